@@ -1,5 +1,6 @@
-"""`python -m kvstore` and the `kvstore` command. A node starts here without the tree of commands: what reads them would
-stay in its memory, 11 MB of it.
+"""The `python -m kvstore` entry point and the `kvstore` command.
+
+`node run` starts without the command tree, because the modules that parse the tree would add 11 MB to a node's memory.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ INSECURE = Setting("insecure", True)
 
 
 def plain_node_run(words: Sequence[str]) -> tuple[Path, list[Setting]] | None:
-    """The configuration of a plain `node run`, and what its options set. None for all else, wrong usage and `--help`
-    too, which the tree of commands answers."""
+    """Return the configuration file and options of a plain `node run`. Return None for any other command line,
+    including wrong usage and `--help`, which the command tree handles."""
     if list(words[:2]) != ["node", "run"]:
         return None
     config, settings, rest = "", [], iter(words[2:])
@@ -41,12 +42,12 @@ def plain_node_run(words: Sequence[str]) -> tuple[Path, list[Setting]] | None:
 
 
 def is_file_name(word: str) -> bool:
-    """Tell whether a word of a command line can be meant as a path."""
+    """Return True if a word of a command line can be a path."""
     return bool(word) and not word.startswith("-") and not fault_of(word)
 
 
 def main() -> None:
-    """Run a command line. Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 130 interrupted."""
+    """Run a command line. Exit codes: 0 success, 1 refused or failed, 2 wrong usage, 130 interrupted."""
     prepare_standard_streams()
     os.umask(PRIVATE_UMASK)
     try:
@@ -56,7 +57,7 @@ def main() -> None:
 
             run_tree()
             return
-        gc.disable()  # code that is being loaded is no garbage: to look through it took a tenth of the start
+        gc.disable()  # modules that are being loaded are no garbage; collecting them took a tenth of the start
         from kvstore.server.node import run_node
 
         gc.enable()

@@ -1,5 +1,4 @@
-"""A TOML table → any frozen configuration dataclass, with all of its faults named in one error. Reads files, decides
-nothing else."""
+"""Reads a TOML table into a frozen configuration dataclass and reports all of its faults in one error."""
 
 from __future__ import annotations
 
@@ -24,10 +23,10 @@ _OWN_NAME = re.compile(r"([a-z_]+)((?:\.[a-z_]+)*)(?:\[\d+\])?: ", re.ASCII)
 
 
 class Fault(NamedTuple):
-    """A fault of one setting, or of a table of them."""
+    """A fault of one setting or of a table of settings."""
 
     name: str
-    """Dotted; empty: the whole file."""
+    """The setting's name, with dots between tables; empty if the fault concerns the whole file."""
     text: str
 
     def __str__(self) -> str:
@@ -35,9 +34,9 @@ class Fault(NamedTuple):
 
 
 def read(path: Path, cls: type[T], settings: Sequence[Setting] = ()) -> T:
-    """The configuration in a TOML file, with `settings` in place of what it says.
+    """Return the configuration in a TOML file. `settings` override the values of the file.
 
-    Raises ConfigError naming the file and every fault in it.
+    Raises ConfigError with the name of the file and every fault in it.
     """
     table = with_settings(parse(text_of(path), path), settings)
     try:
@@ -47,9 +46,9 @@ def read(path: Path, cls: type[T], settings: Sequence[Setting] = ()) -> T:
 
 
 def text_of(path: Path) -> str:
-    """The text of a configuration file. Raises ConfigError naming it."""
+    """Return the text of a configuration file. Raises ConfigError with the file's name."""
     try:
-        return path.read_text(encoding="utf-8-sig")  # editors on Windows begin a file with a byte order mark
+        return path.read_text(encoding="utf-8-sig")  # Windows editors write a byte order mark
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
@@ -57,7 +56,7 @@ def text_of(path: Path) -> str:
 
 
 def parse(text: str, path: Path) -> dict[str, Any]:
-    """The table that a configuration file holds. Raises ConfigError naming it."""
+    """Parse the text of a configuration file. Raises ConfigError with the file's name."""
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -65,37 +64,37 @@ def parse(text: str, path: Path) -> dict[str, Any]:
 
 
 def from_table(table: Mapping[str, Any], cls: type[T]) -> T:
-    """Build `cls` from a table; a nested dataclass is a table of its own.
+    """Build `cls` from a table. A nested dataclass is a table of its own.
 
-    Raises ConfigError with every fault, each by its dotted name.
+    Raises ConfigError with every fault and the dotted name of each setting at fault.
     """
-    value, faults = look_at(table, cls)
+    value, faults = build_or_faults(table, cls)
     if value is None:
         raise ConfigError(*map(str, faults))
     return value
 
 
-def look_at(table: Mapping[str, Any], cls: type[T]) -> tuple[T | None, list[Fault]]:
-    """Build as `from_table` does. Returns None if anything is wrong with the table, and all that is."""
+def build_or_faults(table: Mapping[str, Any], cls: type[T]) -> tuple[T | None, list[Fault]]:
+    """Build `cls` as `from_table` does, but return the faults. The value is None if there are any."""
     faults: list[Fault] = []
     value = _build(table, cls, "", faults)
     return (None if faults else typing.cast("T", value)), faults
 
 
 class Setting(NamedTuple):
-    """A value for one name of a file."""
+    """A value that overrides one setting of a file."""
 
     name: str
-    """With dots between tables."""
+    """The setting's name, with dots between tables."""
     value: Any
 
 
 def setting(text: str) -> Setting:
-    """The setting in TABLE.NAME=VALUE, as commands take it. A value is TOML; what is not TOML is a word. Raises
-    ConfigError."""
+    """Parse TABLE.NAME=VALUE, the form in which commands take settings. A value that is not TOML counts as a string.
+    Raises ConfigError."""
     name, is_there, value = text.partition("=")
     if not is_there or not _NAME.fullmatch(name):
-        raise ConfigError(f"--set {text}: want SECTION.NAME=VALUE, for example autorecovery.lost_bookie_delay_s=5")
+        raise ConfigError(f"--set {text}: expected SECTION.NAME=VALUE, for example autorecovery.lost_bookie_delay_s=5")
     try:
         found = tomllib.loads(f"value = {value}")
     except tomllib.TOMLDecodeError:
@@ -104,7 +103,7 @@ def setting(text: str) -> Setting:
 
 
 def with_settings(table: Mapping[str, Any], settings: Sequence[Setting]) -> dict[str, Any]:
-    """A table with other values in it, or in the tables within it. Raises ConfigError for a name below a value."""
+    """Return a copy of a table with overridden values. Raises ConfigError if a name lies below a value."""
     found = dict(table)
     for each in settings:
         *sections, name = each.name.split(".")
@@ -119,17 +118,19 @@ def with_settings(table: Mapping[str, Any], settings: Sequence[Setting]) -> dict
 
 
 def to_toml(config: Any) -> str:
-    """The table that `from_table` turns back into `config`; what equals its default is left out."""
+    """Return the TOML text that `from_table` reads back into `config`. Default values are omitted."""
     return "\n".join(_lines(config, "")) + "\n"
 
 
 def _build(table: Mapping[str, Any], cls: type, prefix: str, faults: list[Fault]) -> Any:
-    """Build `cls`, or return None if it cannot be built. Adds every fault that can be known: checks of several settings
-    against each other need a value of the right type for each, so a table with a wrong value only has its names, types
-    and ranges checked. An unknown name hides nothing."""
+    """Build `cls`, or return None if that is impossible, and add every fault that can be found.
+
+    A check that compares settings needs a valid value for each of them. If a value is invalid, only names, types and
+    ranges are checked. An unknown name does not hide other faults.
+    """
     hints = typing.get_type_hints(cls)
     fields = {field.name: field for field in dataclasses.fields(cls)}
-    known = {*fields, *getattr(cls, "RETIRED", ())}  # what old files have is not read, and is no fault
+    known = {*fields, *getattr(cls, "RETIRED", ())}  # files of earlier releases may still contain these
     faults += [Fault(f"{prefix}{name}", _unknown(name, tuple(fields))) for name in table if name not in known]
     values: dict[str, Any] = {}
     missing, is_whole = set[str](), True
@@ -145,7 +146,7 @@ def _build(table: Mapping[str, Any], cls: type, prefix: str, faults: list[Fault]
             faults.append(Fault(f"{prefix}{name}", "missing"))
             missing.add(name)
             if hints[name] in (str, Path):
-                values[name] = hints[name](name)  # so that the others can be checked
+                values[name] = hints[name](name)  # a placeholder, so that the other settings can be checked
             else:
                 is_whole = False
     try:
@@ -165,7 +166,7 @@ def _unknown(name: str, known: tuple[str, ...]) -> str:
 
 
 def _placed(text: str, prefix: str, known: Container[str]) -> Fault:
-    """Tell whose fault it is what a class has against a value: the setting that it names first, or the whole table."""
+    """Attribute a fault that a class reports to the setting it names first, or else to the whole table."""
     found = _OWN_NAME.match(text)
     if found is None or found[1] not in known:
         return Fault(prefix.rstrip("."), text)
@@ -175,19 +176,19 @@ def _placed(text: str, prefix: str, known: Container[str]) -> Fault:
 def _value(value: Any, hint: Any, name: str, faults: list[Fault]) -> Any:
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
-        if value is None:  # not from TOML, which has no word for it
+        if value is None:  # never from TOML, which has no null
             return None
         hint = next(each for each in typing.get_args(hint) if each is not type(None))
         origin = typing.get_origin(hint)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         if isinstance(value, dict):
             return _build(value, hint, f"{name}.", faults)
-        faults.append(Fault(name, f"want a table, got {value!r}"))
+        faults.append(Fault(name, f"expected a table, got {value!r}"))
         return None
     if origin is tuple:
         if isinstance(value, list):
             return tuple(_value(each, typing.get_args(hint)[0], f"{name}[{i}]", faults) for i, each in enumerate(value))
-        faults.append(Fault(name, f"want a list, got {value!r}"))
+        faults.append(Fault(name, f"expected a list, got {value!r}"))
         return None
     return _scalar(value, hint, name, faults)
 
@@ -204,11 +205,11 @@ def _scalar(value: Any, hint: Any, name: str, faults: list[Fault]) -> Any:
         try:
             return hint(value)
         except ValueError:
-            faults.append(Fault(name, f"want one of {', '.join(str(each.value) for each in hint)}, got {value!r}"))
+            faults.append(Fault(name, f"expected one of {', '.join(str(each.value) for each in hint)}, got {value!r}"))
             return None
     plain = getattr(hint, "__supertype__", hint)
     if type(value) is not plain:
-        faults.append(Fault(name, f"want {plain.__name__}, got {value!r}"))
+        faults.append(Fault(name, f"expected {plain.__name__}, got {value!r}"))
         return None
     return value
 

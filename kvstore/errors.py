@@ -1,80 +1,83 @@
-"""Every error the store raises on purpose.
+"""The errors that kvstore raises deliberately. Their place in the tree says what a caller may conclude.
 
-StoreError
-├── Refused                   definitely not done
-│   ├── Retryable             the same call may succeed later, or elsewhere
-│   │   ├── NotLeader         carries the leader's server id and address, when known
-│   │   ├── Moved             the partition does not own the key; carries the ring version to look for
-│   │   ├── Overloaded        a bound is reached: connections, queue, memory
-│   │   ├── RateExceeded      a namespace's operations per second; carries when to come again
-│   │   ├── NotEnoughBookies  too few bookies for a write, seen before anything was appended
-│   │   ├── Unavailable       no leader, no lease, or nobody reached in time, and nothing was sent
-│   │   │   └── PeerRefused   the peer's port refuses connections: its process is gone
-│   │   ├── NotCaughtUp       a replica has not applied what the session token asks for
-│   │   └── NoSuchPin         a replica does not keep the pinned position (any more); another one may
-│   ├── InvalidRequest        malformed, too large, or over two partitions; says what was expected and what came
-│   ├── ConditionFailed       the version or absence asked for was not met; carries the version found
-│   ├── QuotaExceeded         a namespace's keys or bytes; carries which, how many are used, and the limit
-│   ├── NotAuthenticated      nobody has said who asks, or not rightly
-│   │   └── AccessUnfounded   other machines reach this node, and access control is off
-│   ├── PermissionDenied      the user lacks a right; names both, and what it was wanted for
-│   ├── NotYetRaised          the cluster's version is too low for it: some server is older
-│   ├── RequestExpired        a retry older than the window of remembered requests
-│   └── PositionTrimmed       the log does not reach back to where a feed shall go on; carries both
-├── OutcomeUnknown            it may or may not be done: timeout, fence or loss after the append was sent
-├── MetadataError             the metadata store's answers
-│   ├── NoSuchNode
-│   ├── NodeExists
-│   ├── NotEmpty
-│   ├── VersionConflict       somebody else wrote first
-│   ├── MetadataUnavailable   not connected; the call was not sent
-│   │   └── OlderMetadata     connected to an older copy of the metadata; no call is sent to it
-│   ├── MetadataUnknown       the connection broke while the call was under way
-│   ├── MetadataDenied        the store does not take who we say we are, or does not let us
-│   ├── MetadataLost          the store was reached, and has no more what this process needs
-│   └── UndecodableNode       one node's bytes are not what this build can read; Corrupted too
-├── LedgerError               stays inside wal and bookie
-│   ├── NoSuchLedger
-│   ├── LedgerDeleted         a log's list has the ledger still: somebody has deleted it
-│   ├── NoSuchEntry
-│   ├── LedgerFenced          another writer has taken the ledger over
-│   ├── LedgerClosed
-│   ├── NotRecoverable        too few definite answers to tell where the ledger ends
-│   └── BookieError           one bookie's failure: unreachable, slow, unknown state
-├── Corrupted                 bytes read back are not the bytes written
-│   └── WrittenByNewer        they are, and a newer release has written what this build cannot read
-└── ConfigError               a configuration or a data directory that must not be used; names what is wrong
-    └── ClusterTooNew         the cluster is at a version that this build cannot do; says what to install
+    StoreError
+    ├── Refused                   the request was not carried out
+    │   ├── Retryable             the same call may succeed later or on another server
+    │   │   ├── NotLeader         carries the leader's server id and address, if known
+    │   │   ├── Moved             the partition does not own the key; carries the ring version to wait for
+    │   │   ├── Overloaded        a limit is reached: connections, queues or memory
+    │   │   ├── RateExceeded      a namespace's operations per second are used up; carries when to retry
+    │   │   ├── NotEnoughBookies  too few bookies for a write; nothing was appended
+    │   │   ├── Unavailable       no leader or lease, or no server answered in time; nothing was sent
+    │   │   │   └── PeerRefused   the server's port refuses connections: its process does not run
+    │   │   ├── NotCaughtUp       the replica has not applied what the session token requires
+    │   │   └── NoSuchPin         the replica does not keep the pinned position; another replica may
+    │   ├── InvalidRequest        malformed, too large, or across partitions; says what was expected and what came
+    │   │   └── NotThere          the change names a user, role, right, token or namespace that does not exist
+    │   ├── ConditionFailed       the key has another version than required; carries the version found
+    │   ├── QuotaExceeded         a namespace's keys or bytes are used up; carries which, the usage and the limit
+    │   ├── NotAuthenticated      the caller sent no credentials, or wrong ones
+    │   │   └── AccessUnfounded   the node is reachable from other machines while access control is off
+    │   ├── PermissionDenied      the user lacks a right; names both, and what needs the right
+    │   ├── NotYetRaised          the cluster version is too low: some server runs an older release
+    │   ├── RequestExpired        a retry that is older than the window of remembered requests
+    │   └── PositionTrimmed       the log no longer reaches back to the position of a feed; carries both
+    ├── OutcomeUnknown            the request may have been carried out: timeout, fence or loss after the append
+    ├── MetadataError             errors of the metadata store
+    │   ├── NoSuchNode
+    │   ├── NodeExists
+    │   ├── NotEmpty
+    │   ├── VersionConflict       another client wrote first
+    │   ├── MetadataUnavailable   not connected; the call was not sent
+    │   │   └── OlderMetadata     connected to an older copy of the metadata; no call is sent to it
+    │   ├── MetadataUnknown       the connection broke during the call, which may have taken effect
+    │   ├── MetadataDenied        the metadata store rejects the login or lacks a permission for it
+    │   ├── MetadataLost          the metadata store no longer has what this process needs
+    │   └── UndecodableNode       this build cannot decode a node's bytes; also a Corrupted
+    ├── LedgerError               never leaves wal and bookie
+    │   ├── NoSuchLedger
+    │   ├── LedgerDeleted         a log still lists the ledger, but it was deleted
+    │   ├── NoSuchEntry
+    │   ├── LedgerFenced          another writer took over the ledger
+    │   ├── LedgerClosed
+    │   ├── NotRecoverable        too few definite answers to find the end of the ledger
+    │   └── BookieError           one bookie failed: unreachable, slow or in an unknown state
+    ├── Corrupted                 bytes read back are not the bytes written
+    │   └── WrittenByNewer        the bytes are intact, but a newer release wrote them in a format unknown here
+    └── ConfigError               an invalid configuration or data directory; names the faults
+        └── ClusterTooNew         the cluster version is higher than this build supports; says what to install
+
+kvstore/rpc/status.py maps each class to its gRPC and HTTP status.
 """
 
 from __future__ import annotations
 
 
 class StoreError(Exception):
-    """Base of every error a caller is meant to handle."""
+    """Base class of the errors that callers are expected to handle."""
 
 
 class Refused(StoreError):
-    """The request was definitely not carried out."""
+    """The request was not carried out."""
 
 
 class Retryable(Refused):
-    """The same call may succeed later, or at another server."""
+    """The request was not carried out. The same call may succeed later or on another server."""
 
 
 class NotLeader(Retryable):
-    """This server does not lead the partition."""
+    """This server does not lead the partition. The error names the leader if it is known."""
 
     def __init__(self, partition: str, leader: str = "", address: str = "") -> None:
         super().__init__(partition, leader, address)
         self.partition, self.leader, self.address = partition, leader, address
 
     def __str__(self) -> str:
-        return f"partition {self.partition} is led by {self.leader or 'nobody known'} {self.address}".rstrip()
+        return f"partition {self.partition} is led by {self.leader or 'no known server'} {self.address}".rstrip()
 
 
 class Moved(Retryable):
-    """The key belongs to another partition."""
+    """The key belongs to another partition. Retry once the ring has reached `ring_version`."""
 
     def __init__(self, partition: str, ring_version: int) -> None:
         super().__init__(partition, ring_version)
@@ -85,12 +88,12 @@ class Moved(Retryable):
 
 
 class Overloaded(Retryable):
-    """A bound is reached; says which."""
+    """A limit is reached; the message names it. Retry after a pause."""
 
 
 class RateExceeded(Retryable):
-    """The clients of a namespace ask for more operations per second than it has. `ops_per_s`: what it has in the whole
-    cluster; `share`: what of it is this server's now; `retry_after_ms`: the same call may succeed from then on."""
+    """The clients of a namespace exceed its rate limit. `ops_per_s` is the limit for the whole cluster, `share` is this
+    server's current part of it, and the same call may succeed after `retry_after_ms`."""
 
     def __init__(self, namespace: str, ops_per_s: int, share: int, retry_after_ms: int) -> None:
         super().__init__(namespace, ops_per_s, share, retry_after_ms)
@@ -99,8 +102,8 @@ class RateExceeded(Retryable):
 
     def __str__(self) -> str:
         return (
-            f"namespace {self.namespace}: its {self.ops_per_s} operations/s are used up ({self.share} of them are this "
-            f"server's now); try again in {self.retry_after_ms} ms"
+            f"namespace {self.namespace}: its {self.ops_per_s} operations/s are used up (this server's share is now "
+            f"{self.share}); retry in {self.retry_after_ms} ms"
         )
 
 
@@ -109,32 +112,34 @@ class NotEnoughBookies(Retryable):
 
 
 class Unavailable(Retryable):
-    """Nobody who may answer was reached in time. Nothing was sent."""
+    """No server that may answer was reached in time. Nothing was sent."""
 
 
 class PeerRefused(Unavailable):
-    """The peer's machine answered that nobody listens there: its process is gone, or not up yet."""
+    """The server's machine refuses the connection: its process has ended or has not started yet. Nothing was sent."""
 
 
 class NotCaughtUp(Retryable):
-    """The replica has not applied the sequence that the session token asks for."""
+    """The replica has not applied the sequence that the session token requires. Another replica, or the leader, may
+    have."""
 
 
 class NoSuchPin(Retryable):
-    """The replica does not keep its state at the pinned position: the pin has ended, or the replica was not there, was
-    restarted, or has taken its state from another one since. Another replica may keep it."""
+    """The replica does not keep its state at the pinned position: the pin has ended, or the replica was added,
+    restarted or replaced its state after the pin. Another replica may keep the position."""
 
 
 class InvalidRequest(Refused):
-    """The request can never succeed as it is; says what was expected and what came."""
+    """The request can never succeed as it is. The message says what was expected and what came."""
 
 
 class NotThere(InvalidRequest):
-    """A change names a user, a role, a right, a token or a namespace that is not in its table."""
+    """The change names a user, role, right, token or namespace that does not exist."""
 
 
 class ConditionFailed(Refused):
-    """The version or absence that the request named was not met."""
+    """The key does not have the version, or the absence, that the request required. Carries the version found, 0 if the
+    key is absent."""
 
     def __init__(self, version: int) -> None:
         super().__init__(version)
@@ -145,8 +150,8 @@ class ConditionFailed(Refused):
 
 
 class QuotaExceeded(Refused):
-    """The write would bring a namespace above its quota of keys or of bytes (`quota` says which): `used` of `limit` are
-    used, and it needs `wanted` more. That lasts until keys are deleted or expire, or the quota is raised."""
+    """The write would exceed a namespace's quota of keys or bytes (`quota` says which): `used` of `limit` are used and
+    the write needs `wanted` more. Retrying does not help until keys are deleted or expire, or the quota is raised."""
 
     def __init__(self, namespace: str, quota: str, used: int, limit: int, wanted: int) -> None:
         super().__init__(namespace, quota, used, limit, wanted)
@@ -154,34 +159,36 @@ class QuotaExceeded(Refused):
 
     def __str__(self) -> str:
         return (
-            f"namespace {self.namespace}: {self.used} of {self.limit} {self.quota} are used, the write needs "
-            f"{self.wanted} more: refused until keys are deleted or expire, or the quota is raised"
+            f"namespace {self.namespace}: {self.used} of {self.limit} {self.quota} are used and the write needs "
+            f"{self.wanted} more; delete keys, wait until keys expire, or raise the quota"
         )
 
 
 class NotAuthenticated(Refused):
-    """The server asks who its callers are, and this one has not said so, or not rightly."""
+    """The server requires a login, and the caller sent none or a wrong one."""
 
 
 class AccessUnfounded(NotAuthenticated):
-    """Other machines reach this server, and its cluster asks nobody who he is: it serves nobody."""
+    """The node is reachable from other machines and access control is off, so the node serves no client."""
 
 
 class PermissionDenied(Refused):
-    """The user has not the right; says which one, and what it was wanted for."""
+    """The user lacks a right. The message names the right and what it was needed for."""
 
 
 class NotYetRaised(Refused):
-    """The cluster is at a version at which not all servers could do this; says which one it takes, and what to do."""
+    """The cluster version is too low, because some server cannot do this yet. The message says which version is needed
+    and what to do."""
 
 
 class RequestExpired(Refused):
-    """The request is older than what is remembered of its client, so it can be neither applied nor recognised."""
+    """The request is older than the remembered requests of its client, so the server can neither apply nor recognize
+    it."""
 
 
 class PositionTrimmed(Refused):
-    """Changes behind `asked` are not in the partition's log any more: it begins behind `oldest`, or, if that is −1, it
-    is gone with the partition. `advice`: what to do."""
+    """The partition's log no longer has the changes after `asked`: it begins after `oldest`, or was removed with the
+    partition if `oldest` is −1. `advice` says what to do."""
 
     def __init__(self, partition: str, asked: int, oldest: int, advice: str = "") -> None:
         super().__init__(partition, asked, oldest)
@@ -191,18 +198,18 @@ class PositionTrimmed(Refused):
         left = (
             f"the oldest position that can be read from is {self.oldest}"
             if self.oldest >= 0
-            else "its log is gone, since it left the ring"
+            else "its log is gone, because the partition left the ring"
         )
         advice = self.advice and f". {self.advice}"
-        return f"partition {self.partition}: changes behind {self.asked} were trimmed; {left}{advice}"
+        return f"partition {self.partition}: changes after {self.asked} were trimmed; {left}{advice}"
 
 
 class OutcomeUnknown(StoreError):
-    """The request may or may not have been carried out. Retry it with the same request id, or read."""
+    """The request may or may not have been carried out. Retry it with the same request id, or read the key."""
 
 
 class MetadataError(StoreError):
-    """Base of what the metadata store answers."""
+    """Base class of the errors of the metadata store."""
 
 
 class NoSuchNode(MetadataError):
@@ -210,7 +217,7 @@ class NoSuchNode(MetadataError):
 
 
 class NodeExists(MetadataError):
-    """The path exists already."""
+    """The path already exists."""
 
 
 class NotEmpty(MetadataError):
@@ -218,7 +225,7 @@ class NotEmpty(MetadataError):
 
 
 class VersionConflict(MetadataError):
-    """The node has another version than the call named: somebody else wrote first."""
+    """The node does not have the version that the call named: another client wrote first."""
 
 
 class MetadataUnavailable(MetadataError):
@@ -226,25 +233,25 @@ class MetadataUnavailable(MetadataError):
 
 
 class OlderMetadata(MetadataUnavailable):
-    """The metadata store holds an older copy of the metadata than this process or another one has seen. The call was
-    not sent. Restore a later copy (docs/how-to/back-up-and-restore-metadata.md)."""
+    """The metadata store holds an older copy of the metadata than this process or another process has seen. The call
+    was not sent. Restore a later copy (docs/how-to/back-up-and-restore-metadata.md)."""
 
 
 class MetadataUnknown(MetadataError):
-    """The connection broke while the call was under way: it may or may not have taken effect."""
+    """The connection broke during the call, so the call may or may not have taken effect."""
 
 
 class MetadataDenied(MetadataError):
-    """The metadata store does not take the login, or does not let its user do this. Nothing was done."""
+    """The metadata store rejects the login or lacks a permission for it. Nothing was done."""
 
 
 class MetadataLost(MetadataError):
-    """The metadata store was reached and is up to date, and has no more what this process needs: its cluster, or its
-    log. It was removed, or another cluster was founded there."""
+    """The metadata store answers and is up to date, but no longer has what this process needs: its cluster or its log.
+    It was removed, or another cluster was created there."""
 
 
 class LedgerError(StoreError):
-    """Base of a ledger's errors. They never reach a client of the store."""
+    """Base class of the errors of a ledger. They never reach a client."""
 
 
 class NoSuchLedger(LedgerError):
@@ -252,45 +259,46 @@ class NoSuchLedger(LedgerError):
 
 
 class LedgerDeleted(LedgerError):
-    """A log's list has the ledger, and nothing is stored for it: what is trimmed leaves the list first, so somebody has
-    deleted it. Who gave a state up for that might give up the last that has what stood there."""
+    """A log lists the ledger, but the metadata store does not have it. Trimming removes a ledger from the list first,
+    so another program deleted it. A replica must not discard its state for this, because it may be the last copy of
+    what the ledger held."""
 
 
 class NoSuchEntry(LedgerError):
-    """The ledger has no such entry, for sure."""
+    """The ledger definitely has no such entry."""
 
 
 class LedgerFenced(LedgerError):
-    """Another writer has taken the ledger over."""
+    """Another writer took over the ledger."""
 
 
 class LedgerClosed(LedgerError):
-    """The ledger takes no more entries."""
+    """The ledger accepts no more entries."""
 
 
 class NotRecoverable(LedgerError):
-    """Too few bookies gave a definite answer to tell where the ledger ends. Try again when more are back."""
+    """Too few bookies gave a definite answer to find the end of the ledger. Retry when more bookies are back."""
 
 
 class BookieError(LedgerError):
-    """One bookie did not do what it was asked: unreachable, slow, read-only, or unsure."""
+    """One bookie could not do what it was asked to: it is unreachable, slow, read-only or in an unknown state."""
 
 
 class Corrupted(StoreError):
-    """Bytes read back are not the bytes written. Says where."""
+    """Bytes read back are not the bytes written. The message says where."""
 
 
 class UndecodableNode(MetadataError, Corrupted):
-    """A node of the metadata store holds what this build cannot decode; names it. Whoever goes over many nodes reports
-    it and passes it over (docs/protocol.md, P34)."""
+    """A node of the metadata store holds bytes that this build cannot decode; the message names it. Code that reads
+    many nodes reports the node and skips it (docs/protocol.md, P34)."""
 
 
 class WrittenByNewer(Corrupted):
-    """Bytes that are as they were written, by a newer release, and that this build cannot read: no damage."""
+    """The bytes are intact, but a newer release wrote them in a format that this build cannot read."""
 
 
 class ConfigError(StoreError):
-    """A configuration or a data directory that must not be used; each of several faults is an argument."""
+    """The configuration or the data directory is invalid. Each fault is one argument."""
 
     @property
     def faults(self) -> tuple[str, ...]:
@@ -301,4 +309,4 @@ class ConfigError(StoreError):
 
 
 class ClusterTooNew(ConfigError):
-    """The cluster is at a version that this build cannot do; says which, and what to install."""
+    """The cluster version is higher than this build supports. The message says which release to install."""

@@ -1,4 +1,5 @@
-"""The command to type when a part of kvstore is not installed. It names no index: the distribution is on none."""
+"""The command that installs a missing part of kvstore. It names no package index, because the distribution is on
+none."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ ANY_WHEEL = "kvstore_log-VERSION-py3-none-any.whl"
 
 
 def install_hint(*extras: str) -> str:
-    """Return the command that installs these extras beside what is installed: in a checkout `make setup`, else pip with
-    the wheel that was installed, or with a placeholder if nobody knows its place."""
+    """Return the command that installs these extras beside what is installed: `make setup` in a checkout, otherwise pip
+    with the installed wheel, or with a placeholder if the wheel's path is unknown."""
     try:
         direct = json.loads(Distribution.from_name(NAME).read_text("direct_url.json") or "{}")
     except (PackageNotFoundError, ValueError):

@@ -1,16 +1,16 @@
-"""The largest key, value and batch, and the length of a client's id: the same for clients, servers and partitions.
+"""Limits of keys, values and batches, and the length of client ids. Clients, servers and partitions share them.
 
 Each endpoint checks them (server/redis/plans.py and pipeline/fast_path.py, server/grpc/decode.py,
-server/peer/frames.py), clients do before they send (client/core/operations.py), and the leader at last
+server/peer/frames.py). Clients check them before they send (client/core/operations.py), and the leader checks them last
 (partition/leading/evaluate.py).
 """
 
 KEY_BYTES_MAX = 4096
-"""A key has one byte at least."""
+"""Maximum bytes of a key. A key has at least one byte."""
 VALUE_BYTES_MAX = 1 << 20
 BATCH_BYTES_MAX = 1 << 20
-"""Keys and values of one atomic batch together; one value may fill it."""
+"""Maximum bytes of all keys and values in one atomic batch. A single value may reach it."""
 BATCH_OPS_MAX = 10_000
-"""Operations of one batch."""
+"""Maximum operations in one batch."""
 CLIENT_BYTES = 16
-"""Exactly so many random bytes name a client in request ids."""
+"""Random bytes of a client's id in request ids, exactly."""

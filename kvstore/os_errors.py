@@ -170,14 +170,14 @@ def no_room(why: str) -> OSError:
 def reason_of(error: OSError, path: str, *, has_inodes: bool = True) -> str:
     """Return what an operator reads: the reason and the path. `has_inodes`: False if `statvfs` shows no free inode, by
     which ENOSPC means inodes."""
-    told = error.strerror or str(error) or type(error).__name__
-    words = told if isinstance(error, ReserveKept) else _WORDS.get(error.errno or 0, told)
+    given = error.strerror or str(error) or type(error).__name__
+    words = given if isinstance(error, ReserveKept) else _WORDS.get(error.errno or 0, given)
     if error.errno == errno.ENOSPC and not has_inodes:
         words = NO_INODES
     if isinstance(error, SyncFailed):
         words = f"a sync failed, {words}"
-    is_more = told != words and told != os.strerror(error.errno or 0)
-    return f"{words}: {path} ({told})" if is_more else f"{words}: {path}"
+    is_more = given != words and given != os.strerror(error.errno or 0)
+    return f"{words}: {path} ({given})" if is_more else f"{words}: {path}"
 
 
 def errno_of_status(text: str) -> int:

@@ -1,5 +1,5 @@
-"""Numbers that settings may have: declared beside each setting, asked of its class when it is built, and shown in
-docs/reference/configuration.md. Decides only."""
+"""Ranges of numeric settings. Each range is declared with its setting, checked when the settings are built, and shown
+in docs/reference/configuration.md. Decides only."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Range:
-    """Finite numbers from `least` to `most`, both included, or from above `least`, or to below `most`."""
+    """Finite numbers from `least` to `most`. Both ends are included unless `is_above` or `is_below` excludes them."""
 
     least: float
     most: float = math.inf
     is_above: bool = False
     is_below: bool = False
     is_zero_allowed: bool = False
-    """True if 0 is allowed although it is below `least`: it switches something off."""
+    """True if 0 is allowed although it is below `least`: it switches a feature off."""
 
     def admits(self, value: float) -> bool:
-        """Tell whether the setting may be so. What is not a number, and infinity, never."""
+        """Return True if the setting may have this value. NaN and infinity are never allowed."""
         if self.is_zero_allowed and value == 0:
             return True
         if not math.isfinite(value) or value < self.least or value > self.most:
@@ -61,51 +61,53 @@ def plain(number: float) -> str:
 
 @functools.cache
 def ranges_of(cls: Any) -> dict[str, Range]:
-    """The settings of a dataclass that have a range, by name."""
+    """Return the ranges of a dataclass's settings by name."""
     hints = typing.get_type_hints(cls, include_extras=True)
     found = {field.name: range_of(hints[field.name]) for field in dataclasses.fields(cls)}
     return {name: each for name, each in found.items() if each is not None}
 
 
 def range_of(hint: Any) -> Range | None:
-    """The range in `Annotated[int, at_least(1)]`; None of any other type."""
+    """Return the range in `Annotated[int, at_least(1)]`; None for any other type."""
     return next((each for each in getattr(hint, "__metadata__", ()) if isinstance(each, Range)), None)
 
 
 def range_faults(settings: Any) -> list[str]:
-    """Every setting of a dataclass whose number is out of its range, as `name: want …, got …`."""
+    """Return the settings of a dataclass that are out of range, as `name: expected …, got …`."""
     cls = settings.__class__
     return range_faults_of(cls, {name: getattr(settings, name) for name in ranges_of(cls)})
 
 
 def range_faults_of(cls: Any, values: Mapping[str, Any]) -> list[str]:
-    """Return the same for some values of a dataclass that cannot be built."""
+    """Return the values that are out of range, for a dataclass that cannot be built."""
     return [
-        f"{name}: want {each}, got {_shown(values[name])}"
+        f"{name}: expected {each}, got {_shown(values[name])}"
         for name, each in ranges_of(cls).items()
         if name in values and not each.admits(values[name])
     ]
 
 
 NEVER = "1e9"
-"""Of seconds: thirty years."""
+"""Thirty years in seconds."""
 SECONDS_MAX = 10**9
 MS_MAX = 10**12
-"""The longest time of a setting: the one that says never. Sums of several still fit in 64 bits."""
+"""Longest time of a setting; it means never. Sums of several such times still fit into 64 bits."""
 COUNT_MAX = 10**6
 BYTES_MAX = 1 << 40
-"""The largest number, and the most bytes, of what nothing else bounds: more than one machine has."""
+"""Largest number, and most bytes, of settings without a bound of their own: more than one machine has."""
 PERIOD_MIN_S = 0.05
-"""The shortest time from one periodic check to the next: the event loop must have time for anything else."""
+"""Shortest interval of a periodic check. A shorter one would starve the event loop."""
 
 
 def _shown(value: float) -> str:
-    """A number that is out of range. Infinity is in none: it cannot be waited for, stored or sent."""
-    return f"{value}, which is no number; where 0 is not never, {NEVER} is" if math.isinf(value) else str(value)
+    """Format a number that is out of range. Infinity is never in range, because it cannot be waited for, stored or
+    sent."""
+    return f"{value}, which is not a number; for never, use 0 or {NEVER}" if math.isinf(value) else str(value)
 
 
 class WrongSettings(ValueError):
-    """Settings that their class refuses; `faults` has each, as `name: want …, got …` where one name is to blame."""
+    """Settings that their class rejects. `faults` has each fault, as `name: expected …, got …` if one name is at
+    fault."""
 
     def __init__(self, *faults: str) -> None:
         super().__init__("; ".join(faults))

@@ -1,4 +1,4 @@
-"""Standard input, output and error of a command: open, and able to print any text."""
+"""Opens the standard streams of a command and makes them able to print any text."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ import sys
 from contextlib import suppress
 
 ESCAPES = "kvstore.escapes"
-"""The error handler by which a stream prints what its encoding lacks."""
+"""Name of the error handler for characters that a stream's encoding lacks."""
 
 
 def prepare_standard_streams() -> None:
-    """Open each standard descriptor that is closed, on /dev/null, and let output and error print any text.
+    """Open every closed standard descriptor on /dev/null, and make the output streams print any text.
 
     Otherwise the next file or socket would get the number 0, 1 or 2: gRPC aborts when it closes such a socket, and a
     message would be written into a node's lock file. A character that the terminal's encoding lacks is printed as
-    \\uNNNN, which JSON reads as the character. Call it before anything else is opened."""
+    \\uNNNN, which JSON reads as the character. Call this before anything else is opened.
+    """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            # The lowest free number is this one: those below are open.
+            # The lowest free number is this one, because the lower ones are open.
             os.open(os.devnull, os.O_RDONLY if number == 0 else os.O_WRONLY)
     if sys.stdin is None:
         sys.stdin = os.fdopen(0, closefd=False)
@@ -31,7 +32,7 @@ def prepare_standard_streams() -> None:
         sys.stderr = os.fdopen(2, "w", closefd=False)
     codecs.register_error(ESCAPES, _escape)
     for stream in (sys.stdout, sys.stderr):
-        # A test's own stream has no encoding to change; one whose descriptor was exchanged may not seek any more.
+        # A stream of a test has no encoding to change, and a stream with a replaced descriptor may not seek.
         with suppress(AttributeError, OSError):
             stream.reconfigure(errors=ESCAPES)  # type: ignore[union-attr]
 

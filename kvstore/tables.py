@@ -1,4 +1,4 @@
-"""Rows as a table for people. Decides only: returns text, prints nothing."""
+"""Formats rows as a text table. Decides only."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rich.text import Text
 
 _ESCAPES = {9: "\\t", 10: "\\n", 13: "\\r", 92: "\\\\"}
 _WIDE = 10_000
-"""Columns of the paper: what is longer than the terminal wraps there, and nothing is cut in a pipe."""
+"""Width in columns. The terminal wraps longer lines, and a pipe gets them uncut."""
 
 
 def as_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> str:
-    """Columns padded to their widest value, headed by their names in capitals; numbers to the right."""
+    """Return the rows as text: columns padded to their widest value, headers in capitals, numbers aligned right."""
     names = list(columns) or list(rows[0] if rows else ())
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in names:
@@ -30,8 +30,8 @@ def as_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> 
 
 
 def printable(data: bytes) -> str:
-    """Stored bytes as one line of text that does nothing to a terminal: what is not UTF-8 or cannot be printed is
-    escaped as in Python, and so is a backslash."""
+    """Return stored bytes as one line that cannot affect a terminal. Bytes that are not UTF-8, unprintable characters
+    and backslashes are escaped as in Python."""
     text = data.decode("utf-8", "surrogateescape")
     return "".join(each if each.isprintable() and each != "\\" else _escaped(each) for each in text)
 

@@ -1,4 +1,4 @@
-"""The nouns of the log: immutable, comparable, without behaviour that does I/O."""
+"""The types of the log: immutable, comparable values without I/O."""
 
 from __future__ import annotations
 
@@ -10,23 +10,25 @@ from typing import NamedTuple, NewType
 LedgerId = NewType("LedgerId", int)
 EntryId = NewType("EntryId", int)
 BookieId = NewType("BookieId", str)
-"""`<name>-<incarnation>`, or what the operator gives; what ensembles name."""
+"""A bookie's id as ensembles name it: `<name>-<incarnation>`, or an id that the operator sets."""
 ServerId = NewType("ServerId", str)
-"""The node's id, for example `n1`."""
+"""A node's id, for example `n1`."""
 PartitionId = NewType("PartitionId", str)
-"""For example `p1`."""
+"""A partition's id, for example `p1`."""
 Seq = NewType("Seq", int)
-"""A mutation's place in its partition's log; rises by one per mutation, over ledgers and leaders. The first is 1."""
+"""Sequence number of a mutation in its partition's log. It starts at 1 and rises by one per mutation, across ledgers
+and leaders."""
 
 NO_ENTRY = EntryId(-1)
-"""The id before the first."""
+"""The id before the first entry."""
 NO_LEDGER = LedgerId(-1)
-"""The id before the first."""
+"""The id before the first ledger."""
 
 
 # docs/protocol.md G7
 class Position(NamedTuple):
-    """Where an entry stands in a partition's log. Compares in log order (ledger ids of one log rise)."""
+    """The position of an entry in a partition's log. Positions compare in log order, because a log's ledger ids
+    rise."""
 
     ledger: LedgerId
     entry: EntryId
@@ -37,32 +39,33 @@ class Quorum:
     """How many bookies form an ensemble, store each entry, and must confirm it."""
 
     ensemble: int
-    """Bookies that the entries of a ledger go round; at least `write`."""
+    """Number of bookies over which a ledger's entries are striped; at least `write`."""
     write: int
-    """Copies of each entry; at least `ack`."""
+    """Number of copies of each entry; at least `ack`."""
     ack: int
-    """Copies that are on disk before a write is answered; at least 1."""
+    """Number of copies on disk before a write is acknowledged; at least 1."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.ack <= self.write <= self.ensemble:
-            raise ValueError(f"want 1 <= ack <= write <= ensemble, got {self}")
+            raise ValueError(f"expected 1 <= ack <= write <= ensemble, got {self}")
 
     @property
     def coverage(self) -> int:
-        """Definite answers that every write set must give before an entry counts as absent or a ledger as fenced."""
+        """Number of definite answers that every write set must give before an entry counts as absent or a ledger as
+        fenced."""
         return self.write - self.ack + 1
 
 
 # docs/protocol.md L2
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """The entries from `first` up to the next fragment, kept by one ensemble."""
+    """The entries from `first` to the next fragment, stored by one ensemble."""
 
     first: EntryId
     ensemble: tuple[BookieId, ...]
 
     def write_set(self, entry: EntryId, quorum: Quorum) -> tuple[BookieId, ...]:
-        """The bookies that hold `entry`, striped round-robin over the ensemble."""
+        """Return the bookies that store `entry`, striped round-robin over the ensemble."""
         size = len(self.ensemble)
         if quorum.write == size:
             return self.ensemble
@@ -70,7 +73,7 @@ class Fragment:
 
 
 class LedgerState(IntEnum):
-    """The states of a ledger, numbered as on Apache's wire (LedgerMetadataFormat.State)."""
+    """The state of a ledger, numbered as on Apache's wire (LedgerMetadataFormat.State)."""
 
     OPEN = 1
     IN_RECOVERY = 2
@@ -78,7 +81,7 @@ class LedgerState(IntEnum):
 
 
 class DigestType(IntEnum):
-    """The kinds of digests, numbered as on Apache's wire (LedgerMetadataFormat.DigestType)."""
+    """The digest of a ledger's entries, numbered as on Apache's wire (LedgerMetadataFormat.DigestType)."""
 
     CRC32 = 1
     HMAC = 2
@@ -89,49 +92,49 @@ class DigestType(IntEnum):
 # docs/protocol.md L1
 @dataclass(frozen=True, slots=True)
 class LedgerMetadata:
-    """A ledger's record in the metadata store. Changed only by compare-and-set."""
+    """A ledger's record in the metadata store. It changes only by compare-and-set."""
 
     ledger: LedgerId
     quorum: Quorum
     fragments: tuple[Fragment, ...]
     state: LedgerState = LedgerState.OPEN
     last_entry: EntryId = NO_ENTRY
-    """Meaningful only when CLOSED."""
+    """Last entry of a CLOSED ledger."""
     length: int = 0
-    """Payload bytes of all entries; meaningful only when CLOSED."""
+    """Payload bytes of all entries of a CLOSED ledger."""
     digest: DigestType = DigestType.CRC32C
     password: bytes = b""
     custom: tuple[tuple[str, bytes], ...] = ()
-    """Sorted pairs; whose ledger it is."""
+    """Sorted key-value pairs; they name the ledger's owner."""
     ctime_ms: int = 0
     token: int = field(default=0, compare=False)
-    """Random number by which a creator recognises its own create after a broken connection."""
+    """Random number by which the creator recognizes its own create after the connection broke."""
 
     def __post_init__(self) -> None:
         firsts = [fragment.first for fragment in self.fragments]
         if not firsts or firsts[0] != 0 or firsts != sorted(set(firsts)):
-            raise ValueError(f"fragments must start at 0 and increase, got {firsts}")
+            raise ValueError(f"expected fragments that start at 0 and increase, got {firsts}")
         for fragment in self.fragments:
             if len(fragment.ensemble) != self.quorum.ensemble or len(set(fragment.ensemble)) != self.quorum.ensemble:
-                raise ValueError(f"want {self.quorum.ensemble} distinct bookies, got {fragment.ensemble}")
+                raise ValueError(f"expected {self.quorum.ensemble} distinct bookies, got {fragment.ensemble}")
 
     def fragment_of(self, entry: EntryId) -> Fragment:
-        """The fragment that `entry` belongs to."""
+        """Return the fragment that contains `entry`."""
         return self.fragments[bisect_right(self.fragments, entry, key=lambda f: f.first) - 1]
 
     def write_set(self, entry: EntryId) -> tuple[BookieId, ...]:
-        """The bookies named for `entry`."""
+        """Return the bookies that store `entry` according to the metadata."""
         return self.fragment_of(entry).write_set(entry, self.quorum)
 
     def with_ensemble(self, first: EntryId, ensemble: tuple[BookieId, ...]) -> LedgerMetadata:
-        """The same ledger, with entries from `first` on kept by `ensemble`."""
+        """Return this ledger with its entries from `first` on stored by `ensemble`."""
         kept = tuple(f for f in self.fragments if f.first < first)
         return replace(self, fragments=(*kept, Fragment(first, ensemble)))
 
     def recovering(self) -> LedgerMetadata:
-        """The same ledger, taken over by a recovery."""
+        """Return this ledger in recovery."""
         return replace(self, state=LedgerState.IN_RECOVERY)
 
     def closed(self, last_entry: EntryId, length: int) -> LedgerMetadata:
-        """The same ledger, ended at `last_entry` with `length` payload bytes in all."""
+        """Return this ledger closed at `last_entry` with `length` payload bytes."""
         return replace(self, state=LedgerState.CLOSED, last_entry=last_entry, length=length)

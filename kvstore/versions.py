@@ -1,7 +1,8 @@
-"""The versions of a cluster: what all of its nodes can do together (docs/protocol.md, Versions). Decides only.
+"""Cluster versions: what all servers of a cluster can do (docs/protocol.md, Versions). Decides only.
 
-A cluster version is a whole number. Each raises what servers may write into logs and say to each other; it rises once
-every server can do it, and never falls. DO NOT CHANGE what a version stands for once a release has had it.
+A cluster version is an integer. Each version adds what servers may write into logs and send to each other. The cluster
+version rises once every server supports the next one, and never falls. DO NOT CHANGE the meaning of a version after a
+release has had it.
 """
 
 from __future__ import annotations
@@ -10,33 +11,34 @@ from dataclasses import dataclass
 from typing import Protocol
 
 FIRST = 1
-"""What a server can do that says nothing about it."""
+"""The version of a server that does not state its version."""
 LATEST = 2
-"""What this build can do. In 2, logs say by which version they are written, links take more fields,
-and leaders and doors hold what namespaces may."""
+"""The version of this build. Version 2 adds: logs record the version they are written by, links carry more fields, and
+leaders and endpoints enforce namespaces."""
 
 RELEASES = {1: "0.1.0", 2: "0.2.0"}
-"""The first release that can do each."""
+"""The first release that supports each version."""
 
 LINK_FIRST = 2
-"""Of a link between servers, at the first cluster version. In 1 nobody had to prove anything."""
+"""Link version at the first cluster version. Link version 1 had no proof of identity."""
 
 
 def link_version(cluster_version: int) -> int:
-    """Say which version of the link a server speaks that can do `cluster_version`: both rise together."""
+    """Return the link version of a server that supports `cluster_version`. Both versions rise together."""
     return LINK_FIRST + cluster_version - FIRST
 
 
 LINK_LATEST = link_version(LATEST)
 
 
-def release_for(cluster_version: int, told: str = "") -> str:
-    """Name the release to install for a cluster version; `told`: what is said of one that this build does not know."""
-    return RELEASES.get(cluster_version, told) or "a later one"
+def release_for(cluster_version: int, unknown: str = "") -> str:
+    """Return the release to install for a cluster version. `unknown` is the result for a version that this build does
+    not know."""
+    return RELEASES.get(cluster_version, unknown) or "a later one"
 
 
 class Versions(Protocol):
-    """The cluster version that a server can do, and the one that its cluster is at as far as it knows."""
+    """The cluster version that a server supports, and the last known version of its cluster."""
 
     @property
     def can(self) -> int: ...
@@ -46,7 +48,7 @@ class Versions(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """Versions that do not change: of a part that stands alone."""
+    """Constant versions, for a part that runs without a cluster."""
 
     can: int = LATEST
     cluster: int = FIRST

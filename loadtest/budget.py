@@ -42,7 +42,7 @@ from kvstore.devcluster.local import LocalCluster
 from kvstore.errors import ConfigError
 from kvstore.loadtest.generator.options import path_word
 from kvstore.loadtest.loads import closed_loop
-from kvstore.loadtest.resp import ReplyError, RespConnection, connect
+from kvstore.loadtest.resp import AsyncRespConnection, ReplyError, connect
 from loadtest.bench import peers
 
 OFFSETS = range(30_000, 34_000, 100)
@@ -50,7 +50,7 @@ FILE_S = 10.0
 STANDARD = "standard library"
 VALUE = b"x" * 100
 CONNECT_S, REPLY_S = 5.0, 60.0
-Connect = Callable[[str], Awaitable[RespConnection]]
+Connect = Callable[[str], Awaitable[AsyncRespConnection]]
 connect_plainly = partial(connect, timeout_s=CONNECT_S)
 
 

@@ -33,7 +33,7 @@ from kvstore.devcluster.local import LocalCluster
 from kvstore.errors import ConfigError
 from kvstore.loadtest.generator.options import path_word
 from kvstore.loadtest.loads import closed_loop
-from kvstore.loadtest.resp import RespConnection, connect
+from kvstore.loadtest.resp import AsyncRespConnection, connect
 from loadtest.bench import peers
 from loadtest.bench.counted_node import Calls
 
@@ -126,7 +126,7 @@ class Bench:
         self._client, self._file = client, file
         self._keys = [TAG + b"%d" % number for number in range(KEYS)]
         self._node: NodePlace | None = None
-        self._redis: RespConnection
+        self._redis: AsyncRespConnection
         self._processes: tuple[psutil.Process, psutil.Process]
 
     async def _find_leader(self) -> bool:

@@ -25,7 +25,7 @@ from typing import Any
 
 from kvstore.cli.output import as_table
 from kvstore.loadtest.generator.options import path_word
-from kvstore.meta.address import Kind
+from kvstore.meta.address import MetadataKind
 from loadtest.bench import peers
 from loadtest.drills import net, rounds, spans
 from loadtest.drills.faults import SCENARIOS
@@ -38,7 +38,7 @@ from tests.cluster.harness import running_cluster
 MINUTES_MAX = 7 * 24 * 60
 
 
-def run_drill(*, counts: Counts, only: str, metadata: Kind, out: Path) -> bool:
+def run_drill(*, counts: Counts, only: str, metadata: MetadataKind, out: Path) -> bool:
     """Run it, print it, write it. False if a promise of safety is broken."""
     report, began, changes = Report(), time.time(), []
     with peers.scratch() as folder:
@@ -60,7 +60,7 @@ def run_drill(*, counts: Counts, only: str, metadata: Kind, out: Path) -> bool:
     return report.is_safe
 
 
-def run_repairs(*, counts: Counts, only: str, metadata: Kind, out: Path) -> bool:
+def run_repairs(*, counts: Counts, only: str, metadata: MetadataKind, out: Path) -> bool:
     """Accidents to copies. False if a promise of safety is broken."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # clusters would stay
     report, began = Report(), time.time()
@@ -137,7 +137,9 @@ def main() -> None:
     parser.add_argument(
         "--only", default="", help="only scenarios whose name holds this; of accidents, one of several, comma-separated"
     )
-    parser.add_argument("--metadata", type=Kind, default=Kind.ZOOKEEPER, help="zookeeper or etcd, for counted faults")
+    parser.add_argument(
+        "--metadata", type=MetadataKind, default=MetadataKind.ZOOKEEPER, help="zookeeper or etcd, for counted faults"
+    )
     parser.add_argument("--out", type=path_word, default=Path("reports/results.json"))
     parser.add_argument("--nemesis", action="store_true", help="accidents by seed instead of counted ones")
     parser.add_argument("--repairs", action="store_true", help="accidents to copies instead, on clusters of their own")
@@ -151,7 +153,7 @@ def main() -> None:
     if not any(part in name for part in wanted for name in known):  # nothing would be done, and nothing be broken
         parser.error(f"--only: want a part of {', '.join(known)}, got {arguments.only!r}")
     if arguments.nemesis:
-        if arguments.metadata is not Kind.ZOOKEEPER:
+        if arguments.metadata is not MetadataKind.ZOOKEEPER:
             parser.error("--metadata: accidents by seed are made with ZooKeeper only")
         seed, minutes = arguments.seed, arguments.minutes
         sys.exit(0 if run_nemesis(seed=seed, minutes=minutes, only=arguments.only, out=arguments.out) else 1)

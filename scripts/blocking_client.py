@@ -42,33 +42,35 @@ SOURCES: dict[str, dict[str, str]] = {
     "aio/closing.py": {},
     "aio/client.py": {
         "The client for asyncio: `async with AsyncClient(": "The client for threads, scripts and gevent: `with Client(",
-        """The store's operations as coroutines. Concurrent calls are gathered into frames by themselves, so
-    `await client.put(k, v)` in many tasks costs what a batch costs.
-""": """The store's operations as blocking calls, for any number of threads. The client batches calls of several threads
-    to one server; a single thread that wants the cost of a batch uses the calls for many keys.
-""",
-        "Use one client per event loop, made after a fork.": "Open it after a fork, and after gevent's patches.",
+        """The store's operations as coroutines, for one event loop.
+
+    The client batches concurrent calls into frames by itself: `await client.put(key, value)` in many tasks costs as
+    much as one batch.""": """The store's operations as blocking calls, for any number of threads.
+
+    The client batches calls of several threads to one server. A single thread that wants the cost of a batch uses the
+    calls for many keys.""",
+        "Create the client after a fork, and use one client per event loop.": (
+            "Create the client after a fork, and after gevent's patches."
+        ),
         "import asyncio\n": "from contextlib import nullcontext\n",
         "asyncio.Lock()": "nullcontext()",
-        "Tasks that open the client at the same time find the cluster once.": (
-            "Holds nothing: a lock could stay held after an exception of a signal handler, and in the child of a fork."
+        "Lets tasks that open the client at the same time read the topology once.": (
+            "Locks nothing: a lock could stay locked after an exception in a signal handler, or in a forked child."
         ),
     },
     "aio/typed.py": {},
     "aio/watch.py": {
         "A watch on asyncio: `async for": "A blocking watch, which works under gevent too: `for",
-        """and,
-    over another connection, after a caller who was cancelled while it waited for the next change.
-    Raises""": """and
-    after a caller who was interrupted while it waited for the next change. A watch is for one thread; another thread
-    may `close` it, which ends the iteration. gRPC's keepalive notices within 15 s that a server hangs. A server that
-    answers pings and sends nothing is left at the end of the stream (STREAM_HEARTBEATS).
-    Raises""",
+        "If its caller was cancelled while it waited for a change, the watch continues over another connection.": (
+            "A watch is for one thread. Another thread may `close` it, which ends the iteration. gRPC's keepalive\n"
+            "    notices within 15 s that a server hangs. A server that answers pings but sends nothing is left after\n"
+            "    60 heartbeats."
+        ),
     },
     "coordination/aio.py": {
-        """Coordination on asyncio: sessions, and on them locks, elections, groups, barriers, rendezvous, queues.
+        """Coordination on asyncio: sessions, and on them locks, elections, groups, barriers, rendezvous and queues.
 """: """Coordination for threads, scripts and gevent: sessions, each with one thread of its own, and on them locks,
-elections, groups, barriers, rendezvous, queues.
+elections, groups, barriers, rendezvous and queues.
 """,
     },
 }

@@ -132,7 +132,7 @@ def test_settings_are_accepted(block: Block) -> None:
     whole = {**tomllib.loads(MINIMAL), **table}
     if "uri" in table.get("metadata", {}):
         del whole["zookeeper"]
-    assert toml.look_at(whole, NodeConfig)[1] == []
+    assert toml.build_or_faults(whole, NodeConfig)[1] == []
 
 
 @pytest.mark.parametrize("block", PYTHON, ids=by_name)

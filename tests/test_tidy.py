@@ -74,7 +74,7 @@ GIVEN_ADDRESSES = (
     "kvstore/env/dns/names.py",
     "kvstore/env/preludes.py",
     "kvstore/env/transport.py",
-    "kvstore/loadtest/generator/courier_process.py",  # a socket that it was given
+    "kvstore/loadtest/generator/sidecar.py",  # a socket that it was given
     "kvstore/loadtest/generator/resp_wire.py",
     "kvstore/loadtest/resp.py",
     "kvstore/meta/zookeeper/session.py",
@@ -85,7 +85,10 @@ GIVEN_ADDRESSES = (
 # Nothing there may go by what one machine's wall clock says: but for the judge, and for what people are shown.
 GO_BY_DATES = ("kvstore/partition/", "kvstore/server/", "kvstore/wal/")
 READ_WALL_CLOCKS = {
-    *(f"kvstore/server/{name}.py" for name in ("clock/dates", "clock/dating", "fsck/check", "http/last_snapshot")),
+    *(
+        f"kvstore/server/{name}.py"
+        for name in ("clock/clock_judge", "clock/clock_sync", "fsck/check", "http/last_snapshot")
+    ),
     "kvstore/partition/leading/record_time.py",
 }
 

@@ -1,4 +1,4 @@
-"""Users, roles, rights on prefixes of keys and tokens, and the table of all of them."""
+"""Users, roles, rights on prefixes of keys, access tokens, and the table that holds them."""
 
 from kvstore.access.changes import (
     ADMIN,
@@ -6,7 +6,7 @@ from kvstore.access.changes import (
     AddToken,
     AddUser,
     Change,
-    Found,
+    FoundAdmin,
     GrantRight,
     GrantRole,
     RemoveRole,
@@ -34,7 +34,7 @@ __all__ = [
     "AddToken",
     "AddUser",
     "Change",
-    "Found",
+    "FoundAdmin",
     "Grant",
     "GrantRight",
     "GrantRole",

@@ -1,7 +1,7 @@
-"""Changes of the access table: each with what it wants, and the table that it makes. Decides only.
+"""Changes of the access table: each change holds its arguments and produces a new table. Decides only.
 
-A change that finds its work done returns the table as it is, so that it can be tried again when its outcome is unknown;
-a change of what is not there raises NotThere. A removal that is tried again takes that for success.
+A change that is already in effect returns the table unchanged, so a change of unknown outcome can be retried. A change
+of an entry that does not exist raises NotThere; a retried removal treats that as success.
 """
 
 from __future__ import annotations
@@ -14,32 +14,33 @@ from kvstore.access.tokens import TTL_MAX_MS, TTL_MIN_MS, Token, check_id
 from kvstore.errors import InvalidRequest, NotThere
 
 ADMIN = "admin"
-"""The built-in role: the right admin and nothing else."""
+"""The built-in role with the right `admin` and no other right."""
 
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """Ask everybody who he is from now on, or nobody."""
+    """Turn access control on or off for the whole cluster."""
 
     is_on: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """Make the first administrator and ask everybody who he is, in one step: nobody comes in between."""
+class FoundAdmin:
+    """Create the first administrator and turn access control on, in one step so that no other client can act in
+    between."""
 
     name: str
     password: str = field(repr=False)
     """A hash."""
     replaces_lost: bool = False
-    """Where it is on already, too: nobody knows an administrator's password any more."""
+    """Also allowed if access control is already on, because all administrator passwords are lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class AddUser:
     name: str
     password: str = field(default="", repr=False)
-    """A hash; empty: he comes by certificate."""
+    """A hash; empty if the user logs in with a certificate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ class AddRole:
 
 @dataclass(frozen=True, slots=True)
 class RemoveRole:
-    """Users lose it too."""
+    """Remove a role, also from the users that have it."""
 
     name: str
 
@@ -93,7 +94,8 @@ class RevokeRight:
 
 @dataclass(frozen=True, slots=True)
 class AddToken:
-    """A token for a user, from `now_ms` on for `ttl_ms`. What has expired by `passed_ms` goes from the table."""
+    """Create a token for a user, valid from `now_ms` for `ttl_ms`. Tokens that expired before `passed_ms` are
+    removed."""
 
     id: str
     user: str
@@ -101,7 +103,7 @@ class AddToken:
     ttl_ms: int
     now_ms: int
     passed_ms: int
-    """0: nothing has expired (docs/protocol.md P31)."""
+    """Tokens that expired before this time are removed; 0: none (docs/protocol.md P31)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,7 @@ class RemoveToken:
 
 Change = (
     Switch
-    | Found
+    | FoundAdmin
     | AddUser
     | RemoveUser
     | SetPassword
@@ -127,15 +129,16 @@ Change = (
 
 
 def applied(table: AccessTable, change: Change) -> AccessTable:
-    """The table after the change. Raises InvalidRequest, and NotThere for what is not in the table."""
+    """Return the table after the change. Raises InvalidRequest, and NotThere for an entry that does not exist."""
     try:
         found = _applied(table, change)
     except ValueError as error:
         raise InvalidRequest(str(error)) from None
     if found.is_on and not _has_admin(found):
         raise InvalidRequest(
-            "want a user with a password and the role admin while access control is on, or nobody could change it: "
-            "add one first"
+            "expected at least one user with a password and the role admin while access control is on; add one "
+            "first, because "
+            "otherwise nobody could change the access table"
         )
     return found
 
@@ -144,7 +147,7 @@ def _applied(table: AccessTable, change: Change) -> AccessTable:
     match change:
         case Switch(is_on):
             return replace(table, is_on=is_on)
-        case Found():
+        case FoundAdmin():
             return _found(table, change)
         case AddUser():
             return _add_user(table, change)
@@ -178,18 +181,18 @@ def _applied(table: AccessTable, change: Change) -> AccessTable:
             assert_never(change)
 
 
-def _found(table: AccessTable, change: Found) -> AccessTable:
+def _found(table: AccessTable, change: FoundAdmin) -> AccessTable:
     known = table.user_or_none(change.name)
     is_done = known is not None and known.password == change.password and ADMIN in known.roles
     if table.is_on and not (is_done or change.replaces_lost):
         raise InvalidRequest(
-            "access control is on already: ask an administrator, who adds users by `kvstore user add`; --replace-lost "
-            "where nobody knows an administrator's password"
+            "access control is already on; ask an administrator to add users with `kvstore user add`, or use "
+            "--replace-lost if all administrator passwords are lost"
         )
     if not change.password:
-        raise InvalidRequest(f"user {change.name}: want a password's hash, got none")
+        raise InvalidRequest(f"user {change.name}: expected a password hash, got none")
     if table.is_on and known is not None and not is_done:
-        table = _without_tokens_of(table, change.name)  # as with any other password
+        table = _without_tokens_of(table, change.name)  # as with every password change
     roles = tuple(sorted({*(known.roles if known is not None else ()), ADMIN}))
     return replace(_with_user(table, User(change.name, change.password, roles)), is_on=True)
 
@@ -199,8 +202,8 @@ def _add_user(table: AccessTable, change: AddUser) -> AccessTable:
     if known is not None:
         if known.password == change.password:
             return table
-        raise InvalidRequest(f"user {change.name} is there already; `user passwd` changes the password")
-    # As in etcd, where the first user has to be root: who could grant anybody anything otherwise?
+        raise InvalidRequest(f"user {change.name} already exists; change the password with `user passwd`")
+    # As in etcd, where the first user has to be root. Otherwise nobody could grant anything.
     roles = () if table.users else (ADMIN,)
     return _with_user(table, User(change.name, change.password, roles))
 
@@ -208,7 +211,7 @@ def _add_user(table: AccessTable, change: AddUser) -> AccessTable:
 def _revoke_role(table: AccessTable, name: str, role: str) -> AccessTable:
     user = _user(table, name)
     if role not in user.roles:
-        raise NotThere(f"user {name} has no role {role}; he has {', '.join(user.roles) or 'none'}")
+        raise NotThere(f"user {name} does not have the role {role}; its roles: {', '.join(user.roles) or 'none'}")
     return _with_user(table, replace(user, roles=tuple(each for each in user.roles if each != role)))
 
 
@@ -223,14 +226,14 @@ def _revoke_right(table: AccessTable, name: str, grant: Grant) -> AccessTable:
     _check_own(name)
     role = _role(table, name)
     if grant not in role.grants:
-        raise NotThere(f"role {name} has not the right {grant.right} on exactly the prefix {grant.prefix!r}")
+        raise NotThere(f"role {name} does not have the right {grant.right} on exactly the prefix {grant.prefix!r}")
     return _with_role(table, replace(role, grants=tuple(each for each in role.grants if each != grant)))
 
 
 def _set_password(table: AccessTable, change: SetPassword) -> AccessTable:
-    """His tokens go with the former one: whoever changes a password because it is known trusts none of them."""
+    """Set the password and revoke the user's tokens: if the old password leaked, the tokens may have leaked too."""
     if not change.password:
-        raise InvalidRequest(f"user {change.name}: want a password's hash, got none")
+        raise InvalidRequest(f"user {change.name}: expected a password hash, got none")
     user = _user(table, change.name)
     if user.password == change.password:
         return table
@@ -242,22 +245,22 @@ def _with_tokens(table: AccessTable, change: AddToken | RemoveToken) -> AccessTa
         return _add_token(table, change)
     check_id(change.id)
     if all(each.id != change.id for each in table.tokens):
-        raise NotThere(f"no token {change.id}; `kvstore token list` shows those that there are")
+        raise NotThere(f"no token {change.id}; `kvstore token list` shows all tokens")
     return replace(table, tokens=tuple(each for each in table.tokens if each.id != change.id))
 
 
 def _add_token(table: AccessTable, change: AddToken) -> AccessTable:
     _user(table, change.user)
     if not TTL_MIN_MS <= change.ttl_ms <= TTL_MAX_MS:
-        raise InvalidRequest(f"want a token for a second to a year, got {change.ttl_ms} ms")
+        raise InvalidRequest(f"expected a token lifetime of 1 second to 1 year, got {change.ttl_ms} ms")
     known = next((each for each in table.tokens if each.id == change.id), None)
     if known is not None:
         if (known.user, known.hash) == (change.user, change.hash):
-            return table  # by an attempt before this one
-        raise InvalidRequest(f"token {change.id} is there already: want another id")
+            return table  # added by an earlier attempt
+        raise InvalidRequest(f"token {change.id} already exists; use another id")
     kept = [each for each in table.tokens if each.expires_ms > change.passed_ms]
     if sum(each.user == change.user for each in kept) >= TOKENS_OF_USER_MAX:
-        raise InvalidRequest(f"user {change.user} has {TOKENS_OF_USER_MAX} tokens: revoke one first")
+        raise InvalidRequest(f"user {change.user} has {TOKENS_OF_USER_MAX} tokens, the maximum; revoke one first")
     token = Token(change.id, change.user, change.hash, change.now_ms + change.ttl_ms)
     return replace(table, tokens=tuple(sorted([*kept, token], key=lambda each: each.id)))
 
@@ -274,20 +277,20 @@ def _has_admin(table: AccessTable) -> bool:
 def _user(table: AccessTable, name: str) -> User:
     found = table.user_or_none(name)
     if found is None:
-        raise NotThere(f"no user {name[:80]!r}; `kvstore user list` shows those that there are")
+        raise NotThere(f"no user {name[:80]!r}; `kvstore user list` shows all users")
     return found
 
 
 def _role(table: AccessTable, name: str) -> Role:
     found = table.role_or_none(name)
     if found is None:
-        raise NotThere(f"no role {name[:80]!r}; `kvstore role list` shows those that there are")
+        raise NotThere(f"no role {name[:80]!r}; `kvstore role list` shows all roles")
     return found
 
 
 def _check_own(name: str) -> None:
     if name == ADMIN:
-        raise InvalidRequest("the role admin is built in: want another name")
+        raise InvalidRequest("the role admin is built in; choose another name")
 
 
 def _with_user(table: AccessTable, user: User) -> AccessTable:

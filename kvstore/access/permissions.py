@@ -1,4 +1,4 @@
-"""The rights of one user, as they are asked for. Decides only."""
+"""The permissions of one user, in the form in which they are checked. Decides only."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from kvstore.access.table import AccessTable, Right, User
 from kvstore.errors import PermissionDenied
 
 SHOWN_BYTES = 64
-"""Of a key in an error."""
+"""Bytes of a key shown in an error."""
 
 
 class Permissions:
-    """The rights of a user, for as long as his roles stay. Immutable: a change makes another."""
+    """The permissions of a user. Immutable: a change creates a new instance."""
 
     __slots__ = ("is_admin", "ranges", "read", "user", "write")
 
@@ -21,22 +21,23 @@ class Permissions:
         self.ranges = {right: Ranges(prefixes.get(right, ())) for right in Right}
         self.is_admin = bool(self.ranges[Right.ADMIN])
         self.read, self.write = self.ranges[Right.READ].prefixes, self.ranges[Right.WRITE].prefixes
-        """For `startswith`, where each call counts."""
+        """Prefixes for `startswith`, where each call counts."""
 
     def may(self, right: Right, key: bytes) -> bool:
-        """Whether the user has the right on a key."""
+        """Return True if the user has the right on a key."""
         return key.startswith(self.ranges[right].prefixes)
 
     def may_all(self, right: Right, start: bytes, end: bytes) -> bool:
-        """Whether he has it on all keys in [start, end); `end` empty: to the last."""
+        """Return True if the user has the right on all keys in [start, end). An empty `end` means up to the last
+        key."""
         return self.ranges[right].covers(start, end)
 
     def may_some(self, right: Right) -> bool:
-        """Whether he has it on any key, or at all."""
+        """Return True if the user has the right on any key, or at all."""
         return bool(self.ranges[right])
 
     def refused(self, right: Right, what: str) -> PermissionDenied:
-        """The error for what he may not."""
+        """Return the error for a denied request."""
         return PermissionDenied(f"user {self.user} lacks the right {right} for {what}")
 
 
@@ -45,7 +46,7 @@ EVERYTHING = Permissions("-", {right: [b""] for right in Right})
 
 
 def permissions_of(table: AccessTable, user: User) -> Permissions:
-    """The rights that his roles give him. A role that is not there gives none."""
+    """Return the permissions that the user's roles give. A role that does not exist gives none."""
     prefixes: dict[Right, list[bytes]] = {}
     for name in user.roles:
         if name == ADMIN:
@@ -57,11 +58,11 @@ def permissions_of(table: AccessTable, user: User) -> Permissions:
 
 
 def shown_key(key: bytes) -> str:
-    """A key as errors name it."""
+    """Format a key for an error message."""
     text = ascii(key[:SHOWN_BYTES].decode("utf-8", "backslashreplace"))
     return f"key {text}{'…' if len(key) > SHOWN_BYTES else ''}"
 
 
 def shown_range(start: bytes, end: bytes) -> str:
-    """A range as errors name it."""
+    """Format a key range for an error message."""
     return f"keys from {shown_key(start)[4:]} to {shown_key(end)[4:] if end else 'the last'}"

@@ -11,14 +11,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kvstore.access.changes import AddUser, Change, Found
+from kvstore.access.changes import AddUser, Change, FoundAdmin
 from kvstore.errors import InvalidRequest
 
-NAMING = AddUser | Found
-"""Changes that give a user a name."""
+NAMING = AddUser | FoundAdmin
+"""Changes that assign a name to a user."""
 
 
-class Kind(StrEnum):
+class PrincipalKind(StrEnum):
     """The kinds of principals. Each kind has its own namespace."""
 
     USER = "user"
@@ -30,7 +30,7 @@ class Kind(StrEnum):
 class Principal:
     """A party that a certificate names."""
 
-    kind: Kind
+    kind: PrincipalKind
     name: str
 
 
@@ -40,17 +40,17 @@ class ClusterNames:
     def __init__(self) -> None:
         self._registered: dict[str, Principal] = {}
         self._shown: dict[str, tuple[Principal, ...]] = {}
-        """Names in the certificates of nodes that have proven themselves, by node."""
+        """Common names in the certificates of nodes with proven identity, by node."""
         self._shown_by_name: dict[str, Principal] = {}
-        """The same by name: every call with a certificate looks for one."""
+        """The same principals by name, because every call with a certificate looks one up."""
 
-    def take(self, registered: Mapping[str, Kind]) -> None:
+    def take(self, registered: Mapping[str, PrincipalKind]) -> None:
         """Replace the registered names: ids and hosts."""
         self._registered = {name.lower(): Principal(kind, name) for name, kind in registered.items()}
 
     def note_shown(self, node: str, names: Iterable[str]) -> None:
-        """Note the common names in the certificate of a node that has proven that it is this node."""
-        self._shown[node] = tuple(Principal(Kind.NODE, name) for name in names)
+        """Record the common names in the certificate of a node that has proven its identity."""
+        self._shown[node] = tuple(Principal(PrincipalKind.NODE, name) for name in names)
         self._shown_by_name = {each.name.lower(): each for shown in self._shown.values() for each in shown}
 
     def principal_or_none(self, name: str) -> Principal | None:

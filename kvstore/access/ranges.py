@@ -1,4 +1,4 @@
-"""Sets of keys that are made of prefixes. Decides only."""
+"""Sets of keys defined by prefixes. Decides only."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Iterable
 
 
 def end_of_prefix(prefix: bytes) -> bytes | None:
-    """The first key behind all those that begin with `prefix`; None if there is none."""
+    """Return the first key after all keys that begin with `prefix`; None if there is none."""
     head = prefix.rstrip(b"\xff")
     return head[:-1] + bytes([head[-1] + 1]) if head else None
 
 
 class Ranges:
-    """The keys that begin with one of some prefixes.
+    """The keys that begin with one of several prefixes.
 
-    `prefixes` is the shortest list that says the same, sorted: `key.startswith(ranges.prefixes)` is the whole check of
-    one key, in C.
+    `prefixes` is the shortest equivalent list, sorted. `key.startswith(ranges.prefixes)` checks one key in a single C
+    call.
     """
 
     __slots__ = ("prefixes", "spans")
@@ -27,7 +27,7 @@ class Ranges:
                 kept.append(each)
         self.prefixes: tuple[bytes, ...] = tuple(kept)
         self.spans = _merged(kept)
-        """The same keys as ranges, each from a first key to the first behind it; None: to the last key."""
+        """The same keys as ranges from a first key to the first key after it; None: to the last key."""
 
     def __bool__(self) -> bool:
         return bool(self.prefixes)
@@ -38,12 +38,12 @@ class Ranges:
     __hash__ = None  # type: ignore[assignment]
 
     def has(self, key: bytes) -> bool:
-        """Whether `key` is one of them."""
+        """Return True if `key` is in the set."""
         return key.startswith(self.prefixes)
 
     def covers(self, start: bytes, end: bytes) -> bool:
-        """Whether all keys in [start, end) are; `end` empty: to the last key. An empty range is covered if its start
-        is: it tells nothing, and a caller who may not look there shall hear so."""
+        """Return True if the set contains all keys in [start, end); an empty `end` means up to the last key. An empty
+        range is covered if its start is: a user who may not read there must get an error instead of an empty answer."""
         for first, behind in self.spans:
             if first <= start and (behind is None or start < behind):
                 return behind is None or (end != b"" and end <= behind)
@@ -51,7 +51,7 @@ class Ranges:
 
 
 def _merged(prefixes: list[bytes]) -> tuple[tuple[bytes, bytes | None], ...]:
-    """The ranges of sorted prefixes of which none begins with another, those side by side as one."""
+    """Return the ranges of sorted, disjoint prefixes, with adjacent ranges merged."""
     spans: list[tuple[bytes, bytes | None]] = []
     for prefix in prefixes:
         if spans and spans[-1][1] == prefix:

@@ -1,5 +1,5 @@
-"""The access table: users, roles, their rights, and whether anybody is asked at all. Decides only: values that cannot
-be built wrong. kvstore/meta/tables/access.py keeps it in the metadata store."""
+"""The access table: users, roles, rights, tokens, and the switch of access control. Decides only; its values are valid
+by construction. kvstore/meta/tables/access.py stores the table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvstore.access.tokens import Token
 USERS_MAX = 1_000
 ROLES_MAX = 256
 GRANTS_MAX = 64
-"""Of one role."""
+"""Maximum number of rights of one role."""
 ROLES_OF_USER_MAX = 32
 TOKENS_MAX = 1_000
 TOKENS_OF_USER_MAX = 32
@@ -22,7 +22,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,62}")
 
 
 class Right(StrEnum):
-    """A right to keys that begin with a prefix; ADMIN is about the cluster and no key."""
+    """A right on the keys that begin with a prefix. ADMIN concerns the cluster and no keys."""
 
     READ = "read"
     WRITE = "write"
@@ -41,41 +41,41 @@ class Grant:
 
     def __post_init__(self) -> None:
         if len(self.prefix) > PREFIX_BYTES_MAX:
-            raise ValueError(f"want a prefix of at most {PREFIX_BYTES_MAX} bytes, got {len(self.prefix)}")
+            raise ValueError(f"expected a prefix of at most {PREFIX_BYTES_MAX} bytes, got {len(self.prefix)}")
         if self.right is Right.ADMIN and self.prefix:
-            raise ValueError("want no prefix with the right admin: it is about the cluster")
+            raise ValueError("expected no prefix with the right admin, which concerns the whole cluster")
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """A name for some rights."""
+    """A named set of rights."""
 
     name: str
     grants: tuple[Grant, ...] = ()
-    """Sorted, each once."""
+    """Sorted, without duplicates."""
 
     def __post_init__(self) -> None:
         check_name("role", self.name)
         if len(self.grants) > GRANTS_MAX:
-            raise ValueError(f"role {self.name}: want at most {GRANTS_MAX} rights, got {len(self.grants)}")
+            raise ValueError(f"role {self.name}: expected at most {GRANTS_MAX} rights, got {len(self.grants)}")
 
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Somebody who may log in."""
+    """A user who may log in."""
 
     name: str
     password: str = field(default="", repr=False)
-    """A hash (kvstore/access/passwords.py). Empty: no password lets him in, only a certificate of this common name."""
+    """A hash (kvstore/access/passwords.py). Empty: only a certificate with this common name logs the user in."""
     roles: tuple[str, ...] = ()
-    """Sorted, each once."""
+    """Sorted, without duplicates."""
 
     def __post_init__(self) -> None:
         check_name("user", self.name)
         if self.password and (fault := fault_of_hash(self.password)):
             raise ValueError(f"user {self.name}: {fault}")
         if len(self.roles) > ROLES_OF_USER_MAX:
-            raise ValueError(f"user {self.name}: want at most {ROLES_OF_USER_MAX} roles, got {len(self.roles)}")
+            raise ValueError(f"user {self.name}: expected at most {ROLES_OF_USER_MAX} roles, got {len(self.roles)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,13 +83,13 @@ class AccessTable:
     """All users, roles and access tokens of a cluster."""
 
     is_on: bool = False
-    """Off: everybody may do everything, as if there were no table."""
+    """False: every client may do everything, as if there were no table."""
     users: tuple[User, ...] = ()
-    """By name."""
+    """Sorted by name."""
     roles: tuple[Role, ...] = ()
-    """By name; the built-in one is not among them."""
+    """Sorted by name, without the built-in role."""
     tokens: tuple[Token, ...] = ()
-    """By id."""
+    """Sorted by id."""
 
     def __post_init__(self) -> None:
         for what, names, most in (
@@ -98,9 +98,9 @@ class AccessTable:
             ("roles", [each.name for each in self.roles], ROLES_MAX),
         ):
             if len(names) > most:
-                raise ValueError(f"want at most {most} {what}, got {len(names)}")
+                raise ValueError(f"expected at most {most} {what}, got {len(names)}")
             if sorted(set(names)) != names:
-                raise ValueError(f"want {what} sorted by name or id, each once")
+                raise ValueError(f"expected {what} sorted by name or id, without duplicates")
 
     def user_or_none(self, name: str) -> User | None:
         return next((each for each in self.users if each.name == name), None)
@@ -110,6 +110,9 @@ class AccessTable:
 
 
 def check_name(what: str, name: str) -> None:
-    """Raise ValueError unless a user or a role may have this name."""
+    """Raise ValueError unless the name is valid for a user or a role."""
     if not NAME.fullmatch(name):
-        raise ValueError(f"want a {what} of letters, digits and _ . @ - (1 to 63, no sign first), got {name[:80]!r}")
+        raise ValueError(
+            f"expected a {what} of 1 to 63 letters, digits and _ . @ -, beginning with a letter or digit, got "
+            f"{name[:80]!r}"
+        )

@@ -1,1 +1,2 @@
-"""Auto-recovery: the auditor finds ledgers that lack copies and marks them, workers make the copies again."""
+"""Auto-recovery: the auditor finds under-replicated ledgers and marks them; replication workers make the missing
+copies."""

@@ -1,5 +1,5 @@
-"""The auditor: finds bookies that are lost and marks the ledgers that name them. Every node has one; the one that is
-elected acts (docs/protocol.md, A4 to A6)."""
+"""The auditor: finds lost bookies and marks the ledgers that name them. Every node runs a candidate; only the elected
+one acts (docs/protocol.md, A4 to A6)."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from kvstore.autorecovery.absences import Absences
+from kvstore.autorecovery.absences import BookieAbsences
+from kvstore.autorecovery.auditor_role import AuditorRole
 from kvstore.autorecovery.checks import Checks
 from kvstore.autorecovery.config import AutorecoveryConfig
-from kvstore.autorecovery.office import Office
+from kvstore.autorecovery.traversal import every_ledger
 from kvstore.autorecovery.verdicts import lost_of
-from kvstore.autorecovery.walk import every_ledger
 from kvstore.env import Env
 from kvstore.env.events import wait_within
 from kvstore.errors import StoreError, UndecodableNode
@@ -27,21 +27,22 @@ from kvstore.wal.repair import bookies_of
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 10.0
-"""How often the auditor looks who is there, if no watch calls it."""
-STAND_S = 30.0
-"""How often another candidate looks at the votes, if no watch calls it."""
+CHECK_S = 10.0
+"""Seconds between two checks of the registered bookies, if no watch fires earlier."""
+VOTE_CHECK_S = 30.0
+"""Seconds between two looks of a candidate at the votes, if no watch fires earlier."""
 AUDIT_AGAIN_S = 3_600.0
-"""How often every ledger is looked at again: who is named is known, and no mark of a lost bookie is gone for long."""
+"""Seconds after which every ledger is audited again. Bookies that ledgers name become known, and a removed mark of a
+lost bookie is set again."""
 RETRY_S = 5.0
 MARKS_AT_ONCE = 16
-"""A mark takes some seven requests to the metadata store, one after the other."""
+"""Maximum number of marks in progress. Each mark takes about seven sequential requests to the metadata store."""
 MARKS_PER_S = 200
-"""At most: all of a lost bookie's ledgers are marked in one walk, and there may be very many."""
+"""Maximum rate of marks. One audit marks all ledgers of a lost bookie, and there may be very many."""
 
 
 class Auditor:
-    """One node's candidate for the office. `choice` and `bookies` are those of the node."""
+    """One node's candidate for the auditor role. `choice` and `bookies` are the node's own."""
 
     def __init__(
         self,
@@ -54,57 +55,57 @@ class Auditor:
         choice: BookieChoice,
     ) -> None:
         self._env, self._store, self._config, self._candidate = env, store, config, candidate
-        self._office = Office(store, candidate, env.clock)
+        self._role = AuditorRole(store, candidate, env.clock)
         self._settings = RecoverySettings(store)
         self._registrations, self._cookies = RegistrationClient(store), CookieStore(store)
-        self._checks = Checks(self._office, self._settings, config, env, bookies=bookies, choice=choice)
+        self._checks = Checks(self._role, self._settings, config, env, bookies=bookies, choice=choice)
         self._nursery = env.nursery.child("auditor")
-        self._absences = Absences()
+        self._absences = BookieAbsences()
         self._lost: frozenset[BookieId] = frozenset()
         self._marked_for: frozenset[BookieId] = frozenset()
-        """Lost bookies of which every ledger is marked."""
+        """Lost bookies whose ledgers are all marked."""
         self._lost_throughout: frozenset[BookieId] = frozenset()
-        """Bookies that each look has found lost since the walk over all ledgers began."""
+        """Bookies that every check has found lost since the current audit of all ledgers began."""
         self._named: frozenset[BookieId] = frozenset()
-        """Bookies that an ensemble named when all ledgers were last looked at. A bookie whose cookie is gone, too, may
-        have copies that are missed."""
+        """Bookies that an ensemble named in the last audit of all ledgers. A bookie without a cookie may still have
+        copies that are needed."""
         self._audited_at: float | None = None
         self._rounds = self._round_ledgers = 0
         self._round_s = 0.0
-        self._is_in_office = False
-        self._stand_at = 0.0
+        self._is_acting = False
+        self._vote_at = 0.0
         self._hint, self._audit = asyncio.Event(), asyncio.Event()
         self._watches: list[Watch] = []
 
     def start(self) -> None:
-        """Stand for the office until `close`."""
+        """Take part in the auditor election until `close`."""
         self._watches = [
-            self._office.votes.watch(self._votes_changed),
+            self._role.votes.watch(self._votes_changed),
             *self._registrations.watch(self._hint.set),
             self._settings.watch_enabled(self._hint.set),
             self._settings.watch_lost_bookie_delay(self._hint.set),
         ]
-        self._nursery.spawn(self._look_now_and_then(), name="look for lost bookies")
-        self._nursery.spawn(self._audit_when_told(), name="audit ledgers")
+        self._nursery.spawn(self._check_bookies_periodically(), name="check bookies")
+        self._nursery.spawn(self._audit_on_request(), name="audit ledgers")
         self._nursery.spawn(self._checks.run(), name="check ledgers")
 
     async def close(self) -> None:
-        """Stop, and leave the office to the next one."""
+        """Stop, and let another candidate become the auditor."""
         for watch in self._watches:
             watch.close()
         await self._nursery.close()
         try:
-            await self._office.votes.withdraw()
+            await self._role.votes.withdraw()
         except StoreError as error:
-            log.info("auditor=%s its vote ends with the session: %r", self._candidate, error)
+            log.info("vote not withdrawn, it ends with the session auditor=%s error=%r", self._candidate, error)
 
     def statistics(self) -> dict[str, float]:
-        """Numbers for operators."""
-        is_auditor = self._office.votes.is_auditor
-        marked = {f"marked_{why}_total": count for why, count in self._office.marked.items()}
+        """Return the auditor's counters and gauges."""
+        is_auditor = self._role.votes.is_auditor
+        marked = {f"marked_{why}_total": count for why, count in self._role.marked.items()}
         return {
             "in_office": int(is_auditor),
-            "enabled": int(self._office.is_enabled),
+            "enabled": int(self._role.is_enabled),
             "bookies_lost": len(self._lost & self._named) if is_auditor else 0,
             "rounds_total": self._rounds,
             "round_ledgers": self._round_ledgers,
@@ -114,100 +115,100 @@ class Auditor:
         }
 
     def _votes_changed(self) -> None:
-        self._stand_at = 0.0
+        self._vote_at = 0.0
         self._hint.set()
 
-    # ── who is there ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── which bookies are registered ──────────────────────────────────────────────────────────────────────────────────
 
-    async def _look_now_and_then(self) -> None:
+    async def _check_bookies_periodically(self) -> None:
         wait_s, failed = 0.0, ""
         while True:
             await wait_within(self._hint, wait_s)
             self._hint.clear()
             try:
-                wait_s, failed = await self._look(), ""
+                wait_s, failed = await self._check_bookies(), ""
             except StoreError as error:
                 wait_s = RETRY_S
                 if repr(error) != failed:
                     failed = repr(error)
-                    log.warning("auditor=%s tries again: %s", self._candidate, failed)
+                    log.warning("check of bookies failed, retrying auditor=%s error=%s", self._candidate, failed)
 
-    async def _look(self) -> float:
-        """Look once, and say after how many seconds to look again."""
-        if not await self._has_office():
-            return STAND_S
-        self._office.is_enabled = await self._settings.is_enabled()
-        if not self._office.is_enabled:
+    async def _check_bookies(self) -> float:
+        """Check once which bookies are lost. Return the seconds until the next check."""
+        if not await self._is_elected():
+            return VOTE_CHECK_S
+        self._role.is_enabled = await self._settings.is_enabled()
+        if not self._role.is_enabled:
             self._absences.forget()
             self._lost = self._marked_for = self._lost_throughout = frozenset()
-            return LOOK_S
+            return CHECK_S
         delay_s = await self._delay_s()
         known = {*await self._cookies.bookies(), *self._named}
         present = await self._registrations.names()
-        now = self._env.clock.now()  # not before: a slow answer would make all who are away seem to be so for longer
+        now = self._env.clock.now()  # not earlier: a slow answer would make every absence look longer
         self._absences.seen(known, present, now)
         lost = self._absences.lost(delay_s, now)
         for bookie in sorted(lost - self._lost):
-            log.warning("bookie=%s is lost: away for %d s", bookie, delay_s)
+            log.warning("bookie is lost bookie=%s away_s=%d", bookie, delay_s)
         self._lost, self._marked_for = lost, self._marked_for & lost
         self._lost_throughout &= lost
         if lost - self._marked_for or self._is_audit_due(now):
             self._audit.set()
-        return min(LOOK_S, self._absences.next_in_s(delay_s, now) or LOOK_S)
+        return min(CHECK_S, self._absences.next_in_s(delay_s, now) or CHECK_S)
 
     def _is_audit_due(self, now: float) -> bool:
         return self._audited_at is None or now - self._audited_at >= AUDIT_AGAIN_S
 
-    async def _has_office(self) -> bool:
-        """Whether this node is the auditor. One that has come to it knows nothing of what was before."""
-        votes, now = self._office.votes, self._env.clock.now()
-        if self._is_in_office and not votes.is_auditor:
+    async def _is_elected(self) -> bool:
+        """Return True if this node is the auditor. A newly elected auditor knows nothing of what happened before."""
+        votes, now = self._role.votes, self._env.clock.now()
+        if self._is_acting and not votes.is_auditor:
             self._leave()
-        if now >= self._stand_at:
-            self._stand_at = now + STAND_S
+        if now >= self._vote_at:
+            self._vote_at = now + VOTE_CHECK_S
             await votes.stand()
-        if votes.is_auditor and not self._is_in_office:
-            await self._office.marks.ensure()
+        if votes.is_auditor and not self._is_acting:
+            await self._role.marks.ensure()
             await self._settings.initialise_lost_bookie_delay_s(self._config.lost_bookie_delay_s)
-            self._is_in_office = True
-            log.info("auditor=%s is elected", self._candidate)
-        return votes.is_auditor and self._is_in_office
+            self._is_acting = True
+            log.info("elected as auditor auditor=%s", self._candidate)
+        return votes.is_auditor and self._is_acting
 
     def _leave(self) -> None:
-        log.info("auditor=%s is the auditor no more", self._candidate)
-        self._is_in_office = self._office.is_enabled = False
+        log.info("no longer the auditor auditor=%s", self._candidate)
+        self._is_acting = self._role.is_enabled = False
         self._absences.forget()
         self._lost = self._marked_for = self._lost_throughout = frozenset()
         self._audited_at = None
-        self._stand_at = 0.0
+        self._vote_at = 0.0
 
     async def _delay_s(self) -> float:
         try:
             found = await self._settings.lost_bookie_delay_s()
         except UndecodableNode as error:
-            log.warning("the configured delay counts: %s", error)
+            log.warning("cannot read the stored lost-bookie delay, using the configured one error=%s", error)
             found = None
         return self._config.lost_bookie_delay_s if found is None else found
 
-    # ── which ledgers name them ───────────────────────────────────────────────────────────────────────────────────────
+    # ── which ledgers name lost bookies ───────────────────────────────────────────────────────────────────────────────
 
-    async def _audit_when_told(self) -> None:
+    async def _audit_on_request(self) -> None:
         while True:
             await self._audit.wait()
             self._audit.clear()
             if not await tried(self._audit_all, "an audit of all ledgers"):
                 await self._env.beat.rest(RETRY_S)
-            self._audit.clear()  # a look says whether another one is needed
-            self._hint.set()  # also for whoever is named, and was not known
+            self._audit.clear()  # the next check requests another audit if one is needed
+            self._hint.set()  # the audit may have found bookies that were unknown
 
     # docs/protocol.md A5, A6
     async def _audit_all(self) -> None:
-        """Mark every ledger that names a bookie which is lost now: one that comes back meanwhile is left alone, and if
-        it is then lost again not every ledger of it is marked."""
+        """Mark every ledger that names a bookie which is lost now. A bookie that comes back during the audit is left
+        alone. If it is then lost again, not all of its ledgers are marked, so it is not in `_marked_for`."""
         self._lost_throughout = self._lost
         named, count, began = set[BookieId](), 0, self._env.clock.now()
         found: list[LedgerMetadata] = []
-        async for metadata in every_ledger(self._office.ledgers, self._office.go_on):
+        async for metadata in every_ledger(self._role.ledgers, self._role.ensure_may_act):
             count += 1
             named.update(bookies_of(metadata))
             if lost_of(metadata, self._lost):
@@ -217,15 +218,15 @@ class Auditor:
                 await asyncio.sleep(MARKS_AT_ONCE / MARKS_PER_S)
                 found = []
         await self._mark_all(found)
-        self._office.go_on()
+        self._role.ensure_may_act()
         self._named, self._marked_for = frozenset(named), self._lost_throughout
         self._audited_at = self._env.clock.now()
         self._rounds, self._round_ledgers, self._round_s = self._rounds + 1, count, self._audited_at - began
         if self._marked_for:
-            log.info("every ledger that names one of %s is marked", sorted(self._marked_for))
+            log.info("marked every ledger that names a lost bookie bookies=%s", sorted(self._marked_for))
 
     async def _mark_all(self, found: list[LedgerMetadata]) -> None:
-        """Mark them, all at the same time. Raises MetadataError if one is not marked for certain."""
+        """Mark the ledgers concurrently. Raises MetadataError if any mark is not certain."""
         tasks = [self._nursery.spawn(self._mark_or_error(metadata), name="mark") for metadata in found]
         errors = [await task for task in tasks]
         for error in errors:
@@ -235,17 +236,17 @@ class Auditor:
     async def _mark_or_error(self, metadata: LedgerMetadata) -> StoreError | None:
         try:
             if missing := lost_of(metadata, self._lost):
-                await self._office.mark(metadata.ledger, missing, "lost")
+                await self._role.mark(metadata.ledger, missing, "lost")
         except StoreError as error:
             return error
         return None
 
 
 async def tried(work: Callable[[], Awaitable[None]], what: str) -> bool:
-    """Whether it was done; an error of the store says no, and is for the log."""
+    """Run `work`. Return False, and log the error, if it raises StoreError."""
     try:
         await work()
     except StoreError as error:
-        log.info("%s was broken off: %r", what, error)
+        log.info("%s was aborted error=%r", what, error)
         return False
     return True

@@ -1,4 +1,5 @@
-"""Draws the marked ledgers that a worker takes next. Decides only; luck comes in as a seeded Random."""
+"""Draws the marked ledgers that a replication worker takes next. Decides only; randomness is passed in as a seeded
+Random."""
 
 from __future__ import annotations
 
@@ -6,68 +7,68 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING
 
-from kvstore.autorecovery.mending import Past
+from kvstore.autorecovery.repair_machine import AttemptHistory
 from kvstore.types import LedgerId
 
 if TYPE_CHECKING:
     from random import Random
 
 ROUND_MAX = 1_000
-"""Ledgers taken between two looks at all marks."""
+"""Maximum number of ledgers taken between two scans of all marks."""
 REMEMBERED_MAX = 100_000
-"""Ledgers of which is remembered what became of earlier attempts."""
+"""Maximum number of ledgers whose earlier attempts are remembered."""
 AGAIN_PER_S = 20
-"""Ledgers that cannot be made whole are tried again at this rate, at most: there may be many, for weeks, and bookies
-that come and go all the time."""
+"""Maximum rate at which ledgers that cannot be repaired are retried. There may be many of them for weeks, while bookies
+come and go."""
 
 
 @dataclass(slots=True)
 class _Known:
-    past: Past = field(default_factory=Past)
+    past: AttemptHistory = field(default_factory=AttemptHistory)
     again_at: float = 0.0
     not_before: float = 0.0
-    """Whatever happens meanwhile."""
+    """Earliest retry, even if bookies come or go meanwhile."""
     is_unreadable: bool = False
     call: int = 0
-    """The calls of all that there had been when it was put off."""
+    """Value of `_calls` when the ledger was put off."""
 
 
 class Backlog:
-    """The backlog of one worker. A round sees every mark, and draws some of those that are due: at random, so that
-    workers seldom want the same one. No call looks at all that is remembered: it may be a hundred thousand, and the
-    event loop is others'."""
+    """One worker's backlog. A round sees every mark and draws some of the due ledgers at random, so that workers seldom
+    choose the same ledger. No call iterates over all remembered ledgers, because there may be 100,000 of them and the
+    event loop is shared."""
 
     def __init__(self, random: Random) -> None:
         self.marked = 0
-        """Ledgers that were marked in the last round."""
+        """Number of ledgers that were marked in the last round."""
         self.unreadable = 0
-        """Ledgers with entries of which no good copy was found."""
+        """Number of ledgers with entries of which no good copy was found."""
         self._random = random
         self._known: dict[LedgerId, _Known] = {}
-        """Those that the round has not seen yet, all of them between two rounds."""
+        """Ledgers that the current round has not seen yet; all remembered ledgers between two rounds."""
         self._kept: dict[LedgerId, _Known] = {}
-        """Those that it has seen."""
+        """Ledgers that the current round has seen."""
         self._calls = 0
         self._soonest = inf
-        """When one is due that was put off, or earlier."""
+        """Time at which the first ledger that was put off is due, or earlier."""
         self._seen = self._due = 0
         self._drawn: list[LedgerId] = []
 
     @property
     def has_more(self) -> bool:
-        """Whether more were due than were drawn."""
+        """True if more ledgers were due than were drawn."""
         return self._due > ROUND_MAX
 
     def begin(self) -> None:
-        """A round begins."""
-        self._known.update(self._kept)  # of one that was broken off
+        """Begin a round."""
+        self._known.update(self._kept)  # left over from a round that was aborted
         self._kept = {}
         self._seen = self._due = 0
         self._soonest = inf
         self._drawn = []
 
     def see(self, ledger: LedgerId, now: float) -> None:
-        """A ledger is marked."""
+        """Record that a ledger is marked."""
         self._seen += 1
         known = self._known.pop(ledger, None)
         if known is not None:
@@ -82,7 +83,7 @@ class Backlog:
             self._drawn[at] = ledger
 
     def drawn(self) -> list[LedgerId]:
-        """List what to take, once every mark was seen. Ledgers without a mark are forgotten."""
+        """Return the ledgers to take, after every mark was seen. Ledgers without a mark are forgotten."""
         self.marked = self._seen
         if self._known:
             self.unreadable -= sum(each.is_unreadable for each in self._known.values())
@@ -90,7 +91,7 @@ class Backlog:
         self._random.shuffle(self._drawn)
         return self._drawn
 
-    def past(self, ledger: LedgerId) -> Past:
+    def past(self, ledger: LedgerId) -> AttemptHistory:
         """Return what earlier attempts have left."""
         known = self._known.get(ledger)
         if known is None:
@@ -100,12 +101,12 @@ class Backlog:
         return known.past
 
     def done(self, ledger: LedgerId) -> None:
-        """It is whole."""
+        """Record that the ledger is repaired."""
         if (known := self._known.pop(ledger, None)) is not None:
             self.unreadable -= known.is_unreadable
 
     def later(self, ledger: LedgerId, now: float, again_s: float, *, is_unreadable: bool = False) -> None:
-        """It is not, or others have it: it is due again after so long."""
+        """Put the ledger off for `again_s` seconds, because it is not repaired or another worker has it."""
         self.past(ledger)
         if (known := self._known.get(ledger)) is not None:
             known.not_before = now + len(self._known) / AGAIN_PER_S
@@ -115,12 +116,13 @@ class Backlog:
             known.is_unreadable = is_unreadable
 
     def all_due(self) -> None:
-        """Other bookies are there: what could not be done may be possible now. A round tells what is."""
+        """Make all ledgers due, because other bookies are registered now. The next round checks what has become
+        possible."""
         self._calls += 1
 
     def next_due_s(self, now: float, most: float) -> float:
-        """Until one is due that was put off, or earlier; at most so long. What `all_due` has changed is known after the
-        next round."""
+        """Return the seconds, at most `most`, until a ledger that was put off is due; it may be less. Changes by
+        `all_due` count from the next round on."""
         return min(most, max(0.0, self._soonest - now))
 
     def _again_at(self, known: _Known) -> float:

@@ -1,4 +1,4 @@
-"""The auditor's periodic checks: whether every entry has all its copies, and whether these stand in distinct zones."""
+"""The auditor's periodic checks: that every entry has all its copies, and that the copies are in distinct zones."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
+from kvstore.autorecovery.auditor_role import AuditorRole
 from kvstore.autorecovery.config import AutorecoveryConfig
-from kvstore.autorecovery.office import Office
+from kvstore.autorecovery.traversal import every_ledger
 from kvstore.autorecovery.verdicts import is_due, last_to_check
-from kvstore.autorecovery.walk import every_ledger
 from kvstore.env import Env
 from kvstore.errors import LedgerError, StoreError, UndecodableNode
 from kvstore.meta.recovery_settings import CheckKind, RecoverySettings
@@ -22,17 +22,17 @@ from kvstore.wal.repair import bookies_of, missing_copies
 log = logging.getLogger(__name__)
 
 LOOK_S = 15.0
-"""How often it looks whether a check is due."""
+"""Seconds between two looks whether a check is due."""
 Verdict = Callable[[LedgerMetadata], Awaitable[list[BookieId]]]
-"""Which bookies' copies of a ledger are not as they should be."""
+"""Returns the bookies whose copies of a ledger are missing or misplaced."""
 
 
 class Checks:
-    """Runs while the office is held."""
+    """The checks, which run while this node is the auditor."""
 
     def __init__(
         self,
-        office: Office,
+        role: AuditorRole,
         settings: RecoverySettings,
         config: AutorecoveryConfig,
         env: Env,
@@ -40,7 +40,7 @@ class Checks:
         bookies: BookieClient,
         choice: BookieChoice,
     ) -> None:
-        self._office, self._settings, self._config, self._env = office, settings, config, env
+        self._role, self._settings, self._config, self._env = role, settings, config, env
         self._bookies, self._choice = bookies, choice
         self._checked = 0
         self._unanswered = 0
@@ -49,50 +49,50 @@ class Checks:
         return {"checked_ledgers_total": self._checked, "check_unanswered_total": self._unanswered}
 
     async def run(self) -> None:
-        """For ever."""
+        """Run until cancelled."""
         while True:
             await self._env.beat.rest(LOOK_S)
             await self._try(CheckKind.PLACEMENT, "placement", self._config.placement_interval_s, self._misplaced)
             await self._try(CheckKind.ENTRIES, "entries", self._config.check_interval_s, self._lacking)
 
     async def _try(self, kind: CheckKind, why: str, interval_s: float, verdict: Verdict) -> None:
-        if not interval_s or not self._office.may_act:
+        if not interval_s or not self._role.may_act:
             return
         try:
             if is_due(await self._checked_ms(kind), self._env.clock.wall_ms(), interval_s):
                 await self._check(why, verdict)
                 await self._settings.set_checked(kind, self._env.clock.wall_ms())
         except StoreError as error:
-            log.info("the check of %s was broken off: %r", why, error)
+            log.info("check aborted kind=%s error=%r", why, error)
 
     async def _checked_ms(self, kind: CheckKind) -> int | None:
         try:
             return await self._settings.checked_ms(kind)
         except UndecodableNode as error:
-            log.warning("the check is made now: %s", error)
+            log.warning("cannot read the time of the last check, checking now error=%s", error)
             return None
 
     async def _check(self, why: str, verdict: Verdict) -> None:
-        """Look at every ledger once, and mark those that are not as they should be."""
-        marked = self._office.marked[why]
-        async for metadata in every_ledger(self._office.ledgers, self._office.go_on):
+        """Check every ledger once, and mark those with missing or misplaced copies."""
+        marked = self._role.marked[why]
+        async for metadata in every_ledger(self._role.ledgers, self._role.ensure_may_act):
             if missing := await verdict(metadata):
-                await self._office.mark(metadata.ledger, missing, why)
-        self._office.go_on()
-        log.info("every ledger is checked for %s: %d marked", why, self._office.marked[why] - marked)
+                await self._role.mark(metadata.ledger, missing, why)
+        self._role.ensure_may_act()
+        log.info("checked every ledger kind=%s marked=%d", why, self._role.marked[why] - marked)
 
     # docs/protocol.md A8
     async def _misplaced(self, metadata: LedgerMetadata) -> list[BookieId]:
-        """The bookies whose copies share a zone though another one can take them."""
+        """Return the bookies whose copies share a zone although a bookie of another zone could take them."""
         if metadata.state is not LedgerState.CLOSED:
-            return []  # its writer's, or to be closed first
+            return []  # owned by its writer, or to be closed first
         wanted = self._choice.spread_out(metadata)
         return leaving(metadata, wanted) if wanted is not None else []
 
     # docs/protocol.md A7
     async def _lacking(self, metadata: LedgerMetadata) -> list[BookieId]:
-        """The registered bookies that do not list an entry which they are to have. What they have found damaged they do
-        not list (docs/protocol.md, B14)."""
+        """Return the registered bookies that do not list an entry which they should hold. A bookie does not list
+        entries that it has found damaged (docs/protocol.md, B14)."""
         last = last_to_check(metadata)
         if last == NO_ENTRY:
             return []
@@ -103,11 +103,13 @@ class Checks:
                     held[bookie] = await self._bookies.entries(bookie, metadata.ledger)
                 except LedgerError as error:
                     self._unanswered += 1
-                    log.info("ledger=%d is not checked at %s: %r", metadata.ledger, bookie, error)
+                    log.info(
+                        "bookie did not list its entries ledger=%d bookie=%s error=%r", metadata.ledger, bookie, error
+                    )
         found: set[BookieId] = set()
         for missing in missing_copies(metadata, last, held):
             found.update(each.bookie for each in missing)
-            await asyncio.sleep(0)  # the event loop is others' in between
+            await asyncio.sleep(0)  # let other tasks run
         self._checked += 1
         await asyncio.sleep(1 / self._config.check_ledgers_per_s)
         return sorted(found)

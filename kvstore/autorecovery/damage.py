@@ -19,15 +19,15 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 30.0
 WAITING_MAX = 10_000
-"""Ledgers that are to be marked; a scrub finds again what is left out."""
+"""Maximum number of ledgers waiting to be marked. A scrub finds the ledgers again that are left out."""
 
 
 class DamageReports:
-    """Reports the damage of one bookie."""
+    """The damage reports of one bookie."""
 
     def __init__(self, env: Env, store: MetadataStore, bookie: BookieId) -> None:
         self.marked = 0
-        """Ledgers marked."""
+        """Number of ledgers marked."""
         self._env, self._bookie = env, bookie
         self._marks, self._ledgers = Underreplication(store), LedgerStore(store)
         self._settings = RecoverySettings(store)
@@ -36,7 +36,7 @@ class DamageReports:
         self._nursery = env.nursery.child("damage")
 
     def found(self, ledgers: Iterable[int]) -> None:
-        """Have the ledgers marked soon."""
+        """Schedule the ledgers to be marked."""
         for ledger in ledgers:
             if len(self._waiting) < WAITING_MAX:
                 self._waiting[LedgerId(ledger)] = None
@@ -59,17 +59,17 @@ class DamageReports:
                     del self._waiting[ledger := next(iter(self._waiting))]
                     await self._try(ledger)
             except StoreError as error:
-                log.info("bookie=%s damage is marked later: %r", self._bookie, error)
+                log.info("damaged ledgers not marked, retrying bookie=%s error=%r", self._bookie, error)
             if self._waiting:
                 await self._env.beat.rest(RETRY_S)
                 self._wake.set()
 
     async def _try(self, ledger: LedgerId) -> None:
-        """Raises StoreError; then it is tried again after the others."""
+        """Mark one ledger. After a StoreError, which is raised, the ledger is retried after the others."""
         try:
             await self._mark(ledger)
         except UndecodableNode as error:
-            log.warning("bookie=%s has damage in a ledger that cannot be marked: %s", self._bookie, error)
+            log.warning("damaged ledger cannot be marked bookie=%s error=%s", self._bookie, error)
         except StoreError:
             self._waiting[ledger] = None
             raise
@@ -80,5 +80,5 @@ class DamageReports:
         except NoSuchLedger:
             return
         if self._bookie in bookies_of(metadata):
-            await self._marks.mark(ledger, [self._bookie], self._env.clock.wall_ms(), anew=True)
+            await self._marks.mark(ledger, [self._bookie], self._env.clock.wall_ms(), rewrite=True)
             self.marked += 1

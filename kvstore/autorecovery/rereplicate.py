@@ -1,9 +1,9 @@
-"""Makes copies where they are missing, when an operator asks: gives a lost bookie's place in closed ledgers to others,
-and reads what one bookie holds.
+"""Makes missing copies when an operator asks: replaces a lost bookie in closed ledgers, and reads all entries of one
+bookie.
 
-The copying is that of auto-recovery (kvstore.autorecovery): each ledger is marked, locked and mended as a worker would,
-but at once, and whoever asked learns what became of it. Open ledgers are left to their writers, which alone may change
-their ensembles (docs/protocol.md, W11).
+Copying works as in auto-recovery: each ledger is marked, locked and repaired as a replication worker would, but at
+once, and the operator learns the outcome. Open ledgers are left to their writers, which alone may change their
+ensembles (docs/protocol.md, W11).
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from kvstore.autorecovery.mender import Mended, Mender
-from kvstore.autorecovery.mending import NO_SPARE as NO_SPARE
-from kvstore.autorecovery.mending import Past
+from kvstore.autorecovery.repair_machine import AttemptHistory
+from kvstore.autorecovery.repairer import LedgerRepairer, RepairOutcome
 from kvstore.env import Env
 from kvstore.errors import (
     LedgerError,
@@ -34,11 +33,10 @@ from kvstore.meta.registration import RegistrationClient
 from kvstore.meta.store import MetadataStore
 from kvstore.meta.underreplication import MarkLock, Underreplication
 from kvstore.types import BookieId, EntryId, LedgerId, LedgerMetadata, LedgerState
-from kvstore.wal.bookies import Bookies
-from kvstore.wal.choice import BookieChoice
-from kvstore.wal.choice import BookieView as RegisteredView
+from kvstore.wal.bookies import BookieClients
+from kvstore.wal.choice import BookieChoice, BookieRegistrations
 from kvstore.wal.copies.copying import Copying
-from kvstore.wal.copies.pace import Pace
+from kvstore.wal.copies.pace import CopyPace
 from kvstore.wal.creator import owner_of
 from kvstore.wal.entry_reader import EntryReader
 from kvstore.wal.handle import LedgerPorts
@@ -47,37 +45,37 @@ from kvstore.wal.ports import BookieClient
 from kvstore.wal.repair import bookies_of
 
 Progress = Callable[[str, int, int], None]
-"""(what is copied or read, entries done, entries in all)."""
+"""Called with what is copied or read, the entries done, and all entries."""
 
 WORKER = "kvstore bookie"
-"""What others see in the locks of an operator's command."""
-BUSY = "is being repaired by somebody else; try again later"
-BACK = "names it still: it is back"
+"""Name of the lock holder for an operator's command."""
+BUSY = "is being repaired by another worker; try again later"
+BACK = "still names it, because it is back"
 BUSY_LOOK_S, BUSY_LOOKS_MAX = 0.5, 120
-"""How often it is looked whether a worker has done with a ledger that it was quicker to take."""
-CALL_AGAIN = "it keeps its id; stop its node, if it is to go, and call this again"
-STILL_OPEN = "is open: its leader replaces the bookie, or goes on in a new ledger; try again later"
-UNREADABLE = "has metadata that cannot be read and may name the bookie: see `kvstore fsck`"
+"""How often, and how many times, to check whether a worker has finished with a ledger that it locked first."""
+CALL_AGAIN = "it keeps its id; to remove it, stop its node and run the command again"
+STILL_OPEN = "is open: its leader replaces the bookie or rolls to a new ledger; try again later"
+UNREADABLE = "has unreadable metadata that may name the bookie: see `kvstore fsck`"
 BYTES_PER_S = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class ReplacementOutcome:
     """The outcome for one ledger that named the bookie."""
 
     ledger: LedgerId
     copied: int
-    """Entries copied."""
+    """Number of entries copied."""
     blocked: str
-    """Why it still names the bookie; empty if it does not."""
+    """Why the ledger still names the bookie; empty if it does not."""
 
 
 class Rereplicator:
-    """Makes copies as an operator asks. `recopying` makes it. Calls raise MetadataError if the metadata store cannot be
-    read."""
+    """Makes copies as an operator asks. Created by `open_rereplicator`. Calls raise MetadataError if the metadata store
+    cannot be read."""
 
     def __init__(
-        self, env: Env, store: MetadataStore, view: RegisteredView, bookies: BookieClient, progress: Progress
+        self, env: Env, store: MetadataStore, view: BookieRegistrations, bookies: BookieClient, progress: Progress
     ) -> None:
         self._env, self._view, self._bookies, self._progress = env, view, bookies, progress
         self._ledgers = LedgerStore(store)
@@ -86,9 +84,9 @@ class Rereplicator:
         self._registered = RegistrationClient(store)
         self._choice = BookieChoice(view, store, clock=env.clock, random=env.random)
         self._marks = Underreplication(store)
-        self._pace = Pace(env.clock, BYTES_PER_S)
+        self._pace = CopyPace(env.clock, BYTES_PER_S)
         ports = LedgerPorts(env.clock, bookies, self._ledgers, self._choice)
-        self._mender = Mender(
+        self._repairer = LedgerRepairer(
             ports,
             store,
             env.nursery,
@@ -99,19 +97,20 @@ class Rereplicator:
         """Ledgers whose metadata `named` could not read."""
 
     def limit(self, bytes_per_s: int) -> None:
-        """Copy and read no more than so much."""
+        """Limit copying and reading to this rate."""
         self._pace.bytes_per_s = bytes_per_s
 
     def is_up(self, bookie: BookieId) -> bool:
-        """Whether it is registered."""
+        """Return True if the bookie is registered."""
         return bookie in self._view.current.all
 
     async def is_known(self, bookie: BookieId) -> bool:
-        """Whether it was ever formatted and not given up, or a ledger names it."""
+        """Return True if the bookie has a cookie or a ledger names it."""
         return bookie in await self._cookies.bookies() or bool(await self.named(bookie))
 
     async def named(self, bookie: BookieId | None = None) -> dict[LedgerId, LedgerMetadata]:
-        """The ledgers that name the bookie, or all. Those that cannot be read are left out: fsck names them."""
+        """Return the ledgers that name the bookie, or all ledgers. Ledgers with unreadable metadata are left out;
+        `kvstore fsck` reports them."""
         found = {}
         self.undecodable = []
         for ledger in await self._ledgers.list_ids():
@@ -126,25 +125,27 @@ class Rereplicator:
                 found[ledger] = metadata
         return found
 
-    async def replace(self, bookie: BookieId) -> list[Moved]:
-        """Give the bookie's place in every ledger to others. Returns what became of each, blocked ones included."""
+    async def replace(self, bookie: BookieId) -> list[ReplacementOutcome]:
+        """Give the bookie's places in every ledger to other bookies. Return the outcome of each ledger, including
+        blocked ones."""
         moved = []
         named = await self.named(bookie)
-        moved += [Moved(ledger, 0, UNREADABLE) for ledger in self.undecodable]
+        moved += [ReplacementOutcome(ledger, 0, UNREADABLE) for ledger in self.undecodable]
         for ledger in sorted(named):
             try:
                 moved.append(await self._replace_in(ledger, bookie))
             except NoSuchLedger:
                 continue  # trimmed meanwhile
             except (LedgerError, MetadataError) as error:
-                moved.append(Moved(ledger, 0, f"{type(error).__name__}: {error}"))
+                moved.append(ReplacementOutcome(ledger, 0, f"{type(error).__name__}: {error}"))
         return moved
 
     async def forget(self, bookie: BookieId) -> None:
-        """Delete the cookie of a bookie that no ledger names: it can never start again. No error if there is none.
-        Raises Unavailable if it is back, or a ledger names it by now."""
+        """Delete the cookie of a bookie that no ledger names, so that it can never start again. Do nothing if there is
+        no cookie. Raises Unavailable if the bookie is back or a ledger names it now."""
         try:
-            cookie, version = await self._cookies.read(bookie)  # before the looks: a start raises the version
+            # before the checks, because a start of the bookie raises the version
+            cookie, version = await self._cookies.read(bookie)
             await self._refuse_if_needed(bookie)
             await self._cookies.delete(bookie, version)
         except NoSuchNode:
@@ -156,7 +157,8 @@ class Rereplicator:
             raise Unavailable(f"bookie {bookie} is back: {CALL_AGAIN}")
 
     async def _refuse_if_needed(self, bookie: BookieId) -> None:
-        """The registrations last: it takes long to read all ledgers, and it may come back meanwhile."""
+        """Raise Unavailable if the bookie may be needed. Check the registrations last, because reading all ledgers
+        takes long and the bookie may come back meanwhile."""
         named = await self.named(bookie)
         needing = [ledger for ledger, metadata in sorted(named.items()) if not await self._is_passed_over(metadata)]
         if needing or self.undecodable:
@@ -169,35 +171,37 @@ class Rereplicator:
     async def _is_passed_over(self, metadata: LedgerMetadata) -> bool:
         return metadata.state is not LedgerState.CLOSED and await self._was_passed_over(metadata)
 
-    async def _replace_in(self, ledger: LedgerId, bookie: BookieId) -> Moved:
+    async def _replace_in(self, ledger: LedgerId, bookie: BookieId) -> ReplacementOutcome:
         metadata, _ = await self._ledgers.read_latest(ledger)
         if metadata.state is not LedgerState.CLOSED:
-            return Moved(ledger, 0, "" if await self._is_passed_over(metadata) else STILL_OPEN)
+            return ReplacementOutcome(ledger, 0, "" if await self._is_passed_over(metadata) else STILL_OPEN)
         for _ in range(BUSY_LOOKS_MAX):
             await self._marks.mark(ledger, [bookie], self._env.clock.date_ms())
             lock = await self._marks.lock(ledger, WORKER)
-            mended = await self._mend(lock) if lock is not None else None
+            outcome = await self._repair(lock) if lock is not None else None
             still, _ = await self._ledgers.read_latest(ledger)
-            copied = mended.copied if mended is not None else 0
+            copied = outcome.copied if outcome is not None else 0
             if bookie not in bookies_of(still):
-                return Moved(ledger, copied, "")
-            if mended is not None:
-                return Moved(ledger, copied, mended.reason or BACK)
+                return ReplacementOutcome(ledger, copied, "")
+            if outcome is not None:
+                return ReplacementOutcome(ledger, copied, outcome.reason or BACK)
             await asyncio.sleep(BUSY_LOOK_S)
-        return Moved(ledger, 0, BUSY)
+        return ReplacementOutcome(ledger, 0, BUSY)
 
-    async def _mend(self, lock: MarkLock) -> Mended:
-        """Raises MetadataError; the lock then goes with the session."""
-        mended = await self._mender.mend(lock.mark.ledger, lock.mark.replicas, Past(), is_held=lambda: lock.is_held)
-        if mended.is_whole:
+    async def _repair(self, lock: MarkLock) -> RepairOutcome:
+        """Repair the ledger. If this raises MetadataError, the lock ends with the session."""
+        outcome = await self._repairer.repair(
+            lock.mark.ledger, lock.mark.replicas, AttemptHistory(), is_held=lambda: lock.is_held
+        )
+        if outcome.is_whole:
             await self._marks.mark_replicated(lock, lock.mark.version)
         else:
             await lock.release()
-        return mended
+        return outcome
 
     async def _was_passed_over(self, metadata: LedgerMetadata) -> bool:
-        """Whether a ledger that is not closed was made for a log that has gone on without it: ids of a log rise, so it
-        is never listed, nobody writes to it, and its leader sweeps it some minutes after it was made."""
+        """Return True if the log continued without this open ledger. Ledger ids of a log rise, so the ledger is never
+        listed, nobody writes to it, and the leader deletes it some minutes after it was created."""
         owner = owner_of(metadata)
         if owner is None:
             return False
@@ -205,11 +209,11 @@ class Rereplicator:
         ids = [each.id for each in listed.ledgers]
         return bool(ids) and metadata.ledger not in ids and metadata.ledger < ids[-1]
 
-    # ── looking at what one bookie holds ──────────────────────────────────────────────────────────────────────────────
+    # ── checking the entries of one bookie ────────────────────────────────────────────────────────────────────────────
 
     async def scrub(self, bookie: BookieId, *, repair: bool) -> list[tuple[LedgerId, EntryId, str]]:
-        """Read every entry that the bookie is to have: (ledger, entry, what is wrong) of those without a good copy
-        there. With `repair` each is copied there again, which `what` then says."""
+        """Read every entry that the bookie should have. Return (ledger, entry, fault) for each entry without a good
+        copy there. With `repair`, copy each of them there again and add the result to the fault."""
         found: list[tuple[LedgerId, EntryId, str]] = []
         for ledger, metadata in sorted((await self.named(bookie)).items()):
             found += await self._scrub_ledger(ledger, metadata, bookie, repair=repair)
@@ -223,10 +227,10 @@ class Rereplicator:
         last = metadata.last_entry if metadata.state is LedgerState.CLOSED else await self._confirmed(copying.reader)
         async for entry, what, is_certain in copying.faults(bookie, last, lambda at: self._noticed(ledger, at, last)):
             if is_certain and copying.is_given_up(entry):
-                continue  # nobody misses it any more (docs/protocol.md A14)
+                continue  # abandoned, so nobody needs it (docs/protocol.md A14)
             fault = what
             if repair and self._choice.is_readonly(bookie):
-                fault += "; not repaired: its bookie is read-only"
+                fault += "; not repaired: the bookie is read-only"
             elif repair:
                 try:
                     await copying.copy(entry, [bookie])
@@ -240,7 +244,7 @@ class Rereplicator:
         self._progress(f"ledger {ledger}", entry, last + 1)
 
     async def _confirmed(self, reader: EntryReader) -> EntryId:
-        """The last confirmed entry of a ledger that is being written, as far as its bookies know."""
+        """Return the last confirmed entry of an open ledger, as far as its bookies know."""
         last = EntryId(reader.metadata.fragments[-1].first - 1)
         for bookie in reader.metadata.fragments[-1].ensemble:
             try:
@@ -251,13 +255,13 @@ class Rereplicator:
 
 
 @asynccontextmanager
-async def recopying(
+async def open_rereplicator(
     env: Env, store: MetadataStore, progress: Progress = lambda *_: None
 ) -> AsyncIterator[Rereplicator]:
-    """A Rereplicator that knows the registered bookies, as long as it takes. Raises MetadataError."""
+    """A Rereplicator that follows the registered bookies until the context ends. Raises MetadataError."""
     view, nursery = BookieView(store), env.nursery.child("bookies")
     await view.start(nursery)
-    bookies = Bookies(env, view.address, cluster=await LayoutStore(store).instance_id())
+    bookies = BookieClients(env, view.address, cluster=await LayoutStore(store).instance_id())
     try:
         yield Rereplicator(env, store, view, bookies, progress)
     finally:

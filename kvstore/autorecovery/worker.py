@@ -1,8 +1,8 @@
-"""Repairs marked ledgers, one after the other and a few at a time: takes the lock of each, mends it, takes the mark
-away (docs/protocol.md, A10).
+"""The replication worker: repairs marked ledgers, a few at a time. It takes the lock of a ledger, repairs the ledger,
+and removes the mark (docs/protocol.md, A10).
 
 There may be any number of workers: in every node with a bookie, and in processes of their own. A worker that dies loses
-its locks with its session; what it has copied stays, and the next one finds it there.
+its locks with its session. Its copies stay, and the next worker finds them.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from contextlib import suppress
 
 from kvstore.autorecovery.backlog import Backlog
 from kvstore.autorecovery.config import AutorecoveryConfig
-from kvstore.autorecovery.mender import Mender
-from kvstore.autorecovery.mending import AGAIN_S_MAX
+from kvstore.autorecovery.repair_machine import AGAIN_S_MAX
+from kvstore.autorecovery.repairer import LedgerRepairer
 from kvstore.env.events import wait_within
 from kvstore.env.ports import Env
 from kvstore.errors import LedgerError, MetadataError, StoreError
@@ -23,23 +23,23 @@ from kvstore.meta.recovery_settings import RecoverySettings
 from kvstore.meta.store import MetadataStore
 from kvstore.meta.underreplication import MarkLock, Underreplication
 from kvstore.types import LedgerId
-from kvstore.wal.copies.pace import GuardedPace, Pace
+from kvstore.wal.copies.pace import CopyPace, GuardedCopyPace
 from kvstore.wal.handle import LedgerPorts
 
 log = logging.getLogger(__name__)
 
 LOOK_S = 10.0
-"""Between two looks at the marks: a watch tells of the first one only."""
+"""Seconds between two scans of the marks; a watch reports only the first mark."""
 REST_S = 1.0
-"""The least between two of them, unless somebody calls."""
+"""Minimum number of seconds between two scans, unless somebody calls `look`."""
 AT_ONCE_MAX = 4
-"""Ledgers mended at once: small ones wait for the metadata store and not for bookies."""
+"""Number of ledgers repaired at once: small ledgers wait for the metadata store rather than for bookies."""
 HELD_S = 5.0
-"""Until a ledger that another worker has is looked at again."""
+"""Seconds until the next attempt at a ledger that another worker has locked."""
 
 
 class Worker:
-    """The worker of one process. `name` is what others see in its locks."""
+    """The replication worker of one process. `name` is shown to others in its locks."""
 
     def __init__(
         self,
@@ -47,22 +47,22 @@ class Worker:
         store: MetadataStore,
         ports: LedgerPorts,
         config: AutorecoveryConfig,
-        pace: Pace,
+        pace: CopyPace,
         *,
         name: str,
     ) -> None:
         self._env, self._ports, self._name = env, ports, name
         self._marks, self._settings = Underreplication(store), RecoverySettings(store)
         self._nursery = env.nursery.child("autorecovery")
-        self._pace, pace = pace, GuardedPace(pace, self._go_on)
-        self._mender = Mender(ports, store, self._nursery, pace, grace_s=config.open_ledger_grace_s)
+        self._pace, pace = pace, GuardedCopyPace(pace, self._ensure_enabled)
+        self._repairer = LedgerRepairer(ports, store, self._nursery, pace, grace_s=config.open_ledger_grace_s)
         self._backlog = Backlog(env.random)
         self._wake, self._switch = asyncio.Event(), asyncio.Event()
         self._is_enabled = True
-        self._mending: set[LedgerId] = set()
+        self._repairing: set[LedgerId] = set()
         self._unreleased: list[MarkLock] = []
         """Locks whose release was not confirmed."""
-        self._copied = self._copied_bytes = self._mended = self._failed = 0
+        self._copied = self._copied_bytes = self._repaired = self._failed = 0
 
     def start(self) -> None:
         self._nursery.spawn(self._run(), name="worker")
@@ -70,24 +70,24 @@ class Worker:
         self.look()
 
     async def close(self) -> None:
-        """Stop at once. The locks go with the session; a session that goes on gives them back first."""
+        """Stop at once. The locks end with the session; if the session continues, release them first."""
         await self._nursery.close()
         for lock in self._unreleased:
             with suppress(MetadataError):
                 await lock.release()
 
     def look(self) -> None:
-        """Look at the marks soon: there is a new one."""
+        """Scan the marks soon, because there is a new one."""
         self._wake.set()
 
     def statistics(self) -> dict[str, float]:
-        """Numbers for operators."""
+        """Return the worker's counters and gauges."""
         return {
             "enabled": int(self._is_enabled),
             "ledgers_marked": self._backlog.marked,
-            "ledgers_mending": len(self._mending),
+            "ledgers_mending": len(self._repairing),
             "ledgers_unreadable": self._backlog.unreadable,
-            "ledgers_mended": self._mended,
+            "ledgers_mended": self._repaired,
             "attempts_failed": self._failed,
             "copies_made": self._copied,
             "copied_bytes": self._copied_bytes,
@@ -106,7 +106,7 @@ class Worker:
                 try:
                     await self._round()
                 except StoreError as error:
-                    log.info("the look at marked ledgers stopped: %r", error)
+                    log.info("scan of marked ledgers failed, retrying error=%r", error)
                     await asyncio.sleep(HELD_S)
         finally:
             self._ports.choice.forget(self)
@@ -114,7 +114,8 @@ class Worker:
                 watch.close()
 
     async def _follow_switch(self) -> None:
-        """Also in the middle of a large ledger: an operator who switches auto-recovery off waits for no copies."""
+        """Follow the auto-recovery switch, also in the middle of a large ledger: an operator who switches it off need
+        not wait for copies."""
         while True:
             await self._switch.wait()
             self._switch.clear()
@@ -122,7 +123,7 @@ class Worker:
                 self._is_enabled = await self._settings.is_enabled()
             self.look()
 
-    def _go_on(self) -> None:
+    def _ensure_enabled(self) -> None:
         if not self._is_enabled:
             raise LedgerError("auto-recovery is switched off")
 
@@ -131,7 +132,7 @@ class Worker:
         self.look()
 
     async def _round(self) -> None:
-        """See every mark, and take some. Raises MetadataError."""
+        """See every mark, and repair some of the ledgers. Raises MetadataError."""
         await self._release_all()
         self._is_enabled = await self._settings.is_enabled()
         if not self._is_enabled:
@@ -140,7 +141,7 @@ class Worker:
         async for ledger in self._marks.marked_ledgers():
             self._backlog.see(ledger, self._env.clock.now())
         waiting = deque(self._backlog.drawn())
-        tasks = [self._nursery.spawn(self._work(waiting), name="mend") for _ in range(min(AT_ONCE_MAX, len(waiting)))]
+        tasks = [self._nursery.spawn(self._work(waiting), name="repair") for _ in range(min(AT_ONCE_MAX, len(waiting)))]
         for task in tasks:
             await task
         if self._backlog.has_more:
@@ -151,15 +152,17 @@ class Worker:
             ledger = waiting.popleft()
             try:
                 with suppress(MetadataError):
-                    await self._release_all()  # a round may take hours, and nobody else can have those
+                    # a round may take hours, and nobody else can have these ledgers meanwhile
+                    await self._release_all()
                 self._is_enabled = await self._settings.is_enabled()
                 if self._is_enabled:
                     await self._take(ledger)
             except StoreError as error:
-                log.info("ledger=%d not mended now: %r", ledger, error)
+                log.info("ledger not repaired now ledger=%d error=%r", ledger, error)
                 self._put_off(ledger, HELD_S)
-            except Exception:  # what one ledger holds, a stranger's perhaps, must not end one node after the other
-                log.exception("ledger=%d cannot be mended: a fault of this program", ledger)
+            # the contents of one ledger, perhaps of a foreign client, must not end one node after the other
+            except Exception:
+                log.exception("ledger cannot be repaired because of a bug ledger=%d", ledger)
                 self._failed += 1
                 self._put_off(ledger, AGAIN_S_MAX)
 
@@ -168,31 +171,31 @@ class Worker:
         if lock is None:
             self._put_off(ledger, HELD_S)
             return
-        self._mending.add(ledger)
+        self._repairing.add(ledger)
         self._unreleased.append(lock)
         try:
-            await self._mend(lock)
+            await self._repair(lock)
         finally:
-            self._mending.discard(ledger)
+            self._repairing.discard(ledger)
         await self._release(lock)
 
     # docs/protocol.md A3, A10
-    async def _mend(self, lock: MarkLock) -> None:
-        """The mark goes only as it was when the lock was taken: one that has grown since stays."""
+    async def _repair(self, lock: MarkLock) -> None:
+        """Repair the ledger, and remove its mark unless the mark has grown since the lock was taken."""
         ledger, past = lock.mark.ledger, self._backlog.past(lock.mark.ledger)
-        mended = await self._mender.mend(
+        outcome = await self._repairer.repair(
             ledger, lock.mark.replicas, past, is_held=lambda: lock.is_held and self._is_enabled
         )
-        self._copied += mended.copied
-        self._copied_bytes += mended.copied_bytes
-        if not mended.is_whole:
+        self._copied += outcome.copied
+        self._copied_bytes += outcome.copied_bytes
+        if not outcome.is_whole:
             self._failed += 1
-            self._put_off(ledger, mended.again_s, is_unreadable=bool(mended.unreadable))
+            self._put_off(ledger, outcome.again_s, is_unreadable=bool(outcome.unreadable))
             return
         self._backlog.done(ledger)
         if lock.is_held and await self._marks.mark_replicated(lock, lock.mark.version):
-            self._mended += 1
-            log.info("ledger=%d is whole, %d copies made", ledger, mended.copied)
+            self._repaired += 1
+            log.info("ledger repaired ledger=%d copies=%d", ledger, outcome.copied)
         else:
             self.look()
 
@@ -200,13 +203,13 @@ class Worker:
         self._backlog.later(ledger, self._env.clock.now(), again_s, is_unreadable=is_unreadable)
 
     async def _release(self, lock: MarkLock) -> None:
-        """Raises MetadataError; then it is tried again later, or the session ends."""
+        """Release the lock. After a MetadataError, which is raised, it is released later or ends with the session."""
         await lock.release()
         if lock in self._unreleased:
             self._unreleased.remove(lock)
 
     async def _release_all(self) -> None:
-        """Those of ledgers that nobody works on any more."""
+        """Release the locks of ledgers that nobody works on any more."""
         for lock in list(self._unreleased):
-            if lock.mark.ledger not in self._mending:
+            if lock.mark.ledger not in self._repairing:
                 await self._release(lock)

@@ -1,4 +1,4 @@
-"""Adds of entries: who is admitted, what is stored, and what is shown once it is on the disk."""
+"""Adds of entries: which are admitted, what is stored, and what is shown once it is on disk."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from kvstore.bookie.admission import Admission
-from kvstore.bookie.backpressure import Door
+from kvstore.bookie.admission import LedgerAdmission
+from kvstore.bookie.backpressure import BackpressureGate
 from kvstore.bookie.facts import Facts
-from kvstore.bookie.fencing import Verdict
-from kvstore.bookie.held import Copy, Held
+from kvstore.bookie.fencing import WriteVerdict
 from kvstore.bookie.inventory import Inventory
-from kvstore.bookie.journal.group import Group
+from kvstore.bookie.journal.group import JournalGroup
 from kvstore.bookie.journal.journal import Journal
-from kvstore.bookie.journal.record import ADMITTED, RECORD_HEADER_SIZE, RECOVERY, Kind
+from kvstore.bookie.journal.record import ADMITTED, RECORD_HEADER_SIZE, RECOVERY, RecordKind
 from kvstore.bookie.journal.room import JournalFull, Use
-from kvstore.bookie.keys import Keys
+from kvstore.bookie.keys import KeyChecks
 from kvstore.bookie.ledger import UNKNOWN_TOP, Ledger
-from kvstore.bookie.refusals import Refusals
+from kvstore.bookie.refusals import BookieRefusals
 from kvstore.bookie.statistics import Statistics
+from kvstore.bookie.stored_copies import Copy, StoredCopies
 from kvstore.proto.bookkeeper import Status
 from kvstore.proto.digest import HEADER
 
@@ -27,15 +27,15 @@ log = logging.getLogger(__name__)
 
 Done = Callable[[Status], Any]
 LOCAL_FACTOR = 2
-"""How far the node's own client may go beyond what makes others wait, before its adds are refused."""
+"""How far the node's own client may exceed the limit at which other clients wait, before its adds are refused."""
 
 
 def _nobody(_status: Status) -> None:
-    """Nobody waits for this add."""
+    """Do nothing: nobody waits for this add."""
 
 
 class Adds:
-    """Adds whose digest is right, on their way to the disk."""
+    """Adds with a valid digest, on their way to the disk."""
 
     def __init__(
         self,
@@ -43,15 +43,15 @@ class Adds:
         journal: Journal,
         statistics: Statistics,
         *,
-        held: Held,
+        held: StoredCopies,
         facts: Facts,
-        keys: Keys,
-        admission: Admission,
-        refusals: Refusals,
-        door: Door,
+        keys: KeyChecks,
+        admission: LedgerAdmission,
+        refusals: BookieRefusals,
+        sync_gate: BackpressureGate,
         pending_bytes_max: int,
     ) -> None:
-        """`door`: where clients elsewhere wait while more than `pending_bytes_max` bytes wait for a sync."""
+        """`sync_gate`: where clients of other nodes wait while more than `pending_bytes_max` bytes wait for a sync."""
         self._inventory = inventory
         self._ledgers = inventory.ledgers
         self._journal = journal
@@ -61,16 +61,16 @@ class Adds:
         self._keys = keys
         self._admission = admission
         self._refusals = refusals
-        self._door = door
+        self._sync_gate = sync_gate
         self._pending_bytes_max = pending_bytes_max
         self.pending_bytes = 0
-        """Of packets that wait for a sync."""
+        """Bytes of packets that wait for a sync."""
 
     def take(self, ledger: int, entry: int, body: bytes, key: bytes, recovery: bool, lac: int, done: Done) -> None:
-        """Store a packet if it is admitted, and call `done` with OK when it is on the disk; else with the refusal."""
+        """Store a packet if it is admitted. `done` gets OK when the packet is on disk, or the refusal."""
         found = self._ledgers.get(ledger)
         if found is None or found.key != key or found.is_fenced or not found.is_admitted:
-            found = self._judged(ledger, entry, body, key, recovery, lac, done)  # otherwise judge_add says ADMIT
+            found = self._judged(ledger, entry, body, key, recovery, lac, done)  # otherwise judge_add returns ADMIT
             if found is None:
                 return
         self._store(found, entry, body, recovery, lac, done)
@@ -78,19 +78,19 @@ class Adds:
     def _judged(
         self, ledger: int, entry: int, body: bytes, key: bytes, recovery: bool, lac: int, done: Done
     ) -> Ledger | None:
-        """The ledger if the add is admitted at once; otherwise it is refused, or waits for the metadata."""
+        """Return the ledger if the add is admitted at once. Otherwise the add is refused, or waits for the metadata."""
         verdict, use = self._keys.judge_add(ledger, key, recovery), Use.COPY if recovery else Use.ADD
-        if verdict is Verdict.ADMIT:
+        if verdict is WriteVerdict.ADMIT:
             return self._first_contact(ledger, key, done, use=use, size=len(body))
-        if verdict is not Verdict.ASK:
+        if verdict is not WriteVerdict.ASK:
             done(self._refusals.by(verdict))
             return None
 
-        def resume(of_key: Verdict, of_add: Verdict) -> None:
+        def resume(of_key: WriteVerdict, of_add: WriteVerdict) -> None:
             again = self._keys.judge_add(ledger, key, recovery)  # it may have been fenced meanwhile
-            if again is Verdict.ASK:
+            if again is WriteVerdict.ASK:
                 again = of_key if recovery else of_add
-            if again is not Verdict.ADMIT:
+            if again is not WriteVerdict.ADMIT:
                 done(self._refusals.by(again))
                 return
             flags = 0 if recovery else ADMITTED
@@ -105,7 +105,7 @@ class Adds:
     def _first_contact(
         self, ledger: int, key: bytes, done: Done, *, flags: int = 0, use: Use, size: int
     ) -> Ledger | None:
-        """The ledger with its key in the books; None, and the add is refused, if there is no room."""
+        """Return the ledger with its key recorded. If there is no space for that, refuse the add and return None."""
         try:
             return self._facts.first_contact(ledger, key, flags=flags, use=use, size=size)
         except JournalFull:
@@ -123,7 +123,7 @@ class Adds:
             done(self._refusals.no_room())
             return
         try:
-            offset = journal.append(Kind.ADD, RECOVERY if recovery else 0, ledger.id, entry, body)
+            offset = journal.append(RecordKind.ADD, RECOVERY if recovery else 0, ledger.id, entry, body)
         except JournalFull:
             done(self._refusals.no_room())
             return
@@ -135,7 +135,7 @@ class Adds:
         add."""
         try:
             copy = self._compare(ledger, entry, body)
-        except OSError:  # the copy may be intact: nothing replaces it
+        except OSError:  # the copy may be intact, so nothing replaces it
             done(self._refusals.unreadable())
             return False
         match copy:
@@ -159,7 +159,7 @@ class Adds:
         return Copy.NONE if entry > ledger.top else self.held.compare(ledger, entry, body)
 
     def _appended(self, ledger: Ledger, entry: int, offset: int, body: bytes, lac: int, done: Done) -> None:
-        """Note that a packet is in the journal's open group."""
+        """Record that a packet is in the journal's open group."""
         group = self._journal.open_group
         group.adds.append((ledger, entry, offset, body, lac, done))
         ledger.last_group = group.number
@@ -167,7 +167,7 @@ class Adds:
             ledger.top = entry
         self.pending_bytes += len(body)
         if self.pending_bytes > self._pending_bytes_max:
-            self._shut_door()
+            self._shut_gate()
 
     def store_copy(self, ledger: Ledger, entry: int, body: bytes) -> None:
         """Write the ledger's copy of an entry again, unless a newer copy waits for a sync. Raises JournalFull."""
@@ -176,25 +176,25 @@ class Adds:
 
     # docs/protocol.md B36
     def store_again(self, ledger: Ledger, entry: int, body: bytes) -> None:
-        """Write a record of the former journal again, unless the ledger has a readable copy of the entry, which was
-        stored first, with another payload. Raises JournalFull, OSError."""
+        """Write a record of the former journal again, unless the ledger has a readable copy of the entry with another
+        payload, which was stored first. Raises JournalFull, OSError."""
         if self._compare(ledger, entry, body) is Copy.OTHER:
             self._refusals.other_entry(ledger.id, entry)
         else:
             self._write(ledger, entry, body)
 
     def _write(self, ledger: Ledger, entry: int, body: bytes) -> None:
-        offset = self._journal.append(Kind.ADD, RECOVERY, ledger.id, entry, body, use=Use.REWRITE)
+        offset = self._journal.append(RecordKind.ADD, RECOVERY, ledger.id, entry, body, use=Use.REWRITE)
         self._appended(ledger, entry, offset, body, HEADER.unpack_from(body)[2], _nobody)
 
     # docs/protocol.md B12
-    def _shut_door(self) -> None:
-        if not self._journal.is_full:  # else adds are refused at once
-            self._door.shut(self)
+    def _shut_gate(self) -> None:
+        if not self._journal.is_full:  # otherwise adds are refused at once
+            self._sync_gate.shut(self)
 
-    def synced(self, group: Group) -> None:
-        """A group is on the disk: show all its entries, tell those who sent them, then those who follow the ledgers,
-        who have more to do with it than to answer."""
+    def synced(self, group: JournalGroup) -> None:
+        """Handle a group that is on disk: show its entries, answer the senders, then notify the readers that follow the
+        ledgers. Readers come last because they do more work."""
         segment, stored, size_sum = group.segment, self._inventory.stored, 0
         self.held.shown = group
         raised: dict[Ledger, int] = {}
@@ -213,9 +213,9 @@ class Adds:
         for add in group.adds:
             try:
                 add[5](Status.OK)
-            except Exception:  # a fault of one client's must not keep the others from their answers
-                log.exception("ledger=%d entry=%d whoever sent it failed", add[0].id, add[1])
+            except Exception:  # an error of one client must not keep the others from their answers
+                log.exception("callback of an add failed ledger=%d entry=%d", add[0].id, add[1])
         for ledger, lac in raised.items():
             ledger.raise_lac(lac)
-        if self._door.is_shut and self.pending_bytes <= self._pending_bytes_max:
-            self._door.open(self)
+        if self._sync_gate.is_shut and self.pending_bytes <= self._pending_bytes_max:
+            self._sync_gate.open(self)

@@ -1,9 +1,9 @@
-"""How old a bookie's directories are: a count that rises while something is stored, in each of them and in the metadata
-store, which comes last.
+"""The age of a bookie's directories: a count that rises while something is stored. It is kept in each directory and in
+the metadata store, which is updated last.
 
-The starts alone (kvstore.bookie.identity) say nothing about a copy that was made since the last one, of a file system
-or of a whole machine while it ran. Directories whose age is behind the metadata store's are such a copy, and lack what
-was stored since.
+The start counter alone (kvstore.bookie.identity) does not reveal a copy that was made since the last start, for example
+of a file system or of a running machine. Directories with an age below the metadata store's are such a copy, and lack
+what was stored since.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from kvstore.os_errors import is_passing
 log = logging.getLogger(__name__)
 
 AGE = "AGE"
-"""In each directory with a journal."""
+"""File name of the age, in each directory with a journal."""
 
 
 def age_in(disk: Disk, directory: str) -> int:
-    """0 if none is noted, what is there is no number, or the disk does not give it."""
+    """Return the age that is recorded in a directory; 0 if there is none, it is not a number, or it cannot be read."""
     path = f"{directory}/{AGE}"
     if not disk.exists(path):
         return 0
@@ -31,13 +31,13 @@ def age_in(disk: Disk, directory: str) -> int:
     except OSError as error:
         if is_passing(error):
             raise
-        log.error("%s cannot be read: %s", path, error)
+        log.error("file cannot be read path=%s error=%s", path, error)
         return 0
     return int(word) if word.isdigit() else 0
 
 
 async def note_age(disk: Disk, directory: str, age: int) -> None:
-    """Return once it is on the disk. In place, so that a full disk takes it too. Raises OSError."""
+    """Write the age in place, so that this works on a full disk, and return once it is on disk. Raises OSError."""
     path = f"{directory}/{AGE}"
     is_new = not disk.exists(path)
     file = disk.open(path, create=True)

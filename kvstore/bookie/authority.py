@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from kvstore.errors import NoSuchLedger
 from kvstore.meta import paths
-from kvstore.meta.layout import Identity
-from kvstore.meta.ledger_ids import Counted, LedgerIdGenerator, former_counts
+from kvstore.meta.layout import ClusterIdentity
+from kvstore.meta.ledger_ids import LedgerIdCount, LedgerIdGenerator, former_counts
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.store import MetadataStore
 from kvstore.types import LedgerId, LedgerMetadata
 
 
 class MetadataAuthority:
-    """The Authority of kvstore.bookie.admission on a metadata store."""
+    """The LedgerAuthority of kvstore.bookie.admission, on a metadata store."""
 
-    def __init__(self, store: MetadataStore, identity: Identity) -> None:
+    def __init__(self, store: MetadataStore, identity: ClusterIdentity) -> None:
         """`identity`: of the cluster that the bookie belongs to."""
         self._store = store
         self._identity = identity
@@ -22,8 +22,8 @@ class MetadataAuthority:
         self._ids = LedgerIdGenerator(store)
 
     async def metadata(self, ledger: LedgerId) -> LedgerMetadata | None:
-        """The store is asked to catch up first: a server of it that lags may not know yet that a ledger is open, or is
-        open no more."""
+        """Return the ledger's metadata after a sync: a lagging server may not know yet that a ledger is open, or is no
+        longer open."""
         await self._store.sync(paths.ledger(ledger))
         try:
             found, _ = await self._ledgers.read(ledger)
@@ -33,7 +33,7 @@ class MetadataAuthority:
 
     # docs/protocol.md B10
     async def ledgers(self) -> list[LedgerId]:
-        """Of the bookie's own cluster only: what another one lacks is not deleted."""
+        """Return the ledgers of the bookie's own cluster. Ledgers that another cluster lacks must not be deleted."""
         await self._identity.check()
         return await self._ledgers.list_ids()
 
@@ -42,7 +42,8 @@ class MetadataAuthority:
         await self._identity.mark_older(why)
 
     # docs/protocol.md B29
-    async def counted(self) -> Counted:
-        """By taking an id, since the counter cannot be read otherwise; nobody else gets it."""
+    async def counted(self) -> LedgerIdCount:
+        """Return the counted range by taking an id, because the counter cannot be read otherwise. Nobody else gets that
+        id."""
         counted_to = await self._ids.next_id()
-        return Counted(counted_to, await former_counts(self._store))
+        return LedgerIdCount(counted_to, await former_counts(self._store))

@@ -1,12 +1,13 @@
-"""Where connections wait while a bookie has enough to do."""
+"""Where connections wait while a bookie is overloaded."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 
-class Door:
-    """Lets in who waits, first come, first served, while nobody holds it shut."""
+class BackpressureGate:
+    """A gate that is open while no part of the bookie holds it shut. Waiting connections pass in the order of
+    arrival."""
 
     def __init__(self) -> None:
         self.is_shut = False
@@ -14,16 +15,17 @@ class Door:
         self._holders: set[object] = set()
 
     def shut(self, holder: object) -> None:
-        """A part of the bookie has enough to do."""
+        """Shut the gate, because `holder` is overloaded."""
         self._holders.add(holder)
         self.is_shut = True
 
     def wait(self, again: Callable[[], None]) -> None:
-        """Call `again`, once, when the door is open."""
+        """Call `again`, once, when the gate is open."""
         self.waiting[again] = None
 
     def open(self, holder: object) -> None:
-        """That part has less to do. If no other holds the door shut, call who waits; any of them may shut it again."""
+        """Release the gate. If no other holder keeps it shut, call the waiting connections; any of them may shut it
+        again."""
         self._holders.discard(holder)
         self.is_shut = bool(self._holders)
         while self.waiting and not self.is_shut:

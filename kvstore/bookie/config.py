@@ -1,4 +1,4 @@
-"""The settings of a bookie. Every other number is a constant beside its use."""
+"""The settings of a bookie. All other numbers are constants beside their use."""
 
 from __future__ import annotations
 
@@ -17,37 +17,39 @@ _HOST = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9.-]{0,252}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageConfig:
-    """The operator's settings for one bookie's disks: `[storage]` of a node's file. Raises ConfigError."""
+    """The settings for one bookie's disks: `[storage]` of a node's file. Raises ConfigError."""
 
     journal_dir: str = JOURNAL_DIR
-    """Segments: every byte of every entry, once. Relative to the data directory, or a path of its own."""
+    """Directory of the journal segments, which contain every byte of every entry once. Relative to the data directory,
+    or absolute."""
     index_dir: str = "bookie/index"
-    """Checkpoints of full segments; they can be made again from the journal."""
+    """Directory of the checkpoints of full segments; they can be recreated from the journal."""
     journal_dirs: tuple[str, ...] = ()
-    """Several directories in place of `journal_dir`, each on a disk of its own: ledgers are spread over them, and the
-    bookie outlives the loss of any (docs/protocol.md, B23 and B24). The first is the one that the bookie had while it
-    had only one. What is found in full segments of the others is kept in `index` below each."""
+    """Several journal directories instead of `journal_dir`, each on a disk of its own. Ledgers are spread over them,
+    and the bookie survives the loss of any (docs/protocol.md, B23 and B24). The first must be the one that the bookie
+    had while it had only one. Each of the others has its index in `index` below it."""
     lost_dirs: tuple[str, ...] = ()
-    """Those of them whose disks are lost: the bookie starts without them, for good."""
+    """Journal directories whose disks are lost. The bookie starts without them, permanently."""
     segment_bytes: Annotated[int, between(1 << 10, 2 << 30)] = 64 * MIB
-    """Size of a file of the journal, allocated at once; one is made ahead. A node wants at least 1 MiB."""
+    """Size of a segment of the journal, which is allocated at once; one segment is created ahead. A node requires at
+    least 1 MiB."""
     reserve_bytes: Annotated[int, between(0, BYTES_MAX)] = 256 * MIB
-    """Free space below which the bookie becomes read-only. What is left serves fences, recovery and restarts."""
+    """Free space below which the bookie becomes read-only. The rest is reserved for fences, recovery and restarts."""
     reclaim_interval_s: Annotated[float, between(0.1, 86_400)] = 60.0
-    """Between two looks for ledgers that were deleted."""
+    """Seconds between two checks for deleted ledgers."""
     sparse_share: Annotated[float, Range(0, 1, is_below=True)] = 0.5
     """A full segment with a smaller share of live bytes is rewritten."""
     rewrite_bytes_per_s: Annotated[int, between(1_000, BYTES_MAX)] = 16 * MIB
-    """How fast the live bytes of sparse segments are written again."""
+    """Maximum rate at which the live bytes of sparse segments are rewritten."""
     scrub_bytes_per_s: Annotated[int, zero_or(1_000, BYTES_MAX)] = 4 * MIB
-    """How fast stored bytes are read again to find damage; 0: never."""
+    """Maximum rate at which stored bytes are read again to find damage; 0 disables the scrub."""
     scrub_first_s: Annotated[float, between(1, SECONDS_MAX)] = 600.0
-    """From the start of the bookie to the first round; between two rounds it is `scrub_rest_s`."""
+    """Seconds from the start of the bookie to the first scrub. Later scrubs follow after `scrub_rest_s`."""
     scrub_rest_s: Annotated[float, between(1, SECONDS_MAX)] = 3_600.0
-    """From the end of one round of that to the next."""
+    """Seconds from the end of one scrub to the next."""
     admit_raw_adds: bool = False
-    """Store what clients add, whatever key and digest it has, to ledgers that are closed without entries: for Apache's
-    own benchmark of a bookie, never in production (docs/protocol.md, B28)."""
+    """Store adds of clients to ledgers that are closed without entries, with any key and digest. Only for Apache's
+    bookie benchmark, never in production (docs/protocol.md, B28)."""
 
     def __post_init__(self) -> None:
         if faults := [*self._wrong_directories(), *range_faults(self)]:
@@ -65,11 +67,11 @@ class StorageConfig:
 
     @property
     def directories(self) -> tuple[str, ...]:
-        """Where segments are."""
+        """The journal directories."""
         return self.journal_dirs or (self.journal_dir,)
 
     def _are_apart(self) -> bool:
-        """Whether none of the directories is another one, or in it, or takes its index."""
+        """Return True if no directory equals or contains another one, or the index directory."""
         paths = [*self.journal_dirs, self.index_dir]
         return all(_is_directory(each) and each.isprintable() for each in self.journal_dirs) and not any(
             f"{one}/".startswith(f"{other}/")
@@ -82,36 +84,36 @@ class StorageConfig:
         return not self.journal_dirs or self.journal_dir in (JOURNAL_DIR, self.journal_dirs[0])
 
     def _wrong(self, field: str, is_right: bool, want: str) -> list[str]:
-        return [] if is_right else [f"{field}: want {want}, got {getattr(self, field)!r}"]
+        return [] if is_right else [f"{field}: expected {want}, got {getattr(self, field)!r}"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BookieConfig(StorageConfig):
-    """One bookie. Raises ConfigError that names everything that is wrong."""
+    """The settings of one bookie. Raises a ConfigError that names everything that is wrong."""
 
     name: str
-    """The part of the bookie id that stays over incarnations; for example the node's id."""
+    """The part of the bookie id that stays the same across incarnations, for example the node's id."""
     id: str = ""
-    """The bookie id as `host:port`, in place of `<name>-<incarnation>`, for clients and tools of Apache's that want
-    it so. It stays when the address changes (docs/protocol.md, B27)."""
+    """A fixed bookie id `host:port` instead of `<name>-<incarnation>`, for Apache clients and tools that need it. It
+    stays the same when the address changes (docs/protocol.md, B27)."""
     listen: str = "127.0.0.1:3181"
-    """`host:port`; port 0 takes a free one."""
+    """Listening address `host:port`; port 0 takes a free port."""
     advertise: str = ""
-    """The `host:port` that others are told; empty: where it listens."""
+    """The address `host:port` that is announced to others; empty: the listening address."""
     zone: str = ""
-    """Where the machine stands; copies of one entry go to distinct zones. Empty: nowhere in particular."""
+    """Zone of the machine. Copies of one entry go to distinct zones. Empty: unknown."""
     pending_bytes_max: Annotated[int, above(0)] = 64 * MIB
-    """Packets that wait for a sync, over all connections; ordinary adds beyond are refused."""
+    """Maximum number of bytes that wait for a sync, over all connections; further ordinary adds are refused."""
     connections_max: Annotated[int, above(0)] = 1024
     connection_pending_max: Annotated[int, above(0)] = 10_000
-    """Requests of one connection that are not answered yet."""
+    """Maximum number of unanswered requests of one connection."""
     connection_bytes_max: Annotated[int, above(0)] = 32 * MIB
-    """Bytes of one connection's requests not answered, and of answers that it has not read."""
+    """Maximum number of bytes of one connection's unanswered requests, and of answers that its client has not read."""
     poll_ms_max: Annotated[int, above(0)] = 60_000
-    """Longest a long poll waits, whatever it asks for."""
+    """Longest wait of a long poll, whatever it asks for."""
 
     def alone(self, journal_dir: str, index_dir: str) -> BookieConfig:
-        """The same with one directory."""
+        """Return the same settings with one directory."""
         return replace(self, journal_dir=journal_dir, index_dir=index_dir, journal_dirs=(), lost_dirs=())
 
     def __post_init__(self) -> None:
@@ -128,13 +130,13 @@ class BookieConfig(StorageConfig):
 
 
 def is_address_id(text: str) -> bool:
-    """Whether a bookie id is one that Apache's older clients can take for the bookie's address."""
+    """Return True if a bookie id is one that Apache's older clients can use as the bookie's address."""
     host, _, port = text.partition(":")
     return _HOST.fullmatch(host) is not None and port.isdecimal() and port.isascii() and 0 < int(port) < 1 << 16
 
 
 def _is_directory(path: str) -> bool:
-    """Whether it is plainly a path, by itself or below the data directory."""
+    """Return True if `path` is a plain path, absolute or below the data directory."""
     return "\0" not in path and not any(part in ("", ".", "..") for part in path.removeprefix("/").split("/"))
 
 

@@ -1,7 +1,7 @@
-"""Whether the digest of what a writer sends is right, as far as a bookie can tell (docs/protocol.md, B21).
+"""Checks the digest of what a writer sends, as far as a bookie can (docs/protocol.md, B21).
 
-CRC32C needs neither a key nor to be told of: such a packet proves itself. Whatever does not is of a ledger with another
-digest, or damaged; the ledger's metadata says which.
+A CRC32C needs neither a key nor the metadata: such a packet proves itself. A packet without a valid CRC32C belongs to a
+ledger with another digest type, or is damaged; the ledger's metadata decides which.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 
 from crc32c import crc32c
 
-from kvstore.bookie.admission import Admission
-from kvstore.bookie.sparing import SparingLog
+from kvstore.bookie.admission import LedgerAdmission
+from kvstore.bookie.rate_limited_log import RateLimitedLog
 from kvstore.bookie.statistics import Statistics
 from kvstore.errors import Corrupted
 from kvstore.proto.bookkeeper import Status
@@ -25,41 +25,41 @@ from kvstore.types import DigestType, LedgerMetadata
 log = logging.getLogger(__name__)
 
 KNOWN_MAX = 4096
-"""Ledgers with another digest of which it is remembered; of others it is asked again."""
+"""Maximum number of ledgers with another digest type that are remembered. The metadata of others is read again."""
 DIGEST_MAX = 20
 """Bytes of the largest digest, an HMAC."""
 _CRC = Struct(">I")
 _CRC32 = Struct(">Q")
 _CRC32_AT = HEADER.size + _CRC32.size
 _LAC_BYTES = slice(16, 24)
-"""Where a packet's header has the last-add-confirmed."""
+"""Position of the last-add-confirmed in a packet's header."""
 _HEAD, _BODY = HEADER.size, HEADER.size + _CRC.size
 HEADER_AND_CRC = Struct(f"{HEADER.format}I")
-"""Ledger, entry, lac, length, and what is the digest if that is a CRC32C."""
+"""Ledger, entry, LAC, length, and the digest if that is a CRC32C."""
 _LAC = LAC_HEADER.size
 Check = Callable[[EntryDigest], object]
 """Raises Corrupted."""
 
 
 def proves_itself(packet: bytes) -> bool:
-    """Whether an entry packet has CRC32C as its digest, and that is right."""
+    """Return True if an entry packet has a valid CRC32C as its digest."""
     return len(packet) >= _BODY and is_crc(packet, _CRC.unpack_from(packet, _HEAD)[0])
 
 
 def is_crc(packet: bytes, crc: int) -> bool:
-    """Whether this is the CRC32C of an entry packet that has one."""
+    """Return True if `crc` is the CRC32C of an entry packet."""
     found: int = crc32c(packet[_BODY:], crc32c(packet[:_HEAD]))
     return found == crc
 
 
 def lac_proves_itself(packet: bytes) -> bool:
-    """The same of an explicit last-add-confirmed."""
+    """Return True if an explicit LAC packet has a valid CRC32C."""
     return len(packet) == _LAC + _CRC.size and crc32c(packet[:_LAC]) == _CRC.unpack_from(packet, _LAC)[0]
 
 
 def digest_of(metadata: LedgerMetadata, key: bytes) -> EntryDigest | None:
-    """The digest that checks the ledger's packets here. None: they are not checked, because there is no digest, or it
-    needs a password that the metadata do not have."""
+    """Return the digest that checks the ledger's packets here. Return None if they cannot be checked, because the
+    ledger has no digest, or its digest needs a password that the metadata does not contain."""
     if metadata.digest is DigestType.DUMMY:
         return None
     if metadata.digest is DigestType.HMAC and master_key(metadata.password) != key:
@@ -71,8 +71,8 @@ def digest_of(metadata: LedgerMetadata, key: bytes) -> EntryDigest | None:
 def is_same_entry(held: bytes, packet: bytes, digest_bytes: int = DIGEST_MAX) -> bool:
     """Return True if two packets have the same ledger, entry, length and payload.
 
-    The last-add-confirmed may differ, and with it the digest: a recovery writes entries back with its own (R4).
-    `digest_bytes`: the size of a digest that proves itself to nobody here; unless given, the largest.
+    The last-add-confirmed may differ, and with it the digest, because a recovery writes entries back with its own (R4).
+    `digest_bytes`: size of a digest that cannot be checked here; by default the largest.
     """
     if held == packet:
         return True
@@ -89,7 +89,7 @@ def is_same_entry(held: bytes, packet: bytes, digest_bytes: int = DIGEST_MAX) ->
 
 
 def _payload_at(packet: bytes) -> int:
-    """Return where the payload begins, if the packet's own checksum shows it; otherwise 0."""
+    """Return where the payload begins if the packet's own checksum proves it; otherwise 0."""
     if proves_itself(packet):
         return _BODY
     if len(packet) < _CRC32_AT:
@@ -101,24 +101,24 @@ def _payload_at(packet: bytes) -> int:
 class Digests:
     """Checks packets without a valid CRC32C against the digest type in their ledger's metadata."""
 
-    def __init__(self, admission: Admission, statistics: Statistics) -> None:
+    def __init__(self, admission: LedgerAdmission, statistics: Statistics) -> None:
         self._admission = admission
         self._statistics = statistics
-        self._log = SparingLog(log)
+        self._log = RateLimitedLog(log)
         self._known: dict[tuple[int, bytes], tuple[EntryDigest | None, int]] = {}
         """By ledger and key: the digest that checks the packets here, and its size in them."""
 
     def knows(self, ledger: int, key: bytes) -> bool:
-        """Whether the metadata need not be asked again."""
+        """Return True if the metadata need not be read again."""
         return (ledger, key) in self._known
 
     def size_of(self, ledger: int, key: bytes) -> int:
-        """Return the size in bytes of the digest in the ledger's packets; the largest if it is not known here."""
+        """Return the size in bytes of the digest in the ledger's packets; the largest if it is unknown."""
         return self._known.get((ledger, key), (None, DIGEST_MAX))[1]
 
     def judge(self, ledger: int, key: bytes, size: int, check: Check, done: Callable[[Status], Any]) -> None:
-        """Call `done` with OK if the digest is right or cannot be checked here; otherwise with why it is refused:
-        BAD_REQUEST if it is wrong, UNKNOWN_LEDGER_STATE if nobody says what it should be."""
+        """Check a packet's digest. `done` gets OK if the digest is right or cannot be checked here, BAD_REQUEST if it
+        is wrong, and UNKNOWN_LEDGER_STATE if the metadata cannot be read."""
         if (ledger, key) in self._known:
             done(self._verdict(self._known[ledger, key][0], check))
             return
@@ -145,6 +145,6 @@ class Digests:
                 check(digest)
         except Corrupted as error:
             self._statistics.refused_digest += 1
-            self._log.say(logging.WARNING, "refused, it was damaged on its way here: %s", error)
+            self._log.say(logging.WARNING, "packet refused, it was damaged in transit error=%s", error)
             return Status.BAD_REQUEST
         return Status.OK

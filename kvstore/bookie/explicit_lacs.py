@@ -1,4 +1,4 @@
-"""Explicit last-add-confirmed packets: a writer tells by them what is confirmed while it adds nothing."""
+"""Explicit last-add-confirmed packets, with which a writer reports what is confirmed while it adds nothing."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from kvstore.bookie.admission import Admission
+from kvstore.bookie.admission import LedgerAdmission
 from kvstore.bookie.facts import Facts
-from kvstore.bookie.fencing import Verdict
+from kvstore.bookie.fencing import WriteVerdict
 from kvstore.bookie.inventory import Inventory
 from kvstore.bookie.journal.journal import Journal
-from kvstore.bookie.journal.record import ADMITTED, Kind
+from kvstore.bookie.journal.record import ADMITTED, RecordKind
 from kvstore.bookie.journal.room import JournalFull, Use
-from kvstore.bookie.keys import KEY_MAX, Keys
+from kvstore.bookie.keys import KEY_MAX, KeyChecks
 from kvstore.bookie.ledger import lac_of
-from kvstore.bookie.refusals import Refusals
+from kvstore.bookie.refusals import BookieRefusals
 from kvstore.proto.bookkeeper import Status
 
 Done = Callable[[Status], Any]
 
 
 class ExplicitLacs:
-    """Keeps the packets whose digest is right, the last one of each ledger."""
+    """The explicit LAC packets with a valid digest; the last one of each ledger is kept."""
 
     def __init__(
         self,
@@ -30,9 +30,9 @@ class ExplicitLacs:
         journal: Journal,
         *,
         facts: Facts,
-        keys: Keys,
-        admission: Admission,
-        refusals: Refusals,
+        keys: KeyChecks,
+        admission: LedgerAdmission,
+        refusals: BookieRefusals,
     ) -> None:
         self._inventory = inventory
         self._journal = journal
@@ -42,7 +42,7 @@ class ExplicitLacs:
         self._refusals = refusals
 
     def keep(self, ledger: int, body: bytes, key: bytes, done: Done) -> None:
-        """Show the packet to readers if its sender's key is right, and call `done` when it is on the disk."""
+        """Show the packet to readers if its sender's key is right. `done` is called when the packet is on disk."""
         if ledger in self._inventory.tombstones or not 0 < len(key) <= KEY_MAX:
             done(Status.FENCED if key else Status.BAD_REQUEST)
         else:
@@ -55,10 +55,10 @@ class ExplicitLacs:
         if self._journal.is_full:
             done(self._refusals.no_room())
             return
-        is_new = may_add and self._keys.judge_add(ledger, key, recovery=False) is Verdict.ASK
+        is_new = may_add and self._keys.judge_add(ledger, key, recovery=False) is WriteVerdict.ASK
         try:
             found = self._facts.first_contact(ledger, key, flags=ADMITTED if is_new else 0)
-            self._facts.note(Kind.LAC, 0, found, lac_of(body), body, urgent=False, use=Use.ADD)
+            self._facts.note(RecordKind.LAC, 0, found, lac_of(body), body, urgent=False, use=Use.ADD)
         except JournalFull:
             done(self._refusals.no_room())
             return
@@ -68,10 +68,11 @@ class ExplicitLacs:
             self._admit_ahead(ledger, key)
 
     def _admit_ahead(self, ledger: int, key: bytes) -> None:
-        """A writer speaks of its ledger before its first add: that add need not wait for the metadata store then."""
+        """Admit a writer that sends a LAC before its first add, so that the add need not wait for the metadata
+        store."""
 
-        def resume(_: Verdict, of_add: Verdict) -> None:
-            if of_add is Verdict.ADMIT and self._keys.judge_add(ledger, key, recovery=False) is Verdict.ASK:
+        def resume(_: WriteVerdict, of_add: WriteVerdict) -> None:
+            if of_add is WriteVerdict.ADMIT and self._keys.judge_add(ledger, key, recovery=False) is WriteVerdict.ASK:
                 try:
                     self._facts.first_contact(ledger, key, flags=ADMITTED)
                 except JournalFull:

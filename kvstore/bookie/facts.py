@@ -1,11 +1,11 @@
-"""Notes a ledger's key, fence and doubts, all that a bookie knows of it beside its entries: in the journal and in the
-inventory at once."""
+"""Records everything that a bookie knows of a ledger besides its entries, such as its key, fence and limbo state, in
+both the journal and the inventory."""
 
 from __future__ import annotations
 
 from kvstore.bookie.inventory import Inventory
 from kvstore.bookie.journal.journal import Journal
-from kvstore.bookie.journal.record import ADMITTED, CLEARED, RECORD_HEADER_SIZE, Kind
+from kvstore.bookie.journal.record import ADMITTED, CLEARED, RECORD_HEADER_SIZE, RecordKind
 from kvstore.bookie.journal.room import JournalFull, Use
 from kvstore.bookie.ledger import Ledger
 from kvstore.bookie.statistics import Statistics
@@ -13,7 +13,7 @@ from kvstore.proto.bookkeeper import Status
 
 
 class Facts:
-    """Writes facts about ledgers down. A fact is on the disk once the ledger's `last_group` is."""
+    """Writes facts about ledgers. A fact is on disk once the ledger's `last_group` is."""
 
     def __init__(self, inventory: Inventory, journal: Journal, statistics: Statistics) -> None:
         self._inventory = inventory
@@ -22,7 +22,7 @@ class Facts:
         self._statistics = statistics
 
     def note(
-        self, kind: Kind, flags: int, ledger: Ledger, entry: int, body: bytes, *, urgent: bool = True,
+        self, kind: RecordKind, flags: int, ledger: Ledger, entry: int, body: bytes, *, urgent: bool = True,
         use: Use = Use.FACT,
     ) -> None:  # fmt: skip
         """Append a record about a ledger. Raises JournalFull."""
@@ -32,20 +32,21 @@ class Facts:
         ledger.last_group = group.number
 
     def first_contact(self, ledger: int, key: bytes, *, flags: int = 0, use: Use = Use.ADD, size: int = 0) -> Ledger:
-        """The ledger in the books, its key noted in the journal. Raises JournalFull if there is no room for that and
-        for the `size` bytes that are to follow."""
+        """Return the ledger with its key recorded in the journal. Raises JournalFull if there is no space for that and
+        for the `size` bytes that follow."""
         found = self._ledgers.get(ledger)
         if found is not None and found.key and found.is_admitted >= bool(flags):
             return found
         if not self._journal.has_room(use, 2 * RECORD_HEADER_SIZE + len(key) + size):
             raise JournalFull
         found = self._known(ledger, key)
-        self.note(Kind.KEY, flags | ADMITTED * found.is_admitted, found, -1, key, use=use)
+        self.note(RecordKind.KEY, flags | ADMITTED * found.is_admitted, found, -1, key, use=use)
         found.is_admitted |= bool(flags)
         return found
 
     def _known(self, ledger: int, key: bytes) -> Ledger:
-        """The ledger in the books. A new one is in limbo while records of any ledger may be missing."""
+        """Return the ledger's record in the inventory, created if needed. A new ledger is in limbo while records of any
+        ledger may be missing."""
         is_new = ledger not in self._ledgers
         found = self._inventory.known(ledger, key)
         if is_new and self._inventory.is_limbo:
@@ -53,13 +54,13 @@ class Facts:
         return found
 
     def fence(self, ledger: int, key: bytes) -> Status:
-        """Let no ordinary add in any more; IO_ERROR if that cannot be written down."""
+        """Fence the ledger against ordinary adds. Return IO_ERROR if the fence cannot be recorded."""
         found = self._ledgers.get(ledger)
         if found is not None and found.is_fenced:
             return Status.OK
         try:
             found = self._known(ledger, key)
-            self.note(Kind.FENCE, 0, found, -1, key)
+            self.note(RecordKind.FENCE, 0, found, -1, key)
         except JournalFull:
             return Status.IO_ERROR
         found.is_fenced = True
@@ -67,7 +68,7 @@ class Facts:
         return Status.OK
 
     def set_limbo(self, ledger: Ledger, is_limbo: bool) -> None:
-        """Mark that records of `ledger` may be missing, or that they are complete again. Raises JournalFull."""
+        """Record that records of `ledger` may be missing, or that they are complete again. Raises JournalFull."""
         ledger.is_limbo = is_limbo
         ledger.is_admitted &= not is_limbo
-        self.note(Kind.LIMBO, 0 if is_limbo else CLEARED, ledger, -1, b"")
+        self.note(RecordKind.LIMBO, 0 if is_limbo else CLEARED, ledger, -1, b"")

@@ -1,17 +1,17 @@
 """Finds out to which bookie the data directories belong.
 
-A bookie id is `<name>-<incarnation>`. The incarnation is drawn when empty directories are formatted and lives as long
-as their contents: a bookie that has lost its disk comes back under another id, and nobody takes its "no such entry" or
-its acceptance for that of the one that is lost. A cookie in every directory and in the metadata store says what belongs
+A bookie id is `<name>-<incarnation>`. The incarnation is drawn when empty directories are formatted, and lives as long
+as their contents. So a bookie that has lost its disk comes back under another id, and nobody takes its "no such entry"
+or its acceptance for that of the lost bookie. A cookie in every directory and in the metadata store says what belongs
 together.
 
-Where the operator gives the id, as Apache's older clients and tools want it (`host:port`), there is no incarnation in
-it. Then empty directories are formatted only while the metadata store knows no bookie of that id, neither by a cookie
-nor as a ledger's: what another has stored under the id, or one that is lost, is never denied by a new one.
+If the operator gives the id (`host:port`, as Apache's older clients and tools need it), there is no incarnation in it.
+Then empty directories are formatted only while the metadata store knows no bookie of that id, neither by a cookie nor
+in a ledger. So a new bookie never denies what another one, perhaps a lost one, has stored under the id.
 
-The version of the cookie's node counts the starts, and the directories remember the last one: directories that remember
-an older one were restored from a copy, and records may be missing. So were those that are younger than the metadata
-store says (kvstore.bookie.age).
+The version of the cookie's node counts the starts, and the directories remember the last start. Directories that
+remember an older start were restored from a copy, and records may be missing. The same holds for directories that are
+younger than the metadata store says (kvstore.bookie.age).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from kvstore.bookie.admission import Authority
+from kvstore.bookie.admission import LedgerAuthority
 from kvstore.bookie.age import AGE, age_in
 from kvstore.bookie.config import BookieConfig, StorageConfig
 from kvstore.bookie.opening import make_directory
@@ -41,25 +41,26 @@ from kvstore.types import BookieId
 log = logging.getLogger(__name__)
 
 VERSION = "VERSION"
-"""The cookie, in every directory."""
+"""File name of the cookie, in every directory."""
 FORMATTING = "FORMATTING"
-"""The cookie while the directories are being formatted: nothing was stored in them yet."""
+"""File name of the cookie while the directories are being formatted and nothing was stored in them yet."""
 STARTS = "STARTS"
-"""The cookie node's version as of the last start, and the one that this start makes; in the journal's directory."""
+"""File name, in the journal's directory, of the cookie node's version at the last start and of the one that this start
+makes."""
 
 
 # docs/protocol.md L13
 @dataclass(frozen=True, slots=True)
-class Identity:
+class BookieIdentity:
     bookie: BookieId
     is_new: bool
-    """The directories were empty."""
+    """True if the directories were empty."""
     doubts: tuple[str, ...]
     """Why records may be missing."""
     doubted: tuple[str, ...] = ()
-    """Of the bookie's further directories, those that were restored from a copy."""
+    """The bookie's other directories that were restored from a copy."""
     start: int = field(default=-1, compare=False)
-    """What `remember_start` notes."""
+    """The start that `remember_start` records."""
 
 
 # docs/protocol.md B8
@@ -69,22 +70,22 @@ async def establish(
     cookies: CookieStore,
     instance_id: str,
     *,
-    authority: Authority | None = None,
+    authority: LedgerAuthority | None = None,
     others: Sequence[str] = (),
     is_survivor: bool = False,
-) -> Identity:
-    """Find out, or decide, who this bookie is. `authority` is needed where the id is given.
+) -> BookieIdentity:
+    """Find out, or decide, which bookie this is. `authority` is needed if the id is given.
 
-    `others`: further directories of its, which remember the start too. `is_survivor`: the journal's directory, which is
-    looked at alone, is not the one that was formatted first; that is lost. Raises ConfigError that names the directory
-    at fault, MetadataError.
+    `others`: further directories of the bookie, which remember the start too. `is_survivor`: the directory that was
+    formatted first is lost, and only this journal directory is checked. Raises a ConfigError that names the directory
+    at fault, and MetadataError.
     """
     return await _Identification(env, config, cookies, instance_id, authority, others, is_survivor=is_survivor).run()
 
 
 async def refuse_to_strand(env: Env, config: StorageConfig, cookies: CookieStore) -> None:
-    """Raise ConfigError if the directories are those of a bookie that others still count on, on a node that is to have
-    none: its entries would be missing, and after the next such node no quorum would have them."""
+    """Raise ConfigError if a node without the bookie role has the directories of a bookie that others still count on.
+    Its entries would be missing, and after the next such node no quorum would have them."""
     path = f"{config.journal_dir}/{VERSION}"
     if not env.disk.exists(path):
         return
@@ -94,17 +95,17 @@ async def refuse_to_strand(env: Env, config: StorageConfig, cookies: CookieStore
     except NoSuchNode:
         return  # decommissioned
     except Corrupted as error:
-        raise ConfigError(f"{error}: want a node with a bookie, or {config.journal_dir} emptied") from None
+        raise ConfigError(f"{error}: expected a node with a bookie, or {config.journal_dir} to be empty") from None
     raise ConfigError(
-        f"{config.journal_dir} holds what bookie {bookie} stores, but this node is to have no bookie (roles, or "
-        f"bookies of [log]): want it to have one, or `kvstore bookie decommission {bookie}` first"
+        f"{config.journal_dir} has the entries of bookie {bookie}, but this node has no bookie (roles, or "
+        f"bookies of [log]): give it one, or run `kvstore bookie decommission {bookie}` first"
     )
 
 
 # docs/protocol.md B7
-def remember_start(disk: Disk, directories: Iterable[str], identity: Identity) -> None:
-    """Let the directories that were doubted remember this start, once the doubt is on the disk: a start that dies
-    before that leaves it to the next one. Raises OSError."""
+def remember_start(disk: Disk, directories: Iterable[str], identity: BookieIdentity) -> None:
+    """Record this start in the doubted directories, once the doubt is on disk. A start that dies before leaves the
+    doubt to the next one. Raises OSError."""
     for each in directories:
         if max(_starts_in(disk, each), default=-1) < identity.start:
             _note_start(disk, each, identity.start - 1, identity.start)
@@ -112,25 +113,25 @@ def remember_start(disk: Disk, directories: Iterable[str], identity: Identity) -
 
 # docs/protocol.md B34
 async def refuse_beside_another(env: Env, config: BookieConfig, bookies: RegistrationClient) -> None:
-    """Raise ConfigError if the bookie of these directories is registered at another address for longer than a session
-    lasts: it runs, on the directories that these are a copy of. Before this start is counted, so that the bookie there
-    does not take its own for a copy later. Raises MetadataError."""
+    """Raise ConfigError if the bookie of these directories stays registered at another address for longer than a
+    session lasts: it runs on the original of which these directories are a copy. This check comes before the start is
+    counted, so that the running bookie does not take its own directories for a copy later. Raises MetadataError."""
     directory, ours = config.directories[0], config.advertise or config.listen
     path = f"{directory}/{VERSION}"
     if ours.endswith(":0") or not env.disk.exists(path):
-        return  # it will be known by the registration itself
+        return  # the registration itself will detect it
     try:
         bookie = decode_cookie(read_file(env.disk, path), what=path).bookie
     except (Corrupted, OSError):
-        return  # told by whoever needs it
+        return  # reported by the code that needs it
     for _ in range(REGISTER_ATTEMPTS_MAX):
         there = (await bookies.bookies()).all.get(bookie, ours)
         if there == ours:
             return
         await asyncio.sleep(RETRY_S)
     raise ConfigError(
-        f"bookie {bookie}, to which {directory} belongs, runs at {there}: want one process of a bookie, and none on a "
-        "copy of its directories"
+        f"expected one process of bookie {bookie}, to which {directory} belongs, got another at {there}: never start a "
+        "bookie on a copy of its directories"
     )
 
 
@@ -141,7 +142,7 @@ class _Identification:
         config: BookieConfig,
         cookies: CookieStore,
         instance_id: str,
-        authority: Authority | None,
+        authority: LedgerAuthority | None,
         others: Sequence[str],
         *,
         is_survivor: bool,
@@ -156,7 +157,7 @@ class _Identification:
         self._instance_id = instance_id
         self._authority = authority
 
-    async def run(self) -> Identity:
+    async def run(self) -> BookieIdentity:
         found = {each: contents(self._disk, each) for each in self._directories}
         unfinished = [each for each in self._directories if FORMATTING in found[each]]
         if unfinished or not any(found.values()):
@@ -174,17 +175,17 @@ class _Identification:
 
     def _cookie_in(self, directory: str, content: set[str]) -> Cookie:
         if VERSION not in content:
-            what = "holds files but no cookie" if content else "is empty while the others are not"
+            what = "has files but no cookie" if content else "is empty while the others are not"
             raise ConfigError(f"{directory} {what}; a disk may be missing. {self._advice(directory)}")
         return self._read_cookie(f"{directory}/{VERSION}")
 
     def _advice(self, directory: str) -> str:
         if directory == self._config.index_dir:
             return (
-                f"If it is lost, copy {self._config.journal_dir}/{VERSION} to it and start again: all else in it is "
-                "made again from the journal"
+                f"If it is lost, copy {self._config.journal_dir}/{VERSION} to it and start again: its other files are "
+                "recreated from the journal"
             )
-        return f"To give up what this bookie stores, empty all of: {', '.join(self._directories)}"
+        return f"To abandon the entries of this bookie, empty all of: {', '.join(self._directories)}"
 
     def _read_cookie(self, path: str) -> Cookie:
         try:
@@ -197,7 +198,7 @@ class _Identification:
             raise ConfigError(f"{path} cannot be read: {error}") from error
 
     def _check(self, cookie: Cookie) -> None:
-        """Whether the directories are this bookie's and this cluster's."""
+        """Raise ConfigError unless the directories belong to this bookie and this cluster."""
         directory = self._directories[0]
         if cookie.instance_id != self._instance_id:
             raise ConfigError(
@@ -205,7 +206,7 @@ class _Identification:
             )
         if not self._is_ours(cookie.bookie):
             called = self._config.id or self._config.name
-            raise ConfigError(f"{directory} belongs to bookie {cookie.bookie}, this one is called {called}")
+            raise ConfigError(f"{directory} belongs to bookie {cookie.bookie}, expected {called}")
         if cookie != self._cookie(cookie.bookie) and not self._is_survivor:
             raise ConfigError(f"{directory} was formatted together with other directories than configured: {cookie}")
 
@@ -223,13 +224,13 @@ class _Identification:
             instance_id=self._instance_id,
         )
 
-    async def _known(self, cookie: Cookie) -> Identity:
+    async def _known(self, cookie: Cookie) -> BookieIdentity:
         directory = self._directories[0]
         try:
             known, version = await self._cookies.read(cookie.bookie)
         except NoSuchNode:
             raise ConfigError(
-                f"{directory} belongs to bookie {cookie.bookie}, which the metadata store does not know (any more)"
+                f"{directory} belongs to bookie {cookie.bookie}, which the metadata store does not know"
             ) from None
         if known != cookie:
             raise ConfigError(f"{directory} has the cookie {cookie}, the metadata store has {known}")
@@ -240,32 +241,32 @@ class _Identification:
                 doubts[each] = doubt
         await self._claim(cookie, version)
         own = doubts.pop(self._config.journal_dir, "")
-        return Identity(cookie.bookie, False, (own,) if own else (), tuple(doubts), version + 1)
+        return BookieIdentity(cookie.bookie, False, (own,) if own else (), tuple(doubts), version + 1)
 
     # docs/protocol.md B7
     def _doubt_of_start(self, directory: str, version: int) -> str:
-        """Note this start in the directory. Returns why it may lack records, and then notes nothing: `remember_start`
-        does, when the doubt is on the disk. Empty if the directory remembers the last start."""
+        """Record this start in the directory. If the directory does not remember the last start, return why it may lack
+        records, and record nothing: `remember_start` does that when the doubt is on disk. Otherwise return ""."""
         starts = _starts_in(self._disk, directory)
         latest = max(starts, default=-1)
         if latest < version:
             return f"{directory} remembers starts {starts}, the metadata store {version}: it is a copy"
-        # It may be ahead of a metadata store that was made again of a file, or of an older copy, and stays so: nothing
-        # is missing here, nor will it be when a later copy is there.
+        # The directory may be ahead of a metadata store that was recreated from a file or an older copy, and stays
+        # ahead: nothing is missing here, nor will it be when a later copy is restored.
         _note_start(self._disk, directory, version, max(version + 1, latest))
         return ""
 
     async def _age(self, bookie: BookieId) -> int | None:
-        """None if what stands in the metadata store cannot be told."""
+        """Return the age in the metadata store, or None if it cannot be read."""
         try:
             return (await self._cookies.age(bookie))[0]
         except Corrupted as error:
-            log.warning("bookie=%s how old its directories have to be is unknown: %s", bookie, error)
+            log.warning("age in the metadata store cannot be read bookie=%s error=%s", bookie, error)
             return None
 
     # docs/protocol.md B34
     def _doubt_of_age(self, directory: str, age: int | None) -> str:
-        """Returns why the directory may lack records; empty if it is as old as it has to be."""
+        """Return why the directory may lack records; "" if it is as old as it must be."""
         found = age_in(self._disk, directory)
         if age is not None and found >= age:
             return ""
@@ -283,17 +284,18 @@ class _Identification:
                 await self._cookies.write(cookie, version)
             except VersionConflict:
                 _, found = await self._cookies.read(cookie.bookie)
-                if attempts == 1 or found != version + 1:  # else it was our own write, whose answer was lost
-                    raise ConfigError(f"another process starts as bookie {cookie.bookie}") from None
+                if attempts == 1 or found != version + 1:  # otherwise it was our own write, whose answer was lost
+                    raise ConfigError(f"another process is starting as bookie {cookie.bookie}") from None
 
         await until_known(write)
 
-    async def _format(self, found: dict[str, set[str]], unfinished: list[str]) -> Identity:
-        """Make a new incarnation, or finish what a crash has interrupted. Nothing is stored before this is complete."""
+    async def _format(self, found: dict[str, set[str]], unfinished: list[str]) -> BookieIdentity:
+        """Format a new incarnation, or finish a format that a crash interrupted. Nothing is stored before this is
+        complete."""
         for directory, content in found.items():
             strange = content - {FORMATTING, VERSION, STARTS, AGE}
             if strange:
-                raise ConfigError(f"{directory} holds {sorted(strange)[0]} although it is not formatted yet")
+                raise ConfigError(f"{directory} contains {sorted(strange)[0]} although it is not formatted yet")
         begun = self._begun(unfinished)
         new = BookieId(self._config.id or f"{self._config.name}-{self._env.random.getrandbits(48):012x}")
         cookie = begun or self._cookie(new)
@@ -303,7 +305,7 @@ class _Identification:
             make_directory(self._disk, directory)
             self._write(f"{directory}/{FORMATTING}", encode_cookie(cookie))
         version = await self._cookies.write(cookie, None)
-        _note_start(self._disk, self._config.journal_dir, version, version)  # a copy of it is no later start
+        _note_start(self._disk, self._config.journal_dir, version, version)  # a copy of the directory is no later start
         if self._config.id:
             await self._take(cookie, version)
         for directory in self._directories:
@@ -311,11 +313,11 @@ class _Identification:
         for directory in self._directories:
             self._disk.remove(f"{directory}/{FORMATTING}")
             self._disk.sync_dir(directory)
-        log.warning("bookie=%s is new: its directories were empty", cookie.bookie)
-        return Identity(cookie.bookie, True, ())
+        log.warning("formatted empty directories for a new bookie bookie=%s", cookie.bookie)
+        return BookieIdentity(cookie.bookie, True, ())
 
     def _begun(self, unfinished: list[str]) -> Cookie | None:
-        """The cookie that a format which was cut off would have given, if that is still what is wanted."""
+        """Return the cookie of an interrupted format, if it is still the wanted one."""
         if not unfinished:
             return None
         cookie = self._read_cookie(f"{unfinished[0]}/{FORMATTING}")
@@ -323,7 +325,7 @@ class _Identification:
 
     # docs/protocol.md B27
     async def _refuse_if_taken(self, cookie: Cookie, *, is_begun: bool) -> None:
-        """Raise ConfigError if anybody else has, or had, the id that was given."""
+        """Raise ConfigError if another bookie has, or had, the given id."""
         bookie = cookie.bookie
         with suppress(NoSuchNode):
             try:
@@ -332,27 +334,27 @@ class _Identification:
                 raise self._taken(bookie, str(error)) from None
             if not is_begun or version or known != cookie:
                 raise self._taken(bookie, "it has a cookie in the metadata store")
-        assert self._authority is not None, "an id that was given can only be judged by the metadata store"
+        assert self._authority is not None, "only the metadata store can judge a given id"
         for ledger in await self._authority.ledgers():
             if await may_name(self._authority, ledger, bookie):
                 raise self._taken(bookie, f"ledger {ledger} names it")
 
     async def _take(self, cookie: Cookie, version: int) -> None:
-        """Of two who format under one id at the same time, only one gets it: whose write the store has confirmed. Their
-        cookies are the same, so who has no answer to its write cannot find out whether it was the one. Raises
-        MetadataUnknown then."""
+        """Take the given id. If two processes format under one id at the same time, only the process whose write the
+        metadata store has confirmed gets it. Their cookies are equal, so a process without an answer to its write
+        cannot find out whether it won. Raises MetadataUnknown then."""
         if version:
             raise self._taken(cookie.bookie, "it has a cookie in the metadata store")
         _note_start(self._disk, self._config.journal_dir, version, version + 1)
         try:
             await self._cookies.write(cookie, version)
         except VersionConflict:
-            raise self._taken(cookie.bookie, "another process has just become it") from None
+            raise self._taken(cookie.bookie, "another process has just taken it") from None
 
     def _taken(self, bookie: BookieId, reason: str) -> ConfigError:
         return ConfigError(
-            f"{self._directories[0]} is empty, and {bookie} is not a new bookie: {reason}. If it is lost, end it by "
-            f"`kvstore bookie decommission {bookie}`; if its disk is only missing, mount that"
+            f"{self._directories[0]} is empty, but {bookie} is not a new bookie: {reason}. If it is lost, "
+            f"run `kvstore bookie decommission {bookie}`; if only its disk is missing, mount the disk"
         )
 
     def _write(self, path: str, data: bytes) -> None:
@@ -360,22 +362,22 @@ class _Identification:
 
 
 def _starts_in(disk: Disk, directory: str) -> list[int]:
-    """The starts that it remembers. None if the disk does not give them: that raises a doubt, and keeps no bookie from
-    starting."""
+    """Return the starts that the directory remembers. Return none if the disk cannot read them: that raises a doubt,
+    and does not prevent the start."""
     path = f"{directory}/{STARTS}"
     try:
         words = read_file(disk, path).decode(errors="replace").split() if disk.exists(path) else []
     except OSError as error:
         if is_passing(error):
             raise
-        log.error("%s cannot be read: %s", path, error)
+        log.error("file cannot be read path=%s error=%s", path, error)
         words = []
     return [int(word) for word in words if word.isdecimal()]
 
 
 def _note_start(disk: Disk, directory: str, last: int, this: int) -> None:
-    """In place, so that it needs no room: a full disk keeps no bookie from starting. One that is half written is
-    not remembered, and raises doubts."""
+    """Write the starts in place, so that this needs no space: a full disk does not prevent a start. A start that is
+    half written is not remembered, and raises doubts."""
     file = disk.open(f"{directory}/{STARTS}", create=True)
     try:
         file.pwrite(0, b"%20d %20d\n" % (last, this))

@@ -1,7 +1,7 @@
-"""Everything a bookie holds: ledgers, tombstones, and which segment has how much of whom.
+"""Everything a bookie holds: ledgers, tombstones, and how many bytes of which ledgers each segment has.
 
-Built from the journal at start and kept up to date with what the journal reports as synced. All of it is in memory, but
-for the places of entries in full segments, which index files have.
+Built from the journal at start, and kept up to date with what the journal reports as synced. All of it is in memory,
+except for the places of entries in full segments, which are in index files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvstore.bookie.index.entry_index import OFFSET_BITS, OFFSET_MASK, file_of
 from kvstore.bookie.index.index_files import IndexFiles
 from kvstore.bookie.index.sealed_entries import SealedEntries
 from kvstore.bookie.journal.record import ADMITTED as KEY_ADMITTED
-from kvstore.bookie.journal.record import CLEARED, Kind, RecordHead
+from kvstore.bookie.journal.record import CLEARED, RecordHead, RecordKind
 from kvstore.bookie.journal.segment import OpenFiles, Segment
 from kvstore.bookie.ledger import Ledger
 from kvstore.bookie.statistics import Statistics
@@ -28,20 +28,20 @@ from kvstore.types import NO_LEDGER, LedgerId
 log = logging.getLogger(__name__)
 
 DAMAGED_MAX = 10_000
-"""Damaged entries that are remembered; more are only counted."""
+"""Maximum number of damaged entries that are remembered; further ones are only counted."""
 
 
 IsOurs = Callable[[LedgerId, bytes], bool]
-"""Whether the key is that of a ledger that the cluster has made, whose id the metadata store has given."""
+"""Returns True if the key is that of a ledger that the cluster has created, whose id the metadata store has given."""
 
 
 def nobodys(_ledger: LedgerId, _key: bytes) -> bool:
-    """Take no ledger for one that the cluster has made."""
+    """Return False: no ledger is known to be the cluster's own."""
     return False
 
 
 class OwnLedgers:
-    """The cluster's own ledgers, as far as a bookie tells them by their keys."""
+    """The cluster's own ledgers, as far as a bookie recognizes them by their keys."""
 
     def __init__(self, is_ours: IsOurs = nobodys) -> None:
         self.is_ours = is_ours
@@ -49,13 +49,13 @@ class OwnLedgers:
         """The highest id of which any directory has had a record (docs/protocol.md, G27)."""
 
     def saw(self, ledger: LedgerId, key: bytes) -> None:
-        """Note that there is a record of a ledger with this key."""
+        """Record that there is a record of a ledger with this key."""
         if ledger > self.newest and self.is_ours(ledger, key):
             self.newest = ledger
 
 
 class Inventory:
-    """The bookie's books. Between two segments `close` says what the one that is full holds."""
+    """The inventory of one bookie. `close` returns the checkpoint of a full segment."""
 
     def __init__(self, index_files: IndexFiles, own_ledgers: OwnLedgers | None = None) -> None:
         self.index_files = index_files
@@ -65,17 +65,17 @@ class Inventory:
         self.segments: dict[int, Segment] = {}
         self.open_files = OpenFiles()
         self.is_limbo = False
-        """Records of any ledger may be missing, ledgers included that are not known here."""
+        """True if records of any ledger may be missing, including ledgers that are unknown here."""
         self.damaged: dict[tuple[int, int], int] = {}
         """(ledger, entry) → place of the copies that the last scrub, or a read since, could not read."""
         self.expected: set[int] = set()
-        """Segments that must be there, as far as the journal has been read. Only used while it is."""
+        """Segments that must exist, as far as the journal has been read. Used only while the journal is read."""
         self._tails: list[Ledger] = []
         self._dropped: list[int] = []
 
     def runs(self, ledger: Ledger) -> list[tuple[int, int]]:
-        """The entries that are here and not known to be damaged, as runs (first, count), rising. Leaders copy the rest
-        here again (docs/protocol.md, B14)."""
+        """Return the entries that are here and not known to be damaged, as rising runs (first, count). Leaders copy the
+        others here again (docs/protocol.md, B14)."""
         index = ledger.index
         bad = sorted(e for (of, e), place in self.damaged.items() if of == ledger.id and index.get(e)[0] == place)
         if not bad:
@@ -91,12 +91,12 @@ class Inventory:
         return runs
 
     def note_damaged(self, ledger: int, entry: int, place: int) -> None:
-        """A copy cannot be read as it was written."""
+        """Record that a copy cannot be read as it was written."""
         if len(self.damaged) < DAMAGED_MAX:
             self.damaged[ledger, entry] = place
 
     def stored(self, segment: Segment, ledger: Ledger, entry: int, offset: int, size: int) -> None:
-        """An entry packet of `size` bytes is on the disk, at `offset` of the segment that is being written."""
+        """Record that an entry packet of `size` bytes is on disk, at `offset` of the segment that is being written."""
         if ledger.tail_file != segment.file:
             ledger.tail_file = segment.file
             self._tails.append(ledger)
@@ -106,7 +106,7 @@ class Inventory:
             self._forget(ledger, segment, former, former_size)
 
     def _forget(self, ledger: Ledger, segment: Segment, place: int, size: int) -> None:
-        """The copy at `place` is not wanted any more."""
+        """Record that the copy at `place` is no longer needed."""
         file = file_of(place)
         if file != segment.file:
             ledger.superseded[file] = ledger.superseded.get(file, 0) + size
@@ -119,7 +119,7 @@ class Inventory:
 
     # docs/protocol.md B4
     def drop(self, ledger: int, *, tombstone: bool) -> None:
-        """Forget a ledger that was deleted. Who waits for it is woken."""
+        """Forget a deleted ledger, and wake everybody who waits for it."""
         if tombstone:
             self.tombstones.add(ledger)
         self._dropped.append(ledger)
@@ -131,8 +131,8 @@ class Inventory:
 
     # docs/protocol.md B31
     def close(self, segment: Segment, last_group: int) -> Checkpoint:
-        """The checkpoint of a segment that is full; counts what is live in it. The next one begins. The segment's
-        entries are held in memory until the checkpoint is written."""
+        """Return the checkpoint of a full segment, count its live bytes, and begin the next segment. The segment's
+        entries stay in memory until the checkpoint is written."""
         tails = {ledger.id for ledger in self._tails if self.ledgers.get(ledger.id) is ledger}
         there = sorted(segment.touched & self.ledgers.keys())
         parts = [_part(self.ledgers[each], is_tail=each in tails) for each in there]
@@ -156,7 +156,7 @@ class Inventory:
         return checkpoint
 
     def _hold(self, checkpoint: Checkpoint) -> None:
-        """Make the entries of a full segment, which are in memory, part of their ledgers' sealed ones."""
+        """Make the entries of a full segment, which are in memory, part of their ledgers' sealed entries."""
         checkpoint.place_entries()
         self.index_files.hold(checkpoint)
         for part in checkpoint.ledgers:
@@ -172,19 +172,20 @@ class Inventory:
         ledger.index.has_sealed(sealed)
 
     def sealed_in(self, segment: Segment) -> list[tuple[int, SealedEntries]]:
-        """The ledgers that have entries in a full segment, replaced ones too."""
+        """Return the ledgers that have entries in a full segment, including replaced entries."""
         found = [(each, self.ledgers[each].sealed) for each in sorted(segment.touched & self.ledgers.keys())]
         return [(each, sealed) for each, sealed in found if sealed is not None and sealed.count(segment.file)]
 
     def remove(self, segment: Segment) -> None:
-        """A segment is not needed any more: what is wanted of it is in others. Its index file may go after this."""
+        """Remove a segment that is no longer needed, because what is needed of it is in others. Its index file may be
+        deleted after this."""
         for _, sealed in self.sealed_in(segment):
             sealed.forget(segment.file)
         del self.segments[segment.file]
         self.index_files.forget(segment.file)
 
     def count(self, statistics: Statistics) -> None:
-        """Fill in what is counted only on demand."""
+        """Fill in the statistics that are counted only on demand."""
         segments = self.segments.values()
         statistics.ledgers = len(self.ledgers)
         statistics.tombstones = len(self.tombstones)
@@ -199,7 +200,7 @@ class Inventory:
     # Reading the journal back
 
     def load(self, segment: Segment, checkpoint: Checkpoint) -> None:
-        """Apply a segment's checkpoint: the same as its records."""
+        """Apply a segment's checkpoint, which is equivalent to its records."""
         for ledger in checkpoint.dropped:
             self.drop(ledger, tombstone=False)
         self.tombstones.update(checkpoint.tombstones)
@@ -218,7 +219,8 @@ class Inventory:
         self.set_limbo(checkpoint.is_limbo)
 
     def set_limbo(self, is_limbo: bool) -> None:
-        """Records of any ledger may be missing: of those known here at once, of all others until this is taken back."""
+        """Set whether records of any ledger may be missing: of those known here at once, and of all others until this
+        is revoked."""
         self.is_limbo = is_limbo
         for ledger in self.ledgers.values() if is_limbo else ():
             ledger.is_limbo = True
@@ -241,7 +243,7 @@ class Inventory:
         self._seal(self.ledgers[part.ledger], file, part.extents)
 
     def _supersede(self, segment: Segment, part: LedgerPart) -> None:
-        """Find out which copies in older segments the entries of a checkpoint of a former format have replaced."""
+        """Find the copies in older segments that the entries of a checkpoint in a former format have replaced."""
         ledger = self.ledgers[part.ledger]
         for entry in part.entries.columns().entries if part.entries is not None else ():
             if entry <= ledger.index.sealed_last:
@@ -251,23 +253,24 @@ class Inventory:
         part.superseded, ledger.superseded = sorted(ledger.superseded.items()), {}
 
     def apply(self, segment: Segment, head: RecordHead, body: bytes) -> None:
-        """Apply any record but an ADD."""
-        if head.kind == Kind.FILES:
+        """Apply any record except an ADD."""
+        if head.kind == RecordKind.FILES:
             self.expected = set(unpack(f">{head.size // 4}I", body))
-        elif head.kind == Kind.NEXT:
+        elif head.kind == RecordKind.NEXT:
             self.expected.add(head.entry)
-        elif head.kind == Kind.REMOVED:
+        elif head.kind == RecordKind.REMOVED:
             self.expected.discard(head.entry)
-        elif head.kind in (Kind.TOMBSTONE, Kind.DROPPED):
+        elif head.kind in (RecordKind.TOMBSTONE, RecordKind.DROPPED):
             segment.touched.add(head.ledger)
-            self.drop(head.ledger, tombstone=head.kind == Kind.TOMBSTONE)
-        elif head.kind == Kind.LIMBO and head.ledger < 0:
+            self.drop(head.ledger, tombstone=head.kind == RecordKind.TOMBSTONE)
+        elif head.kind == RecordKind.LIMBO and head.ledger < 0:
             self.set_limbo(not head.flags & CLEARED)
         else:
             self._apply_to_ledger(segment, head, body)
 
     def apply_add(self, segment: Segment, head: RecordHead, body: bytes, offset: int, *, is_good: bool) -> None:
-        """Apply an ADD. A damaged packet still counts as there, so that nobody is told that there is no such entry."""
+        """Apply an ADD. A damaged packet still counts as present, so that nobody gets the answer that there is no such
+        entry."""
         ledger = self.known(head.ledger)
         if head.entry > ledger.index.last or self._may_replace(ledger, head, body, is_good=is_good):
             self.stored(segment, ledger, head.entry, offset, head.size)
@@ -284,25 +287,25 @@ class Inventory:
         held = segment.read_certainly(place & OFFSET_MASK, size, ledger=ledger.id, entry=head.entry)
         if held is None or (is_good and is_same_entry(held, body)):
             return True
-        log.error("a later record of a stored entry has another payload ledger=%d entry=%d", ledger.id, head.entry)
+        log.error("later record of a stored entry has another payload ledger=%d entry=%d", ledger.id, head.entry)
         return False
 
     def _apply_to_ledger(self, segment: Segment, head: RecordHead, body: bytes) -> None:
         segment.touched.add(head.ledger)
-        if head.kind == Kind.KEY:
+        if head.kind == RecordKind.KEY:
             ledger = self.known(head.ledger, body)
             ledger.is_admitted = bool(head.flags & KEY_ADMITTED)
-        elif head.kind == Kind.FENCE:
+        elif head.kind == RecordKind.FENCE:
             self.known(head.ledger, body).is_fenced = True
-        elif head.kind == Kind.LAC:
+        elif head.kind == RecordKind.LAC:
             self.known(head.ledger).set_explicit_lac(body)
-        elif head.kind == Kind.LIMBO:
+        elif head.kind == RecordKind.LIMBO:
             ledger = self.known(head.ledger)
             ledger.is_limbo = not head.flags & CLEARED
             ledger.is_admitted &= not ledger.is_limbo
 
     def known(self, ledger: int, key: bytes = b"") -> Ledger:
-        """The ledger's entry in the books, made if there is none. A key is kept unless one is known."""
+        """Return the ledger's record, created if there is none. A key is set only if none is known."""
         found = self.ledgers.get(ledger)
         if found is None:
             found = self.ledgers[ledger] = Ledger(LedgerId(ledger), b"")
@@ -313,7 +316,7 @@ class Inventory:
 
 
 def _part(ledger: Ledger, *, is_tail: bool) -> LedgerPart:
-    """`is_tail`: entries of the ledger are in the segment that is full."""
+    """Return the ledger's part of a checkpoint. `is_tail`: entries of the ledger are in the full segment."""
     flags = FENCED * ledger.is_fenced | ADMITTED * ledger.is_admitted | LIMBO * ledger.is_limbo
     part = LedgerPart(ledger.id, flags, ledger.lac, ledger.key, ledger.explicit_lac)
     if is_tail:

@@ -1,60 +1,60 @@
-"""Judges senders by the key that they show: by what is known here and, where that is not enough, by the ledger's
-metadata, which it waits for. What the answers mean fencing.py decides."""
+"""Judges senders by the key that they present: by what is known here and, if that is not enough, by the ledger's
+metadata, for which the answer waits. fencing.py makes the decisions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvstore.bookie.admission import Admission
-from kvstore.bookie.fencing import Verdict, judge_add, judge_key
+from kvstore.bookie.admission import LedgerAdmission
+from kvstore.bookie.fencing import WriteVerdict, judge_add, judge_key
 from kvstore.bookie.inventory import Inventory
-from kvstore.bookie.refusals import Refusals
+from kvstore.bookie.refusals import BookieRefusals
 from kvstore.proto.bookkeeper import Status
 
 KEY_MAX = 64
 
 
-class Keys:
-    """The verdicts on keys that are shown to this bookie."""
+class KeyChecks:
+    """The verdicts on keys that are presented to this bookie."""
 
-    def __init__(self, inventory: Inventory, admission: Admission, refusals: Refusals) -> None:
+    def __init__(self, inventory: Inventory, admission: LedgerAdmission, refusals: BookieRefusals) -> None:
         self._ledgers = inventory.ledgers
         self._tombstones = inventory.tombstones
         self._admission = admission
         self._refusals = refusals
 
-    def judge_add(self, ledger: int, key: bytes, recovery: bool) -> Verdict:
-        """The verdict on an add, by what is known here; ASK if that is not enough."""
+    def judge_add(self, ledger: int, key: bytes, recovery: bool) -> WriteVerdict:
+        """Judge an add by what is known here. Return ASK if that is not enough."""
         is_tombstoned = ledger in self._tombstones
         return judge_add(self._ledgers.get(ledger), key=key, recovery=recovery, is_tombstoned=is_tombstoned)
 
     # docs/protocol.md B12
     def may_ask(self, ledger: int, key: bytes, *, is_writers: bool) -> bool:
-        """Whether a request with this key may have to wait for the metadata store: a fence, a last-add-confirmed, or
-        (`is_writers`) an ordinary add of the ledger's writer."""
+        """Return True if a request with this key may have to wait for the metadata store: a fence, a
+        last-add-confirmed, or (`is_writers`) an ordinary add of the ledger's writer."""
         found = self._ledgers.get(ledger)
         if ledger in self._tombstones or (found is not None and found.is_fenced and is_writers):
             return False
-        return judge_key(found, key) is Verdict.ASK or (found is not None and is_writers and not found.is_admitted)
+        return judge_key(found, key) is WriteVerdict.ASK or (found is not None and is_writers and not found.is_admitted)
 
     # docs/protocol.md B13
     def when_right(self, ledger: int, key: bytes, go_on: Callable[[Status, bool], None]) -> None:
-        """Call `go_on` with OK if the key is the ledger's, as is known here or as the metadata store says, else with
-        the refusal; and with whether that store has just said that the ledger's writer may add here."""
+        """Call `go_on` with OK if the key is the ledger's, as is known here or in the metadata store, otherwise with
+        the refusal; and with True if the metadata store has just confirmed that the ledger's writer may add here."""
         verdict = judge_key(self._ledgers.get(ledger), key)
-        if verdict is not Verdict.ASK:
+        if verdict is not WriteVerdict.ASK:
             self._tell(verdict, False, go_on)
             return
 
-        def resume(of_key: Verdict, of_add: Verdict) -> None:
+        def resume(of_key: WriteVerdict, of_add: WriteVerdict) -> None:
             known = judge_key(self._ledgers.get(ledger), key)
-            self._tell(of_key if known is Verdict.ASK else known, of_add is Verdict.ADMIT, go_on)
+            self._tell(of_key if known is WriteVerdict.ASK else known, of_add is WriteVerdict.ADMIT, go_on)
 
         if not self._admission.ask(ledger, key, len(key), resume):
             go_on(self._refusals.overload(), False)
 
-    def _tell(self, verdict: Verdict, may_add: bool, go_on: Callable[[Status, bool], None]) -> None:
-        if verdict is Verdict.ADMIT:
+    def _tell(self, verdict: WriteVerdict, may_add: bool, go_on: Callable[[Status, bool], None]) -> None:
+        if verdict is WriteVerdict.ADMIT:
             go_on(Status.OK, may_add)
         else:
             go_on(self._refusals.by(verdict), False)

@@ -1,4 +1,4 @@
-"""One bookie of a node: identity, storage, listener, registration, upkeep. Registers last, withdraws first."""
+"""One bookie of a node: identity, storage, listener, registration, upkeep. It registers last and unregisters first."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvstore.bookie.connections.service import BookieService
 from kvstore.bookie.directories.gathering import gather
 from kvstore.bookie.directories.spread import AnyStorage, SpreadStorage, storage_of
 from kvstore.bookie.directories.state import DirectoryState
-from kvstore.bookie.directories.upkeep import Upkeep, admitted, start_upkeep
+from kvstore.bookie.directories.upkeep import DirectoryUpkeep, admitted, start_upkeep
 from kvstore.bookie.directories.watching import watch_disks
 from kvstore.bookie.identity import refuse_beside_another, remember_start
 from kvstore.bookie.inventory import IsOurs, nobodys
@@ -22,7 +22,7 @@ from kvstore.env.histogram import Histogram
 from kvstore.env.ports import Env, Listener, Nursery, Stream
 from kvstore.errors import ConfigError, MetadataError, NodeExists, NoSuchNode
 from kvstore.meta.cookie_store import CookieStore
-from kvstore.meta.layout import Identity, LayoutStore
+from kvstore.meta.layout import ClusterIdentity, LayoutStore
 from kvstore.meta.registration import BookieRegistration, RegistrationClient
 from kvstore.meta.store import MetadataStore
 from kvstore.proto.start_tls import BookiesPrelude
@@ -35,11 +35,11 @@ log = logging.getLogger(__name__)
 class Bookie:
     """Stores ledger entries for the cluster that the metadata store describes.
 
-    `storage` is for the node's own ledger client. The data directory must be locked by whoever makes this.
+    `storage` is for the node's own ledger client. The caller must have locked the data directory.
     """
 
     id: BookieId
-    """With the incarnation; what ensembles name. Known after `start`."""
+    """The bookie id, including the incarnation; the name in ensembles. Set by `start`."""
     storage: AnyStorage
 
     def __init__(
@@ -50,26 +50,26 @@ class Bookie:
         is_ours: IsOurs = nobodys,
         is_user: Callable[[Stream], bool] = lambda _: False,
     ) -> None:
-        """`is_ours`: without a cluster's secret nobody can tell that of any ledger.
-        `is_user`: whether who connects shows the certificate of one of the cluster's users."""
+        """`is_ours`: recognizes the cluster's own ledgers, which is impossible without a cluster secret. `is_user`:
+        returns True if a client presents the certificate of a user of the cluster."""
         self._is_ours, self._is_user = is_ours, is_user
         self._env = env
         self._config = config
         self._store = store
         self._opened: AnyStorage | None = None
-        """The storage once it has begun to start: from then on it is to be stopped."""
+        """The storage once it has begun to start; it must be stopped from then on."""
         self._service: BookieService | None = None
         self._listener: Listener | None = None
         self._registration: BookieRegistration | None = None
         self._nursery: Nursery | None = None
-        self.upkeep: list[Upkeep] = []
-        """Of each directory, once it has started."""
+        self.upkeep: list[DirectoryUpkeep] = []
+        """The upkeep of each directory, once it has started."""
 
     async def start(self) -> None:
-        """Read the disk, listen, register. Raises ConfigError, MetadataError, OSError (the address is taken)."""
+        """Read the disk, listen, register. Raises ConfigError, MetadataError, OSError (the address is in use)."""
         config, env = self._config, self._env
         instance_id = await LayoutStore(self._store).instance_id()
-        cluster = Identity(self._store, instance_id)
+        cluster = ClusterIdentity(self._store, instance_id)
         await cluster.check()
         authority = MetadataAuthority(self._store, cluster)
         cookies = CookieStore(self._store)
@@ -84,7 +84,7 @@ class Bookie:
         watch_disks(env.liveness, config, storage)
         await refuse_older_metadata(admitted(storage, self._is_ours), authority)
         if config.admit_raw_adds:
-            log.warning("bookie=%s admits raw adds: anybody can fill its disk", self.id)
+            log.warning("raw adds are admitted, anybody can fill the disk bookie=%s", self.id)
         self._service = BookieService(storage, config, instance_id, self._is_user, env.known)
         self._listener = await env.transport.listen(config.listen, self._service.handler, prelude=self._prelude)
         self._registration = BookieRegistration(self._store, self.id, self.address, config.zone)
@@ -92,30 +92,32 @@ class Bookie:
         try:
             await self._registration.start(nursery, readonly=storage.is_readonly)
         except NodeExists:
-            raise ConfigError(f"another process is registered as bookie {self.id}: want one process of it") from None
+            raise ConfigError(
+                f"another process is registered as bookie {self.id}; expected one process per bookie"
+            ) from None
         await self._refuse_if_forgotten(cookies)
         self.upkeep = start_upkeep(env, config, storage, authority, self._is_ours, nursery)
         aging = Aging(env, cookies, self.id, self._whole_directories, self._stored_bytes)
         nursery.spawn(aging.run(), name="aging")
-        log.info("bookie=%s serves at %s", self.id, self.address)
+        log.info("bookie serving bookie=%s address=%s", self.id, self.address)
 
     # docs/protocol.md A10
     async def _refuse_if_forgotten(self, cookies: CookieStore) -> None:
-        """Raise ConfigError if the id was given up since this start began: who looked then did not see the bookie
-        registered, and will not look again."""
+        """Raise ConfigError if the bookie was removed since this start began: the command did not see the bookie
+        registered, and does not check again."""
         try:
             await cookies.read(self.id)
         except NoSuchNode:
-            raise ConfigError(f"bookie {self.id} was given up while it started: want its directories emptied") from None
+            raise ConfigError(f"bookie {self.id} was removed while it started; empty its directories") from None
 
     @property
     def address(self) -> str:
-        """The `host:port` that others are told."""
+        """The address `host:port` that is announced to others."""
         return self._config.advertise or self.listening
 
     @property
     def listening(self) -> str:
-        """The `host:port` that is bound."""
+        """The bound address `host:port`."""
         assert self._listener is not None, "not started"
         return self._listener.address
 
@@ -132,44 +134,46 @@ class Bookie:
         try:
             await self._registration.set_readonly(readonly)
         except MetadataError as error:
-            log.warning("bookie=%s readonly=%s is registered later: %r", self.id, readonly, error)
+            log.warning(
+                "registration not updated, retrying later bookie=%s readonly=%s error=%r", self.id, readonly, error
+            )
 
     def statistics(self) -> dict[str, int | float]:
         """Return the bookie's counters, up to date."""
         return self.storage.refresh_statistics().numbers()
 
     def histograms(self) -> dict[str, Histogram]:
-        """How what has been counted is distributed."""
+        """Return the distributions of what has been counted."""
         return self.storage.refresh_statistics().histograms()
 
     def space(self) -> tuple[int, int]:
-        """Bytes in all, as far as this bookie could use them, and bytes that are free. Raises OSError."""
+        """Return the bytes that this bookie could use in all, and the free bytes. Raises OSError."""
         return self.storage.space()
 
     def directories(self) -> list[DirectoryState]:
-        """Each directory that its journal is spread over."""
+        """Return the state of each journal directory."""
         if isinstance(self.storage, SpreadStorage):
             return self.storage.directories()
-        counted = self.storage.refresh_statistics()  # of its only one; should that fail, the process ends
+        counted = self.storage.refresh_statistics()  # for the only directory; if it fails, the process ends
         path, why = self._config.directories[0], self.storage.journal.why_full
         return [DirectoryState(path, "", counted.free_bytes, counted.readonly, why)]
 
     def _whole_directories(self) -> list[str]:
-        """All of them; none while one has failed."""
+        """Return all directories, or none while one has failed."""
         if isinstance(self.storage, SpreadStorage):
             parts = self.storage.parts
             return [] if any(each.reason for each in parts) else [each.directory.path for each in parts]
         return list(self._config.directories)
 
     def _stored_bytes(self) -> int:
-        """Asked every few seconds, so it counts nothing."""
+        """Return the bytes synced so far. Called every few seconds, so it counts nothing."""
         if isinstance(self.storage, SpreadStorage):
             return sum(part.storage.statistics.synced_bytes for part in self.storage.parts)
         return self.storage.statistics.synced_bytes
 
     def on_damage(self, listener: Callable[[Collection[int]], None]) -> None:
-        """Call `listener` with ledgers of which entries are found damaged here; now with those that may lack some since
-        a directory was lost."""
+        """Call `listener` with ledgers whose entries are found damaged here, and now with those that may lack entries
+        since a directory was lost."""
         for each in self.upkeep:
             each.scrubber.on_damage = listener
         if isinstance(self.storage, SpreadStorage):
@@ -177,12 +181,12 @@ class Bookie:
 
     # docs/protocol.md B35
     async def close(self) -> None:
-        """Withdraw, close connections, write nothing more. What was acknowledged is on the disk anyway."""
+        """Unregister, close connections, and write nothing more. Everything acknowledged is on disk."""
         if self._registration is not None:
             try:
                 await self._registration.stop()
             except MetadataError as error:
-                log.info("bookie=%s its registration ends with the session: %r", self.id, error)
+                log.info("not unregistered, the registration ends with the session bookie=%s error=%r", self.id, error)
         if self._listener is not None:
             self._listener.close()
         if self._service is not None:

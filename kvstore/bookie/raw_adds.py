@@ -1,6 +1,5 @@
-"""Admits adds that are not of a ledger's writer, where the operator allows it: those of Apache's own benchmark of a
-bookie, which has a ledger made, closes it, and then adds to it with a key of zeros and without digests
-(docs/protocol.md, B28)."""
+"""Admits adds that do not come from a ledger's writer, if the operator allows it. Apache's bookie benchmark needs this:
+it creates a ledger, closes it, and then adds to it with a key of zeros and without digests (docs/protocol.md, B28)."""
 
 from __future__ import annotations
 
@@ -9,15 +8,15 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from kvstore.bookie.adds import Adds
-from kvstore.bookie.admission import Admission
+from kvstore.bookie.admission import LedgerAdmission
 from kvstore.bookie.digests import Digests, proves_itself
 from kvstore.bookie.facts import Facts
 from kvstore.bookie.inventory import Inventory
 from kvstore.bookie.journal.record import ADMITTED
 from kvstore.bookie.journal.room import JournalFull
 from kvstore.bookie.keys import KEY_MAX
-from kvstore.bookie.refusals import Refusals
-from kvstore.bookie.sparing import SparingLog
+from kvstore.bookie.rate_limited_log import RateLimitedLog
+from kvstore.bookie.refusals import BookieRefusals
 from kvstore.env.ports import Clock
 from kvstore.proto.bookkeeper import PACKET_MAX, Status
 from kvstore.proto.digest import HEADER, master_key
@@ -27,20 +26,21 @@ log = logging.getLogger(__name__)
 
 Done = Callable[[Status], Any]
 BELIEVED_S = 5.0
-"""How long it is believed what the metadata store has said of a ledger."""
+"""Seconds for which an answer of the metadata store about a ledger is trusted."""
 BELIEVED_MAX = 1024
-"""Ledgers of which it is."""
+"""Maximum number of ledgers with a trusted answer."""
 
 
 class OrdinaryAdd(Protocol):
-    """Takes an add as if nobody allowed raw ones: kvstore.bookie.storage.BookieStorage.add."""
+    """Takes an add as if raw adds were not allowed: kvstore.bookie.storage.BookieStorage.add."""
 
     def __call__(self, ledger: int, entry: int, body: bytes, key: bytes, *, recovery: bool, done: Done) -> None: ...
 
 
 def is_nobodys(metadata: LedgerMetadata | None, key: bytes) -> bool:
-    """Whether no entry of the ledger was ever confirmed, nor can be, and who shows this key is not its writer. An id
-    without a ledger may get one, whose readers show no key and would find here what is not of it."""
+    """Return True if no entry of the ledger was ever confirmed or can be, and the sender of this key is not its writer.
+    An id without a ledger does not qualify: it may get a ledger, whose readers present no key and would find foreign
+    entries here."""
     if metadata is None or master_key(metadata.password) == key:
         return False
     return metadata.state is LedgerState.CLOSED and metadata.last_entry == NO_ENTRY
@@ -58,8 +58,8 @@ class RawAdds:
         facts: Facts,
         adds: Adds,
         digests: Digests,
-        admission: Admission,
-        refusals: Refusals,
+        admission: LedgerAdmission,
+        refusals: BookieRefusals,
         ordinary: OrdinaryAdd,
     ) -> None:
         self.is_on = is_on
@@ -67,12 +67,12 @@ class RawAdds:
         self._inventory, self._facts, self._adds = inventory, facts, adds
         self._digests, self._admission, self._refusals = digests, admission, refusals
         self._ordinary = ordinary
-        self._told_at: dict[int, float] = {}
-        """When the metadata store has said that a ledger is nobody's."""
-        self._log = SparingLog(log)
+        self._confirmed_at: dict[int, float] = {}
+        """When the metadata store has confirmed that a ledger has no writer."""
+        self._log = RateLimitedLog(log)
 
     def add(self, ledger: int, entry: int, body: bytes, key: bytes, *, done: Done) -> None:
-        """Store the packet of an ordinary add. If it is raw nobody knows its digest."""
+        """Store the packet of an ordinary add. The digest of a raw one is unknown."""
         if not self._may_be_raw(ledger, entry, body, key):
             self._ordinary(ledger, entry, body, key, recovery=False, done=done)
         elif ledger in self._inventory.ledgers and self._is_believed(ledger):
@@ -95,8 +95,8 @@ class RawAdds:
         return not (found.is_admitted and (proves_itself(body) or self._digests.knows(ledger, key)))
 
     def _is_believed(self, ledger: int) -> bool:
-        told_at = self._told_at.get(ledger)
-        return told_at is not None and self._clock.now() - told_at < BELIEVED_S
+        confirmed_at = self._confirmed_at.get(ledger)
+        return confirmed_at is not None and self._clock.now() - confirmed_at < BELIEVED_S
 
     def _answered(
         self, ledger: int, entry: int, body: bytes, key: bytes, answer: LedgerMetadata | Exception | None, done: Done
@@ -115,10 +115,10 @@ class RawAdds:
         self._take(ledger, entry, body, key, done)
 
     def _believe(self, ledger: int) -> None:
-        self._log.say(logging.WARNING, "ledger=%d is closed and empty; raw adds to it are admitted", ledger)
-        if len(self._told_at) >= BELIEVED_MAX:
-            self._told_at.clear()
-        self._told_at[ledger] = self._clock.now()
+        self._log.say(logging.WARNING, "raw adds admitted to a closed and empty ledger ledger=%d", ledger)
+        if len(self._confirmed_at) >= BELIEVED_MAX:
+            self._confirmed_at.clear()
+        self._confirmed_at[ledger] = self._clock.now()
 
     def _take(self, ledger: int, entry: int, body: bytes, key: bytes, done: Done) -> None:
         self._adds.take(ledger, entry, body, key, False, NO_ENTRY, done)

@@ -1,4 +1,4 @@
-"""The reading half of a bookie's storage: entries, last-add-confirmed, long polls. Shows only what is on the disk."""
+"""The reading half of a bookie's storage: entries, last-add-confirmed, long polls. Shows only what is on disk."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from typing import Any
 from kvstore.bookie.index.entry_index import NOWHERE, OFFSET_BITS, OFFSET_MASK
 from kvstore.bookie.inventory import Inventory
 from kvstore.bookie.journal.journal import Journal
-from kvstore.bookie.ledger import Ledger, Listener
-from kvstore.bookie.sparing import SparingLog
+from kvstore.bookie.ledger import Ledger, LedgerListener
+from kvstore.bookie.rate_limited_log import RateLimitedLog
 from kvstore.bookie.statistics import Statistics
 from kvstore.proto.bookkeeper import LAST_ENTRY, Status
 
 log = logging.getLogger(__name__)
 
 ReadDone = Callable[[Status, int, bytes | None, int], Any]
-"""Status, entry, packet, highest LAC known here."""
+"""Called with the status, the entry, the packet, and the highest LAC known here."""
 TURN_S = 0.01
-"""The entries of a batch are read in one turn of the event loop, for so long at most: from a disk that has to seek for
-each, adds and the leases of the node's leaders would wait much longer."""
+"""Maximum number of seconds in one event-loop turn for the entries of a batch. If a disk has to seek for each entry,
+adds and the leases of the node's leaders would wait much longer."""
 
 
 def _nothing() -> None:
-    """There is nothing to take back."""
+    """Do nothing: there is no question to cancel."""
 
 
-UNTOLD = (-1, -1)
-"""Stands for the place and the size of an entry that nobody can tell now."""
+PLACE_UNKNOWN = (-1, -1)
+"""The place and size of an entry whose index cannot be read now."""
 
 
 # docs/protocol.md B2
 class Reader:
-    """Answers from the inventory, after the journal's next sync where something is under way."""
+    """Answers reads from the inventory, after the journal's next sync if something is in progress."""
 
     def __init__(self, inventory: Inventory, journal: Journal, statistics: Statistics, *, poll_ms_max: int) -> None:
         self._inventory = inventory
@@ -42,11 +42,11 @@ class Reader:
         self._journal = journal
         self._statistics = statistics
         self._poll_ms_max = poll_ms_max
-        self._log = SparingLog(log)
+        self._log = RateLimitedLog(log)
         self._loop = asyncio.get_running_loop()
 
     def read(self, ledger: int, entry: int, done: ReadDone, *, after_all: bool) -> None:
-        """Read one entry. `after_all`: only when everything accepted for the ledger before is on the disk."""
+        """Read one entry. `after_all`: only when everything that was accepted for the ledger before is on disk."""
         found = self._ledgers.get(ledger)
         if found is None:
             done(self.absent(None), entry, None, -1)
@@ -57,16 +57,18 @@ class Reader:
 
     # docs/protocol.md B40
     def place(self, ledger: Ledger, entry: int) -> tuple[int, int]:
-        """Return the place and the size of an entry; NOWHERE if it is not here, UNTOLD if its index cannot be read
-        now."""
+        """Return the place and the size of an entry; NOWHERE if it is not here, PLACE_UNKNOWN if its index cannot be
+        read now."""
         try:
             return ledger.index.get(entry)
         except OSError as error:
-            self._log.say(logging.WARNING, "ledger=%d entry=%d cannot be looked up now: %s", ledger.id, entry, error)
-            return UNTOLD
+            self._log.say(
+                logging.WARNING, "entry cannot be looked up now ledger=%d entry=%d error=%s", ledger.id, entry, error
+            )
+            return PLACE_UNKNOWN
 
     def absent(self, ledger: Ledger | None) -> Status:
-        """Choose the status for an entry that is not here."""
+        """Return the status for an entry that is not here."""
         if ledger.is_limbo if ledger is not None else self._inventory.is_limbo:
             self._statistics.refused_unknown += 1
             return Status.UNKNOWN_LEDGER_STATE
@@ -90,14 +92,17 @@ class Reader:
     def read_on(
         self, ledger: int, entry: int, body: bytes, limits: tuple[int, int], *, passes_over: bool = False
     ) -> list[bytes]:
-        """`body`, which `entry` has, and what follows it here, within `limits` in entries and bytes, 4 more for each.
-        An entry that cannot be read ends it: whoever asks for that one first is told why. So does one that is not
-        here, unless `passes_over`; then the limit in entries counts ids. A slow disk makes it short."""
+        """Return `body`, the packet of `entry`, and those of the following entries that are here, within `limits`
+        (entries, bytes; each packet counts 4 bytes more).
+
+        An unreadable entry ends the batch; a read that begins with it reports the reason. A missing entry ends it too,
+        unless `passes_over`; then the limit in entries counts ids. A slow disk makes the batch short.
+        """
         ids_max, left = limits
         ends_at = self._loop.time() + TURN_S
         bodies, found = [body], self._ledgers.get(ledger)
         if entry == LAST_ENTRY or found is None:
-            return bodies  # nothing follows the last one
+            return bodies  # nothing follows the last entry
         left -= 4 + len(body)
         for following in range(entry + 1, min(entry + ids_max, found.index.last + 1)):
             place, size = self.place(found, following)
@@ -114,9 +119,9 @@ class Reader:
         return bodies
 
     def body(self, ledger: int, entry: int, place: int, size: int) -> bytes | None:
-        """Return a stored packet, its checksum verified; None if it cannot be read as it was written, or cannot be read
-        now."""
-        if place == UNTOLD[0]:
+        """Return a stored packet with a valid checksum, or None if it cannot be read as it was written, or cannot be
+        read now."""
+        if place == PLACE_UNKNOWN[0]:
             return None
         segment = self._inventory.segments.get(place >> OFFSET_BITS)
         body = None
@@ -124,18 +129,18 @@ class Reader:
             if segment is not None:
                 body = segment.read_body(place & OFFSET_MASK, size, ledger=ledger, entry=entry)
         except OSError as error:
-            self._log.say(logging.WARNING, "ledger=%d entry=%d cannot be read now: %s", ledger, entry, error)
+            self._log.say(logging.WARNING, "entry cannot be read now ledger=%d entry=%d error=%s", ledger, entry, error)
             return None
         if body is None:
             self._statistics.damaged_records += 1
             self._inventory.note_damaged(ledger, entry, place)
             self._log.say(
-                logging.ERROR, "ledger=%d entry=%d is damaged in segment=%d", ledger, entry, place >> OFFSET_BITS
+                logging.ERROR, "damaged entry ledger=%d entry=%d segment=%d", ledger, entry, place >> OFFSET_BITS
             )
         return body
 
     def read_lac(self, ledger: int, *, done: Callable[[Status, bytes | None, bytes | None], Any]) -> None:
-        """The last explicit LAC packet and the last entry packet; NO_ENTRY if there is neither."""
+        """Read the last explicit LAC packet and the last entry packet; NO_ENTRY if there is neither."""
         found = self._ledgers.get(ledger)
         if found is None:
             done(Status.NO_ENTRY if self.absent(None) is Status.NO_LEDGER else self.absent(None), None, None)
@@ -151,7 +156,7 @@ class Reader:
 
     def long_poll(self, ledger: int, previous_lac: int, timeout_ms: int, *, done: ReadDone) -> Callable[[], None]:
         """Answer when the LAC has passed `previous_lac`, with the entry after that if it is here, or at the timeout.
-        What is returned takes the question back: if it still waits it gets no answer."""
+        Return a function that cancels the question: if it still waits, it gets no answer."""
         found = self._ledgers.get(ledger)
         if found is None:
             done(self.absent(None), LAST_ENTRY, None, -1)
@@ -161,9 +166,10 @@ class Reader:
             return self._wait(found, previous_lac, min(timeout_ms, self._poll_ms_max), done)
         return _nothing
 
-    def listen(self, ledger: int, listener: Listener) -> Callable[[], None] | None:
-        """Tell of each packet of the ledger once it is on the disk, and of its LAC, from what that is now on. What is
-        returned ends it. None if the ledger is not known here; one that goes tells nothing more."""
+    def listen(self, ledger: int, listener: LedgerListener) -> Callable[[], None] | None:
+        """Notify `listener` of each packet of the ledger once it is on disk, and of its LAC, beginning with the present
+        LAC. Return a function that ends this, or None if the ledger is unknown here. A ledger that is dropped sends no
+        more notifications."""
         found = self._ledgers.get(ledger)
         if found is None:
             return None
@@ -208,7 +214,7 @@ class Reader:
         done(Status.OK, LAST_ENTRY if body is None else entry, body, ledger.lac)
 
     def list_entries(self, ledger: int, *, done: Callable[[Status, Sequence[tuple[int, int]]], Any]) -> None:
-        """The entries here, as runs (first, count), rising. Of a ledger in limbo too: who repairs must know what is
+        """List the entries here as rising runs (first, count), also for a ledger in limbo: repair must know what is
         here, and nobody may conclude from a list that an entry was never written (docs/protocol.md, B7, B14)."""
         found = self._ledgers.get(ledger)
         if found is None:
@@ -220,7 +226,7 @@ class Reader:
         try:
             runs = self._inventory.runs(ledger)
         except OSError as error:
-            self._log.say(logging.WARNING, "ledger=%d cannot be listed now: %s", ledger.id, error)
+            self._log.say(logging.WARNING, "entries cannot be listed now ledger=%d error=%s", ledger.id, error)
             done(Status.IO_ERROR, ())
         else:
             done(Status.OK, runs)

@@ -1,37 +1,37 @@
-"""Why a bookie refuses, as the status that it answers; each refusal is counted."""
+"""The reasons why a bookie refuses requests, as the status that it answers; each refusal is counted."""
 
 from __future__ import annotations
 
 import logging
 
-from kvstore.bookie.fencing import Verdict
+from kvstore.bookie.fencing import WriteVerdict
 from kvstore.bookie.journal.journal import Journal
-from kvstore.bookie.sparing import SparingLog
+from kvstore.bookie.rate_limited_log import RateLimitedLog
 from kvstore.bookie.statistics import Statistics
 from kvstore.proto.bookkeeper import Status
 
 log = logging.getLogger(__name__)
 
 STATUS_OF = {
-    Verdict.FENCED: Status.FENCED,
-    Verdict.WRONG_KEY: Status.UNAUTHORIZED,
-    Verdict.UNKNOWN: Status.UNKNOWN_LEDGER_STATE,
+    WriteVerdict.FENCED: Status.FENCED,
+    WriteVerdict.WRONG_KEY: Status.UNAUTHORIZED,
+    WriteVerdict.UNKNOWN: Status.UNKNOWN_LEDGER_STATE,
 }
 
 
-class Refusals:
-    """The answers to requests that are refused. Each call counts one refusal."""
+class BookieRefusals:
+    """The answers to refused requests. Each call counts one refusal."""
 
     def __init__(self, journal: Journal, statistics: Statistics) -> None:
         self._journal = journal
         self._statistics = statistics
-        self._log = SparingLog(log)
+        self._log = RateLimitedLog(log)
 
-    def by(self, verdict: Verdict) -> Status:
-        """The sender may not do this, or it is not known whether it may."""
-        self._statistics.refused_fenced += verdict is Verdict.FENCED
-        self._statistics.refused_key += verdict is Verdict.WRONG_KEY
-        self._statistics.refused_unknown += verdict is Verdict.UNKNOWN
+    def by(self, verdict: WriteVerdict) -> Status:
+        """Refuse a sender that has no permission, or whose permission is unknown."""
+        self._statistics.refused_fenced += verdict is WriteVerdict.FENCED
+        self._statistics.refused_key += verdict is WriteVerdict.WRONG_KEY
+        self._statistics.refused_unknown += verdict is WriteVerdict.UNKNOWN
         return STATUS_OF[verdict]
 
     # docs/protocol.md B36
@@ -47,19 +47,19 @@ class Refusals:
         return Status.FENCED
 
     def unreadable(self) -> Status:
-        """Refuse a packet because the stored copy of its entry cannot be compared with it: neither stored nor another
-        writer's."""
+        """Refuse a packet because the stored copy of its entry cannot be compared with it. It is neither stored nor
+        known to be another writer's."""
         self._statistics.refused_unknown += 1
         return Status.IO_ERROR
 
     def no_room(self) -> Status:
-        """The disk is full, or too much waits for a sync."""
+        """Refuse because the disk is full, or too much waits for a sync."""
         if self._journal.is_full:
             self._statistics.refused_readonly += 1
             return Status.READ_ONLY
         return self.overload()
 
     def overload(self) -> Status:
-        """Too much waits already."""
+        """Refuse because too much waits already."""
         self._statistics.refused_overload += 1
         return Status.TOO_MANY_REQUESTS

@@ -1,10 +1,12 @@
-"""Reads a journal directory back at start: which segments there are, what they hold, what is missing or damaged.
+"""Reads a journal directory back at start: which segments exist, what they hold, what is missing or damaged.
 
-The segments up to the anchor (the newest of which a group is certified as synced) are history: full ones are read from
-their checkpoints, others from their records, and get their checkpoints at once, so that the places of one segment's
-entries at a time are in memory (docs/protocol.md, B31). What stands after the anchor's certified end, and segments
-after it, was written but may never have been synced, or was synced by a process that then died of a failing disk:
-those records are written once more to a new segment before anybody is answered.
+The segments up to the anchor (the newest segment with a group that is certified as synced) are history. Full ones are
+read from their checkpoints, others from their records, and get their checkpoints at once, so that the places of only
+one segment's entries at a time are in memory (docs/protocol.md, B31).
+
+Records after the anchor's certified end, and in segments after it, may never have been synced, or were synced by a
+process that then died of a failing disk. Those records are written again to a new segment before the bookie answers
+anybody.
 """
 
 from __future__ import annotations
@@ -16,19 +18,19 @@ from errno import EIO
 from kvstore.bookie.index.checkpoint import FORMAT, Checkpoint
 from kvstore.bookie.index.checkpoints import indexed, read_checkpoint, remove_unfinished
 from kvstore.bookie.index.index_files import IndexFiles
+from kvstore.bookie.index_rebuild import IndexRebuilder
 from kvstore.bookie.inventory import Inventory, OwnLedgers
 from kvstore.bookie.journal.record import (
     FILE_HEADER_SIZE,
     GROUP_HEADER_SIZE,
     FileHeader,
     GroupHeader,
-    Kind,
+    RecordKind,
     decode_file_header,
     decode_group_header,
 )
-from kvstore.bookie.journal.scan import Found, Scan, certified, group_headers, scan
+from kvstore.bookie.journal.scan import ScannedRecord, SegmentScan, certified, group_headers, scan
 from kvstore.bookie.journal.segment import Segment, file_of_name
-from kvstore.bookie.mending import Mender
 from kvstore.env.ports import Disk
 from kvstore.errors import ConfigError
 from kvstore.os_errors import is_passing
@@ -43,25 +45,25 @@ class Replayed:
     """The directory's contents, and the work that is left before the bookie may answer."""
 
     inventory: Inventory
-    mender: Mender
+    rebuilder: IndexRebuilder
     next_file: int
     next_group: int
     synced: tuple[int, int]
-    """The anchor, and where its certified part ends; zeroes if there is none."""
-    again: list[Found] = field(default_factory=list)
-    """Records to be written once more."""
+    """The anchor, and the end of its certified part; zeros if there is none."""
+    again: list[ScannedRecord] = field(default_factory=list)
+    """Records to be written again."""
     ends: dict[Segment, int] = field(default_factory=dict)
-    """Of the anchor and each segment after it: where what can be read ends."""
+    """Where the readable part of the anchor and of each segment after it ends."""
     leftovers: list[Segment] = field(default_factory=list)
     """Segments to be removed after that."""
     unreadable: list[Segment] = field(default_factory=list)
     """Segments to be set aside after that."""
     checkpoints: list[Checkpoint] = field(default_factory=list)
-    """Checkpoints that were missing, to be written after that."""
+    """Missing checkpoints, to be written after that."""
     damage: list[str] = field(default_factory=list)
     """Why records of any ledger may be missing."""
     strange: set[int] = field(default_factory=set)
-    """Segments in the place of others, or beside the indexes of others."""
+    """Segments under the names of others, or beside the indexes of others."""
     damaged_records: int = 0
 
 
@@ -72,7 +74,7 @@ class _File:
     segment: Segment
     has_header: bool
     is_torn: bool
-    """It has none because a crash came before that was on the disk: nothing was ever written behind it."""
+    """True if it has no header because of a crash before the header was on disk: nothing was ever written after it."""
     checkpoint: Checkpoint | None
     first: GroupHeader | None
     """Header of its first group."""
@@ -81,8 +83,8 @@ class _File:
 def replay(
     disk: Disk, journal_dir: str, index_dir: str, own_ledgers: OwnLedgers | None = None, *, reserve_bytes: int = 0
 ) -> Replayed:
-    """Read everything back. `reserve_bytes`: what index files that are made again leave free. Raises ConfigError for a
-    format that this build does not know, OSError."""
+    """Read everything back. `reserve_bytes`: free space that rebuilt index files must leave. Raises ConfigError for a
+    format that this version does not know, OSError."""
     index_files = IndexFiles(disk, index_dir, journal_dir=journal_dir, reserve_bytes=reserve_bytes)
     return _Replay(disk, journal_dir, Inventory(index_files, own_ledgers)).run()
 
@@ -94,14 +96,14 @@ class _Replay:
         self._inventory = inventory
         self._index_files = inventory.index_files
         self._index_dir = self._index_files.directory
-        mender = Mender(self._inventory)
-        self._index_files.mend = mender.mend
+        rebuilder = IndexRebuilder(self._inventory)
+        self._index_files.rebuild = rebuilder.rebuild
         self._listed: set[int] = set()
-        """The segments that there were, as far as the anchor says."""
+        """The segments that existed according to the anchor."""
         self._present: set[int] = set()
-        """The segments that the directory names. Each of them is there, also if the disk does not give its inode, which
-        to `exists` looks as if it were not."""
-        self._result = Replayed(self._inventory, mender, 1, 1, (0, 0))
+        """The segments that the directory lists. Each of them exists, even if the disk cannot read its inode, so that
+        `exists` returns False."""
+        self._result = Replayed(self._inventory, rebuilder, 1, 1, (0, 0))
 
     def run(self) -> Replayed:
         remove_unfinished(self._disk, self._index_dir)
@@ -121,8 +123,8 @@ class _Replay:
         self._find_missing(files, present, anchor)
         for file in sorted(files.keys() - self._inventory.segments.keys()):
             self._result.leftovers.append(files[file].segment)
-        if lost := sorted(self._result.mender.lost):
-            self._result.damage.append(f"{self._journal_dir}: of ledgers {lost} places of entries were lost")
+        if lost := sorted(self._result.rebuilder.lost):
+            self._result.damage.append(f"{self._journal_dir}: lost places of entries of ledgers {lost}")
         return self._result
 
     def _look(self, file: int) -> _File:
@@ -134,17 +136,17 @@ class _Replay:
                 header = decode_file_header(_read_what_can_be(segment, 0, FILE_HEADER_SIZE))
         except ValueError as error:
             raise ConfigError(f"{self._journal_dir}, segment {file}: {error}") from None
-        segment.release()  # another object takes its place: nobody else would close the file
+        segment.release()  # another object takes its place, so nobody else would close the file
         if header is not None and header.file != file:
             header = None  # another segment's file under this name
         if checkpoint is not None and checkpoint.file != file:
             checkpoint = None
         if checkpoint is not None and header is not None and header.salt != checkpoint.salt:
             self._result.strange.add(file)
-            self._result.damage.append(f"{segment.path} is not the segment that its index was made of")
+            self._result.damage.append(f"{segment.path} is not the segment that its index was made from")
             checkpoint = None
         if checkpoint is not None and checkpoint.format != FORMAT:
-            checkpoint.ledgers = []  # with all their entries: they are read when it is this one's turn
+            checkpoint.ledgers = []  # drop them with all their entries; they are read when it is this segment's turn
         salt = header.salt if header else checkpoint.salt if checkpoint else 0
         segment = self._segment(file, salt)
         first = None
@@ -158,7 +160,7 @@ class _Replay:
 
     # docs/protocol.md B6
     def _is_blank(self, segment: Segment) -> bool:
-        """Whether a file is as a segment without any group is. What the disk does not give may be one."""
+        """Return True if a file looks like a segment without any group. A file that the disk cannot read may be one."""
         if segment.file not in self._present:
             return True
         try:
@@ -173,9 +175,9 @@ class _Replay:
         return Segment(self._disk, self._journal_dir, header, capacity=0, open_files=open_files)
 
     def _bytes(self, found: _File) -> tuple[bytes, list[range]]:
-        """All of it, and what of that the disk does not give. Nothing if the file is gone, or the disk has not given
-        its header either: that is met as damage. Raises OSError if the disk has given its header and does not give the
-        rest now: it would look as if nothing had been written."""
+        """Return all bytes of the segment, and the ranges that the disk cannot read. Return nothing if the file is gone
+        or its header is unreadable too; that is treated as damage. Raises OSError if the header is readable and the
+        rest is not readable now, because it would look as if nothing had been written."""
         segment, missing = found.segment, list[range]()
         if segment.file not in self._present:
             return b"", missing
@@ -184,7 +186,7 @@ class _Replay:
         except OSError as error:
             if found.has_header or is_passing(error):
                 raise
-            log.error("%s cannot be read: %s", segment.path, error)
+            log.error("segment cannot be read path=%s error=%s", segment.path, error)
             return b"", missing
         finally:
             segment.release()
@@ -199,21 +201,22 @@ class _Replay:
 
     @staticmethod
     def _said_synced(file: int, files: dict[int, _File]) -> int:
-        """Up to where a segment was synced, as the first groups of others say; of one with a single group no other
-        says it."""
+        """Return up to where a segment was synced, as the first groups of other segments say. For a segment with a
+        single group, no other segment says it."""
         firsts = (other.first for other in files.values() if other.first is not None)
         return max((first.synced_to for first in firsts if first.synced_file == file), default=0)
 
     def _expected(self, files: dict[int, _File], anchor: int) -> set[int]:
-        """The segments up to the anchor that the anchor says there are."""
+        """Return the segments up to the anchor that exist according to the anchor."""
         if anchor == 0:
             return set()
         listed = self._listed = self._list_of(files, anchor)
         return {file for file in listed or files if file <= anchor}
 
     def _list_of(self, files: dict[int, _File], anchor: int) -> set[int]:
-        """The segments that there were: from the list beside the anchor's checkpoint, or else from the records of the
-        anchor, and if those can no longer be read, what is found, with the segment in which the journal went on."""
+        """Return the segments that existed: from the list beside the anchor's checkpoint, or else from the records of
+        the anchor. If those are unreadable, return the segments that were found and the one in which the journal
+        continued."""
         found = files[anchor]
         checkpoint = found.checkpoint
         if checkpoint is not None and checkpoint.files:
@@ -221,13 +224,13 @@ class _Replay:
         probe = Inventory(self._index_files)
         scanned = self._scan(found, None if checkpoint is None else checkpoint.end, files)
         for record in scanned.records:
-            if record.head.kind in (Kind.FILES, Kind.NEXT, Kind.REMOVED):
+            if record.head.kind in (RecordKind.FILES, RecordKind.NEXT, RecordKind.REMOVED):
                 probe.apply(found.segment, record.head, record.body)
         if checkpoint is not None and (scanned.damage or not probe.expected):
             probe.expected |= {*files, anchor + 1}
         return probe.expected
 
-    def _scan(self, found: _File, known_end: int | None, files: dict[int, _File]) -> Scan:
+    def _scan(self, found: _File, known_end: int | None, files: dict[int, _File]) -> SegmentScan:
         file = found.segment.file
         said = self._said_synced(file, files)
         data, missing = self._bytes(found)
@@ -266,7 +269,7 @@ class _Replay:
         if not self._index_files.write_now(whole, with_list=is_anchor):
             self._result.checkpoints.append(whole)
 
-    def _apply(self, segment: Segment, result: Scan, *, is_anchor: bool) -> None:
+    def _apply(self, segment: Segment, result: SegmentScan, *, is_anchor: bool) -> None:
         segment.end = result.synced_to if is_anchor else result.end
         if is_anchor:
             self._result.ends[segment] = result.end
@@ -274,7 +277,7 @@ class _Replay:
         for record in result.records:
             if record.offset >= segment.end:
                 self._repeat(segment, record)
-            elif record.head.kind == Kind.ADD:
+            elif record.head.kind == RecordKind.ADD:
                 self._inventory.apply_add(segment, record.head, record.body, record.offset, is_good=record.is_good)
             else:
                 self._inventory.apply(segment, record.head, record.body)
@@ -286,27 +289,27 @@ class _Replay:
         ):
             self._result.checkpoints.append(checkpoint)
 
-    def _hides_damage(self, segment: Segment, result: Scan) -> bool:
-        """Whether a checkpoint of the segment would let the next start pass over what is lost of it, so that it must
-        wait until a group on the disk says what is in limbo (docs/protocol.md, B7)."""
+    def _hides_damage(self, segment: Segment, result: SegmentScan) -> bool:
+        """Return True if a checkpoint of the segment would let the next start miss its losses. Such a checkpoint must
+        wait until a group on disk records what is in limbo (docs/protocol.md, B7)."""
         return bool(result.damage) or segment.file in self._result.strange
 
-    def _note(self, segment: Segment, result: Scan) -> None:
+    def _note(self, segment: Segment, result: SegmentScan) -> None:
         self._result.next_group = max(self._result.next_group, result.last_group + 1)
         self._result.damaged_records += sum(not record.is_good for record in result.records)
         for start, stop in result.damage:
             self._result.damage.append(f"{segment.path} is damaged from byte {start} to {stop}")
 
     # docs/protocol.md B6
-    def _repeat(self, segment: Segment, record: Found) -> None:
-        """Apply at once a record that concerns only the segments themselves; keep any other to be written again."""
-        if record.head.kind in (Kind.NEXT, Kind.REMOVED):
+    def _repeat(self, segment: Segment, record: ScannedRecord) -> None:
+        """Apply a record at once if it concerns only the segments themselves; keep any other to be written again."""
+        if record.head.kind in (RecordKind.NEXT, RecordKind.REMOVED):
             self._inventory.apply(segment, record.head, record.body)
-        elif record.head.kind != Kind.FILES:
+        elif record.head.kind != RecordKind.FILES:
             self._result.again.append(record)
 
     def _continue(self, found: _File) -> None:
-        """A segment after the anchor: nothing in it is known to be synced."""
+        """Read a segment after the anchor: nothing in it is known to be synced."""
         if not found.has_header:
             return
         data, missing = self._bytes(found)
@@ -317,7 +320,7 @@ class _Replay:
             self._repeat(found.segment, record)
 
     def _find_missing(self, files: dict[int, _File], present: list[int], anchor: int) -> None:
-        """Segments that should be there and are not, or cannot be read and have no checkpoint either."""
+        """Find segments that should exist and do not, or are unreadable and have no checkpoint either."""
         damaged = {file for file in present if file > anchor and not (files[file].has_header or files[file].is_torn)}
         for file in sorted(self._inventory.expected | damaged):
             found = files.get(file)
@@ -325,7 +328,7 @@ class _Replay:
                 continue
             what = "is unreadable" if file in present else "is missing"
             if found is not None and found.checkpoint is not None and file <= anchor:
-                log.error("journal segment=%d %s; its entries are known and cannot be read", file, what)
+                log.error("journal segment lost, its entries are known but unreadable segment=%d reason=%r", file, what)
                 continue
             self._result.damage.append(f"{self._journal_dir}: segment {file} {what}")
             self._inventory.segments.pop(file, None)
@@ -334,14 +337,14 @@ class _Replay:
 
 
 def _read_what_can_be(segment: Segment, offset: int, size: int, missing: list[range] | None = None) -> bytes:
-    """Bytes of a segment, with zeroes where the disk gives none: those are then met as damage. Where that is goes to
-    `missing`."""
+    """Return bytes of a segment, with zeros where the disk fails; these are then detected as damage. Their ranges are
+    added to `missing`."""
     try:
         return segment.handle.read(offset, size)
     except OSError as error:
         if is_passing(error):
             raise
-        log.error("%s cannot be read from byte %d: %s", segment.path, offset, error)
+        log.error("segment cannot be read path=%s from=%d error=%s", segment.path, offset, error)
         if size <= _BLOCK:
             if missing is not None:
                 missing.append(range(offset, offset + size))

@@ -9,12 +9,13 @@ _ASIDE = ".new"
 
 
 def contents(disk: Disk, directory: str) -> set[str]:
-    """List the files that count: not the root of a file system's own, nor what a crash left half written."""
+    """Return the names of the relevant files: without those of the file system's root and those that a crash left half
+    written."""
     return {name for name in disk.list(directory) if name != "lost+found" and not name.endswith(_ASIDE)}
 
 
 def read_file(disk: Disk, path: str) -> bytes:
-    """A small file as a whole. Raises OSError."""
+    """Return the contents of a small file. Raises OSError."""
     file = disk.open(path)
     try:
         return file.read(0, file.size())
@@ -23,9 +24,9 @@ def read_file(disk: Disk, path: str) -> bytes:
 
 
 def replace_file(disk: Disk, path: str, data: bytes) -> None:
-    """Replace a small file as a whole: after a crash there is the former one or this one. Raises OSError. A failed sync
-    of the new file keeps the meaning of its errno, because nothing depends on the new file yet, and the next attempt
-    writes it again."""
+    """Replace a small file as a whole: after a crash there is either the former file or this one. Raises OSError. A
+    failed sync of the new file keeps its errno, because nothing depends on the new file yet and the next attempt writes
+    it again."""
     directory, _, name = path.rpartition("/")
     aside = f"{directory}/{name}{_ASIDE}"
     file = disk.open(aside, create=True)
@@ -36,6 +37,6 @@ def replace_file(disk: Disk, path: str, data: bytes) -> None:
     except SyncFailed as error:
         raise OSError(*error.args) from error
     finally:
-        file.close()  # a node that waits for room tries again and again
+        file.close()  # a node that waits for free space retries repeatedly
     disk.rename(aside, path)
     disk.sync_dir(directory)

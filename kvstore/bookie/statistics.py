@@ -10,7 +10,7 @@ from kvstore.env.histogram import Histogram
 
 @dataclass(slots=True)
 class Statistics:
-    """Since the process started, unless it says now."""
+    """Counts since the process started, unless the field says "now"."""
 
     adds: int = 0
     add_bytes: int = 0
@@ -20,10 +20,10 @@ class Statistics:
     refused_fenced: int = 0
     refused_key: int = 0
     refused_digest: int = 0
-    """Adds and explicit LACs whose digest was wrong."""
+    """Adds and explicit LACs with a wrong digest."""
     refused_plain: int = 0
     refused_user: int = 0
-    """Requests in the clear where connections are TLS."""
+    """Clients refused because of their certificate."""
     refused_cluster: int = 0
     """Connections of clients that said they were of another cluster."""
     refused_other_entry: int = 0
@@ -31,11 +31,11 @@ class Statistics:
     refused_readonly: int = 0
     refused_overload: int = 0
     refused_unknown: int = 0
-    """Not sure: limbo, an unreadable entry, a ledger that does not name this bookie."""
+    """Requests without a definite answer: limbo, an unreadable entry, a ledger that does not name this bookie."""
     syncs: int = 0
     synced_bytes: int = 0
     filled_bytes: int = 0
-    """Zeroes written into the segment ahead."""
+    """Bytes of zeros written ahead into the next segment."""
     group_records: Histogram = field(default_factory=lambda: Histogram(1))
     sync_s: Histogram = field(default_factory=lambda: Histogram(1e-6))
     asked_metadata: int = 0
@@ -46,24 +46,24 @@ class Statistics:
     segments: int = 0
     """Now."""
     disk_bytes: int = 0
-    """Now: what the segments take."""
+    """Now: size of the segments."""
     live_bytes: int = 0
-    """Now: entries in them that are still wanted."""
+    """Now: size of entries in the segments that are still needed."""
     index_blocks_read: int = 0
-    """Read from index files, to find entries in full segments."""
+    """Blocks read from index files, to find entries in full segments."""
     index_files_rebuilt: int = 0
-    """Damaged or missing ones, made again from their segments while the bookie ran."""
+    """Damaged or missing index files that were rebuilt from their segments while the bookie ran."""
     index_segments_in_memory: int = 0
-    """Now: full ones whose entries are in memory, because the disk has not taken their index files yet."""
+    """Now: full segments whose entries are in memory because their index files are not on disk yet."""
     free_bytes: int = 0
-    """Now: of the disk, or of all disks."""
+    """Now: free space of the disk, or of all disks."""
     readonly: bool = False
     """Now."""
     limbo_ledgers: int = 0
     """Now."""
     scrubbed_bytes: int = 0
     damaged_records: int = 0
-    """Bad checksums met by reads, the scrub and the start."""
+    """Bad checksums found by reads, the scrub and the start."""
     reclaimed_bytes: int = 0
     rewritten_bytes: int = 0
     dropped_ledgers: int = 0
@@ -74,12 +74,12 @@ class Statistics:
     connections: int = 0
     """Now."""
     directories: int = 1
-    """Now: those that the journal is spread over, failed ones too."""
+    """Now: the journal directories, including failed ones."""
     directories_failed: int = 0
-    """Now: those of them that have failed since the start."""
+    """Now: the journal directories that have failed since the start."""
 
     def numbers(self) -> dict[str, int | float]:
-        """Everything as plain numbers; of a histogram the count, the sum and three quantiles."""
+        """Return everything as plain numbers; for a histogram, the count, the sum and three quantiles."""
         found: dict[str, int | float] = {}
         for each in fields(self):
             value = getattr(self, each.name)
@@ -95,7 +95,7 @@ class Statistics:
 
 
 def added_up(several: Sequence[Statistics]) -> Statistics:
-    """The counters of a bookie's directories as if they were one's. What is no sum the caller says."""
+    """Return the sum of several directories' counters. The caller sets the values that are not sums."""
     total = Statistics()
     for each in fields(Statistics):
         values = [getattr(one, each.name) for one in several]

@@ -1,13 +1,13 @@
 """A bookie's storage: the calls that its service makes for other nodes, and that the node's own client makes directly.
 
-No call waits. Each ends in one call of its `done` on the event loop, with a status first; an add, a fence or a LAC is
-reported after the sync that makes it durable. Nothing that is not on the disk is ever shown.
+No call waits. Each ends in one call of its `done` on the event loop, with a status first. An add, a fence or a LAC is
+reported after the sync that makes it durable. Nothing that is not on disk is ever shown.
 
-What comes is looked at here, its form and its digest; what it asks for is done by the parts:
+This module checks the form and the digest of requests; the parts carry them out:
 
-    adds ──────────┬─ keys ── admission, which asks the metadata store
-    explicit LACs ─┤
-    fences ────────┴─ facts ── journal ── synced ──► inventory ◄── reader
+  adds ──────────┬─ keys ── admission, which asks the metadata store
+  explicit LACs ─┤
+  fences ────────┴─ facts ── journal ── synced ──► inventory ◄── reader
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from functools import partial
 from typing import Any
 
 from kvstore.bookie.adds import Adds, Done
-from kvstore.bookie.admission import Admission, Authority
-from kvstore.bookie.backpressure import Door
+from kvstore.bookie.admission import LedgerAdmission, LedgerAuthority
+from kvstore.bookie.backpressure import BackpressureGate
 from kvstore.bookie.config import BookieConfig
 from kvstore.bookie.digests import HEADER_AND_CRC, Digests, is_crc, lac_proves_itself, proves_itself
 from kvstore.bookie.explicit_lacs import ExplicitLacs
 from kvstore.bookie.facts import Facts
-from kvstore.bookie.fencing import Verdict
-from kvstore.bookie.held import Held
+from kvstore.bookie.fencing import WriteVerdict
 from kvstore.bookie.index.index_files import IndexFiles
 from kvstore.bookie.inventory import Inventory, OwnLedgers
 from kvstore.bookie.journal.journal import Journal
 from kvstore.bookie.journal.room import JournalFull, Use
 from kvstore.bookie.journal.segment import Segment
-from kvstore.bookie.keys import KEY_MAX, Keys
-from kvstore.bookie.ledger import Listener
+from kvstore.bookie.keys import KEY_MAX, KeyChecks
+from kvstore.bookie.ledger import LedgerListener
 from kvstore.bookie.opening import doubt_again, end_no_doubt, let_go_of_empty, make_directory, tidy, write_again
 from kvstore.bookie.raw_adds import RawAdds
 from kvstore.bookie.reader import ReadDone, Reader
-from kvstore.bookie.refusals import Refusals
+from kvstore.bookie.refusals import BookieRefusals
 from kvstore.bookie.replay import replay
 from kvstore.bookie.statistics import Statistics
+from kvstore.bookie.stored_copies import StoredCopies
 from kvstore.env.ports import Env
 from kvstore.os_errors import no_room
 from kvstore.proto.bookkeeper import LAST_ENTRY, PACKET_MAX, Status
@@ -53,7 +53,7 @@ LAC_MAX = 1024
 
 
 class BookieStorage:
-    """Ledgers on this bookie's disk."""
+    """The ledgers on this bookie's disk."""
 
     journal: Journal
     facts: Facts
@@ -66,43 +66,45 @@ class BookieStorage:
         env: Env,
         config: BookieConfig,
         bookie: BookieId,
-        authority: Authority,
+        authority: LedgerAuthority,
         own_ledgers: OwnLedgers | None = None,
         *,
-        admission: Admission | None = None,
+        admission: LedgerAdmission | None = None,
     ) -> None:
-        """`admission`: of the bookie, where this is the storage in one of its directories."""
+        """`admission`: the bookie's, if this is the storage in one of its directories."""
         self.statistics = Statistics()
         self.own_ledgers = own_ledgers or OwnLedgers()
         self.inventory = Inventory(IndexFiles(env.disk, config.index_dir))
         self.bookie = bookie
-        self.door = Door()
-        """For all from elsewhere, while too much waits for a sync."""
-        self.gate = Door()
-        """For what `may_ask`, while too much waits for the metadata."""
-        self.admission = admission or Admission(authority, bookie, env.nursery, self.statistics, self.gate)
+        self.sync_gate = BackpressureGate()
+        """Shut for all clients of other nodes while too much waits for a sync."""
+        self.metadata_gate = BackpressureGate()
+        """Shut for requests that `may_ask` while too much waits for the metadata."""
+        self.admission = admission or LedgerAdmission(
+            authority, bookie, env.nursery, self.statistics, self.metadata_gate
+        )
         self.digests = Digests(self.admission, self.statistics)
         self._env = env
         self._config = config
         self._loop = asyncio.get_running_loop()
         self._on_readonly: Callable[[bool], None] = lambda _readonly: None
-        self._refusals: Refusals
-        self._keys: Keys
+        self._refusals: BookieRefusals
+        self._keys: KeyChecks
         self._explicit_lacs: ExplicitLacs
 
-    # Its life
+    # Lifecycle
 
     async def start(self, doubts: Sequence[str] = ()) -> None:
-        """Read the disk back and make it ready. Raises ConfigError, OSError.
+        """Read the disk back and prepare it. Raises ConfigError, OSError.
 
-        `doubts`: why records may be missing although the disk looks whole.
+        `doubts`: why records may be missing although the disk looks intact.
         """
         try:
             await self._start(doubts)
         except BaseException as error:
             self.stop()
             if isinstance(error, JournalFull):
-                raise no_room(f"no space is left in {self._config.journal_dir} for what a start writes") from error
+                raise no_room(f"no space is left in {self._config.journal_dir} for the records of a start") from error
             raise
 
     async def _start(self, doubts: Sequence[str]) -> None:
@@ -113,23 +115,24 @@ class BookieStorage:
         found = replay(disk, config.journal_dir, config.index_dir, self.own_ledgers, reserve_bytes=reserve_bytes)
         doubts = [*doubts, *found.damage]
         for doubt in doubts:
-            log.error("%s: ledgers may lack records; what is not found counts as unknown, not as absent", doubt)
+            log.error("ledgers may lack records, missing entries count as unknown instead of absent reason=%s", doubt)
         if doubts:
             found.inventory.set_limbo(True)
             end_no_doubt(found)
         self.statistics.damaged_records += found.damaged_records + len(found.damage)
         self._assemble(found.inventory)
-        found.mender.on_lost = self._lost
+        found.rebuilder.on_lost = self._lost
         write_again(found, config, self.journal, self.adds.store_again)
         doubt_again(found, self.facts)
         await self.synced()
         let_go_of_empty(found, self.journal)
-        self.journal.note_files()  # a second group says that the first one, which replaces other segments, is synced
+        # a second group certifies that the first one, which replaces other segments, is synced
+        self.journal.note_files()
         await self.synced()
         tidy(found, disk, config)
 
     def _assemble(self, inventory: Inventory) -> None:
-        """Make the parts that need to know what the disk holds."""
+        """Create the parts that need to know what the disk holds."""
         config, statistics = self._config, self.statistics
         self.inventory = inventory
         self.journal = journal = Journal(
@@ -143,18 +146,18 @@ class BookieStorage:
         )
         self.reader = Reader(inventory, journal, statistics, poll_ms_max=config.poll_ms_max)
         self.facts = Facts(inventory, journal, statistics)
-        self._refusals = refusals = Refusals(journal, statistics)
-        self._keys = keys = Keys(inventory, self.admission, refusals)
+        self._refusals = refusals = BookieRefusals(journal, statistics)
+        self._keys = keys = KeyChecks(inventory, self.admission, refusals)
         self.adds = Adds(
             inventory,
             journal,
             statistics,
-            held=Held(inventory, journal, self.reader, self.digests),
+            held=StoredCopies(inventory, journal, self.reader, self.digests),
             facts=self.facts,
             keys=keys,
             admission=self.admission,
             refusals=refusals,
-            door=self.door,
+            sync_gate=self.sync_gate,
             pending_bytes_max=config.pending_bytes_max,
         )
         journal.on_synced = self.adds.synced
@@ -174,7 +177,7 @@ class BookieStorage:
         )
 
     async def synced(self) -> None:
-        """Return when everything accepted before is on the disk."""
+        """Return when everything accepted before is on disk."""
         done = self._loop.create_future()
         self.journal.barrier(lambda: None if done.done() else done.set_result(None))
         await done
@@ -185,12 +188,12 @@ class BookieStorage:
 
     @property
     def is_readonly(self) -> bool:
-        """Ordinary adds are refused: the disk is full but for the reserve."""
+        """True if ordinary adds are refused, because only the reserve of the disk is left."""
         return self.journal.is_full
 
     @property
     def takes_copies(self) -> bool:
-        """Return True if recovery adds are accepted. A read-only bookie accepts them as long as the reserve allows."""
+        """True if recovery adds are accepted. A read-only bookie accepts them as long as the reserve allows."""
         return self.journal.has_room(Use.COPY, 0)
 
     def _rolled(self, segment: Segment) -> None:
@@ -200,7 +203,7 @@ class BookieStorage:
 
     # docs/protocol.md B31
     def _lost(self, ledger: int) -> None:
-        """Write down that entries of a ledger may be missing. If there is no room for that, the next start finds the
+        """Record that entries of a ledger may be missing. If there is no space for that, the next start finds the
         damage again."""
         with suppress(JournalFull):
             self.facts.set_limbo(self.inventory.ledgers[ledger], True)
@@ -209,30 +212,30 @@ class BookieStorage:
         if is_full != self.statistics.readonly:
             self.statistics.readonly = is_full
             state = f"read-only: {self.journal.why_full}" if is_full else "writable again"
-            log.warning("bookie=%s is %s", self.bookie, state)
+            log.warning("bookie state changed bookie=%s state=%s", self.bookie, state)
             self._on_readonly(is_full)
-            self.door.open(self.adds)
+            self.sync_gate.open(self.adds)
 
     def space(self) -> tuple[int, int]:
-        """Bytes in all, as far as this bookie could use them, and bytes that are free."""
+        """Return the bytes that this bookie could use in all, and the free bytes."""
         free = self.free_bytes()
         return free + sum(segment.capacity for segment in self.inventory.segments.values()), free
 
     def free_bytes(self) -> int:
-        """Bytes that are free in the journal's directory. Raises OSError."""
+        """Return the free bytes in the journal's directory. Raises OSError."""
         return self._env.disk.free_bytes(self._config.journal_dir)
 
     def refresh_statistics(self) -> Statistics:
-        """Fill in what is counted only on demand."""
+        """Fill in the statistics that are counted only on demand."""
         self.inventory.count(self.statistics)
-        with suppress(OSError):  # of a disk that has failed
+        with suppress(OSError):  # the disk may have failed
             self.statistics.free_bytes = self.free_bytes()
         return self.statistics
 
     # docs/protocol.md B35
     def stop(self) -> None:
-        """Write nothing more. What was not reported may or may not be there. A second call does nothing."""
-        if hasattr(self, "journal"):  # else it could not even be read back
+        """Write nothing more. Unreported records may or may not be on disk. A second call does nothing."""
+        if hasattr(self, "journal"):  # otherwise the disk could not even be read back
             self.journal.certify()
             self.journal.stop()
         for segment in self.inventory.segments.values():
@@ -243,14 +246,15 @@ class BookieStorage:
 
     # docs/protocol.md B12
     def may_ask(self, ledger: int, key: bytes, body: bytes | None = None, *, is_writers: bool = False) -> bool:
-        """Whether what shows this key for the ledger may have to wait for the metadata store: a fence, a packet, or an
-        ordinary add of its writer's."""
+        """Return True if a request with this key may have to wait for the metadata store: a fence, a packet, or an
+        ordinary add of the ledger's writer."""
         if body is not None and not (proves_itself(body) or lac_proves_itself(body) or self.digests.knows(ledger, key)):
             return True
         return self._keys.may_ask(ledger, key, is_writers=is_writers)
 
     def add(self, ledger: int, entry: int, body: bytes, key: bytes, *, recovery: bool, done: Done) -> None:
-        """Store an entry packet. OK once it is on the disk; FENCED, UNAUTHORIZED, READ_ONLY, TOO_MANY_REQUESTS, …"""
+        """Store an entry packet. `done` gets OK once the packet is on disk, or FENCED, UNAUTHORIZED, READ_ONLY,
+        TOO_MANY_REQUESTS, …"""
         size = len(body)
         if size < HEADER.size or size > PACKET_MAX or not 0 < len(key) <= KEY_MAX:
             done(Status.BAD_REQUEST)
@@ -259,7 +263,7 @@ class BookieStorage:
             of_ledger, of_entry, lac, _, crc = HEADER_AND_CRC.unpack_from(body)
         else:
             of_ledger, of_entry, lac, _ = HEADER.unpack_from(body)
-            crc = -1  # there is none
+            crc = -1  # no digest
         if of_ledger != ledger or of_entry != entry or entry < 0 or ledger < 0:
             done(Status.BAD_REQUEST)
             return
@@ -277,8 +281,8 @@ class BookieStorage:
         self.digests.judge(ledger, key, len(body), check, judged)
 
     def write_lac(self, ledger: int, body: bytes, key: bytes, *, done: Done) -> None:
-        """Keep an explicit LAC packet whose digest is right. Readers see it at once: it only tells of what others have
-        stored."""
+        """Keep an explicit LAC packet with a valid digest. Readers see it at once, because it only reports what others
+        have stored."""
         if not LAC_HEADER.size <= len(body) <= LAC_MAX or LAC_HEADER.unpack_from(body)[0] != ledger or ledger < 0:
             done(Status.BAD_REQUEST)
             return
@@ -296,7 +300,7 @@ class BookieStorage:
         self.digests.judge(ledger, key, len(body), check, judged)
 
     def force(self, ledger: int, *, done: Done) -> None:
-        """OK once everything accepted before is on the disk."""
+        """Call `done` with OK once everything accepted before is on disk."""
         self.journal.barrier(lambda: done(Status.OK))
 
     # Reading
@@ -304,8 +308,8 @@ class BookieStorage:
     def read(self, ledger: int, entry: int, *, key: bytes | None = None, fence: bool = False, done: ReadDone) -> None:
         """Read one entry (LAST_ENTRY: the last one stored).
 
-        With `fence` the ledger is fenced, for good and on the disk, before any answer. What was accepted before a
-        fencing read is waited for, then seen. NO_LEDGER and NO_ENTRY are definite.
+        With `fence`, the ledger is fenced permanently, and the fence is on disk before any answer. A fencing read waits
+        for everything accepted before, then sees it. NO_LEDGER and NO_ENTRY are definite.
         """
         self.statistics.reads += 1
         if entry < LAST_ENTRY or ledger < 0:
@@ -315,21 +319,22 @@ class BookieStorage:
         elif ledger in self.inventory.tombstones:
             done(Status.NO_LEDGER, entry, None, -1)  # its fence has outlived it
         elif key is None or not 0 < len(key) <= KEY_MAX:
-            done(self._refusals.by(Verdict.WRONG_KEY), entry, None, -1)
+            done(self._refusals.by(WriteVerdict.WRONG_KEY), entry, None, -1)
         else:
             self._keys.when_right(ledger, key, partial(self._fence_and_read, ledger, entry, key, done))
 
     def read_on(
         self, ledger: int, entry: int, body: bytes, limits: tuple[int, int], *, passes_over: bool = False
     ) -> list[bytes]:
-        """The packet read of an entry, and those that follow it here, within `limits` (entries, bytes)."""
+        """Return the packet read of an entry, and those of the following entries that are here, within `limits`
+        (entries, bytes)."""
         return self.reader.read_on(ledger, entry, body, limits, passes_over=passes_over)
 
     # docs/protocol.md L5
     def _fence_and_read(self, ledger: int, entry: int, key: bytes, done: ReadDone, status: Status, _: bool) -> None:
-        """Fence, then read. The fence is on the disk once the ledger's `last_group` is."""
+        """Fence, then read. The fence is on disk once the ledger's `last_group` is."""
         if ledger in self.inventory.tombstones:
-            status = Status.NO_LEDGER  # it was deleted while the metadata was asked about it
+            status = Status.NO_LEDGER  # it was deleted while its metadata was read
         if status is Status.OK:
             status = self.facts.fence(ledger, key)
         if status is Status.OK:
@@ -338,18 +343,19 @@ class BookieStorage:
             done(status, entry, None, -1)
 
     def read_lac(self, ledger: int, *, done: Callable[[Status, bytes | None, bytes | None], Any]) -> None:
-        """The last explicit LAC packet and the last entry packet; NO_ENTRY if there is neither."""
+        """Read the last explicit LAC packet and the last entry packet; NO_ENTRY if there is neither."""
         self.reader.read_lac(ledger, done=done)
 
     def long_poll(self, ledger: int, previous_lac: int, timeout_ms: int, *, done: ReadDone) -> Callable[[], None]:
         """Answer when the LAC has passed `previous_lac`, with the entry after that if it is here, or at the timeout.
-        What is returned takes the question back."""
+        Return a function that cancels the question."""
         return self.reader.long_poll(ledger, previous_lac, timeout_ms, done=done)
 
-    def listen(self, ledger: int, listener: Listener) -> Callable[[], None] | None:
-        """Tell of what is stored of the ledger from now on; what is returned ends it. None if it is not known here."""
+    def listen(self, ledger: int, listener: LedgerListener) -> Callable[[], None] | None:
+        """Notify `listener` of what is stored of the ledger from now on. Return a function that ends this, or None if
+        the ledger is unknown here."""
         return self.reader.listen(ledger, listener)
 
     def list_entries(self, ledger: int, *, done: Callable[[Status, Sequence[tuple[int, int]]], Any]) -> None:
-        """The entries here, as runs (first, count), rising."""
+        """List the entries here as rising runs (first, count)."""
         self.reader.list_entries(ledger, done=done)

@@ -1,4 +1,4 @@
-"""Work that takes long: one piece in a turn of the event loop, and of everybody in turn."""
+"""A fair queue for long work: one piece per turn of the event loop, and one owner after the other."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections import deque
 from collections.abc import Callable, Hashable
 
 Piece = Callable[[Callable[[], None]], None]
-"""Told whom to call, once, when it has ended."""
+"""A piece of work, which gets a function to call, once, when it has ended."""
 
 
-class Turns:
-    """Begins the next piece after the former one has ended, so that others are served in between."""
+class FairQueue:
+    """A queue that begins each piece after the former one has ended, so that other tasks run in between."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -45,5 +45,5 @@ class Turns:
         try:
             piece(ended)
         except BaseException:
-            ended()  # one that fails keeps nobody waiting
+            ended()  # a piece that fails must not block the others
             raise

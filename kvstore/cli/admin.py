@@ -1,4 +1,4 @@
-"""How operators' commands ask a server of the cluster: any of them will do, the first that answers does."""
+"""Calls to the admin service: the command uses the first server of the cluster that answers."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 TIMEOUT_S = 15.0
 LOOK_S = 0.5
-"""Between two looks at what a command waits for."""
+"""Seconds between polls for what a command waits for."""
 AWAY_S = 600.0
-"""A command that waits for what the cluster does by itself bears for so long that no server answers."""
+"""Seconds for which a command that waits for the cluster tolerates that no server answers."""
 
 
 def ask_admin(
@@ -31,9 +31,8 @@ def ask_admin(
     *,
     again: bool = False,
 ) -> T:
-    """Return the result of `work(stub, timeout_s)` from the first server that answers. Raises StoreError. `again`: it
-    is done once however often it is sent, so another server of the same cluster is also asked where the outcome at one
-    is unknown."""
+    """Return the result of `work(stub, timeout_s)` from the first server that answers. Raises StoreError. Pass `again`
+    if the request is idempotent: then another server of the same cluster is also asked when the outcome is unknown."""
     import grpc
 
     from kvstore.proto import admin_pb2_grpc
@@ -57,16 +56,16 @@ def ask_admin(
         if isinstance(found, OutcomeUnknown | MetadataUnknown) and again:
             failure = found
         elif not isinstance(found, Unavailable):
-            if isinstance(failure, OutcomeUnknown | MetadataUnknown):  # that attempt may still be done
-                raise OutcomeUnknown(f"{failure}; asked again: {found}") from found
+            if isinstance(failure, OutcomeUnknown | MetadataUnknown):  # that attempt may still take effect
+                raise OutcomeUnknown(f"{failure}; retried: {found}") from found
             raise found
-        elif isinstance(failure, Unavailable):  # what may be done stays so
+        elif isinstance(failure, Unavailable):  # an unknown outcome stays unknown
             failure = found
     raise failure
 
 
 def _cluster_at(channel: grpc.Channel, wanted: str, address: str, timeout_s: float) -> str:
-    """As `check_cluster`. Raises StoreError, Unavailable where nothing is known: nothing has been asked for yet."""
+    """Call `check_cluster`. Raises StoreError; Unavailable if the outcome is unknown, because nothing was requested."""
     import grpc
 
     from kvstore.client.blocking.identity import check_cluster
@@ -80,15 +79,15 @@ def _cluster_at(channel: grpc.Channel, wanted: str, address: str, timeout_s: flo
 
 
 class Patience:
-    """Bears that servers are away while a command waits for what the cluster does by itself: it goes on without them,
-    and to fail would look as if it had not been done."""
+    """Tolerates unavailable servers while a command waits for the cluster. The cluster continues on its own, and an
+    error would look as if the change had failed."""
 
     def __init__(self) -> None:
         self._away_since: float | None = None
 
     def look(self, ask: Callable[[], T]) -> T | None:
-        """Return what `ask` finds; None while no server answers, which is said once each time. Raises StoreError after
-        AWAY_S of it, and for what does not pass."""
+        """Return the result of `ask`, or None while no server answers, which is reported once. Raises StoreError after
+        AWAY_S without an answer, and for permanent errors."""
         try:
             found = ask()
         except (Retryable, OutcomeUnknown, MetadataUnavailable, MetadataUnknown) as error:
@@ -96,7 +95,7 @@ class Patience:
             if self._away_since is None:
                 self._away_since = now
                 said = str(error) or type(error).__name__
-                print(f"kvstore: {said}: what was asked goes on, and is looked at again", file=sys.stderr, flush=True)
+                print(f"kvstore: {said}: the change continues; retrying", file=sys.stderr, flush=True)
             elif now - self._away_since > AWAY_S:
                 raise
             return None

@@ -1,4 +1,4 @@
-"""`kvstore bookie` and `kvstore autorecovery`: who stores the log, what they hold, copies for those that are lost."""
+"""`kvstore bookie` and `kvstore autorecovery`: bookies, their ledgers, and copies of lost bookies."""
 
 from __future__ import annotations
 
@@ -31,24 +31,23 @@ from kvstore.meta.bookies import BookieView
 from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.cookies import Cookie, encode_cookie
 from kvstore.meta.ledgers import LedgerStore
-from kvstore.meta.registration import Bookies as Registered
-from kvstore.meta.registration import RegistrationClient
+from kvstore.meta.registration import RegisteredBookies, RegistrationClient
 from kvstore.types import BookieId
 
 if TYPE_CHECKING:
-    from kvstore.autorecovery.rereplicate import Moved, Rereplicator
+    from kvstore.autorecovery.rereplicate import ReplacementOutcome, Rereplicator
     from kvstore.proto.admin_pb2 import ClusterReport
-    from kvstore.wal.bookies import Bookies
+    from kvstore.wal.bookies import BookieClients
 
 T = TypeVar("T")
-BookieName = Annotated[str, typer.Argument(help="The bookie's id, for example n1-0123456789ab.")]
+BookieName = Annotated[str, typer.Argument(help="Id of the bookie, for example n1-0123456789ab")]
 BYTES_PER_S, BYTES_PER_S_MAX = float(32 << 20), float(1 << 40)
-Pace = Annotated[float, typer.Option(help="Bytes copied or read per second.", min=1, max=BYTES_PER_S_MAX)]
+Pace = Annotated[float, typer.Option(help="Maximum bytes copied or read per second", min=1, max=BYTES_PER_S_MAX)]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this branch."""
-    bookie = typer.Typer(no_args_is_help=True, help="Bookies: the nodes that store ledgers.")
+    bookie = typer.Typer(no_args_is_help=True, help="Manage bookies, the nodes that store ledgers")
     bookie.command("list")(list_bookies)
     bookie.command("cookie")(cookie)
     bookie.command("scrub")(scrub)
@@ -56,7 +55,9 @@ def register(app: typer.Typer) -> None:
     bookie.command("recover")(recover_copies)
     bookie.command("racks")(racks)
     app.add_typer(bookie, name="bookie")
-    autorecovery = typer.Typer(no_args_is_help=True, help="Copies that lost bookies had, made again on others.")
+    autorecovery = typer.Typer(
+        no_args_is_help=True, help="Manage auto-recovery, which copies ledgers of lost bookies to others"
+    )
     recovery.register(autorecovery)
     app.add_typer(autorecovery, name="autorecovery")
 
@@ -64,12 +65,12 @@ def register(app: typer.Typer) -> None:
 def list_bookies(
     data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, server: Server = None, json: Json = False
 ) -> None:
-    """List all bookies that ever were: address, zone, whether they are there, how many ledgers name them, what is free
-    on their disks, and which of their directories have failed, if they say so within some seconds.
+    """List all bookies that ever existed: address, zone, state, number of ledgers, free bytes, failed directories.
 
-    While the metadata store is away servers tell what they know, and how old that is is said on standard error.
+    Disk figures are shown for bookies that answer within some seconds. While the metadata store is unavailable, servers
+    report their last known state, and standard error says how old it is.
     """
-    from kvstore.wal.bookies import Bookies
+    from kvstore.wal.bookies import BookieClients
 
     async def work(tools: Tools) -> list[dict[str, Any]]:
         view = BookieView(tools.store)
@@ -84,7 +85,7 @@ def list_bookies(
                 continue
             for bookie in sorted({bookie for fragment in metadata.fragments for bookie in fragment.ensemble}):
                 named[bookie] = named.get(bookie, 0) + 1
-        clients = Bookies(tools.env, view.address, cluster=await cluster_id(tools.store))
+        clients = BookieClients(tools.env, view.address, cluster=await cluster_id(tools.store))
         try:
             there = sorted(view.current.all)
             spaces = dict(
@@ -113,7 +114,7 @@ def list_bookies(
 
 
 def _failed_directories(where: Where) -> dict[str, list[str]]:
-    """Of the bookies whose nodes answer; empty while no server does."""
+    """Return the failed directories of bookies whose nodes answer; empty while no server answers."""
     try:
         bookies = cluster_report(where).bookies
     except StoreError:
@@ -126,7 +127,7 @@ def _failed_directories(where: Where) -> dict[str, list[str]]:
 
 
 def _told(report: ClusterReport) -> list[dict[str, Any]]:
-    """The bookies as servers tell of them: which ledgers name them is not known."""
+    """Return the bookies as servers report them. Servers do not know the number of ledgers."""
     return [
         {
             "id": each.id,
@@ -148,7 +149,7 @@ def _row(found: dict[str, Any]) -> dict[str, Any]:
     return row | {"failed_directories": failed or ("none" if failed is not None else None)}
 
 
-async def _space_or_none(clients: Bookies, bookie: BookieId) -> int | None:
+async def _space_or_none(clients: BookieClients, bookie: BookieId) -> int | None:
     try:
         return (await clients.space(bookie))[1]
     except BookieError:
@@ -162,13 +163,15 @@ def cookie(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Show a bookie's cookie: its identity, which its directories must carry too."""
+    """Show a bookie's cookie: the identity that its directories must carry, too"""
 
     async def work(tools: Tools) -> tuple[Cookie, int]:
         try:
             return await CookieStore(tools.store).read(BookieId(bookie))
         except NoSuchNode:
-            raise InvalidRequest(f"no bookie {bookie!r} has a cookie; see `kvstore bookie list`") from None
+            raise InvalidRequest(
+                f"no bookie {bookie!r} has a cookie; list bookies with `kvstore bookie list`"
+            ) from None
 
     found, version = with_tools(data_dir, zookeeper, work, server)
     print(
@@ -179,25 +182,25 @@ def cookie(
 def racks(
     pulsar: Annotated[
         str,
-        typer.Option(callback=checked_address, help="Pulsar's metadata store, a ZooKeeper: HOST:PORT,...[/CHROOT]."),
+        typer.Option(callback=checked_address, help="ZooKeeper of Pulsar: HOST:PORT,...[/CHROOT]"),
     ],
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Write the zone of every registered bookie as its rack where Apache Pulsar reads racks. Run it again after a disk
-    was replaced: the bookie has another id then. Entries of other bookies stay."""
-    from kvstore.meta.address import Kind, parse
+    """Write the zone of every registered bookie as its rack for Apache Pulsar. Run this again after a disk was
+    replaced, because the bookie then has a new id. Entries of other bookies stay."""
+    from kvstore.meta.address import MetadataKind, parse
     from kvstore.meta.connect import connect
     from kvstore.meta.pulsar_racks import PulsarRacks, racks_of, shared_hosts
 
-    if parse(pulsar).kind is not Kind.ZOOKEEPER:
+    if parse(pulsar).kind is not MetadataKind.ZOOKEEPER:
         raise ConfigError(f"--pulsar: expected a ZooKeeper, got {pulsar}; set racks by `pulsar-admin bookies` there")
 
-    async def work(tools: Tools) -> tuple[Registered, dict[str, str]]:
+    async def work(tools: Tools) -> tuple[RegisteredBookies, dict[str, str]]:
         bookies = await RegistrationClient(tools.store).bookies()
-        # Without a login: what it creates must be Pulsar's, too.
+        # Without a login, so that the nodes it creates belong to Pulsar, too.
         store = await connect(pulsar, tls=metadata_tls(), timeout_s=PATIENCE_S)
         try:
             return bookies, dict(racks_of(await PulsarRacks(store).write_zones(bookies)))
@@ -217,16 +220,18 @@ def racks(
 
 def scrub(
     bookie: BookieName,
-    repair: Annotated[bool, typer.Option("--repair", help="Copy there again what is missing or damaged.")] = False,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Copy missing or damaged entries to the bookie again")
+    ] = False,
     bytes_per_s: Pace = BYTES_PER_S,
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Read every entry that a bookie is to have, and verify it. Exit code 1 if a copy is not good and was not repaired.
+    """Read and verify every entry that a bookie should have. Exit code 1 if a bad copy was not repaired.
 
-    Bookies scrub their own disks too, slowly and all the time: see kvstore_bookie_damaged_records_total.
+    Bookies also scrub their own disks continuously and slowly: see kvstore_bookie_damaged_records_total.
     """
 
     async def work(recopier: Rereplicator) -> list[dict[str, Any]]:
@@ -244,22 +249,22 @@ def scrub(
 
 def decommission(
     bookie: BookieName,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation")] = False,
     bytes_per_s: Pace = BYTES_PER_S,
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Give up a bookie that is down for good: its copies are made again on other bookies, then its id is forgotten.
+    """Remove a bookie that is down for good: copy its ledgers to other bookies, then forget its id.
 
-    It can be called again until nothing blocks it. Exit code 1, and the reasons, while something does.
+    Run this again until nothing blocks it. Exit code 1, with the reasons, while something does.
     """
 
     async def check(recopier: Rereplicator) -> None:
         await _refuse_if_up_or_unknown(recopier, BookieId(bookie))
 
-    async def work(recopier: Rereplicator) -> list[Moved]:
+    async def work(recopier: Rereplicator) -> list[ReplacementOutcome]:
         await check(recopier)
         recopier.limit(int(bytes_per_s))
         moved = await recopier.replace(BookieId(bookie))
@@ -269,7 +274,7 @@ def decommission(
 
     if not yes:
         _with_recopier(data_dir, zookeeper, server, check)
-        confirm(f"Give up {bookie} for good, so that what is on its disk is never used again")
+        confirm(f"Remove {bookie} for good, so that the data on its disk is never used again")
     moved = _with_recopier(data_dir, zookeeper, server, work)
     _show_moved(bookie, moved, "is decommissioned: its directories may be emptied", json=json)
 
@@ -282,12 +287,12 @@ def recover_copies(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Make the copies of a bookie that is down again on other bookies. It may come back, empty-handed.
+    """Copy the ledgers of a bookie that is down to other bookies. The bookie may return with empty directories.
 
-    Exit code 1, and the reasons, while a ledger still needs it.
+    Exit code 1, with the reasons, while a ledger still needs it.
     """
 
-    async def work(recopier: Rereplicator) -> list[Moved]:
+    async def work(recopier: Rereplicator) -> list[ReplacementOutcome]:
         await _refuse_if_up_or_unknown(recopier, BookieId(bookie))
         recopier.limit(int(bytes_per_s))
         return await recopier.replace(BookieId(bookie))
@@ -298,14 +303,14 @@ def recover_copies(
 async def _refuse_if_up_or_unknown(recopier: Rereplicator, bookie: BookieId) -> None:
     if recopier.is_up(bookie):
         raise InvalidRequest(
-            f"bookie {bookie} is up and takes entries: stop its node first, for good, on its machine (`systemctl "
-            "disable --now kvstore-node`); a drain alone leaves it up"
+            f"bookie {bookie} is up and accepts entries; stop its node for good on its machine (`systemctl disable "
+            "--now kvstore-node`); a drain alone leaves it up"
         )
     if not await recopier.is_known(bookie):
-        raise InvalidRequest(f"there is no bookie {bookie!r}; see `kvstore bookie list`")
+        raise InvalidRequest(f"no bookie {bookie!r}; see `kvstore bookie list`")
 
 
-def _show_moved(bookie: str, moved: list[Moved], done: str, *, json: bool) -> None:
+def _show_moved(bookie: str, moved: list[ReplacementOutcome], done: str, *, json: bool) -> None:
     blocked = [each for each in moved if each.blocked]
     if json:
         print(as_json({"bookie": bookie, "ledgers": [asdict(each) for each in moved], "done": not blocked}))
@@ -323,7 +328,7 @@ def _with_recopier(
     from rich.console import Console
     from rich.progress import Progress
 
-    from kvstore.autorecovery.rereplicate import recopying
+    from kvstore.autorecovery.rereplicate import open_rereplicator
 
     terminal = Console(stderr=True)
     with Progress(console=terminal, transient=True, disable=not terminal.is_terminal) as bar:
@@ -333,7 +338,7 @@ def _with_recopier(
             bar.update(task, description=what, completed=done, total=total)
 
         async def main(tools: Tools) -> T:
-            async with recopying(tools.env, tools.store, show) as recopier:
+            async with open_rereplicator(tools.env, tools.store, show) as recopier:
                 return await work(recopier)
 
         return with_tools(data_dir, zookeeper, main, server)

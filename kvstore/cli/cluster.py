@@ -1,4 +1,4 @@
-"""How a command finds its cluster, and what it needs to read the cluster's metadata and ledgers itself."""
+"""Finds the cluster of a command, and connects commands that read metadata and ledgers themselves."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def checked_address(text: str | None) -> str | None:
-    """Of an option. Raises BadParameter."""
+    """Check the address in an option. Raises BadParameter."""
     from kvstore.meta.address import address_fault
 
     if text is not None and (fault := address_fault(text)):
@@ -35,13 +35,13 @@ def checked_address(text: str | None) -> str | None:
 
 
 def checked_server(text: str | None) -> str | None:
-    """Of an option. Raises BadParameter."""
+    """Check the servers in an option. Raises BadParameter."""
     from kvstore.client.core.config import parse_url
 
     try:
         if text is not None and "@" in text:
             raise typer.BadParameter(
-                "want no user or password here, where whoever lists processes reads it: name them by KVSTORE_USER and "
+                "expected no user or password here, because process lists show it; set KVSTORE_USER and "
                 "KVSTORE_PASSWORD_FILE or KVSTORE_PASSWORD in the environment"
             )
         if text is not None:
@@ -52,21 +52,22 @@ def checked_server(text: str | None) -> str | None:
 
 
 def checked_path(place: Path | None) -> Path | None:
-    """Of an option or argument: each that is a path has it (tests/cli/test_places.py). Raises BadParameter."""
+    """Check a path in an option or argument; every path has this callback (tests/cli/test_places.py). Raises
+    BadParameter."""
     if place is not None and (fault := fault_of(place)):
         raise typer.BadParameter(fault)
     return place
 
 
 def confirm(question: str) -> None:
-    """Ask on a terminal, and end the command unless the answer is yes. Raises BadParameter where nobody can answer."""
+    """Ask on a terminal, and end the command unless the answer is yes. Raises BadParameter without a terminal."""
     if not sys.stdin.isatty():
-        raise typer.BadParameter(f"{question}? There is no terminal to ask on: to go on, give --yes")
+        raise typer.BadParameter(f"{question}? Standard input is not a terminal; confirm with --yes")
     typer.confirm(question, abort=True, err=True)
 
 
 DataDir = Annotated[
-    Path, typer.Option(callback=checked_path, help="Where `kvstore up` keeps the cluster; names its metadata store.")
+    Path, typer.Option(callback=checked_path, help="Directory of the local cluster, made by `kvstore up`")
 ]
 ZooKeeper = Annotated[
     str | None,
@@ -74,20 +75,20 @@ ZooKeeper = Annotated[
         "--zookeeper",
         "--metadata",
         callback=checked_address,
-        help="The cluster's metadata store instead: HOST:PORT,...[/CHROOT] of a ZooKeeper, or etcd://HOST:PORT,...[/PREFIX].",
+        help="Metadata store of the cluster: HOST:PORT,...[/CHROOT] for ZooKeeper, or etcd://HOST:PORT,...[/PREFIX]",
     ),
 ]
 Server = Annotated[
-    str | None, typer.Option(callback=checked_server, help="gRPC address of a server, or several: HOST:PORT,...")
+    str | None, typer.Option(callback=checked_server, help="gRPC address of one or more servers: HOST:PORT,...")
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON")]
 
 T = TypeVar("T")
 SERVER_TIMEOUT_S = 5.0
 PATIENCE_S = 5.0
-"""For the metadata store, until a command says that it is away."""
+"""Seconds to wait for the metadata store before a command reports that it is unavailable."""
 LOOK_S = 1.0
-"""Of these, to find out which of its hosts take connections at all."""
+"""Seconds of PATIENCE_S to find out which hosts of the metadata store accept connections."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ class Tools:
 
 
 def zookeeper_of(data_dir: Path, zookeeper: str | None, server: str | None = None) -> str:
-    """The address of the cluster's metadata store. Raises ConfigError if nothing names one, Unavailable if the
+    """Return the address of the cluster's metadata store. Raises ConfigError if nothing names one, Unavailable if the
     server does not answer."""
     if zookeeper is not None:
         return zookeeper
@@ -109,34 +110,34 @@ def zookeeper_of(data_dir: Path, zookeeper: str | None, server: str | None = Non
 
 
 def recorded(data_dir: Path, wanted: Callable[[Any], T], *, or_by: str) -> T:
-    """Read something of a local cluster's record. Raises ConfigError if there is none, or the environment lacks what
-    lets a command in."""
+    """Read something from a local cluster's record. Raises ConfigError if there is no record, or if the cluster is
+    secure and the environment has no credentials."""
     path = data_dir / "cluster.json"
     try:
         document = json.loads(path.read_bytes())
         found, is_secure = wanted(document), document.get("secure", False)
     except FileNotFoundError:
-        raise ConfigError(f"no cluster at {path}: start one with `kvstore up`, or name one with {or_by}") from None
+        raise ConfigError(f"no cluster at {path}; start one with `kvstore up`, or name one with {or_by}") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path} is not a cluster file: {error!r}") from error
     if is_secure and tls_of_environment() is None:
         files = shlex.quote(str(data_dir / "secure" / "client.env"))
         raise ConfigError(
-            f"the cluster in {data_dir} is secure, and this shell has nothing that lets it in: `. {files}`"
+            f"the cluster in {data_dir} is secure, and this shell has no credentials for it; run `. {files}`"
         )
     return found
 
 
 def recorded_instance(data_dir: Path, zookeeper: str | None, server: str | None) -> str:
-    """Return the id of the local cluster that is meant, by its record; empty where another way names the cluster, and
-    of a cluster that was last started by a release that did not note it. Raises ConfigError."""
+    """Return the recorded id of the local cluster. Empty if another option names the cluster, or if the cluster was
+    last started by a release that did not record it. Raises ConfigError."""
     if zookeeper is not None or server is not None:
         return ""
     return recorded(data_dir, lambda document: str(document.get("instance", "")), or_by="--server or --metadata")
 
 
 def _as_told_by(servers: str) -> str:
-    """Ask the servers for the metadata store's address; the first that answers tells it: `host:port,…`."""
+    """Return the metadata store's address, `host:port,…`, from the first server that answers."""
     import grpc
 
     from kvstore.client.core.config import parse_url
@@ -156,8 +157,8 @@ def _as_told_by(servers: str) -> str:
 
 
 def tls_of_environment(prefix: str = "KVSTORE_TLS") -> Tls | None:
-    """How commands reach a cluster whose doors speak TLS: by the files that KVSTORE_TLS_CA, KVSTORE_TLS_CERT and
-    KVSTORE_TLS_KEY name; with the prefix KVSTORE_METADATA_TLS, its metadata store. None if none is set. Raises
+    """Return the TLS files for clusters with TLS endpoints, which KVSTORE_TLS_CA, KVSTORE_TLS_CERT and KVSTORE_TLS_KEY
+    name. The prefix KVSTORE_METADATA_TLS selects those for the metadata store. None if no variable is set. Raises
     ConfigError."""
     from kvstore.env.tls import Tls
 
@@ -171,15 +172,15 @@ def tls_of_environment(prefix: str = "KVSTORE_TLS") -> Tls | None:
 
 
 def metadata_tls() -> Tls | None:
-    """How commands reach a metadata store that speaks TLS. Raises ConfigError."""
+    """Return the TLS files for the metadata store, or None. Raises ConfigError."""
     return tls_of_environment("KVSTORE_METADATA_TLS") or tls_of_environment("KVSTORE_ZOOKEEPER_TLS")
 
 
 def with_tools(
     data_dir: Path, zookeeper: str | None, work: Callable[[Tools], Awaitable[T]], server: str | None = None
 ) -> T:
-    """Run `work` connected to the cluster's metadata, which is waited for PATIENCE_S. Raises StoreError; Unavailable if
-    what is there now is another cluster than the one of the folder."""
+    """Run `work` connected to the cluster's metadata, which may take PATIENCE_S to answer. Raises StoreError;
+    Unavailable if the metadata belongs to a cluster other than the folder's."""
     from kvstore.env.real import run
 
     address, instance = zookeeper_of(data_dir, zookeeper, server), recorded_instance(data_dir, zookeeper, server)
@@ -194,24 +195,26 @@ def with_tools(
 
 
 async def cluster_id(store: MetadataStore) -> str:
-    """Return the id of the cluster, for bookies to see (docs/protocol.md B32); empty if the store does not tell."""
+    """Return the id of the cluster, which bookies check (docs/protocol.md B32); empty if the store does not have it."""
     from kvstore.meta.layout import LayoutStore
 
     return await LayoutStore(store).instance_id_seen() or ""
 
 
 async def _refuse_other(store: MetadataStore, instance: str, address: str) -> None:
-    """Raises Unavailable for the metadata of another cluster than `instance`, whose names may all be the same."""
+    """Raise Unavailable if the metadata belongs to a cluster other than `instance`. All names may still be equal."""
     from kvstore.meta.layout import LayoutStore
 
     if (found := await LayoutStore(store).instance_id()) != instance:
-        raise Unavailable(f"the metadata store at {address} is of another cluster: want {instance}, got {found}")
+        raise Unavailable(
+            f"the metadata store at {address} belongs to another cluster: expected {instance}, got {found}"
+        )
 
 
 async def _reachable(address: str) -> str:
-    """The address without the hosts that take no connection: the driver would spend its time on them, and there is
-    little. All of them where none does, but has not said so either. Raises Unavailable if every host says that nothing
-    listens on its port, or has a name that cannot be looked up: the driver would go on trying."""
+    """Return the address without hosts that do not accept connections, because the driver would spend its time on them.
+    If no host accepts but some may be slow, return all. Raises Unavailable if every host refuses connections or has a
+    name that cannot be resolved, because the driver would retry."""
     from kvstore.meta.address import parse
 
     found = parse(address)
@@ -220,17 +223,19 @@ async def _reachable(address: str) -> str:
     nameless = [f"{host} ({answer.strerror})" for host, answer in told if isinstance(answer, socket.gaierror)]
     if all(answer is False or isinstance(answer, socket.gaierror) for answer in answers):
         refusing = [host for host, answer in told if answer is False]
-        said = [f"no such host as in {', '.join(nameless)}"] if nameless else []
+        said = [f"cannot resolve {', '.join(nameless)}"] if nameless else []
         if refusing:
-            said.append(f"no {found.kind.shown} listens at {','.join(refusing)}; is the cluster up? (`kvstore status`)")
+            said.append(
+                f"no {found.kind.shown} listens at {','.join(refusing)}; check the cluster with `kvstore status`"
+            )
         raise Unavailable("; ".join(said))
     hosts = [host for host, answer in told if answer is True]
     return address.replace(",".join(found.hosts), ",".join(hosts)) if hosts else address
 
 
 async def takes_connections(address: str) -> bool | socket.gaierror | None:
-    """Whether something listens there, at any address of the host; why the host has none; or None if neither can be
-    told in time."""
+    """Return True if an address of the host accepts connections, False if all refuse, the error if the host cannot be
+    resolved, and None if neither is known in time."""
     from kvstore.env.dns.names import NAMES, NoAnswer
 
     host, _, port = address.rpartition(":")
@@ -249,7 +254,7 @@ async def takes_connections(address: str) -> bool | socket.gaierror | None:
 
 
 async def _connects(host: str, port: int) -> bool | None:
-    """Whether something listens at this address; None if it does not say so."""
+    """Return True if the address accepts connections, False if it refuses, None if it does neither."""
     try:
         _, writer = await asyncio.open_connection(host, port)
     except ConnectionRefusedError:

@@ -1,5 +1,5 @@
-"""`kvstore cluster …`: founds a cluster in an empty metadata store, for nodes that are started by hand; moves one to
-another metadata store; and shows which version it is at."""
+"""`kvstore cluster …`: creates a cluster in an empty metadata store, for nodes that are started by hand; moves a
+cluster to another metadata store; shows the cluster's version."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvstore.cli.cluster import DataDir, Json, Server, Tools, ZooKeeper, checked
 from kvstore.cli.output import as_json, as_table
 from kvstore.errors import ConfigError, MetadataDenied, NoSuchNode
 from kvstore.meta import paths
-from kvstore.meta.address import Kind, parse
+from kvstore.meta.address import MetadataKind, parse
 from kvstore.meta.login import Acl, metadata_login_of_environment
 from kvstore.server.config import id_fault
 from kvstore.types import ServerId
@@ -27,30 +27,30 @@ DENIED_SHOWN = 5
 SecretFile = Annotated[
     Path,
     typer.Option(
-        callback=checked_path, help="The cluster's secret, made if there is no such file; each node needs a copy."
+        callback=checked_path, help="File of the cluster's secret, created if missing; each node needs a copy"
     ),
 ]
 
 
-MetadataFile = Annotated[Path, typer.Argument(callback=checked_path, help="The file.")]
+MetadataFile = Annotated[Path, typer.Argument(callback=checked_path, help="The file")]
 Address = Annotated[
     str,
     typer.Option(
         "--zookeeper",
         "--metadata",
         callback=checked_address,
-        help="Where the metadata is to be: HOST:PORT,...[/CHROOT] of a ZooKeeper, or etcd://HOST:PORT,...[/PREFIX].",
+        help="Metadata store: HOST:PORT,...[/CHROOT] for ZooKeeper, or etcd://HOST:PORT,...[/PREFIX]",
     ),
 ]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this branch."""
-    cluster = typer.Typer(no_args_is_help=True, help="A cluster that is not run by `kvstore up`.")
+    cluster = typer.Typer(no_args_is_help=True, help="Manage a cluster that is not run by `kvstore up`")
     cluster.callback()(_group)
     cluster.command("init")(init)
     cluster.command("version")(version)
-    metadata = typer.Typer(no_args_is_help=True, help="The metadata of a cluster: who may use it, and where it is.")
+    metadata = typer.Typer(no_args_is_help=True, help="Move, import and protect the metadata of a cluster")
     metadata.command("export")(export_metadata)
     metadata.command("import")(import_metadata)
     metadata.command("secure")(secure)
@@ -60,40 +60,42 @@ def register(app: typer.Typer) -> None:
 
 
 def _group() -> None:
-    """A cluster that is not run by `kvstore up`."""
+    """Manage a cluster that is not run by `kvstore up`"""
 
 
 def init(
     zookeeper: Address,
     node: Annotated[
-        list[str], typer.Option(help="A node that will serve keys, as ID or ID=ZONE; once for each, at least three.")
+        list[str], typer.Option(help="A node that will serve keys, as ID or ID=ZONE; repeat for each, at least three")
     ],
-    partitions: Annotated[int, typer.Option(help="How many partitions.", min=1, max=1024)] = 3,
-    replicas: Annotated[int, typer.Option(help="Replicas of each partition.", min=1)] = 3,
+    partitions: Annotated[int, typer.Option(help="Number of partitions", min=1, max=1024)] = 3,
+    replicas: Annotated[int, typer.Option(help="Number of replicas of each partition", min=1)] = 3,
     secret_file: SecretFile = Path("cluster.secret"),
     new_secret: Annotated[
         bool,
         typer.Option(
             "--new-secret",
-            help="Make the secret of a cluster that was founded before there were any; its nodes are down.",
+            help="Create a secret for a cluster that was founded before secrets existed; all its nodes must be down",
         ),
     ] = False,
-    unsafe: Annotated[bool, typer.Option("--unsafe", help="Allow 1 or 2 nodes.")] = False,
+    unsafe: Annotated[bool, typer.Option("--unsafe", help="Allow 1 or 2 nodes")] = False,
     json: Json = False,
 ) -> None:
-    """Found a cluster: BookKeeper's layout and the first ring, in a metadata store that has none at this place, and the
-    secret by which its nodes know each other.
+    """Create a cluster: BookKeeper's layout and the first ring in an empty metadata store, and the cluster's secret.
 
-    Called again with the same cluster there it changes nothing and says so, given the cluster's secret: it makes none
-    for a cluster that has one. Copy the secret to each node, then start it with `kvstore node run`; their ids must be
-    those that are named here.
+    Run again for the same cluster, given its secret, the command changes nothing and says so. It creates no secret for
+    a cluster that has one. Copy the secret to each node, then start it with `kvstore node run`. Node ids must be those
+    named here.
     """
     from kvstore.ring import Ring
     from kvstore.server.cluster.bootstrap import found
 
     servers = zones_of(node)
     if len(servers) < SAFE_NODES_MIN and not unsafe:
-        raise ConfigError(f"want at least {SAFE_NODES_MIN} different --node, got {len(servers)}: fewer cannot lose one")
+        raise ConfigError(
+            f"expected at least {SAFE_NODES_MIN} different --node, got {len(servers)}: fewer nodes cannot lose one; "
+            "add nodes, or pass --unsafe"
+        )
 
     path = secret_file.absolute()
 
@@ -112,7 +114,7 @@ def init(
     ring, is_new = with_tools(Path(), zookeeper, work)
     there = {replica for each in ring.partitions.values() for replica in each.replicas}
     if not is_new and there.isdisjoint(servers):  # the ring may have moved to other nodes since
-        raise ConfigError(f"there is a cluster at {zookeeper} already, of the nodes {', '.join(sorted(there))}")
+        raise ConfigError(f"a cluster already exists at {zookeeper}, with the nodes {', '.join(sorted(there))}")
     rows: list[dict[str, Any]] = [
         {"partition": each.id, "replicas": list(each.replicas)} for _, each in sorted(ring.partitions.items())
     ]
@@ -125,29 +127,29 @@ def init(
 
 
 def _tell_secret(path: Path, *, is_new: bool, is_secret_new: bool) -> None:
-    """Say what to do with the secret: where it was there before it may be another cluster's."""
+    """Tell the user what to do with the secret. A file that existed before may hold another cluster's secret."""
     if not is_secret_new:
-        print(f"\nit was there already\nIts nodes must have the secret that is in {path}: nothing has compared them.")
+        print(f"\nthe cluster existed already\nIts nodes must have the secret in {path}; this was not checked.")
         return
-    print("\nfounded" if is_new else "\nit was there already")
+    print("\nfounded" if is_new else "\nthe cluster existed already")
     print(
-        f"Its secret is in {path}. Copy that file to each node, readable by the node alone (mode 0600), name it there\n"
-        "as secret_file, and keep one copy elsewhere. Then start each node: kvstore node run --config node.toml"
+        f"Its secret is in {path}. Copy the file to each node, readable only by the node's user (mode 0600), name it\n"
+        "there as secret_file, and keep a copy elsewhere. Then start each node: kvstore node run --config node.toml"
     )
 
 
 def _secret_for(path: Path, address: str, *, is_new: bool) -> None:
-    """Have a secret in the file. One that is made for a cluster that has another would shut the nodes that get it out.
-    Raises ConfigError."""
+    """Make sure that the file holds a secret. A new secret for a cluster that has one would lock out the nodes that get
+    it. Raises ConfigError."""
     from kvstore.env.secret import make_secret, read_secret
 
     if is_new:
         make_secret(path)
     elif not path.exists():
         raise ConfigError(
-            f"there is a cluster at {address} already, and its secret is not in {path}: copy it there from one of its "
-            "nodes, or name where it is by --secret-file; --new-secret makes one, for a cluster from before there were "
-            "any"
+            f"a cluster already exists at {address}, and its secret is not in {path}; copy it there from one of its "
+            "nodes, or name its file with --secret-file; --new-secret creates one for a cluster from before secrets "
+            "existed"
         )
     else:
         read_secret(path)
@@ -157,14 +159,14 @@ def version(
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
     server: Server = None,
-    hold: Annotated[bool, typer.Option("--hold", help="Keep the version, so that nodes can go back.")] = False,
-    rise: Annotated[bool, typer.Option("--rise", help="Let it rise again.")] = False,
+    hold: Annotated[bool, typer.Option("--hold", help="Keep the version, so that nodes can be downgraded")] = False,
+    rise: Annotated[bool, typer.Option("--rise", help="Let the version rise again")] = False,
     json: Json = False,
 ) -> None:
-    """Show the version that the cluster is at, what each server can do, and what a rise waits for.
+    """Show the cluster's version, what each server supports, and what delays the next version.
 
-    It rises by itself once all servers can do more, and never falls: to go back to an older release after an upgrade,
-    --hold it before the last node is upgraded.
+    The version rises by itself once all servers support a higher one, and never falls. To be able to return to the
+    older release after an upgrade, --hold the version before the last node is upgraded.
     """
     from kvstore import versions
     from kvstore.server.cluster.cluster_reader import ClusterReader
@@ -173,7 +175,7 @@ def version(
     from kvstore.server.placement.assign import replicas_held
 
     if hold and rise:
-        raise ConfigError("want one of --hold and --rise, got both")
+        raise ConfigError("expected --hold or --rise, got both")
 
     async def work(tools: Tools) -> dict[str, Any]:
         store, reader = ClusterVersionStore(tools.store), ClusterReader(tools.store)
@@ -198,12 +200,13 @@ def version(
     held = ", held" if document["held"] else ""
     print(f"\nThe cluster is at version {document['version']} of {document['latest']}{held}.")
     if document["waits_for"]:
-        print(f"It is no higher because {document['waits_for']}.")
+        print(f"It does not rise because {document['waits_for']}.")
 
 
 def export_metadata(file: MetadataFile, zookeeper: Address, json: Json = False) -> None:
-    """Write the metadata of a cluster to a new file of mode 0600, while none of its nodes runs: it has the passwords of
-    ledgers and users' hashes. One ledger id is taken, to see how far they are counted; nothing else is changed."""
+    """Write the metadata of a cluster to a new file of mode 0600, while none of its nodes runs. The file holds the
+    passwords of ledgers and the hashes of users' passwords. The export takes one ledger id, to learn the next one;
+    nothing else changes."""
     from kvstore.meta import dump
     from kvstore.meta.transfer import export
 
@@ -218,7 +221,7 @@ def export_metadata(file: MetadataFile, zookeeper: Address, json: Json = False) 
 
 @contextmanager
 def _private(path: Path) -> Iterator[BinaryIO]:
-    """A file that is new, and that nobody but its owner may read; synced, with its name. None stays if the work fails.
+    """Create a new file that only its owner can read, and sync it and its folder. Remove the file if the block fails.
     Raises OSError."""
     handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
     try:
@@ -237,10 +240,10 @@ def _private(path: Path) -> Iterator[BinaryIO]:
 
 
 def import_metadata(file: MetadataFile, zookeeper: Address, json: Json = False) -> None:
-    """Make the cluster of such a file in an empty metadata store, and check that all of it is there.
+    """Import an exported file into an empty metadata store, and verify that all of it is there.
 
-    Then name that store to every node (metadata.uri), and start none with the former one again: these would be two
-    clusters on the same bookies.
+    Then set metadata.uri of every node to the new store. Start no node with the old store again: that would be a second
+    cluster on the same bookies.
     """
     from kvstore.meta import dump
     from kvstore.meta.transfer import restore
@@ -258,36 +261,36 @@ def import_metadata(file: MetadataFile, zookeeper: Address, json: Json = False) 
 
 
 def secure(zookeeper: Address, json: Json = False) -> None:
-    """Close the whole tree in a ZooKeeper to all but the user that KVSTORE_METADATA_USER names; while nodes run, too.
+    """Restrict the whole tree in ZooKeeper to the user that KVSTORE_METADATA_USER names. Nodes may be running.
 
-    Each node must log in as that user before (metadata.user, metadata.password_file): those that do not are shut out.
+    Each node must log in as that user before (metadata.user, metadata.password_file); nodes that do not are locked out.
     """
     _set_acls(zookeeper, Acl.CREATOR, json=json)
 
 
 def open_to_all(zookeeper: Address, json: Json = False) -> None:
-    """Open the whole tree in a ZooKeeper to everybody who reaches it, as the user to whom it is closed now.
+    """Open the whole tree in ZooKeeper to everybody who can reach it. Run this as the user who owns the tree.
 
-    Each node must have metadata.acl = "open" before; from then on it needs no login any more.
+    Each node must have metadata.acl = "open" before. Afterwards nodes need no login.
     """
     _set_acls(zookeeper, Acl.OPEN, json=json)
 
 
 def _set_acls(address: str, acl: Acl, *, json: bool) -> None:
-    from kvstore.meta.zookeeper.acls import Outcome, set_acls
+    from kvstore.meta.zookeeper.acls import AclOutcome, set_acls
     from kvstore.meta.zookeeper.store import ZooKeeperStore
 
-    if parse(address).kind is not Kind.ZOOKEEPER:
-        raise ConfigError("etcd has no ACLs of nodes: give its users roles on the prefix (`etcdctl role`)")
+    if parse(address).kind is not MetadataKind.ZOOKEEPER:
+        raise ConfigError("etcd has no per-node ACLs; give its users roles on the prefix (`etcdctl role`)")
     login = metadata_login_of_environment()
     if login is None:
         raise ConfigError(
-            "want KVSTORE_METADATA_USER, and KVSTORE_METADATA_PASSWORD_FILE or KVSTORE_METADATA_PASSWORD, in the "
-            "environment: whose the tree is to be, or is"
+            "expected KVSTORE_METADATA_USER, and KVSTORE_METADATA_PASSWORD_FILE or KVSTORE_METADATA_PASSWORD, in the "
+            "environment: the user who owns the tree, or will own it"
         )
 
-    async def work(tools: Tools) -> Outcome:
-        assert isinstance(tools.store, ZooKeeperStore), "so its address says"
+    async def work(tools: Tools) -> AclOutcome:
+        assert isinstance(tools.store, ZooKeeperStore), "its address names a ZooKeeper"
         return await set_acls(tools.store, acl)
 
     outcome = with_tools(Path(), address, work)
@@ -301,7 +304,7 @@ def _set_acls(address: str, acl: Acl, *, json: bool) -> None:
     print(as_json(document) if json else as_table([{**document, "denied": len(outcome.denied)}]))
     if outcome.denied:
         raise MetadataDenied(
-            f"{len(outcome.denied)} nodes are another user's, and stay as they are, with all below them: "
+            f"{len(outcome.denied)} nodes belong to another user; they and all nodes below them are unchanged: "
             f"{', '.join(outcome.denied[:DENIED_SHOWN])}"
         )
 
@@ -328,12 +331,12 @@ async def _is_absent(tools: Tools) -> bool:
 
 
 def zones_of(nodes: list[str]) -> dict[str, str]:
-    """Server id → zone, of ID or ID=ZONE. Raises ConfigError."""
+    """Return zones by server id, from ID or ID=ZONE. Raises ConfigError."""
     found: dict[str, str] = {}
     for each in nodes:
         server, _, zone = each.partition("=")
         if not server or server in found:
-            raise ConfigError(f"--node {each!r}: want each id once, as ID or ID=ZONE")
+            raise ConfigError(f"--node {each!r}: expected each id once, as ID or ID=ZONE")
         if fault := id_fault(server):
             raise ConfigError(f"--node {each!r}: {fault}")
         found[server] = zone

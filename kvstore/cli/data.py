@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from kvstore.proto.page_token import PageToken
 
 T = TypeVar("T")
-Key = Annotated[str, typer.Argument(help="The key, as UTF-8.")]
-Timeout = Annotated[float, typer.Option(help="Seconds for each operation, retries included.", min=0.001)]
-Folder = Annotated[Path, typer.Argument(callback=checked_path, help="The folder.", exists=True, file_okay=False)]
-Prefix = Annotated[str, typer.Option(help="What keys begin with, before the path below DIR.")]
-PageTokenOption = Annotated[str | None, typer.Option("--token", help="Go on where an earlier call has ended.")]
+Key = Annotated[str, typer.Argument(help="The key, as UTF-8")]
+Timeout = Annotated[float, typer.Option(help="Timeout of each operation in seconds, including retries", min=0.001)]
+Folder = Annotated[Path, typer.Argument(callback=checked_path, help="The folder", exists=True, file_okay=False)]
+Prefix = Annotated[str, typer.Option(help="Prefix of the keys, before the path below DIR")]
+PageTokenOption = Annotated[str | None, typer.Option("--token", help="Continue where an earlier call ended")]
 TREE_TIMEOUT_S = 60.0
 
 
@@ -40,7 +40,7 @@ class Freshness(StrEnum):
     stale = "stale"
 
 
-Level = Annotated[Freshness, typer.Option(help="How fresh the read must be.")]
+Level = Annotated[Freshness, typer.Option(help="Consistency level of the read")]
 
 
 def register(app: typer.Typer) -> None:
@@ -64,7 +64,7 @@ def get(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Print a value: byte for byte, but on a terminal escape what is no text. Exit code 1 if the key is absent."""
+    """Print a value. On a terminal, bytes that are not text are escaped. Exit code 1 if the key is absent."""
 
     async def work(client: AsyncClient) -> Item | None:
         from kvstore.client import Level
@@ -90,14 +90,14 @@ def get(
 
 def put(
     key: Key,
-    value: Annotated[str | None, typer.Argument(help="The value, as UTF-8. Without it: standard input.")] = None,
+    value: Annotated[str | None, typer.Argument(help="The value, as UTF-8; standard input if omitted")] = None,
     file: Annotated[
-        Path | None, typer.Option(callback=checked_path, help="Take the value from this file.", exists=True)
+        Path | None, typer.Option(callback=checked_path, help="Read the value from this file", exists=True)
     ] = None,
-    ttl: Annotated[float | None, typer.Option(help="Seconds until the key vanishes.", min=0.001)] = None,
-    if_absent: Annotated[bool, typer.Option("--if-absent", help="Only if there is no such key.")] = False,
+    ttl: Annotated[float | None, typer.Option(help="Seconds until the key expires", min=0.001)] = None,
+    if_absent: Annotated[bool, typer.Option("--if-absent", help="Write only if the key is absent")] = False,
     if_version: Annotated[
-        int | None, typer.Option(help="Only if the key has this version; 0: is absent.", min=0)
+        int | None, typer.Option(help="Write only if the key has this version; 0 means absent", min=0)
     ] = None,
     timeout: Timeout = 5.0,
     data_dir: DataDir = Path("data"),
@@ -105,9 +105,9 @@ def put(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Write a value; an empty one only if it is given as ''. Exit code 1 if a condition is not met."""
+    """Write a value; pass '' for an empty one. Exit code 1 if a condition is not met."""
     if value is not None and file is not None:
-        raise typer.BadParameter("want a value or --file, not both")
+        raise typer.BadParameter("expected a value or --file, got both")
     content = _content(value, file)
 
     async def work(client: AsyncClient) -> int:
@@ -119,14 +119,14 @@ def put(
 
 
 def delete(
-    keys: Annotated[list[str], typer.Argument(help="The keys, as UTF-8.")],
+    keys: Annotated[list[str], typer.Argument(help="The keys, as UTF-8")],
     timeout: Timeout = 5.0,
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Delete keys, each by itself, and print how many there were."""
+    """Delete keys, each on its own, and print how many existed"""
 
     async def work(client: AsyncClient) -> int:
         return sum([bool(await client.delete(as_bytes(key))) for key in keys])
@@ -136,13 +136,15 @@ def delete(
 
 
 def scan(
-    prefix: Annotated[str, typer.Option(help="Only keys that begin so.")] = "",
-    start: Annotated[str, typer.Option(help="From this key on.")] = "",
-    end: Annotated[str, typer.Option(help="Up to this key, without it.")] = "",
-    limit: Annotated[int, typer.Option(help="How many keys to list at most; 0: all.", min=0)] = 100,
-    keys: Annotated[bool, typer.Option("--keys", help="Only keys, one per line.")] = False,
-    null: Annotated[bool, typer.Option("--null", "-0", help="Only keys, byte for byte, a NUL after each.")] = False,
-    reverse: Annotated[bool, typer.Option("--reverse", help="From the last key down.")] = False,
+    prefix: Annotated[str, typer.Option(help="Only keys with this prefix")] = "",
+    start: Annotated[str, typer.Option(help="First key, inclusive")] = "",
+    end: Annotated[str, typer.Option(help="Last key, exclusive")] = "",
+    limit: Annotated[int, typer.Option(help="Maximum number of keys to list; 0 means all", min=0)] = 100,
+    keys: Annotated[bool, typer.Option("--keys", help="Print only keys, one per line")] = False,
+    null: Annotated[
+        bool, typer.Option("--null", "-0", help="Print only keys, unescaped, each followed by a NUL byte")
+    ] = False,
+    reverse: Annotated[bool, typer.Option("--reverse", help="List in descending order")] = False,
     token: PageTokenOption = None,
     level: Level = Freshness.linearizable,
     timeout: Timeout = 5.0,
@@ -151,12 +153,12 @@ def scan(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """List keys in order, over all partitions. Bytes that are no text are escaped, and so are backslashes.
+    """List keys in order over all partitions. Backslashes and bytes that are not text are escaped.
 
-    If there are more keys than --limit, standard error says so, with the --token that goes on there.
+    If there are more keys than --limit, standard error says so and prints the --token that continues there.
     """
     if null and json:
-        raise typer.BadParameter("want --json or --null, not both")
+        raise typer.BadParameter("expected --json or --null, got both")
     from kvstore.client.core.scanning import Bounds
     from kvstore.proto.page_token import PageToken
 
@@ -176,14 +178,15 @@ def scan(
 
     if (rest := _with_client(config_of(data_dir, zookeeper, server, timeout), work)) is not None:
         print(
-            f"kvstore: there are more keys than {limit}; --limit 0 lists all, --token {rest} goes on", file=sys.stderr
+            f"kvstore: there are more than {limit} keys; list all with --limit 0, or continue with --token {rest}",
+            file=sys.stderr,
         )
 
 
 async def _found(
     client: AsyncClient, left: PageToken, limit: int, bare: bool, level: Freshness
 ) -> AsyncIterator[tuple[bytes, Item]]:
-    """Keys, with their items unless they are wanted alone."""
+    """Yield keys with their items; with `bare`, with empty items."""
     from kvstore.client import Item, Level
 
     start, end, reverse = left
@@ -197,16 +200,16 @@ async def _found(
 
 
 def count(
-    prefix: Annotated[str, typer.Option(help="Only keys that begin so.")] = "",
-    start: Annotated[str, typer.Option(help="From this key on.")] = "",
-    end: Annotated[str, typer.Option(help="Up to this key, without it.")] = "",
+    prefix: Annotated[str, typer.Option(help="Only keys with this prefix")] = "",
+    start: Annotated[str, typer.Option(help="First key, inclusive")] = "",
+    end: Annotated[str, typer.Option(help="Last key, exclusive")] = "",
     timeout: Timeout = 5.0,
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Print how many keys there are. The servers count, and send no key."""
+    """Print the number of keys. The servers count and send no keys."""
 
     async def work(client: AsyncClient) -> int:
         return await client.count(as_bytes(start), as_bytes(end), prefix=as_bytes(prefix))
@@ -216,8 +219,8 @@ def count(
 
 
 def delete_prefix(
-    prefix: Annotated[str, typer.Argument(help="What the keys begin with, as UTF-8; at least one byte.")],
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    prefix: Annotated[str, typer.Argument(help="Prefix of the keys, as UTF-8; at least one byte")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation")] = False,
     token: PageTokenOption = None,
     timeout: Timeout = 30.0,
     data_dir: DataDir = Path("data"),
@@ -225,19 +228,19 @@ def delete_prefix(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Delete all keys that begin with PREFIX, each by itself, and print how many there were.
+    """Delete all keys with a prefix, each on its own, and print how many existed.
 
-    They are counted first, and you are asked. Progress is told on standard error; what was interrupted or has failed
-    goes on with the --token told last.
+    The command first counts the keys and asks for confirmation. It reports progress on standard error. After an
+    interrupt or error, continue with the last reported --token.
     """
     config = config_of(data_dir, zookeeper, server, timeout)
     wanted = as_bytes(prefix)
     there = _with_client(config, lambda client: client.count(prefix=wanted))
     if not yes:
-        confirm(f"delete {there} keys that begin with {printable(wanted)}")
+        confirm(f"Delete {there} keys that begin with {printable(wanted)}")
 
     def tell(progress: Deleted) -> None:
-        rest = "" if progress.token is None else f"; --token {progress.token} goes on"
+        rest = "" if progress.token is None else f"; continue with --token {progress.token}"
         print(f"kvstore: {progress.total} of {there} keys deleted{rest}", file=sys.stderr)
 
     deleted = _with_client(config, lambda client: client.delete_prefix(wanted, token=token, on_progress=tell))
@@ -246,7 +249,7 @@ def delete_prefix(
 
 @contextmanager
 def _writer(*, keys: bool, null: bool, json: bool) -> Iterator[Callable[[bytes, Item], object]]:
-    """Write what is found, as it comes; only a table has to wait for its last row."""
+    """Write each result when it arrives. Only a table waits for its last row."""
     if null:
         yield lambda key, _: sys.stdout.buffer.write(key + b"\0")
     elif json:
@@ -268,16 +271,17 @@ def _writer(*, keys: bool, null: bool, json: bool) -> Iterator[Callable[[bytes, 
 def load_tree(
     folder: Folder,
     prefix: Prefix = "",
-    chunk_bytes: Annotated[int, typer.Option(help="Files larger than this are split.", min=1, max=1 << 20)] = 256 << 10,
+    chunk_bytes: Annotated[int, typer.Option(help="Split files larger than this", min=1, max=1 << 20)] = 256 << 10,
     timeout: Timeout = TREE_TIMEOUT_S,
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Put every file below DIR: the path is the key, the content the value; `kvstore get PATH` gives it back.
+    """Store every file below DIR: the path is the key, the content is the value. `kvstore get PATH` returns it.
 
-    Large files are split, their key holds a manifest. Symbolic links are stored as such. Goes on while nodes fail.
+    Large files are split, and their key holds a manifest. Symbolic links are stored as links. Failing nodes do not stop
+    the command.
     """
     from kvstore.cli.trees import load
 
@@ -295,7 +299,7 @@ def verify_tree(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Compare every file below DIR with what is stored, byte for byte. Exit code 1 if there is any difference."""
+    """Compare every file below DIR with the stored value, byte for byte. Exit code 1 if anything differs."""
     from kvstore.cli.trees import verify
 
     config = config_of(data_dir, zookeeper, server, timeout)
@@ -334,12 +338,14 @@ def _content(value: str | None, file: Path | None) -> bytes:
         print("kvstore: reading the value from the terminal; Ctrl-D ends it", file=sys.stderr)
     content = sys.stdin.buffer.read()
     if not content:
-        raise InvalidRequest("no value: standard input is empty; for an empty value write: kvstore put KEY ''")
+        raise InvalidRequest(
+            "expected a value, got empty standard input; to store an empty value, run: kvstore put KEY ''"
+        )
     return content
 
 
 def as_bytes(text: str) -> bytes:
-    """Return the bytes that were typed, also if they are no UTF-8."""
+    """Return the bytes as typed, even if they are not UTF-8."""
     return os.fsencode(text)
 
 
@@ -362,7 +368,7 @@ def _shown(item: Item) -> dict[str, Any]:
 
 
 def exact(name: str, data: bytes) -> dict[str, str]:
-    """Bytes in JSON: as text if they are UTF-8, else in base64 under another name. Nothing is lost."""
+    """Return bytes for JSON without loss: as text if they are UTF-8, else in base64 under another name."""
     try:
         return {name: data.decode()}
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""How a command that reads and writes keys finds its cluster: --server, --zookeeper or --data-dir."""
+"""Finds the cluster of a command that reads and writes keys: --server, --zookeeper or --data-dir."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ T = TypeVar("T")
 
 
 def config_of(data_dir: Path, zookeeper: str | None, server: str | None, timeout_s: float) -> ClientConfig:
-    """How to reach the cluster. Raises ConfigError if nothing names one, Unavailable if none of its servers is up."""
+    """Return the client configuration. Raises ConfigError if nothing names a cluster, Unavailable if no server is
+    up."""
     if server is not None:
         endpoints = parse_url(f"kv://{server}").endpoints
     else:
@@ -27,7 +28,7 @@ def config_of(data_dir: Path, zookeeper: str | None, server: str | None, timeout
 
 
 def _of_data_dir(data_dir: Path) -> tuple[str, ...]:
-    """Raises Unavailable at once if no node listens: a client would try again until its timeout."""
+    """Return the nodes of a local cluster. Raises Unavailable at once if all refuse, because a client would retry."""
     found = recorded(
         data_dir,
         lambda document: tuple(str(node["grpc"]) for node in document["nodes"]),
@@ -35,13 +36,14 @@ def _of_data_dir(data_dir: Path) -> tuple[str, ...]:
     )
     if run(lambda: _all_refuse(found)):
         raise Unavailable(
-            f"no node of the cluster in {data_dir} listens at {', '.join(found)}; start it: {how_to_start(data_dir)}"
+            f"no node of the cluster in {data_dir} listens at {', '.join(found)}; "
+            f"start it with: {how_to_start(data_dir)}"
         )
     return found
 
 
 async def _all_refuse(addresses: Sequence[str]) -> bool:
-    """Return True if nothing listens at any of the addresses. One that does not say may be there."""
+    """Return True if every address refuses connections. An address that does not answer may be up."""
     return all(answer is False for answer in await asyncio.gather(*map(takes_connections, addresses)))
 
 
@@ -59,7 +61,7 @@ def _of_zookeeper(address: str) -> tuple[str, ...]:
 
 
 def run(work: Callable[[], Awaitable[T]]) -> T:
-    """Run a command's work on an event loop of its own."""
+    """Run a command's work on its own event loop."""
     from kvstore.env.real import run as run_loop
 
     async def main() -> T:

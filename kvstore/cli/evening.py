@@ -1,4 +1,4 @@
-"""`kvstore partition even-replicas`: about as many replicas on each server."""
+"""`kvstore partition even-replicas`: balances the number of replicas between servers."""
 
 from __future__ import annotations
 
@@ -25,25 +25,31 @@ def register(app: typer.Typer) -> None:
 
 
 def even_replicas(
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for one replica; its move goes on.", min=0)] = 600,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds to wait for one replica; its move continues after that", min=0)
+    ] = 600,
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Move replicas, one after the other, until no server that is up holds two more than another: after `kvstore node
-    undrain`, or when a server has joined. No move brings replicas of a partition into a common zone. If it is
-    interrupted, the move that it has begun ends by itself; call it again for the rest."""
-    from kvstore.proto.admin_pb2 import ChangeReplicasRequest
-    from kvstore.server.placement.evening import Evening, held_by, next_evening
+    """Move replicas one by one until no server holds two more than another.
 
-    where, moved = (data_dir, zookeeper, server), list[Evening]()
-    with said_if_interrupted("interrupted; a replica goes on moving: `kvstore ring status` shows how far it is"):
-        while (move := next_evening(report := cluster_report(where))) is not None:
+    Use this after `kvstore node undrain`, or after adding a server. No move puts two replicas of a partition into one
+    zone. If the command is interrupted, the current move still ends; run the command again for the rest.
+    """
+    from kvstore.proto.admin_pb2 import ChangeReplicasRequest
+    from kvstore.server.placement.balancing import BalancingMove, held_by, next_balancing_move
+
+    where, moved = (data_dir, zookeeper, server), list[BalancingMove]()
+    with said_if_interrupted("interrupted; a replica is still moving: see `kvstore ring status`"):
+        while (move := next_balancing_move(report := cluster_report(where))) is not None:
             change_replicas(ChangeReplicasRequest(**move._asdict()), *where)
             _, holders = wait_until_replaced(move.partition, move.newcomer, *where, timeout_s=timeout)
             if move.newcomer not in holders:
-                raise Unavailable(f"{move.newcomer} was given up before it had caught up with {move.partition}")
+                raise Unavailable(
+                    f"the new replica of {move.partition} on {move.newcomer} was abandoned before it had caught up"
+                )
             moved.append(move)
             if not json:
                 print(f"{move.partition}: {move.leaving} -> {move.newcomer}", flush=True)
@@ -56,8 +62,8 @@ def even_replicas(
 
 
 def _wait_until_known(partition: str, leaving: str, where: Where, *, timeout_s: float) -> None:
-    """Return when a survey of the cluster shows a partition without the replica that has left, and all others up.
-    Raises Unavailable after `timeout_s`."""
+    """Return once the cluster status shows the partition without the replica that left, and all its replicas up. Raises
+    Unavailable after `timeout_s`."""
     deadline, patience = time.monotonic() + timeout_s, Patience()
     while True:
         report = patience.look(lambda: cluster_report(where))
@@ -66,5 +72,7 @@ def _wait_until_known(partition: str, leaving: str, where: Where, *, timeout_s: 
             if each.id == partition and leaving not in holders and len(holders) == len(each.replicas):
                 return
         if time.monotonic() > deadline:
-            raise Unavailable(f"no server shows all replicas of {partition} without {leaving} within {timeout_s:g} s")
+            raise Unavailable(
+                f"no server reported all replicas of {partition} up without {leaving} within {timeout_s:g} s"
+            )
         time.sleep(LOOK_S)

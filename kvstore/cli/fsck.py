@@ -1,4 +1,4 @@
-"""`kvstore fsck`: check a live cluster."""
+"""`kvstore fsck`: checks a live cluster."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvstore.cli.status.known import Where, cluster_report
 from kvstore.errors import StoreError
 
 if TYPE_CHECKING:
-    from kvstore.server.fsck.findings import Report
+    from kvstore.server.fsck.findings import FsckReport
 
 
 def register(app: typer.Typer) -> None:
@@ -25,23 +25,23 @@ def register(app: typer.Typer) -> None:
 
 UNCHECKED = 3
 AGAIN_S, AGAIN_MAX = 1.0, 5
-"""How often, and how many times, servers are asked again while something is not served."""
+"""Seconds between polls, and number of polls, while something is not served."""
 
 
 def fsck(
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
     server: Server = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit 1 for warnings too.")] = False,
-    notes: Annotated[bool, typer.Option("--notes", help="Show notes too: what is as it should be.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 for warnings, too")] = False,
+    notes: Annotated[bool, typer.Option("--notes", help="Show notes, too, about checks that found no problem")] = False,
     json: Json = False,
 ) -> None:
-    """Check every invariant of a live cluster that can be read from outside: lists, ledgers, every copy of every entry.
+    """Check all invariants of a live cluster: lists, ledgers, and every copy of every entry. Changes nothing.
 
-    It reads the entries of partitions' logs. For all other ledgers in the metadata store, whoever writes them, it asks
-    bookies which entries they hold, and reads none. It also shows what `kvstore status` finds, and it changes nothing.
-    A copy too few is a warning while enough are left, an error otherwise. Exit code 0: no error, 1: errors, 2: wrong
-    usage, 3: the check could not be made, for example because ZooKeeper does not answer.
+    The command reads the entries of the partitions' logs. For all other ledgers in the metadata store, it only asks
+    bookies which entries they hold. It also shows the findings of `kvstore status`. A missing copy is a warning while
+    enough copies are left, otherwise an error. Exit code 0: no errors; 1: errors; 2: wrong usage; 3: the check was not
+    possible, for example because ZooKeeper does not answer.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -62,7 +62,7 @@ def fsck(
     def show(what: str, done: int, total: int) -> None:
         bar.update(task, description=what, completed=done, total=total)
 
-    async def check(tools: Tools) -> Report:
+    async def check(tools: Tools) -> FsckReport:
         return await Fsck(tools.env, tools.store, show).run()
 
     try:
@@ -76,9 +76,9 @@ def fsck(
     raise typer.Exit(1 if report.errors or (strict and report.warnings) else 0)
 
 
-def add_health(report: Report, where: Where) -> None:
-    """Add what the servers find, or why they do not say it. Leads change hands in about a second, so servers are asked
-    again before anything that is not served is reported."""
+def add_health(report: FsckReport, where: Where) -> None:
+    """Add the findings of the servers, or the reason why they did not answer. A change of leader takes about a second,
+    so servers are asked again before anything is reported as not served."""
     from kvstore.proto.admin_pb2 import DOWN
 
     try:
@@ -93,8 +93,8 @@ def add_health(report: Report, where: Where) -> None:
         report.not_asked = str(error) or type(error).__name__
 
 
-def as_text(report: Report, *, notes: bool) -> str:
-    """The report for people: what was found, what to do about it, and the verdict last."""
+def as_text(report: FsckReport, *, notes: bool) -> str:
+    """Return the report as text: findings, advice, and the verdict last."""
     from kvstore.server.fsck.findings import Severity
 
     shown = [finding for finding in report.findings if notes or finding.severity is not Severity.NOTE]
@@ -106,7 +106,7 @@ def as_text(report: Report, *, notes: bool) -> str:
         f"{report.partitions} partitions, {report.ledgers} ledgers, {report.entries} entries in {report.copies} copies"
     )
     if report.others:
-        looked_at += f"; {report.others} ledgers in no partition's log, whose entries were not read"
+        looked_at += f"; {report.others} ledgers outside of the partitions' logs, whose entries were not read"
     hidden = report.count(Severity.NOTE)
     more = f", {hidden} notes (--notes shows them)" if hidden and not notes else ""
     counts = f"{report.errors} errors, {report.warnings} warnings{more}; checked {looked_at}"

@@ -1,4 +1,4 @@
-"""`kvstore ledger`: the log's ledgers. What there are servers tell, the rest is read from metadata and bookies."""
+"""`kvstore ledger`: the ledgers of the logs. Servers list them; details come from metadata and bookies."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from kvstore.errors import Corrupted, InvalidRequest, NoSuchLedger
 from kvstore.meta.bookies import BookieView
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.types import BookieId, EntryId, LedgerId, LedgerMetadata, LedgerState
-from kvstore.wal.bookies import Bookies
+from kvstore.wal.bookies import BookieClients
 from kvstore.wal.creator import owner_of
 from kvstore.wal.repair import bookies_of
 
 if TYPE_CHECKING:
-    from kvstore.autorecovery.giving_up import Loss
-    from kvstore.autorecovery.mender import Mended, Mender
+    from kvstore.autorecovery.abandon import Loss
+    from kvstore.autorecovery.repairer import LedgerRepairer, RepairOutcome
     from kvstore.proto.admin_pb2 import LedgerStatus
 
 ENTRIES_MAX = 1000
-Ledger = Annotated[int, typer.Argument(help="The ledger's id.", min=0)]
+Ledger = Annotated[int, typer.Argument(help="Id of the ledger", min=0)]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this branch."""
-    ledger = typer.Typer(no_args_is_help=True, help="Ledgers: the pieces of the partitions' logs.")
+    ledger = typer.Typer(no_args_is_help=True, help="Manage ledgers, the segments of the partitions' logs")
     ledger.command("list")(list_ledgers)
     ledger.command("show")(show)
     ledger.command("read")(read)
@@ -42,10 +42,10 @@ def register(app: typer.Typer) -> None:
 def list_ledgers(
     data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, server: Server = None, json: Json = False
 ) -> None:
-    """List all ledgers: whose log they belong to, their state, every bookie that has entries of them.
+    """List all ledgers: the log that they belong to, their state, and every bookie that holds entries of them.
 
-    A server reads them from the metadata store. While that is away the partitions' leaders tell what they know of their
-    logs, which is said on standard error.
+    A server reads them from the metadata store. While the store is unavailable, the partitions' leaders report the
+    ledgers of their logs, and standard error says so.
     """
 
     async def work(tools: Tools) -> list[dict[str, Any]]:
@@ -77,7 +77,7 @@ def _ask_all(stub: Any, timeout_s: float) -> list[dict[str, Any]]:
         first = page.next if page.HasField("next") else None
     if page.from_leaders:
         lacking = f"; the leaders of {', '.join(page.unknown)} do not answer" if page.unknown else ""
-        _say_from_leaders(f"the partitions' leaders know of their logs{lacking}")
+        _say_from_leaders(f"the ledgers that the partitions' leaders know of{lacking}")
     return rows
 
 
@@ -88,7 +88,7 @@ def show(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Show a ledger's metadata."""
+    """Show a ledger's metadata"""
 
     async def work(tools: Tools) -> dict[str, Any]:
         metadata, version = await LedgerStore(tools.store).read(LedgerId(ledger))
@@ -106,7 +106,7 @@ def show(
 
         answer = stub.Ledger(LedgerRequest(ledger=ledger), timeout=timeout_s)
         if answer.from_leaders:
-            _say_from_leaders("the leader of its log knows of it")
+            _say_from_leaders("the metadata that the leader of its log knows")
         told = answer.ledger
         details: dict[str, Any] = {
             "version": None if answer.from_leaders else told.version,
@@ -121,34 +121,32 @@ def show(
 
 
 def _say_from_leaders(what: str) -> None:
-    typer.echo(f"kvstore: servers cannot reach the metadata store: shown is what {what}", err=True)
+    typer.echo(f"kvstore: servers cannot reach the metadata store; showing {what}", err=True)
 
 
 def read(
     ledger: Ledger,
-    first: Annotated[int, typer.Option(help="The first entry.", min=0)] = 0,
-    last: Annotated[
-        int | None, typer.Option(help="The last entry; by default the last one that is confirmed.", min=0)
-    ] = None,
-    bookie: Annotated[str | None, typer.Option(help="Read this bookie's copies only.")] = None,
+    first: Annotated[int, typer.Option(help="First entry", min=0)] = 0,
+    last: Annotated[int | None, typer.Option(help="Last entry; default: the last confirmed entry", min=0)] = None,
+    bookie: Annotated[str | None, typer.Option(help="Read only this bookie's copies")] = None,
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Read entries without fencing: what they hold, and which bookies have a good copy."""
+    """Read entries without fencing: show their content, and which bookies have a good copy"""
     from kvstore.server.fsck.check import LedgerCopies
 
     async def work(tools: Tools) -> list[dict[str, Any]]:
         metadata, _ = await LedgerStore(tools.store).read(LedgerId(ledger))
         view = BookieView(tools.store)
         await view.refresh()
-        bookies = Bookies(tools.env, view.address, cluster=await cluster_id(tools.store))
+        bookies = BookieClients(tools.env, view.address, cluster=await cluster_id(tools.store))
         copies = LedgerCopies(bookies, metadata)
         end = await copies.last_entry() if last is None else EntryId(last)
         if end - first >= ENTRIES_MAX:
             raise InvalidRequest(
-                f"want at most {ENTRIES_MAX} entries at once, got {first} to {end}: name --first and --last"
+                f"expected at most {ENTRIES_MAX} entries at once, got {first} to {end}; set --first and --last"
             )
         rows = []
         for number in range(first, end + 1):
@@ -168,14 +166,14 @@ def recover(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Fence a ledger, find its end, and close it. Its writer, if it lives, loses the lead of its partition.
+    """Fence a ledger, find its end, and close it. A live writer loses the leadership of its partition.
 
-    That of a partition is closed when the lease of its former leader is over, after a second at the most by default.
+    A ledger of a partition's log is closed once the former leader's lease has expired, by default within a second.
     """
 
     async def work(tools: Tools) -> dict[str, Any]:
-        mender = await _mender(tools, BookieView(tools.store))
-        return _summary(await mender.recover(LedgerId(ledger)))
+        repairer = await _repairer(tools, BookieView(tools.store))
+        return _summary(await repairer.recover(LedgerId(ledger)))
 
     found = with_tools(data_dir, zookeeper, work, server)
     print(as_json(found) if json else as_table([found], list(_SUMMARY)))
@@ -183,56 +181,58 @@ def recover(
 
 def delete(
     ledger: Ledger,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation")] = False,
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Delete a ledger that is part of no log, that of a partition that has left included, and that no pin holds."""
+    """Delete a ledger that belongs to no log of a current or retired partition, and that no pin holds"""
     from kvstore.cli.ring import read_ring
-    from kvstore.server.placement.ledger_deletion import Deletion
+    from kvstore.server.placement.ledger_deletion import LedgerDeletion
 
     async def work(tools: Tools) -> None:
         metadata, version = await LedgerStore(tools.store).read_latest(LedgerId(ledger))
-        deletion = Deletion(tools.store, LedgerId(ledger), (await read_ring(tools)).partitions)
+        deletion = LedgerDeletion(tools.store, LedgerId(ledger), (await read_ring(tools)).partitions)
         await deletion.check()
         if not yes:
             confirm(f"Delete ledger {ledger} ({metadata.state.name}, of {owner_of(metadata) or 'nobody'})")
         await deletion.commit(version)
 
     with_tools(data_dir, zookeeper, work, server)
-    told = f"ledger {ledger} is deleted; its bookies free the space soon"
+    told = f"ledger {ledger} is deleted; its bookies will free the space soon"
     print(as_json({"ledger": ledger, "deleted": True}) if json else told)
 
 
 def give_up(
     ledger: Ledger,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation")] = False,
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Give up the entries of a ledger of which no bookie has a good copy; the rest gets all its copies.
+    """Mark the entries of a ledger that no bookie has a good copy of as lost; re-replicate the rest.
 
-    First says what is lost, and asks. Start every bookie that can be started before; whoever wrote it must be gone.
-    Exit code 1 if the rest could not be copied yet: workers go on with it.
+    The command first shows what is lost and asks for confirmation. Before, start every bookie that can be started, and
+    make sure that the ledger's writer is gone. Exit code 1 if not all is copied yet; workers continue then.
     """
-    from kvstore.autorecovery.giving_up import GivingUp
+    from kvstore.autorecovery.abandon import LedgerAbandonment
     from kvstore.meta.underreplication import Underreplication
 
-    async def work(tools: Tools) -> tuple[Loss, Mended | None]:
+    async def work(tools: Tools) -> tuple[Loss, RepairOutcome | None]:
         view = BookieView(tools.store)
-        giving_up = GivingUp(await _mender(tools, view), Underreplication(tools.store), worker="kvstore ledger")
-        loss = await giving_up.look(LedgerId(ledger))
+        abandonment = LedgerAbandonment(
+            await _repairer(tools, view), Underreplication(tools.store), worker="kvstore ledger"
+        )
+        loss = await abandonment.find_loss(LedgerId(ledger))
         if loss.state is LedgerState.CLOSED and not loss.lost:
             return loss, None
         if not yes:
             typer.echo(_what_is_lost(loss), err=True)
-            confirm(f"Give up ledger {ledger}")
+            confirm(f"Mark these entries of ledger {ledger} as lost")
             await view.refresh()
-        return await giving_up.give_up(LedgerId(ledger), tools.env.clock.date_ms(), loss)
+        return await abandonment.abandon(LedgerId(ledger), tools.env.clock.date_ms(), loss)
 
     loss, mended = with_tools(data_dir, zookeeper, work, server)
     if json:
@@ -250,26 +250,26 @@ def give_up(
             )
         )
     else:
-        print("every entry has a good copy: nothing is given up" if mended is None else _what_is_lost(loss))
+        print("every entry has a good copy; nothing is lost" if mended is None else _what_is_lost(loss))
     if mended is not None and not mended.is_whole:
-        typer.echo(f"not all is copied yet: it {mended.reason}", err=True)
+        typer.echo(f"not all entries are copied yet: it {mended.reason}", err=True)
         raise typer.Exit(1)
 
 
-async def _mender(tools: Tools, view: BookieView) -> Mender:
-    """Make what mends ledgers in this process. Its view is kept up to date: machines come back while it reads, and
-    while the operator does."""
-    from kvstore.autorecovery.mender import Mender
+async def _repairer(tools: Tools, view: BookieView) -> LedgerRepairer:
+    """Return a repairer of ledgers in this process. Its view of bookies stays current, because bookies may return while
+    it reads and while the operator decides."""
+    from kvstore.autorecovery.repairer import LedgerRepairer
     from kvstore.wal.choice import BookieChoice
-    from kvstore.wal.copies.pace import Pace
+    from kvstore.wal.copies.pace import CopyPace
     from kvstore.wal.handle import LedgerPorts
 
     env, store = tools.env, tools.store
     await view.start(env.nursery)
     choice = BookieChoice(view, store, clock=env.clock, random=env.random)
-    bookies = Bookies(env, view.address, cluster=await cluster_id(store))
+    bookies = BookieClients(env, view.address, cluster=await cluster_id(store))
     ports = LedgerPorts(env.clock, bookies, LedgerStore(store), choice)
-    return Mender(ports, store, env.nursery, Pace(env.clock, GIVE_UP_BYTES_PER_S))
+    return LedgerRepairer(ports, store, env.nursery, CopyPace(env.clock, GIVE_UP_BYTES_PER_S))
 
 
 def _what_is_lost(loss: Loss) -> str:
@@ -277,14 +277,16 @@ def _what_is_lost(loss: Loss) -> str:
     if loss.lost:
         lines.append(f"lost: {loss.text}")
     if loss.away:
-        lines.append(f"away, and not asked: {', '.join(loss.away)}")
+        lines.append(f"away, not asked: {', '.join(loss.away)}")
     if loss.unsure:
         lines.append(
-            f"cannot tell what they have: {', '.join(loss.unsure)}; where a directory failed (`kvstore bookie list`) "
-            "a start may bring it back: start them again before"
+            f"cannot tell what they have: {', '.join(loss.unsure)}; where a directory failed (`kvstore bookie list`), "
+            "a restart may bring it back: restart these bookies first"
         )
     if loss.state is not LedgerState.CLOSED and loss.away:
-        lines.append("it is not closed: entries behind the last one may have been acknowledged, and are lost with them")
+        lines.append(
+            "the ledger is not closed: entries after the last one may have been acknowledged, and are lost, too"
+        )
     return "\n".join(lines)
 
 
@@ -305,7 +307,7 @@ def _summary(metadata: LedgerMetadata) -> dict[str, Any]:
 
 
 def _told_summary(told: LedgerStatus) -> dict[str, Any]:
-    """The same, as a server tells it; what leaders do not know is None."""
+    """Return the same fields from a server's report. Values that leaders do not know are None."""
     is_known = bool(told.fragments)
     return {
         "id": told.id,

@@ -17,7 +17,7 @@ from kvstore.cli.node.check import Settings, settings_of
 from kvstore.cli.output import as_json, as_table
 from kvstore.cli.own_command import data_dir_option, own_command
 from kvstore.errors import ConfigError
-from kvstore.meta.address import Kind
+from kvstore.meta.address import MetadataKind
 from kvstore.wal.config import Keepers
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kvstore.devcluster.secure_folder import SecureFolder
 
 UNDRAIN_S = 60.0
-"""How long a node may take to end its drain and open its replicas."""
+"""Maximum seconds for a node to end its drain and open its replicas."""
 Where = tuple[Path, str | None, str | None]
 """--data-dir, --zookeeper, --server."""
 
@@ -34,7 +34,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands of this branch."""
     app.command()(up)
     app.command()(down)
-    node = typer.Typer(no_args_is_help=True, help="One process of a cluster.")
+    node = typer.Typer(no_args_is_help=True, help="Run and inspect one node of a cluster")
     node.command()(run)
     node.command()(drain)
     node.command()(undrain)
@@ -42,46 +42,50 @@ def register(app: typer.Typer) -> None:
 
 
 def _checked_metadata(text: str | None) -> str | None:
-    """Raises BadParameter."""
-    return text if text in set(Kind) else checked_address(text)
+    """Check --metadata, which is a kind of store or an address. Raises BadParameter."""
+    return text if text in set(MetadataKind) else checked_address(text)
 
 
 def up(
-    nodes: Annotated[int | None, typer.Option(help="How many nodes. Default 3.")] = None,
-    partitions: Annotated[int | None, typer.Option(help="How many partitions. Default 3.")] = None,
-    replicas: Annotated[int | None, typer.Option(help="Replicas of each partition. Default 3.")] = None,
+    nodes: Annotated[int | None, typer.Option(help="Number of nodes; default: 3")] = None,
+    partitions: Annotated[int | None, typer.Option(help="Number of partitions; default: 3")] = None,
+    replicas: Annotated[int | None, typer.Option(help="Replicas of each partition; default: 3")] = None,
     data_dir: DataDir = Path("data"),
     port_offset: Annotated[
-        int | None, typer.Option(help="Added to every port; another one moves a cluster that is down.")
+        int | None, typer.Option(help="Offset added to every port; a new offset moves a cluster that is down")
     ] = None,
     zookeeper: Annotated[
-        str | None, typer.Option(callback=checked_address, help="Use this ZooKeeper: HOST:PORT/CHROOT.")
+        str | None, typer.Option(callback=checked_address, help="Use this ZooKeeper: HOST:PORT/CHROOT")
     ] = None,
     metadata: Annotated[
         str | None,
         typer.Option(
             callback=_checked_metadata,
-            help="zookeeper or etcd: the kind of metadata store to start. Or the address of one: etcd://HOST:PORT/PREFIX.",
+            help="Metadata store to start, zookeeper or etcd; or the address of a running one: etcd://HOST:PORT/PREFIX",
         ),
     ] = None,
-    bookies: Annotated[Keepers | None, typer.Option(help="external: those that are registered in --metadata.")] = None,
-    detach: Annotated[bool, typer.Option("--detach", help="Return when the cluster serves.")] = False,
-    unsafe: Annotated[bool, typer.Option("--unsafe", help="Allow 1 or 2 nodes.")] = False,
+    bookies: Annotated[
+        Keepers | None, typer.Option(help="external: use the bookies that are registered in --metadata")
+    ] = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Return once the cluster serves")] = False,
+    unsafe: Annotated[bool, typer.Option("--unsafe", help="Allow 1 or 2 nodes")] = False,
     secure: Annotated[
         bool,
-        typer.Option("--secure", help="TLS and users on every door; makes a CA, certificates and an administrator."),
+        typer.Option(
+            "--secure", help="Require TLS and users on every endpoint; creates a CA, certificates and an administrator"
+        ),
     ] = False,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="SECTION.NAME=VALUE", help="Write this setting into every node's node.toml."),
+        typer.Option("--set", metavar="SECTION.NAME=VALUE", help="Write this setting into every node's node.toml"),
     ] = None,
     moved: Annotated[
         bool,
-        typer.Option("--moved", help="Its folder was moved here, with nothing of it running: change the paths in it."),
+        typer.Option("--moved", help="Adjust the paths in a cluster folder that was moved here while it was down"),
     ] = False,
     json: Json = False,
 ) -> None:
-    """Start the local cluster, or what is down of it, and wait until it serves."""
+    """Start the local cluster, or its nodes that are down, and wait until it serves"""
     from kvstore.devcluster.layout import Wish
     from kvstore.devcluster.settings import parse
 
@@ -90,8 +94,8 @@ def up(
 
         move_here(data_dir.resolve())
     if zookeeper is not None and metadata is not None:
-        raise ConfigError("want one of --zookeeper and --metadata, got both")
-    is_kind = metadata in set(Kind)
+        raise ConfigError("expected --zookeeper or --metadata, got both")
+    is_kind = metadata in set(MetadataKind)
     wish = Wish(
         data_dir=data_dir,
         nodes=nodes,
@@ -99,7 +103,7 @@ def up(
         replicas=replicas,
         port_offset=port_offset,
         zookeeper=zookeeper if metadata is None or is_kind else metadata,
-        metadata=Kind(metadata) if metadata is not None and is_kind else None,
+        metadata=MetadataKind(metadata) if metadata is not None and is_kind else None,
         bookies=bookies,
         unsafe=unsafe,
         secure=secure or None,
@@ -116,18 +120,18 @@ def _run_up(wish: Wish, *, detach: bool, json: bool) -> None:
     try:
         found = cluster.up(wish)
     except KeyboardInterrupt:
-        _say(f"interrupted; what was started goes on. To stop it: {stop}")
+        _say(f"interrupted; processes that were started keep running. To stop them, run: {stop}")
         raise
     print(as_json(found.document()) if json else _welcome(found, wish.data_dir), flush=True)
     if was_running and not detach:
-        _say(f"it ran before this command, and goes on. To stop it: {stop}")
+        _say(f"the cluster was already running and keeps running. To stop it, run: {stop}")
     elif not detach:
         _wait_for_interrupt()
         cluster.down()
 
 
 def down(data_dir: DataDir = Path("data"), json: Json = False) -> None:
-    """Stop every process of the local cluster. Its data stays."""
+    """Stop every process of the local cluster; its data stays"""
     from kvstore.devcluster.local import LocalCluster
 
     stopped = LocalCluster(data_dir, _say).down()
@@ -137,36 +141,39 @@ def down(data_dir: DataDir = Path("data"), json: Json = False) -> None:
         print(f"stopped {', '.join(stopped)}")
     else:
         there = (data_dir / "cluster.json").exists()
-        print("nothing was running" if there else f"there is no cluster in {data_dir.absolute()}")
+        print("nothing was running" if there else f"no cluster in {data_dir.absolute()}")
 
 
 def run(
-    config: Annotated[Path, typer.Option(callback=checked_path, help="The node's TOML file.")],
+    config: Annotated[Path, typer.Option(callback=checked_path, help="The node's TOML file")],
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Allow listeners beyond loopback without TLS and users.")
+        bool, typer.Option("--insecure", help="Allow listeners beyond loopback without TLS and users")
     ] = False,
     settings: Settings = None,
 ) -> None:
-    """Run one node until it is told to stop (SIGTERM): it hands over what it leads, then exits."""
+    """Run one node until SIGTERM; it then hands over its leaderships and exits"""
     from kvstore.server.node import run_node
 
     run_node(config, settings_of(settings, insecure=insecure))
 
 
 def drain(
-    node: Annotated[str, typer.Argument(help="The node's id, for example n1.")],
+    node: Annotated[str, typer.Argument(help="Id of the node, for example n1")],
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
     server: Server = None,
     leads_only: Annotated[
-        bool, typer.Option("--leads-only", help="Keep its replicas: it will be started again soon, or undrained.")
+        bool,
+        typer.Option("--leads-only", help="Keep its replicas, because the node will be restarted or undrained soon"),
     ] = False,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for all to be handed over.", min=0)] = 600,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait until everything is handed over", min=0)] = 600,
     json: Json = False,
 ) -> None:
-    """Take a node out of service, to replace its machine: its replicas move to other servers, and it hands over what it
-    leads. Where no other server can take its replicas they stay, it says so, and the exit code is 1. `kvstore node
-    undrain` undoes it."""
+    """Take a node out of service: move its replicas to other servers and hand over its leaderships.
+
+    Use this to replace its machine. If no other server can take its replicas, they stay, the command says so, and the
+    exit code is 1. `kvstore node undrain` undoes a drain.
+    """
     kept = "" if leads_only else _move_replicas_off(node, (data_dir, zookeeper, server), timeout)
     handed_over = _hand_over(node, (data_dir, zookeeper, server), timeout, may_be_down=not leads_only and not kept)
     if json:
@@ -182,15 +189,17 @@ def drain(
 
 
 def undrain(
-    node: Annotated[str, typer.Argument(help="The node's id, for example n1.")],
+    node: Annotated[str, typer.Argument(help="Id of the node, for example n1")],
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Undo a drain, also one with `--leads-only`: the node may hold replicas again, and if it is up it takes operations
-    and leads again. Replicas that have moved away do not come back by themselves: `kvstore partition
-    even-replicas` moves some to it."""
+    """Undo a drain, also one with --leads-only: the node may hold replicas and lead again.
+
+    If the node is up, it accepts operations at once. Replicas that were moved away do not return on their own; move
+    some back with `kvstore partition even-replicas`.
+    """
     from kvstore.cli.replicas import change_replicas
     from kvstore.cli.ring_views import status_document, status_text
     from kvstore.proto.admin_pb2 import ChangeReplicasRequest
@@ -203,16 +212,16 @@ def undrain(
 
 
 class _Undrained(Enum):
-    """The end of a node's drain."""
+    """The result of undraining a node."""
 
-    SERVES = "takes operations again"
+    SERVES = "accepts operations again"
     NOT_DRAINING = "was not draining"
-    DOWN = "is not up: it takes operations once it is started"
-    OLD = "is of a release that takes operations again only when it is started anew"
+    DOWN = "is not up; it accepts operations once it is started"
+    OLD = "runs a release that accepts operations again only after a restart"
 
 
 def _move_replicas_off(node: str, where: Where, timeout_s: float) -> str:
-    """Empty once it is done; else why its replicas cannot go."""
+    """Move all replicas off the node. Return "", or the reason why they cannot be moved."""
     from kvstore.cli.operation import said_if_interrupted
     from kvstore.cli.replicas import change_replicas, wait_until_empty
     from kvstore.errors import InvalidRequest
@@ -224,7 +233,7 @@ def _move_replicas_off(node: str, where: Where, timeout_s: float) -> str:
         if "no other server can take" in str(error):
             return str(error)
         raise
-    with said_if_interrupted(f"interrupted; {node}'s replicas go on moving: `kvstore ring status` shows them"):
+    with said_if_interrupted(f"interrupted; the replicas of {node} are still moving: see `kvstore ring status`"):
         wait_until_empty(node, *where, timeout_s=timeout_s)
     return ""
 
@@ -232,12 +241,12 @@ def _move_replicas_off(node: str, where: Where, timeout_s: float) -> str:
 def _hand_over(node: str, where: Where, timeout_s: float, *, may_be_down: bool) -> list[str]:
     found = _address_or_none(node, where)
     if found is None and not may_be_down:
-        raise ConfigError(f"no node {node!r} is up")
+        raise ConfigError(f"node {node!r} is not up")
     return _drain(found, timeout_s) if found else []
 
 
 def _address_or_none(node: str, where: Where) -> str | None:
-    """Where the node answers about the cluster; None if it is not up."""
+    """Return the gRPC address of the node, or None if it is not up."""
     from kvstore.cli.cluster import Tools, with_tools
     from kvstore.errors import NoSuchNode
     from kvstore.meta import paths
@@ -318,18 +327,18 @@ def _welcome(found: ClusterFile, data_dir: Path) -> str:
             f"  {kvstore} put{where} greeting hello && {kvstore} get{where} greeting",
             f"  {kvstore} ring locate{where} greeting",
             f"  {kvstore} fsck{where}",
-            "Or any of the nodes with what you have:",
+            "Or use any client with any node:",
             *(_plain_clients(found) if folder is None else _secure_clients(found, folder, data_dir)),
         ]
     )
 
 
 def _how_to_get_in(folder: SecureFolder, data_dir: Path) -> list[str]:
-    """Say what comes first in each shell."""
+    """Return the lines about credentials, which are needed first in each shell."""
     place = data_dir / folder.path.name
     return [
-        f"Its doors speak TLS, want a certificate and ask who you are: {folder.login().user}, by the files in {place}.",
-        "First, in each shell:",
+        f"Its endpoints require TLS, a client certificate and a user: {folder.login().user}, by the files in {place}.",
+        "First, in each shell, run:",
         f"  . {shlex.quote(str(place / folder.environment.name))}",
     ]
 
@@ -344,7 +353,7 @@ def _plain_clients(found: ClusterFile) -> list[str]:
 
 
 def _secure_clients(found: ClusterFile, folder: SecureFolder, data_dir: Path) -> list[str]:
-    """None of them has a password on its command line, where whoever lists processes would read it."""
+    """Return example commands without a password on the command line, which process lists would show."""
     first, url = found.nodes[0], folder.url([node.grpc for node in found.nodes])
     own = '--cacert "$KVSTORE_TLS_CA" --cert "$KVSTORE_TLS_CERT"'
     netrc = shlex.quote(str(data_dir / folder.path.name / folder.netrc.name))
@@ -357,9 +366,9 @@ def _secure_clients(found: ClusterFile, folder: SecureFolder, data_dir: Path) ->
 
 
 def _wait_for_interrupt() -> None:
-    _say("\nrunning; Ctrl-C stops it (or use --detach)")
+    _say("\nrunning; stop it with Ctrl-C (--detach returns instead)")
     ends = {signal.SIGINT, signal.SIGTERM}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ends)  # else SIGTERM would end this process, and nothing else
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ends)  # otherwise SIGTERM would end only this process
     with suppress(KeyboardInterrupt):
         signal.sigwait(ends)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,5 +1,5 @@
-"""The `kvstore` command: a tree of subcommands, one module per branch. Errors go to standard error with a non-zero
-exit."""
+"""The `kvstore` command: a tree of subcommands, one module per branch. Errors go to standard error, with a non-zero
+exit code."""
 
 from __future__ import annotations
 
@@ -36,39 +36,39 @@ BRANCHES = {
     "access.tokens": ("token",),
     "access.namespaces": ("namespace",),
 }
-"""Modules of this package, with the first words of the commands that they have a part in. Each has `register(app)`,
-which adds them; heavy imports are inside the commands."""
+"""Modules of this package, with the first words of their commands. Each has `register(app)`, which adds the commands.
+Heavy imports are inside the commands."""
 
 
 class _Commands(typer.core.TyperGroup):
-    """The command tree. That nobody reads on, as in a pipe to `head`, is no failure of a command."""
+    """The command tree. A closed output pipe, as in a pipe to `head`, is not an error."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
             done = super().invoke(ctx)
             sys.stdout.flush()
         except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left goes nowhere
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discard the rest of the output
             return None
         return done
 
 
 def branches_of(words: Sequence[str]) -> list[str]:
-    """The branches that a command line needs: one command's where it begins with its name, all where it does not, since
-    help and a wrong word want the whole tree. A third of what a `get` costs was to load what others need."""
+    """Return the branches that a command line needs: one command's if the line begins with its name, otherwise all,
+    because help and errors need the whole tree. Loading all branches took a third of the time of a `get`."""
     first = words[0] if words else ""
     return [name for name, begin in BRANCHES.items() if first in begin] or list(BRANCHES)
 
 
 def build(branches: Iterable[str] = BRANCHES) -> typer.Typer:
-    """The tree of those branches that are installed."""
+    """Return the command tree of the branches that are installed."""
     app = typer.Typer(
         name="kvstore",
         cls=_Commands,
         help="A distributed key-value store whose only source of truth is a replicated log.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
-        rich_markup_mode=None,  # brackets in a help text mean themselves
+        rich_markup_mode=None,  # brackets in help texts are literal
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
@@ -87,15 +87,15 @@ def _version(wanted: bool) -> None:
 
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+        bool, typer.Option("--version", help="Print the version", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Each command finds its cluster by --data-dir (default: data), --metadata (or --zookeeper) or --server."""
+    """Each command finds its cluster with --data-dir (default: data), --metadata (or --zookeeper) or --server"""
 
 
 def main() -> None:
-    """Run a command line. Exit codes: 0 done, also if nobody reads on; 1 refused or failed, 2 wrong usage, 130
-    interrupted."""
+    """Run a command line. Exit codes: 0 success, also if the output pipe was closed; 1 refused or failed; 2 wrong
+    usage; 130 interrupted."""
     try:
         build(branches_of(sys.argv[1:]))()
     except (StoreError, OSError, KeyboardInterrupt) as error:
@@ -103,16 +103,20 @@ def main() -> None:
 
 
 def end(error: StoreError | OSError | KeyboardInterrupt) -> None:
-    """End the process for it, with what there is to say on standard error."""
+    """Report the error on standard error and exit."""
     if isinstance(error, KeyboardInterrupt):
         sys.exit(130)
-    if isinstance(error, OSError) and not isinstance(error, StoreError):  # of a file or folder that was named
+    if isinstance(error, OSError) and not isinstance(error, StoreError):  # an error of a file or folder
         error = StoreError(f"{error.filename}: {error.strerror}" if error.filename else str(error))
     fail(error)
 
 
 def fail(error: StoreError) -> None:
-    """Say what went wrong on standard error, and end the process."""
-    text = f"the metadata store has no {error}; is a cluster at this place?" if isinstance(error, NoSuchNode) else error
+    """Report the error on standard error and exit with 1."""
+    text = (
+        f"the metadata store has no {error}; check that it holds a cluster at this path"
+        if isinstance(error, NoSuchNode)
+        else error
+    )
     print(f"kvstore: {text or type(error).__name__}", file=sys.stderr)
     sys.exit(1)

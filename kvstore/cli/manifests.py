@@ -1,12 +1,12 @@
-"""How a file stands in the store. Decides only: values in, values out.
+"""The representation of a file in the store. Decides only: values in, values out.
 
     small file   := its bytes, under its path
     other        := MAGIC | JSON, under its path: a file in chunks, or a symbolic link
     chunk number := bytes, under path | NUL | first 16 digits of the file's SHA-256 | NUL | number (8 digits)
 
-No path holds a NUL, so no file's key is another's chunk. A file whose own bytes begin with MAGIC is stored in chunks,
-so that what begins with MAGIC is always ours. Chunks are named by content: while a file is replaced its old chunks stay
-until the new manifest is there. A file of the same content keeps the chunk size that it is stored with.
+No path contains a NUL, so no file's key is the key of another file's chunk. A file whose content begins with MAGIC is
+stored in chunks, so that a value that begins with MAGIC is always a manifest. Chunks are named by content: while a file
+is replaced, its old chunks stay until the new manifest is written. A file with unchanged content keeps its chunk size.
 """
 
 from __future__ import annotations
@@ -35,35 +35,35 @@ class Chunked:
         return -(-self.size // self.chunk_bytes)
 
     def key(self, path: bytes, number: int) -> bytes:
-        """Where a chunk is."""
+        """Return the key of a chunk."""
         return b"%b\x00%b\x00%08d" % (path, self.sha256[:16].encode(), number)
 
     def keys(self, path: bytes) -> Iterator[bytes]:
-        """Where its chunks are."""
+        """Yield the keys of all chunks."""
         return (self.key(path, number) for number in range(self.chunks))
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class Symlink:
     """A symbolic link."""
 
     target: bytes
 
 
-Entry = bytes | Chunked | Link
-"""bytes: the file itself."""
+Entry = bytes | Chunked | Symlink
+"""A stored file; bytes for a small file, which is stored as it is."""
 
 
 def is_plain(content: bytes, chunk_bytes: int) -> bool:
-    """Whether a file is stored as it is."""
+    """Return True if a file is stored as it is."""
     return len(content) <= chunk_bytes and not content.startswith(MAGIC)
 
 
 def encode(entry: Entry) -> bytes:
-    """The value under a path."""
+    """Return the value that is stored under a path."""
     if isinstance(entry, bytes):
         return entry
-    if isinstance(entry, Link):
+    if isinstance(entry, Symlink):
         document: dict[str, object] = {"format": FORMAT, "type": "symlink", "target": entry.target.hex()}
     else:
         document = {
@@ -77,15 +77,15 @@ def encode(entry: Entry) -> bytes:
 
 
 def decode(value: bytes) -> Entry:
-    """Raises Corrupted for a manifest that is none, and for an unknown format, by number."""
+    """Decode a stored value. Raises Corrupted for an invalid manifest, or one of an unknown format."""
     if not value.startswith(MAGIC):
         return value
     try:
         document = orjson.loads(value[len(MAGIC) :])
         if document["format"] != FORMAT:
-            raise Corrupted(f"file manifest: want format {FORMAT}, got {document['format']}")
+            raise Corrupted(f"file manifest: expected format {FORMAT}, got {document['format']}")
         if document["type"] == "symlink":
-            return Link(bytes.fromhex(document["target"]))
+            return Symlink(bytes.fromhex(document["target"]))
         found = Chunked(int(document["size"]), str(document["sha256"]), int(document["chunk_bytes"]))
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
         raise Corrupted(f"not a file manifest: {error!r}") from error
@@ -95,5 +95,5 @@ def decode(value: bytes) -> Entry:
 
 
 def first_difference(one: bytes, other: bytes) -> int:
-    """The first offset at which they differ; the shorter length if one begins with the other."""
+    """Return the first offset at which the two differ, or the shorter length if one is a prefix of the other."""
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

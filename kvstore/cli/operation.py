@@ -1,4 +1,4 @@
-"""Ids of operations: a change of the ring whose outcome is unknown is asked for again, and done once."""
+"""Operation ids: a change of the ring with an unknown outcome can be retried and is applied once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kvstore.proto import admin_pb2
 
 OperationId = Annotated[
-    str, typer.Option("--operation", help="Repeat the command that had this id, if its outcome was unknown.")
+    str, typer.Option("--operation", help="Retry the command that had this id, after an unknown outcome")
 ]
 ID_BYTES = 8
 
@@ -25,23 +25,23 @@ ID_BYTES = 8
 def asked_once(
     request: admin_pb2.ChangeRingRequest | admin_pb2.ChangeReplicasRequest, *, has_option: bool = True
 ) -> Iterator[None]:
-    """Give the request an id unless it has one. If its outcome stays unknown, also because somebody interrupts it, say
-    how to ask again. `has_option`: whether the command has `--operation`; others may be repeated as they are."""
+    """Give the request an id unless it has one. If the outcome stays unknown, also after an interrupt, report how to
+    retry. `has_option` says whether the command has `--operation`; other commands are idempotent."""
     request.operation = request.operation or os.urandom(ID_BYTES).hex()
     with_id = f" with --operation {request.operation}" if has_option else ""
-    again = f"repeat the command{with_id}: what was asked is done once"
+    again = f"repeat the command{with_id}; the change is applied once"
     try:
         yield
     except (OutcomeUnknown, MetadataUnknown) as error:
         raise OutcomeUnknown(f"{error or type(error).__name__}; {again}") from error
     except KeyboardInterrupt:
-        print(f"kvstore: interrupted, and it may be done; {again}", file=sys.stderr)
+        print(f"kvstore: interrupted, and the change may be applied; {again}", file=sys.stderr)
         raise
 
 
 @contextmanager
 def said_if_interrupted(text: str) -> Iterator[None]:
-    """Tell those who do not wait for the end of what they have asked for that it goes on."""
+    """If the block is interrupted, report `text`: that the requested change continues."""
     try:
         yield
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""Rows → a table for people or JSON for programs. Decides only: returns text, prints nothing."""
+"""Formats rows as a table for people or JSON for programs. Decides only: returns text, prints nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["as_json", "as_table", "printable", "shown_prefix"]
 
 
 def shown_prefix(prefix: bytes) -> str:
-    """Write a prefix of keys as a command takes it: what cannot be printed as \\xNN, a backslash as two."""
+    """Return a prefix of keys as a command accepts it: unprintable bytes as \\xNN, backslashes doubled."""
     text = prefix.decode("utf-8", "surrogateescape")
     return "".join(
         ("\\\\" if each == "\\" else each)
@@ -22,7 +22,7 @@ def shown_prefix(prefix: bytes) -> str:
 
 
 def as_json(value: Any) -> str:
-    """One document, indented, keys in the order given; bytes as UTF-8 with what is not text escaped."""
+    """Return one indented JSON document. Keys keep their order; bytes are UTF-8 with other bytes escaped."""
     return json.dumps(value, indent=2, ensure_ascii=False, default=_plain)
 
 

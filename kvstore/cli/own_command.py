@@ -1,4 +1,4 @@
-"""The command lines that messages tell a user to type: how this very program is called from here."""
+"""Command lines for messages: how this program is called from the current directory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def how_to_start(data_dir: Path) -> str:
-    """Return the command that starts what is down of a local cluster."""
+    """Return the command that starts the nodes of a local cluster that are down."""
     return f"{own_command()} up{data_dir_option(data_dir)}"
 
 
@@ -20,7 +20,7 @@ def data_dir_option(data_dir: Path) -> str:
 
 
 def own_command() -> str:
-    """Return how this program is called: by its name if the shell finds it, else by its path."""
+    """Return how to call this program: by name if the shell finds it, else by path."""
     own = Path(sys.executable).with_name("kvstore")
     found = shutil.which("kvstore")
     if (found is not None and Path(found).samefile(own)) or not own.exists():

@@ -1,4 +1,4 @@
-"""`kvstore partition`: every partition with its replicas, as far as they have published it; and what is pinned."""
+"""`kvstore partition`: partitions with their replicas, as published by them, and pins."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this branch."""
-    partition = typer.Typer(no_args_is_help=True, help="Partitions: who leads them, how far their replicas are.")
+    partition = typer.Typer(no_args_is_help=True, help="Manage partitions and their replicas")
     partition.command("list")(list_partitions)
     partition.command("show")(show)
     partition.command("pins")(pins)
@@ -42,9 +42,10 @@ def register(app: typer.Typer) -> None:
 def list_partitions(
     data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, server: Server = None, json: Json = False
 ) -> None:
-    """List all partitions: leader, epoch, how many replicas are up, how far the slowest is behind, ledgers.
+    """List all partitions: leader, epoch, replicas that are up, lag of the slowest replica, ledgers.
 
-    While the metadata store is away servers tell what they know, and how old that is is said on standard error.
+    While the metadata store is unavailable, servers report their last known state, and standard error says how old it
+    is.
     """
 
     async def work(tools: Tools) -> list[dict[str, Any]]:
@@ -56,28 +57,28 @@ def list_partitions(
 
 
 def show(
-    partition: Annotated[str, typer.Argument(help="The partition's id, for example p1.")],
+    partition: Annotated[str, typer.Argument(help="Id of the partition, for example p1")],
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Show a partition's replicas, each with the sequence that it has published, and its ledgers.
+    """Show a partition's replicas, each with its published sequence number, and its ledgers.
 
-    Replicas publish about once a second, so a replica that keeps up may look some writes behind.
+    Replicas publish about once a second, so an up-to-date replica may appear some writes behind.
     """
 
     async def work(tools: Tools) -> dict[str, Any]:
         ring = await read_ring(tools)
         member = ring.partitions.get(PartitionId(partition))
         if member is None:
-            raise InvalidRequest(f"no partition {partition!r}; want one of {', '.join(sorted(ring.partitions))}")
+            raise InvalidRequest(f"no partition {partition!r}; expected one of {', '.join(sorted(ring.partitions))}")
         return await _details(tools, member)
 
     def told(report: ClusterReport) -> dict[str, Any]:
         found = {each["id"]: each for each in _told(report)}
         if partition not in found:
-            raise InvalidRequest(f"no partition {partition!r}; want one of {', '.join(sorted(found))}")
+            raise InvalidRequest(f"no partition {partition!r}; expected one of {', '.join(sorted(found))}")
         return found[partition]
 
     found = from_store_or_servers((data_dir, zookeeper, server), work, told)
@@ -87,7 +88,7 @@ def show(
     print(as_table([_row(found)]))
     print("\n" + as_table(found["replicas"]))
     if found["ledgers"] is None:
-        print("\nwhich ledgers there are is not known while the metadata store is away")
+        print("\nthe ledgers are unknown while the metadata store is unavailable")
     else:
         print("\n" + (as_table(found["ledgers"]) if found["ledgers"] else "no ledgers yet"))
 
@@ -95,10 +96,10 @@ def show(
 def pins(
     data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, server: Server = None, json: Json = False
 ) -> None:
-    """List all pins: what holds back the trimming of logs, until when, and which servers keep a state for pinned reads.
+    """List all pins: what prevents logs from being trimmed, until when, and which servers keep state for pinned reads.
 
-    Pins of jobs end by themselves at their deadline; those without one end with the session that made them. A partition
-    that has retired is removed once none of its pins is left.
+    Pins of jobs end at their deadline. Pins without a deadline end with the session that made them. A retired partition
+    is removed once it has no pins left.
     """
     from kvstore.client.pinned.pins import PinStatus, list_pins
 
@@ -119,31 +120,31 @@ def pins(
 
 
 def unpin(
-    pin: Annotated[str, typer.Argument(help="The pin's id, as `kvstore partition pins` shows it.")],
+    pin: Annotated[str, typer.Argument(help="Id of the pin, as shown by `kvstore partition pins`")],
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Give back a pin that a job has left behind. A job that still reads by it fails."""
+    """Release a pin that a job has left behind. A job that still reads with it fails."""
     from kvstore.client.pinned import pins as pinned_pins
 
     done = pinned_pins.unpin(config_of(data_dir, zookeeper, server, TIMEOUT_S), pin)
-    print(as_json({"pin": pin, "partitions": done}) if json else f"{pin} is given back in {', '.join(done) or 'none'}")
+    print(as_json({"pin": pin, "partitions": done}) if json else f"{pin} is released in {', '.join(done) or 'none'}")
 
 
 def trust(
-    partition: Annotated[str, typer.Argument(help="The partition's id, for example p1.")],
-    replica: Annotated[str, typer.Option(help="The server whose copy is right.")],
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    partition: Annotated[str, typer.Argument(help="Id of the partition, for example p1")],
+    replica: Annotated[str, typer.Option(help="Server whose copy is right")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation")] = False,
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Declare the copy of one replica right, when replicas differ and no majority agrees.
+    """Declare the copy of one replica right, if replicas differ and no majority agrees.
 
-    Copies that differ from it are set aside and made anew: what only they have is lost to readers. It asks first.
+    Other copies are set aside and rebuilt: readers lose the data that only these have. Asks for confirmation.
     """
 
     def claims_by(tools: Tools) -> Claims:
@@ -160,31 +161,31 @@ def trust(
 
     if not yes:
         with_tools(data_dir, zookeeper, look, server)
-        confirm(f"Trust {replica}'s copy of {partition}, and give up what only the others have")
+        confirm(f"Trust {replica}'s copy of {partition}, and lose the data that only the other copies have")
     done = with_tools(data_dir, zookeeper, work, server)
-    said = f"{replica}'s copy of {partition} is right as it was at {done['seq']}; those that differ are made anew"
+    said = f"{replica}'s copy of {partition} is right as of {done['seq']}; copies that differ are rebuilt"
     print(as_json(done) if json else said)
 
 
 async def _doubted(claims: Claims, partition: str, replica: str) -> Trusted:
-    """Find where the replica stands, which waits because others differ. Raises InvalidRequest for one that does not."""
+    """Return the state of a replica that waits because replicas differ. Raises InvalidRequest for any other replica."""
     try:
         published = await claims.published()
     except NoSuchNode:
-        raise InvalidRequest(f"no partition {partition!r} has replicas that are up") from None
+        raise InvalidRequest(f"no replica of partition {partition!r} is up") from None
     differing = sorted(each for each, said in published.items() if said.doubt is not None)
     said = published.get(ServerId(replica))
     if said is None or said.doubt is None:
         raise InvalidRequest(
-            f"want a replica of {partition} that waits because replicas differ: "
-            f"{', '.join(differing) or 'there is none'}; got {replica!r}"
+            f"expected a replica of {partition} that waits because replicas differ: "
+            f"{', '.join(differing) or 'none does'}; got {replica!r}"
         )
     _, seq, crc = said.doubt
     return Trusted(ServerId(replica), seq, crc)
 
 
 async def _details(tools: Tools, member: Member) -> dict[str, Any]:
-    """A partition that has retired has no replicas, whatever the ring names as such."""
+    """Return the details of a partition. A retired one has no replicas, whatever the ring lists."""
     partition, replicas = member.id, () if member.state is PartitionState.RETIRED else member.replicas
     claims, store = Claims(tools.store, partition, ServerId("tool")), tools.store
     try:
@@ -219,7 +220,7 @@ async def _details(tools: Tools, member: Member) -> dict[str, Any]:
 
 
 def _told(report: ClusterReport) -> list[dict[str, Any]]:
-    """The same as servers tell it: how many ledgers there are, but not which."""
+    """Return the same from a server's report, which has the number of ledgers but not their ids."""
     return [
         {
             "id": each.id,

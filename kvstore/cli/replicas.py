@@ -1,4 +1,4 @@
-"""`kvstore partition move-replica`, and how commands wait until replicas have moved."""
+"""`kvstore partition move-replica`, and how commands wait for replicas to move."""
 
 from __future__ import annotations
 
@@ -28,28 +28,29 @@ def register(app: typer.Typer) -> None:
 
 
 def move_replica(
-    partition: Annotated[str, typer.Argument(help="The partition's id.")],
-    source: Annotated[str, typer.Argument(help="The server whose replica goes.")],
-    target: Annotated[str, typer.Argument(help="The server that gets one.")],
-    wait: Annotated[bool, typer.Option(help="Return when the new replica has taken the other's place.")] = True,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait; the move goes on after that.", min=0)] = 600,
+    partition: Annotated[str, typer.Argument(help="Id of the partition")],
+    source: Annotated[str, typer.Argument(help="Server that loses its replica")],
+    target: Annotated[str, typer.Argument(help="Server that gets a replica")],
+    wait: Annotated[bool, typer.Option(help="Wait until the new replica has replaced the old one")] = True,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait; the move continues after that", min=0)] = 600,
     operation: OperationId = "",
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Move a replica to another server. The new one catches up from a snapshot and the log before the other goes."""
+    """Move a replica to another server. The new replica catches up from a snapshot and the log before it takes over."""
     from kvstore.proto.admin_pb2 import ChangeReplicasRequest
 
     request = ChangeReplicasRequest(partition=partition, newcomer=target, leaving=source, operation=operation)
     answer = change_replicas(request, data_dir, zookeeper, server)
     if wait:
-        with said_if_interrupted("interrupted; the replica goes on moving: `kvstore ring status` shows how far it is"):
+        with said_if_interrupted("interrupted; the replica is still moving: see `kvstore ring status`"):
             answer, holders = wait_until_replaced(partition, target, data_dir, zookeeper, server, timeout_s=timeout)
         if target not in holders:
             raise Unavailable(
-                f"{target} was given up before it had caught up; {source} keeps its replica of {partition}"
+                f"the new replica on {target} was abandoned before it had caught up; "
+                f"{source} keeps its replica of {partition}"
             )
     print(as_json(status_document(answer)) if json else status_text(answer))
 
@@ -57,7 +58,7 @@ def move_replica(
 def change_replicas(
     request: admin_pb2.ChangeReplicasRequest, data_dir: Path, zookeeper: str | None, server: str | None
 ) -> admin_pb2.RingStatusResponse:
-    """Done once, however often it has to be asked for. Raises StoreError."""
+    """Request the change. It is applied once, however often it is sent. Raises StoreError."""
     with asked_once(request, has_option=bool(request.newcomer)):
         answer: admin_pb2.RingStatusResponse = ask_admin(
             data_dir,
@@ -72,8 +73,8 @@ def change_replicas(
 def wait_until_replaced(
     partition: str, newcomer: str, data_dir: Path, zookeeper: str | None, server: str | None, *, timeout_s: float
 ) -> tuple[admin_pb2.RingStatusResponse, list[str]]:
-    """The status in which the newcomer is on its way no more, and who holds the partition's replicas then. Raises
-    Unavailable after `timeout_s`."""
+    """Wait until the newcomer is no longer catching up. Return the ring's status and the holders of the partition's
+    replicas. Raises Unavailable after `timeout_s`."""
     deadline, patience = time.monotonic() + timeout_s, Patience()
 
     def look() -> tuple[admin_pb2.RingStatusResponse, list[str]] | str:
@@ -83,16 +84,18 @@ def wait_until_replaced(
         return answer, replicas_of(partition, data_dir, zookeeper, server)
 
     while True:
-        found = patience.look(look) or f"no server says whether the replica of {partition} on {newcomer} has caught up"
+        found = (
+            patience.look(look) or f"no server reports whether the replica of {partition} on {newcomer} has caught up"
+        )
         if not isinstance(found, str):
             return found
         if time.monotonic() > deadline:
-            raise Unavailable(f"{found} within {timeout_s:g} s; it goes on")
+            raise Unavailable(f"{found} within {timeout_s:g} s; the move continues")
         time.sleep(LOOK_S)
 
 
 def replicas_of(partition: str, data_dir: Path, zookeeper: str | None, server: str | None) -> list[str]:
-    """The servers that hold the partition's replicas, by the ring."""
+    """Return the servers that hold the partition's replicas according to the ring."""
     found = _ring(data_dir, zookeeper, server).partitions
     return [replica for each in found if each.id == partition for replica in each.replicas]
 
@@ -116,6 +119,10 @@ def wait_until_empty(node: str, data_dir: Path, zookeeper: str | None, server: s
             return
         if time.monotonic() > deadline:
             if left is None:
-                raise Unavailable(f"no server says whether {node} still has replicas after {timeout_s:g} s; it goes on")
-            raise Unavailable(f"{node} still has replicas of {', '.join(left)} after {timeout_s:g} s; it goes on")
+                raise Unavailable(
+                    f"no server reports whether {node} still has replicas after {timeout_s:g} s; the drain continues"
+                )
+            raise Unavailable(
+                f"{node} still has replicas of {', '.join(left)} after {timeout_s:g} s; the drain continues"
+            )
         time.sleep(LOOK_S)

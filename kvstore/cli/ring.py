@@ -1,5 +1,5 @@
-"""`kvstore ring`: who owns what. Read from the metadata store, so it answers also while no node is up; and told by
-nodes while that is away."""
+"""`kvstore ring`: the partitions and the owners of keys. Read from the metadata store, so it works while no node is up;
+reported by nodes while the store is unavailable."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 HOT_SHOWN = 3
 LOADS_S = 2.0
-"""A server that does not answer in this time leaves the columns about load empty; the ring is shown all the same."""
+"""Seconds to wait for the loads. Without an answer, the ring is shown without the columns about load."""
 KEY_SHOWN = 40
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this branch."""
-    ring = typer.Typer(no_args_is_help=True, help="The consistent-hash ring.")
+    ring = typer.Typer(no_args_is_help=True, help="Show and change the consistent-hash ring")
     ring.command()(show)
     ring.command()(locate)
     register_changes(ring)
@@ -43,7 +43,8 @@ def show(
 ) -> None:
     """Show the partitions: state, leader, replicas, share of the hash space, operations per second, hottest keys.
 
-    While the metadata store is away servers tell what they know, and how old that is is said on standard error.
+    While the metadata store is unavailable, servers report their last known state, and standard error says how old it
+    is.
     """
 
     async def read(tools: Tools) -> dict[str, Any]:
@@ -78,7 +79,7 @@ def show(
 
 
 def _told(report: ClusterReport) -> dict[str, Any]:
-    """The same as servers tell it."""
+    """Return the same from a server's report."""
     partitions = [
         {
             "id": each.id,
@@ -93,13 +94,13 @@ def _told(report: ClusterReport) -> dict[str, Any]:
 
 
 def as_text(key: bytes) -> str:
-    """A key for a table: text as it is, other bytes escaped, long ones cut."""
+    """Return a key for a table: other bytes than text are escaped, and long keys are cut."""
     text = key.decode("utf-8", "backslashreplace")
     return text if len(text) <= KEY_SHOWN else f"{text[:KEY_SHOWN]}…"
 
 
 def _loads(data_dir: Path, zookeeper: str | None, server: str | None) -> dict[str, dict[str, Any]]:
-    """Return the loads that leaders tell; empty while no server is up."""
+    """Return the loads that leaders report; empty while no server is up."""
     try:
         return {each["id"]: each for each in loads_document(read_loads(data_dir, zookeeper, server, LOADS_S))["loads"]}
     except StoreError:
@@ -107,13 +108,13 @@ def _loads(data_dir: Path, zookeeper: str | None, server: str | None) -> dict[st
 
 
 def locate(
-    key: Annotated[str, typer.Argument(help="The key, as UTF-8.")],
+    key: Annotated[str, typer.Argument(help="The key, as UTF-8")],
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Show where a key stands: its token, its partition, that partition's leader."""
+    """Show the token, the partition and the leader of a key"""
 
     token = token_of(key.encode("utf-8", "surrogateescape"))
 
@@ -121,7 +122,7 @@ def locate(
         from kvstore.proto.admin_pb2 import RingRequest
 
         ring = stub.Ring(RingRequest(), timeout=timeout_s)
-        # Behind the last token the ring begins again.
+        # After the last token the ring begins again.
         owner = ring.partitions[ring.owners[bisect_left(ring.tokens, token) % len(ring.owners)]]
         return {"token": token, "partition": owner.id, "leader": owner.leader or None}
 
@@ -134,11 +135,13 @@ def locate(
 
 
 async def read_ring(tools: Tools) -> Ring:
-    """Raises ConfigError if there is none, Corrupted if it cannot be read."""
+    """Return the ring. Raises ConfigError if there is none, Corrupted if it cannot be read."""
     try:
         data, _ = await tools.store.get(paths.RING)
     except NoSuchNode:
-        raise ConfigError("this cluster has no ring: no node was ever started on its ZooKeeper") from None
+        raise ConfigError(
+            "this cluster has no ring, because no node was ever started with its metadata store"
+        ) from None
     return decode(data)
 
 

@@ -27,12 +27,12 @@ from kvstore.errors import StoreError
 if TYPE_CHECKING:
     from kvstore.proto import admin_pb2
 
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would move.")]
-Wait = Annotated[bool, typer.Option("--wait", help="Return when all moves are through; show how far they are.")]
-Ids = Annotated[list[str] | None, typer.Argument(help="Partition ids.")]
-Plan = Annotated[str, typer.Option("--plan", help="Do exactly what a dry run has shown, or nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would move")]
+Wait = Annotated[bool, typer.Option("--wait", help="Wait until all moves are done, and show progress")]
+Ids = Annotated[list[str] | None, typer.Argument(help="Ids of partitions")]
+Plan = Annotated[str, typer.Option("--plan", help="Do exactly what a dry run has shown, or nothing")]
 COUNT_MAX, MIB_PER_S_MAX = 1_000, 1 << 20
-"""What is more is a slip of the hand."""
+"""Higher values are taken for typing errors."""
 
 
 def register_changes(ring: typer.Typer) -> None:
@@ -42,30 +42,30 @@ def register_changes(ring: typer.Typer) -> None:
 
 
 def plan(
-    add: Annotated[list[str] | None, typer.Option(help="Show what adding this partition would do.")] = None,
+    add: Annotated[list[str] | None, typer.Option(help="Show the effect of adding this partition")] = None,
     add_count: Annotated[
         int,
         typer.Option(
-            help="Show what adding so many partitions would do, under the next free names.", min=0, max=COUNT_MAX
+            help="Show the effect of adding so many partitions under the next free names", min=0, max=COUNT_MAX
         ),
     ] = 0,
-    remove: Annotated[list[str] | None, typer.Option(help="Show what removing this partition would do.")] = None,
+    remove: Annotated[list[str] | None, typer.Option(help="Show the effect of removing this partition")] = None,
     replicas: Annotated[
-        int, typer.Option(help="Replicas of each new partition; 0: as many as others have.", min=0, max=COUNT_MAX)
+        int, typer.Option(help="Replicas of each new partition; 0 means as many as others have", min=0, max=COUNT_MAX)
     ] = 0,
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Show what adding or removing partitions would move, and change nothing. Without options: how balanced the ring
-    is."""
+    """Show what adding or removing partitions would move, and change nothing. Without options, show the balance of the
+    ring."""
     from kvstore.proto.admin_pb2 import ChangeRingRequest
 
     if (add or add_count) and remove:
-        raise typer.BadParameter("want partitions to add or to remove, not both at once")
+        raise typer.BadParameter("expected partitions to add or to remove, got both")
     if add and add_count:
-        raise typer.BadParameter("want the ids of new partitions, or --add-count")
+        raise typer.BadParameter("expected --add or --add-count, got both")
     request = ChangeRingRequest(dry_run=True)
     if add or add_count:
         request.MergeFrom(
@@ -87,11 +87,11 @@ def add(
     count: Annotated[
         int,
         typer.Option(
-            help="How many partitions to add under the next free names, in place of named ones.", min=0, max=COUNT_MAX
+            help="Number of partitions to add under the next free names, instead of ids", min=0, max=COUNT_MAX
         ),
     ] = 0,
     replicas: Annotated[
-        int, typer.Option(help="Replicas of each; 0: as many as others have.", min=0, max=COUNT_MAX)
+        int, typer.Option(help="Replicas of each partition; 0 means as many as others have", min=0, max=COUNT_MAX)
     ] = 0,
     dry_run: DryRun = False,
     plan: Plan = "",
@@ -102,11 +102,11 @@ def add(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Add partitions: each takes its share of the keys from those that own most, while they are read and written."""
+    """Add partitions. Each takes its share of the keys from the partitions that own most, while they are in use."""
     from kvstore.proto.admin_pb2 import ChangeRingRequest
 
     if bool(partitions) == bool(count):
-        raise typer.BadParameter("want the ids of new partitions, or --count")
+        raise typer.BadParameter("expected either ids of new partitions or --count")
     request = ChangeRingRequest(
         action=ChangeRingRequest.ADD,
         partitions=partitions,
@@ -120,7 +120,7 @@ def add(
 
 
 def remove(
-    partitions: Annotated[list[str], typer.Argument(help="Partition ids.")],
+    partitions: Annotated[list[str], typer.Argument(help="Ids of partitions")],
     dry_run: DryRun = False,
     plan: Plan = "",
     operation: OperationId = "",
@@ -130,7 +130,7 @@ def remove(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Remove partitions: all their keys go to the others, then they retire. Their ids are never used again."""
+    """Remove partitions. Their keys move to the others, then they retire. Their ids are never used again."""
     from kvstore.proto.admin_pb2 import ChangeRingRequest
 
     request = ChangeRingRequest(
@@ -140,13 +140,13 @@ def remove(
 
 
 def move(
-    target: Annotated[str, typer.Argument(help="The partition that gets the range.")],
-    source: Annotated[str | None, typer.Option(help="Take from this partition ...")] = None,
-    share: Annotated[float, typer.Option(help="... so much of the whole ring, for example 0.01.", min=0, max=1)] = 0.0,
+    target: Annotated[str, typer.Argument(help="Partition that gets the range")],
+    source: Annotated[str | None, typer.Option(help="Partition that loses the range; with --share")] = None,
+    share: Annotated[float, typer.Option(help="Share of the whole ring to move, for example 0.01", min=0, max=1)] = 0.0,
     first: Annotated[
-        int | None, typer.Option(help="Or move the tokens from this one ...", min=0, max=2**32 - 1)
+        int | None, typer.Option(help="First token of the range to move; with --last", min=0, max=2**32 - 1)
     ] = None,
-    last: Annotated[int | None, typer.Option(help="... to this one.", min=0, max=2**32 - 1)] = None,
+    last: Annotated[int | None, typer.Option(help="Last token of the range to move", min=0, max=2**32 - 1)] = None,
     dry_run: DryRun = False,
     plan: Plan = "",
     operation: OperationId = "",
@@ -156,13 +156,13 @@ def move(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Move a part of the ring to another partition."""
+    """Move a part of the ring to another partition"""
     from kvstore.proto.admin_pb2 import ChangeRingRequest
 
     by_share = source is not None and first is None and last is None
     by_range = source is None and first is not None and last is not None and not share
     if not (by_share or by_range):
-        raise typer.BadParameter("want --source and --share, or --first and --last")
+        raise typer.BadParameter("expected --source and --share, or --first and --last")
     request = ChangeRingRequest(
         action=ChangeRingRequest.MOVE,
         source=source or "",
@@ -184,7 +184,7 @@ def status(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Show the moves that are not done, how far they are, and replicas that are being replaced."""
+    """Show moves in progress, and replicas that are being replaced"""
     found = ring_status(data_dir, zookeeper, server)
     if wait and found.moves:
         found = _follow(data_dir, zookeeper, server, quiet=json)
@@ -198,7 +198,7 @@ def pause(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Stop moving for now. What is under way stays where it is; nothing is lost."""
+    """Pause all moves. Nothing is lost; `kvstore ring resume` continues them."""
     from kvstore.proto.admin_pb2 import ChangeRingRequest
 
     _steer(
@@ -213,7 +213,7 @@ def resume(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Go on moving."""
+    """Resume paused moves"""
     from kvstore.proto.admin_pb2 import ChangeRingRequest
 
     _steer(
@@ -223,7 +223,7 @@ def resume(
 
 def cancel(
     moves: Annotated[
-        list[int] | None, typer.Argument(help="Ids of moves; none: all that can be cancelled.", min=1, max=2**63)
+        list[int] | None, typer.Argument(help="Ids of moves; default: all that can be cancelled", min=1, max=2**63)
     ] = None,
     operation: OperationId = "",
     data_dir: DataDir = Path("data"),
@@ -231,8 +231,8 @@ def cancel(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Give moves up. Ranges that have changed hands stay with their new owner; a partition that was being added with
-    nothing yet goes away again."""
+    """Cancel moves. Ranges that have already moved stay with their new owner. A partition that was being added and owns
+    nothing yet is removed."""
     from kvstore.proto.admin_pb2 import ChangeRingRequest
 
     request = ChangeRingRequest(action=ChangeRingRequest.CANCEL, moves=moves, operation=operation)
@@ -240,9 +240,11 @@ def cancel(
 
 
 def throttle(
-    mib_per_s: Annotated[float | None, typer.Option(help="What each target may copy; 0: no limit.", min=0)] = None,
+    mib_per_s: Annotated[
+        float | None, typer.Option(help="Maximum MiB per second that each target copies; 0 means no limit", min=0)
+    ] = None,
     parallel: Annotated[
-        int | None, typer.Option(help="Moves that each target copies at once.", min=1, max=COUNT_MAX)
+        int | None, typer.Option(help="Maximum number of moves that each target copies at once", min=1, max=COUNT_MAX)
     ] = None,
     operation: OperationId = "",
     data_dir: DataDir = Path("data"),
@@ -250,13 +252,13 @@ def throttle(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Set how fast moves may go."""
+    """Limit the speed of moves"""
     from kvstore.proto.admin_pb2 import ChangeRingRequest
 
     if mib_per_s is None and parallel is None:
-        raise typer.BadParameter("want --mib-per-s, --parallel or both")
-    if mib_per_s is not None and not 0 <= mib_per_s <= MIB_PER_S_MAX:  # also what is no number
-        raise typer.BadParameter(f"want --mib-per-s from 0 to {MIB_PER_S_MAX}, got {mib_per_s}")
+        raise typer.BadParameter("expected --mib-per-s, --parallel or both, got neither")
+    if mib_per_s is not None and not 0 <= mib_per_s <= MIB_PER_S_MAX:  # also NaN
+        raise typer.BadParameter(f"expected --mib-per-s from 0 to {MIB_PER_S_MAX}, got {mib_per_s}")
     bytes_per_s = None if mib_per_s is None else round(mib_per_s * (1 << 20))
     request = ChangeRingRequest(
         action=ChangeRingRequest.THROTTLE, bytes_per_s=bytes_per_s, parallel=parallel, operation=operation
@@ -264,13 +266,13 @@ def throttle(
     _steer(request, data_dir, zookeeper, server, json=json)
 
 
-# ── asking ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── requests ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def change_ring(
     request: admin_pb2.ChangeRingRequest, data_dir: Path, zookeeper: str | None, server: str | None
 ) -> admin_pb2.ChangeRingResponse:
-    """Make the change once: the request gets an id if it has none. Raises StoreError."""
+    """Make the change once. The request gets an id if it has none. Raises StoreError."""
     if request.dry_run or request.action == request.LOOK:
         answer: admin_pb2.ChangeRingResponse = ask_admin(
             data_dir, zookeeper, server, lambda stub, timeout_s: stub.ChangeRing(request, timeout=timeout_s)
@@ -284,7 +286,7 @@ def change_ring(
 
 
 def ring_status(data_dir: Path, zookeeper: str | None, server: str | None) -> admin_pb2.RingStatusResponse:
-    """Raises StoreError."""
+    """Return the status of the ring. Raises StoreError."""
     from kvstore.proto.admin_pb2 import RingStatusRequest
 
     answer: admin_pb2.RingStatusResponse = ask_admin(
@@ -296,7 +298,7 @@ def ring_status(data_dir: Path, zookeeper: str | None, server: str | None) -> ad
 def read_loads(
     data_dir: Path, zookeeper: str | None, server: str | None, timeout_s: float = TIMEOUT_S
 ) -> admin_pb2.LoadsResponse:
-    """Raises StoreError."""
+    """Return the loads of the partitions. Raises StoreError."""
     from kvstore.proto.admin_pb2 import LoadsRequest
 
     answer: admin_pb2.LoadsResponse = ask_admin(
@@ -317,7 +319,7 @@ def _plan_and_follow(
     answer = change_ring(request, data_dir, zookeeper, server)
     _show_plan(answer, json=json)
     if wait and not request.dry_run:
-        with said_if_interrupted("interrupted; the moves go on: `kvstore ring status --wait` waits for them"):
+        with said_if_interrupted("interrupted; the moves continue: wait for them with `kvstore ring status --wait`"):
             _follow(data_dir, zookeeper, server, quiet=json)
 
 
@@ -328,7 +330,7 @@ def _steer(
     try:
         found = ring_status(data_dir, zookeeper, server)
     except StoreError as error:
-        done = f"it is done, as ring version {answer.version}, and no server says how the moves are now"
+        done = f"the change is made as ring version {answer.version}, but no server reports the moves"
         print(f"kvstore: {done}: {error or type(error).__name__}", file=sys.stderr)
         if json:
             print(as_json({"version": answer.version}))
@@ -337,13 +339,15 @@ def _steer(
 
 
 def _follow(data_dir: Path, zookeeper: str | None, server: str | None, *, quiet: bool) -> admin_pb2.RingStatusResponse:
-    """Return the status in which no move is left."""
+    """Wait until no move is left. Return the status."""
     show, is_told = _say if sys.stderr.isatty() and not quiet else _say_nothing, False
     patience = Patience()
     while (found := patience.look(lambda: ring_status(data_dir, zookeeper, server))) is None or found.moves:
         if found is not None:
             if found.paused and not is_told:
-                print("kvstore: moves are paused: they go on after `kvstore ring resume`", file=sys.stderr, flush=True)
+                print(
+                    "kvstore: moves are paused; continue them with `kvstore ring resume`", file=sys.stderr, flush=True
+                )
             is_told = found.paused
             show(f"\r{progress_line(found)}\033[K")
         time.sleep(LOOK_S)
@@ -356,10 +360,10 @@ def _say(text: str) -> None:
 
 
 def _say_nothing(_: str) -> None:
-    """Not on a terminal."""
+    """Print nothing, because standard error is not a terminal."""
 
 
-# ── showing ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── output ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _show_plan(answer: admin_pb2.ChangeRingResponse, *, json: bool) -> None:

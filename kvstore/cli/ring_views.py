@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 MOVES_SHOWN_MAX = 40
 COPIED = ("keys_copied", "bytes_copied")
-"""Of a move under way."""
+"""Additional columns of a move in progress."""
 _PAUSED = " (paused: `kvstore ring resume`)"
 
 
 def plan_document(answer: admin_pb2.ChangeRingResponse) -> dict[str, Any]:
-    """A plan, as --json shows it."""
+    """Return a plan as --json shows it."""
     return {
         "version_before": answer.version_before,
         "version": answer.version or None,
@@ -41,24 +41,24 @@ def plan_document(answer: admin_pb2.ChangeRingResponse) -> dict[str, Any]:
 
 
 def plan_text(answer: admin_pb2.ChangeRingResponse) -> str:
-    """A plan, for people."""
+    """Return a plan as text."""
     document = plan_document(answer)
     parts = []
     if answer.moves:
         parts += [_table(document["moves"]), ""]
         what = f"{len(answer.moves)} moves, about {answer.keys:,} keys and {answer.bytes / (1 << 20):,.1f} MiB"
-        done = f"planned as ring version {answer.version}" if answer.version else "nothing is changed yet"
+        done = f"planned as ring version {answer.version}" if answer.version else "nothing has changed yet"
         parts += [f"{what}; {done}"]
     if answer.was_done:
-        parts += [f"this was done before, as ring version {answer.version}; what is listed is still open"]
+        parts += [f"this change was made before, as ring version {answer.version}; the moves listed are still open"]
     if answer.plan and answer.moves:
-        parts += [f"to do exactly this: --plan {answer.plan}"]
-    parts += [f"largest share / mean: {answer.balance_before:.3f} now, {answer.balance:.3f} then", ""]
+        parts += [f"to do exactly this, add --plan {answer.plan}"]
+    parts += [f"largest share / mean: {answer.balance_before:.3f} now, {answer.balance:.3f} afterwards", ""]
     return "\n".join([*parts, as_table(document["partitions"])])
 
 
 def loads_document(answer: admin_pb2.LoadsResponse) -> dict[str, Any]:
-    """Make the document of the partitions' loads that --json shows."""
+    """Return the document of the partitions' loads, as --json shows it."""
     return {
         "loads": [
             {
@@ -85,7 +85,7 @@ def loads_document(answer: admin_pb2.LoadsResponse) -> dict[str, Any]:
 
 
 def status_document(answer: admin_pb2.RingStatusResponse) -> dict[str, Any]:
-    """The state of all moves, as --json shows it."""
+    """Return the state of all moves as --json shows it."""
     return {
         "version": answer.version,
         "paused": answer.paused,
@@ -112,7 +112,7 @@ def status_document(answer: admin_pb2.RingStatusResponse) -> dict[str, Any]:
 
 
 def status_text(answer: admin_pb2.RingStatusResponse) -> str:
-    """The state of all moves, for people."""
+    """Return the state of all moves as text."""
     document = status_document(answer)
     limit = f"{answer.bytes_per_s / (1 << 20):g} MiB/s" if answer.bytes_per_s else "no limit"
     parts = [f"ring version {answer.version}; each target copies {answer.parallel} moves at once, {limit}"]
@@ -124,12 +124,12 @@ def status_text(answer: admin_pb2.RingStatusResponse) -> str:
     if answer.draining:
         parts += ["", f"drained servers: {', '.join(answer.draining)}"]
     if answer.homeless:
-        parts += [f"no other server can take the replicas of {', '.join(answer.homeless)}: start one more"]
+        parts += [f"no other server can take the replicas of {', '.join(answer.homeless)}; start another server"]
     return "\n".join(parts)
 
 
 def progress_line(answer: admin_pb2.RingStatusResponse) -> str:
-    """How far the moves are, in one line."""
+    """Return the progress of all moves in one line."""
     eta = f", about {answer.eta_s:.0f} s left" if answer.HasField("eta_s") else ""
     paused = _PAUSED if answer.paused else ""
     return f"{answer.progress:.0%} moved, {answer.moves_done} of {answer.moves_planned} moves done{eta}{paused}"

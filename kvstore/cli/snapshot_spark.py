@@ -1,4 +1,4 @@
-"""A Spark session of its own for each command of `kvstore snapshot` that is worth one, quiet, and ended by an
+"""Runs `kvstore snapshot` jobs in a Spark session of their own, without Spark's output, and ends the session after an
 interrupt."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kvstore.cli.snapshot_options import Setting
+from kvstore.cli.snapshot_options import SparkSetting
 from kvstore.cli.snapshot_tools import AUTO, HERE, NICENESS, NO_SPARK, SETTINGS, Bar, need_spark
 from kvstore.errors import StoreError, Unavailable
 
@@ -28,22 +28,22 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 ATTEMPTS = 3
-"""Of a task on this machine, where Spark makes one by itself; clusters have their own setting."""
+"""Attempts per task on this machine, where Spark makes only one by default. Clusters have their own setting."""
 LOOK_S = 0.2
 END_S = 10.0
-"""What was interrupted has so long to give back what it has pinned."""
+"""Seconds for an interrupted job to release its pins."""
 
 
 def with_tables(
     job: Callable[[Tables[Any]], T],
     is_small: Callable[[], bool],
     master: str,
-    conf: Sequence[Setting] | None,
+    conf: Sequence[SparkSetting] | None,
     progress: Bar,
     niceness: int,
     defaults: Mapping[str, str] = SETTINGS,
 ) -> T:
-    """Run `job` on tables of this process if that is wanted or quicker, else on Spark's. Raises what `in_session`
+    """Run `job` on tables of this process if requested or faster, otherwise on Spark's. Raises what `in_session`
     raises."""
     if is_for_here(master, conf, is_small):
         from kvstore.spark.snapshots.here import HereTables
@@ -59,24 +59,24 @@ def with_tables(
     return in_session(on_spark, master, conf, progress, niceness, defaults)
 
 
-def is_for_here(master: str, conf: Sequence[Setting] | None, is_small: Callable[[], bool]) -> bool:
-    """Whether this process does the work itself: it is told to, or may choose and has little to do."""
+def is_for_here(master: str, conf: Sequence[SparkSetting] | None, is_small: Callable[[], bool]) -> bool:
+    """Return True if this process does the work itself: as requested, or by choice because the work is small."""
     return master == NO_SPARK or (master == AUTO and not conf and is_small())
 
 
 def in_session(
     job: Callable[[SparkSession], T],
     master: str,
-    conf: Sequence[Setting] | None,
+    conf: Sequence[SparkSetting] | None,
     progress: Bar,
     niceness: int = NICENESS,
     defaults: Mapping[str, str] = SETTINGS,
 ) -> T:
-    """Run `job` in a Spark session of its own, which ends with it, and return its result; on this machine so nice.
+    """Run `job` in a Spark session of its own, end the session and return the result. Local processes get `niceness`.
     Raises ConfigError, and what `job` raises.
 
-    It runs in a thread, since interrupts are raised in the main one: raised amid a call to the JVM, an interrupt leaves
-    half an answer for which the next call waits for ever; raised where Python only forgets an object, it is lost.
+    The job runs in a thread, because Python raises interrupts in the main thread. An interrupt during a call to the JVM
+    would leave half a reply, for which the next call would wait forever; one during garbage collection would be lost.
     """
     master = HERE if master == AUTO else master
     done: Future[T] = Future()
@@ -102,7 +102,7 @@ def in_session(
 
 
 def _end(job: Future[T]) -> None:
-    """Its calls to the JVM fail as soon as there is none, also one that it begins only now."""
+    """End the JVM repeatedly, so that the job's calls to it fail, including calls that it starts later."""
     from kvstore.spark.session import end_jvm
 
     over = time.monotonic() + END_S
@@ -115,12 +115,12 @@ def _end(job: Future[T]) -> None:
 @contextmanager
 def spark(
     master: str,
-    conf: Sequence[Setting] | None,
+    conf: Sequence[SparkSetting] | None,
     progress: Bar,
     niceness: int = NICENESS,
     defaults: Mapping[str, str] = SETTINGS,
 ) -> Iterator[SparkSession]:
-    """A Spark session of our own, ended with the block. Raises ConfigError."""
+    """Yield a Spark session of our own and stop it after the block. Raises ConfigError."""
     need_spark("pyspark")
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
@@ -142,28 +142,29 @@ def spark(
             raise Unavailable(f"Spark does not start at {master}: {error_line(said()) or error}") from error
     _quiet_py4j()
     try:
-        session.sparkContext.setLogLevel("OFF")  # what a task raises is told in one line at the end
+        session.sparkContext.setLogLevel("OFF")  # errors of tasks are reported in one line at the end
         yield session
-    except (Py4JError, PySparkException, ConnectionError) as error:  # also while a table is only described
+    except (Py4JError, PySparkException, ConnectionError) as error:  # also while a table is only being defined
         raise failure_of(error) from error
     finally:
-        # The JVM was killed, or interrupted as we were: the work has failed by that or is done.
+        # The JVM was killed, or interrupted as we were. The job has failed because of that, or is done.
         with suppress(Py4JError, ConnectionError), warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
             session.stop()
 
 
 def _quiet_py4j() -> None:
-    """It logs that the JVM has ended, with a stack; so does the server in this process to which the JVM counts."""
-    setattr(socketserver.BaseServer, "handle_error", lambda *_: None)  # noqa: B010 - the types know no other method here
+    """Suppress py4j's logs and stacks about the end of the JVM, also those of the accumulator server in this
+    process."""
+    setattr(socketserver.BaseServer, "handle_error", lambda *_: None)  # noqa: B010 - mypy accepts no other assignment
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     logging.getLogger().addFilter(lambda record: record.module != "java_gateway")
 
 
 @contextmanager
 def aside() -> Iterator[Callable[[], str]]:
-    """Send to a file what is written to standard error meanwhile, and for good what processes write that are started
-    meanwhile: Spark's greetings, and pages of stack that end in the one line that we tell."""
+    """Redirect standard error to a file, for the block and for good for processes that are started in it. This hides
+    Spark's greetings, and stacks whose last line we report ourselves."""
     sys.stderr.flush()
     kept = os.dup(2)
     with tempfile.TemporaryFile() as file:
@@ -179,6 +180,6 @@ def aside() -> Iterator[Callable[[], str]]:
 
 
 def error_line(text: str) -> str:
-    """The last line that names an error; empty without one."""
+    """Return the last line that names an error; empty if there is none."""
     lines = [line.strip() for line in text.splitlines()]
     return next((line for line in reversed(lines) if "Exception" in line or "rror" in line), "")

@@ -1,4 +1,4 @@
-"""The parts that the commands of `kvstore snapshot` share: the cluster, progress, and how things read."""
+"""Shared parts of the commands of `kvstore snapshot`: the cluster, progress, and text output."""
 
 from __future__ import annotations
 
@@ -34,38 +34,38 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 AUTO, HERE, NO_SPARK = "auto", "local[*]", "none"
-"""Of --master: Spark on this machine if the work is worth it; Spark on this machine; never."""
+"""Values of --master: local Spark if the work is large enough; local Spark; no Spark."""
 NICENESS = 10
-"""Of all that we start on this machine: servers beside it come first."""
+"""Niceness of all processes that we start on this machine, so that servers on it come first."""
 TIMEOUT_S = 60.0
-"""How long a job outlives an outage."""
+"""Seconds that a job survives an outage of the cluster."""
 FIND_S = 10.0
 NOT_CHECKED = 3
 EXIT = "-XX:+ExitOnOutOfMemoryError"
-"""A driver one of whose threads has ended for want of memory would wait for that for ever."""
+"""A driver with a thread that ended because it was out of memory would wait for that thread forever."""
 SETTINGS = {
     "spark.driver.extraJavaOptions": EXIT,
-    "spark.sql.execution.arrow.maxBytesPerBatch": str(8 << 20),  # values may be large: batches by bytes
-    # Memory that Arrow gives back for a moment would come again as pages that the kernel must clear: a tenth of a task.
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(8 << 20),  # values may be large, so batches are limited by bytes
+    # Memory that Arrow releases briefly would return as pages that the kernel must clear: a tenth of a task's time.
     "spark.executorEnv.MIMALLOC_PURGE_DELAY": "-1",
 }
 
 ONE_ATTEMPT = {"spark.speculation": "false"}
-"""For tasks that write to the cluster: one that is run twice may write when the job has ended."""
+"""For tasks that write to the cluster: a speculative second attempt could write after the job has ended."""
 QUICK_START = {"spark.driver.extraJavaOptions": f"{EXIT} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
-"""For jobs whose rows the JVM never sees: it lives for seconds, and would compile for most of them."""
+"""For jobs whose rows never reach the JVM. The JVM lives for seconds, and would spend most of them compiling."""
 
 
 def need_spark(*modules: str) -> None:
-    """Raises ConfigError if what the work needs is not installed."""
+    """Raise ConfigError if a module that the work needs is not installed."""
     for name in modules:
         if importlib.util.find_spec(name) is None:
-            without = "" if name == "pyarrow" else ", or use --master none, which works without it and is slower"
+            without = "" if name == "pyarrow" else "; or pass --master none, which is slower and does not need it"
             raise ConfigError(f"{name} is not installed: {install_hint('node', 'spark')}{without}")
 
 
 def cluster_of(data_dir: Path, zookeeper: str | None, server: str | None) -> tuple[ClientConfig, str]:
-    """How to reach the cluster, and its instance id. Raises ConfigError, Unavailable."""
+    """Return the client configuration and the instance id of the cluster. Raises ConfigError, Unavailable."""
     from kvstore.cli.endpoints import config_of
     from kvstore.client import Client
     from kvstore.meta import paths
@@ -79,14 +79,14 @@ def cluster_of(data_dir: Path, zookeeper: str | None, server: str | None) -> tup
             pass
     except StoreError as error:
         raise Unavailable(
-            f"no server of the cluster answers at {', '.join(config.endpoints)} ({error}): is it up (`kvstore status`)?"
+            f"no server of the cluster answers at {', '.join(config.endpoints)} ({error}); check `kvstore status`"
         ) from None
     return config, with_tools(data_dir, zookeeper, instance, server)
 
 
 def base_or_none(store: SnapshotStore, parent: str | None, instance: str, or_full: bool) -> Manifest | None:
-    """Find the snapshot that an incremental of this cluster is to continue. Raises StoreError, also if that lacks
-    something: no restore could use what continues it."""
+    """Return the snapshot that an incremental one of this cluster continues. Raises StoreError, also if that snapshot
+    is incomplete, because an incremental snapshot on top of it could never be restored."""
     from kvstore.spark.snapshots.store import newest_of
     from kvstore.spark.snapshots.usable import usable_chain
 
@@ -100,23 +100,25 @@ def base_or_none(store: SnapshotStore, parent: str | None, instance: str, or_ful
         return None
     if base.cluster != instance:
         raise InvalidRequest(
-            f"snapshot {base.id} is of another cluster ({base.cluster}, this one is {instance}): take a full one"
+            f"snapshot {base.id} belongs to another cluster ({base.cluster}, this one is {instance}); "
+            "take a full snapshot"
         )
     return base
 
 
 def go_on(pin_minutes: int) -> str:
-    """After an interrupt."""
-    return f"the same command goes on with what is done, if it runs within {pin_minutes} minutes"
+    """Return the advice after an interrupt."""
+    return f"run the same command within {pin_minutes} minutes to continue"
 
 
 def full_instead(why: StoreError) -> None:
-    """Tell it."""
-    print(f"kvstore: a full snapshot instead: {why}", file=sys.stderr)
+    """Report that a full snapshot is taken instead."""
+    print(f"kvstore: taking a full snapshot instead: {why}", file=sys.stderr)
 
 
 def record(manifest: Manifest, folder: Location, data_dir: Path, zookeeper: str | None, server: str | None) -> None:
-    """Let the servers know how old the last good snapshot is. What fails here makes no snapshot worse."""
+    """Record the snapshot in the metadata store, for the servers' snapshot age. An error does not affect the
+    snapshot."""
     from kvstore.meta.snapshots import SnapshotRecord, record_snapshot
 
     told = SnapshotRecord(
@@ -136,14 +138,14 @@ def record(manifest: Manifest, folder: Location, data_dir: Path, zookeeper: str 
         with_tools(data_dir, zookeeper, tell, server)
     except StoreError as error:
         print(
-            f"kvstore: {folder} is whole, but the cluster was not told, so kvstore_process_snapshot_age_seconds does "
-            f"not know of it: {error}",
+            f"kvstore: {folder} is complete, but could not be recorded in the cluster, so "
+            f"kvstore_process_snapshot_age_seconds does not include it: {error}",
             file=sys.stderr,
         )
 
 
 def hold(cluster: ClientConfig, root: Location, hours: float, manifest: Manifest) -> None:
-    """Keep the logs for the next incremental; for 0 hours: not at all. What fails here makes no snapshot worse."""
+    """Retain the logs for the next incremental snapshot, unless `hours` is 0. An error does not affect the snapshot."""
     from kvstore.spark.snapshots.create import hold_for_next
 
     if not hours:
@@ -152,14 +154,14 @@ def hold(cluster: ClientConfig, root: Location, hours: float, manifest: Manifest
         hold_for_next(cluster, root, manifest, hours)
     except StoreError as error:
         print(
-            f"kvstore: snapshot {manifest.id} is whole, but its logs are not held: the next one may have to be a full "
-            f"one: {error}",
+            f"kvstore: snapshot {manifest.id} is complete, but its logs are not retained, so the next snapshot may "
+            f"have to be a full one: {error}",
             file=sys.stderr,
         )
 
 
 class Bar:
-    """Progress on standard error while a command works; nothing where that is no terminal."""
+    """A progress bar on standard error; nothing if that is not a terminal."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -188,8 +190,8 @@ class Bar:
         self._progress.update(self._task, description=what, completed=done, total=total)
 
 
-class Counted:
-    """Adds up what several threads have done."""
+class ProgressCounter:
+    """Adds up the progress of several threads."""
 
     def __init__(self, progress: Bar, what: str, total: int) -> None:
         self._progress, self._what, self._total = progress, what, total
@@ -203,7 +205,7 @@ class Counted:
 
 
 def take_here(job: Callable[[Runner], T], nice: int) -> T:
-    """Run `job` by threads of this process, which gives way to others by `nice`."""
+    """Run `job` with threads of this process, at niceness `nice`."""
     from kvstore.spark.snapshots.runners import ThreadRunner
 
     os.nice(nice)
@@ -211,21 +213,22 @@ def take_here(job: Callable[[Runner], T], nice: int) -> T:
 
 
 def is_small(chain: Sequence[Manifest], origin: tuple[ClientConfig, str] | None = None) -> bool:
-    """Whether these snapshots, and what has happened in the cluster since, are not worth a JVM. Raises StoreError."""
+    """Return True if these snapshots, and the changes of the cluster since, are too small for a JVM. Raises
+    StoreError."""
     from kvstore.spark.snapshots import here, runners
-    from kvstore.spark.snapshots.planning import Wanted
+    from kvstore.spark.snapshots.planning import SnapshotRequest
 
     if not here.is_small(chain):
         return False
     if origin is None:
         return True
     cluster, instance = origin
-    return runners.is_small(Wanted(cluster=cluster, instance=instance, parent=chain[-1]))
+    return runners.is_small(SnapshotRequest(cluster=cluster, instance=instance, parent=chain[-1]))
 
 
 @contextmanager
 def checking() -> Iterator[None]:
-    """End with an exit code of its own if something cannot be checked: it is neither good nor bad."""
+    """Exit with NOT_CHECKED if a check is not possible, because the result is then neither good nor bad."""
     try:
         yield
     except (StoreError, OSError) as error:
@@ -235,8 +238,7 @@ def checking() -> Iterator[None]:
 
 @contextmanager
 def told(interrupted: str = "") -> Iterator[None]:
-    """An error of the file system is as good as one of ours: one line, with the path. An interrupt is told with how to
-    go on."""
+    """Report file system errors in one line, like our own errors, and an interrupt with advice on how to continue."""
     try:
         yield
     except OSError as error:
@@ -247,12 +249,12 @@ def told(interrupted: str = "") -> Iterator[None]:
 
 
 def one(where: str, wanted: str | None) -> tuple[SnapshotStore, Manifest]:
-    """The store of snapshots, and the one that is meant: by default the newest. Raises StoreError."""
+    """Return the store of snapshots and the wanted snapshot, by default the newest. Raises StoreError."""
     from kvstore.spark.snapshots.places import store_at
 
     store, here = store_at(where)
     if here is not None and wanted is not None and here != wanted:
-        raise InvalidRequest(f"{where} is snapshot {here}, asked for is {wanted}")
+        raise InvalidRequest(f"expected snapshot {wanted}, got the folder of snapshot {here}: {where}")
     name = wanted or here
     return store, store.load(name) if name else store.newest()
 
@@ -265,8 +267,8 @@ def chosen(
     *,
     of_one_cluster: bool = False,
 ) -> tuple[SnapshotStore, Sequence[Manifest], Cut]:
-    """The snapshots that are needed, the full one first: up to the one that is named, or those that reach the moment;
-    by default up to the newest, `of_one_cluster` only if all are. Raises StoreError."""
+    """Return the snapshots that are needed, the full one first: up to the named one, those that cover the cut, or by
+    default those up to the newest. `of_one_cluster` requires that all belong to one cluster. Raises StoreError."""
     from kvstore.spark.snapshots import chains
     from kvstore.spark.snapshots.places import store_at
 
@@ -283,17 +285,17 @@ def chosen(
 
 
 def cut_of(at: datetime | None, upto: Sequence[UpTo] | None) -> Cut:
-    """Up to where."""
+    """Return the end of each log that is wanted."""
     from kvstore.spark.snapshots.chains import Cut
 
     return Cut((at - EPOCH) // timedelta(milliseconds=1) if at else None, dict(upto) if upto else None)
 
 
-# ── how things read ──
+# ── text output ──
 
 
 def document(manifest: Manifest) -> dict[str, Any]:
-    """A snapshot in a list."""
+    """Return the row of a snapshot in a list."""
     return {
         "id": manifest.id,
         "kind": str(manifest.kind),
@@ -308,7 +310,7 @@ def document(manifest: Manifest) -> dict[str, Any]:
 
 
 def sentence(manifest: Manifest) -> str:
-    """A snapshot in one line."""
+    """Describe a snapshot in one line."""
     what = f"{manifest.kind} snapshot" + (f" after {manifest.parent}" if manifest.parent else "")
     return f"{what}, {manifest.rows} rows in {len(manifest.files)} files, {manifest.size_bytes / 2**20:.1f} MiB"
 
@@ -316,7 +318,7 @@ def sentence(manifest: Manifest) -> str:
 def verdict_document(
     chain: Sequence[Manifest], problems: Sequence[Problem], found: Differences | None
 ) -> dict[str, Any]:
-    """Make the document of the findings of `verify`."""
+    """Return the document of the findings of `verify`."""
     return {
         "snapshots": [each.id for each in chain],
         "rows": sum(each.rows for each in chain),
@@ -326,15 +328,15 @@ def verdict_document(
 
 
 def verdict(chain: Sequence[Manifest], problems: Sequence[Problem], found: Differences | None) -> str:
-    """The same for people."""
+    """Return the findings of `verify` as text."""
     lines = [f"{each.snapshot}/{each.path} {each.what}" for each in problems]
     if problems:
-        lines.append("Take the files from a copy, or take a new full snapshot.")
+        lines.append("Restore the files from a copy, or take a new full snapshot.")
     rows = sum(each.rows for each in chain)
     names = ", ".join(each.id for each in chain)
-    lines.append(f"{'damaged' if problems else 'whole'}: {names}; {rows} rows")
+    lines.append(f"{'damaged' if problems else 'intact'}: {names}; {rows} rows")
     if found is not None:
-        lines.append(f"{'the store differs' if found.count else 'the store is the same'}: {difference_text(found)}")
+        lines.append(f"{'the store differs' if found.count else 'the store is identical'}: {difference_text(found)}")
     return "\n".join(lines)
 
 
@@ -352,7 +354,7 @@ def difference_document(found: Differences) -> dict[str, Any]:
 
 def difference_text(found: Differences) -> str:
     counts = (
-        f"{found.added} keys added, {found.removed} removed, {found.changed} changed, {found.same} the same; "
+        f"{found.added} keys added, {found.removed} removed, {found.changed} changed, {found.same} unchanged; "
         f"{found.old_bytes} bytes before, {found.new_bytes} after"
     )
     examples = [{"key": key, "what": what} for key, what in found.examples]

@@ -1,4 +1,4 @@
-"""`kvstore snapshot`: the whole store in Parquet, and back. What each command does is in kvstore/spark/snapshots."""
+"""`kvstore snapshot`: the whole store in Parquet, and back. The work itself is in kvstore/spark/snapshots."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from kvstore.cli.snapshot_options import (
     Master,
     Nice,
     Rate,
-    Setting,
+    SnapshotId,
+    SparkSetting,
     To,
     Upto,
-    Wanted,
     Where,
 )
 from kvstore.cli.snapshot_spark import in_session, is_for_here, with_tables
@@ -33,19 +33,21 @@ from kvstore.errors import Corrupted, InvalidRequest, StoreError
 
 if TYPE_CHECKING:
     from kvstore.spark.snapshots.manifest import Manifest
-    from kvstore.spark.snapshots.planning import Wanted as WantedSnapshot
+    from kvstore.spark.snapshots.planning import SnapshotRequest
     from kvstore.spark.snapshots.runners import Runner
     from kvstore.spark.snapshots.store import SnapshotStore
     from kvstore.spark.snapshots.tables import Differences, Tables
 
 
 CLOCKS_APART_H = 0.25
-"""A snapshot from further ahead of this machine's clock says nothing about its age."""
+"""A snapshot that is further ahead of this machine's clock has no meaningful age."""
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this branch."""
-    branch = typer.Typer(name="snapshot", help="The whole store in Parquet, and back.", no_args_is_help=True)
+    branch = typer.Typer(
+        name="snapshot", help="Take, verify and restore snapshots of the whole store in Parquet", no_args_is_help=True
+    )
     branch.command("create")(create)
     branch.command("list")(list_)
     branch.command("verify")(verify)
@@ -58,19 +60,22 @@ def register(app: typer.Typer) -> None:
 
 def create(
     to: To,
-    incremental: Annotated[bool, typer.Option("--incremental", help="Only what changed since the parent.")] = False,
+    incremental: Annotated[bool, typer.Option("--incremental", help="Store only changes since the parent")] = False,
     or_full: Annotated[
-        bool, typer.Option("--or-full", help="With --incremental: a full one where there is nothing to continue.")
+        bool,
+        typer.Option("--or-full", help="With --incremental: take a full snapshot if there is nothing to continue"),
     ] = False,
-    parent: Annotated[str | None, typer.Option(help="Which snapshot to continue; default: the newest.")] = None,
+    parent: Annotated[str | None, typer.Option(help="Id of the snapshot to continue; default: the newest")] = None,
     hold_hours: Annotated[
-        float, typer.Option(min=0, max=168, help="Keep the logs so long for an incremental to continue this one.")
+        float, typer.Option(min=0, max=168, help="Hours to retain the logs for an incremental snapshot after this one")
     ] = 0.0,
-    compression: Annotated[Compression, typer.Option(help="Of the files.")] = Compression.zstd,
+    compression: Annotated[Compression, typer.Option(help="Compression of the files")] = Compression.zstd,
     split_mib: Annotated[
-        float, typer.Option(min=0.01, max=4096, help="About how much each file holds, unpacked.")
+        float, typer.Option(min=0.01, max=4096, help="Approximate uncompressed MiB in each file")
     ] = 32,
-    pin_minutes: Annotated[int, typer.Option(min=1, max=1440, help="How long a killed job can be resumed.")] = 15,
+    pin_minutes: Annotated[
+        int, typer.Option(min=1, max=1440, help="Minutes within which a killed job can be resumed")
+    ] = 15,
     rate: Rate = 0.0,
     nice: Nice = tools.NICENESS,
     master: Master = tools.AUTO,
@@ -80,23 +85,23 @@ def create(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Take a snapshot, consistent in each partition, while the store is read and written.
+    """Take a snapshot that is consistent within each partition, while the store is in use.
 
-    It is there when the command ends with exit code 0, and not before. A job that was killed is gone on with when the
-    same command runs again within --pin-minutes.
+    The snapshot exists only once the command ends with exit code 0. To resume a killed job, run the same command again
+    within --pin-minutes.
     """
     from kvstore.spark.snapshots.places import open_store
 
     store = open_store(to)
     store.check_writable()
     if or_full and (parent or not incremental):
-        raise typer.BadParameter("it goes with --incremental, and without --parent", param_hint="--or-full")
+        raise typer.BadParameter("expected together with --incremental, and without --parent", param_hint="--or-full")
     tools.need_spark("pyarrow")
     from kvstore.spark.snapshots import create as job
-    from kvstore.spark.snapshots.planning import Wanted as WantedSnapshot
+    from kvstore.spark.snapshots.planning import SnapshotRequest
 
     cluster, instance = tools.cluster_of(data_dir, zookeeper, server)
-    wanted = WantedSnapshot(
+    wanted = SnapshotRequest(
         cluster=cluster,
         instance=instance,
         parent=tools.base_or_none(store, parent, instance, or_full) if parent or incremental else None,
@@ -121,11 +126,11 @@ def _take(
     progress: tools.Bar,
     published: Callable[[Manifest], None],
     master: str,
-    conf: list[Setting] | None,
+    conf: list[SparkSetting] | None,
     nice: int,
-    wanted: WantedSnapshot,
+    wanted: SnapshotRequest,
 ) -> Manifest:
-    """Take it by threads of this process if that is wanted or quicker, else by Spark."""
+    """Take the snapshot with threads of this process if requested or faster, otherwise with Spark."""
     from kvstore.spark.snapshots import create as job
     from kvstore.spark.snapshots.runners import SparkRunner, is_small
 
@@ -141,14 +146,14 @@ def _take(
 def list_(
     where: Where,
     max_age_hours: Annotated[
-        float | None, typer.Option(min=0, help="Exit 1 unless the newest one that can be used is at most so old.")
+        float | None, typer.Option(min=0, help="Exit with 1 unless the newest usable snapshot is at most this old")
     ] = None,
     json: Json = False,
 ) -> None:
-    """List the snapshots of a directory, oldest first, and whether each can be used.
+    """List the snapshots of a directory, oldest first, and if each is usable.
 
-    A snapshot is usable if the files of it and of those that it stands on are there with their sizes; verify reads
-    them.
+    A snapshot is usable if its files and those of the snapshots that it builds on exist with the right sizes. `verify`
+    also reads them.
     """
     from kvstore.spark.snapshots.chains import complete_until_ms, in_order
     from kvstore.spark.snapshots.places import store_at
@@ -172,23 +177,27 @@ def list_(
         columns = ("id", "kind", "parent", "taken", "rows", "bytes", "state")
         print(as_table(rows, columns) if rows else f"no snapshots in {where}")
         for name in remains:
-            what = "once its driver has ended, `snapshot create` goes on with it and `snapshot prune` removes it"
+            what = "once its driver has ended, continue it with `snapshot create` or remove it with `snapshot prune`"
             print(f"unfinished: {name}; {what}", file=sys.stderr)
     if max_age_hours is not None:
         newest = max((complete_until_ms(readable[row["id"]]) for row in rows if row["state"] == "usable"), default=0)
         age_h = (time.time() - newest / 1000) / 3600
         if age_h < -CLOCKS_APART_H:
-            raise InvalidRequest(f"the newest usable snapshot in {where} is from {-age_h:.1f} h ahead of this clock")
+            raise InvalidRequest(
+                f"the newest usable snapshot in {where} is {-age_h:.1f} h ahead of this machine's clock"
+            )
         if not newest or age_h > max_age_hours:
             told = f"is {age_h:.1f} h old" if newest else "does not exist"
-            raise InvalidRequest(f"the newest usable snapshot in {where} {told}, want at most {max_age_hours:g} h")
+            raise InvalidRequest(
+                f"expected a usable snapshot in {where} of at most {max_age_hours:g} h; the newest {told}"
+            )
 
 
 def verify(
     where: Where,
-    wanted: Wanted = None,
+    wanted: SnapshotId = None,
     against_store: Annotated[
-        bool, typer.Option("--store", help="Compare with the cluster too: the one it was taken of, or a restored one.")
+        bool, typer.Option("--store", help="Also compare with the cluster: the original or a restored one")
     ] = False,
     at: At = None,
     position: Upto = None,
@@ -201,9 +210,9 @@ def verify(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Prove a snapshot, and those that it stands on: every file, page and row. It needs no cluster, unless --store.
+    """Verify every file, page and row of a snapshot and of those that it builds on. Needs a cluster only with --store.
 
-    Exit code 0: it is whole, 1: it is damaged or differs, 2: wrong usage, 3: it could not be checked.
+    Exit code 0: intact; 1: damaged or different; 2: wrong usage; 3: the check was not possible.
     """
     with tools.checking():
         tools.need_spark("pyarrow")
@@ -215,7 +224,7 @@ def verify(
             print(f"kvstore: damaged: {error}", file=sys.stderr)
             raise typer.Exit(1) from None
         with tools.Bar() as progress:
-            counted = tools.Counted(progress, "verifying", sum(each.rows for each in chain))
+            counted = tools.ProgressCounter(progress, "verifying", sum(each.rows for each in chain))
             problems = list(verify.problems_of(store, chain, counted))
         found = None
         if against_store and not problems:
@@ -241,13 +250,13 @@ def verify(
 
 def restore(
     where: Where,
-    wanted: Wanted = None,
+    wanted: SnapshotId = None,
     at: At = None,
     position: Upto = None,
     merge: Annotated[
-        bool, typer.Option("--merge", help="Into a cluster that holds keys: overwrite what the snapshot has.")
+        bool, typer.Option("--merge", help="Restore into a cluster that has keys: overwrite keys of the snapshot")
     ] = False,
-    check: Annotated[bool, typer.Option("--check/--no-check", help="Check the files' checksums first.")] = True,
+    check: Annotated[bool, typer.Option("--check/--no-check", help="Check the files' checksums first")] = True,
     nice: Nice = tools.NICENESS,
     master: Master = tools.AUTO,
     conf: Conf = None,
@@ -256,9 +265,9 @@ def restore(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Load a snapshot into a cluster, of whatever number of partitions. Keys get new versions; expiries stay.
+    """Load a snapshot into a cluster with any number of partitions. Keys get new versions and keep their expiry times.
 
-    What has expired meanwhile is left out. A restore that was interrupted is run again, with --merge.
+    Keys that have expired are left out. Run an interrupted restore again with --merge.
     """
     tools.need_spark("pyarrow")
     from kvstore.spark.snapshots import restore, verify
@@ -270,7 +279,7 @@ def restore(
     with tools.told("run it again, with --merge"), store.reading(names), tools.Bar() as progress:
         if check:
             verify.check_files(
-                store, chain, tools.Counted(progress, "checking", sum(len(each.files) for each in chain))
+                store, chain, tools.ProgressCounter(progress, "checking", sum(len(each.files) for each in chain))
             )
         done = with_tables(
             lambda tables: restore.restore(tables, store, chain, cut, cluster, into_filled=merge, progress=progress),
@@ -289,33 +298,35 @@ def restore(
             )
         )
     else:
-        left = f", {done.expired} that have expired left out" if done.expired else ""
+        left = f", {done.expired} expired keys left out" if done.expired else ""
         print(f"{done.written} keys restored from {', '.join(names)}{left}, {seconds:.1f} s")
 
 
 def prune(
     where: Where,
-    keep: Annotated[int, typer.Option(min=0, help="Keep the newest so many.")] = 0,
-    daily: Annotated[int, typer.Option(min=0, help="Keep the newest of each of so many days.")] = 0,
-    weekly: Annotated[int, typer.Option(min=0, help="Keep the newest of each of so many weeks.")] = 0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would go.")] = False,
+    keep: Annotated[int, typer.Option(min=0, help="Number of newest snapshots to keep")] = 0,
+    daily: Annotated[int, typer.Option(min=0, help="Number of days of which to keep the newest snapshot")] = 0,
+    weekly: Annotated[int, typer.Option(min=0, help="Number of weeks of which to keep the newest snapshot")] = 0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be removed")] = False,
     json: Json = False,
 ) -> None:
-    """Remove snapshots that the retention does not name. What a kept one stands on stays; so does the newest.
+    """Remove snapshots outside of the retention. Snapshots that kept ones build on stay, and so does the newest.
 
-    Work that killed jobs have left goes too, if nobody can go on with it.
+    Unfinished work of killed jobs is also removed if nothing can continue it.
     """
-    from kvstore.spark.snapshots.chains import Retention, prunable
+    from kvstore.spark.snapshots.chains import SnapshotRetention, prunable
     from kvstore.spark.snapshots.places import store_at
     from kvstore.spark.snapshots.usable import usable_chain
 
     if not (keep or daily or weekly):
-        raise typer.BadParameter("say what to keep: at least 1", param_hint="--keep, --daily, --weekly")
+        raise typer.BadParameter(
+            "expected at least one of these options with 1 or more", param_hint="--keep, --daily, --weekly"
+        )
     store, _ = store_at(where)
     catalogue = store.load_all()
-    going = prunable(catalogue, Retention(newest=keep, days=daily, weeks=weekly))
+    going = prunable(catalogue, SnapshotRetention(newest=keep, days=daily, weeks=weekly))
     for name in sorted(catalogue.keys() - {each.id for each in going} if going else ()):
-        usable_chain(store, catalogue, name)  # what stays must be whole before anything goes
+        usable_chain(store, catalogue, name)  # kept snapshots must be complete before anything is removed
     remains = store.stale_remains(time.time())
     removed: list[str] = []
     if not dry_run:
@@ -325,7 +336,10 @@ def prune(
                 if store.remove(manifest.id):
                     removed.append(manifest.id)
                 else:
-                    print(f"{manifest.id} stays: it is being restored, or another continues it", file=sys.stderr)
+                    print(
+                        f"{manifest.id} is kept, because it is being restored or another snapshot continues it",
+                        file=sys.stderr,
+                    )
             remains = store.remove_remains(remains)
     names = [each.id for each in going] if dry_run else removed
     if json:
@@ -337,17 +351,17 @@ def prune(
 
 def diff(
     where: Where,
-    old: Annotated[str, typer.Argument(help="The earlier snapshot.")],
-    new: Annotated[str, typer.Argument(help="The later one.")],
+    old: Annotated[str, typer.Argument(help="Id of the earlier snapshot")],
+    new: Annotated[str, typer.Argument(help="Id of the later snapshot")],
     show: Examples = 10,
     nice: Nice = tools.NICENESS,
     master: Master = tools.AUTO,
     conf: Conf = None,
     json: Json = False,
 ) -> None:
-    """Show the keys in which two snapshots differ: added, removed, or with another value or expiry.
+    """Show the keys in which two snapshots differ: added, removed, or with a changed value or expiry.
 
-    Exit code 0: none, 1: some, 2: wrong usage, 3: they could not be compared.
+    Exit code 0: no difference; 1: differences; 2: wrong usage; 3: the comparison was not possible.
     """
     with tools.checking():
         store, _ = tools.one(where, old)
@@ -372,20 +386,20 @@ def diff(
 
 def delta(
     where: Where,
-    table: Annotated[str, typer.Argument(help="A path or a URL, of a table that is to be made or was made so.")],
-    wanted: Wanted = None,
+    table: Annotated[str, typer.Argument(help="Path or URL of the table, which is created if missing")],
+    wanted: SnapshotId = None,
     json: Json = False,
 ) -> None:
-    """Bring a Delta table to a snapshot: one row for each key, one version of the table for each snapshot.
+    """Update a Delta table to a snapshot: one row per key, and one table version per snapshot.
 
-    Adds what came since the snapshot at which the table is. Needs no cluster and no Spark, but the extra `delta`.
+    Adds the changes since the snapshot that the table contains. Needs no cluster and no Spark, only the extra `delta`.
     """
     tools.need_spark("pyarrow")
     from kvstore.spark.snapshots import delta as tables
 
     store, chain, _ = tools.chosen(where, wanted, None, None, of_one_cluster=True)
     with tools.told("run it again"), tools.Bar() as progress:
-        counted = tools.Counted(progress, "adding", sum(each.rows for each in chain))
+        counted = tools.ProgressCounter(progress, "adding", sum(each.rows for each in chain))
         added = tables.export(store, chain, table, counted)
     if json:
         print(as_json({"table": table, "snapshot": chain[-1].id, "added": added}))

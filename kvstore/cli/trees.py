@@ -1,4 +1,4 @@
-"""Folders into the store, and compared with it. Bounded in memory; goes on while nodes fail."""
+"""Stores folders, and compares folders with the store. Memory is bounded; failing nodes do not stop it."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from kvstore.cli.manifests import Chunked, Link, decode, encode, first_difference, is_plain
+from kvstore.cli.manifests import Chunked, Symlink, decode, encode, first_difference, is_plain
 from kvstore.client import AsyncClient, ClientConfig
 from kvstore.errors import Corrupted, InvalidRequest, OutcomeUnknown, StoreError
 from kvstore.limits import VALUE_BYTES_MAX
 
 WORKERS = 24
-"""Files under way at a time."""
+"""Number of files in progress at a time."""
 
 
 @dataclass
-class Job:
+class TreeRun:
     """One run over a folder."""
 
     client: AsyncClient
@@ -43,7 +43,7 @@ class Job:
     bar: TaskID
     files: int = 0
     size: int = 0
-    """Of the files, in bytes."""
+    """Total size of the files in bytes."""
     links: int = 0
     problems: list[dict[str, str]] = field(default_factory=list)
 
@@ -55,16 +55,16 @@ class Job:
         return {"files": self.files, "bytes": self.size, "links": self.links, "problems": self.problems}
 
 
-Work = Callable[[Job, bytes, bytes, os.stat_result], Awaitable[None]]
-"""(job, path below the folder, path of the file, what lstat said)."""
+Work = Callable[[TreeRun, bytes, bytes, os.stat_result], Awaitable[None]]
+"""Works on one file: (run, path below the folder, path of the file, its lstat result)."""
 
 
 async def load(config: ClientConfig, folder: Path, prefix: bytes, chunk_bytes: int) -> dict[str, Any]:
-    """Store every file and symbolic link. Problems are what could not be read or stored."""
+    """Store every file and symbolic link. Problems are files that could not be read or stored."""
     if not 0 < chunk_bytes <= VALUE_BYTES_MAX:
-        raise InvalidRequest(f"want chunks of 1 to {VALUE_BYTES_MAX} bytes, got {chunk_bytes}")
+        raise InvalidRequest(f"expected chunks of 1 to {VALUE_BYTES_MAX} bytes, got {chunk_bytes}")
 
-    async def work(job: Job, name: bytes, path: bytes, found: os.stat_result) -> None:
+    async def work(job: TreeRun, name: bytes, path: bytes, found: os.stat_result) -> None:
         await _load_one(job, name, path, found, chunk_bytes)
 
     return await _over_tree(config, folder, prefix, "load", work)
@@ -78,11 +78,11 @@ async def verify(config: ClientConfig, folder: Path, prefix: bytes) -> dict[str,
 # ── one file ──
 
 
-async def _load_one(job: Job, name: bytes, path: bytes, found: os.stat_result, chunk_bytes: int) -> None:
+async def _load_one(job: TreeRun, name: bytes, path: bytes, found: os.stat_result, chunk_bytes: int) -> None:
     key = job.prefix + name
     before = await _stored_or_none(job, key)
     if stat.S_ISLNK(found.st_mode):
-        await _replace(job, key, encode(Link(os.readlink(path))), before)
+        await _replace(job, key, encode(Symlink(os.readlink(path))), before)
         job.links += 1
         return
     if found.st_size <= chunk_bytes:
@@ -93,7 +93,9 @@ async def _load_one(job: Job, name: bytes, path: bytes, found: os.stat_result, c
             return
     whole, size = await asyncio.to_thread(_digest, path)
     if before is not None and (before.size, before.sha256) == (size, whole):
-        chunk_bytes = before.chunk_bytes  # the chunks' keys are the same: others there would not fit its manifest
+        chunk_bytes = (
+            before.chunk_bytes
+        )  # equal content has equal chunk keys, so chunks of another size would not fit the old manifest
     entry = Chunked(size, whole, chunk_bytes)
     check = hashlib.sha256()
     with open(path, "rb") as file:
@@ -103,13 +105,13 @@ async def _load_one(job: Job, name: bytes, path: bytes, found: os.stat_result, c
             await _insist(partial(job.client.put, entry.key(key, number), chunk))
             job.progress.advance(job.bar, len(chunk))
     if check.hexdigest() != whole:
-        raise InvalidRequest("changed while it was read")
+        raise InvalidRequest("the file changed while it was read")
     await _replace(job, key, encode(entry), before)
     job.files += 1
     job.size += size
 
 
-async def _verify_one(job: Job, name: bytes, path: bytes, found: os.stat_result) -> None:
+async def _verify_one(job: TreeRun, name: bytes, path: bytes, found: os.stat_result) -> None:
     key = job.prefix + name
     item = await job.client.get(key)
     if item is None:
@@ -118,10 +120,10 @@ async def _verify_one(job: Job, name: bytes, path: bytes, found: os.stat_result)
     entry = decode(item.value)
     if stat.S_ISLNK(found.st_mode):
         job.links += 1
-        if entry != Link(os.readlink(path)):
+        if entry != Symlink(os.readlink(path)):
             job.problem(name, f"is a link to {os.readlink(path)!r}, stored is {_what(entry)}")
         return
-    if isinstance(entry, Link):
+    if isinstance(entry, Symlink):
         job.problem(name, f"is a file, stored is {_what(entry)}")
         return
     if isinstance(entry, bytes):
@@ -133,7 +135,7 @@ async def _verify_one(job: Job, name: bytes, path: bytes, found: os.stat_result)
     await _verify_chunks(job, name, path, key, entry)
 
 
-async def _verify_chunks(job: Job, name: bytes, path: bytes, key: bytes, entry: Chunked) -> None:
+async def _verify_chunks(job: TreeRun, name: bytes, path: bytes, key: bytes, entry: Chunked) -> None:
     whole = hashlib.sha256()
     job.files += 1
     with open(path, "rb") as file:
@@ -150,13 +152,13 @@ async def _verify_chunks(job: Job, name: bytes, path: bytes, key: bytes, entry: 
                 return
             whole.update(item.value)
         if file.read(1):
-            job.problem(name, f"is longer than the {entry.size} bytes stored")
+            job.problem(name, f"is longer than the {entry.size} stored bytes")
         elif whole.hexdigest() != entry.sha256:
-            job.problem(name, "its SHA-256 is not the one stored")
+            job.problem(name, "its SHA-256 differs from the stored one")
 
 
-async def _stored_or_none(job: Job, key: bytes) -> Chunked | None:
-    """The manifest under a path, if a file in chunks stands there."""
+async def _stored_or_none(job: TreeRun, key: bytes) -> Chunked | None:
+    """Return the manifest under a path, or None if no file in chunks is stored there."""
     item = await job.client.get(key)
     return None if item is None else _manifest_or_none(item.value)
 
@@ -169,9 +171,9 @@ def _manifest_or_none(value: bytes) -> Chunked | None:
     return found if isinstance(found, Chunked) else None
 
 
-async def _replace(job: Job, key: bytes, value: bytes, before: Chunked | None) -> None:
-    """Write what stands under a path, and drop the chunks of what stood there: when the load of this file began, too,
-    since an attempt of unknown outcome may be what is found now."""
+async def _replace(job: TreeRun, key: bytes, value: bytes, before: Chunked | None) -> None:
+    """Write the value under a path, and delete the chunks of the value that it replaces. Also delete the chunks of the
+    value from before this load, because an earlier attempt with an unknown outcome may be what was replaced."""
     replaced = await _insist(lambda: job.client.replace(key, value))
     old = None if replaced.old is None else _manifest_or_none(replaced.old.value)
     gone = {name for each in (before, old) if each is not None for name in each.keys(key)}
@@ -181,7 +183,7 @@ async def _replace(job: Job, key: bytes, value: bytes, before: Chunked | None) -
 
 
 async def _insist(write: Callable[[], Awaitable[Any]]) -> Any:
-    """Write again while the outcome is unknown: what is written twice is the same."""
+    """Write, and retry while the outcome is unknown. Writes are idempotent."""
     for _ in range(3):
         try:
             return await write()
@@ -190,7 +192,7 @@ async def _insist(write: Callable[[], Awaitable[Any]]) -> Any:
     return await write()
 
 
-def _count(job: Job, size: int) -> None:
+def _count(job: TreeRun, size: int) -> None:
     job.files += 1
     job.size += size
     job.progress.advance(job.bar, size)
@@ -198,12 +200,12 @@ def _count(job: Job, size: int) -> None:
 
 def _difference(local: bytes, stored: bytes, offset: int) -> str:
     at = offset + first_difference(local, stored)
-    return f"differs from byte {at} on ({offset + len(local)} bytes here, {offset + len(stored)} stored)"
+    return f"differs from byte {at} ({offset + len(local)} bytes here, {offset + len(stored)} stored)"
 
 
-def _what(entry: bytes | Chunked | Link) -> str:
+def _what(entry: bytes | Chunked | Symlink) -> str:
     match entry:
-        case Link(target):
+        case Symlink(target):
             return f"a link to {target!r}"
         case Chunked(size):
             return f"a file of {size} bytes"
@@ -214,8 +216,8 @@ def _what(entry: bytes | Chunked | Link) -> str:
 
 
 def walk(folder: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """(path below the folder, path) of everything that is not a folder, in order, and of each folder that cannot be
-    read. Links are not followed. Raises OSError if `folder` itself cannot be read."""
+    """Yield (path below the folder, path) in order for everything that is not a folder, and for each folder that cannot
+    be read. Links are not followed. Raises OSError if `folder` itself cannot be read."""
     return _below(_listed(folder))
 
 
@@ -238,7 +240,7 @@ def _below(entries: list[os.DirEntry[bytes]]) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _size(path: bytes) -> int:
-    """Of a file, for the bar; 0 if it is gone by now, which is told when it is its turn."""
+    """Return the size of a file for the progress bar; 0 if the file is gone, which is reported when its turn comes."""
     try:
         return os.lstat(path).st_size
     except OSError:
@@ -250,7 +252,7 @@ async def _over_tree(config: ClientConfig, folder: Path, prefix: bytes, verb: st
     sizes = [_size(path) for _, path in names]
     async with AsyncClient(config) as client:
         with _bar(verb, sum(sizes)) as (progress, bar):
-            job = Job(client, prefix, progress, bar)
+            job = TreeRun(client, prefix, progress, bar)
             left = iter(enumerate(names, start=1))
 
             async def worker() -> None:
@@ -262,12 +264,12 @@ async def _over_tree(config: ClientConfig, folder: Path, prefix: bytes, verb: st
             return job.document()
 
 
-async def _one(job: Job, name: bytes, path: bytes, work: Work) -> None:
-    """Work on one file; what goes wrong is named and the others go on."""
+async def _one(job: TreeRun, name: bytes, path: bytes, work: Work) -> None:
+    """Work on one file. An error becomes a problem, and other files continue."""
     try:
         found = os.lstat(path)
         if stat.S_ISDIR(found.st_mode):
-            job.problem(name, "is a folder that cannot be read; what is in it is left out")
+            job.problem(name, "is a folder that cannot be read; its content is left out")
             return
         if not (stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode)):
             job.problem(name, "is neither a file nor a link; left out")

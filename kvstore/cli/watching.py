@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 OLDEST = "oldest"
 TIMEOUT_S = 60.0
-"""For a cluster that fails meanwhile."""
+"""Timeout in seconds during an outage of the cluster."""
 
 Start = Annotated[
     str,
     typer.Option(
-        "--from", help=f'Where to begin: "{OLDEST}", or a position that an earlier watch has told. Not given: now.'
+        "--from", help=f'Where to start: "{OLDEST}", or a position that an earlier watch has printed; default: now'
     ),
 ]
 
@@ -37,23 +37,23 @@ def register(app: typer.Typer) -> None:
 
 
 def watch(
-    key: Annotated[str | None, typer.Argument(help="The key, as UTF-8. Neither it nor a prefix: all keys.")] = None,
-    prefix: Annotated[str, typer.Option(help="Only keys that begin so.")] = "",
+    key: Annotated[str | None, typer.Argument(help="The key, as UTF-8; default: all keys")] = None,
+    prefix: Annotated[str, typer.Option(help="Only keys with this prefix")] = "",
     start: Start = "",
-    state: Annotated[bool, typer.Option("--state", help="First what is there, then what changes.")] = False,
+    state: Annotated[bool, typer.Option("--state", help="Print the current state first, then changes")] = False,
     limit: Annotated[
-        int, typer.Option(help="How many changes to print before the command ends; 0: it goes on.", min=0)
+        int, typer.Option(help="Number of changes after which the command ends; 0 means never", min=0)
     ] = 0,
-    keys_only: Annotated[bool, typer.Option("--keys-only", help="Without the values.")] = False,
+    keys_only: Annotated[bool, typer.Option("--keys-only", help="Print no values")] = False,
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Print each put and delete as it happens, once and in order, over failures and moves; with --json one document on
-    each line.
+    """Print each put and delete as it happens, once and in order, also across failures and moves.
 
-    At the end the position is told on stderr, for --from: nothing is missed between two watches.
+    With --json, each line is one document. At the end the command prints its position on standard error. Pass it to
+    --from to continue without gaps.
     """
     print_changes(
         config_of(data_dir, zookeeper, server, TIMEOUT_S),
@@ -78,12 +78,14 @@ def print_changes(
     line: Callable[[Change], str],
     with_state: bool = False,
 ) -> None:
-    """Print changes until interrupted. Raises StoreError; BadParameter for a `start` that is no position, or stands
-    beside `with_state`."""
+    """Print changes until interrupted. Raises StoreError; BadParameter if `start` is not a position, or is given with
+    `with_state`."""
     from kvstore.client import Client
 
     if start and with_state:
-        raise typer.BadParameter("want --from or --state, not both: what was there before, --from has told")
+        raise typer.BadParameter(
+            "expected --from or --state, got both; --from continues after a state that was printed before"
+        )
     after = _positions_of(config, start)
     with (
         Client(config) as client,
@@ -97,7 +99,11 @@ def print_changes(
         except KeyboardInterrupt:
             pass
         finally:
-            going_on = f"--from '{dumps(changes.position)}'" if changes.has_state else "--state  # not all was told"
+            going_on = (
+                f"--from '{dumps(changes.position)}'"
+                if changes.has_state
+                else "--state  # the state was not printed completely"
+            )
             print(going_on, file=sys.stderr)
 
 
@@ -114,19 +120,19 @@ def _positions_of(config: ClientConfig, start: str) -> Mapping[str, int] | None:
     except JSONDecodeError:
         found = None
     if not isinstance(found, dict) or not all(isinstance(each, int) and each >= 0 for each in found.values()):
-        raise typer.BadParameter(f'want "{OLDEST}" or a position like {{"p1": 17, "p2": 4}}, got {start!r}')
+        raise typer.BadParameter(f'expected "{OLDEST}" or a position like {{"p1": 17, "p2": 4}}, got {start!r}')
     return found
 
 
 def for_people(change: Change) -> str:
-    """A change as one line."""
+    """Return a change as one line of text."""
     gone = "expired" if change.expired else "deleted"
     what = gone if change.item is None else f"= {printable(change.item.value)}"
     return f"{change.partition}/{change.version} {printable(change.key)} {what}"
 
 
 def line_of(change: Change) -> str:
-    """A change as one line of JSON."""
+    """Return a change as one line of JSON."""
     shown: dict[str, Any] = {"partition": change.partition, "version": change.version, **exact("key", change.key)}
     if change.item is None:
         shown |= {"deleted": True, "expired": change.expired}

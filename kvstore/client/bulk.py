@@ -1,11 +1,11 @@
-"""Writes many rows as few batches: the cheap way into the store, for loads that need no answer per row.
+"""Writes many rows in few batches, for loads that need no answer for each row.
 
     async with Loader(config) as loader:
-        await loader.add(rows)        # as often as there are rows; returns when there is room for more
-    loader.written                    # all of them are acknowledged
+        await loader.add(rows)        # as often as there are rows; waits while too many are in flight
+    loader.written                    # the number of rows that are acknowledged
 
-A batch holds rows of one partition; each partition has one under way while the next one gathers. So rows of one key are
-written in the order in which they came, and a load keeps as many batches in flight as there are partitions.
+A batch holds rows of one partition. Each partition has one batch in flight while the next one fills. So rows of one key
+are written in the order in which they were added, and a load has as many batches in flight as there are partitions.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from kvstore.rpc.status import restore
 BATCH_ROWS = 2_000
 BATCH_BYTES = 512 << 10
 BACKLOG_BATCHES = 8
-"""How many full batches may wait in one loader."""
+"""Maximum number of full batches that wait in one loader."""
 
 
 class Row(NamedTuple):
@@ -38,13 +38,13 @@ class Row(NamedTuple):
 
     key: bytes
     value: bytes | None
-    """None: the key is deleted."""
+    """The value; None deletes the key."""
     expires_ms: int = 0
-    """Since 1970; 0: never."""
+    """Time of expiry, in milliseconds since 1970; 0: never."""
 
 
 _Row = tuple[bytes, bytes | None, int]
-"""A Row, perhaps as a plain tuple."""
+"""A Row, or a plain tuple of its fields."""
 
 
 class _Batch:
@@ -59,7 +59,7 @@ class _Batch:
 
 
 class _Lane:
-    """The rows that go to one partition."""
+    """The rows for one partition."""
 
     __slots__ = ("full", "gathering", "task")
 
@@ -72,21 +72,30 @@ class _Lane:
         return bool(self.full or self.gathering.rows)
 
     def begin(self) -> _Batch:
-        """Another batch, behind the one that was gathering."""
+        """Queue the batch that was filling, and start another one."""
         self.full.append(self.gathering)
         self.gathering = _Batch()
         return self.gathering
 
     def take(self) -> _Batch:
-        """The next batch to be written, whether it is full or not."""
+        """Return the next batch to write, whether it is full or not."""
         if not self.full:
             self.begin()
         return self.full.popleft()
 
 
 class Loader:
-    """One load. All calls come from one event loop, one at a time. The first error ends the load: what was added may or
-    may not be written then, and writing the same rows again puts that right."""
+    """One load. All calls come from one event loop, one at a time.
+
+    The first error ends the load. Rows that were added may or may not be written then. Loading the same rows again
+    gives the intended state.
+
+    Args:
+        config: Where the cluster is. See `ClientConfig`.
+        if_absent: Skip and count the rows whose key exists.
+        batch_rows: Maximum number of rows in a batch.
+        batch_bytes: Maximum bytes of keys and values in a batch.
+    """
 
     def __init__(
         self,
@@ -96,24 +105,23 @@ class Loader:
         batch_rows: int = BATCH_ROWS,
         batch_bytes: int = BATCH_BYTES,
     ) -> None:
-        """`if_absent`: rows whose key is there already are counted and left out."""
         self._env, self._config = library_env("kvstore load"), config
         self._engine = AsyncEngine(self._env, config)
         self._if_absent, self._batch_rows, self._batch_bytes = if_absent, batch_rows, batch_bytes
         self._lanes: dict[str, _Lane] = {}
         self._ring_version = 0
         self._backlog = 0
-        """Bytes of rows that are added and not written."""
+        """Bytes of rows that were added and are not written yet."""
         self._progress = asyncio.Event()
         self._failure: BaseException | None = None
         self.written = 0
-        """Rows that were written: put or deleted."""
+        """Number of rows that were written, that is put or deleted."""
         self.kept = 0
-        """Rows that were left out since their key was there. When a batch's outcome stayed unknown, also those that it
-        had written before it was repeated: nobody can tell."""
+        """Number of rows that were skipped because their key existed. If the outcome of a batch was unknown and the
+        batch was repeated, the rows that its first attempt wrote count here, too."""
 
     async def __aenter__(self) -> Self:
-        """Raises Unavailable if no endpoint answers in time."""
+        """Connect to the cluster. Raises Unavailable if no endpoint answers in time."""
         try:
             await self._engine.open()
         except BaseException:
@@ -124,7 +132,7 @@ class Loader:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait for what was added, unless there is an error already. Raises StoreError."""
+        """Wait until all added rows are written, unless the block has raised an error. Raises StoreError."""
         try:
             if error is None:
                 await self._wait_backlog(0)
@@ -132,16 +140,25 @@ class Loader:
             await self._engine.close()
 
     async def add(self, rows: Iterable[_Row]) -> None:
-        """Take rows in; waits while too many are under way. Raises StoreError, also for rows added earlier."""
+        """Add rows, and wait while too many are in flight.
+
+        Costs one round trip for each batch. The calls overlap.
+
+        Args:
+            rows: Rows, or tuples of key, value and expiry.
+
+        Raises:
+            StoreError: If a row could not be written, including rows of earlier calls.
+        """
         self._engine.check_caller()
         routing = self._engine.routing
         if routing.ring_version != self._ring_version:
-            await self._wait_backlog(0)  # a key's earlier rows may be on their way to where it was
+            await self._wait_backlog(0)  # earlier rows of a key may be on their way to its former partition
             self._ring_version = routing.ring_version
         try:
             self._sort(rows, routing.partition_of)
         except BaseException as error:
-            self._failure = self._failure or error  # those before it stand in lanes, and nobody drains these
+            self._failure = self._failure or error  # the rows before it are in lanes that nobody drains
             raise
         for lane in self._lanes.values():
             if lane.task is None and lane:
@@ -149,7 +166,7 @@ class Loader:
         await self._wait_backlog(BACKLOG_BATCHES * self._batch_bytes)
 
     def _sort(self, rows: Iterable[_Row], partition_of: Callable[[bytes], str]) -> None:
-        """Into the batches of their partitions. Every row passes here, and nowhere else by itself."""
+        """Put rows into the batches of their partitions. This is the only code that runs for each row."""
         lanes, rows_max, bytes_max = self._lanes, self._batch_rows, self._batch_bytes
         for row in rows:
             key, value, _ = row
@@ -184,14 +201,15 @@ class Loader:
                 await self._write(batch.rows)
                 self._backlog -= batch.size
                 self._progress.set()
-        except Exception as error:  # noqa: BLE001  # the root of a task: whoever adds rows waits for it
+        except Exception as error:  # noqa: BLE001  # the root of a task: callers of `add` wait for it
             self._failure = self._failure or error
         finally:
             lane.task = None
             self._progress.set()
 
     async def _write(self, rows: Sequence[_Row]) -> None:
-        """Write rows of one lane, in order; those of several partitions, by what is known now, in several batches."""
+        """Write rows of one lane in order. If a newer ring splits them over several partitions, write several
+        batches."""
         if self._engine.routing.ring_version == self._ring_version:
             await self._write_or_halve(rows)
             return
@@ -207,7 +225,7 @@ class Loader:
         except InvalidRequest:
             if len(rows) == 1:
                 raise
-            half = len(rows) // 2  # the servers know a newer ring, in which these are of two partitions
+            half = len(rows) // 2  # the servers know a newer ring, in which the rows belong to two partitions
             await self._write_or_halve(rows[:half])
             await self._write_or_halve(rows[half:])
 
@@ -215,12 +233,12 @@ class Loader:
         try:
             kept = await self._run(rows)
         except OutcomeUnknown:
-            kept = await self._run(rows)  # what is written twice is the same
+            kept = await self._run(rows)  # writing the same rows twice gives the same state
         self.kept += kept
         self.written += len(rows) - kept
 
     async def _run(self, rows: Sequence[_Row]) -> int:
-        """How many of them were left out."""
+        """Write the rows and return how many were skipped."""
         options = kv_pb2.Options(flags=kv_pb2.INDEPENDENT if self._if_absent else 0)
         for key, value, expires_ms in rows:
             if value is None:
@@ -231,7 +249,7 @@ class Loader:
                 options.operations.add(code=PUT, key=key, value=value, options=conditions)
             else:
                 options.operations.add(code=PUT, key=key, value=value)
-        if len(rows) == 1:  # a batch takes no value of full size beside its key
+        if len(rows) == 1:  # a batch cannot hold a value of full size and its key
             return await self._run_alone(options.operations[0])
         whole = operation(kv_pb2.BATCH, rows[0][0], options=options)
         whole.size = options.ByteSize()
@@ -248,7 +266,7 @@ class Loader:
 
 
 def _is_kept(part: kv_pb2.Result) -> bool:
-    """Raises the error of a row that failed for another reason than being there."""
+    """Return True if the row was skipped. Raises the error of a row that failed for another reason."""
     if not part.HasField("failure"):
         return False
     error = restore(part.failure.reason, part.failure.message, part.failure.metadata)

@@ -1,8 +1,12 @@
-"""The change feed in pages, for blocking readers, as streaming sources are: `with FeedReader(cluster) as feed`.
+"""The change feed in pages, for blocking readers such as streaming sources.
 
-A reader keeps one sequence for each partition, and gets what stands behind it. Nothing is lost or doubled while it goes
-on from each page's `next`; `KV.Watch` (Client.watch) does that by itself, this is for those who keep positions in a
-place of their own.
+A reader keeps one sequence for each partition and requests the changes behind it. Nothing is lost or duplicated while
+it continues from the `next` of each page. `Client.watch` does all of this by itself; this module is for readers that
+keep positions in a place of their own.
+
+    with FeedReader("kv://host:7401") as feed:
+        for each in feed.positions():
+            page = feed.changes(each.partition, each.oldest)
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ import grpc
 from kvstore.backoff import delays
 from kvstore.client.core import forks
 from kvstore.client.core.config import ClientConfig, parse_url
-from kvstore.client.core.strangers import Strangers
+from kvstore.client.core.login_refusals import LoginRefusals
 from kvstore.client.core.watching import POSITION_MAX, checked_positions, is_count
 from kvstore.env.library_env import library_env
 from kvstore.errors import (
@@ -36,52 +40,65 @@ from kvstore.rpc.status import from_rpc_error, is_answered
 
 CLOSED = "the reader is closed"
 CLOSE_S, LATE_S = 2.0, 2.0
-"""How long `close` waits for gRPC; how much longer than its `timeout_s` a call waits for it."""
+"""How long `close` waits for gRPC, and how long a call may exceed its `timeout_s`, in seconds."""
 LONG_SHARES = 3
-"""A server that does not answer a call that takes long gets no more of its time."""
+"""Share of a long call's time that one server may use before the next one is asked: one third."""
 UINT32_MAX, UINT64_MAX = (1 << 32) - 1, (1 << 64) - 1
 
 
 class PartitionFeed(NamedTuple):
-    """Where the feed of one partition begins and ends."""
+    """The bounds of one partition's feed."""
 
     partition: str
     oldest: int
-    """The least position that can still be read from."""
+    """Lowest position from which the feed can still be read."""
     latest: int
-    """Nothing that was acknowledged before the call stands behind it."""
+    """Position behind everything that was acknowledged before the call."""
     ended: bool
-    """It has left the ring: nothing follows `latest`."""
+    """True if the partition has left the ring: nothing follows `latest`."""
     servers: tuple[str, ...]
-    """host:port of those who read it best, the best first."""
+    """Addresses (`host:port`) of the servers that read the feed at the lowest cost, the best first."""
     cluster: str = ""
-    """The identity of the cluster, in which alone its positions mean something. Empty: the server did not tell."""
+    """Id of the cluster to which the positions belong; empty if the server did not report it."""
     gone: bool = False
-    """It has left, and its log cannot be read any more; `oldest` and `latest` are 0."""
+    """True if the partition has left and its log can no longer be read. `oldest` and `latest` are 0."""
 
 
 class FeedReader:
-    """Reads the change feed in pages. Any number of threads may use it. Make it after a fork: in a child
-    calls of one that was made before are refused. Calls raise errors of
-    `kvstore.errors`, after trying all servers for `timeout_s`: PositionTrimmed, InvalidRequest at once, else
-    Unavailable."""
+    """Reads the change feed in pages. Any number of threads may use one reader.
+
+    Create it after a fork; a reader that was opened before a fork refuses calls in the child. Every call asks all
+    servers until `timeout_s`.
+
+    Args:
+        cluster: A URL like `kv://host:port,host:port`, or a `ClientConfig`.
+        identity: Id of the cluster that the servers must belong to. Empty: the one that the configuration names, or
+            else that of the server that answers `positions` first.
+
+    Raises:
+        PositionTrimmed: If the log no longer reaches back to a position.
+        InvalidRequest: If an argument is wrong.
+        Unavailable: If no server has answered in time.
+    """
 
     def __init__(self, cluster: str | ClientConfig, identity: str = "") -> None:
-        """`identity`: of which cluster the servers must be. Empty: the one that the configuration names, else the one
-        whose server answers `positions` first."""
         self._config = parse_url(cluster) if isinstance(cluster, str) else cluster
         self._identity = identity or self._config.cluster
         self._env = library_env("kvstore feed")
         self._lock = threading.Lock()
         self._open: dict[str, tuple[grpc.Channel, feed_pb2_grpc.FeedStub]] = {}
-        """By address. Made together: gRPC crashes the process when a stub is made of a channel that is closed."""
+        """Channel and stub by address. They are created together, because gRPC crashes the process if a stub is made
+        for a closed channel."""
         self._closing = threading.Event()
         self.is_forked = False
         forks.watch(self)
 
-    def leave_to_parent(self) -> None:
+    def after_fork_in_child(self) -> None:
         """See kvstore.client.core.forks."""
-        self._lock, self._closing = threading.Lock(), threading.Event()  # a thread that is not here may hold them
+        self._lock, self._closing = (
+            threading.Lock(),
+            threading.Event(),
+        )  # a thread that does not exist in the child may hold them
         forks.keep(*self._open.values())
         self._open, self.is_forked = {}, True
 
@@ -94,7 +111,7 @@ class FeedReader:
         self.close()
 
     def close(self) -> None:
-        """End the connections. Calls under way end with an error, and so do later ones."""
+        """Close the connections. Calls in flight and later calls end with an error."""
         workers.run_within(self._close, CLOSE_S)
 
     def _close(self) -> None:
@@ -105,8 +122,13 @@ class FeedReader:
             channel.close()
 
     def positions(self, *, timeout_s: float | None = None) -> list[PartitionFeed]:
-        """The feeds of all partitions, in the order of their ids. One that is new to a reader is read from 0; if it is
-        `gone`, the reader has missed what stood there."""
+        """Return the bounds of all partitions' feeds, sorted by partition id. Costs one round trip.
+
+        Read a partition that is new to the reader from position 0. If it is `gone`, the reader has missed its changes.
+
+        Args:
+            timeout_s: Maximum time for the call, in seconds.
+        """
         request = feed_pb2.PositionsRequest()
 
         def ask(stub: feed_pb2_grpc.FeedStub, left_s: float) -> feed_pb2.PositionsResponse:
@@ -143,9 +165,28 @@ class FeedReader:
         keys_only: bool = False,
         timeout_s: float | None = None,
     ) -> feed_pb2.ChangesResponse:
-        """The page of changes behind `after` (and up to `until`), in columns; see feed.proto. Empty columns: there are
-        none in [start, end) up to its `next`. `servers` are asked first, in turn. Raises PositionTrimmed,
-        InvalidRequest."""
+        """Return a page of the changes behind `after`, in columns (see feed.proto). Costs one round trip.
+
+        Args:
+            partition: Id of the partition.
+            after: Return changes with a higher sequence than this.
+            servers: Addresses to ask first, in this order.
+            until: Return changes up to this sequence. 0: no bound.
+            rows_max: Maximum number of changes. 0: the server's default.
+            bytes_max: Maximum bytes of keys and values. 0: the server's default.
+            wait_ms: How long the server waits for a change if there is none, in milliseconds.
+            start: First key of the range to read.
+            end: First key behind the range to read. Empty: no bound.
+            keys_only: Return empty values.
+            timeout_s: Maximum time for the call in addition to `wait_ms`, in seconds.
+
+        Returns:
+            The page. Empty columns mean that the range has no changes up to its `next`.
+
+        Raises:
+            PositionTrimmed: If the log no longer reaches back to `after`.
+            InvalidRequest: If an argument is out of range.
+        """
         _check(POSITION_MAX, after=after, until=until)
         _check(UINT32_MAX, rows_max=rows_max, bytes_max=bytes_max, wait_ms=wait_ms)
         request = feed_pb2.ChangesRequest(
@@ -166,11 +207,26 @@ class FeedReader:
         return page
 
     def hold(self, name: str, positions: Mapping[str, int], ttl_s: float, *, timeout_s: float | None = None) -> int:
-        """Keep what stands behind `positions` for `ttl_s`, however old it gets; again under the same name moves both.
-        0 seconds: give it back. Returns the deadline, in milliseconds since 1970. Raises PositionTrimmed,
-        InvalidRequest, OutcomeUnknown."""
-        if not 0 <= ttl_s * 1000 <= UINT64_MAX:  # also if it is no number
-            raise InvalidRequest(f"want `ttl_s` from 0 on, got {ttl_s!r}")
+        """Keep the changes behind some positions readable, however old they get, and return the deadline.
+
+        A second call with the same name moves the positions and the deadline.
+
+        Args:
+            name: Name of the hold.
+            positions: Sequences by partition.
+            ttl_s: How long the changes are kept, in seconds. 0: release them.
+            timeout_s: Maximum time for the call, in seconds.
+
+        Returns:
+            The deadline, in milliseconds since 1970.
+
+        Raises:
+            PositionTrimmed: If the log no longer reaches back to a position.
+            InvalidRequest: If an argument is out of range.
+            OutcomeUnknown: If the hold may have been made.
+        """
+        if not 0 <= ttl_s * 1000 <= UINT64_MAX:  # false for NaN, too
+            raise InvalidRequest(f"expected `ttl_s` to be 0 or more, got {ttl_s!r}")
         request = feed_pb2.HoldRequest(
             name=name,
             positions=checked_positions("positions", positions),
@@ -183,13 +239,16 @@ class FeedReader:
         return response.deadline_ms
 
     def _learn(self, cluster: str) -> None:
-        """Raises Unavailable for another cluster than the first: the same positions are other changes there."""
+        """Remember the cluster of the first answer. Raises Unavailable for another cluster, where the same positions
+        are other changes."""
         if not cluster:
             return
         with self._lock:
             self._identity = self._identity or cluster
         if cluster != self._identity:
-            raise Unavailable(f"a server of another cluster listens there: want {self._identity}, got {cluster}")
+            raise Unavailable(
+                f"{cluster!r} is another cluster: expected a server of {self._identity!r}; check the addresses"
+            )
 
     def _ask(
         self,
@@ -201,8 +260,9 @@ class FeedReader:
         is_long: bool = False,
         is_read: bool = True,
     ) -> Any:
-        """The first answer of a server. All of these calls may be repeated. `is_long`: one takes longer, the more
-        partitions there are, and begins from the front when it is repeated. `is_read`: one leaves nothing unknown."""
+        """Return the first answer of a server. All of these calls may be repeated. `is_long`: the call takes longer the
+        more partitions there are, and starts over when it is repeated. `is_read`: the call leaves no outcome unknown.
+        """
         patience_s = wait_s + (self._config.timeout_s if timeout_s is None else timeout_s)
 
         def ask() -> Any:
@@ -229,9 +289,9 @@ class FeedReader:
             attempt_s = max(attempt_s, patience_s / LONG_SHARES)
         deadline = self._env.clock.now() + patience_s
         failure: StoreError = Unavailable(f"no server answered within {patience_s:g} s")
-        addresses, strangers = list(dict.fromkeys((*servers, *self._config.endpoints))), Strangers()
+        addresses, refusals = list(dict.fromkeys((*servers, *self._config.endpoints))), LoginRefusals()
         said: StoreError | None = None
-        """What a server that knows who asks has answered."""
+        """The last answer of a server that accepted the login."""
         unknown: OutcomeUnknown | None = None
         for address in self._turns(addresses):
             left_s = deadline - self._env.clock.now()
@@ -247,30 +307,30 @@ class FeedReader:
                 if isinstance(failure, OutcomeUnknown) and not is_read:
                     unknown = failure
                 self._forget(address, error)
-            except ValueError:  # gRPC's word for a channel that was closed meanwhile
+            except ValueError:  # gRPC raises it for a channel that was closed meanwhile
                 raise Unavailable(CLOSED) from None
             except Unavailable as error:
                 if self._closing.is_set():
                     raise
                 failure = Unavailable(f"{address}: {error}")
-            except (OSError, ConfigError) as error:  # a file of a certificate or a password may be away for a moment
+            except (OSError, ConfigError) as error:  # a certificate or password file may be missing for a moment
                 failure = Unavailable(f"{address}: {error}")
-            failure = strangers.judge(address, failure, addresses, has_served=has_served)
+            failure = refusals.judge(address, failure, addresses, has_served=has_served)
             if not isinstance(failure, Retryable | OutcomeUnknown):
                 raise failure
-        # The last call's time may have ended with the caller's: what it says counts least.
-        failure = unknown or said or strangers.why_or_none(addresses, is_late=True) or failure
+        # The time of the last call may have ended together with the caller's, so its error counts least.
+        failure = unknown or said or refusals.error_or_none(addresses, is_late=True) or failure
         raise Unavailable(str(failure)) if isinstance(failure, OutcomeUnknown) and is_read else failure
 
     def _turns(self, addresses: Sequence[str]) -> Iterator[str]:
-        """All addresses, again and again, with pauses between the rounds."""
+        """Yield all addresses again and again, with pauses between the rounds."""
         for pause in delays(self._env.random, first_s=0.02, cap_s=0.5):
             yield from addresses
             self._closing.wait(pause)
 
     def _forget(self, address: str, error: Any) -> None:
-        """Have the next call open another channel where this one does not come through: its certificates and its login
-        are those of the time when it was opened. Calls of other threads end on it by themselves."""
+        """Drop a channel that does not connect, so that the next call opens another one: a channel keeps the
+        certificates and the login with which it was opened. Calls of other threads on it end by themselves."""
         of_channel = error.code() is grpc.StatusCode.UNAVAILABLE and not is_answered(error)
         if of_channel or error.code() is grpc.StatusCode.UNAUTHENTICATED:
             with self._lock:
@@ -289,7 +349,7 @@ class FeedReader:
 
 
 def _check(most: int, **numbers: object) -> None:
-    """Raises InvalidRequest for what does not fit in the request: protobuf's own word is none of our errors."""
+    """Raise InvalidRequest for a number that the request cannot carry. protobuf's own error is not one of ours."""
     for name, number in numbers.items():
         if not is_count(number, most):
-            raise InvalidRequest(f"want `{name}` as a whole number from 0 to {most}, got {number!r}")
+            raise InvalidRequest(f"expected `{name}` to be a whole number from 0 to {most}, got {number!r}")

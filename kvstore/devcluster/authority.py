@@ -1,9 +1,9 @@
-"""A certificate authority in a folder: its own certificate, and those that it issues. Blocking.
+"""A certificate authority in a folder: its own certificate, and the certificates that it issues. Blocking.
 
-    <folder>/ca.pem  ca.key      who issues
-    <folder>/<name>.pem          a private key, and the certificate that goes with it
+    <folder>/ca.pem  ca.key      the authority
+    <folder>/<name>.pem          a private key and its certificate
 
-Key and certificate share a file, so that whoever replaces one replaces both. Nobody but the owner may read any of them.
+Key and certificate share a file, so that both are always replaced together. Only the owner can read these files.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from kvstore.errors import ConfigError
 AUTHORITY_DAYS = 3650
 ISSUED_DAYS = 365
 RENEW_DAYS = 60
-"""A certificate that is valid for less than this is replaced when somebody looks. The warning of a node, which comes
-30 days before the end, means that nobody has looked for a month."""
+"""A certificate with less validity left is replaced by the next `up`. Nodes warn 30 days before expiry, which means
+that `up` has not run for a month."""
 _BEFORE = timedelta(hours=1)
-"""Clocks of other machines may be behind."""
+"""Tolerance for machines whose clocks are behind."""
 
 
-class Authority:
-    """The authority of one folder, which is made with a new one if it has none. Raises ConfigError for files that are
-    none of an authority, OSError."""
+class CertificateAuthority:
+    """The authority of one folder, created if the folder has none. Raises ConfigError if the files are not those of an
+    authority, OSError."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -45,23 +45,26 @@ class Authority:
             self._make()
 
     def issue(self, name: str, hosts: Sequence[str]) -> Path:
-        """Return the file of a certificate for a common name and the hosts, issued anew if there is none, or one that
-        ends within RENEW_DAYS. It serves as a server's and as a client's. Raises ConfigError, OSError."""
+        """Return the file of a certificate for a common name and hosts. A missing certificate, or one that expires
+        within RENEW_DAYS, is issued again. It serves as server and as client certificate. Raises ConfigError,
+        OSError."""
         path = self._folder / f"{name}.pem"
         if not _is_fresh(path):
             write_private(path, self._issued(name, hosts))
         return path
 
     def _refuse_if_lost(self) -> None:
-        """Another authority would fit none of what this one has issued, and processes that run would take it over."""
+        """Raise ConfigError if certificates exist without their authority. A new authority would not match them, and
+        running processes would adopt it."""
         if issued := sorted(each.name for each in self._folder.glob("*.pem")):
             raise ConfigError(
-                f"{self.cert} is missing, and {', '.join(issued)} are issued by it: bring it back; or, with all nodes "
-                f"down, remove {self._folder}/*.pem and ca.key, and all of them are made anew"
+                f"{self.cert} is missing, but it issued {', '.join(issued)}; restore it; or, with all nodes down, "
+                "remove "
+                f"{self._folder}/*.pem and ca.key, and all certificates are issued again"
             )
 
     def _make(self) -> None:
-        """The key is there before the certificate: a crash in between leaves no certificate, and both are made anew."""
+        """Write the key before the certificate. After a crash in between, both are created again."""
         key = ec.generate_private_key(ec.SECP256R1())
         name = _name(f"kvstore local cluster {secrets.token_hex(4)}")
         certificate = (
@@ -95,15 +98,16 @@ class Authority:
             certificate = x509.load_pem_x509_certificate(self.cert.read_bytes())
         except FileNotFoundError as error:
             raise ConfigError(
-                f"{error.filename}: the key of the cluster's certificate authority is missing, and a certificate is to "
-                "be issued: bring it back, or give the certificates yourself"
+                f"{error.filename}: the key of the cluster's certificate authority is missing, but a certificate must "
+                "be "
+                "issued; restore the key, or provide the certificates yourself"
             ) from error
         except (ValueError, TypeError) as error:
             raise ConfigError(
-                f"{self._folder}: want a certificate authority in ca.pem and ca.key, got {error}"
+                f"{self._folder}: expected a certificate authority in ca.pem and ca.key, got {error}"
             ) from error
         if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
-            raise ConfigError(f"{self._key}: want the key of {self.cert}, got another one")
+            raise ConfigError(f"{self._key}: expected the key of {self.cert}, got a different key")
         return key, certificate
 
 

@@ -2,8 +2,7 @@
 
     <directory>/etcd.pid  etcd.out  data/
 
-All listens on loopback. A server outlives the process that started it if it was asked to, and is found again by its
-directory.
+All ports are on loopback. A detached server outlives the process that started it, and is found again by its directory.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from kvstore.extras import install_hint
 from kvstore.rpc.login import without_login
 
 VERSION_MIN = (3, 4)
-"""The driver asks for a watch in fragments, and compares leases."""
+"""The driver needs fragmented watch responses and comparisons of leases."""
 _HOST = "127.0.0.1"
 _CLIENTS = "--listen-client-urls"
 _ASK_TIMEOUT_S = 10.0
@@ -40,14 +39,15 @@ class EtcdProcess(StoreProcess):
     program = "etcd"
     logs = ("etcd.out",)
     command: Sequence[str] = ()
-    """By which this process has started it."""
+    """The command that started it, if this process did."""
 
     @property
     def mark(self) -> str:
         return str(self.directory / "data")
 
     def is_ready(self) -> bool:
-        """Whether it listens for clients; it answers them once it leads. Another server at its address is not it."""
+        """Return True if it listens for clients; it answers once it leads. Another server at its address does not
+        count."""
         port = int(self.address.rpartition(":")[2])
         with suppress(psutil.Error):
             connections = psutil.Process(self.pid).net_connections("tcp")
@@ -58,9 +58,9 @@ class EtcdProcess(StoreProcess):
 def start_standalone(
     directory: Path, port: int = 0, *, detached: bool = False, settings: Sequence[str] = ()
 ) -> EtcdProcess:
-    """Start a server with its files in `directory` (0: on free ports; else on this one and the next), and wait until it
-    serves. `detached`: it survives signals to this process's group. `settings`: more arguments; with a `--cert-file`
-    among them clients speak TLS with it. Raises ConfigError without etcd, Unavailable."""
+    """Start a server with its files in `directory`, and wait until it serves. With `port` 0 it uses free ports,
+    otherwise this port and the next. A `detached` server survives signals to this process's group. `settings` are more
+    arguments; with `--cert-file` among them, clients use TLS. Raises ConfigError without etcd, Unavailable."""
     directory = directory.resolve()
     private_folder(directory)
     private_folder(directory / "data")
@@ -71,7 +71,7 @@ def start_standalone(
 
 
 def start_ensemble(directory: Path, size: int = 3) -> list[EtcdProcess]:
-    """Start members on free ports, each in its own folder below `directory`. They serve once most of them are there."""
+    """Start members on free ports, each in its own folder below `directory`. They serve once a majority runs."""
     ports = free_ports(2 * size)
     places = list(zip(ports[:size], ports[size:], strict=True))
     members = ",".join(f"m{peer}=http://{_HOST}:{peer}" for _, peer in places)
@@ -86,18 +86,18 @@ def start_ensemble(directory: Path, size: int = 3) -> list[EtcdProcess]:
 
 
 def restart(process: EtcdProcess) -> EtcdProcess:
-    """Start the server of `process` again, which this process has started and which has ended."""
+    """Start the server of `process` again. This process must have started it, and it must have ended."""
     return _ready_or_killed(_launch(process.directory, process.address, process.command, detached=False))
 
 
 def find_running(directory: Path) -> EtcdProcess | None:
-    """The server that runs in `directory`, whoever started it."""
+    """Return the server that runs in `directory`, even if another process started it, or None."""
     return found_or_none(EtcdProcess, directory, _unrecorded_or_none)
 
 
 def _unrecorded_or_none(directory: Path) -> tuple[int, str] | None:
-    """Pid and address of a server of the directory that no file tells of: whoever started it was killed just then. A
-    second one would wait for its data until it is given up."""
+    """Return pid and address of the directory's server that no file records, because its starter was killed at that
+    moment. A second server would wait for the data directory until it times out."""
     found = process_with_or_none("--data-dir", str(directory / "data"), _CLIENTS)
     if found is None:
         return None
@@ -106,21 +106,22 @@ def _unrecorded_or_none(directory: Path) -> tuple[int, str] | None:
 
 
 def find_etcd() -> Path:
-    """The program: of the PATH, else the one that is installed beside this Python. Raises ConfigError."""
+    """Return the program: from the PATH, else installed beside this Python. Raises ConfigError."""
     beside = Path(sys.executable).with_name("etcd")
     found = shutil.which("etcd") or (str(beside) if beside.exists() else None)
     if found is None:
         raise ConfigError(
-            f"no etcd on the PATH: install it (Debian: etcd-server), {install_hint('local')}, or name one by --metadata"
+            f"no etcd on the PATH; install it (Debian: etcd-server), {install_hint('local')}, or name one with "
+            "--metadata"
         )
     try:
         said = subprocess.run([found, "--version"], capture_output=True, text=True, timeout=_ASK_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
-        raise ConfigError(f"{found} --version says nothing for {_ASK_TIMEOUT_S:g} s") from None
+        raise ConfigError(f"{found} --version did not answer within {_ASK_TIMEOUT_S:g} s") from None
     version = re.search(r"etcd Version: (\d+)\.(\d+)", said.stdout)
     if version is None or tuple(map(int, version.groups())) < VERSION_MIN:
         wanted = ".".join(map(str, VERSION_MIN))
-        raise ConfigError(f"{found}: want etcd of at least {wanted}, it says {said.stdout.splitlines()[:1]}")
+        raise ConfigError(f"{found}: expected etcd {wanted} or newer, got {said.stdout.splitlines()[:1]}")
     return Path(found)
 
 
@@ -156,7 +157,7 @@ def _launch(directory: Path, address: str, command: Sequence[str], *, detached: 
             umask=PRIVATE_UMASK,
             env=without_login(os.environ),
         )
-    child.returncode = 0  # whoever holds the pid watches it; subprocess need not
+    child.returncode = 0  # we watch the pid ourselves; silences subprocess's warning
     process = EtcdProcess(directory, address, child.pid)
     process.command = command
     record_or_kill(process)

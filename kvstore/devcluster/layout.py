@@ -1,4 +1,4 @@
-"""The local cluster on paper: which node has which addresses and directories. Decides only."""
+"""The layout of the local cluster: the addresses and directories of each node. Decides only."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from kvstore.config import Setting
 from kvstore.devcluster.secure_folder import METADATA_USER, TOOLS, SecureFolder
 from kvstore.env.tls import Tls
 from kvstore.errors import ConfigError
-from kvstore.meta.address import Address, Kind, address_fault, parse
+from kvstore.meta.address import Address, MetadataKind, address_fault, parse
 from kvstore.server.config import MetadataConfig, NodeConfig
 from kvstore.types import Quorum
 from kvstore.wal.config import Keepers, LogConfig
 
 ZOOKEEPER_PORT = 2181
 ETCD_PORT = 2379
-"""Members would connect to each other on the next one."""
-STORE_PORTS = {Kind.ZOOKEEPER: ZOOKEEPER_PORT, Kind.ETCD: ETCD_PORT}
+"""Members would use the next port for each other."""
+STORE_PORTS = {MetadataKind.ZOOKEEPER: ZOOKEEPER_PORT, MetadataKind.ETCD: ETCD_PORT}
 PORTS = {"bookie": 3180, "resp": 6400, "grpc": 7400, "http": 8400}
-"""Node i of the local cluster listens on these plus i."""
+"""Node i of the local cluster listens on these ports plus i."""
 NODES_MAX = 99
 SECRET_NAME = "cluster.secret"
 SAFE_NODES_MIN = 3
-"""Fewer bookies cannot lose one and go on: an entry is acknowledged by two."""
+"""Fewer bookies cannot lose one, because an entry is acknowledged by two."""
 OFFSET_SMALL_MAX = 99
 OFFSET_LARGE_MIN = 20_000
 OFFSET_LARGE_MAX = 56_900
@@ -34,7 +34,7 @@ OFFSET_LARGE_MAX = 56_900
 
 @dataclass(frozen=True, slots=True)
 class NodePlace:
-    """A node of the local cluster, as `cluster.json` describes it."""
+    """A node of the local cluster, as recorded in `cluster.json`."""
 
     id: str
     pid: int | None
@@ -42,7 +42,7 @@ class NodePlace:
     resp: str
     http: str
     bookie: str
-    """Not listened on where the bookies are external."""
+    """Not used if the bookies are external."""
     data_dir: str
     config: str
 
@@ -52,7 +52,7 @@ class ClusterFile:
     """The document in `<data-dir>/cluster.json`."""
 
     zookeeper: str
-    """The address of the metadata store, of whichever kind: host:port/chroot, or etcd://host:port/prefix."""
+    """The address of the metadata store of either kind: host:port/chroot, or etcd://host:port/prefix."""
     zookeeper_pid: int | None
     """None if the metadata store is not ours."""
     nodes: tuple[NodePlace, ...]
@@ -60,26 +60,26 @@ class ClusterFile:
     replicas: int = 3
     port_offset: int = 0
     own_zookeeper: bool = True
-    """Whether `up` starts the metadata store."""
+    """True if `up` starts the metadata store."""
     unsafe: bool = False
     bookies: Keepers = Keepers.NODES
     secret_file: str = ""
-    """Empty only until `up` has made it, which it does once."""
+    """Empty only until `up` has created the secret, which it does once."""
     secure: bool = False
-    """Whether its doors speak TLS and ask who somebody is, by the files of `secure_folder.py`."""
+    """True if its endpoints require TLS and users, with the files of `secure_folder.py`."""
     instance: str = ""
-    """The cluster's id, of its founding, by which commands know it: another one may listen at these addresses while
-    this one is down. Empty until `up` has seen it."""
+    """The cluster's id from its creation. Commands check it, because another cluster may use these addresses while this
+    one is down. Empty until `up` has seen it."""
 
     @property
     def data_dir(self) -> Path:
-        """The folder that all of it is in."""
+        """The folder of the whole cluster."""
         return Path(self.nodes[0].data_dir).parent
 
     @property
     def has_own_zookeeper(self) -> bool:
-        """Whether `up` starts the metadata store, and it is a ZooKeeper."""
-        return self.own_zookeeper and self.store.kind is Kind.ZOOKEEPER
+        """True if `up` starts the metadata store and it is a ZooKeeper."""
+        return self.own_zookeeper and self.store.kind is MetadataKind.ZOOKEEPER
 
     @property
     def store(self) -> Address:
@@ -95,32 +95,32 @@ class ClusterFile:
 
     @classmethod
     def from_document(cls, document: Any) -> ClusterFile:
-        """Raises ConfigError for what is not a cluster file, naming each fault."""
+        """Parse a document. Raises ConfigError with all faults if it is not a cluster file."""
         if not isinstance(document, dict):
-            raise ConfigError(f"want an object, got {type(document).__name__}")
+            raise ConfigError(f"expected an object, got {type(document).__name__}")
         return toml.from_table(document, cls)
 
     def node(self, name: str) -> NodePlace:
-        """Raises ConfigError."""
+        """Return a node. Raises ConfigError."""
         for node in self.nodes:
             if node.id == name:
                 return node
-        raise ConfigError(f"no node {name!r}: there are {', '.join(node.id for node in self.nodes)}")
+        raise ConfigError(f"no node {name!r}; expected one of {', '.join(node.id for node in self.nodes)}")
 
     def with_pid(self, name: str, pid: int) -> ClusterFile:
-        """The same cluster with another process for one node."""
+        """Return the same cluster with another process for one node."""
         nodes = tuple(replace(node, pid=pid) if node.id == name else node for node in self.nodes)
         return replace(self, nodes=nodes)
 
     def with_pids(self, pids: dict[str, int | None], zookeeper_pid: int | None) -> ClusterFile:
-        """The same cluster with other processes."""
+        """Return the same cluster with other processes."""
         nodes = tuple(replace(node, pid=pids.get(node.id)) for node in self.nodes)
         return replace(self, nodes=nodes, zookeeper_pid=zookeeper_pid)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """The options of `kvstore up`; None where nothing was said."""
+    """The options of `kvstore up`; None for options that were not given."""
 
     data_dir: Path
     nodes: int | None = None
@@ -129,20 +129,20 @@ class Wish:
     port_offset: int | None = None
     zookeeper: str | None = None
     """The address of an existing metadata store to use instead of a local one."""
-    metadata: Kind | None = None
-    """The kind of a local one. None: a ZooKeeper, or as it was."""
+    metadata: MetadataKind | None = None
+    """The kind of a local metadata store. None means a ZooKeeper, or the recorded kind."""
     bookies: Keepers | None = None
-    """Who stores the ledgers. None: the nodes, or as it was."""
+    """Where ledgers are stored. None means on the nodes, or as recorded."""
     unsafe: bool = False
     secure: bool | None = None
-    """Whether its doors are to speak TLS and ask who somebody is. None: not, or as it was."""
+    """True if endpoints require TLS and users. None means no, or as recorded."""
     settings: tuple[Setting, ...] = ()
-    """For every node's file."""
+    """Settings for every node's file."""
 
 
 def plan(wish: Wish, found: ClusterFile | None) -> ClusterFile:
-    """The cluster to run: as it was recorded, perhaps on other ports, or a new one. Raises ConfigError, naming what is
-    refused."""
+    """Return the cluster to run: the recorded one, perhaps on other ports, or a new one. Raises ConfigError for options
+    that are refused."""
     if found is not None:
         _refuse_changes(wish, found)
         return found if wish.port_offset in (None, found.port_offset) else _moved(found, wish.port_offset)
@@ -150,29 +150,29 @@ def plan(wish: Wish, found: ClusterFile | None) -> ClusterFile:
     offset = wish.port_offset or 0
     _check_offset(offset)
     if not 1 <= count <= NODES_MAX:
-        raise ConfigError(f"--nodes: want 1 to {NODES_MAX}, got {count}")
+        raise ConfigError(f"--nodes: expected 1 to {NODES_MAX}, got {count}")
     if count < SAFE_NODES_MIN and not wish.unsafe:
         raise ConfigError(
-            f"--nodes {count}: fewer than {SAFE_NODES_MIN} nodes cannot lose one and go on; give --unsafe if that is "
-            "meant"
+            f"--nodes {count}: fewer than {SAFE_NODES_MIN} nodes cannot lose one and continue; pass --unsafe to allow "
+            "it"
         )
     bookies = wish.bookies or Keepers.NODES
     if bookies is Keepers.EXTERNAL and wish.zookeeper is None:
-        raise ConfigError("--bookies external: want --metadata too, the address of the store that they register in")
+        raise ConfigError("--bookies external: expected --metadata, the address of the store in which they register")
     if wish.zookeeper is not None and (fault := address_fault(wish.zookeeper)):
         raise ConfigError(f"--metadata: {fault}")
     if wish.secure and bookies is Keepers.EXTERNAL:
         raise ConfigError(
-            "--secure: want the nodes' own bookies, got --bookies external: those bring their own certificates"
+            "--secure: expected the nodes' own bookies, got --bookies external, which bring their own certificates"
         )
     replicas = min(3, count) if wish.replicas is None else wish.replicas
     partitions = 3 if wish.partitions is None else wish.partitions
     if not 1 <= replicas <= count:
-        raise ConfigError(f"--replicas: want 1 to {count}, one per node at most, got {replicas}")
+        raise ConfigError(f"--replicas: expected 1 to {count}, at most one per node, got {replicas}")
     if not 1 <= partitions <= 1024:
-        raise ConfigError(f"--partitions: want 1 to 1024, got {partitions}")
+        raise ConfigError(f"--partitions: expected 1 to 1024, got {partitions}")
     return ClusterFile(
-        zookeeper=wish.zookeeper or _own_store(wish.metadata or Kind.ZOOKEEPER, offset),
+        zookeeper=wish.zookeeper or _own_store(wish.metadata or MetadataKind.ZOOKEEPER, offset),
         zookeeper_pid=None,
         nodes=tuple(_node(i, offset, wish.data_dir) for i in range(1, count + 1)),
         partitions=partitions,
@@ -187,7 +187,7 @@ def plan(wish: Wish, found: ClusterFile | None) -> ClusterFile:
 
 
 def _moved(found: ClusterFile, offset: int) -> ClusterFile:
-    """The same cluster on other ports."""
+    """Return the same cluster on other ports."""
     _check_offset(offset)
     places = [_node(number, offset, Path(node.data_dir).parent) for number, node in enumerate(found.nodes, 1)]
     nodes = tuple(replace(place, pid=node.pid) for place, node in zip(places, found.nodes, strict=True))
@@ -196,18 +196,18 @@ def _moved(found: ClusterFile, offset: int) -> ClusterFile:
 
 
 def addresses(cluster: ClusterFile, node: NodePlace) -> Iterator[Setting]:
-    """Yield the record's addresses as the node's file says them."""
+    """Yield the recorded addresses as settings of the node's file."""
     for name in PORTS:
         yield Setting(name, getattr(node, name))
-    yield Setting("zookeeper" if cluster.store.kind is Kind.ZOOKEEPER else "metadata.uri", cluster.zookeeper)
+    yield Setting("zookeeper" if cluster.store.kind is MetadataKind.ZOOKEEPER else "metadata.uri", cluster.zookeeper)
 
 
 def node_config(cluster: ClusterFile, node: NodePlace, data_dir: Path) -> NodeConfig:
-    """Make the configuration of the node's process."""
+    """Return the configuration of the node's process."""
     bookies, log = len(cluster.nodes), LogConfig(bookies=cluster.bookies)
     if cluster.bookies is Keepers.NODES and bookies < SAFE_NODES_MIN:
         log = LogConfig(quorum=Quorum(bookies, bookies, bookies), unsafe=True)
-    tls, metadata = Tls(), MetadataConfig(uri=cluster.zookeeper if cluster.store.kind is Kind.ETCD else "")
+    tls, metadata = Tls(), MetadataConfig(uri=cluster.zookeeper if cluster.store.kind is MetadataKind.ETCD else "")
     if cluster.secure:
         folder = SecureFolder(data_dir, has_own_zookeeper=cluster.has_own_zookeeper)
         tls = folder.of_node(node.id)
@@ -215,7 +215,7 @@ def node_config(cluster: ClusterFile, node: NodePlace, data_dir: Path) -> NodeCo
             metadata = replace(metadata, user=METADATA_USER, password_file=folder.metadata_password)
     return NodeConfig(
         id=node.id,
-        zookeeper=cluster.zookeeper if cluster.store.kind is Kind.ZOOKEEPER else "",
+        zookeeper=cluster.zookeeper if cluster.store.kind is MetadataKind.ZOOKEEPER else "",
         metadata=metadata,
         tls=tls,
         data_dir=Path(node.data_dir),
@@ -231,20 +231,20 @@ def node_config(cluster: ClusterFile, node: NodePlace, data_dir: Path) -> NodeCo
 
 
 def bookie_clients(cluster: ClusterFile) -> tuple[str, ...]:
-    """Return the names of the certificates that a secure cluster's bookies accept: the nodes' and the tools'."""
+    """Return the certificate names that a secure cluster's bookies accept: those of the nodes and of the tools."""
     return (*(node.id for node in cluster.nodes), TOOLS) if cluster.secure else ()
 
 
 def store_listeners(cluster: ClusterFile) -> Iterator[tuple[str, str]]:
-    """The same of a metadata store of our own."""
+    """Yield (purpose, address) of each port that our own metadata store needs."""
     first = cluster.store.hosts[0]
     yield cluster.store.kind.shown, first
-    if cluster.store.kind is Kind.ETCD:
+    if cluster.store.kind is MetadataKind.ETCD:
         yield "etcd's members", f"{first.rpartition(':')[0]}:{cluster.store_port + 1}"
 
 
 def listeners(cluster: ClusterFile, ids: set[str]) -> Iterator[tuple[str, str]]:
-    """(what it is for, address) of each port that these nodes need."""
+    """Yield (purpose, address) of each port that these nodes need."""
     for node in cluster.nodes:
         if node.id in ids:
             for name in PORTS:
@@ -260,9 +260,9 @@ def _node(number: int, offset: int, data_dir: Path) -> NodePlace:
     return NodePlace(id=name, pid=None, data_dir=str(home), config=str(home / "node.toml"), **ports)
 
 
-def _own_store(kind: Kind, offset: int) -> str:
+def _own_store(kind: MetadataKind, offset: int) -> str:
     address = f"127.0.0.1:{STORE_PORTS[kind] + offset}/kvstore"
-    return address if kind is Kind.ZOOKEEPER else f"{kind}://{address}"
+    return address if kind is MetadataKind.ZOOKEEPER else f"{kind}://{address}"
 
 
 def _check_offset(offset: int) -> None:
@@ -270,8 +270,8 @@ def _check_offset(offset: int) -> None:
         return
     if not (OFFSET_LARGE_MIN <= offset <= OFFSET_LARGE_MAX and offset % 100 == 0):
         raise ConfigError(
-            f"--port-offset: want 0 to {OFFSET_SMALL_MAX}, or a multiple of 100 from {OFFSET_LARGE_MIN} to "
-            f"{OFFSET_LARGE_MAX} (others would put one node's ports on another's), got {offset}"
+            f"--port-offset: expected 0 to {OFFSET_SMALL_MAX}, or a multiple of 100 from {OFFSET_LARGE_MIN} to "
+            f"{OFFSET_LARGE_MAX} (with others, ports of nodes would collide), got {offset}"
         )
 
 
@@ -291,10 +291,10 @@ def _refuse_changes(wish: Wish, found: ClusterFile) -> None:
             option = name.replace("_", "-")
             if name == "secure":
                 raise ConfigError(
-                    f"--secure: the cluster in {wish.data_dir} was made without it; choose another --data-dir, or do "
-                    "it by hand, node by node (docs/how-to/switch-on-tls.md)"
+                    f"--secure: the cluster in {wish.data_dir} was created without it; choose another --data-dir, or "
+                    "secure it by hand, node by node (docs/how-to/switch-on-tls.md)"
                 )
             raise ConfigError(
-                f"--{option} {wanted}: the cluster in {wish.data_dir} was made with {value}; leave the option out, or "
+                f"--{option} {wanted}: the cluster in {wish.data_dir} was created with {value}; omit the option, or "
                 f"choose another --data-dir"
             )

@@ -28,7 +28,7 @@ from kvstore.devcluster.pages import http_ok, is_stranger, python_of, unsettled,
 from kvstore.devcluster.ports import is_free, taken_message
 from kvstore.devcluster.probe import keys_to_ask, probe
 from kvstore.devcluster.processes import has_threads, is_alive, names_place
-from kvstore.devcluster.record import Progress, Record, replace_file
+from kvstore.devcluster.record import ClusterRecord, Progress, replace_file
 from kvstore.devcluster.secure_folder import ADMIN, SecureFolder
 from kvstore.devcluster.settings import with_settings
 from kvstore.devcluster.store_process import START_TIMEOUT_S, StoreProcess
@@ -36,7 +36,7 @@ from kvstore.env.files.private import PRIVATE_UMASK, private_folder, private_ope
 from kvstore.env.secret import make_secret, read_secret
 from kvstore.errors import ConfigError, MetadataUnavailable, Unavailable
 from kvstore.meta import paths
-from kvstore.meta.address import Kind
+from kvstore.meta.address import MetadataKind
 from kvstore.meta.connect import connect
 from kvstore.meta.layout import LayoutStore
 from kvstore.meta.login import MetadataLogin, metadata_login_of_environment
@@ -60,15 +60,15 @@ LOGIN_TIMEOUT_S = 2
 POLL_S = 0.05
 _LOOKS = 5
 OUTPUT_BYTES_MAX = 1 << 20
-"""What a process wrote to its standard output and error in earlier runs is kept up to this size."""
+"""Maximum size up to which earlier output of a process is kept."""
 
-START_STORE: dict[Kind, Callable[..., StoreProcess]] = {
-    Kind.ZOOKEEPER: zookeeper.start_standalone,
-    Kind.ETCD: etcd.start_standalone,
+START_STORE: dict[MetadataKind, Callable[..., StoreProcess]] = {
+    MetadataKind.ZOOKEEPER: zookeeper.start_standalone,
+    MetadataKind.ETCD: etcd.start_standalone,
 }
-FIND_STORE: dict[Kind, Callable[[Path], StoreProcess | None]] = {
-    Kind.ZOOKEEPER: zookeeper.find_running,
-    Kind.ETCD: etcd.find_running,
+FIND_STORE: dict[MetadataKind, Callable[[Path], StoreProcess | None]] = {
+    MetadataKind.ZOOKEEPER: zookeeper.find_running,
+    MetadataKind.ETCD: etcd.find_running,
 }
 
 
@@ -78,21 +78,21 @@ class LocalCluster:
     def __init__(self, data_dir: Path, progress: Progress = lambda _: None) -> None:
         self.data_dir = local_path(data_dir).resolve()
         self._progress = progress
-        self._record = Record(self.data_dir)
+        self._record = ClusterRecord(self.data_dir)
         self._found_running: set[str] = set()
-        """Nodes that ran before this `up`: such a node may have received SIGTERM and still be stopping."""
+        """Nodes that ran before this `up`. Such a node may have received SIGTERM and still be stopping."""
         self._said_before: dict[Path, int] = {}
         """Bytes of each output file from before its node's last start here."""
 
     def load(self) -> ClusterFile:
-        """Read the cluster's record. Raises ConfigError if there is no cluster here."""
+        """Return the cluster's record. Raises ConfigError if there is no cluster here."""
         found = self._record.load_or_none()
         if found is None:
-            raise ConfigError(f"no cluster in {self.data_dir}: start one with `kvstore up --data-dir {self.data_dir}`")
+            raise ConfigError(f"no cluster in {self.data_dir}; start one with `kvstore up --data-dir {self.data_dir}`")
         return found
 
     def up(self, wish: Wish) -> ClusterFile:
-        """Start what is down, and return when every partition serves. Raises ConfigError, Unavailable."""
+        """Start everything that is down, and return once every partition serves. Raises ConfigError, Unavailable."""
         if not self.data_dir.exists():
             private_folder(self.data_dir)
         with self._record.lock(self._progress):
@@ -101,7 +101,7 @@ class LocalCluster:
             is_moved = found is not None and found.port_offset != cluster.port_offset
             if is_moved and self.is_running():
                 raise ConfigError(
-                    f"--port-offset {cluster.port_offset}: the cluster in {self.data_dir} runs on other ports; "
+                    f"--port-offset {cluster.port_offset}: the cluster in {self.data_dir} runs on other ports; run "
                     "`kvstore down` first"
                 )
             files = self._files_with(wish.settings, cluster, is_moved=is_moved)
@@ -126,8 +126,8 @@ class LocalCluster:
         return self.load()
 
     def _forget_unless_started(self, new_files: Iterable[Path]) -> None:
-        """Remove the record and the new files of a new cluster of which nothing was started: commands would look for
-        nodes that never ran, and the next `up` may have other options."""
+        """Remove the record and files of a new cluster if nothing was started. Otherwise commands would look for nodes
+        that never ran, and the next `up` could not choose other options."""
         cluster = self.load()
         was_started = cluster.zookeeper_pid is not None or any(node.pid is not None for node in cluster.nodes)
         if was_started or self.is_running():
@@ -137,7 +137,7 @@ class LocalCluster:
             path.unlink(missing_ok=True)
 
     def down(self) -> list[str]:
-        """Stop every process of the cluster, and return their names. Its data stays."""
+        """Stop every process of the cluster, and return their names. The data stays."""
         if self._record.load_or_none() is None:
             return []
         with self._record.lock(self._progress):
@@ -152,7 +152,7 @@ class LocalCluster:
         return stopped
 
     def status(self) -> dict[str, Any]:
-        """Tell which processes run, and whether they say that they are ready."""
+        """Return which processes run, and if they report that they are ready."""
         found = self.load()
         secure = secure_folder(found)
         nodes = [
@@ -175,7 +175,7 @@ class LocalCluster:
         return {"zookeeper": store, "nodes": nodes}
 
     def start_node(self, name: str) -> int:
-        """Start one node that is down; returns its pid at once."""
+        """Start one node that is down; return its pid at once."""
         cluster = self.load()
         node = cluster.node(name)
         config = Path(node.config)
@@ -191,8 +191,7 @@ class LocalCluster:
         return pid
 
     def _files_with(self, settings: Sequence[Setting], cluster: ClusterFile, *, is_moved: bool) -> dict[Path, str]:
-        """The nodes' files that these settings, or other ports, change, and what is to be in them. Raises
-        ConfigError."""
+        """Return the nodes' files that these settings or ports change, with their new content. Raises ConfigError."""
         found = {}
         for node in cluster.nodes if settings or is_moved else ():
             path, own = Path(node.config), layout.addresses(cluster, node) if is_moved else ()
@@ -205,14 +204,14 @@ class LocalCluster:
             if wanted != text or not path.exists():
                 found[path] = wanted
                 if self._runs(node):
-                    self._progress(f"node {node.id} runs: it goes by {path} when it is started again")
+                    self._progress(f"node {node.id} runs; it uses {path} after its next restart")
         return found
 
     def _command(self, node: NodePlace) -> list[str]:
         return [sys.executable, "-m", "kvstore", "node", "run", "--config", node.config]
 
     def start_zookeeper(self) -> int:
-        """Start the cluster's metadata store, which is down, and return its pid when it serves. Raises Unavailable."""
+        """Start the cluster's metadata store, which must be down. Return its pid once it serves. Raises Unavailable."""
         cluster = self.load()
         start = START_STORE[cluster.store.kind]
         pid = start(self._store_dir(cluster), cluster.store_port, detached=True).pid
@@ -220,8 +219,8 @@ class LocalCluster:
         return pid
 
     def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Return when every node of the cluster serves and every partition has a leader. Raises Unavailable, at once if
-        a node has ended that was started here: others may wait for it. A node that was stopping is started again."""
+        """Return once every node serves and every partition has a leader. Raises Unavailable; at once if a node that
+        was started here has ended, because others may wait for it. A node that was stopping is started again."""
         cluster = self.load()
         secure = secure_folder(cluster)
         for node in cluster.nodes:
@@ -246,12 +245,12 @@ class LocalCluster:
                 umask=PRIVATE_UMASK,
                 env=without_login(os.environ),
             )
-        process.returncode = 0  # whoever holds the pid watches it; subprocess need not
+        process.returncode = 0  # we watch the pid ourselves; silences subprocess's warning
         return process.pid
 
     def _start(self, cluster: ClusterFile) -> Ring:
         self._record.save(cluster)
-        # Those that have run before wait for the metadata store by themselves, and have loaded their code by then.
+        # Nodes that have run before wait for the metadata store themselves, and load their code meanwhile.
         for node in [each for each in cluster.nodes if each.pid is not None and not self._runs(each)]:
             self._progress(f"starting node {node.id}")
             self.start_node(node.id)
@@ -264,8 +263,8 @@ class LocalCluster:
         return ring
 
     def _found_on_store(self, cluster: ClusterFile) -> tuple[Ring, str]:
-        """Return the cluster's ring and its id, from a metadata store that is started if it does not run. A store that
-        received SIGTERM may answer once more and end while it is asked: then it is started, too."""
+        """Return the cluster's ring and id from the metadata store, which is started if necessary. A store that has
+        received SIGTERM may still answer and then end; then it is started, too."""
         while True:
             if cluster.own_zookeeper and not self._serves_or_ends(cluster):
                 self._progress(f"starting {cluster.store.kind.shown} at {cluster.zookeeper}")
@@ -277,22 +276,23 @@ class LocalCluster:
                     raise
 
     def _serves_or_ends(self, cluster: ClusterFile) -> bool:
-        """Return True once the cluster's own metadata store serves, False once it does not run. A store that received
-        SIGTERM runs for a moment without serving. Raises Unavailable."""
+        """Return True once the cluster's own metadata store serves, False once it does not run. A store that has
+        received SIGTERM runs for a moment without serving. Raises Unavailable."""
         deadline, is_told = time.monotonic() + START_TIMEOUT_S, False
         while (own := self._own_store_or_none(cluster)) is not None:
             if own.is_ready():
                 return True
             if not is_told:
-                self._progress(f"waiting for {own.program} at {own.address}, which runs and does not serve")
+                self._progress(f"waiting for {own.program} at {own.address}, which runs but does not serve")
                 is_told = True
             if time.monotonic() > deadline:
-                raise Unavailable(f"{own.program} at {own.address} runs, and does not serve; see {own.directory}")
+                raise Unavailable(f"{own.program} at {own.address} runs but does not serve; see {own.directory}")
             time.sleep(POLL_S)
         return False
 
     def _with_secret(self, cluster: ClusterFile, *, is_new: bool) -> ClusterFile:
-        """With a secret that is there. It is made once: another one would be another cluster's. Raises ConfigError."""
+        """Return the cluster with an existing secret. It is created once, because another secret would be another
+        cluster's. Raises ConfigError."""
         if cluster.secret_file and not is_new:
             read_secret(Path(cluster.secret_file))
             return cluster
@@ -301,7 +301,7 @@ class LocalCluster:
         return replace(cluster, secret_file=str(path))
 
     def _complete(self, config: Path, cluster: ClusterFile) -> None:
-        """Add what node.toml needs and an earlier release did not write."""
+        """Add settings to node.toml that an earlier release did not write."""
         text = toml.text_of(config)
         needed = {"secret_file": cluster.secret_file, "bookie_clients": list(layout.bookie_clients(cluster))}
         missing = [
@@ -318,7 +318,7 @@ class LocalCluster:
         secure = secure_folder(cluster)
         tls, login = (None, None) if secure is None else (secure.tls, secure.login())
         for node in cluster.nodes:
-            self._progress(f"asking every partition by node {node.id}")
+            self._progress(f"probing every partition through node {node.id}")
             while True:
                 try:
                     probe(node.grpc, node.resp, keys, tls=tls, login=login)
@@ -335,14 +335,14 @@ class LocalCluster:
 
     # docs/protocol.md V1
     def _wait_until_settled(self, cluster: ClusterFile) -> None:
-        """Return once every node knows that the cluster's version has risen, so that what needs it can be used, and is
-        sure of its date, so that `status` finds nothing that only a start explains. What does not pass by itself is not
-        waited for, and nothing for long: the cluster serves."""
+        """Return once every node knows that the cluster's version has risen, so that new features can be used, and is
+        sure of its clock, so that `status` finds nothing that only the start explains. Do not wait for permanent
+        conditions, nor for long: the cluster serves."""
         secure, deadline = secure_folder(cluster), time.monotonic() + SETTLE_TIMEOUT_S
         while True:
             found = {node.id: unsettled(node.http, secure) for node in cluster.nodes}
             waits = [f"the cluster's version has not risen: {version}" for version, _ in found.values() if version]
-            waits += [f"node {node} is not sure of its date: {doubt}" for node, (_, doubt) in found.items() if doubt]
+            waits += [f"node {node} is not sure of its clock: {doubt}" for node, (_, doubt) in found.items() if doubt]
             if not waits:
                 return
             if any(lasts(version) for version, _ in found.values()) or time.monotonic() > deadline:
@@ -364,39 +364,39 @@ class LocalCluster:
             if time.monotonic() > deadline:
                 said = why_not(node.http, "/clusterz", secure)
                 raise Unavailable(
-                    f"node {node.id} is not ready after {timeout_s:g} s{said and f', it says: {said}'}; see "
+                    f"node {node.id} is not ready after {timeout_s:g} s{said and f', it reports: {said}'}; see "
                     f"`kvstore status --data-dir {self.data_dir}` and {self.data_dir}/logs/{node.id}.log"
                 )
             time.sleep(POLL_S)
 
     def _start_ended(self) -> bool:
-        """Start the nodes that were stopping when they were found and have ended since. Return True if there were any.
-        Raises Unavailable for any other node that has ended: it ended while it started, or `down` has stopped it."""
+        """Start nodes again that were stopping when they were found and have ended since. Return True if there were
+        any. Raises Unavailable for any other node that has ended: it failed while starting, or `down` stopped it."""
         ended = [node.id for node in self.load().nodes if not self._runs(node)]
         for name in ended:
             if name not in self._found_running:
-                raise Unavailable(f"node {name} ended while starting; it said:\n{self._last_words(name)}")
+                raise Unavailable(f"node {name} ended while starting; its last output:\n{self._last_words(name)}")
             with self._record.lock(self._progress):
                 node = self.load().node(name)
-                if node.pid is None:  # only `down` takes a node out of the record
+                if node.pid is None:  # only `down` removes the pid from the record
                     raise Unavailable(f"node {name} was stopped by `kvstore down`; run `kvstore up` again to start it")
                 if not self._runs(node):
-                    self._progress(f"node {name} was stopping, and has ended; starting it")
+                    self._progress(f"node {name} was stopping and has ended; starting it again")
                     self.start_node(name)
         return bool(ended)
 
     def _outputs(self, name: str) -> tuple[Path, Path]:
-        """The files that a node writes its log, and anything else, to."""
+        """Return the files to which a node writes its log and other output."""
         logs = self.data_dir / "logs"
         return logs / f"{name}.log", logs / f"{name}.out"
 
     def _last_words(self, name: str) -> str:
-        """Return what the node's process said last, without what processes before it said."""
+        """Return the last output of the node's process, without that of earlier processes."""
         texts = [said_since(path, self._said_before.get(path, 0)) for path in self._outputs(name) if path.exists()]
         return "\n".join("\n".join(text.splitlines()[-8:]) for text in texts if text) or "nothing"
 
     def is_running(self) -> bool:
-        """Whether any of its processes is up. Raises ConfigError if its file cannot be read."""
+        """Return True if any of its processes is up. Raises ConfigError if its file cannot be read."""
         cluster = self._record.load_or_none()
         return cluster is not None and (
             self._own_store_or_none(cluster) is not None or any(map(self._runs, cluster.nodes))
@@ -406,7 +406,7 @@ class LocalCluster:
         return node.pid is not None and _is_ours(node.pid, node.config, looks=_LOOKS)
 
     def _with_those_that_run(self, cluster: ClusterFile) -> ClusterFile:
-        """With processes that the file does not know: a start was killed before it had written them down."""
+        """Return the cluster with processes that its file does not record, because a start was killed before that."""
         unknown = [node for node in cluster.nodes if not self._runs(node)]
         for pid in psutil.pids() if unknown else ():
             for node in unknown:
@@ -418,7 +418,7 @@ class LocalCluster:
         return self.data_dir / cluster.store.kind
 
     def _own_store_or_none(self, cluster: ClusterFile) -> StoreProcess | None:
-        """The running process of the metadata store, if it is one of ours."""
+        """Return the running process of the metadata store if it is ours, or None."""
         find = FIND_STORE[cluster.store.kind]
         return find(self._store_dir(cluster)) if cluster.own_zookeeper else None
 
@@ -430,48 +430,46 @@ class LocalCluster:
         deadline = time.monotonic() + PORTS_TIMEOUT_S
         while taken := [f"{address} ({what})" for what, address in wanted if not is_free(address)]:
             if time.monotonic() < deadline:
-                time.sleep(POLL_S)  # perhaps of one of ours that was killed a moment ago
+                time.sleep(POLL_S)  # one of our processes may have been killed a moment ago
                 continue
             raise ConfigError(taken_message(taken))
 
 
 def said_since(path: Path, size: int) -> str:
-    """Return the text of a file behind its first `size` bytes; all of it if the file was begun again."""
+    """Return the text of a file after its first `size` bytes; all of it if the file was started again."""
     data = path.read_bytes()
     return data[size if size <= len(data) else 0 :].decode("utf-8", errors="replace")
 
 
 def secure_folder(cluster: ClusterFile) -> SecureFolder | None:
-    """Find what a cluster that is secure keeps beside its nodes; None of another one."""
+    """Return the folder with the keys of a secure cluster, or None."""
     if not cluster.secure:
         return None
     return SecureFolder(cluster.data_dir, has_own_zookeeper=cluster.has_own_zookeeper)
 
 
 def _refuse_other_password(cluster: ClusterFile, secure: SecureFolder) -> None:
-    """Raises ConfigError if the folder's password is not its user's: what `up` prints would let nobody in. A node
-    may take a moment to hear of a user who has just been made."""
+    """Raise ConfigError if the folder's password is wrong: the commands that `up` prints would be refused. A node may
+    need a moment to learn of a new user."""
     deadline = time.monotonic() + LOGIN_TIMEOUT_S
     while is_stranger(cluster.nodes[0].http, secure):
         if time.monotonic() > deadline:
             raise ConfigError(
-                f"the cluster serves, and {secure.password_file} is not {ADMIN}'s password (any more), so that no "
-                f"command by {secure.environment} is let in: write it there and `kvstore up` again. If nobody "
-                f"knows it, `kvstore access found {ADMIN} --replace-lost --data-dir {cluster.data_dir}` gives another"
+                f"the cluster serves, but {secure.password_file} does not hold the current password of {ADMIN}, so "
+                f"commands that use {secure.environment} are refused; write the password there and run `kvstore up` "
+                f"again, or set a new one: kvstore access found {ADMIN} --replace-lost --data-dir {cluster.data_dir}"
             )
         time.sleep(POLL_S)
 
 
 def _metadata_login(cluster: ClusterFile, progress: Progress) -> MetadataLogin | None:
-    """Return as whom the first nodes in the metadata store are made, which decides who may use them: in a store of the
-    cluster's own never another user than its nodes', whose processes have nothing of the environment. Raises
-    ConfigError."""
+    """Return the login with which the first nodes in the metadata store are created, which decides who may use them. In
+    the cluster's own store this is never another user than the nodes', whose processes do not inherit the environment's
+    login. Raises ConfigError."""
     secure = secure_folder(cluster)
     own, other = None if secure is None else secure.metadata_login(), metadata_login_of_environment()
     if own is None and other is not None and cluster.own_zookeeper and not _names_metadata_user(cluster):
-        progress(
-            f"leaving out the metadata store's user {other.user} of the environment: this cluster's nodes name none"
-        )
+        progress(f"ignoring the metadata store's user {other.user} of the environment: this cluster's nodes use none")
         return None
     return own or other
 
@@ -483,14 +481,14 @@ def _names_metadata_user(cluster: ClusterFile) -> bool:
 
 
 async def _found(cluster: ClusterFile, progress: Progress) -> tuple[Ring, str]:
-    """Return the cluster's ring and its id, after founding it if there is none yet."""
+    """Return the cluster's ring and id. Create the cluster if it does not exist yet."""
     secure = secure_folder(cluster)
     if secure is not None and (own := secure.metadata_login()) is not None:
         await close_root(cluster.zookeeper, own)
     store = await connect(cluster.zookeeper, login=_metadata_login(cluster, progress))
     try:
         if secure is not None and await found_access(store, secure.login()):
-            progress("making its administrator")
+            progress("creating its administrator")
         if cluster.bookies is Keepers.EXTERNAL:
             await _wait_for_bookies(store, cluster, progress)
         ring = await bootstrap.found(
@@ -506,35 +504,35 @@ async def _found(cluster: ClusterFile, progress: Progress) -> tuple[Ring, str]:
 
 
 async def _wait_for_bookies(store: MetadataStore, cluster: ClusterFile, progress: Progress) -> None:
-    """Return when there are as many as a log needs. Raises Unavailable."""
+    """Return once there are as many writable bookies as a log needs. Raises Unavailable."""
     wanted = layout.node_config(cluster, cluster.nodes[0], Path()).log.quorum.ack
-    progress(f"looking for bookies at {cluster.zookeeper}")
+    progress(f"waiting for bookies at {cluster.zookeeper}")
     registered = RegistrationClient(store)
     deadline = time.monotonic() + BOOKIES_TIMEOUT_S
     while len(found := (await registered.bookies()).writable) < wanted:
         if time.monotonic() > deadline:
             raise Unavailable(
-                f"want at least {wanted} writable bookies registered below {paths.LEDGERS} at {cluster.zookeeper}, got "
-                f"{', '.join(sorted(found)) or 'none'}: start them, or give the address of the store that they use"
+                f"expected at least {wanted} writable bookies below {paths.LEDGERS} at {cluster.zookeeper}, got "
+                f"{', '.join(sorted(found)) or 'none'}; start them, or pass the address of the store that they use"
             )
         await asyncio.sleep(POLL_S)
 
 
 def _write(files: dict[Path, str]) -> None:
-    """Replace each file as a whole."""
+    """Replace each file atomically."""
     for path, text in files.items():
         private_folder(path.parent)
         replace_file(path, text)
 
 
 def _is_written(config: Path) -> bool:
-    """Whether there is a node's file. An empty one is what a power cut leaves of one that was not synced."""
+    """Return True if a node's file exists. A power cut may leave an unsynced file empty."""
     return config.exists() and config.stat().st_size > 0
 
 
 def _is_ours(pid: int, config: str, *, looks: int = 1) -> bool:
-    """Whether `pid` is alive and runs the node of that file: numbers are used again for other processes. Looks again at
-    a process without words: it has none for a moment while its program is loaded."""
+    """Return True if `pid` is alive and runs the node of that file, because pids are reused. Retries for a process
+    without arguments, which has none for a moment while its program is loaded."""
     try:
         process = psutil.Process(pid)
         words = process.cmdline()
@@ -550,7 +548,7 @@ def _is_ours(pid: int, config: str, *, looks: int = 1) -> bool:
 
 
 def _end(pids: list[int], how: signal.Signals, timeout_s: float) -> None:
-    """Signal the processes, wait until they are gone, and kill what is left."""
+    """Signal the processes, wait until they have ended, and kill the rest."""
     for pid in pids:
         _signal(pid, how)
     deadline = time.monotonic() + timeout_s

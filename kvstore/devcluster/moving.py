@@ -1,4 +1,4 @@
-"""The files of a local cluster whose folder was moved: the paths in them, changed to where it is now. Blocking."""
+"""Adjusts the paths in the files of a local cluster whose folder was moved. Blocking."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ import psutil
 from kvstore import config as toml
 from kvstore.devcluster.layout import ClusterFile
 from kvstore.devcluster.processes import place_of
-from kvstore.devcluster.record import Record, replace_file
+from kvstore.devcluster.record import ClusterRecord, replace_file
 from kvstore.errors import ConfigError
 from kvstore.places import is_same_place, is_within
 from kvstore.server.config import NodeConfig
 
 _MARKS = ("node.toml", "zoo.cfg", "etcd/data")
-"""The ends of the arguments by which the processes of a cluster are known: of nodes, ZooKeeper and etcd."""
+"""Suffixes of the arguments that identify processes of a cluster: nodes, ZooKeeper and etcd."""
 
 
 def move_here(data_dir: Path) -> None:
-    """Change the record and each node's file of the cluster in this folder. What was broken off is done again by the
-    same call, since the record comes last. Raises ConfigError where something of the cluster runs."""
-    record = Record(data_dir)
+    """Adjust the record and each node's file of the cluster in this folder. An interrupted call can be repeated,
+    because the record is written last. Raises ConfigError if a process of the cluster runs."""
+    record = ClusterRecord(data_dir)
     found = record.read_or_none()
     if found is None or is_same_place(found.data_dir, data_dir):
         return
     old = found.data_dir
     if running := _running(old):
-        raise ConfigError(f"--moved: {running} runs in {old}: end it first; what was copied is not moved")
+        raise ConfigError(f"--moved: {running} still runs in {old}; stop it first; a copied cluster is not a moved one")
     for node in found.nodes:
         path = data_dir / Path(node.config).relative_to(old)
         if path.exists():
@@ -41,7 +41,7 @@ def move_here(data_dir: Path) -> None:
 
 
 def with_paths(value: Any, old: Path, new: Path) -> Any:
-    """The value with each path that is `old`, or below it, at `new`, at any depth. Twice is as once."""
+    """Return the value with each path at or below `old` moved to `new`, at any depth. Idempotent."""
     match value:
         case dict():
             return {name: with_paths(each, old, new) for name, each in value.items()}
@@ -55,7 +55,7 @@ def with_paths(value: Any, old: Path, new: Path) -> Any:
 
 
 def _running(folder: Path) -> str:
-    """Describe a process that uses a file in the folder, as nodes and their metadata store do; empty if none does."""
+    """Describe a process that uses a file in the folder, as nodes and metadata stores do; empty if there is none."""
     for process in psutil.process_iter(["cmdline", "pid"]):
         for word in process.info["cmdline"] or ():
             with suppress(psutil.Error):

@@ -1,4 +1,4 @@
-"""Asks the nodes of a local cluster for their HTTP pages. Blocking."""
+"""Requests HTTP pages of the nodes of a local cluster. Blocking."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _SAID_BYTES_MAX = 500
 
 
 def http_ok(address: str, path: str, secure: SecureFolder | None = None) -> bool:
-    """Whether the node that listens there answers with 200."""
+    """Return True if the node at the address answers with 200."""
     try:
         return _get(address, path, secure) is not None
-    except (URLError, OSError, HTTPException):  # the last: somebody else's port, who speaks something else
+    except (URLError, OSError, HTTPException):  # HTTPException: another program uses the port
         return False
 
 
 def why_not(address: str, path: str, secure: SecureFolder | None = None) -> str:
-    """Return in a line what the node that listens there says in place of 200; empty if it says nothing."""
+    """Return the reply of the node at the address, if it is not 200, in one line; empty without a reply."""
     try:
         _get(address, path, secure)
     except HTTPError as error:
@@ -36,7 +36,7 @@ def why_not(address: str, path: str, secure: SecureFolder | None = None) -> str:
 
 
 def is_stranger(address: str, secure: SecureFolder) -> bool:
-    """Whether the node that listens there says that it does not know the folder's user by this password."""
+    """Return True if the node at the address rejects the folder's user and password."""
     try:
         _get(address, "/", secure)
     except HTTPError as error:
@@ -48,13 +48,13 @@ def is_stranger(address: str, secure: SecureFolder) -> bool:
 
 
 def python_of(address: str, secure: SecureFolder | None = None) -> str | None:
-    """Ask the node that listens there what it runs on; None if it does not say so."""
+    """Return the Python version that the node at the address runs on, or None if it does not answer."""
     return _text(_first_page(address, secure).get("python")) or None
 
 
 def unsettled(address: str, secure: SecureFolder | None = None) -> tuple[str, str]:
-    """Ask the node that listens there for what passes by itself after a start: why the cluster's version is below what
-    the node can do, and why the node is not sure of its date. Each is empty if nothing is wrong or it does not say."""
+    """Return two temporary conditions after a start of the node at the address: why the cluster's version is below what
+    the node supports, and why the node is not sure of its clock. Each is empty if there is none, or without a reply."""
     page = _first_page(address, secure)
     date = page.get("date")
     doubt = date.get("doubt") if isinstance(date, dict) else None
@@ -75,13 +75,14 @@ def _text(found: object) -> str:
 
 
 def _get(address: str, path: str, secure: SecureFolder | None) -> bytes | None:
-    """The page; None if it is not 200. Of a secure cluster never without TLS. Raises OSError, HTTPException."""
+    """Return the page, or None if the status is not 200. A secure cluster is never asked without TLS. Raises OSError,
+    HTTPException."""
     scheme, context, headers = "http", None, {}
     if secure is not None:
         scheme, context = "https", secure.tls.client_context()
         headers["authorization"] = secure.login().header
     request = Request(f"{scheme}://{address}{path}", headers=headers)
-    # Never by the environment's http_proxy: that machine's loopback is another one.
+    # Never use the environment's http_proxy: a proxy's loopback is another machine.
     opener = build_opener(ProxyHandler({}), HTTPSHandler(context=context))
     with opener.open(request, timeout=_TIMEOUT_S) as answer:
         page: bytes = answer.read()

@@ -1,4 +1,4 @@
-"""Ports that a local cluster listens on: whether they are free, and what to do if they are not."""
+"""Checks that the ports of a local cluster are free, and advises what to do if they are not."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def is_free(address: str) -> bool:
 def taken_message(taken: Sequence[str]) -> str:
     """Return the error for taken ports, each as `host:port (what)`. The kernel may have given one of them to an
     outgoing connection; then no listening process shows up in `ss -ltn`."""
-    text = f"taken by another process: {', '.join(taken)}; choose others with --port-offset, for example 20000"
+    text = f"taken by another process: {', '.join(taken)}; choose other ports with --port-offset, for example 20000"
     outgoing = outgoing_ports()
     if any(int(each.partition(" ")[0].rpartition(":")[2]) in outgoing for each in taken):
         text += (
             f". The kernel gives ports from {outgoing[0]} to {outgoing[-1]} to outgoing connections, so one of these "
-            "may have the port although nothing listens on it: choose an offset that leaves all ports below"
+            "ports may be in use although nothing listens on it; choose an offset that keeps all ports below that range"
         )
     return text

@@ -1,7 +1,7 @@
-"""Asks every partition by a server's doors whether it serves: what `up` calls serving. Blocking.
+"""Asks every partition through a server's endpoints if it serves, which is what `up` waits for. Blocking.
 
-It writes nothing that a client sees: a strict read has its leader append an entry without a change and answers when
-that is acknowledged (docs/protocol.md, P19), so it proves that the partition's log takes writes.
+The probe writes nothing that clients see: a strict read makes its leader append an entry without a change, and answers
+once that is acknowledged (docs/protocol.md, P19). So it proves that the partition's log accepts writes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _REFUSALS = ("NOAUTH ", "NOPERM ")
 
 
 def keys_to_ask(ring: Ring) -> dict[PartitionId, bytes]:
-    """A key of each partition that owns anything; whether it is there does not matter."""
+    """Return a key of each partition that owns anything. The keys need not exist."""
     found: dict[PartitionId, bytes] = {}
     for number in range(_KEYS_MAX):
         key = b"%d" % number
@@ -45,9 +45,9 @@ def probe(
     tls: Tls | None = None,
     login: Login | None = None,
 ) -> None:
-    """A strict read of each key by the gRPC door, then a read by the Redis door, both as this user, or the one of the
-    environment. A door that refuses them has answered. Raises Unavailable, naming the partition that did not answer,
-    ConfigError."""
+    """Read each key strictly through the gRPC endpoint, then normally through the Redis endpoint, as the given user or
+    the environment's. An endpoint that refuses the user counts as answering. Raises Unavailable with the partition that
+    did not answer, ConfigError."""
     login = login or login_of_environment()
     with open_channel(grpc_address, tls, login=login) as channel:
         door = kv_pb2_grpc.KVStub(channel)
@@ -57,11 +57,11 @@ def probe(
             except grpc.RpcError as error:
                 failure = from_rpc_error(error)
                 if isinstance(failure, NotAuthenticated | PermissionDenied):
-                    return  # it answers, and asks who wants to know
+                    return  # it answers, and requires a login
                 raise _silent(partition, grpc_address, failure) from error
     try:
         with _Connection(resp_address, tls) as connection:
-            if login is not None:  # where nobody is asked the answer is an error, and no matter
+            if login is not None:  # without access control AUTH is an error, which does not matter
                 connection.ask(b"AUTH", login.user.encode(), login.password)
             for partition, key in keys.items():
                 found = connection.ask(b"EXISTS", key)
@@ -74,7 +74,7 @@ def probe(
 
 
 def _silent(partition: PartitionId, address: str, found: StoreError | object) -> Unavailable:
-    return Unavailable(f"partition {partition}: a read at {address} was answered by {found!r}")
+    return Unavailable(f"partition {partition}: expected a reply to a read at {address}, got {found!r}")
 
 
 class _Connection:
@@ -92,7 +92,7 @@ class _Connection:
         self._socket.close()
 
     def ask(self, *words: bytes) -> object:
-        packed = hiredis.pack_command(words)  # type: ignore[arg-type]  # the stub wants exactly one word
+        packed = hiredis.pack_command(words)  # type: ignore[arg-type]  # the stub allows only one word
         self._socket.sendall(packed)
         while (reply := self._reader.gets()) is False:
             data = self._socket.recv(65536)

@@ -1,4 +1,4 @@
-"""The record of a local cluster that `up` writes: its `cluster.json`, and who may change it. Blocking."""
+"""The record of a local cluster that `up` writes, `cluster.json`, and the lock for changing it. Blocking."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from kvstore.errors import ConfigError
 from kvstore.places import is_within
 
 Progress = Callable[[str], None]
-"""Is told, in a line, what is being done."""
+"""Receives one line about the current step."""
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Write it as a whole, synced: a crash, of the machine too, leaves the former one or this."""
+    """Replace a file atomically and sync it. After a crash it has either the old or the new content."""
     write_private(path, text.encode())
 
 
-class Record:
+class ClusterRecord:
     """The record of the cluster in one data directory."""
 
     def __init__(self, data_dir: Path) -> None:
@@ -31,23 +31,24 @@ class Record:
         self._path = data_dir / "cluster.json"
 
     def load_or_none(self) -> ClusterFile | None:
-        """None if there is no cluster here. Raises ConfigError for a record that cannot be read, and for a copy of
-        another place's."""
+        """Return the record, or None if there is no cluster here. Raises ConfigError for an unreadable record, and for
+        a copy of a cluster from another directory."""
         found = self.read_or_none()
         if found is not None:
             self._refuse_other_place(found)
         return found
 
     def read_or_none(self) -> ClusterFile | None:
-        """The same of any place's."""
+        """Return the record, also if it is a copy from another directory."""
         try:
             found = ClusterFile.from_document(json.loads(self._path.read_bytes()))
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (ValueError, ConfigError) as error:
             raise ConfigError(
-                f"{self._path} is not a cluster file: {error}. Remove it, and `kvstore up` with the options of the "
-                "first time makes it anew; the data stays"
+                f"{self._path} is not a cluster file: {error}. Remove it and run `kvstore up` with the original "
+                "options "
+                "to create it again; the data stays"
             ) from error
         return found
 
@@ -59,7 +60,7 @@ class Record:
 
     @contextmanager
     def lock(self, progress: Progress) -> Iterator[None]:
-        """Two calls of `up` at once would start everything twice."""
+        """Hold the lock, because two calls of `up` at once would start everything twice."""
         with open(self._data_dir / "up.lock", "w", opener=private_opener) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -69,11 +70,13 @@ class Record:
             yield
 
     def _refuse_other_place(self, cluster: ClusterFile) -> None:
-        """A copy would start the nodes of the old place, under metadata of this one that may be older."""
+        """Raise ConfigError for a copy of a cluster. It would start the nodes of the original directory, with metadata
+        from here that may be older."""
         homes = [Path(node.data_dir) for node in cluster.nodes]
         if any(not is_within(home, self._data_dir) for home in homes):
             old, new = homes[0].parent, self._data_dir
             raise ConfigError(
-                f"the cluster in {new} was made in {old}: move it back, or, if it was moved and nothing of it runs, "
-                f"`kvstore up --moved --data-dir {shlex.quote(str(new))}`, which changes the paths in its files"
+                f"the cluster in {new} was created in {old}; move it back; or, if it was moved and none of its "
+                "processes "
+                f"runs, run `kvstore up --moved --data-dir {shlex.quote(str(new))}` to adjust the paths in its files"
             )

@@ -1,16 +1,16 @@
-"""Keys of a local cluster that is secure, beside its nodes: certificates, passwords, and what clients need. Blocking.
+"""Keys of a secure local cluster, beside its nodes: certificates, passwords, and files for clients. Blocking.
 
     <data-dir>/secure/           0700; every file in it 0600
       ca.pem  ca.key             the authority (kvstore/devcluster/authority.py)
       n1.pem …  client.pem       a key and its certificate: of each node, and one for clients of the front ends
-      bookie-tools.pem           the same for commands that read bookies, which accept no client's certificate
+      bookie-tools.pem           the same for commands that read bookies, which accept no client certificates
       admin.password             of the user admin, on one line
-      metadata.password          of the nodes' user in a ZooKeeper of the cluster's own
-      client.env                 for a shell: `. client.env` lets what it starts in
+      metadata.password          of the nodes' user in the cluster's own ZooKeeper
+      client.env                 environment for a shell: `. client.env` gives its commands access
       netrc                      the same for curl
 
-Made once, and what is missing or about to expire once more, by each `kvstore up`; but for what would fit nothing: an
-authority of certificates that are there, and a password by which the metadata is closed.
+Each `kvstore up` creates what is missing and renews what is about to expire. Two files are never created again, because
+new ones would not fit: the authority of existing certificates, and the password that protects the metadata.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from kvstore.rpc.login import Login, password_in
 
 FOLDER = "secure"
 ADMIN = "admin"
-"""The user whom `up` makes; the client's certificate names another, so that it alone lets nobody in as him."""
+"""The user that `up` creates. The client certificate has another name, so that it alone does not log in as admin."""
 CLIENT = "client"
 TOOLS = "bookie-tools"
-"""The certificate of the operator's commands. Bookies know no users, so they accept only nodes and this certificate."""
+"""The certificate of operators' commands. Bookies have no users, so they accept only nodes and this certificate."""
 METADATA_USER = "kvstore"
 HOSTS = ("127.0.0.1", "localhost")
-"""By which nodes of a local cluster are reached."""
+"""The names by which nodes of a local cluster are reached."""
 _SECRET_BYTES = 24
 
 
@@ -52,19 +52,21 @@ class SecureFolder:
         self.password_file, self.metadata_password = self.path / "admin.password", self.path / "metadata.password"
 
     def make(self, nodes: Sequence[str], *, is_new: bool) -> None:
-        """Make what is missing, for nodes of these ids. Raises ConfigError, also for what only a new cluster can have
-        made, OSError."""
+        """Create what is missing, for nodes with these ids. Raises ConfigError, also for files that can only be created
+        with a new cluster, OSError."""
         try:
-            from kvstore.devcluster.authority import Authority  # the only one to want what comes with the local extra
+            from kvstore.devcluster.authority import (
+                CertificateAuthority,
+            )  # needs a package of the `local` extra
         except ImportError as error:
             raise ConfigError(f"--secure: {error}: {install_hint('local')}") from None
         if self.has_own_zookeeper and not is_new and not self.metadata_password.exists():
             raise ConfigError(
-                f"{self.metadata_password} is missing: bring it back. The cluster's metadata are closed to everybody "
-                "who does not know it, and another one does not open them"
+                f"{self.metadata_password} is missing; restore it. The cluster's metadata is protected with this "
+                "password, and a new one does not open it"
             )
         private_folder(self.path)
-        authority = Authority(self.path)
+        authority = CertificateAuthority(self.path)
         for node in nodes:
             authority.issue(node, HOSTS)
         authority.issue(CLIENT, ())
@@ -77,27 +79,28 @@ class SecureFolder:
         write_private(self.netrc, f"machine 127.0.0.1 login {ADMIN} password {password_text}\n".encode())
 
     def of_node(self, node: str) -> Tls:
-        """Of a node's listeners, and of its connections to others."""
+        """Return the TLS files of a node's listeners, and of its connections to others."""
         own = self.path / f"{node}.pem"
         return Tls(cert=own, key=own, ca=self.ca, verify_clients=True)
 
     @property
     def tls(self) -> Tls:
-        """Of a client."""
+        """The TLS files of a client."""
         return Tls(cert=self.client, key=self.client, ca=self.ca)
 
     def login(self) -> Login:
-        """The administrator's, as `up` has made it. Raises ConfigError."""
+        """Return the login of the administrator that `up` created. Raises ConfigError."""
         return Login(ADMIN, password_in(self.password_file))
 
     def metadata_login(self) -> MetadataLogin | None:
-        """The nodes' at the metadata store; None where that is not the cluster's own ZooKeeper. Raises ConfigError."""
+        """Return the nodes' login at the metadata store; None if that is not the cluster's own ZooKeeper. Raises
+        ConfigError."""
         if not self.has_own_zookeeper:
             return None
         return MetadataLogin(METADATA_USER, password_in(self.metadata_password))
 
     def url(self, addresses: Sequence[str]) -> str:
-        """By which a Python client reaches servers, of these gRPC addresses; who it is stands in its environment."""
+        """Return the URL for a Python client of servers with these gRPC addresses. The login is in its environment."""
         ca, own = quote(str(self.ca)), quote(str(self.client))
         return f"kvs://{','.join(addresses)}?ca={ca}&cert={own}&key={own}"
 
@@ -112,4 +115,4 @@ class SecureFolder:
         if self.has_own_zookeeper:
             names |= {"KVSTORE_METADATA_USER": METADATA_USER, "KVSTORE_METADATA_PASSWORD_FILE": self.metadata_password}
         lines = [f"export {name}={shlex.quote(str(value))}" for name, value in names.items()]
-        return "\n".join(["# Lets whatever this shell starts into the local cluster: . client.env", *lines, ""])
+        return "\n".join(["# Gives commands of this shell access to the local cluster: . client.env", *lines, ""])

@@ -1,4 +1,4 @@
-"""Settings of `kvstore up --set SECTION.NAME=VALUE`: into the node.toml files of a local cluster. Decides only."""
+"""Applies `kvstore up --set SECTION.NAME=VALUE` to the node.toml files of a local cluster. Decides only."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ PLACED = (
     *("http", "log.bookies"),
     *("storage.journal_dir", "storage.journal_dirs", "storage.index_dir", "storage.lost_dirs"),
 )
-"""Settings that differ from node to node, or that the cluster's record says too."""
+"""Settings that differ from node to node, or that are also in the cluster's record."""
 
 
 def parse(text: str) -> Setting:
-    """One that is the same on all nodes. Raises ConfigError."""
+    """Parse a setting that is the same on all nodes. Raises ConfigError."""
     found = toml.setting(text)
     if found.name in PLACED or found.name.partition(".")[0] in PLACED:
-        raise ConfigError(f"--set {found.name}: `kvstore up` itself decides {found.name} of each node")
+        raise ConfigError(f"--set {found.name}: `kvstore up` sets {found.name} of each node itself")
     return found
 
 
 def with_settings(text: str, settings: Sequence[Setting], *, what: str) -> str:
-    """The text of a node.toml with other values. `what` names the file in errors. Raises ConfigError, also for what the
-    file itself has wrong."""
+    """Return the text of a node.toml with other values. `what` names the file in errors. Raises ConfigError, also for
+    faults of the file itself."""
     table = toml.with_settings(toml.parse(text, Path(what)), settings)
     try:
         return toml.to_toml(toml.from_table(table, NodeConfig))

@@ -20,7 +20,7 @@ from kvstore.errors import Unavailable
 from kvstore.places import is_same_place
 
 START_TIMEOUT_S = 60.0
-"""Longest wait for a process of a local cluster to serve."""
+"""Maximum seconds for a process of a local cluster to serve."""
 STOP_TIMEOUT_S = 15.0
 POLL_S = 0.02
 _LOOKS = 5
@@ -30,15 +30,15 @@ class StoreProcess:
     """One running server, started by this process or found by its directory."""
 
     program = ""
-    """Its name, as people write it; in lower case the name of its files."""
+    """The program's name for people; in lower case the name of its files."""
     logs: tuple[str, ...] = ()
-    """The files that tell what it said."""
+    """The files of its log and output."""
 
     def __init__(self, directory: Path, address: str, pid: int) -> None:
         self.directory, self.address, self.pid = directory, address, pid
 
     def is_running(self) -> bool:
-        """Whether the process lives and is this directory's server: numbers of processes are used again."""
+        """Return True if the process lives and is this directory's server, because pids are reused."""
         return is_alive(self.pid) and self._is_this_server()
 
     def _is_this_server(self) -> bool:
@@ -46,31 +46,31 @@ class StoreProcess:
             try:
                 process = psutil.Process(self.pid)
                 if process.status() == psutil.STATUS_ZOMBIE:
-                    return True  # it ends: its arguments are gone, and some thread still has its ports
+                    return True  # it is ending: its arguments are gone, but a thread still holds its ports
                 arguments = process.cmdline()
             except psutil.Error:
                 return False
             if arguments:
                 return _names(arguments, self.mark)
-            time.sleep(POLL_S)  # empty for a moment while a process replaces its program, as a starting Java does
+            time.sleep(POLL_S)  # empty for a moment while a starting Java replaces its program
         return False
 
     @property
     def mark(self) -> str:
-        """The argument by which its process is known."""
+        """The argument that identifies its process."""
         raise NotImplementedError
 
     def is_ready(self) -> bool:
-        """Whether it serves clients."""
+        """Return True if it serves clients."""
         raise NotImplementedError
 
     def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Raises Unavailable, with the server's last words, if it ends or takes longer."""
+        """Return once it serves. Raises Unavailable, with its last output, if it ends or takes longer."""
         deadline = time.monotonic() + timeout_s
         while not self.is_ready():
             if not is_alive(self.pid):
                 raise Unavailable(
-                    f"{self.program} at {self.address} ended while starting; it said:\n{self._last_words()}"
+                    f"{self.program} at {self.address} ended while starting; its last output:\n{self._last_words()}"
                 )
             if time.monotonic() > deadline:
                 raise Unavailable(
@@ -79,7 +79,7 @@ class StoreProcess:
             time.sleep(POLL_S)
 
     def stop(self) -> None:
-        """End it in order, or by force after STOP_TIMEOUT_S. Its data stays."""
+        """Stop it gracefully, or by force after STOP_TIMEOUT_S. Its data stays."""
         self._signal(signal.SIGTERM)
         self._signal(signal.SIGCONT)
         deadline = time.monotonic() + STOP_TIMEOUT_S
@@ -88,14 +88,14 @@ class StoreProcess:
         self.kill()
 
     def kill(self) -> None:
-        """End it at once, as a crash would."""
+        """Kill it at once, as a crash would."""
         while self.is_running():
             self._signal(signal.SIGKILL)
             time.sleep(POLL_S)
         pid_file(self.directory, self.program).unlink(missing_ok=True)
 
     def pause(self) -> None:
-        """Stop the process without ending it, and return when it stands still: its connections stay open and silent."""
+        """Suspend the process, and return once it is suspended. Its connections stay open and silent."""
         self._signal(signal.SIGSTOP)
         with suppress(psutil.NoSuchProcess):  # it has ended since
             while self.is_running() and psutil.Process(self.pid).status() != psutil.STATUS_STOPPED:
@@ -110,7 +110,7 @@ class StoreProcess:
                 os.kill(self.pid, which)
 
     def _last_words(self) -> str:
-        """The ends of its log and of its output, without stack traces."""
+        """Return the ends of its log and of its output, without stack traces."""
         texts = [path.read_text(errors="replace") for name in self.logs if (path := self.directory / name).exists()]
         return "\n".join(
             line for text in texts for line in [it for it in text.splitlines() if not it.startswith("\t")][-6:]
@@ -118,13 +118,13 @@ class StoreProcess:
 
 
 def pid_file(directory: Path, program: str) -> Path:
-    """The file in which the server of a directory is found again: its pid and its address."""
+    """Return the file that records the pid and address of a directory's server."""
     return directory / f"{program.lower()}.pid"
 
 
 def record_or_kill(process: StoreProcess) -> None:
-    """Write that file, as a whole; where it cannot be written, on a full disk say, end the server: each further start
-    would leave one more that nobody knows of."""
+    """Write that file atomically. If it cannot be written, for example on a full disk, kill the server, because each
+    further start would leave another unknown one."""
     try:
         replace_file(pid_file(process.directory, process.program), f"{process.pid} {process.address}\n")
     except BaseException:
@@ -133,8 +133,8 @@ def record_or_kill(process: StoreProcess) -> None:
 
 
 def process_with_or_none(*words: str) -> tuple[int, list[str]] | None:
-    """Find the process that has all these words among its arguments, and return its number and its arguments: for a
-    server that its directory's file does not tell of."""
+    """Return pid and arguments of the process that has all these words among its arguments: for a server that its
+    directory's file does not record."""
     for process in psutil.process_iter(["cmdline"]):
         arguments = process.info["cmdline"] or []
         if all(_names(arguments, word) for word in words):
@@ -149,7 +149,7 @@ def _names(arguments: Sequence[str], word: str) -> bool:
 
 
 def recorded_or_none(directory: Path, program: str) -> tuple[int, str] | None:
-    """Pid and address of the server that was started last in the directory."""
+    """Return pid and address of the server that was last started in the directory."""
     try:
         pid, address = pid_file(directory, program).read_text().split()
         return int(pid), address
@@ -163,8 +163,8 @@ Server = TypeVar("Server", bound=StoreProcess)
 def found_or_none(
     kind: type[Server], directory: Path, unrecorded_or_none: Callable[[Path], tuple[int, str] | None]
 ) -> Server | None:
-    """The server that runs in `directory`, whoever started it: also one that its file does not tell of, or tells of an
-    earlier one, and that `unrecorded_or_none` finds by its pid and address."""
+    """Return the server that runs in `directory`, even if another process started it. `unrecorded_or_none` finds a
+    server by pid and address if the directory's file does not record it or records an earlier one."""
     directory = directory.resolve()
     for look in (partial(recorded_or_none, program=kind.program), unrecorded_or_none):
         if (found := look(directory)) is not None:

@@ -2,8 +2,7 @@
 
     <directory>/zoo.cfg  log4j2.xml  myid  zookeeper.pid  zookeeper.out  zookeeper.log  data/
 
-All listens on loopback. A server outlives the process that started it if it was asked to, and is found again by its
-directory.
+All ports are on loopback. A detached server outlives the process that started it, and is found again by its directory.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from kvstore.places import is_same_place
 from kvstore.rpc.login import without_login
 
 VERSION_MIN = (3, 9, 5)
-"""Earlier ones lose committed data, or skip TLS host name checks."""
+"""Earlier versions lose committed data, or skip the check of TLS host names."""
 TICK_MS = 500
 SESSION_TIMEOUT_MAX_MS = 60_000
 _MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
@@ -53,7 +52,8 @@ _JARS = (
     *("slf4j-api-*", "log4j-api-*", "log4j-core-*", "log4j-slf4j2-impl-*", "commons-io-*", "commons-cli-*", "jline-2*"),
     *("netty-[a-su-z]*", "netty-transport-*"),
 )
-# It keeps its last 500 writes in memory, of up to 1 MB each: with less heap it ends after some hundred large ones.
+# ZooKeeper keeps its last 500 writes, of up to 1 MB each, in memory. A smaller heap ends after some hundred large
+# writes.
 _JAVA_FLAGS = (
     *("-Xms8m", "-Xmx768m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:+ExitOnOutOfMemoryError"),
     *("-Djava.net.preferIPv4Stack=true", "-Dzookeeper.preAllocSize=4096"),
@@ -98,8 +98,8 @@ class ZooKeeperProcess(StoreProcess):
         return str(self.directory / "zoo.cfg")
 
     def is_ready(self) -> bool:
-        """Whether it serves clients; a member of an ensemble does so only in a quorum. Another server at its address is
-        not it."""
+        """Return True if it serves clients; an ensemble's member does so only in a quorum. Another server at its
+        address does not count."""
         found = _DATA_DIR.search(four_letters(self.address, "conf"))
         return found is not None and is_same_place(found[1], self.directory / "data")
 
@@ -112,10 +112,10 @@ def start_standalone(
     settings: str = "",
     environ: Mapping[str, str] = os.environ,
 ) -> ZooKeeperProcess:
-    """Start a single server with its files in `directory` (0: on any free port), and wait until it serves.
+    """Start a single server with its files in `directory`, and wait until it serves. With `port` 0 it uses a free port.
 
-    `detached`: it survives signals to this process's group. `settings`: more lines for zoo.cfg. Raises ConfigError
-    without pyspark or Java, Unavailable.
+    A `detached` server survives signals to this process's group. `settings` are more lines for zoo.cfg. Raises
+    ConfigError without pyspark or Java, Unavailable.
     """
     directory = directory.resolve()
     process = _launch(directory, _HOST, port or free_port(), settings, detached=detached, environ=environ)
@@ -140,18 +140,18 @@ def start_ensemble(
 
 
 def restart(process: ZooKeeperProcess, *, environ: Mapping[str, str] = os.environ) -> ZooKeeperProcess:
-    """Start the server of `process` again, which has ended, with the same files and ports."""
+    """Start the server of `process`, which has ended, again with the same files and ports."""
     return _spawn(process.directory, process.address, detached=False, environ=environ)
 
 
 def find_running(directory: Path) -> ZooKeeperProcess | None:
-    """The server that runs in `directory`, whoever started it."""
+    """Return the server that runs in `directory`, even if another process started it, or None."""
     return found_or_none(ZooKeeperProcess, directory, _unrecorded_or_none)
 
 
 def _unrecorded_or_none(directory: Path) -> tuple[int, str] | None:
-    """Pid and address of a server of the directory that no file tells of: whoever started it was killed just then. A
-    second one would write to the same data."""
+    """Return pid and address of the directory's server that no file records, because its starter was killed at that
+    moment. A second server would write to the same data."""
     try:
         text = (directory / "zoo.cfg").read_text(encoding="utf-8")
     except OSError:
@@ -185,7 +185,7 @@ def _launch(
 
 
 def _java_text(value: str) -> str:
-    """A value of a file of Java's Properties, which are read as ISO 8859-1 and take backslashes for escapes."""
+    """Return a value for a file of Java properties, which is read as ISO 8859-1 with backslash escapes."""
     units = value.encode("utf-16-be")
     codes = [int.from_bytes(units[at : at + 2]) for at in range(0, len(units), 2)]
     return "".join("\\\\" if chr(code) == "\\" else chr(code) if code < 128 else f"\\u{code:04x}" for code in codes)
@@ -206,36 +206,36 @@ def _spawn(directory: Path, address: str, *, detached: bool, environ: Mapping[st
             cwd=directory,
             start_new_session=detached,
             umask=PRIVATE_UMASK,
-            env={**without_login(environ), "LC_ALL": "C.UTF-8"},  # by it Java knows how names of files are written
+            env={**without_login(environ), "LC_ALL": "C.UTF-8"},  # tells Java the encoding of file names
         )
-    child.returncode = 0  # whoever holds the pid watches it; subprocess need not
+    child.returncode = 0  # we watch the pid ourselves; silences subprocess's warning
     process = ZooKeeperProcess(directory, address, child.pid)
     record_or_kill(process)
     return process
 
 
 def jars_folder() -> Path:
-    """Where pyspark keeps its jars. Raises ConfigError if it is not installed."""
+    """Return the folder of pyspark's jars. Raises ConfigError if pyspark is not installed."""
     found = importlib.util.find_spec("pyspark")
     if found is None or found.origin is None:
         raise ConfigError(
-            f"ZooKeeper's jars come with pyspark: {install_hint('local')}, or name a ZooKeeper by --zookeeper"
+            f"ZooKeeper's jars come with pyspark: {install_hint('local')}, or name a ZooKeeper with --zookeeper"
         )
     return Path(found.origin).parent / "jars"
 
 
 def classpath(jars: Path) -> list[Path]:
-    """The jars that a server needs. Raises ConfigError if there is no ZooKeeper of at least VERSION_MIN among them, or
-    Java cannot name them."""
+    """Return the jars that a server needs. Raises ConfigError without a ZooKeeper of at least VERSION_MIN, or if Java
+    cannot name the jars."""
     if os.pathsep in str(jars):
         raise ConfigError(
-            f"{jars}: Java takes {os.pathsep!r} for the end of a path: want the jars in a folder without one"
+            f"{jars}: Java ends a path at {os.pathsep!r}; install the jars into a folder without it in its path"
         )
     servers = [match for path in jars.glob("zookeeper-*.jar") if (match := _SERVER_JAR.fullmatch(path.name))]
     versions = sorted(tuple(map(int, match.groups())) for match in servers)
     if len(versions) != 1 or versions[0] < VERSION_MIN:
         found = ", ".join(".".join(map(str, version)) for version in versions) or "none"
-        raise ConfigError(f"want one ZooKeeper of at least {'.'.join(map(str, VERSION_MIN))} in {jars}, found {found}")
+        raise ConfigError(f"expected one ZooKeeper {'.'.join(map(str, VERSION_MIN))} or newer in {jars}, got {found}")
     return sorted({path for pattern in _JARS for path in jars.glob(f"{pattern}.jar")})
 
 
@@ -243,7 +243,7 @@ _SERVER_JAR = re.compile(r"zookeeper-(\d+)\.(\d+)\.(\d+)\.jar")
 
 
 def four_letters(address: str, command: str) -> str:
-    """A server's answer to one of its four-letter commands; empty if it does not answer."""
+    """Return a server's reply to a four-letter command; empty without a reply."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host, int(port)), timeout=_ASK_TIMEOUT_S) as connection:
@@ -258,9 +258,9 @@ def free_port() -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of loopback that nobody listens on just now, and that the kernel does not give to outgoing connections:
-    else one of these could take a port before its server has started, or while it restarts. Nobody else who asks here
-    is given them as long as this process runs."""
+    """Return free ports of loopback outside of the kernel's range for outgoing connections. An outgoing connection
+    could take such a port before its server has started, or while it restarts. Other callers of this function, in any
+    process, do not get these ports as long as this process runs."""
     outgoing, ports = outgoing_ports(), range(*_PORTS)
     begin = random.randrange(len(ports))
     candidates = (port for port in itertools.chain(ports[begin:], ports[:begin]) if port not in outgoing)
@@ -268,12 +268,12 @@ def free_ports(count: int) -> list[int]:
     found = list(itertools.islice(takeable, count))
     _given.update(found)
     if len(found) < count:
-        raise Unavailable(f"want {count} free ports from {_PORTS[0]} to {_PORTS[1]}, found {len(found)}")
+        raise Unavailable(f"expected {count} free ports from {_PORTS[0]} to {_PORTS[1]}, got {len(found)}")
     return found
 
 
 def outgoing_ports() -> range:
-    """Return the ports that the kernel gives to outgoing connections; empty if it does not say."""
+    """Return the ports that the kernel uses for outgoing connections; empty if unknown."""
     try:
         first, last = map(int, _OUTGOING.read_text(encoding="ascii").split())
     except (OSError, ValueError):
@@ -283,13 +283,13 @@ def outgoing_ports() -> range:
 
 @cache
 def _claims() -> int:
-    """A file of which each process locks a byte for each of its ports."""
+    """Return a file in which each process locks a byte for each of its ports."""
     path = Path(tempfile.gettempdir()) / f"kvstore-ports-{os.getuid()}.lock"
     return os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
 
 
 def _is_claimed(port: int) -> bool:
-    """Whether the port is now this process's, until it ends; False if it is another one's."""
+    """Reserve the port for this process until it ends. Return False if another process has reserved it."""
     try:
         fcntl.lockf(_claims(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
     except BlockingIOError:

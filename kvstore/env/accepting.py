@@ -2,14 +2,14 @@
 
 A TLS connection passes two stages, each with its own slots. First it waits, as a bare socket, until the client's whole
 hello has arrived: a client that sends half of one costs a descriptor and no handshake. Then it is in its handshake.
-Both stages give slots by network (kvstore/env/shares.py). When the waiting slots run out, the oldest connection of the
-network with the most of them is closed. When the handshake slots run out, a connection waits for its turn, unless its
-network has fewer slots than another: then it displaces the oldest of that one. So unauthenticated peers of one network,
-or of many, keep neither clients elsewhere nor the nodes of the cluster out.
+Both stages assign slots by network (kvstore/env/shares.py). When the waiting slots run out, the oldest connection of
+the network with the most of them is closed. When the handshake slots run out, a connection waits for its turn, unless
+its network has fewer slots than another: then it displaces the oldest of that one. So unauthenticated peers of one
+network, or of many, keep out neither clients elsewhere nor the nodes of the cluster.
 
-Descriptors are given from the lowest free number on, so one that has a high number says that all below are taken:
-connections that have such numbers are closed, and what is above stays for files. Where the process, or the machine, has
-no descriptor left, nothing is accepted for a while.
+The kernel assigns the lowest free descriptor, so a high number means that all lower ones are taken. Connections with
+such numbers are closed, and the numbers above stay free for files. If the process or the machine has no descriptor
+left, nothing is accepted for a while.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kvstore.env.dns.names import NAMES
 from kvstore.env.networks import KnownNetworks, network_of
 from kvstore.env.nursery import TaskNursery
 from kvstore.env.ports import Prelude, StreamHandler
-from kvstore.env.preludes import hear_out, wait_for_hello, wants_tls
+from kvstore.env.preludes import finish_prelude, wait_for_hello, wants_tls
 from kvstore.env.shares import Shares
 from kvstore.os_errors import has_no_such_address, reason_of
 
@@ -37,37 +37,38 @@ log = logging.getLogger(__name__)
 BACKLOG_MAX = 1024
 """Connections that the kernel holds before they are accepted."""
 ACCEPTS_MAX = 64
-"""In one turn of the event loop."""
+"""Maximum number of accepts in one turn of the event loop."""
 WAITING_MAX, WAITING_SHARE = 512, 32
-"""Connections of one port that wait for their client's hello, or for a handshake slot; at most one 32nd of the
-descriptors of the process."""
+"""Maximum number of connections of one port that wait for their client's hello or for a handshake slot; also at most
+one 32nd of the process's descriptors."""
 OPENING_S = 5.0
 """Maximum time from the accept of a connection to the end of its TLS handshake."""
 HANDSHAKES_MAX = 64
-"""Handshakes of one port at a time. Each takes tens of KiB, so there are fewer of them than of waiting connections."""
+"""Maximum number of concurrent handshakes of one port. Each takes tens of KiB, so there are fewer of them than of
+waiting connections."""
 HANDSHAKE_SURE_S = 1.0
-"""How long a handshake keeps its slot however many of its own network wait. On a busy machine 64 handshakes take some
-hundred milliseconds: if the oldest gave way earlier, those next to be done would, and hardly one of a thousand clients
-would come in."""
+"""Time for which a handshake keeps its slot however many connections of its own network wait, in seconds. On a busy
+machine 64 handshakes take some hundred milliseconds. If the oldest was displaced earlier, nearly finished handshakes
+would be, and hardly one of a thousand clients would get in."""
 BEGUN_MAX, BEGUN_S = 4, 0.005
-"""Handshakes of one port that begin within BEGUN_S. Each takes a signature: if all slots were given in one turn of the
-event loop, everything else in it would wait for as many."""
+"""Maximum number of handshakes of one port that begin within BEGUN_S seconds. Each takes a signature: if all slots were
+assigned in one turn of the event loop, everything else in it would wait for all of them."""
 CLOSED_MAX, CLOSED_REST_S = 4, 0.02
-"""After closing CLOSED_MAX waiting connections for newcomers the port accepts nothing for CLOSED_REST_S, and newcomers
-wait in the kernel. Peers that reconnect as fast as they are closed would otherwise take the event loop from clients:
-with 32 in place of 2, clients had a third of the answers under attack, and newcomers came in no sooner."""
+"""After closing CLOSED_MAX waiting connections for newcomers the port accepts nothing for CLOSED_REST_S seconds, and
+newcomers wait in the kernel. Otherwise peers that reconnect as fast as they are closed would take the event loop from
+clients: with 32 in place of 2, clients had a third of the answers under attack, and newcomers got in no sooner."""
 REST_S = 0.1
-"""How long nothing is accepted when there is no room."""
+"""Pause of accepting when there is no capacity, in seconds."""
 FILES_SHARE, FILES_MAX = 4, 1024
-"""A quarter of the descriptors that the process may have, but not more than so many, are no connection's."""
+"""Descriptors that are reserved for files: a quarter of those that the process may have, at most FILES_MAX."""
 SILENT_S, ASK_S, ASKS = 60, 20, 3
-"""Where nothing comes on a connection the kernel asks, after SILENT_S and then every ASK_S, whether the other side is
-still there; after ASKS without an answer it is lost. Else one whose machine has lost its power would be held for ever.
-Where something was sent the kernel gives up by itself, after a quarter of an hour."""
+"""Keepalive: after SILENT_S seconds of silence the kernel probes the peer every ASK_S seconds, and drops the connection
+after ASKS probes without an answer. Otherwise a connection to a machine that lost power would be held forever. If data
+were sent, the kernel drops the connection by itself after a quarter of an hour."""
 SAY_S = 10.0
-"""Between two lines in the log about one port."""
+"""Minimum time between two log lines about one port, in seconds."""
 SAY_PLAIN_S = 60.0
-"""Between two that name a client without TLS."""
+"""Minimum time between two log lines that name a client without TLS, in seconds."""
 
 
 @dataclass(slots=True)
@@ -78,16 +79,16 @@ class Accepted:
     timed_out: int = 0
     gave_way: int = 0
     refused: int = 0
-    """For want of descriptors."""
+    """Connections that were closed for lack of descriptors."""
     plain: int = 0
-    """Without TLS, where it is preferred."""
+    """Connections without TLS on ports that prefer it."""
 
 
 class Carrier(Protocol):
-    """A handler that carries the bytes of a TLS handshake to somebody else."""
+    """A handler that passes the bytes of a TLS handshake to another component."""
 
     opened: asyncio.Future[None]
-    """Done when the handshake is over, or the connection is."""
+    """Done when the handshake or the connection has ended."""
 
     def break_off(self) -> None:
         """End the connection at once."""
@@ -102,8 +103,8 @@ class _Turn:
 
 
 class Acceptor:
-    """Accepts the connections of one socket, which it closes. `start` begins, `close` ends it; what was accepted goes
-    on."""
+    """Accepts the connections of one socket, and closes the socket. `start` begins, `close` ends it; accepted
+    connections continue."""
 
     def __init__(
         self,
@@ -118,9 +119,8 @@ class Acceptor:
         known: KnownNetworks | None = None,
         carries: bool = False,
     ) -> None:
-        """`admits_plain`: what begins otherwise than with TLS is let in without, and counted. `known`: networks that
-        peers elsewhere do not displace. `carries`: handlers carry the bytes of handshakes to somebody else
-        (`Carrier`)."""
+        """`admits_plain`: connections that do not begin with TLS are accepted and counted. `known`: networks that peers
+        elsewhere do not displace. `carries`: handlers pass the bytes of handshakes to another component (`Carrier`)."""
         self._admits_plain, self._carries = admits_plain, carries
         self._socket, self._factory, self._accepted, self._is_vital = sock, factory, accepted, is_vital
         self._loop = asyncio.get_running_loop()
@@ -132,10 +132,10 @@ class Acceptor:
         """Connections whose client has not sent its whole hello, or that wait for a handshake slot."""
         self._handshakes: Shares[socket.socket] = Shares(self._known)
         self._turns: dict[socket.socket, _Turn] = {}
-        """Those of the waiting ones that are ready for their handshake; the oldest is first."""
+        """Waiting connections that are ready for their handshake, the oldest first."""
         self._next_turns: asyncio.TimerHandle | None = None
         self._begun = 0
-        """Handshakes that have begun within BEGUN_S."""
+        """Number of handshakes that have begun within BEGUN_S."""
         self._timer: asyncio.TimerHandle | None = None
         self._said_at = -SAY_S
         self._plain_said_at = -SAY_PLAIN_S
@@ -149,7 +149,7 @@ class Acceptor:
         self._loop.add_reader(self._socket.fileno(), self._accept)
 
     def use(self, tls: ssl.SSLContext | None) -> None:
-        """Take this for handshakes that begin from now on."""
+        """Use this context for handshakes that begin from now on."""
         self._tls = tls
 
     def close(self) -> None:
@@ -180,7 +180,7 @@ class Acceptor:
             if closed == CLOSED_MAX:
                 return self._rest(f"{len(self._waiting)} connections wait for their TLS handshake", CLOSED_REST_S)
         if refused:
-            self._rest(f"{files_max} descriptors are taken, and the others are for files", REST_S)
+            self._rest(f"{files_max} descriptors are taken, and the others are reserved for files", REST_S)
 
     def _rest(self, reason: str, delay_s: float) -> None:
         now = self._loop.time()
@@ -188,14 +188,15 @@ class Acceptor:
             self._said_at = now
             log.warning("port %d is flooded: %s", self._socket.getsockname()[1], reason)
         self._loop.remove_reader(self._socket.fileno())
-        self._timer = self._loop.call_later(delay_s, self._go_on)
+        self._timer = self._loop.call_later(delay_s, self._resume_accepting)
 
-    def _go_on(self) -> None:
+    def _resume_accepting(self) -> None:
         if not self._is_closed:
             self._loop.add_reader(self._socket.fileno(), self._accept)
 
     def _open(self, sock: socket.socket, network: str) -> bool:
-        """Take an accepted connection in. Return True if another one was closed for it, or the connection itself."""
+        """Take an accepted connection in. Return True if another connection or this one was closed for lack of
+        slots."""
         sock.setblocking(False)
         if not self._expects_tls:
             self._nursery.spawn(self._hand_over(sock, network), name="connection")
@@ -210,7 +211,7 @@ class Acceptor:
 
     def _displace(self, sock: socket.socket | None) -> None:
         """End a connection before or in its handshake as if its client had. Its task is not cancelled: the handshake
-        may be over in this turn, and by uvloop the handler, which has the connection then, would not be told."""
+        may end in this turn, and uvloop would not notify the handler, which owns the connection then."""
         assert sock is not None, "slots that run out have occupants"
         self._accepted.opening -= self._leave(sock)
         self._accepted.gave_way += 1
@@ -218,25 +219,26 @@ class Acceptor:
             sock.shutdown(socket.SHUT_RDWR)
 
     def _ended(self, sock: socket.socket) -> None:
-        """Free the slot of a connection that is a handler's, or no more."""
+        """Free the slot of a connection that a handler owns or that has ended."""
         had_handshake = sock in self._handshakes
         self._accepted.opening -= self._leave(sock)
         if had_handshake:
             self._give_turns()
 
     def _leave(self, sock: socket.socket) -> bool:
-        """Take the slot of a connection. Return True if it had one."""
+        """Free the slot of a connection. Return True if it had one."""
         turn = self._turns.pop(sock, None)
         if turn is not None and not turn.come.done():
             turn.come.set_exception(ConnectionResetError("the connection was displaced"))
         return self._waiting.discard(sock) or self._handshakes.discard(sock)
 
     async def _hand_over(self, sock: socket.socket, network: str) -> None:
-        """Give the connection a handler, after its handshake. If that fails nobody is told: nobody knew of it."""
+        """Give the connection to a handler, after its handshake. A failure is not reported, because nobody knew of the
+        connection."""
         try:
             left_s = await self._until_handshake(sock, network) if self._expects_tls else None
             if left_s is None:
-                self._ended(sock)  # nothing is left to wait for, and nobody may end it
+                self._ended(sock)  # the connection waits for nothing more, and nobody may displace it
             is_carried = left_s is None or self._carries
             options: Any = {} if is_carried else {"ssl": self._tls, "ssl_handshake_timeout": left_s}
             _, handler = await self._loop.connect_accepted_socket(self._factory, sock, **options)  # type: ignore[type-var]
@@ -250,7 +252,7 @@ class Acceptor:
             self._ended(sock)
 
     async def _until_handshake(self, sock: socket.socket, network: str) -> float | None:
-        """Wait until the connection has its handshake slot; returns the seconds that are left for the handshake, or
+        """Wait until the connection has its handshake slot. Returns the seconds that are left for the handshake, or
         None if there is no handshake. Both have OPENING_S together."""
         began = self._loop.time()
         async with asyncio.timeout(OPENING_S):
@@ -259,7 +261,7 @@ class Acceptor:
                     self._note_plain(sock)
                 return None
             if self._prelude is not None:
-                await hear_out(sock, self._prelude)
+                await finish_prelude(sock, self._prelude)
             await wait_for_hello(sock)
             await self._slot(sock, network)
         return max(OPENING_S - (self._loop.time() - began), 0.001)
@@ -267,7 +269,7 @@ class Acceptor:
     # ── handshake slots ───────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _slot(self, sock: socket.socket, network: str) -> None:
-        """Wait for a handshake slot. The socket is closed when this is cancelled. Raises ConnectionResetError if the
+        """Wait for a handshake slot. The socket is closed if this is cancelled. Raises ConnectionResetError if the
         connection was displaced meanwhile."""
         if sock not in self._waiting:
             sock.close()
@@ -276,7 +278,7 @@ class Acceptor:
         self._turns[sock] = turn
         if len(self._handshakes) < HANDSHAKES_MAX or self._handshakes.displaced_by(network) is not None:
             self._give_turns()
-        else:  # those that waited before have no turn either: to look at all of them for each newcomer would be costly
+        else:  # earlier connections have no turn either, and checking all of them each time would be costly
             self._give_turns_later()
         try:
             await turn.come
@@ -286,7 +288,7 @@ class Acceptor:
 
     def _give_turns(self) -> None:
         """Begin the handshakes that may begin: first those of known networks and of few others, then of networks with
-        the fewest."""
+        the fewest slots."""
         while self._turns and self._begun < BEGUN_MAX:
             sock = next(iter(self._turns)) if len(self._turns) == 1 else min(self._turns, key=self._order)
             if len(self._handshakes) >= HANDSHAKES_MAX:
@@ -312,13 +314,14 @@ class Acceptor:
         return self._handshakes.order_of(self._turns[sock].network)
 
     def _overdue(self) -> socket.socket | None:
-        """Return the oldest handshake of the network with the most, if it has had its time."""
+        """Return the oldest handshake of the fullest network if its guaranteed time is over."""
         oldest = self._handshakes.first_to_go()
         assert oldest is not None, "slots that run out have occupants"
         return oldest if self._loop.time() - self._handshakes.since(oldest) >= HANDSHAKE_SURE_S else None
 
     def _give_turns_later(self) -> None:
-        """Try again when the oldest handshake has had its time; a handshake that ends gives its slot on sooner."""
+        """Try again when the oldest handshake's guaranteed time is over. A handshake that ends frees its slot
+        sooner."""
         if self._next_turns is None and not self._is_closed:
             self._next_turns = self._loop.call_later(HANDSHAKE_SURE_S / 8, self._give_turns_again)
 
@@ -333,11 +336,11 @@ class Acceptor:
             self._plain_said_at = now
             with suppress(OSError):
                 port, caller = sock.getsockname()[1], sock.getpeername()[0]
-                log.warning("port %d: %s connects without TLS; mode is prefer, so it may", port, caller)
+                log.warning("port %d: %s connects without TLS; the mode is prefer, which allows it", port, caller)
 
 
 async def _carried(carrier: Carrier, left_s: float) -> None:
-    """Wait until the handshake that somebody else does is over; break it off if it takes longer than `left_s`."""
+    """Wait until the handshake that the carrier passes on is over. Break it off if it takes longer than `left_s`."""
     try:
         async with asyncio.timeout(left_s):
             await carrier.opened
@@ -353,7 +356,8 @@ def waiting_max() -> int:
 
 
 def files_for_connections(*, is_vital: bool = False) -> int:
-    """Descriptors below this number may be a connection's. What is kept for files, vital ones may have half of."""
+    """Return the number below which a descriptor may be a connection's. Vital connections may have half of those
+    reserved for files."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY:
         return 1 << 30
@@ -362,7 +366,7 @@ def files_for_connections(*, is_vital: bool = False) -> int:
 
 
 async def bind(host: str, port: int) -> Sequence[socket.socket]:
-    """A listening socket for each address that the host has here. Raises OSError."""
+    """Return a listening socket for each address that the host has here. Raises OSError."""
     flags = socket.AI_PASSIVE | socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
     places = await NAMES.find_soon(host)
     found = [each for place in places for each in socket.getaddrinfo(place, port, type=socket.SOCK_STREAM, flags=flags)]
@@ -387,7 +391,7 @@ def _listening(family: int, address: Any) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # what is accepted inherits it
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # accepted sockets inherit it
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # and these
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENT_S)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, ASK_S)

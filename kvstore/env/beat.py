@@ -1,4 +1,4 @@
-"""When looks that come now and then are due."""
+"""Decides when periodic work is due."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ BEAT_S = 0.25
 
 
 class Beat:
-    """Lets each look come in its own time."""
+    """Lets each periodic job run at its own time."""
 
     def delay_s(self, seconds: float) -> float:
-        """The time until a look that is due in about so many seconds."""
+        """Return the delay of work that is due in about this many seconds."""
         return seconds
 
     async def rest(self, seconds: float) -> None:
@@ -19,15 +19,15 @@ class Beat:
 
 
 class SharedBeat(Beat):
-    """Lets them come together, BEAT_S apart. To wake a process up costs more than most looks do, and a node that has
-    nothing to do would be woken for each of them. What is due sooner than that comes in its own time."""
+    """Aligns periodic jobs to common times, BEAT_S apart. Waking a process costs more than most jobs do, and an idle
+    node would be woken for each of them. Shorter delays are not aligned."""
 
     def __init__(self, phase_s: float) -> None:
-        """The nodes of one machine differ in their phases: they are not all woken in the same moment."""
+        """`phase_s` differs between the nodes of one machine, so that they are not all woken at the same moment."""
         self._phase_s = phase_s
 
     def delay_s(self, seconds: float) -> float:
-        """Up to half a beat more or less at first; from one look to the next it is as many beats each time."""
+        """Return a delay that is up to half a beat longer or shorter. Equal intervals give equal numbers of beats."""
         if seconds < BEAT_S:
             return seconds
         now = asyncio.get_running_loop().time() - self._phase_s

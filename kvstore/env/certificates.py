@@ -1,6 +1,7 @@
-"""Certificate files as they are now: read anew when they change; while the new ones cannot be used the old ones hold.
+"""Certificate files as they are now: re-read when they change. While the new files cannot be used, the old ones stay in
+use.
 
-One owner for a process: its listeners and its connections to others go by `serving` and `calling`, gRPC by `contents`.
+One owner for a process: its listeners use `serving`, its connections to others `calling`, gRPC `contents`.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from kvstore.env.tls import Tls
 log = logging.getLogger(__name__)
 
 LOOK_S = 5.0
-"""Between two looks at the files."""
+"""Interval at which the files are checked, in seconds."""
 WARN_S = 30 * 86_400.0
-"""What a certificate has left when people are told for the first time."""
+"""Remaining validity of a certificate at the first warning, in seconds."""
 _DAY_S = 86_400
 _SEQUENCE, _VERSION, _UTC_TIME, _GENERALIZED_TIME = 0x30, 0xA0, 0x17, 0x18
 
@@ -28,16 +29,16 @@ _Stamp = tuple[tuple[int, int, int] | None, ...]
 
 
 class Certificates:
-    """The certificates of one process. Made of files that can be used; raises OSError for others."""
+    """The certificates of one process. Raises OSError if the files cannot be used."""
 
     def __init__(self, tls: Tls) -> None:
         self.tls = tls
         self.reads = 1
-        """How often files were taken over; who keeps a copy compares it."""
+        """How often files were loaded. Owners of a copy compare it."""
         self.is_failing = False
-        """The files have changed, and cannot be used: what was read before holds."""
+        """True if the files have changed and cannot be used, so that the old ones stay in use."""
         self.plain = 0
-        """Connections without TLS at gRPC's port, where it is preferred; the transport counts those of other ports."""
+        """Connections without TLS at gRPC's port, where TLS is preferred. The transport counts those of other ports."""
         self._stamp: _Stamp = self._stamped()
         self._said = ""
         self._said_days: int | None = None
@@ -45,45 +46,45 @@ class Certificates:
         self._read()
 
     def on_change(self, changed: Callable[[], None]) -> None:
-        """Call `changed` whenever other files hold."""
+        """Call `changed` each time new files are in use."""
         self._changed.append(changed)
 
     def look(self) -> bool:
-        """Take the files over if they have changed; returns whether that was done. Never raises for what is in them."""
+        """Load the files if they have changed, and return True if they were loaded. Errors in the files are logged."""
         stamp = self._stamped()
         if stamp == self._stamp:
             return False
-        self._stamp = ()  # until others are taken: the old files may come back just as they were
+        self._stamp = ()  # until new files are loaded: the old files may come back unchanged
         try:
             self._read()
         except OSError as error:
             self.is_failing = True
             if str(error) != self._said:
                 self._said = str(error)
-                log.error("the changed certificate files cannot be used, those read before hold: %s", error)
+                log.error("cannot use the changed certificate files, keeping the old ones: %s", error)
             return False
         if stamp != self._stamped():
-            return False  # half of them may be of one moment and half of another: the next look takes them
+            return False  # the files may have changed while they were read: the next check loads them
         self._stamp, self._said, self.is_failing = stamp, "", False
         self.reads += 1
-        log.info("new certificate files hold, valid until %s", self.expires)
+        log.info("loaded new certificate files, valid until %s", self.expires)
         for changed in self._changed:
             changed()
         return True
 
     @property
     def left_s(self) -> float:
-        """Until the certificate expires; below 0: since it has. By this machine's clock, as others see it by theirs."""
+        """Seconds until the certificate expires, negative afterwards. By this machine's clock; others use their own."""
         return self.expires_s - time.time()
 
     def fault(self) -> str:
-        """Why nobody can connect to this process and verify it; empty if that can be."""
+        """Return why nobody can verify this process; empty if it can be verified."""
         if self.left_s > 0:
             return ""
         return f"the certificate {self.tls.cert} expired at {self.expires}: replace it, no restart is needed"
 
     def warn(self) -> None:
-        """Say once a day in the log that the certificate will expire soon, or has."""
+        """Log once a day that the certificate will expire soon, or has expired."""
         days = int(self.left_s // _DAY_S)
         if self.left_s >= WARN_S or days == self._said_days:
             return
@@ -94,12 +95,12 @@ class Certificates:
             log.warning("the certificate %s expires in %d days, at %s", self.tls.cert, days, self.expires)
 
     def note_plain(self) -> None:
-        """Count one without TLS."""
+        """Count a connection without TLS."""
         self.plain += 1
 
     @property
     def expires(self) -> str:
-        """When the certificate expires, for people."""
+        """Expiry of the certificate, for people."""
         return datetime.fromtimestamp(self.expires_s, UTC).isoformat()
 
     def statistics(self) -> dict[str, float]:
@@ -112,7 +113,7 @@ class Certificates:
         }
 
     def _read(self) -> None:
-        """Take all of it, or nothing. Raises OSError."""
+        """Load all files or none. Raises OSError."""
         serving, calling = self.tls.server_context(), self.tls.client_context()
         lenient = self.tls.server_context(is_lenient=True)
         contents = self.tls.contents()
@@ -129,23 +130,23 @@ class Certificates:
 
 
 class CallingContext:
-    """A client's context for its calls, by its files as they are at each; while new ones cannot be used the old ones
-    hold. Made of files that can be used; raises OSError for others."""
+    """A client's TLS context, made from its files as they are at each call. While new files cannot be used, the old
+    ones stay in use. Raises OSError if the first files cannot be used."""
 
     def __init__(self, tls: Tls) -> None:
         self._tls, self._stamp = tls, _stamps_of(tls)
         self._context = tls.client_context()
 
     def newest(self) -> ssl.SSLContext:
-        """Read the files if they have changed. Never raises for what is in them."""
+        """Return the context, re-reading the files if they have changed. Errors in the files are logged."""
         stamp = _stamps_of(self._tls)
         if stamp != self._stamp:
             try:
                 self._context = self._tls.client_context()
             except OSError as error:
-                log.warning("the changed certificate files cannot be used, those read before hold: %s", error)
+                log.warning("cannot use the changed certificate files, keeping the old ones: %s", error)
                 return self._context
-            self._stamp = stamp  # of before the reading: what has changed meanwhile is read by the next call
+            self._stamp = stamp  # from before the read: the next call reads later changes
         return self._context
 
 
@@ -162,11 +163,12 @@ def _stamp_of(path: Path) -> tuple[int, int, int] | None:
 
 
 def expiry_of(pem: bytes) -> float:
-    """The seconds since 1970 until which the first certificate of a PEM file is valid. Raises ValueError."""
+    """Return the time until which the first certificate of a PEM file is valid, in seconds since 1970. Raises
+    ValueError."""
     begin, end = b"-----BEGIN CERTIFICATE-----", b"-----END CERTIFICATE-----"
     start, stop = pem.find(begin), pem.find(end)
     if start < 0 or stop < start:
-        raise ValueError("want a certificate in PEM form, got none")
+        raise ValueError("expected a certificate in PEM form, got none")
     der = ssl.PEM_cert_to_DER_cert(pem[start : stop + len(end)].decode("ascii") + "\n")
     _, certificate, _ = _element(der)
     _, body, _ = _element(certificate)
@@ -175,23 +177,23 @@ def expiry_of(pem: bytes) -> float:
         _, _, rest = _element(rest)
     tag, validity, _ = _element(rest)
     if tag != _SEQUENCE:
-        raise ValueError(f"want the validity of a certificate, got an element of kind {tag:#x}")
+        raise ValueError(f"expected the validity of a certificate, got an element of kind {tag:#x}")
     _, _, rest = _element(validity)
     kind, text, _ = _element(rest)
     form = {_UTC_TIME: "%y%m%d%H%M%SZ", _GENERALIZED_TIME: "%Y%m%d%H%M%SZ"}.get(kind)
     if form is None:
-        raise ValueError(f"want a time, got an element of kind {kind:#x}")
+        raise ValueError(f"expected a time, got an element of kind {kind:#x}")
     return datetime.strptime(text.decode("ascii"), form).replace(tzinfo=UTC).timestamp()
 
 
 def _element(der: bytes) -> tuple[int, bytes, bytes]:
-    """The kind and the content of the first element, and what follows it. Raises ValueError."""
+    """Return the kind and the content of the first element, and the bytes behind it. Raises ValueError."""
     if len(der) < 2:
-        raise ValueError("want a certificate, got half of one")
+        raise ValueError("expected a certificate, got half of one")
     length, at = der[1], 2
     if length & 0x80:
         at = 2 + (length & 0x7F)
         length = int.from_bytes(der[2:at], "big")
     if len(der) < at + length:
-        raise ValueError("want a certificate, got half of one")
+        raise ValueError("expected a certificate, got half of one")
     return der[0], der[at : at + length], der[at + length :]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 class Unjudged:
-    """The judgements of a clock that believes its own date: in processes that lead nothing, and in tests."""
+    """A clock that trusts its own wall clock, for processes that lead nothing, and for tests."""
 
     boot_id = ""
 
@@ -37,7 +37,7 @@ class Unjudged:
 
 
 class SystemClock(Unjudged):
-    """CLOCK_BOOTTIME for durations, because it goes on while the machine is suspended; the date for people."""
+    """CLOCK_BOOTTIME for durations, because it continues while the machine is suspended; the wall clock for people."""
 
     now = staticmethod(partial(time.clock_gettime, time.CLOCK_BOOTTIME))
 

@@ -23,12 +23,12 @@ from kvstore.os_errors import SyncFailed, reason_of
 
 LOCK_NAME = "LOCK"
 PROBE_NAMES = ("write-probe", "write-probe.new")
-"""The names of the file by which a directory is probed. One that a crash leaves is removed by the next probe."""
+"""Names of the file that probes a directory. The next probe removes one that a crash has left."""
 _HOLDER_BYTES = 32
 
 
 class _Sync(Struct, eq=False):
-    """One sync under way."""
+    """One sync in flight."""
 
     done: Done
     is_over: bool = False
@@ -36,7 +36,7 @@ class _Sync(Struct, eq=False):
 
 
 class DirectoryFile:
-    """An open file. Writes go to the page cache; syncs run beside the event loop and are reported in order."""
+    """An open file. Writes go to the page cache. Syncs run off the event loop and are reported in order."""
 
     def __init__(self, fd: int, syncs: Syncs) -> None:
         self._fd = fd
@@ -63,7 +63,7 @@ class DirectoryFile:
         return os.fstat(self._fd).st_size
 
     def allocate(self, size: int) -> None:
-        """Do nothing if `size` is shorter. Raises OSError."""
+        """Extend the file; do nothing if it is longer. Raises OSError."""
         if size > 0:
             os.posix_fallocate(self._fd, 0, size)
 
@@ -71,11 +71,11 @@ class DirectoryFile:
         os.ftruncate(self._fd, size)
 
     def submit_sync(self, done: Done) -> None:
-        """Raises ValueError if the file is closed, OSError if the kernel does not take the sync."""
+        """Start a sync. Raises ValueError if the file is closed, OSError if the kernel does not accept the sync."""
         self._submit(done, None, is_synced=True)
 
     def submit_write(self, offset: int, data: bytes, done: Done, *, is_synced: bool = True) -> None:
-        """Raises ValueError if the file is closed, OSError if the kernel does not take the write."""
+        """Start a write. Raises ValueError if the file is closed, OSError if the kernel does not accept the write."""
         self._submit(done, (offset, data), is_synced=is_synced)
 
     def _submit(self, done: Done, write: Write | None, *, is_synced: bool) -> None:
@@ -92,14 +92,14 @@ class DirectoryFile:
             raise SyncFailed(*error.args) from error
 
     def close(self) -> None:
-        """The descriptor stays open until the syncs under way are done. A second call does nothing."""
+        """Close the file. The descriptor stays open until the syncs in flight are done. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
             if not self._under_way:
                 self._release()
 
     def _over(self, ended: _Sync, error: OSError | None) -> None:
-        """Report in the order of submission: a sync that ends early waits for those before it."""
+        """Report in the order of submission: a sync that ends early waits for earlier ones."""
         ended.error, ended.is_over = error, True
         under_way = self._under_way
         while under_way and under_way[0].is_over:
@@ -109,16 +109,16 @@ class DirectoryFile:
             sync.done(sync.error)
 
     def _release(self) -> None:
-        fd, self._fd = self._fd, -1  # a descriptor used after this is refused, not somebody else's
+        fd, self._fd = self._fd, -1  # a descriptor that is used after this is refused, and never another file's
         os.close(fd)
 
 
 class DirectoryDisk:
-    """All files below one directory. Its parts may be mount points or links, but no path that is given leads out.
-    Absolute paths are refused but for those below one of `others`."""
+    """All files below one directory. Parts of it may be mount points or links, but no given path leads out. Absolute
+    paths are refused except below one of `others`."""
 
     def __init__(self, root: Path, syncs: Syncs | None = None, others: Sequence[Path] = ()) -> None:
-        """Raises OSError if `root` is not a directory and cannot be made."""
+        """Raises OSError if `root` is not a directory and cannot be created."""
         root.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
         self._root = str(root.resolve())
         self._others = tuple(str(each) for each in others)
@@ -141,7 +141,7 @@ class DirectoryDisk:
         os.makedirs(self.real_path(path), mode=FOLDER_MODE, exist_ok=True)
 
     def remove(self, path: str) -> None:
-        """Also of an empty directory. Raises FileNotFoundError, OSError (ENOTEMPTY)."""
+        """Remove a file or an empty directory. Raises FileNotFoundError, OSError (ENOTEMPTY)."""
         real = self.real_path(path)
         if os.path.isdir(real) and not os.path.islink(real):
             os.rmdir(real)
@@ -171,7 +171,8 @@ class DirectoryDisk:
         return found.f_favail if found.f_files else FILES_UNLIMITED
 
     def submit_probe(self, path: str, done: Callable[[OSError | None], None]) -> None:
-        """In a thread of its own, which a disk that hangs keeps, and no end of this process waits for."""
+        """Probe in a thread of its own. A disk that hangs keeps the thread, and the process does not wait for it when
+        it ends."""
         loop, real = asyncio.get_running_loop(), self.real_path(path)
 
         def probe() -> None:
@@ -182,22 +183,23 @@ class DirectoryDisk:
         threading.Thread(target=probe, name="write probe", daemon=True).start()
 
     def real_path(self, path: str) -> str:
-        """Raises ValueError for a path that is not plainly below the root; "" is the root itself."""
+        """Return the path in the file system; "" is the root. Raises ValueError for a path that is not plainly below
+        the root."""
         if not path:
             return self._root
         is_other = any(path == each or path.startswith(f"{each}/") for each in self._others)
         parts = (path.removeprefix("/") if is_other else path).split("/")
         if "\0" in path or any(part in ("", ".", "..") for part in parts):
-            raise ValueError(f"want a path relative to the root and below it, got {path!r}")
+            raise ValueError(f"expected a path relative to the root and below it, got {path!r}")
         return path if is_other else f"{self._root}/{path}"
 
     def close(self) -> None:
-        """Free what syncs are done with. For processes that end, this is done by their end."""
+        """Free the resources of syncs. A process that ends need not call it."""
         self._syncs.close()
 
 
 def _probe(directory: str) -> OSError | None:
-    """Return why no file can be written to the directory, its text for an operator, or None. Blocks."""
+    """Return why no file can be written to the directory, in words for an operator, or None. Blocks."""
     try:
         try_file(directory, PROBE_NAMES)
     except OSError as error:
@@ -210,7 +212,7 @@ def _probe(directory: str) -> OSError | None:
 
 
 class DirectoryLock:
-    """Held from birth until `close`, or until the process ends."""
+    """A lock that is held until `close`, or until the process ends."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -222,8 +224,8 @@ class DirectoryLock:
 
 
 def lock_dir(directory: Path) -> DirectoryLock:
-    """Keep other processes out of `directory`, which is made if it is absent. Raises ConfigError if one is in, OSError
-    if it cannot be locked."""
+    """Lock `directory` against other processes, creating it if it is absent. Raises ConfigError if another process has
+    the lock, OSError if it cannot be locked."""
     directory.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
     path = directory / LOCK_NAME
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
@@ -237,8 +239,10 @@ def lock_dir(directory: Path) -> DirectoryLock:
         os.close(fd)
         raise OSError(error.errno, f"cannot be locked: {error.strerror}", str(path)) from error
     try:
-        os.pwrite(fd, f"{os.getpid():<{_HOLDER_BYTES - 1}}\n".encode(), 0)  # in place: a block given back may be gone
-    except OSError:  # for people alone: no process stays down since the disk is full, or fails
+        os.pwrite(
+            fd, f"{os.getpid():<{_HOLDER_BYTES - 1}}\n".encode(), 0
+        )  # in place: a freed block might not be available again
+    except OSError:  # for people only: a full or failing disk must not keep the process from starting
         with suppress(OSError):
-            os.ftruncate(fd, 0)  # they are not to take the one before for this one
+            os.ftruncate(fd, 0)  # people must not take the previous holder for this one
     return DirectoryLock(fd)

@@ -1,4 +1,4 @@
-"""Waiting for something to happen, but not for ever; and whose cancellation it was that ended the wait."""
+"""Bounded waits, and which cancellation ended a wait."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvstore.env.ports import Task
 
 
 async def wait_within(event: asyncio.Event, seconds: float | None) -> bool:
-    """Return when `event` is set, or after `seconds` (None: no bound); whether it was set."""
+    """Wait until `event` is set, at most `seconds` (None: no bound). Returns True if it was set."""
     try:
         async with asyncio.timeout(seconds):
             await event.wait()
@@ -19,7 +19,8 @@ async def wait_within(event: asyncio.Event, seconds: float | None) -> bool:
 
 
 def is_cancelled() -> bool:
-    """Whether the running task is to end. A CancelledError alone does not say so: it may be of what was waited for."""
+    """Return True if the running task is being cancelled. A CancelledError alone does not prove that: it may come from
+    the awaited object."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
@@ -35,14 +36,14 @@ async def end_task(task: Task) -> None:
 
 
 class Alarm:
-    """Calls `ring` after a time; one that is set is not set again."""
+    """Calls `ring` after a time. Setting it again while it is set does nothing."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
         self._loop, self._ring = loop, ring
         self._timer: asyncio.TimerHandle | None = None
 
     def set(self, seconds: float) -> bool:
-        """Whether it was not set before."""
+        """Set the alarm. Returns False if it was set before."""
         if self._timer is not None:
             return False
         self._timer = self._loop.call_later(seconds, self._due)

@@ -1,4 +1,4 @@
-"""How often values of each size came, at the price of an addition. Decides only."""
+"""A histogram that costs one addition per value. Decides only."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Histogram:
         self.buckets[bisect_right(self._bounds, value)] += 1
 
     def include(self, other: Histogram) -> None:
-        """Count what another one of the same unit has counted too."""
-        assert other.unit == self.unit, f"want the unit {self.unit}, got {other.unit}"
+        """Add the counts of another histogram with the same unit."""
+        assert other.unit == self.unit, f"expected the unit {self.unit}, got {other.unit}"
         self.count += other.count
         self.total += other.total
         self.buckets = [own + its for own, its in zip(self.buckets, other.buckets, strict=True)]
 
     def quantile(self, share: float) -> float:
-        """An upper bound of the value below which `share` of all lie; 0 if there are none."""
+        """Return an upper bound of the value below which `share` of all values are; 0 if there are none."""
         left = share * self.count
         for exponent, count in enumerate(self.buckets):
             left -= count

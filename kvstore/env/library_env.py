@@ -1,4 +1,4 @@
-"""The ports of a library that works inside somebody else's process: time, luck and tasks."""
+"""The ports of a library inside an application's process: time, randomness and tasks."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from kvstore.env.ports import Clock, Nursery
 class LibraryEnv:
     clock: Clock
     random: Random
-    """Its bytes make client ids: two processes must never draw the same, after a fork either."""
+    """Source of client ids: two processes must never draw the same bytes, also after a fork."""
     nursery: Nursery
 
 
 def library_env(name: str) -> LibraryEnv:
-    """The real ones."""
+    """Return the production ports."""
     return LibraryEnv(SystemClock(), SystemRandom(), TaskNursery(name))

@@ -1,4 +1,4 @@
-"""How a process writes its log, as its settings say it. Decides only."""
+"""How a process writes its log, from its settings. Decides only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class LogFormat(StrEnum):
     TEXT = "text"
     """A line for people: date, level, logger, message."""
     JSON = "json"
-    """A line of JSON for programs, with the fields of the message beside it (docs/how-to/read-logs.md)."""
+    """A line of JSON for programs, with the fields of the message as fields of the line."""
 
 
 class LogLevel(StrEnum):
@@ -28,4 +28,4 @@ class LogOutput:
     format: LogFormat = LogFormat.TEXT
     """`text` or `json`."""
     level: LogLevel = LogLevel.INFO
-    """The least level that is written, from the start; `kvstore node log-level` changes it while the node runs."""
+    """Lowest level that is written, from the start on. `kvstore node log-level` changes it while the node runs."""

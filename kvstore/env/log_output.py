@@ -1,5 +1,5 @@
-"""The log of a process: one set-up for all of them, as text or as JSON lines. Code that logs calls the standard
-library's loggers; structlog makes the lines."""
+"""The log of a process, set up the same way for all processes, as text or as JSON lines. Code that logs calls the
+standard library's loggers; structlog formats the lines."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ log = logging.getLogger(__name__)
 
 OWN = "kvstore"
 LOUD = ("kazoo",)
-"""Libraries that say at INFO what nobody needs."""
+"""Libraries whose INFO lines nobody needs."""
 LOGGERS_SET_MAX = 64
-"""Loggers with a level of their own."""
+"""Maximum number of loggers with a level of their own."""
 
 
 def _structlog() -> Any:
-    """Import structlog as it is where rich is not installed: it would take that in for logs on terminals, and a node's
-    memory has no room for what draws there (tests/cli/test_node_run.py)."""
+    """Import structlog as if rich were not installed. Otherwise structlog imports rich for logs on terminals, for which
+    a node has no memory budget (tests/cli/test_node_run.py)."""
     modules: dict[str, Any] = sys.modules
     known = modules.get("rich")
-    modules["rich"] = None  # to import it fails
+    modules["rich"] = None  # makes its import fail
     try:
         return importlib.import_module("structlog.stdlib")
     finally:
@@ -56,7 +56,7 @@ _STRUCTLOG = _structlog()
 
 
 class Output:
-    """The log of this process, from `open_log` on: its handler's filter, and the levels that were set at run time."""
+    """The log of this process from `open_log` on: its handler's filter, and the levels that were set at run time."""
 
     def __init__(self, config: LogOutput, now: Callable[[], float] = time.monotonic) -> None:
         self._level = config.level.value
@@ -67,10 +67,10 @@ class Output:
         self._handler: logging.Handler
         self._writer: LogWriter | None = None
         self.audit = AuditLines()
-        """The destination of the audit log's lines: no level that is set here applies to it."""
+        """Destination of the audit log's lines. No level that is set here applies to it."""
 
     def use(self, handler: logging.Handler, writer: LogWriter | None = None) -> None:
-        """Write by this handler, whose lines wait at `writer`."""
+        """Write with this handler, whose lines are queued at `writer`."""
         self._handler, self._writer = handler, writer
         handler.addFilter(self._admit)
 
@@ -84,20 +84,21 @@ class Output:
         }
 
     def levels(self) -> dict[str, str]:
-        """Least level that is written, by logger: of this package as a whole, and of those set at run time."""
+        """Return the lowest level that is written, by logger: of this package as a whole, and of loggers set at run
+        time."""
         return {OWN: self._level, **self._set}
 
     def set_level(self, logger: str, level: str) -> None:
-        """Set the level of a logger and of those below it, until the process ends; an empty level is as it was at the
-        start. Raises ValueError."""
+        """Set the level of a logger and of those below it until the process ends; an empty level restores the one from
+        the start. Raises ValueError."""
         if logger != OWN and not logger.startswith(f"{OWN}."):
-            raise ValueError(f"want the logger {OWN} or one below it, as {OWN}.wal, got {logger[:100]!r}")
+            raise ValueError(f"expected the logger {OWN} or one below it, for example {OWN}.wal, got {logger[:100]!r}")
         if level and level not in logging.getLevelNamesMapping():
-            raise ValueError(f"want one of DEBUG, INFO, WARNING, ERROR and CRITICAL, got {level[:100]!r}")
+            raise ValueError(f"expected one of DEBUG, INFO, WARNING, ERROR and CRITICAL, got {level[:100]!r}")
         if not is_there(logger):
-            raise ValueError(f"no logger {logger[:100]!r} here; want a module or package, as {OWN}.wal")
+            raise ValueError(f"no logger {logger[:100]!r} here; expected a module or package, for example {OWN}.wal")
         if level and logger not in self._set and len(self._set) >= LOGGERS_SET_MAX:
-            raise ValueError(f"{LOGGERS_SET_MAX} loggers have levels of their own; set one of them back first")
+            raise ValueError(f"{LOGGERS_SET_MAX} loggers have levels of their own; reset one of them first")
         if level:
             self._set[logger] = level
         else:
@@ -105,10 +106,12 @@ class Output:
         logging.getLogger(logger).setLevel(level or (self._level if logger == OWN else logging.NOTSET))
 
     def _admit(self, record: logging.LogRecord) -> bool:
-        """Whether the line is written; those that were left out are told when their time is over, before another.
+        """Return True if the line is written. Lines that were left out are reported once their window is over, before
+        another line.
 
-        A finalizer may log in the middle of this, in the same thread: the garbage collector runs where it likes, and
-        what is forgotten here may be an exception with all that hangs on it. Such a line is written at once."""
+        A finalizer may log in the middle of this in the same thread, because the garbage collector runs at any time.
+        Such a line is written at once.
+        """
         if getattr(record, "is_about_limit", False):
             return True
         with self._turn:
@@ -128,9 +131,8 @@ class Output:
 
 
 def open_log(config: LogOutput, *, process: str, directory: Path | None = None) -> Output:
-    """Have this process write its log: to `<directory>/<process>.log`, which is rotated, else to standard error. A JSON
-    line names the process. Exceptions that nobody catches, of finalizers and threads, are logged, too. Raises
-    OSError."""
+    """Set up this process's log: `<directory>/<process>.log`, which is rotated, else standard error. JSON lines name
+    the process. Uncaught exceptions of finalizers and threads are logged, too. Raises OSError."""
     writer = LogWriter()
     if directory is not None:
         directory.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
@@ -152,9 +154,9 @@ def open_log(config: LogOutput, *, process: str, directory: Path | None = None) 
 
 
 def _log_ignored(ignored: sys.UnraisableHookArgs) -> None:
-    """Log an exception of a finalizer. Python would write it to standard error, on the event loop's thread perhaps, and
-    wait for whoever reads that."""
-    log.error("an exception is ignored: %s %r", ignored.err_msg or "in", ignored.object, exc_info=_raised(ignored))
+    """Log an exception of a finalizer. Python would write it to standard error, possibly on the event loop's thread,
+    and wait for the reader."""
+    log.error("ignored an exception: %s %r", ignored.err_msg or "in", ignored.object, exc_info=_raised(ignored))
 
 
 def _log_uncaught(uncaught: threading.ExceptHookArgs) -> None:
@@ -166,12 +168,12 @@ def _log_uncaught(uncaught: threading.ExceptHookArgs) -> None:
 def _raised(
     args: sys.UnraisableHookArgs | threading.ExceptHookArgs,
 ) -> tuple[type[BaseException], BaseException, TracebackType | None] | None:
-    """Return what a log line takes as the exception, or None if Python does not say."""
+    """Return the exception as a log line needs it, or None if Python does not provide it."""
     return None if args.exc_value is None else (args.exc_type, args.exc_value, args.exc_traceback)
 
 
 def formatter(format: LogFormat, process: str) -> logging.Formatter:
-    """Make lines of records."""
+    """Return the formatter of log lines."""
     ends: list[Processor] = [_STRUCTLOG.ProcessorFormatter.remove_processors_meta]
     ends.append(_as_json if format is LogFormat.JSON else _as_text)
     made: logging.Formatter = _STRUCTLOG.ProcessorFormatter(
@@ -181,13 +183,13 @@ def formatter(format: LogFormat, process: str) -> logging.Formatter:
 
 
 def is_there(logger: str) -> bool:
-    """Whether there is a logger of this name, or of a module below it."""
+    """Return True if there is a logger of this name, or of a module below it."""
     names = list(logging.root.manager.loggerDict)
     return logger in names or any(name.startswith(f"{logger}.") for name in names)
 
 
 class _Head:
-    """Adds what each line has beside its message."""
+    """Adds the parts of each line besides its message."""
 
     def __init__(self, process: str) -> None:
         self._process = process
@@ -225,12 +227,12 @@ def _as_json(logger: Any, method: str, event: EventDict) -> str:
         line["exception"] = event["trace"]
     try:
         return orjson.dumps(line).decode()
-    except TypeError:  # text that is no Unicode, as of a file's name
+    except TypeError:  # text that is not Unicode, for example a file name
         return json.dumps(line)
 
 
 def _about_limit(name: str, text: object, count: int) -> logging.LogRecord:
-    said = "%d lines were left out within %d s of: %s"
+    said = "left out %d lines within %d s of: %s"
     record = logging.LogRecord(name, logging.WARNING, "", 0, said, (count, round(WINDOW_S), str(text)), None)
     record.is_about_limit = True
     record.fields = {"left_out": count}
@@ -238,7 +240,7 @@ def _about_limit(name: str, text: object, count: int) -> logging.LogRecord:
 
 
 def _audit_file(writer: LogWriter, directory: Path, process: str) -> QueuedHandler:
-    """Open the audit log's own file, which is rotated too and holds nothing but lines of JSON. Raises OSError."""
+    """Open the audit log's own file, which is rotated and holds only lines of JSON. Raises OSError."""
     handler = QueuedHandler(writer, RotatedFile(directory / f"{process}.audit.jsonl"))
     handler.setFormatter(logging.Formatter("%(message)s"))
     return handler

@@ -8,7 +8,7 @@ from functools import lru_cache
 from urllib.parse import unquote
 
 NETWORKS_MAX = 4_096
-"""Known networks that a process remembers; the least recently confirmed one is forgotten for one more."""
+"""Maximum number of known networks that a process remembers. One more replaces the least recently confirmed one."""
 _IPV6_PREFIX = 64
 
 

@@ -17,8 +17,8 @@ OnError = Callable[[str, BaseException], object]
 
 
 async def shielded(work: Awaitable[T]) -> T:
-    """Wait for a task or future, which goes on if the caller is cancelled; how it ends is then nobody's concern. (From
-    Python 3.14 on asyncio.shield tells the loop's exception handler of an error that comes after that.)"""
+    """Wait for a task or future, which continues if the caller is cancelled; its outcome is ignored then. (From Python
+    3.14 on asyncio.shield reports a later error to the loop's exception handler.)"""
     future = asyncio.ensure_future(work)
     if not future.done():
         future.add_done_callback(_look_at)
@@ -27,7 +27,7 @@ async def shielded(work: Awaitable[T]) -> T:
 
 
 def _look_at(future: asyncio.Future[Any]) -> None:
-    """So that asyncio does not report an error that nobody has asked for."""
+    """Retrieve the error, so that asyncio does not report it as never retrieved."""
     if not future.cancelled():
         future.exception()
 
@@ -35,8 +35,8 @@ def _look_at(future: asyncio.Future[Any]) -> None:
 class TaskNursery:
     """Owns the tasks and nurseries that are started in it, and ends them in that order.
 
-    An error that leaves a task is logged with the task's name and given to `on_error`; it does not touch the others.
-    `context` is what each task runs in a copy of (by default, that of whoever spawns).
+    An error that leaves a task is logged with the task's name and passed to `on_error`; other tasks continue. Each task
+    runs in a copy of `context`, by default that of its caller.
     """
 
     def __init__(self, name: str, *, on_error: OnError | None = None, context: Context | None = None) -> None:
@@ -49,7 +49,7 @@ class TaskNursery:
         self._idle: asyncio.Future[None] | None = None
 
     def spawn(self, work: Coroutine[Any, Any, Any], *, name: str) -> Task:
-        """Raises RuntimeError once the nursery is closed."""
+        """Start a task. Raises RuntimeError once the nursery is closed."""
         if self._is_closed:
             work.close()
             raise RuntimeError(f"nursery {self.name} is closed; it cannot start {name}")
@@ -60,7 +60,7 @@ class TaskNursery:
         return task
 
     def child(self, name: str) -> TaskNursery:
-        """Raises RuntimeError once the nursery is closed."""
+        """Return a nursery that ends with this one. Raises RuntimeError once the nursery is closed."""
         if self._is_closed:
             raise RuntimeError(f"nursery {self.name} is closed; it cannot have a child {name}")
         child = TaskNursery(f"{self.name}/{name}", on_error=self._on_error, context=self._context)
@@ -69,9 +69,9 @@ class TaskNursery:
         return child
 
     async def close(self) -> None:
-        """Cancel what still runs, oldest first, and wait for it. The task that calls this is spared.
+        """Cancel the running tasks, oldest first, and wait for them, except for the task that calls this.
 
-        Nothing can be started from here on. A second call waits as the first one does.
+        Nothing can be started afterwards. A second call waits like the first one.
         """
         self._is_closed = True
         me = asyncio.current_task()

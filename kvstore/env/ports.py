@@ -1,8 +1,8 @@
-"""The outside world as arguments: what every part is written against, never the libraries behind it.
+"""The ports to the outside world, against which every part is written, instead of the libraries behind them.
 
-There are two sets of adapters: the real ones beside this file, and the simulator's in tests/sim. The same code runs on
-both. Futures, `asyncio.sleep`, `asyncio.timeout` and `loop.call_later` are used directly: the simulator brings its own
-event loop with virtual time. Tasks are started by a Nursery only.
+There are two sets of adapters: the production ones beside this file, and the simulator's in tests/sim. The same code
+runs on both. Futures, `asyncio.sleep`, `asyncio.timeout` and `loop.call_later` are used directly: the simulator has its
+own event loop with virtual time. Tasks are started only by a Nursery.
 """
 
 from __future__ import annotations
@@ -21,43 +21,46 @@ from kvstore.env.traces import Traces
 
 
 class Clock(Protocol):
-    """Two clocks that must never be mixed, and what a server makes of them (docs/protocol.md, P28)."""
+    """Two clocks that must never be mixed, and what a server concludes from them (docs/protocol.md, P28)."""
 
     boot_id: str
-    """The machine's boot, from which `now` counts; empty if the machine does not say."""
+    """Id of the machine's boot, from which `now` counts; empty if it is not known."""
 
     def now(self) -> float:
-        """Seconds since boot, suspend included (CLOCK_BOOTTIME). For durations, timeouts and leases."""
+        """Return the seconds since boot, including suspend (CLOCK_BOOTTIME). For durations, timeouts and leases."""
         ...
 
     def wall_ms(self) -> int:
-        """Milliseconds since 1970 as this machine believes. For what people are shown; nothing is decided by it."""
+        """Return milliseconds since 1970 by this machine's wall clock. Only shown to people; nothing is
+        decided by it."""
         ...
 
     def date_ms(self) -> int:
-        """The date that this server goes by: borne out by its monotonic clock, and by other servers. For record times,
-        expiry and deadlines."""
+        """Return the time that this server uses, confirmed by its monotonic clock and by other servers, in milliseconds
+        since 1970. For record times, expiry and deadlines."""
         ...
 
     def shown_ms(self) -> int:
-        """The same, to tell clients, who carry it (docs/protocol.md, P15): too early rather than of the future; 0 while
-        nothing is known."""
+        """Return that time for clients, which send it back (docs/protocol.md, P15): too early rather than in the
+        future; 0 if it is not known."""
         ...
 
     def passed_ms(self) -> int:
-        """The same, to remove something by; 0 while others do not bear it out, so that nothing is past its time."""
+        """Return that time for deletions; 0 while other servers do not confirm it, so that nothing counts as
+        expired."""
         ...
 
     def may_lead(self) -> bool:
-        """Whether its date is good enough, by its clocks as they are now."""
+        """Return True if the time is good enough to lead, by the clocks as they are now."""
         ...
 
     def has_date(self) -> bool:
-        """Whether there is one at all, which will do where nobody has a better one and can lead."""
+        """Return True if there is a time at all. It is sufficient if no server has a better one and can lead."""
         ...
 
     def on_date_judged(self, changed: Callable[[], None]) -> Callable[[], None]:
-        """Call `changed` when `may_lead` or `has_date` may say something else; returns what ends that."""
+        """Call `changed` when the result of `may_lead` or `has_date` may have changed. Returns the function that ends
+        this."""
         ...
 
 
@@ -72,7 +75,8 @@ class Stream(Protocol):
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
     def is_closing(self) -> bool: ...
     def set_protocol(self, protocol: Any) -> None:
-        """Give the stream to another StreamHandler, which has all that follows; `connection_made` is not called."""
+        """Pass the stream to another StreamHandler, which receives everything that follows. `connection_made` is not
+        called."""
         ...
 
     def close(self) -> None:
@@ -80,7 +84,7 @@ class Stream(Protocol):
         ...
 
     def abort(self) -> None:
-        """Close at once and forget what is buffered. `connection_lost` follows."""
+        """Close at once and discard what is buffered. `connection_lost` follows."""
         ...
 
     def get_extra_info(self, name: str, default: Any = None) -> Any: ...
@@ -106,30 +110,30 @@ class Listener(Protocol):
         ...
 
     def close(self) -> None:
-        """Accept no more connections. Those accepted go on."""
+        """Stop accepting connections. Accepted ones continue."""
         ...
 
 
 class Prelude(Protocol):
-    """Words in the clear on one connection before its TLS handshake, in frames: four bytes of length, then the
-    payload. Decides only."""
+    """A conversation in plain text on one connection before its TLS handshake, in frames: four bytes of length, then
+    the payload. Decides only."""
 
     @property
     def greeting(self) -> bytes:
-        """Bytes that are sent first."""
+        """Bytes to send first."""
         ...
 
     @property
     def is_over(self) -> bool:
-        """Whether the handshake comes next."""
+        """True if the handshake comes next."""
         ...
 
-    def hear(self, payload: bytes) -> bytes:
-        """Take one frame's payload; returns what to send. Raises OSError: the connection must close."""
+    def receive(self, payload: bytes) -> bytes:
+        """Take one frame's payload and return the bytes to send. Raises OSError if the connection must close."""
         ...
 
     def asks_for_tls(self, payload: bytes) -> bool:
-        """Whether a client whose first frame is this goes on with TLS."""
+        """Return True if the client's first frame starts a TLS handshake."""
         ...
 
 
@@ -145,34 +149,34 @@ class Transport(Protocol):
         is_lenient: bool = False,
         prelude: Callable[[], Prelude] | None = None,
     ) -> Listener:
-        """Accept connections; each gets a handler of its own. `is_vital`: also where descriptors are so short that
-        others are refused. `is_lenient`: where clients are verified, let those connect, too, who show no certificate.
-        `prelude`: where connections are TLS, what a client may say before. Raises OSError if the address is taken."""
+        """Accept connections; each gets a handler of its own. `is_vital`: accept also when descriptors are so short
+        that others are refused. `is_lenient`: where clients are verified, also accept clients that show no certificate.
+        `prelude`: on TLS listeners, the conversation that a client may have before. Raises OSError if the address is
+        taken."""
         ...
 
     async def connect(
         self, address: str, handler: StreamHandler, *, prelude: Callable[[], Prelude] | None = None
     ) -> Stream:
-        """Open a connection; `handler.connection_made` is called before this returns. `prelude`: where connections are
-        TLS, what is said before; who does not understand it is called again without. Raises OSError."""
+        """Open a connection; `handler.connection_made` is called before this returns. `prelude`: on TLS connections,
+        the conversation before; a peer that does not understand it is called again without it. Raises OSError."""
         ...
 
     def statistics(self) -> Mapping[str, int]:
-        """Of connections that were accepted and that no handler has, or ever had."""
+        """Return counts of accepted connections that no handler has, or ever had."""
         ...
 
 
 class File(Protocol):
-    """An open file. Nothing that was written survives a crash for sure before a sync that began after it has
-    completed."""
+    """An open file. A write is certain to survive a crash only after a sync that began after it has completed."""
 
     def pwrite(self, offset: int, data: bytes) -> None:
-        """Write all of `data` at `offset`. Raises OSError, whose meaning kvstore/os_errors.py decides. A write that
-        failed may be repeated: nothing of it counts before a sync."""
+        """Write all of `data` at `offset`. Raises OSError, which kvstore/os_errors.py classifies. A failed write may be
+        repeated: it does not count before a sync."""
         ...
 
     def read(self, offset: int, size: int) -> bytes:
-        """Up to `size` bytes from `offset`; fewer only at the end of the file. Raises OSError."""
+        """Return up to `size` bytes from `offset`; fewer only at the end of the file. Raises OSError."""
         ...
 
     def size(self) -> int: ...
@@ -182,7 +186,7 @@ class File(Protocol):
 
     def truncate(self, size: int) -> None: ...
     def submit_sync(self, done: Callable[[OSError | None], None]) -> None:
-        """Sync what has been written up to this call, off the event loop; `done` is called on the loop, in order of
+        """Sync what was written up to this call, off the event loop. `done` is called on the loop, in order of
         submission."""
         ...
 
@@ -195,40 +199,40 @@ class File(Protocol):
         ...
 
     def sync(self) -> None:
-        """Sync and wait. For start-up and rare metadata; blocks the event loop. Raises SyncFailed."""
+        """Sync and wait. For start-up and rare metadata, because it blocks the event loop. Raises SyncFailed."""
         ...
 
     def close(self) -> None: ...
 
 
 FILES_UNLIMITED = 1 << 40
-"""What `Disk.free_files` returns for a file system without a fixed number of inodes."""
+"""Value of `Disk.free_files` for a file system without a fixed number of inodes."""
 
 
 class Disk(Protocol):
-    """A directory tree. Paths are relative to its root, with `/` between parts. Creating, renaming or removing a name
-    survives a crash for sure only after `sync_dir` of its directory."""
+    """A directory tree. Paths are relative to its root, with `/` between parts. A created, renamed or removed name is
+    certain to survive a crash only after `sync_dir` of its directory."""
 
     def open(self, path: str, *, create: bool = False) -> File:
-        """Open for reading and writing. Raises FileNotFoundError unless `create`."""
+        """Open a file for reading and writing. Raises FileNotFoundError unless `create`."""
         ...
 
     def exists(self, path: str) -> bool:
-        """Whether the disk gives a file of this name. One whose inode cannot be read looks absent here, and is there if
-        `list` names it."""
+        """Return True if the disk returns a file of this name. A file whose inode cannot be read looks absent here, and
+        exists if `list` names it."""
         ...
 
     def list(self, path: str) -> list[str]:
-        """Names in a directory, sorted; an absent directory is empty."""
+        """Return the names in a directory, sorted; an absent directory is empty."""
         ...
 
     def mkdir(self, path: str) -> None:
-        """Make a directory and its parents; no error if it is there."""
+        """Create a directory and its parents. Idempotent."""
         ...
 
     def remove(self, path: str) -> None: ...
     def rename(self, old: str, new: str) -> None:
-        """Atomically give a file another name, replacing what had it."""
+        """Rename a file atomically, replacing an existing one."""
         ...
 
     def sync_dir(self, path: str) -> None:
@@ -236,8 +240,8 @@ class Disk(Protocol):
         ...
 
     def free_bytes(self, path: str = "") -> int:
-        """Return the bytes that are left for files in the directory `path`, which is there. A quota does not show
-        here: only a write finds it."""
+        """Return the bytes that are free for files in the existing directory `path`. A quota does not show here: only a
+        write finds it."""
         ...
 
     def free_files(self, path: str = "") -> int:
@@ -246,12 +250,12 @@ class Disk(Protocol):
         ...
 
     def submit_probe(self, path: str, done: Callable[[OSError | None], None]) -> None:
-        """Create, write, sync and remove a small file in the directory `path`, off the event loop; `done` is called on
-        the loop, with the error in words for an operator. Never, if the disk does not answer."""
+        """Create, write, sync and remove a small file in the directory `path`, off the event loop. `done` is called on
+        the loop, with the error in words for an operator; it is never called if the disk does not answer."""
         ...
 
     def real_path(self, path: str) -> str:
-        """The path in the machine's file system, for libraries that open files themselves."""
+        """Return the path in the machine's file system, for libraries that open files themselves."""
         ...
 
 
@@ -264,18 +268,19 @@ class Task(Protocol):
 
 
 class Nursery(Protocol):
-    """Starts tasks and owns them: none outlives it, and they are cancelled in the order in which they were started."""
+    """Starts tasks and owns them: no task outlives it, and they are cancelled in the order in which they were
+    started."""
 
     def spawn(self, work: Coroutine[Any, Any, Any], *, name: str) -> Task:
-        """Run `work`. An error that leaves it is logged with `name` and given to the nursery's `on_error`."""
+        """Run `work`. An error that leaves it is logged with `name` and passed to the nursery's `on_error`."""
         ...
 
     def child(self, name: str) -> Nursery:
-        """A nursery that ends at the latest with this one."""
+        """Return a nursery that ends with this one, or earlier."""
         ...
 
     async def close(self) -> None:
-        """Cancel what still runs and wait for it."""
+        """Cancel the running tasks and wait for them."""
         ...
 
 
@@ -288,12 +293,12 @@ def never_starved() -> float:
 
 
 def nothing_has_ended() -> None:
-    """Syncs are reported in turns of the event loop only."""
+    """Do nothing: syncs are reported only in turns of the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
 class Env:
-    """All ports of one process, handed down from the composition root."""
+    """All ports of one process, passed down from the composition root."""
 
     clock: Clock
     random: Random
@@ -303,18 +308,19 @@ class Env:
     fatal: Callable[[str], None]
     """Ends the process at once (a failed sync, a broken invariant). Does not return in production."""
     starved: Callable[[], float] = never_starved
-    """The share of the recent time, from 0 to 1, in which the event loop was ready to run and got no processor."""
+    """Share of the recent time, from 0 to 1, in which the event loop was ready to run and had no processor."""
     writable: Callable[[], Awaitable[str]] = always_writable
     """Finds out by writing why this node cannot write to its disks; empty if it can. Takes up to three seconds."""
     report_syncs: Callable[[], None] = nothing_has_ended
-    """Reports the syncs that have ended, as the event loop would: from the end of a callback that has more like it
-    behind it in its turn, so that these do not hold the reports up."""
+    """Reports the syncs that have ended, as the event loop would. Called at the end of a callback that is followed by
+    more of its kind in the same turn, so that these do not delay the reports."""
     beat: Beat = Beat()  # noqa: RUF009 - it holds nothing
     liveness: Liveness = UNWATCHED
     """Evidence that the process works, on which its metadata session depends."""
     slow: SlowLog = SlowLog()  # noqa: RUF009 - it takes nothing in
     traces: Traces = Traces()  # noqa: RUF009 - it takes none
     audit: AuditLines = AuditLines()  # noqa: RUF009 - it holds nothing
-    """The destination of the audit log's lines."""
+    """Destination of the audit log's lines."""
     known: KnownNetworks = field(default_factory=KnownNetworks)
-    """Networks that unauthenticated peers elsewhere do not displace. Doors add those of clients that authenticate."""
+    """Networks that unauthenticated peers elsewhere do not displace. Listeners add those of clients that
+    authenticate."""

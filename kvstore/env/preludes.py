@@ -1,5 +1,5 @@
-"""Moves what is said in the clear on a connection before its TLS handshake. Not a byte more than that is taken from the
-socket: what comes behind it, whoever has sent it, is read by the handshake, which fails unless it is one."""
+"""Runs the plain-text conversation on a connection before its TLS handshake. It takes exactly those bytes from the
+socket. The handshake reads everything behind them, whoever has sent it, and fails unless it is a handshake."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from kvstore.env.ports import Prelude
 HANDSHAKE = b"\x16"
 """The first byte of a TLS handshake. A frame that begins with it would have more than 350 MB."""
 FRAME_MAX = 64 << 10
-"""Of what is said before; it must fit in memory for every connection that is opening."""
+"""Maximum bytes of a frame before TLS. It must fit in memory for every connection that is opening."""
 RECORD_BYTES_MAX = 16 << 10
 """Payload bytes of one TLS record in plain text."""
 ASKS_MAX = 256
-"""A frame that asks for TLS is smaller."""
+"""Maximum bytes of a frame that requests TLS."""
 _LENGTH = Struct(">I")
 _RECORD = Struct(">BHH")
-"""The head of a TLS record: its kind, version, and payload bytes."""
+"""Head of a TLS record: its kind, version, and payload bytes."""
 _NO_TLS = ("WRONG_VERSION_NUMBER", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE", "UNEXPECTED_EOF_WHILE_READING")
 
 
 class NotUnderstood(ConnectionError):
-    """The other side has ended the connection, or sent what is no frame, before it said anything."""
+    """The other side ended the connection, or sent no valid frame, before it said anything."""
 
 
-async def hear_out(sock: socket.socket, prelude: Callable[[], Prelude]) -> None:
-    """Make what was accepted ready for the handshake, with which it may begin as well. Raises OSError; the socket is
-    closed then, and when this is cancelled."""
+async def finish_prelude(sock: socket.socket, prelude: Callable[[], Prelude]) -> None:
+    """Prepare an accepted connection for the handshake; the client may also begin with the handshake. Raises OSError;
+    the socket is closed then, and when this is cancelled."""
     try:
         if not await _begins_with_handshake(sock):
             await _talk(sock, prelude())
@@ -41,7 +41,7 @@ async def hear_out(sock: socket.socket, prelude: Callable[[], Prelude]) -> None:
 
 
 async def wants_tls(sock: socket.socket, prelude: Callable[[], Prelude] | None) -> bool:
-    """Wait for what an accepted connection begins with, and leave it where it is; returns whether it goes on with TLS.
+    """Wait for the first bytes of an accepted connection, leave them in the socket, and return True if it uses TLS.
     Raises OSError if it ends before; the socket is closed then, and when this is cancelled."""
     try:
         if await _peeked(sock, 1) == HANDSHAKE:
@@ -72,15 +72,15 @@ async def wait_for_hello(sock: socket.socket) -> None:
 
 
 def speaks_no_tls(error: OSError) -> bool:
-    """Whether a call by TLS failed since the other side has none, as far as that can be told. A certificate that is not
-    accepted, on either side, says that it has."""
+    """Return True if a TLS call failed because the other side has no TLS, as far as that can be known. A certificate
+    that either side does not accept shows that it has."""
     if isinstance(error, ssl.SSLError):
         return isinstance(error, ssl.SSLEOFError) or error.reason in _NO_TLS
     return isinstance(error, ConnectionError) and not isinstance(error, ConnectionRefusedError)
 
 
 async def call(host: str, port: int, prelude: Prelude) -> socket.socket:
-    """A connection that is ready for the handshake. Raises NotUnderstood, OSError."""
+    """Return a connection that is ready for the handshake. Raises NotUnderstood, OSError."""
     sock = await _connect(host, port)
     try:
         await _talk(sock, prelude)
@@ -97,8 +97,8 @@ async def _talk(sock: socket.socket, prelude: Prelude) -> None:
     while not prelude.is_over:
         (size,) = _LENGTH.unpack(await _exactly(sock, _LENGTH.size))
         if size > FRAME_MAX:
-            raise NotUnderstood(f"want a frame of at most {FRAME_MAX} bytes before TLS, got one of {size}")
-        if answer := prelude.hear(await _exactly(sock, size)):
+            raise NotUnderstood(f"expected a frame of at most {FRAME_MAX} bytes before TLS, got one of {size}")
+        if answer := prelude.receive(await _exactly(sock, size)):
             await loop.sock_sendall(sock, answer)
 
 
@@ -116,7 +116,7 @@ async def _exactly(sock: socket.socket, size: int) -> bytes:
 
 
 async def _begins_with_handshake(sock: socket.socket) -> bool:
-    """Wait for the first byte, and leave it where it is."""
+    """Wait for the first byte, and leave it in the socket."""
     while True:
         try:
             return sock.recv(1, socket.MSG_PEEK) == HANDSHAKE
@@ -125,8 +125,8 @@ async def _begins_with_handshake(sock: socket.socket) -> bool:
 
 
 async def _peeked(sock: socket.socket, size: int) -> bytes:
-    """Wait for so many bytes, and leave them where they are. Raises ConnectionError if the connection ends before."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)  # else it would count as readable with fewer
+    """Wait for `size` bytes, and leave them in the socket. Raises ConnectionError if the connection ends before."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)  # else the socket would be readable with fewer bytes
     had = -1
     while True:
         try:
@@ -153,7 +153,7 @@ async def _readable(sock: socket.socket) -> None:
 
 
 async def _connect(place: str, port: int) -> socket.socket:
-    """A connection to an address. Raises OSError."""
+    """Return a connection to an address. Raises OSError."""
     loop = asyncio.get_running_loop()
     failed = OSError(f"{place} is no address")
     numeric = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV

@@ -1,8 +1,8 @@
-"""A profile of this process: looks often, for some seconds, at where its threads are. A thread of its own does it, so
-nothing is installed or attached, and nothing is slower but by the looks.
+"""A sampling profiler for this process: it samples the stacks of all threads for some seconds. It runs in a thread of
+its own, so nothing is installed or attached, and only the samples cost time.
 
-Each look gives the stack of every other thread that runs Python and the processor time that the thread has taken since
-the look before. Names of functions and files are all that it sees: no arguments, no keys.
+Each sample has the stack of every other thread that runs Python, and the processor time that the thread has used since
+the previous sample. It sees only names of functions and files, no arguments and no keys.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from kvstore.errors import InvalidRequest, Overloaded
 
 SECONDS_MAX, RATE, RATE_MAX = 60.0, 100, 200
 STACKS_MAX = 4_000
-"""Different ones; those that come later are one together."""
+"""Maximum number of different stacks; further ones are counted together."""
 DEPTH_MAX = 100
-"""Calls of a stack, the innermost ones."""
+"""Maximum number of calls of a stack, the innermost ones."""
 OTHERS = "(other stacks)"
 Stack = tuple[str, tuple[CodeType, ...]]
 """Name of the thread, and the calls from the outermost to the innermost."""
 
 
 @dataclass(slots=True)
-class Seen:
-    """How often a stack was seen, and the processor time that its thread took up to these looks."""
+class StackCount:
+    """How often a stack was sampled, and the processor time of its thread up to these samples."""
 
     looks: int = 0
     cpu_ns: int = 0
@@ -38,9 +38,9 @@ class Seen:
 
 @dataclass(slots=True)
 class Profile:
-    """Stacks that were seen in `took_s` seconds."""
+    """Stacks that were sampled in `took_s` seconds."""
 
-    stacks: dict[Stack, Seen] = field(default_factory=dict)
+    stacks: dict[Stack, StackCount] = field(default_factory=dict)
     looks: int = 0
     took_s: float = 0.0
 
@@ -50,18 +50,18 @@ class Profiler:
 
     def __init__(self) -> None:
         self._stop: threading.Event | None = None
-        """Of the profile that is being taken."""
+        """Set to stop the profile in progress."""
 
     async def take(self, seconds: float, rate: int = 0) -> Profile:
-        """Look for so long, `rate` times a second (0: RATE). Who is cancelled ends it. Raises InvalidRequest,
-        Overloaded while another profile is being taken."""
+        """Sample for this time, `rate` times a second (0: RATE). Cancelling the call ends the profile. Raises
+        InvalidRequest, Overloaded while another profile is in progress."""
         rate = rate or RATE
         if not 0 < seconds <= SECONDS_MAX:
-            raise InvalidRequest(f"want above 0 and up to {SECONDS_MAX:g} seconds, got {seconds:g}")
+            raise InvalidRequest(f"expected more than 0 and up to {SECONDS_MAX:g} seconds, got {seconds:g}")
         if not 1 <= rate <= RATE_MAX:
-            raise InvalidRequest(f"want 1 to {RATE_MAX} looks a second, got {rate}")
+            raise InvalidRequest(f"expected 1 to {RATE_MAX} samples a second, got {rate}")
         if self._stop is not None:
-            raise Overloaded("another profile of this node is being taken; ask again when it is over")
+            raise Overloaded("another profile of this node is in progress; try again when it is over")
         stop = threading.Event()
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Profile] = loop.create_future()
@@ -72,13 +72,13 @@ class Profiler:
                 done.set_result(profile)
 
         def work() -> None:
-            profile = look_for(seconds, rate, stop.wait)
+            profile = sample_for(seconds, rate, stop.wait)
             try:
                 loop.call_soon_threadsafe(ended, profile)
             except RuntimeError:
                 return  # the loop has ended, and nobody waits
 
-        threading.Thread(target=work, name="profiler", daemon=True).start()  # fails where no more threads are allowed
+        threading.Thread(target=work, name="profiler", daemon=True).start()  # fails if no more threads are allowed
         self._stop = stop
         try:
             return await done
@@ -86,26 +86,26 @@ class Profiler:
             stop.set()
 
 
-def look_for(seconds: float, rate: int, wait: Callable[[float], object]) -> Profile:
-    """Look at all threads but this one. `wait(seconds)` returns true once it is to end. Blocks."""
+def sample_for(seconds: float, rate: int, wait: Callable[[float], object]) -> Profile:
+    """Sample all threads but this one. `wait(seconds)` returns true to end it. Blocks."""
     profile, before = Profile(), dict[int, int]()
     began = time.monotonic()
-    _look(profile, before, is_first=True)
+    _sample(profile, before, is_first=True)
     while (now := time.monotonic()) < began + seconds:
         if wait(min(1 / rate, began + seconds - now)):
             break
-        _look(profile, before)
+        _sample(profile, before)
     profile.took_s = time.monotonic() - began
     return profile
 
 
-def _look(profile: Profile, before: dict[int, int], *, is_first: bool = False) -> None:
-    """Look once. `before`: the processor time of each thread at the last look."""
+def _sample(profile: Profile, before: dict[int, int], *, is_first: bool = False) -> None:
+    """Take one sample. `before`: the processor time of each thread at the previous sample."""
     own = threading.get_ident()
     names = {each.ident: each.name for each in threading.enumerate()}
     for thread, frame in sys._current_frames().items():
         name = names.get(thread)
-        if thread == own or name is None:  # it is just ending: its clock may be gone
+        if thread == own or name is None:  # the thread is ending: its clock may be gone
             continue
         cpu_ns = _cpu_ns(thread)
         passed, before[thread] = max(0, cpu_ns - before.get(thread, cpu_ns)), cpu_ns
@@ -114,7 +114,7 @@ def _look(profile: Profile, before: dict[int, int], *, is_first: bool = False) -
         stack = (name, _calls(frame))
         if stack not in profile.stacks and len(profile.stacks) >= STACKS_MAX:
             stack = (OTHERS, ())
-        seen = profile.stacks.setdefault(stack, Seen())
+        seen = profile.stacks.setdefault(stack, StackCount())
         seen.looks += 1
         seen.cpu_ns += passed
     profile.looks += not is_first
@@ -136,7 +136,7 @@ def _calls(frame: FrameType | None) -> tuple[CodeType, ...]:
 
 
 def name_of(code: CodeType) -> str:
-    """Name a function as people find it: `Leader._send (kvstore/partition/leading/leader.py:300)`."""
+    """Return the name of a function for people: `Leader._send (kvstore/partition/leading/leader.py:300)`."""
     parts = PurePath(code.co_filename).parts
     if "site-packages" in parts:
         begin = parts.index("site-packages") + 1

@@ -1,4 +1,4 @@
-"""The real ports of one process, and the event loop that they run on."""
+"""The production ports of one process, and the event loop that they run on."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ T = TypeVar("T")
 EXIT_FATAL = 70
 """Exit status of a process that ended itself (EX_SOFTWARE)."""
 SWITCH_INTERVAL_S = 0.0005
-"""How long a sync thread that has finished waits at most for a busy event loop to let it report."""
+"""Maximum time that a finished sync thread waits for a busy event loop before it can report, in seconds."""
 
 
 def real_env(
@@ -45,12 +45,12 @@ def real_env(
     tls: Tls | Certificates | None = None,
     others: Sequence[Path] = (),
 ) -> Env:
-    """The ports of this process, with its files below `root` and `others`. Raises OSError if the root or the TLS files
-    cannot be used. Connections go by the newest of `Certificates`, by those that are there now of `Tls`."""
+    """Return the ports of this process, with its files below `root` and `others`. Raises OSError if the root or the TLS
+    files cannot be used. With `Certificates` connections use the newest files, with `Tls` the present ones."""
     syncs, known = best_syncs(), KnownNetworks()
     return Env(
         clock=SystemClock(),
-        random=SystemRandom(),  # nobody may foresee the nonces that are drawn
+        random=SystemRandom(),  # nobody may predict the nonces
         transport=transport_of(tls, known),
         disk=DirectoryDisk(root, syncs, others),
         nursery=TaskNursery(name, on_error=on_error),
@@ -63,7 +63,7 @@ def real_env(
 
 
 def transport_of(tls: Tls | Certificates | None, known: KnownNetworks | None = None) -> TcpTransport:
-    """Plain TCP without files. Raises OSError for those that cannot be used."""
+    """Return a transport; plain TCP without TLS files. Raises OSError if the files cannot be used."""
     if tls is None:
         return TcpTransport(known=known)
     if isinstance(tls, Tls):
@@ -86,25 +86,25 @@ def transport_of(tls: Tls | Certificates | None, known: KnownNetworks | None = N
 
 
 def best_syncs() -> Syncs:
-    """By io_uring where the kernel lets us (containers often forbid it), else by threads."""
+    """Return syncs by io_uring if the kernel allows it (containers often forbid it), else by threads."""
     try:
         return RingSyncs()
     except OSError as error:
-        logger.info("syncs by threads, since io_uring cannot be used: %s", error)
+        logger.info("cannot use io_uring, syncing by threads: %s", error)
         return ThreadSyncs()
 
 
 def end_process(message: str) -> NoReturn:
     """Log the reason and end at once: no `finally`, nothing that could still acknowledge anything. A log that cannot be
-    written delays the end by no more than logs.writer.FLUSH_S."""
+    written delays the end by at most logs.writer.FLUSH_S."""
     logger.critical("fatal: %s", message)
     logging.shutdown()
     os._exit(EXIT_FATAL)
 
 
 def end_within(seconds: float) -> None:
-    """End this process after `seconds` if it has not ended by itself. What a process does last may block for ever: it
-    prints its error, and nobody reads standard error; it joins a thread whose disk hangs."""
+    """End this process after `seconds` if it has not ended by itself. The last steps of a process may block forever: it
+    prints its error to a standard error that nobody reads, or joins a thread whose disk hangs."""
     timer = threading.Timer(seconds, os._exit, (EXIT_FATAL,))
     timer.daemon = True
     timer.start()
@@ -113,6 +113,6 @@ def end_within(seconds: float) -> None:
 def run(main: Coroutine[Any, Any, T]) -> T:
     """Run `main` on uvloop until it returns."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    gc.freeze()  # what was imported stays: looking through it for garbage would stop the loop for 30 ms now and then
+    gc.freeze()  # imported objects stay: collecting them would stop the loop for 30 ms now and then
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(main)

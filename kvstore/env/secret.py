@@ -1,8 +1,8 @@
-"""The cluster's secret: by it its nodes know each other, and whatever else has it can pass for one of them.
+"""The cluster's secret, by which its nodes authenticate each other. Anyone who has it can pass for a node.
 
-A file of lines, each 64 hexadecimal digits, that nobody but its owner may read. The first line is the present secret;
-those behind it are accepted beside it, while nodes are changed over to another one. What is done with it is done with
-keys that are derived from it, one for each purpose, so that no use gives anything away to another.
+A file of lines, each with 64 hexadecimal digits, that only its owner may read. The first line is the present secret.
+Further lines are accepted besides it, while nodes change to another one. Each purpose uses a key of its own that is
+derived from the secret, so that no use reveals anything to another.
 """
 
 from __future__ import annotations
@@ -21,41 +21,42 @@ from kvstore.errors import ConfigError
 
 SECRET_BYTES = 32
 SECRETS_MAX = 4
-"""Lines of one file."""
+"""Maximum number of lines in the file."""
 FILE_BYTES_MAX = 1024
 _LINE = re.compile(rf"[0-9a-f]{{{2 * SECRET_BYTES}}}")
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterSecret:
-    """The secret that the servers of a cluster share. Nothing that is derived from it may be shown either; its `repr`
-    shows nothing."""
+    """The secret that the servers of a cluster share. Derived keys must not be shown either; its `repr` shows
+    nothing."""
 
     keys: tuple[bytes, ...] = field(repr=False)
-    """The present one, then those that are accepted beside it."""
+    """The present secret, then those that are accepted besides it."""
 
     def __post_init__(self) -> None:
         if not self.keys or any(len(key) != SECRET_BYTES for key in self.keys):
-            raise ValueError(f"want one secret or more, each of {SECRET_BYTES} bytes")
+            raise ValueError(f"expected one secret or more, each of {SECRET_BYTES} bytes")
 
     def derive(self, purpose: str) -> bytes:
-        """The key of 32 bytes for one purpose, by the present secret."""
+        """Return the key of 32 bytes for one purpose, from the present secret."""
         return self.derive_all(purpose)[0]
 
     def derive_all(self, purpose: str) -> tuple[bytes, ...]:
-        """The keys for one purpose by all secrets that are accepted, the present one first."""
+        """Return the keys for one purpose from all accepted secrets, the present one first."""
         return tuple(hmac.digest(key, b"kvstore/" + purpose.encode(), hashlib.sha256) for key in self.keys)
 
 
 def read_secret(path: Path) -> ClusterSecret:
-    """The secret in a file. Raises ConfigError for one that is missing, of another form, or that others can read."""
+    """Return the secret in a file. Raises ConfigError if it is missing or malformed, or if others can read it."""
     with _named(path), open_private(path) as file:
         data = file.read(FILE_BYTES_MAX + 1)
     return ClusterSecret(_decoded(path, data))
 
 
 def make_secret(path: Path) -> ClusterSecret:
-    """The secret in a file, which is made with a new one if it is not there. Raises ConfigError as `read_secret`."""
+    """Return the secret in a file, creating the file with a new one if it is absent. Raises ConfigError as
+    `read_secret` does."""
     if not path.exists():
         with _named(path):
             _write(path, f"{os.urandom(SECRET_BYTES).hex()}\n".encode())
@@ -66,18 +67,18 @@ def _decoded(path: Path, data: bytes) -> tuple[bytes, ...]:
     lines = data.decode("ascii", "replace").split()
     if len(data) > FILE_BYTES_MAX or not 1 <= len(lines) <= SECRETS_MAX or not all(map(_LINE.fullmatch, lines)):
         raise ConfigError(
-            f"{path}: not a cluster's secret: want 1 to {SECRETS_MAX} lines of {2 * SECRET_BYTES} hexadecimal digits"
+            f"{path}: expected a cluster secret of 1 to {SECRETS_MAX} lines of {2 * SECRET_BYTES} hexadecimal digits"
         )
     return tuple(bytes.fromhex(line) for line in lines)
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Whole or not at all, and never over another one."""
+    """Write the complete file or nothing, and never over another one."""
     draft = draft_of(path, data)
     try:
         os.link(draft, path)
     except FileExistsError:
-        return  # somebody else was faster, and theirs counts
+        return  # another process was faster, and its secret counts
     finally:
         os.unlink(draft)
     directory = os.open(path.parent, os.O_RDONLY)
@@ -93,8 +94,8 @@ def _named(path: Path) -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise ConfigError(
-            f"{path}: the cluster's secret is missing: copy it here from another node, or from where `kvstore cluster "
-            "init` or `kvstore up` has made it"
+            f"{path}: the cluster's secret is missing: copy it here from another node, or from where "
+            "`kvstore cluster init` or `kvstore up` has made it"
         ) from None
     except OSError as error:
         raise ConfigError(f"{path}: the cluster's secret cannot be used: {error.strerror or error}") from error

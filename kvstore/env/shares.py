@@ -1,10 +1,10 @@
 """Shares of a limited number of slots, by network. Decides only.
 
 Every listener and the gRPC server have a fixed number of slots for connections and calls that have not authenticated.
-All of them choose by this class who gives way when the slots run out: the oldest occupant of the network with the most
-slots. A peer with one slot therefore keeps it, however many connections another network opens. Occupants from known
-networks, such as the links of the other nodes, give way only to each other, except that one slot in UNKNOWN_SHARE is
-for unknown networks: a client or a health probe that nobody knows yet gets in, whatever a known network holds.
+All of them use this class to choose who gives way when the slots run out: the oldest occupant of the network with the
+most slots. So a peer with one slot keeps it, however many connections another network opens. Occupants from known
+networks, such as the links of the other nodes, give way only to each other. One slot in UNKNOWN_SHARE is for unknown
+networks, so that a client or a health probe from an unknown network gets in, whatever a known network holds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kvstore.env.networks import KnownNetworks
 T = TypeVar("T")
 
 UNKNOWN_SHARE = 8
-"""Unknown networks keep one of so many slots, and one at least."""
+"""Unknown networks have one slot out of this many, and at least one."""
 
 
 class _Levels(Generic[T]):
@@ -26,8 +26,7 @@ class _Levels(Generic[T]):
     def __init__(self) -> None:
         self.of_network: dict[str, dict[T, None]] = {}
         self._levels: list[dict[str, None]] = [{}]
-        """Index n holds the networks with n occupants; the one that came to the level first is first. Index 0 is
-        empty."""
+        """Index n holds the networks with n occupants, in order of arrival. Index 0 is empty."""
         self.total = 0
         """Occupants of all networks."""
 

@@ -1,7 +1,7 @@
-"""Operations that took long: the last ones, with where their time went, in a bounded ring and in the log. Keys stand
-there as hashes, values not at all (docs/how-to/find-slow-operations.md).
+"""The slow log: the last slow operations, with where their time was spent, in a bounded ring and in the log. Keys
+appear as hashes, values not at all (docs/how-to/find-slow-operations.md).
 
-Code on hot paths compares what it has measured anyway with `limit_s`, and calls `note` only beyond it.
+Code on hot paths compares times that it has measured anyway with `limit_s`, and calls `note` only beyond it.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ log = logging.getLogger("kvstore.slow")
 
 KEPT = 256
 PER_SECOND_MAX = 20
-"""Notes that are kept and written in one second. Where all is slow there are thousands: the others are counted."""
+"""Maximum number of notes that are kept and written in one second; further ones are counted."""
 Place = Literal["door", "waiting", "link", "leader"]
 
 
 class Slow(NamedTuple):
-    """One operation, or several that shared an entry or a lane."""
+    """One slow operation, or several that shared an entry or a lane."""
 
     date_ms: int
     at: Place
-    """Who measured it: the door, from when it was read to its answer; the server that waits for a leader to send it to;
-    the link to the leader's server; the leader."""
+    """Where it was measured: at the endpoint, from reading it to its answer; at a server that waits for a leader; on
+    the link to the leader's server; at the leader."""
     operation: str
     key: str
-    """Hash of the first key; empty: it has none."""
+    """Hash of the first key; empty if there is none."""
     partition: str
     took_s: float
     parts: dict[str, float]
-    """Seconds of it, by what they went to."""
+    """Seconds by part of the operation."""
     operations: int
     starved: float
-    """Share of the recent time, from 0 to 1, in which the event loop was ready and got no processor."""
+    """Share of the recent time, from 0 to 1, in which the event loop was ready and had no processor."""
 
 
 class SlowLog:
@@ -50,7 +50,7 @@ class SlowLog:
         date_ms: Callable[[], int] = lambda: 0,
         starved: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`slow_ms`: what takes longer is slow; 0: nothing is."""
+        """`slow_ms`: time above which an operation is slow, in milliseconds; 0: never."""
         self.slow_ms = slow_ms
         self.limit_s = slow_ms / 1000 if slow_ms else math.inf
         self._now, self._date_ms, self._starved = now, date_ms, starved
@@ -58,7 +58,7 @@ class SlowLog:
         self._counts: Counter[Place] = Counter()
         self._second, self._in_second, self._left_out = -1, 0, 0
         self.noted = 0
-        """Those that were kept since the start, at the time."""
+        """Number of notes kept since the start."""
 
     def note(
         self,
@@ -71,7 +71,7 @@ class SlowLog:
         operations: int = 1,
         **parts: float,
     ) -> None:
-        """Note operations that took longer than `limit_s` together. A `key` that is no bytes counts as none."""
+        """Note operations that together took longer than `limit_s`. A `key` that is not bytes counts as none."""
         if self.slow_ms == 0:
             return
         self._counts[at] += operations
@@ -95,20 +95,20 @@ class SlowLog:
 
     @property
     def total(self) -> int:
-        """Operations that were slow since the start, those not kept among them."""
+        """Number of slow operations since the start, including those that were not kept."""
         return self._counts.total()
 
     @property
     def kept(self) -> int:
-        """How many `latest` has."""
+        """Number of notes that `latest` returns."""
         return len(self._kept)
 
     def clear(self) -> None:
-        """Forget those that are kept; what is counted stays counted."""
+        """Drop the kept notes; counts stay."""
         self._kept.clear()
 
     def latest(self, count: int = KEPT, key: str = "") -> list[Slow]:
-        """The last ones, the latest first; with `key` only those with this hash."""
+        """Return the last notes, the latest first; with `key` only those with this hash."""
         found = [each for each in reversed(self._kept) if key in ("", each.key)]
         return found[:count]
 
@@ -118,6 +118,6 @@ class SlowLog:
 
 
 def hash_of(key: bytes) -> str:
-    """Name a key where its own bytes must not stand: 16 hexadecimal digits. Whoever knows a key can tell that it is
-    this one."""
+    """Return the name of a key where its bytes must not appear: 16 hexadecimal digits. Anyone who knows a key can
+    recognise it."""
     return blake2b(key, digest_size=8, person=b"kvstore log").hexdigest()

@@ -1,5 +1,5 @@
-"""Writes and syncs of files that do not hold up the event loop: the port that files use, and threads that implement
-it."""
+"""Writes and syncs of files that do not block the event loop: the port that files use, and threads that
+implement it."""
 
 from __future__ import annotations
 
@@ -18,38 +18,39 @@ Jobs = SimpleQueue[tuple[int, Write | None, bool, asyncio.AbstractEventLoop, Don
 
 
 class NotWritten(OSError):
-    """The write of a write and sync failed, so that nothing was synced. It may be repeated."""
+    """The write of a write and sync failed, so nothing was synced. It may be repeated."""
 
 
 class Syncs(Protocol):
-    """Carries out pwrite and fdatasync beside the event loop."""
+    """Runs pwrite and fdatasync off the event loop."""
 
     def submit(self, fd: int, done: Done, write: Write | None = None, *, is_synced: bool = True) -> None:
-        """Write, if there is something to write, and sync `fd`, then call `done` on the running loop. In no order; `fd`
-        stays open until then. Raises OSError if it cannot be begun: `done` is not called."""
+        """Write, if there is data, and sync `fd`, then call `done` on the running loop. In any order; `fd` stays open
+        until then. Raises OSError if it cannot begin; `done` is not called then."""
         ...
 
     def report(self) -> None:
-        """Call `done` now for what has ended, as far as that can be seen at no cost. To be called by the event loop's
-        callbacks only, as the last thing that they do."""
+        """Call `done` now for what has ended, as far as that can be seen at no cost. Only for callbacks of the event
+        loop, as their last step."""
         ...
 
     def close(self) -> None:
-        """Free what is held. What is under way may never be reported."""
+        """Free all resources. Syncs in flight may never be reported."""
         ...
 
 
 class ThreadSyncs:
-    """Syncs by threads, of each device by its own: one that hangs holds up no other. Where the event loop is busy
-    without a pause, a report can be late by many milliseconds: the thread needs the interpreter for it.
-    `sys.setswitchinterval` bounds that in part."""
+    """Syncs by threads, with threads of its own for each device, so that a device that hangs does not delay another
+    one. While the event loop is busy without a pause, reports can be late by many milliseconds, because the thread
+    needs the interpreter. `sys.setswitchinterval` bounds that in part."""
 
     THREADS = 4
-    """As many files of a device can sync at once; started at its first sync, fewer where no more may be."""
+    """Threads of a device, which bound its concurrent syncs. Started at its first sync; fewer if no more threads are
+    allowed."""
 
     def __init__(self) -> None:
         self._jobs: dict[int, Jobs] = {}
-        """By device."""
+        """Queues by device."""
 
     def submit(self, fd: int, done: Done, write: Write | None = None, *, is_synced: bool = True) -> None:
         device = device_of(fd)
@@ -81,12 +82,12 @@ class ThreadSyncs:
 
 
 def device_of(fd: int) -> int:
-    """The device that has the file; partitions of one disk are several."""
+    """Return the device of the file; partitions of one disk are several devices."""
     return os.fstat(fd).st_dev
 
 
 def write_all(fd: int, offset: int, data: bytes) -> None:
-    """Write all of `data`, in several calls if the kernel wants it so. Raises OSError."""
+    """Write all of `data`, in several calls if the kernel splits it. Raises OSError."""
     written = os.pwrite(fd, data, offset)
     if written == len(data):
         return
@@ -96,7 +97,7 @@ def write_all(fd: int, offset: int, data: bytes) -> None:
 
 
 def _carry_out(fd: int, write: Write | None, *, is_synced: bool) -> OSError | None:
-    """Return what went wrong."""
+    """Write and sync. Returns the error, or None."""
     if write is not None:
         try:
             write_all(fd, *write)

@@ -1,8 +1,7 @@
-"""Spans of sampled operations, as the parts on an operation's way know them. Decides only.
+"""Spans of sampled operations, as each part that an operation passes sees them (docs/how-to/trace-operations.md).
+Decides only.
 
-See docs/how-to/trace-operations.md.
-
-Where traces are off, and while no sampled operation is under way, a hot path does no more than look at `live`.
+While traces are off or no sampled operation is in flight, a hot path only reads `live`.
 """
 
 from __future__ import annotations
@@ -15,22 +14,22 @@ COUNTS = (
 )
 
 
-class Span(Protocol):
-    """One step of a sampled operation. Times are seconds of the node's clock; without one it is now."""
+class TraceSpan(Protocol):
+    """One step of a sampled operation. Times are seconds of the node's clock; without one the time is now."""
 
     began_s: float
 
     @property
     def traceparent(self) -> str:
-        """The step as the parent of another node's, in the words of W3C Trace Context."""
+        """The step as the parent of a step on another node, in the format of W3C Trace Context."""
         ...
 
-    def child(self, name: str, began_s: float | None = None, **attributes: str | int) -> Span:
-        """Begin a step within this one, which may be over."""
+    def child(self, name: str, began_s: float | None = None, **attributes: str | int) -> TraceSpan:
+        """Begin a step within this one, which may have ended."""
         ...
 
     def end(self, ended_s: float | None = None, error: str = "") -> None:
-        """End the step. What comes after the first call counts for nothing."""
+        """End the step. Later calls are ignored."""
         ...
 
 
@@ -38,17 +37,17 @@ class Traces:
     """The traces of one node. This class takes none."""
 
     live = 0
-    """Sampled steps that have not ended here, and entries whose bookies may still answer."""
+    """Number of sampled steps that have not ended here, and of entries whose bookies may still answer."""
     is_on = False
 
-    def serve(self, name: str, traceparent: str, **attributes: str | int) -> Span | None:
-        """Begin a step whose parent is another process's; None unless that one is sampled."""
+    def serve(self, name: str, traceparent: str, **attributes: str | int) -> TraceSpan | None:
+        """Begin a step whose parent belongs to another process; None unless the parent is sampled."""
         return None
 
     def stored(self, ledger: int, entry: int, bookie: str) -> None:
-        """Take note that a bookie has stored an entry. Called while `live`."""
+        """Record that a bookie has stored an entry. Called while `live` is not 0."""
 
-    def acknowledged(self, span: Span, ledger: int, entry: int, sent_s: float) -> None:
+    def acknowledged(self, span: TraceSpan, ledger: int, entry: int, sent_s: float) -> None:
         """Give `span`, the append of an entry, a child for each bookie that has stored it or will soon."""
 
     def statistics(self) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""The Transport port on TCP. A handler is the event loop's own protocol, so nothing stands between it and its bytes."""
+"""The Transport port on TCP. A handler is the event loop's own protocol, so nothing is between it and its bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from kvstore.os_errors import is_shortage_here, reason_of
 log = logging.getLogger(__name__)
 
 SHORTAGE_S, SHORTAGE_ATTEMPTS = 0.1, 10
-"""Delay between attempts to connect while this side lacks descriptors, memory or ports, and the most attempts."""
+"""Delay between attempts to connect while this side lacks descriptors, memory or ports, in seconds, and the maximum
+number of attempts."""
 
 
 class TcpListener:
@@ -32,12 +33,12 @@ class TcpListener:
         self.address = address
 
     def use(self, tls: ssl.SSLContext | None) -> None:
-        """Take this for handshakes that begin from now on."""
+        """Use this context for handshakes that begin from now on."""
         for each in self._acceptors:
             each.use(tls)
 
     def close(self) -> None:
-        """Accept no more connections. Those accepted go on."""
+        """Stop accepting connections. Accepted ones continue."""
         self._closed(self)
         for each in self._acceptors:
             each.close()
@@ -58,9 +59,9 @@ class TcpTransport:
         names: Names = NAMES,
         known: KnownNetworks | None = None,
     ) -> None:
-        """`admits_plain`: TLS is preferred, not required (docs/protocol.md S1). `newest` is asked before each call for
-        what it is to go by, in place of `calling`. `names` looks hosts up. `known`: networks whose connections peers
-        elsewhere do not displace; those that this transport has connected to are added."""
+        """`admits_plain`: TLS is preferred, not required (docs/protocol.md S1). `newest` returns the context of each
+        call, instead of `calling`. `names` looks hosts up. `known`: networks whose connections peers elsewhere do not
+        displace; networks to which this transport has connected are added."""
         self._known = KnownNetworks() if known is None else known
         self._names = names
         self._newest = newest
@@ -79,7 +80,7 @@ class TcpTransport:
         is_lenient: bool = False,
         prelude: Callable[[], Prelude] | None = None,
     ) -> Listener:
-        """Raises OSError if the address is taken or not ours. Port 0 picks a free one."""
+        """Listen. Raises OSError if the address is taken or not ours. Port 0 picks a free one."""
         host, port = split_address(address)
         sockets = await bind(host, port)
         bound = sockets[0].getsockname()[1]
@@ -103,13 +104,13 @@ class TcpTransport:
     def use(
         self, serving: ssl.SSLContext | None, calling: ssl.SSLContext | None, lenient: ssl.SSLContext | None
     ) -> None:
-        """Go by other contexts: on all listeners, and for connections to others. Those that are open stay."""
+        """Use other contexts for all listeners and for connections to others. Open connections stay."""
         self._serving, self._calling, self._lenient = serving, calling, lenient
         for each in self._listeners:
             each.use(lenient if each.is_lenient else serving)
 
     def statistics(self) -> dict[str, int]:
-        """Of connections that no handler has, or ever had."""
+        """Return counts of connections that no handler has, or ever had."""
         accepted = self._accepted
         return {
             "connections_opening": accepted.opening,
@@ -123,16 +124,18 @@ class TcpTransport:
     async def connect(
         self, address: str, handler: StreamHandler, *, prelude: Callable[[], Prelude] | None = None
     ) -> Stream:
-        """Raises OSError, also for an address that is none: others register what they like. The caller sets the
+        """Connect. Raises OSError, also for a malformed address, because others register any text. The caller sets the
         deadline. If this raises, a connection that was made is lost. While this process lacks descriptors, memory or
-        ports, it tries again for SHORTAGE_ATTEMPTS times: the other side is not to blame."""
+        ports, it retries SHORTAGE_ATTEMPTS times, because the other side is not to blame."""
         for attempt in range(SHORTAGE_ATTEMPTS + 1):
             try:
                 return await self._called(address, handler, prelude)
             except OSError as error:
                 if not is_shortage_here(error) or attempt == SHORTAGE_ATTEMPTS:
                     raise
-                log.warning("no connection to %s yet, trying again: %s", address, reason_of(error, "connect"))
+                log.warning(
+                    "cannot connect yet, trying again address=%s reason=%s", address, reason_of(error, "connect")
+                )
             await asyncio.sleep(SHORTAGE_S)
         raise AssertionError("the last attempt returns or raises")
 
@@ -143,7 +146,7 @@ class TcpTransport:
         except OSError as error:
             if not (self._admits_plain and speaks_no_tls(error)):
                 raise
-            log.info("%s is called without TLS, since it seems to have none: %s", address, error)
+            log.info("calling address=%s without TLS, because it seems to have none: %s", address, error)
         self._plain_calls += 1
         return await self._connected(address, handler, None, None)
 
@@ -162,7 +165,7 @@ class TcpTransport:
             except OSError as error:
                 opening.give_up()
                 failed = error
-                if opening.was_made:  # the handler has lost a connection, and hears of no second one
+                if opening.was_made:  # the handler has lost a connection, and must not get a second one
                     raise
             except BaseException:
                 opening.give_up()
@@ -182,7 +185,7 @@ async def _opened(
     tls: ssl.SSLContext | None,
     prelude: Callable[[], Prelude] | None,
 ) -> asyncio.Transport:
-    """A connection to one address of a host. Raises OSError."""
+    """Return a connection to one address of a host. Raises OSError."""
     loop = asyncio.get_running_loop()
     name = None if tls is None else host
     sock = None if prelude is None or tls is None else await _talked(place, port, prelude())
@@ -194,8 +197,8 @@ async def _opened(
 
 
 async def _talked(place: str, port: int, prelude: Prelude) -> socket.socket | None:
-    """A connection after its prelude. None if the other side did not understand it: a bookie of ours from before there
-    were preludes speaks TLS from the first byte on. TLS it is in any case."""
+    """Return a connection after its prelude. None if the other side did not understand it: a bookie of ours from before
+    preludes uses TLS from the first byte on. TLS is used in any case."""
     try:
         return await call(place, port, prelude)
     except NotUnderstood as error:
@@ -204,8 +207,8 @@ async def _talked(place: str, port: int, prelude: Prelude) -> socket.socket | No
 
 
 class _Opening(asyncio.Protocol):
-    """Stands before a handler until connect returns. A handler whose connection was made hears that it is lost, also
-    when its caller gives up in between, of which uvloop tells it nothing."""
+    """A protocol in front of a handler until connect returns. A handler whose connection was made is notified that it
+    is lost, also if its caller is cancelled in between, which uvloop does not report."""
 
     def __init__(self, handler: StreamHandler) -> None:
         self._handler = handler
@@ -214,7 +217,7 @@ class _Opening(asyncio.Protocol):
 
     @property
     def was_made(self) -> bool:
-        """True if the handler has heard of a connection."""
+        """True if the handler was notified of a connection."""
         return self._stream is not None
 
     def connection_made(self, transport: Any) -> None:
@@ -244,7 +247,7 @@ class _Opening(asyncio.Protocol):
             self._handler.connection_lost(exc)
 
     def give_up(self) -> None:
-        """Nobody waits for the connection any more."""
+        """Abort, because nobody waits for the connection any more."""
         if self._stream is not None:
             self._stream.abort()
         self.connection_lost(None)
@@ -252,13 +255,13 @@ class _Opening(asyncio.Protocol):
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """`host:port` or `[ipv6]:port` in its two parts. Raises ValueError."""
+    """Split `host:port` or `[ipv6]:port`. Raises ValueError."""
     host, colon, port = address.rpartition(":")
     if not (colon and host and port.isdecimal() and int(port) < 1 << 16):
-        raise ValueError(f"want host:port, got {address!r}")
+        raise ValueError(f"expected host:port, got {address!r}")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 def join_address(host: str, port: int) -> str:
-    """The two parts as one address."""
+    """Join the two parts into one address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

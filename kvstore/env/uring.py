@@ -1,15 +1,15 @@
-"""File writes and syncs through Linux's io_uring: begun and ended on the event loop, carried out by the kernel's own
-threads. A write and its sync are linked: one system call begins both, one kernel thread carries them out, and one
+"""File writes and syncs through Linux's io_uring: started and completed on the event loop, carried out by the kernel's
+own threads. A write and its sync are linked: one system call starts both, one kernel thread carries them out, and one
 completion reports them.
 
-A Python thread that comes back from fdatasync must win the interpreter from a busy event loop before it can report,
-and may lose for seconds. Here nobody needs the interpreter: the kernel puts the result in memory that it shares with
-us, and the ring's descriptor becomes readable. Only the submitting thread touches the ring, and what it writes there is
-read by the kernel inside its own io_uring_enter, so that no memory barrier is missing.
+A Python thread that returns from fdatasync must win the interpreter from a busy event loop before it can report, which
+may take seconds. Here nobody needs the interpreter: the kernel puts the result in shared memory, and the ring's
+descriptor becomes readable. Only the submitting thread touches the ring, and the kernel reads it inside the thread's
+own io_uring_enter, so that no memory barrier is missing.
 
-Measured beside threads (ThreadSyncs), one sync of 4 KiB after the other: with an idle loop p50 92 µs instead of 109,
-and 41 µs of CPU instead of 62; with a loop that is always busy, in callbacks of 0.3 ms, p50 0.6 ms instead of 1.0, p99
-1.7 ms instead of 3.1.
+Compared with threads (ThreadSyncs), one sync of 4 KiB after the other: with an idle loop p50 92 µs instead of 109, and
+41 µs of CPU instead of 62. With a loop that is always busy, in callbacks of 0.3 ms: p50 0.6 ms instead of 1.0, p99 1.7
+ms instead of 3.1.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ _FSYNC, _DATASYNC, _WRITE = 3, 1, 23
 _LINK, _ASYNC, _SKIP_SUCCESS = 1 << 2, 1 << 4, 1 << 6
 """Flags of an entry. ASYNC: never on the thread that submits, where a write could block."""
 _IS_WRITE = 1 << 62
-"""In the number of the write of a linked pair."""
+"""Bit in the number of the write of a linked pair."""
 _WRAP = 0xFFFFFFFF
 
-_libc = ctypes.PyDLL(None, use_errno=True)  # PyDLL: the calls are short, so the interpreter is not let go of
+_libc = ctypes.PyDLL(None, use_errno=True)  # PyDLL: the calls are short, so they keep the interpreter lock
 _syscall = _libc.syscall
 _syscall.restype = ctypes.c_long
 
 
 def _call(*args: object) -> int:
-    """Make a system call: its number, which is a long like all that it takes, and what it takes."""
+    """Make a system call with its number, which is a long like its arguments."""
     result: int = _syscall(*args)
     if result < 0:
         error = ctypes.get_errno()
@@ -57,21 +57,21 @@ def _call(*args: object) -> int:
 
 
 class _Job(Struct, eq=False):
-    """A sync, a write, or both, under way."""
+    """A sync, a write, or both, in flight."""
 
     fd: int
     done: Done
     write: Write | None
     is_synced: bool
     written: int | None = None
-    """Number of bytes written, or the error below 0, as far as the kernel has reported the write."""
+    """Number of bytes written, or the negative error, as far as the kernel has reported the write."""
 
 
 class RingSyncs:
     """Syncs by io_uring. Implements `Syncs`."""
 
     def __init__(self) -> None:
-        """Raises OSError where the kernel has no io_uring or forbids it."""
+        """Raises OSError if the kernel has no io_uring or forbids it."""
         params = ctypes.create_string_buffer(_PARAMS.size)
         self._fd = fd = _call(ctypes.c_long(_SETUP), ctypes.c_long(_ENTRIES), params)
         self._free = weakref.finalize(self, os.close, fd)
@@ -99,12 +99,12 @@ class RingSyncs:
         self._in_flight: dict[int, _Job] = {}
         self._waiting: deque[_Job] = deque()
         self._orphans: list[_Job] = []
-        """Writes that the kernel has begun without their syncs. It may read their data at any later time."""
+        """Writes that the kernel has started without their syncs. It may read their data at any later time."""
         self._count = 0
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def submit(self, fd: int, done: Done, write: Write | None = None, *, is_synced: bool = True) -> None:
-        """Raises OSError if the kernel does not take it."""
+        """Start a job. Raises OSError if the kernel does not accept it."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             self._loop.add_reader(self._fd, self._reap)
@@ -115,9 +115,9 @@ class RingSyncs:
             self._waiting.append(job)
 
     def report(self) -> None:
-        """Report what has ended. Where nothing has, that is a look at two words of memory."""
+        """Report what has ended. If nothing has, this reads only two words of memory."""
         if self._in_flight and self._words[self._cq_head] != self._words[self._cq_tail]:
-            _call(*self._nothing)  # as after a poll: what is read behind the tail is no older than the tail
+            _call(*self._nothing)  # as after a poll: the data behind the tail are no older than the tail
             self._reap()
 
     def close(self) -> None:
@@ -133,14 +133,14 @@ class RingSyncs:
         self._fd = -1
 
     def _begin(self, job: _Job) -> None:
-        """Raises OSError if the kernel does not take it."""
+        """Start a job. Raises OSError if the kernel does not accept it."""
         words = self._words
         before = tail = words[self._sq_tail]
         self._count += 1
         number = self._count
         if job.write is not None:
             offset, data = job.write
-            address = ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value  # the job keeps the data where they are
+            address = ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value  # the job keeps the data in place
             flags, number = (self._link_flags, number | _IS_WRITE) if job.is_synced else (_ASYNC, number)
             at = _SQE.size * (tail & self._sq_mask)
             _SQE.pack_into(self._sqes, at, _WRITE, flags, 0, job.fd, offset, address, len(data), 0, number)
@@ -156,15 +156,15 @@ class RingSyncs:
             elif _call(*self._enter_both) == 1:
                 before = (before + 1) & _WRAP
                 self._orphans.append(job)
-                # The link is broken: if the sync were begun now, it could end before the write.
-                raise OSError(EAGAIN, "the kernel has begun a write without its sync")
+                # The link is broken: a sync that started now could end before the write.
+                raise OSError(EAGAIN, "the kernel has started a write without its sync")
         except OSError:
             words[self._sq_tail] = before
             raise
         self._in_flight[self._count] = job
 
     def _reap(self) -> None:
-        """Report what has ended, and begin what waited for room."""
+        """Report what has ended, and start the jobs that were waiting for a free slot."""
         words, head = self._words, self._words[self._cq_head]
         ended: list[tuple[Done, OSError | None]] = []
         again: list[_Job] = []
@@ -173,7 +173,7 @@ class RingSyncs:
             head = (head + 1) & _WRAP
             if number & _IS_WRITE:
                 if (begun := self._in_flight.get(number ^ _IS_WRITE)) is None:
-                    continue  # its sync was never begun, which has been reported
+                    continue  # its sync was never started, which has been reported
                 begun.written = result
                 if not self._link_flags & _SKIP_SUCCESS:
                     continue  # the sync is reported, too
@@ -182,7 +182,7 @@ class RingSyncs:
             if not job.is_synced:
                 job.written, result = result, 0
             if job.write is not None and job.written is not None and 0 <= job.written < len(job.write[1]):
-                offset, data = job.write  # written in part, as on a disk that is nearly full
+                offset, data = job.write  # written in part, for example on a disk that is nearly full
                 again.append(_Job(job.fd, job.done, (offset + job.written, data[job.written :]), job.is_synced))
             else:
                 ended.append((job.done, _error_of(job, result)))
@@ -199,7 +199,7 @@ class RingSyncs:
 
 
 def _error_of(job: _Job, result: int) -> OSError | None:
-    """Return what a job has ended with; `result` is that of its sync."""
+    """Return the error of a job, or None; `result` is that of its sync."""
     if job.written is not None and job.written < 0:
         return NotWritten(-job.written, os.strerror(-job.written))
     return None if result >= 0 else OSError(-result, os.strerror(-result))

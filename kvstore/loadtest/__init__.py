@@ -1,1 +1,1 @@
-"""Load tests with Locust, of one's own workload too: docs/how-to/run-load-tests.md."""
+"""Load tests with Locust, including custom workloads: docs/how-to/run-load-tests.md."""

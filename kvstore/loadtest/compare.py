@@ -1,9 +1,9 @@
-"""Compares a run with a stored baseline, or stores one.
+"""Compare a run with a stored baseline, or store a run as the baseline.
 
     python -m kvstore.loadtest.compare reports/loadtest.json loadtest/baseline.json [--save]
 
-Exit codes: 0 nothing has fallen, 1 something has or the run itself failed, 2 the two cannot be compared, or the run not
-stored, 3 the run was spoiled by its own machine and says nothing.
+Exit codes: 0 no figure got worse; 1 a figure got worse, or the run itself failed; 2 the two cannot be compared, or the
+run cannot be stored; 3 the load generator's machine spoiled the run, so its figures say nothing about the store.
 """
 
 from __future__ import annotations
@@ -23,11 +23,16 @@ from kvstore.tables import as_table
 def main(words: Sequence[str] | None = None) -> None:
     default = Tolerance()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=path_word, help="the JSON that a run wrote")
+    parser.add_argument("results", type=path_word, help="the JSON file that a run wrote")
     parser.add_argument("baseline", type=path_word)
-    parser.add_argument("--save", action="store_true", help="make this run the baseline")
-    parser.add_argument("--rate-tolerance", type=float, default=default.rate, help="fall of rates that is allowed")
-    parser.add_argument("--latency-tolerance", type=float, default=default.latency, help="rise that is allowed")
+    parser.add_argument("--save", action="store_true", help="store this run as the baseline")
+    parser.add_argument("--rate-tolerance", type=float, default=default.rate, help="allowed drop of rates, from 0 to 1")
+    parser.add_argument(
+        "--latency-tolerance",
+        type=float,
+        default=default.latency,
+        help="allowed rise of latencies; 1 allows twice as long",
+    )
     arguments = parser.parse_args(words)
     try:
         tolerance = Tolerance(rate=arguments.rate_tolerance, latency=arguments.latency_tolerance)
@@ -38,7 +43,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def run_compare(results: Path, baseline: Path, tolerance: Tolerance, *, save: bool = False) -> int:
-    """The exit code."""
+    """Compare the two files, or store the baseline. Return the exit code."""
     try:
         document = read_json(results)
         if save:
@@ -54,16 +59,16 @@ def run_compare(results: Path, baseline: Path, tolerance: Tolerance, *, save: bo
         unlike = differences(stored, document)
         comparison = Comparison([], []) if unlike else compare(stored, document, tolerance)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        told = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         what = f"cannot store {results} in" if save else f"cannot compare {results} with"
-        print(f"{what} {baseline}: {told}", file=sys.stderr)
+        print(f"{what} {baseline}: {reason}", file=sys.stderr)
         return 2
     if unlike:
         print(f"not compared with {baseline}: {'; '.join(unlike)}", file=sys.stderr)
     else:
         print(as_table([line.row() for line in comparison.lines]))
-    for told in (*comparison.notes, *(f"the run failed: {reason}" for reason in reasons), *comparison.falls):
-        print(told, file=sys.stderr)
+    for line in (*comparison.notes, *(f"the run failed: {reason}" for reason in reasons), *comparison.falls):
+        print(line, file=sys.stderr)
     if reasons or comparison.falls:
         return 1
     return 2 if unlike else 0

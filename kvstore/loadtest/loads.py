@@ -1,11 +1,11 @@
-"""The load core under asyncio: callers, what they draw, and how long each operation took.
+"""The load core under asyncio: callers, the operations that they draw, and the latency of each operation.
 
-Closed loop: `in_flight` callers, each with one operation at a time. Open loop: operations begin at a rate, however long
-others take, and each is measured from when it *should* have begun: waiting for a free caller is latency too. Service
-times are measured from when the operation did begin.
+Closed loop: `in_flight` callers, each with one operation at a time. Open loop: operations start at a fixed rate,
+however long others take. Response times run from when an operation *should* have started, so waiting for a free caller
+counts as latency. Service times run from when the operation did start.
 
-`kvstore bench`, the benchmarks, the budgets and the writers beside a drill use this module. Locust's users have their
-own scheduler, gevent's; they record in the same tallies.
+`kvstore bench`, the benchmarks, the budgets and the writers in a drill use this module. Locust's users run on Locust's
+own scheduler, gevent, and record in the same tallies.
 """
 
 from __future__ import annotations
@@ -28,55 +28,57 @@ PERCENTILES = (50.0, 90.0, 99.0, 99.9)
 SERVICE_PERCENTILES = (50.0, 99.0)
 OPERATIONS = ("get", "put", "increment", "delete")
 STOP_S = 0.5
-"""How often a caller whose operation is due later checks whether the load was stopped."""
+"""Maximum interval in seconds at which a caller with a later operation checks whether the load was stopped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """A load: its operations, their number and its length."""
+class LoadSpec:
+    """The parameters of a load."""
 
     seconds: float = 10.0
     warmup_s: float = 1.0
-    """Its operations are not counted."""
+    """Operations that should start during the warm-up are not counted."""
     in_flight: int = 64
     rate: float = 0.0
-    """Operations per second; 0: closed loop."""
+    """Operations per second; 0 means a closed loop."""
     mix: tuple[tuple[str, int], ...] = (("get", 50), ("put", 50))
     """Operations and their weights."""
     keys: int = 100_000
     value_bytes: int = 100
     prefix: bytes = b"bench-"
-    """What keys begin with; twelve digits follow. A `{tag}` in it brings all of them to one partition."""
+    """Prefix of all keys; twelve digits follow. A `{tag}` in the prefix puts all keys into one partition."""
     level: Level = Level.LINEARIZABLE
     seed: int = 1
 
     def __post_init__(self) -> None:
         for name in ("seconds", "warmup_s", "rate"):
             if not math.isfinite(value := getattr(self, name)):
-                raise InvalidRequest(f"{name.removesuffix('_s')}: want a number, got {value}")
+                raise InvalidRequest(f"{name.removesuffix('_s')}: expected a finite number, got {value}")
 
 
 def parse_mix(text: str) -> tuple[tuple[str, int], ...]:
-    """`get=95,put=5`. Raises InvalidRequest."""
+    """Parse a mix such as `get=95,put=5`. Raises InvalidRequest."""
     found = []
     for part in text.split(","):
         name, _, weight = part.strip().partition("=")
         if name not in OPERATIONS or not weight.isdecimal() or not int(weight):
-            raise InvalidRequest(f"want a mix like get=95,put=5 of {', '.join(OPERATIONS)}, got {text!r}")
+            raise InvalidRequest(
+                f"expected a mix like get=95,put=5 of the operations {', '.join(OPERATIONS)}, got {text!r}"
+            )
         found.append((name, int(weight)))
     return tuple(found)
 
 
 @dataclass
-class Outcome:
+class LoadResult:
     """The result of a load."""
 
-    load: Load
+    load: LoadSpec
     took_s: float = 0.0
     is_interrupted: bool = False
-    """It was told to end before its time; what was done until then is counted."""
+    """True if the load was interrupted. Operations until then are counted."""
     tallies: dict[str, Tally] = field(default_factory=dict)
-    """Operation → its times."""
+    """Latencies by operation."""
     errors: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -85,7 +87,7 @@ class Outcome:
 
     @property
     def rate(self) -> float:
-        """Operations that succeeded, per second."""
+        """Successful operations per second."""
         return self.operations / self.took_s if self.took_s else 0.0
 
     def record(self, name: str, response_s: float, service_s: float) -> None:
@@ -95,7 +97,7 @@ class Outcome:
         tally.record(response_s, service_s)
 
     def rows(self) -> list[dict[str, Any]]:
-        """One for each kind of operation; times in milliseconds."""
+        """Return one row per operation; times are in milliseconds."""
         return [
             {
                 "operation": name,
@@ -123,8 +125,8 @@ Call = Callable[[bytes], Awaitable[object]]
 """One operation on a key."""
 
 
-def calls_of(client: AsyncClient, load: Load) -> dict[str, Call]:
-    """Each operation of a mix as a call on a key."""
+def calls_of(client: AsyncClient, load: LoadSpec) -> dict[str, Call]:
+    """Return each operation of a mix as a call on a key."""
     value = value_of(load)
 
     async def get(key: bytes) -> object:
@@ -142,18 +144,18 @@ def calls_of(client: AsyncClient, load: Load) -> dict[str, Call]:
     return {"get": get, "put": put, "increment": increment, "delete": delete}
 
 
-async def run_load(client: AsyncClient, load: Load) -> Outcome:
+async def run_load(client: AsyncClient, load: LoadSpec) -> LoadResult:
     """Run a load with a client to its end, or until the task is cancelled."""
     return await Generator(load, calls_of(client, load)).run()
 
 
-def value_of(load: Load) -> bytes:
-    """Return the value that all writes of the load have."""
+def value_of(load: LoadSpec) -> bytes:
+    """Return the value that every write of the load stores."""
     return Random(load.seed).randbytes(load.value_bytes)
 
 
 async def closed_loop(numbers: Iterator[int], in_flight: int, one: Callable[[int], Awaitable[object]]) -> None:
-    """Do `one` with each number, `in_flight` at a time. Raises the first error of `one`."""
+    """Call `one` with each number, `in_flight` calls at a time. Raises the first error of `one`."""
 
     async def caller() -> None:
         for number in numbers:
@@ -163,17 +165,17 @@ async def closed_loop(numbers: Iterator[int], in_flight: int, one: Callable[[int
 
 
 class Generator:
-    """Generates a load on calls: chooses operations and keys, keeps to the rate, and records times and errors."""
+    """Generates a load from calls: chooses operations and keys, keeps the rate, and records latencies and errors."""
 
-    def __init__(self, load: Load, calls: dict[str, Call]) -> None:
+    def __init__(self, load: LoadSpec, calls: dict[str, Call]) -> None:
         self._load, self._calls = load, calls
-        self.outcome = Outcome(load)
-        """The outcome in which operations that begin from now on are recorded."""
+        self.outcome = LoadResult(load)
+        """The outcome that records operations from now on. Replace it to start a new measurement."""
         self._pick = _picker(load)
         self._begin = self._counted_from = self._end = 0.0
 
-    async def run(self) -> Outcome:
-        """Run the load to its end, or until the task is cancelled: the outcome says so."""
+    async def run(self) -> LoadResult:
+        """Run the load to its end, or until the task is cancelled; `is_interrupted` tells which."""
         load = self._load
         self._begin = time.perf_counter()
         self._counted_from = self._begin + load.warmup_s
@@ -182,13 +184,13 @@ class Generator:
         numbers = itertools.takewhile(is_before_end, itertools.count())
         try:
             await closed_loop(numbers, load.in_flight, self._when_due if load.rate else self._now)
-        except asyncio.CancelledError:  # Ctrl-C ends the load, not what there is to tell of it
+        except asyncio.CancelledError:  # Ctrl-C ends the load, but its results are still reported
             self.outcome.is_interrupted = True
         self.outcome.took_s = max(0.0, time.perf_counter() - self._counted_from)
         return self.outcome
 
     def stop(self) -> None:
-        """Begin no more operations. `run` returns when those under way have ended."""
+        """Start no more operations. `run` returns when operations in flight have ended."""
         self._end = time.perf_counter()
 
     def _is_before_end(self, _: int) -> bool:
@@ -224,8 +226,8 @@ class Generator:
             outcome.record(name, now - due, now - began)
 
 
-def _picker(load: Load) -> Callable[[], tuple[str, bytes]]:
-    """Return what draws operations and keys, repeatable by the seed."""
+def _picker(load: LoadSpec) -> Callable[[], tuple[str, bytes]]:
+    """Return a function that draws an operation and a key. The seed makes the sequence repeatable."""
     random = Random(load.seed)
     names = [name for name, _ in load.mix]
     weights = list(itertools.accumulate(weight for _, weight in load.mix))

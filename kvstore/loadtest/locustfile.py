@@ -1,8 +1,9 @@
-"""The Locust file of kvstore: users of both endpoints, one shape, and the wiring of a run.
+"""The Locust file of kvstore: users of both endpoints, one load shape, and the setup of a run.
 
     kvstore-loadtest --workload ycsb-b --rate 1000 --seconds 60 [GrpcUser] [RespUser]
 
-See docs/how-to/run-load-tests.md. A file of one's own imports all of this one and adds users. Exit codes: see run.py.
+See docs/how-to/run-load-tests.md. A custom Locust file imports everything from this one and adds users. Exit codes:
+see run.py.
 """
 
 # ruff: noqa: E402
@@ -11,7 +12,7 @@ from __future__ import annotations
 import os
 
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
-"""Read once, when gRPC is imported. With fork support one in fifteen of the commands of a chaos run died at birth."""
+"""gRPC reads this once, at import. With fork support, one in fifteen child processes of a chaos run died at startup."""
 
 import sys
 import time
@@ -31,7 +32,6 @@ from locust.runners import STATE_INIT, MasterRunner, WorkerRunner
 from kvstore.client import Client
 from kvstore.errors import StoreError
 from kvstore.loadtest.generator.conductor import Conductor
-from kvstore.loadtest.generator.courier import Courier
 from kvstore.loadtest.generator.expectations import Expectations
 from kvstore.loadtest.generator.grpc_user import GrpcUser
 from kvstore.loadtest.generator.interrupts import interrupt_main_greenlet
@@ -39,7 +39,8 @@ from kvstore.loadtest.generator.last_reports import LastReports
 from kvstore.loadtest.generator.options import Options, add_options, options_of
 from kvstore.loadtest.generator.own_user import OwnUser, own_users
 from kvstore.loadtest.generator.resp_user import RespUser
-from kvstore.loadtest.generator.users import Session, record
+from kvstore.loadtest.generator.sidecar_client import SidecarClient
+from kvstore.loadtest.generator.users import RunContext, record
 from kvstore.loadtest.generator.values import WrongValue, new_run, writer_of
 from kvstore.loadtest.generator.workloads import INSERTED_MAX, Draws, Keyspace
 from kvstore.loadtest.report.goals import unknown
@@ -50,13 +51,13 @@ __all__ = ["GrpcUser", "OwnUser", "RespUser", "TargetShape", "WrongValue"]
 
 grpc_gevent.init_gevent()
 REPORT_S = 1.0
-"""Of a worker: the timeline is drawn by the second."""
+"""Interval in seconds at which workers report. The timeline has a resolution of one second."""
 locust.runners.WORKER_REPORT_INTERVAL = REPORT_S
 locust.stats.bucket_response_time = lambda response_time: round(response_time, 1)
 STOP_S = 10.0
-"""A user that is told to stop finishes its operation: one that was torn away might hold others up."""
+"""Seconds that a stopped user has to finish its operation. An operation that is killed may hold up others."""
 KEY = "kvstore"
-"""Of our part in what workers report."""
+"""Key of our part of a worker's report."""
 
 
 class TargetShape(LoadTestShape):
@@ -64,7 +65,7 @@ class TargetShape(LoadTestShape):
 
     abstract = False
     _last_reports: LastReports | None = None
-    """Once the run is over, of a master. A single process stops its users itself, and waits for them."""
+    """Set on a master once the run is over. A single process stops its own users and waits for them."""
 
     def tick(self) -> tuple[int, float] | None:
         assert self.runner is not None
@@ -86,7 +87,7 @@ class TargetShape(LoadTestShape):
         return self._last_reports.target(now, running)
 
     def reset_time(self) -> None:
-        """Locust says that another run begins."""
+        """Prepare for another run. Called by Locust."""
         super().reset_time()
         self._last_reports = None
 
@@ -102,21 +103,21 @@ def on_init(environment: Environment, **_: Any) -> None:
     environment.stop_timeout = max(environment.stop_timeout or 0.0, STOP_S)
     environment.kvstore_recorder = recorder = Recorder()
     environment.events.request.add_listener(partial(record, recorder))
-    environment.kvstore_courier = _courier_or_none(environment)
+    environment.kvstore_sidecar = _sidecar_or_none(environment)
     if isinstance(environment.runner, WorkerRunner):
         _report_to_master(environment)
         return
     environment.kvstore_conductor, environment.kvstore_codes = None, []
     try:
         options = _checked(environment)
-        if environment.kvstore_courier is not None:
-            environment.kvstore_courier.wait_started()
+        if environment.kvstore_sidecar is not None:
+            environment.kvstore_sidecar.wait_started()
         if environment.web_ui is None:  # else each of its runs is prepared when it starts
             environment.kvstore_conductor = _prepared(environment, options)
     except (ValueError, OSError, StoreError) as error:
         print(f"loadtest: {error}", file=sys.stderr)
-        if environment.kvstore_courier is not None:
-            environment.kvstore_courier.close()
+        if environment.kvstore_sidecar is not None:
+            environment.kvstore_sidecar.close()
         sys.exit(2)
     if isinstance(environment.runner, MasterRunner):
         _listen_to_workers(environment)
@@ -124,7 +125,7 @@ def on_init(environment: Environment, **_: Any) -> None:
 
 @events.test_start.add_listener
 def on_test_start(environment: Environment, **_: Any) -> None:
-    """The master's is first, and tells the workers from when on it counts, and the number of the run."""
+    """Start a run. The master runs this first, then sends workers the start of the measured time and the run id."""
     if not isinstance(environment.runner, WorkerRunner):
         conductor: Conductor | None = environment.kvstore_conductor
         if conductor is None:
@@ -140,23 +141,23 @@ def on_test_start(environment: Environment, **_: Any) -> None:
 
 @events.test_stop.add_listener
 def on_test_stop(environment: Environment, **_: Any) -> None:
-    session: Session | None = getattr(environment, "kvstore_session", None)
+    session: RunContext | None = getattr(environment, "kvstore_session", None)
     if session is not None:
         environment.kvstore_recorder.beside = None
-        for each in (session.client, session.courier):
+        for each in (session.client, session.sidecar):
             if each is not None:
                 each.close()
         environment.kvstore_session = None
-    if not environment.parsed_options.headless:  # of a worker, what its master was told
-        environment.kvstore_courier = environment.kvstore_courier or _courier_or_none(environment)  # for another run
+    if not environment.parsed_options.headless:  # a worker has its master's options
+        environment.kvstore_sidecar = environment.kvstore_sidecar or _sidecar_or_none(environment)  # for the next run
     if environment.web_ui is not None and not isinstance(environment.runner, WorkerRunner):
         _finish(environment)
 
 
 @events.quitting.add_listener
 def on_quitting(environment: Environment, **_: Any) -> None:
-    if environment.kvstore_courier is not None:
-        environment.kvstore_courier.close()
+    if environment.kvstore_sidecar is not None:
+        environment.kvstore_sidecar.close()
     if isinstance(environment.runner, WorkerRunner):
         environment.process_exit_code = 0
         return
@@ -170,8 +171,8 @@ def _checked(environment: Environment) -> Options:
     """Return the checked options. Raises ValueError, OSError."""
     options = options_of(environment.parsed_options)
     for workload in options.workloads:
-        Draws(workload, 1)  # so that a wrong one is told now
-    _check_doors(environment, options)
+        Draws(workload, 1)  # fails now if the workload is invalid
+    _check_endpoints(environment, options)
     return options
 
 
@@ -188,8 +189,8 @@ def _prepared(environment: Environment, options: Options) -> Conductor:
 
 
 def _prepared_or_none(environment: Environment) -> Conductor | None:
-    """The same for a run that the pages have asked for: with their options, a report of its own, and nothing of the
-    run before. What is wrong is shown there too."""
+    """Prepare a run that was started from Locust's web pages: its own options, its own report, no state of the run
+    before. Errors are shown on the pages, too."""
     environment.kvstore_recorder.begin(0.0)
     try:
         options = _checked(environment)
@@ -205,18 +206,18 @@ def _prepared_or_none(environment: Environment) -> Conductor | None:
 
 
 def _finish(environment: Environment) -> None:
-    """Write the report of the run that has ended, and keep its exit code. Once for each run."""
+    """Write the report of the run that has ended and keep its exit code. Does nothing for a run that is finished."""
     conductor: Conductor | None = environment.kvstore_conductor
     environment.kvstore_conductor = None
     if conductor is None:
         return
-    conductor.faults += map(_told, environment.runner.exceptions.values() if environment.runner else ())
-    doors = ",".join(sorted(each.__name__ for each in environment.user_classes))
-    environment.kvstore_codes.append(conductor.finish(doors=doors))
+    conductor.faults += map(_failure_of, environment.runner.exceptions.values() if environment.runner else ())
+    endpoints = ",".join(sorted(each.__name__ for each in environment.user_classes))
+    environment.kvstore_codes.append(conductor.finish(endpoints=endpoints))
 
 
-def _check_doors(environment: Environment, options: Options) -> None:
-    """Raises ValueError if a user's door is not named, a user of one's own is wrong, or a goal is of no operation."""
+def _check_endpoints(environment: Environment, options: Options) -> None:
+    """Raise ValueError if a user's endpoint is not named, a custom user is invalid, or a goal names no operation."""
     own = own_users(environment.user_classes)
     for each in own:
         if fault := each.fault_or_none():
@@ -224,45 +225,45 @@ def _check_doors(environment: Environment, options: Options) -> None:
     if fault := unknown(options.goals.p99_ms, [name for each in own for name in each.operations]):
         raise ValueError(fault)
     if own and options.is_redis_only:
-        raise ValueError(f"{own[0].__name__} wants --store beside --resp, or a local cluster's --data-dir")
+        raise ValueError(f"{own[0].__name__} needs --store in addition to --resp, or the --data-dir of a local cluster")
     if RespUser in environment.user_classes and not options.resp_nodes():
-        raise ValueError("RespUser wants --resp with --store, or a local cluster's --data-dir")
+        raise ValueError("RespUser needs --resp in addition to --store, or the --data-dir of a local cluster")
     if GrpcUser in environment.user_classes and options.is_redis_only:
-        raise ValueError("GrpcUser wants --store beside --resp; name RespUser to use the Redis door only")
+        raise ValueError("GrpcUser needs --store in addition to --resp; name RespUser to use only the Redis endpoint")
 
 
-def _told(broken: Mapping[str, Any]) -> str:
-    """Describe an exception that broke users here or in a worker, as Locust counts it."""
+def _failure_of(broken: Mapping[str, Any]) -> str:
+    """Describe an exception that broke users here or in a worker, in the form in which Locust counts it."""
     where = broken["traceback"].strip().splitlines()[-2:]
-    return f"users broke, {broken['count']} times: {broken['msg']} ({' '.join(map(str.strip, where))})"
+    return f"users failed {broken['count']} times: {broken['msg']} ({' '.join(map(str.strip, where))})"
 
 
-def _courier_or_none(environment: Environment) -> Courier | None:
-    """One that waits for the next run, where there are users for it."""
+def _sidecar_or_none(environment: Environment) -> SidecarClient | None:
+    """Return a new sidecar for the next run, or None if no user of this process needs one."""
     is_master = isinstance(environment.runner, MasterRunner)
-    return Courier() if GrpcUser in environment.user_classes and not is_master else None
+    return SidecarClient() if GrpcUser in environment.user_classes and not is_master else None
 
 
 def _open_session(environment: Environment) -> None:
-    """Raises StoreError. With another run's session nothing is shared but the recorder, which begins anew."""
+    """Open the session of a run. Raises StoreError. Runs share only the recorder, which is reset."""
     recorder: Recorder = environment.kvstore_recorder
     recorder.begin(0.0)
     environment.kvstore_session = session = _session(environment)
-    if (courier := session.courier) is not None:
-        recorder.beside = lambda: (courier.processor_s, courier.queued_s)
+    if (sidecar := session.sidecar) is not None:
+        recorder.beside = lambda: (sidecar.processor_s, sidecar.queued_s)
 
 
-def _session(environment: Environment) -> Session:
+def _session(environment: Environment) -> RunContext:
     options = options_of(environment.parsed_options)
     worker = max(0, getattr(environment.runner, "worker_index", 0))
     writer = writer_of(environment.parsed_options.kvstore_run, worker)
-    courier: Courier | None = None
+    sidecar: SidecarClient | None = None
     if GrpcUser in environment.user_classes and not options.is_redis_only:
-        courier, environment.kvstore_courier = environment.kvstore_courier or Courier(), None
-        courier.open(options.cluster)
-    return Session(
+        sidecar, environment.kvstore_sidecar = environment.kvstore_sidecar or SidecarClient(), None
+        sidecar.open(options.cluster)
+    return RunContext(
         client=Client(options.client_config()).open() if own_users(environment.user_classes) else None,
-        courier=courier,
+        sidecar=sidecar,
         resp=options.resp_nodes(),
         level=options.read_level,
         draws=[Draws(each, options.keys) for each in options.workloads],

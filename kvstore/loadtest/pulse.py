@@ -1,10 +1,10 @@
-"""How quick this machine is before a load begins: what a wake-up of another process and a write to disk take.
+"""Measure how fast this machine is before a load begins: the time to wake another process and write to disk.
 
     python -m kvstore.loadtest.pulse FILE SECONDS        # one line of JSON
 
-Some thirty times a second a byte goes to a child process, which appends to FILE, syncs it and answers: about what a
-store does for a write, without a store. It is over when the users start: a store that keeps the machine busier must
-not excuse itself with that.
+About thirty times a second, the parent sends a byte to a child process, which appends to FILE, syncs it and replies. A
+store does about the same for a write. The measurement ends before the users start, so that a store cannot excuse its
+latencies by the load that it puts on the machine.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from pathlib import Path
 
 SECONDS, PERIOD_S = 3.0, 0.03
 PATIENCE_S = 30.0
-"""A disk that takes longer than this on top has no pulse."""
+"""Extra seconds until the measurement is abandoned, without figures, because the disk is too slow."""
 RECORD = bytes(100)
 QUANTILES = {"pulse_p50_ms": 0.50, "pulse_p95_ms": 0.95}
 
 
 def measure(folder: Path, seconds: float = SECONDS) -> dict[str, float]:
-    """The figures of the disk that `folder` is on; none if there are too few. Takes `seconds`."""
+    """Return the figures of the disk that `folder` is on, in about `seconds`. Empty if there are too few samples."""
     file = folder / f"pulse-{os.getpid()}"
     command = [sys.executable, "-m", "kvstore.loadtest.pulse", str(file), str(seconds)]
     try:
@@ -40,7 +40,7 @@ def measure(folder: Path, seconds: float = SECONDS) -> dict[str, float]:
 
 
 def figures(times_s: list[float]) -> dict[str, float]:
-    """In milliseconds; none of less than ten times."""
+    """Return the quantiles in milliseconds. Empty if there are fewer than ten times."""
     ordered = sorted(times_s)
     if len(ordered) < 10:
         return {}
@@ -48,7 +48,7 @@ def figures(times_s: list[float]) -> dict[str, float]:
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started it ends it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     ours, others = socket.socketpair()
     if os.fork() == 0:
         ours.close()

@@ -1,6 +1,6 @@
 """Connections to a Redis endpoint, of a node or of Redis itself, and the operations of a load through one.
 
-This is the asyncio side; generator/resp_wire.py is the blocking side, which gevent needs.
+This is the asyncio side. generator/resp_wire.py is the blocking side, which gevent needs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kvstore.errors import (
     StoreError,
     Unavailable,
 )
-from kvstore.loadtest.loads import Call, Load, value_of
+from kvstore.loadtest.loads import Call, LoadSpec, value_of
 from kvstore.rpc.login import login_of_environment
 
 _ERRORS: dict[str, type[StoreError]] = {
@@ -46,20 +46,20 @@ class ReplyError(Exception):
 
 
 class Lost(ConnectionError):
-    """The connection broke, or no reply came in time. Commands that were sent may have been done."""
+    """The connection broke, or no reply arrived in time. Commands that were sent may have been applied."""
 
 
 def pack(*words: bytes) -> bytes:
     """Return one command as bytes on the wire."""
-    return bytes(hiredis.pack_command(words))  # type: ignore[arg-type]  # the stub wants exactly one word
+    return bytes(hiredis.pack_command(words))  # type: ignore[arg-type]  # the stub allows only one word
 
 
-class RespConnection(asyncio.Protocol):
-    """One connection to a Redis endpoint. Commands of one turn of the event loop leave together, and replies come in
-    the order of the commands."""
+class AsyncRespConnection(asyncio.Protocol):
+    """One connection to a Redis endpoint. Commands of one event-loop turn are sent together. Replies arrive in the
+    order of the commands."""
 
     def __init__(self, error_of: Callable[[str], Exception] = ReplyError) -> None:
-        """`error_of` makes the exception of an error reply, also of one within an array."""
+        """`error_of` makes the exception for an error reply, also for one inside an array."""
         self._loop = asyncio.get_running_loop()
         self._reader = hiredis.Reader(replyError=error_of)
         self._waiting: deque[asyncio.Future[Any]] = deque()
@@ -70,7 +70,7 @@ class RespConnection(asyncio.Protocol):
         self._transport = transport
 
     def call(self, *words: bytes) -> asyncio.Future[Any]:
-        """Send one command. The future has its reply, or raises its error or Lost."""
+        """Send one command. The future resolves to its reply, or to the reply's error or Lost."""
         answer = self._loop.create_future()
         if self._transport.is_closing():
             answer.set_exception(Lost("the connection is closed"))
@@ -82,7 +82,7 @@ class RespConnection(asyncio.Protocol):
         return answer
 
     async def ask(self, *words: bytes, timeout_s: float) -> Any:
-        """Return the reply. Raises its error; Lost after `timeout_s`, and the connection is closed then."""
+        """Return the reply, or raise its error. Closes the connection and raises Lost after `timeout_s`."""
         answer = self.call(*words)
         timer = self._loop.call_later(timeout_s, self.close)
         try:
@@ -91,7 +91,7 @@ class RespConnection(asyncio.Protocol):
             timer.cancel()
 
     async def ask_all(self, commands: Iterable[Sequence[bytes]], *, timeout_s: float) -> list[Any]:
-        """Return the replies to commands that are sent together; an error reply is one of them. Raises Lost."""
+        """Return the replies to commands that are sent together, including error replies. Raises Lost."""
         answers = [self.call(*words) for words in commands]
         timer = self._loop.call_later(timeout_s, self.close)
         try:
@@ -137,35 +137,35 @@ async def connect(
     timeout_s: float,
     error_of: Callable[[str], Exception] = ReplyError,
     tls: ssl.SSLContext | None = None,
-) -> RespConnection:
+) -> AsyncRespConnection:
     """Connect to `host:port`. Raises OSError, TimeoutError."""
     host, port = split_address(address)
     async with asyncio.timeout(timeout_s):
         place, *_ = await NAMES.find_soon(host)
         _, made = await asyncio.get_running_loop().create_connection(
-            partial(RespConnection, error_of), place, port, ssl=tls, server_hostname=host if tls else None
+            partial(AsyncRespConnection, error_of), place, port, ssl=tls, server_hostname=host if tls else None
         )
     return made
 
 
 class RespCallers:
-    """Each call takes a connection that is free; one that is lost is replaced."""
+    """A pool of connections, one per concurrent call. Lost connections are replaced."""
 
-    def __init__(self, address: str, load: Load, timeout_s: float) -> None:
+    def __init__(self, address: str, load: LoadSpec, timeout_s: float) -> None:
         """Raises InvalidRequest."""
         host, _, port = address.rpartition(":")
         if "@" in address:
             raise InvalidRequest(
-                "--resp: want no user or password here: KVSTORE_USER and KVSTORE_PASSWORD_FILE name them"
+                "--resp: expected host:port without user or password; set KVSTORE_USER and KVSTORE_PASSWORD_FILE"
             )
         if not host or not port.isdecimal():
-            raise InvalidRequest(f"--resp: want host:port, got {address!r}")
+            raise InvalidRequest(f"--resp: expected host:port, got {address!r}")
         self._address, self._timeout_s = address, timeout_s
         self._value = value_of(load)
-        self._free: list[RespConnection] = []
+        self._free: list[AsyncRespConnection] = []
 
     async def open(self, connections: int) -> None:
-        """Raises Unavailable, NotAuthenticated."""
+        """Open the connections. Raises Unavailable, NotAuthenticated."""
         for _ in range(connections):
             self._free.append(await self._connect())
         await self._ask(b"PING")
@@ -196,26 +196,26 @@ class RespCallers:
         except Lost as error:
             raise OutcomeUnknown(str(error)) from None
         finally:
-            self._free.append(connection)  # also after an error; one that was lost is left out when it is its turn
+            self._free.append(connection)  # also after an error; `_take` drops lost connections
 
-    async def _take(self) -> RespConnection:
+    async def _take(self) -> AsyncRespConnection:
         while self._free:
             connection = self._free.pop()
             if not connection.is_lost:
                 return connection
         return await self._connect()
 
-    async def _connect(self) -> RespConnection:
+    async def _connect(self) -> AsyncRespConnection:
         try:
             made = await connect(self._address, timeout_s=self._timeout_s, error_of=_error_of)
             if (login := login_of_environment()) is not None:
                 await made.ask(b"AUTH", login.user.encode(), login.password, timeout_s=self._timeout_s)
         except (OSError, TimeoutError) as error:
-            raise Unavailable(f"{self._address} cannot be reached: {error or 'no answer'}") from None
+            raise Unavailable(f"{self._address} cannot be reached: {error or 'no reply'}") from None
         return made
 
 
 def _error_of(reply: str) -> StoreError:
-    """The error that a reply says."""
+    """Return the error for an error reply."""
     kind = _ERRORS.get(reply.partition(" ")[0], InvalidRequest)
     return kind(reply)

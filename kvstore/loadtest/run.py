@@ -1,12 +1,12 @@
-"""`kvstore-loadtest`: load tests of a cluster that serves, by Locust.
+"""`kvstore-loadtest`: load tests of a running cluster with Locust.
 
     kvstore-loadtest [--data-dir DIR | --store kv://host:port --resp host:port] [any option below] [GrpcUser|RespUser]
-    kvstore-loadtest -f shop.py --data-dir data Shop        # a workload of one's own: docs/how-to/run-load-tests.md
-    kvstore-loadtest --web --data-dir data                  # Locust's pages start the runs, as many as wanted
+    kvstore-loadtest -f shop.py --data-dir data Shop        # a custom workload: docs/how-to/run-load-tests.md
+    kvstore-loadtest --web --data-dir data                  # start any number of runs from Locust's web pages
 
-The report is reports/loadtest.html. Exit codes: 0 the run met all that was asked of it, 1 it did not (the last lines
-say why), 2 wrong usage or no cluster, 3 spoiled: the load generator itself was late or starved, so that the run says
-nothing of the store.
+The report is reports/loadtest.html. Exit codes: 0 the run met all its goals; 1 it did not, and the last lines say why;
+2 wrong usage, or no cluster; 3 the run was spoiled: the load generator itself was late or starved of processor time, so
+the figures say nothing about the store.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kvstore.loadtest.generator.workloads import Draws
 from kvstore.standard_streams import prepare_standard_streams
 
 WEB_HOST = ("--web-host", "127.0.0.1")
-"""Whoever reaches the pages can load the cluster, so by default that is this machine alone."""
+"""Anyone who can reach the pages can load the cluster, so they are on loopback by default."""
 LOCUSTFILE = Path(__file__).parent / "locustfile.py"
 
 
@@ -34,12 +34,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="kvstore-loadtest", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    own = parser.add_argument_group("how it is run")
-    own.add_argument("-f", "--locustfile", type=path_word, default=LOCUSTFILE, help="With users of your own.")
+    own = parser.add_argument_group("how to run")
+    own.add_argument(
+        "-f", "--locustfile", type=path_word, default=LOCUSTFILE, help="Use a Locust file with custom users."
+    )
     own.add_argument(
         "--web",
         action="store_true",
-        help="Serve Locust's pages, at port 8089 of this machine alone unless --web-host says otherwise.",
+        help="Serve Locust's web pages on port 8089, on loopback unless --web-host is given.",
     )
     add_options(parser)
     options = checked(parser, sys.argv[1:])
@@ -49,9 +51,9 @@ def main() -> None:
     asked, words = mine.parse_known_args(sys.argv[1:])
     try:
         if not asked.locustfile.is_file():
-            raise ValueError(f"--locustfile: there is no file {asked.locustfile}")
+            raise ValueError(f"--locustfile: file {asked.locustfile} does not exist")
         if not options.store and not options.resp and "--worker" not in words:
-            options.node_ids()  # whether there is such a cluster
+            options.node_ids()  # fails if there is no such cluster
     except (ValueError, OSError) as error:
         print(f"loadtest: {error}", file=sys.stderr)
         sys.exit(2)
@@ -59,7 +61,7 @@ def main() -> None:
 
 
 def checked(parser: argparse.ArgumentParser, words: Sequence[str]) -> Options:
-    """Return the options, or exit with code 2 before anything is started. Locust judges its own words."""
+    """Return the options, or exit with code 2 before anything is started. Locust checks its own options."""
     try:
         options = options_of(parser.parse_known_args(words)[0])
         for workload in options.workloads:
@@ -74,15 +76,15 @@ def checked(parser: argparse.ArgumentParser, words: Sequence[str]) -> Options:
 def run_locust(
     words: Sequence[str], *, file: Path = LOCUSTFILE, has_pages: bool = False, is_quiet: bool = False
 ) -> int:
-    """Run Locust; returns its exit code. Interrupted or asked to end, it still writes its report."""
+    """Run Locust and return its exit code. Locust also writes its report after SIGINT or SIGTERM."""
     output = subprocess.DEVNULL if is_quiet else None
     is_placed = any(word.partition("=")[0] == WEB_HOST[0] for word in words)
     frame = (() if is_placed else WEB_HOST) if has_pages else ("--headless", "--only-summary")
     command = [sys.executable, "-m", "locust", "-f", str(file), *frame, *words]
-    # A shell starts what runs in its background with SIGINT ignored, and Locust would inherit that.
+    # A shell starts background jobs with SIGINT ignored, and Locust would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    # In a session of its own: an interrupt reaches it by us, and once.
+    # A session of its own: a terminal's Ctrl-C reaches Locust only through us, and only once.
     process = subprocess.Popen(command, start_new_session=True, stdout=output, stderr=output)
     try:
         return process.wait()
@@ -90,7 +92,7 @@ def run_locust(
         with suppress(ProcessLookupError):
             process.send_signal(signal.SIGINT)
         return process.wait()
-    finally:  # a second interrupt: the cluster may go away, and Locust must go before
+    finally:  # on a second interrupt: end Locust before the cluster may be stopped
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()

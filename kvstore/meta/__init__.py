@@ -1,5 +1,5 @@
-"""The metadata store: one interface, drivers behind it, and Apache BookKeeper's layout on top. Drivers are imported by
-name."""
+"""The metadata store: one interface, its drivers, and Apache BookKeeper's layout on top. Drivers are imported
+by name."""
 
 from kvstore.meta.auditor_votes import AuditorVotes
 from kvstore.meta.bookies import BookieView
@@ -9,9 +9,9 @@ from kvstore.meta.ephemeral import KeptEphemeral
 from kvstore.meta.layout import LayoutStore
 from kvstore.meta.ledger_ids import LedgerIdGenerator
 from kvstore.meta.ledgers import LedgerStore
-from kvstore.meta.marks import Mark
+from kvstore.meta.marks import LedgerMark
 from kvstore.meta.recovery_settings import CheckKind, RecoverySettings
-from kvstore.meta.registration import BookieRegistration, Bookies, RegistrationClient
+from kvstore.meta.registration import BookieRegistration, RegisteredBookies, RegistrationClient
 from kvstore.meta.store import (
     Change,
     Check,
@@ -30,7 +30,6 @@ __all__ = [
     "AuditorVotes",
     "BookieRegistration",
     "BookieView",
-    "Bookies",
     "Change",
     "Check",
     "CheckKind",
@@ -41,11 +40,12 @@ __all__ = [
     "KeptEphemeral",
     "LayoutStore",
     "LedgerIdGenerator",
+    "LedgerMark",
     "LedgerStore",
-    "Mark",
     "MarkLock",
     "MetadataStore",
     "RecoverySettings",
+    "RegisteredBookies",
     "RegistrationClient",
     "SessionState",
     "SetData",

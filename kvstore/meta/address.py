@@ -1,4 +1,4 @@
-"""Where a cluster's metadata is. Decides only.
+"""The address of a cluster's metadata. Decides only.
 
 etcd://host:port,host:port/prefix
 zookeeper://host:port,host:port/chroot         or without zookeeper://
@@ -13,52 +13,55 @@ from enum import StrEnum
 _HOST = re.compile(r"[\w.-]+|\[[0-9a-fA-F:.]+\]")
 
 
-class Kind(StrEnum):
+class MetadataKind(StrEnum):
     ZOOKEEPER = "zookeeper"
     ETCD = "etcd"
 
     @property
     def shown(self) -> str:
-        """As people write it."""
-        return "ZooKeeper" if self is Kind.ZOOKEEPER else "etcd"
+        """Name of the store as people write it."""
+        return "ZooKeeper" if self is MetadataKind.ZOOKEEPER else "etcd"
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """One store, and the place in it that is the cluster's own."""
+    """One metadata store, and the part of it that belongs to the cluster."""
 
-    kind: Kind
+    kind: MetadataKind
     hosts: tuple[str, ...]
-    """`host:port` of each."""
+    """`host:port` of each server."""
     place: str
-    """The chroot, or the prefix, without slashes at its ends."""
+    """Chroot or prefix, without slashes at its ends."""
 
     @property
     def connection(self) -> str:
-        """`host:port,host:port/place`, as the drivers want it."""
+        """`host:port,host:port/place`, as the drivers expect it."""
         return "/".join((",".join(self.hosts), self.place)).rstrip("/")
 
 
 def parse(text: str) -> Address:
-    """Raises ValueError, without the text where a password may be in it."""
+    """Return the address in `text`. Raises ValueError, without the text if it may have a password."""
     if "@" in text:
         raise ValueError(
-            "want no user or password in the address of a metadata store: name them by metadata.user and "
-            "metadata.password_file, or by KVSTORE_METADATA_USER and KVSTORE_METADATA_PASSWORD_FILE in the environment"
+            "expected no user or password in the address of a metadata store; set metadata.user and "
+            "metadata.password_file, or KVSTORE_METADATA_USER and KVSTORE_METADATA_PASSWORD_FILE in the "
+            "environment"
         )
     scheme, separator, rest = text.rpartition("://")
-    if separator and scheme not in set(Kind):
-        raise ValueError(f"want etcd://host:port,host:port/prefix or zookeeper://host:port/chroot, got {text!r}")
+    if separator and scheme not in set(MetadataKind):
+        raise ValueError(f"expected etcd://host:port,host:port/prefix or zookeeper://host:port/chroot, got {text!r}")
     hosts, _, place = rest.partition("/")
     for each in hosts.split(","):
         host, _, port = each.rpartition(":")
         if not _HOST.fullmatch(host) or not port.isdecimal() or not 0 < int(port) < 65536:
-            raise ValueError(f"want host:port,host:port/chroot, or etcd:// before it, got {text!r}")
-    return Address(Kind(scheme) if separator else Kind.ZOOKEEPER, tuple(hosts.split(",")), place.strip("/"))
+            raise ValueError(f"expected host:port,host:port/chroot, or etcd:// before it, got {text!r}")
+    return Address(
+        MetadataKind(scheme) if separator else MetadataKind.ZOOKEEPER, tuple(hosts.split(",")), place.strip("/")
+    )
 
 
 def address_fault(text: str) -> str:
-    """Describe the flaw of an address; empty if it has none."""
+    """Return the error of an address; empty if it is valid."""
     try:
         parse(text)
     except ValueError as error:

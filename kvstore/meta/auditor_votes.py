@@ -1,5 +1,5 @@
-"""The election of the auditor in the metadata store, in Apache BookKeeper's layout: one ephemeral, numbered node per
-candidate, and the lowest number has the office. Both kinds of auditor stand in one election."""
+"""The election of the auditor in the metadata store, in Apache BookKeeper's layout: one ephemeral sequential node per
+candidate, and the lowest number is the auditor. Apache's auditors and ours are candidates of one election."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _VOTE = re.compile(r"V_(-?\d{10})")
 
 
 class AuditorVotes:
-    """One candidate's part in the election. Calls raise MetadataUnavailable or MetadataUnknown."""
+    """One candidate of the election. Calls raise MetadataUnavailable or MetadataUnknown."""
 
     def __init__(self, store: MetadataStore, candidate: str) -> None:
         self._store, self._candidate = store, candidate
@@ -26,40 +26,41 @@ class AuditorVotes:
     # docs/protocol.md A4
     @property
     def is_auditor(self) -> bool:
-        """Whether this candidate was seen to be the lowest, and its session has not ended since, as far as is known.
+        """True if this candidate was the lowest when the votes were read, and its session has not ended since, as far
+        as is known.
 
-        While the connection is lost it is not: the session may have ended, and another may have the office.
+        False while the connection is lost: the session may have ended, and another candidate may be the auditor.
         """
         is_connected = self._store.state is SessionState.CONNECTED
         return is_connected and 0 != self._elected_in == self._store.session
 
     async def stand(self) -> bool:
-        """Vote, unless an own vote of this session stands, and say whether it is the lowest."""
+        """Vote, unless this session has voted already, and return True if the vote is the lowest."""
         session = self._store.session
         votes = await until_known(self._votes)
         if session != self._voted_in or self._own not in votes:
-            self._own = await self._vote_anew()
+            self._own = await self._vote_once()
             self._voted_in = session
             votes = await until_known(self._votes)
         is_lowest = bool(votes) and self._own == votes[0] and self._store.session == session
         if is_lowest and self._elected_in != session:
-            await self._tell()
+            await self._publish_name()
         self._elected_in = session if is_lowest else 0
         return is_lowest
 
     async def withdraw(self) -> None:
-        """Stand no more; the next candidate has the office."""
+        """Withdraw from the election, so that the next candidate becomes the auditor."""
         self._elected_in = 0
         for name in await self._own_votes():
             with suppress(NoSuchNode):
                 await self._store.delete(paths.join(paths.AUDITOR_VOTES, name), -1)
 
     def watch(self, changed: Callable[[], None]) -> Watch:
-        """Call `changed` soon after there may be other candidates."""
+        """Call `changed` soon after the candidates may have changed."""
         return self._store.watch(paths.AUDITOR_VOTES, changed)
 
-    async def _vote_anew(self) -> str:
-        """The name of this session's lowest vote; it is the only one then. There were two if an answer was lost."""
+    async def _vote_once(self) -> str:
+        """Return the name of this session's lowest vote, and delete its others: there are two if an answer was lost."""
         own = await self._own_votes()
         if not own:
             await until_known(self._vote)
@@ -91,8 +92,8 @@ class AuditorVotes:
             return False
         return stat.owner == self._store.session
 
-    async def _tell(self) -> None:
-        """Name this candidate in the parent too, for whoever looks there."""
+    async def _publish_name(self) -> None:
+        """Write this candidate's name into the parent node, too, for tools that read it there."""
         with suppress(NoSuchNode, VersionConflict):
             data, stat = await self._store.get(paths.AUDITOR_VOTES)
             if data != marks.encode_vote(self._candidate):
@@ -100,7 +101,7 @@ class AuditorVotes:
 
 
 async def votes_of(store: MetadataStore) -> list[str]:
-    """The names of all votes, the lowest first."""
+    """Return the names of all votes, the lowest first."""
     await store.sync(paths.AUDITOR_VOTES)
     try:
         names = await store.children(paths.AUDITOR_VOTES)
@@ -110,7 +111,7 @@ async def votes_of(store: MetadataStore) -> list[str]:
 
 
 async def auditor_or_none(store: MetadataStore) -> str | None:
-    """The auditor, by its own name; None: nobody stands."""
+    """Return the auditor's name; None if there is no candidate."""
     for name in await votes_of(store):
         path = paths.join(paths.AUDITOR_VOTES, name)
         with suppress(NoSuchNode):

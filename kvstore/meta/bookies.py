@@ -9,7 +9,7 @@ from collections.abc import Callable
 from kvstore.env.events import wait_within
 from kvstore.env.ports import Nursery
 from kvstore.errors import MetadataError, MetadataUnavailable, MetadataUnknown
-from kvstore.meta.registration import Bookies, RegistrationClient
+from kvstore.meta.registration import RegisteredBookies, RegistrationClient
 from kvstore.meta.store import MetadataStore
 from kvstore.types import BookieId
 
@@ -19,14 +19,14 @@ LOOK_AGAIN_S = 30.0
 
 
 class BookieView:
-    """The last set of bookies that was read. While the metadata store is away it stays as it was.
+    """The set of bookies as it was last read. It stays as it is while the metadata store is away.
 
-    An address or a zone once known is remembered when its bookie is gone from the set: a registration vanishes with a
-    session, and the bookie may well be there. Whether it is, its connection tells.
+    Addresses and zones of bookies that have left the set are remembered: a registration ends with a session, and the
+    bookie may still run. Its connection shows whether it does.
     """
 
     def __init__(self, store: MetadataStore) -> None:
-        self.current = Bookies({}, {})
+        self.current = RegisteredBookies({}, {})
         self._client = RegistrationClient(store)
         self._addresses: dict[BookieId, str] = {}
         self._zones: dict[BookieId, str] = {}
@@ -34,19 +34,19 @@ class BookieView:
         self._listeners: list[Callable[[], None]] = []
 
     def address(self, bookie: BookieId) -> str | None:
-        """Where the bookie listens, or last did; None if it was never seen."""
+        """Return the address at which the bookie listens or last did; None if it was never seen."""
         return self._addresses.get(bookie)
 
     def zone(self, bookie: BookieId) -> str:
-        """Where the bookie stands, or last did; empty: nowhere in particular, as far as is known."""
+        """Return the zone of the bookie, or its last one; empty if it is not known."""
         return self._zones.get(bookie, "")
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """Call `listener` on the event loop whenever `current` has become another set."""
+        """Call `listener` on the event loop each time `current` has changed."""
         self._listeners.append(listener)
 
     async def start(self, nursery: Nursery) -> None:
-        """Read once, then keep up to date. Raises MetadataUnavailable, MetadataUnknown if that first read fails."""
+        """Read once, then keep up to date. Raises MetadataUnavailable, MetadataUnknown if the first read fails."""
         await self.refresh()
         nursery.spawn(self._keep(), name="watch bookies")
 
@@ -64,7 +64,7 @@ class BookieView:
 
     async def _keep(self) -> None:
         watches = self._client.watch(self._hint.set)
-        self._hint.set()  # what changed since the first read, before the watches stood
+        self._hint.set()  # for changes between the first read and the watches
         try:
             while True:
                 await wait_within(self._hint, LOOK_AGAIN_S)
@@ -73,7 +73,7 @@ class BookieView:
                     await self.refresh()
                 except MetadataError as error:  # the watches are called after the reconnect
                     if not isinstance(error, MetadataUnavailable | MetadataUnknown):
-                        log.warning("the bookies cannot be read, going on with those that are known: %s", error)
+                        log.warning("cannot read the bookies, keeping those that are known: %s", error)
         finally:
             for watch in watches:
                 watch.close()

@@ -1,9 +1,9 @@
-"""Documents of our own in the metadata store: frozen dataclasses ↔ JSON with a format number.
+"""Our own documents in the metadata store: frozen dataclasses as JSON with a format number.
 
     {"format": 1, "epoch": 7, "ledgers": [...]}
 
-Bytes become base64, enums their values. Fields that a reader does not know are ignored; a change that old readers must
-not overlook takes a new format number, and an unknown number is refused.
+Bytes become base64, enums their values. A reader ignores fields that it does not know. A change that old readers must
+not overlook gets a new format number, and readers refuse unknown numbers.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ T = TypeVar("T")
 
 
 _MALFORMED = (msgspec.MsgspecError, RecursionError)
-"""Brackets in brackets by the thousand are a document of nobody's."""
+"""Errors of malformed documents; RecursionError for thousands of nested brackets."""
 
 
-class _Envelope(msgspec.Struct):
+class _FormatOnly(msgspec.Struct):
     format: int
 
 
 def encode(document: object, *, format: int = 1) -> bytes:
-    """The bytes of a dataclass, with `format` in front of its own fields."""
+    """Return the bytes of a dataclass, with `format` in front of its fields."""
     fields = msgspec.to_builtins(document)
     if not isinstance(fields, dict) or "format" in fields:
-        raise TypeError(f"want a dataclass without a field named format, got {document!r}")
+        raise TypeError(f"expected a dataclass without a field named format, got {document!r}")
     return msgspec.json.encode({"format": format, **cast("dict[str, Any]", fields)})
 
 
 def format_of(data: bytes, *, what: str) -> int:
-    """The format number of a document. Raises UndecodableNode."""
+    """Return the format number of a document. Raises UndecodableNode."""
     try:
-        return msgspec.json.decode(data, type=_Envelope).format
+        return msgspec.json.decode(data, type=_FormatOnly).format
     except _MALFORMED as error:
         raise UndecodableNode(f"{what} has no format number: {error}") from error
 
 
 def decode(kind: type[T], data: bytes, *, what: str, format: int = 1) -> T:
-    """The document in `data`. `what` names it in errors. Raises UndecodableNode, also for another format
-    number."""
+    """Return the document in `data`. `what` names it in errors. Raises UndecodableNode, also for another
+    format number."""
     try:
-        found = msgspec.json.decode(data, type=_Envelope).format
+        found = msgspec.json.decode(data, type=_FormatOnly).format
         if found != format:
             raise UndecodableNode(f"{what} has format {found}; this build reads {format}")
     except _MALFORMED as error:
@@ -54,7 +54,7 @@ def decode(kind: type[T], data: bytes, *, what: str, format: int = 1) -> T:
 
 
 def decode_plain(kind: type[T], data: bytes, *, what: str) -> T:
-    """The same of a document without a format number: an object with the fields of `kind`, of their types. Raises
+    """Return a document without a format number: an object with the fields and types of `kind`. Raises
     UndecodableNode."""
     try:
         return msgspec.json.decode(data, type=kind)

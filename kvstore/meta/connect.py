@@ -1,10 +1,10 @@
-"""Opens the metadata store that an address names, by its driver."""
+"""Opens the metadata store of an address with its driver."""
 
 from __future__ import annotations
 
 from kvstore.env.liveness.port import UNWATCHED, Liveness
 from kvstore.env.tls import Tls
-from kvstore.meta.address import Kind, parse
+from kvstore.meta.address import MetadataKind, parse
 from kvstore.meta.etcd import EtcdStore
 from kvstore.meta.login import MetadataLogin
 from kvstore.meta.zookeeper.store import ZooKeeperStore
@@ -23,10 +23,11 @@ async def connect(
     timeout_s: float = CONNECT_TIMEOUT_S,
     liveness: Liveness = UNWATCHED,
 ) -> Store:
-    """A store, connected. Its session lasts while `liveness` has no failure.
+    """Return a connected store. Its session lasts while `liveness` reports no failure.
 
-    Raises MetadataUnavailable if none answers within `timeout_s`, MetadataDenied if it refuses the login or its user,
-    ValueError for what is no address, OSError for TLS files that are none, ConfigError."""
+    Raises MetadataUnavailable if no server answers within `timeout_s`, MetadataDenied if the login or its user is
+    refused, ValueError for a malformed address, OSError for unusable TLS files, ConfigError.
+    """
     found = parse(address)
-    driver = EtcdStore if found.kind is Kind.ETCD else ZooKeeperStore
+    driver = EtcdStore if found.kind is MetadataKind.ETCD else ZooKeeperStore
     return await driver.connect(found.connection, tls=tls, login=login, connect_timeout_s=timeout_s, liveness=liveness)

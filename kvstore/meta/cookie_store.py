@@ -1,4 +1,4 @@
-"""Bookies' cookies in the metadata store: which directories belong to which bookie id; and how old these are."""
+"""Bookies' cookies in the metadata store, which tie directories to a bookie id, and the ages of the directories."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class CookieStore:
         self._store = store
 
     async def write(self, cookie: Cookie, version: int | None) -> int:
-        """Compare-and-set, or create if `version` is None; returns the new version.
+        """Compare-and-set a cookie, or create it if `version` is None, and return the new version.
 
         Raises NodeExists (created before, with other contents), VersionConflict, NoSuchNode.
         """
@@ -42,16 +42,16 @@ class CookieStore:
             return stat.version
 
     async def read(self, bookie: BookieId) -> tuple[Cookie, int]:
-        """Cookie and version as of now: from an older version a bookie would conclude that its directory is a copy.
-        Raises NoSuchNode, Corrupted."""
+        """Return the present cookie and its version. From an older version a bookie would conclude that its directory
+        is a copy. Raises NoSuchNode, Corrupted."""
         path = paths.cookie(bookie)
         await self._store.sync(path)
         data, stat = await self._store.get(path)
         return decode_cookie(data, what=path), stat.version
 
     async def delete(self, bookie: BookieId, version: int) -> None:
-        """With the age, in one step: one that stayed would make another bookie of this id doubt its new directories.
-        Raises VersionConflict, NoSuchNode."""
+        """Delete a cookie and its age in one step: a remaining age would make another bookie with this id distrust its
+        new directories. Raises VersionConflict, NoSuchNode."""
         going = [Delete(paths.cookie(bookie), version)]
         with suppress(NoSuchNode):
             _, stat = await self._store.get(paths.age(bookie))
@@ -59,8 +59,8 @@ class CookieStore:
         await self._store.multi(going)
 
     async def age(self, bookie: BookieId) -> tuple[int, int | None]:
-        """How old the bookie's directories are, and the version of the node that says so; 0 and None if there is none.
-        Raises Corrupted."""
+        """Return the age of the bookie's directories and the version of its node; 0 and None if there is none. Raises
+        Corrupted."""
         path = paths.age(bookie)
         await self._store.sync(path)
         try:
@@ -68,12 +68,12 @@ class CookieStore:
         except NoSuchNode:
             return 0, None
         if not (data.isdigit() and len(data) <= AGE_DIGITS):
-            raise Corrupted(f"{path}: want at most {AGE_DIGITS} digits, got {data[:40]!r}")
+            raise Corrupted(f"{path}: expected at most {AGE_DIGITS} digits, got {data[:40]!r}")
         return int(data), stat.version
 
     async def set_age(self, bookie: BookieId, age: int, version: int | None) -> None:
-        """Compare-and-set, or create if `version` is None, for a bookie that has a cookie. Raises NodeExists,
-        VersionConflict, NoSuchNode."""
+        """Compare-and-set the age, or create it if `version` is None, for a bookie that has a cookie. Raises
+        NodeExists, VersionConflict, NoSuchNode."""
         path, data = paths.age(bookie), b"%d" % age
         if version is not None:
             await self._store.set(path, data, version)
@@ -82,7 +82,7 @@ class CookieStore:
         await self._store.multi([Check(paths.cookie(bookie), -1), Create(path, data)])
 
     async def bookies(self) -> list[BookieId]:
-        """Every bookie id that was ever formatted and not decommissioned, whether it runs or not; sorted."""
+        """Return the ids of all bookies that were formatted and not decommissioned, sorted, whether they run or not."""
         await self._store.sync(paths.LEDGERS)
         try:
             return [BookieId(name) for name in await self._store.children(paths.COOKIES)]

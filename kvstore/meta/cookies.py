@@ -1,9 +1,9 @@
-"""A bookie's cookie ↔ bytes: what ties its directories to its id, kept in each directory and in the metadata store.
-Decides only.
+"""Bookies' cookies and their bytes. A cookie ties directories to a bookie's id; a copy is in each directory and in the
+metadata store. Decides only.
 
     cookie := "5" LF protobuf text of CookieFormat
 
-A list of directories is comma-separated; ledger directories are counted: count TAB directory TAB directory …
+A list of directories is comma-separated. Ledger directories have their count in front: count TAB directory TAB …
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _READABLE = (4, 5)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cookie:
-    """Names the owner of a bookie's directories. Two cookies that differ in any field do not belong together."""
+    """The identity of a bookie's directories. Two cookies that differ in any field do not belong together."""
 
     bookie: BookieId
     journal_dirs: tuple[str, ...]
@@ -44,7 +44,8 @@ def encode_cookie(cookie: Cookie) -> bytes:
 
 
 def decode_cookie(data: bytes, *, what: str) -> Cookie:
-    """The cookie in `data`; `what` names its place in errors. Raises Corrupted, also for a layout version not known."""
+    """Return the cookie in `data`; `what` names its place in errors. Raises Corrupted, also for an unknown layout
+    version."""
     version, _, text = data.decode(errors="replace").partition("\n")
     if version not in map(str, _READABLE):
         raise Corrupted(f"{what} has cookie layout version {version[:20]!r}; this build reads {_READABLE}")
@@ -68,5 +69,5 @@ def _counted(directories: tuple[str, ...]) -> str:
 def _uncounted(text: str) -> tuple[str, ...]:
     count, *directories = text.split("\t")
     if int(count) != len(directories):
-        raise ValueError(f"want {count} directories, got {directories}")
+        raise ValueError(f"expected {count} directories, got {directories}")
     return tuple(directories)

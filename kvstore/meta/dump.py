@@ -1,11 +1,11 @@
-"""The metadata of a cluster ↔ a file. Decides only.
+"""The metadata of a cluster as a file. Decides only.
 
     file := header LF (node LF)* end LF              every line is JSON, in UTF-8
     header := {"kvstore_metadata": 1, "instance": text}
     node := {"path": text, "data": base64}           persistent nodes but the root, in the order of their paths
     end := {"nodes": count, "sha256": hex}           of all bytes before this line
 
-A file without its end, or whose end does not fit, is refused: it may lack a ledger.
+A file without its end, or with a wrong one, is refused: it may lack a ledger.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ def encode(nodes: Mapping[str, bytes], instance: str) -> bytes:
 
 
 def decode(data: bytes) -> tuple[dict[str, bytes], str]:
-    """Nodes by path, and the cluster's instance id. Raises ConfigError."""
+    """Return the nodes by path, and the cluster's instance id. Raises ConfigError."""
     *lines, last = data.splitlines(keepends=True) or [b""]
     end = _parsed(last, _End, "its last line")
     found = hashlib.sha256(b"".join(lines)).hexdigest()
     if found != end.sha256:
-        raise ConfigError(f"want lines of the digest {end.sha256}, got {found}: the file is damaged")
+        raise ConfigError(f"expected lines with the digest {end.sha256}, got {found}: the file is damaged")
     if not lines:
-        raise ConfigError("want a header, got none")
+        raise ConfigError("expected a header, got none")
     header = _parsed(lines[0], _Header, "its first line")
     if header.kvstore_metadata != FORMAT:
         raise ConfigError(f"the file has format {header.kvstore_metadata}; this build reads {FORMAT}")
     nodes = dict(_nodes(lines[1:]))
     if len(nodes) != end.nodes:
-        raise ConfigError(f"want {end.nodes} nodes, got {len(nodes)}")
+        raise ConfigError(f"expected {end.nodes} nodes, got {len(nodes)}")
     for path in nodes:
         if paths.parent(path) not in nodes and paths.parent(path) != "/":
             raise ConfigError(f"{path} has no parent in the file")
@@ -67,7 +67,7 @@ def decode(data: bytes) -> tuple[dict[str, bytes], str]:
 
 
 def digest(nodes: Mapping[str, bytes]) -> str:
-    """The same for the same nodes, wherever they are."""
+    """Return the digest of nodes. Equal nodes have equal digests in every store."""
     return hashlib.sha256(b"".join(_line(_Node(path, nodes[path])) for path in sorted(nodes))).hexdigest()
 
 
@@ -89,4 +89,4 @@ def _parsed(line: bytes, kind: type[T], what: str) -> T:
     try:
         return msgspec.json.decode(line, type=kind)
     except msgspec.MsgspecError as error:
-        raise ConfigError(f"{what} is not what it should be: {error}") from None
+        raise ConfigError(f"{what} is malformed: {error}") from None

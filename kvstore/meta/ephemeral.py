@@ -1,7 +1,7 @@
-"""One ephemeral node kept in place for this process, over lost sessions and over whoever removes it.
+"""Keeps one ephemeral node of this process in place, over lost sessions and deletions by others.
 
-What is wanted is a value: the node's data, or None for its absence. Each hint (a watch, a reconnect, half a minute)
-compares what is there with what is wanted, so nothing depends on seeing every event.
+The caller states the desired value: the node's data, or None for its absence. Each hint (a watch, a reconnect, half a
+minute) compares the present node with it, so nothing depends on seeing every event.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from kvstore.meta import paths
 from kvstore.meta.store import Create, Delete, MetadataStore, SessionState, ensure_path
 
 log = logging.getLogger(__name__)
-rest = asyncio.sleep
+pause = asyncio.sleep
 
 LOOK_AGAIN_S = 30.0
 RETRY_S = 0.2
-"""Before another try; and after the node of another session was replaced, each time twice as long up to LOOK_AGAIN_S:
-if that is no former process but one that goes on, under the same name on another machine, it does the same."""
+"""Pause before a retry, in seconds. Also the first pause after the node of another session was replaced; it doubles up
+to LOOK_AGAIN_S, because a live process with the same name on another machine would do the same."""
 _ATTEMPTS_MAX = 8
 
 
 def never(_: bytes) -> bool:
-    """For nodes that more than one process may hold by right: wait until the other one is gone."""
+    """Return False, for nodes that several processes may hold by right: wait until the other one is gone."""
     return False
 
 
 class KeptEphemeral:
-    """Keeps `path` as this process's ephemeral. `publish` says what is wanted, `start` keeps it so.
+    """Keeps `path` as this process's ephemeral node. `publish` sets the desired value, `start` keeps it in place.
 
-    A node of another session that is in the way is replaced if `is_our_former` says so of its data: the ephemeral of an
-    earlier session of this process, or of its dead predecessor, outlives it until that session expires. Otherwise it is
-    waited out.
+    If a node of another session is in the way, it is replaced if `is_our_former` returns True for its data: the
+    ephemeral of an earlier session of this process, or of its dead predecessor, exists until that session expires.
+    Otherwise it is waited for.
     """
 
     def __init__(
@@ -54,20 +54,20 @@ class KeptEphemeral:
         is_our_former: Callable[[bytes], bool] = never,
         on_placed: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_placed` is called when the node has been made, or changed, to hold what is wanted."""
+        """`on_placed` is called when the node has been created or changed to hold the desired value."""
         self._store, self._path, self._is_our_former, self._on_placed = store, path, is_our_former, on_placed
         self._wanted: bytes | None = None
         self._placed: bytes | None = None
-        """What `on_placed` was last called for, unless a write has been sent since."""
-        self._has_replaced, self._rest_s = False, RETRY_S
+        """The value for which `on_placed` was last called, unless a write has been sent since."""
+        self._has_replaced, self._pause_s = False, RETRY_S
         self._turn = asyncio.Lock()
         self._hint = asyncio.Event()
 
     async def publish(self, data: bytes | None) -> None:
-        """Want the node to hold `data` (None: to be absent), and make it so now.
+        """Set the value that the node must hold (None: absent), and write it now.
 
-        Raises NodeExists while another session holds the path, MetadataUnavailable, MetadataUnknown. It stays wanted
-        all the same, and a started keeper goes on trying.
+        Raises NodeExists while another session holds the path, MetadataUnavailable, MetadataUnknown. The value stays
+        desired, and a started keeper retries.
         """
         self._wanted = data
         try:
@@ -82,17 +82,17 @@ class KeptEphemeral:
 
     async def _keep(self) -> None:
         watch = self._store.watch(self._path, self._hint.set)
-        self._hint.set()  # what changed before the watch stood
+        self._hint.set()  # for changes before the watch was set
         try:
             while True:
                 if not await wait_within(self._hint, LOOK_AGAIN_S):
-                    self._rest_s = RETRY_S
+                    self._pause_s = RETRY_S
                 self._hint.clear()
                 await self._try_once()
                 if self._has_replaced:
                     self._has_replaced = False
-                    await rest(self._rest_s)
-                    self._rest_s = min(2 * self._rest_s, LOOK_AGAIN_S)
+                    await pause(self._pause_s)
+                    self._pause_s = min(2 * self._pause_s, LOOK_AGAIN_S)
         finally:
             watch.close()
 
@@ -104,7 +104,7 @@ class KeptEphemeral:
                 await asyncio.sleep(RETRY_S)
                 self._hint.set()
         except NodeExists:
-            return  # the watch is called when it goes
+            return  # the watch is called when it is deleted
         except MetadataError as error:
             log.warning("cannot keep path=%s: %s", self._path, error)
 
@@ -123,7 +123,7 @@ class KeptEphemeral:
         try:
             found, stat = await self._store.get(
                 self._path
-            )  # first: a refused create costs the store a sync, a read none
+            )  # first, because a refused create costs the store a sync, and a read none
         except NoSuchNode:
             await self._create(data)
             return
@@ -131,7 +131,7 @@ class KeptEphemeral:
             if found != data:
                 self._placed = None
                 await self._store.set(self._path, data, stat.version)
-            self._note_placed(data)  # also where the answer to an earlier write was lost
+            self._note_placed(data)  # also if the answer to an earlier write was lost
         elif self._is_our_former(found):
             self._placed, self._has_replaced = None, True
             await self._store.multi([Delete(self._path, stat.version), Create(self._path, data, ephemeral=True)])
@@ -150,7 +150,7 @@ class KeptEphemeral:
         try:
             await self._store.create(self._path, data, ephemeral=True)
         except NodeExists:
-            raise VersionConflict(self._path) from None  # the read was of a moment ago: look again
+            raise VersionConflict(self._path) from None  # the node was created since the read: read again
         self._note_placed(data)
 
     async def _remove(self) -> None:

@@ -1,4 +1,4 @@
-"""The layout of a cluster's metadata, and its identity: the nodes LAYOUT and INSTANCEID, and the making of a new
+"""The layout and the identity of a cluster's metadata (the nodes LAYOUT and INSTANCEID), and the creation of a
 cluster."""
 
 from __future__ import annotations
@@ -13,43 +13,45 @@ from kvstore.meta.store import Create, MetadataStore
 from kvstore.meta.update import until_known
 
 
-class Layout(NamedTuple):
-    """The LAYOUT node: the manager that arranges the ledgers' nodes, and its version."""
+class LedgerLayout(NamedTuple):
+    """The contents of the LAYOUT node: the manager that arranges the ledgers' nodes, and its version."""
 
     factory: str
-    """The class of Apache BookKeeper that arranges ledgers so."""
+    """Class of Apache BookKeeper that arranges ledgers this way."""
     version: int
 
 
 LAYOUT_FORMAT = 2
-HIERARCHICAL = Layout("org.apache.bookkeeper.meta.HierarchicalLedgerManagerFactory", 1)
-"""The one layout that we read and write: ledgers in trees of four digits per level, short and long ids side by side."""
+HIERARCHICAL = LedgerLayout("org.apache.bookkeeper.meta.HierarchicalLedgerManagerFactory", 1)
+"""The only layout that we read and write: ledgers in trees with four digits per level, short and long ids side
+by side."""
 
 
-def encode_layout(layout: Layout) -> bytes:
+def encode_layout(layout: LedgerLayout) -> bytes:
     return f"{LAYOUT_FORMAT}\n{layout.factory}:{layout.version}".encode()
 
 
-def decode_layout(data: bytes) -> Layout:
-    """Raises ConfigError for what we cannot work with."""
+def decode_layout(data: bytes) -> LedgerLayout:
+    """Return the layout in `data`. Raises ConfigError if it is not supported."""
     lines = data.decode(errors="replace").strip().split("\n")
     if lines[0] != str(LAYOUT_FORMAT) or len(lines) != 2:
         raise ConfigError(f"{paths.LAYOUT} has layout format {lines[0]!r}; this build reads {LAYOUT_FORMAT}")
     factory, _, version = lines[1].rpartition(":")
     if not re.fullmatch(r"[0-9]{1,9}", version):
-        raise ConfigError(f"{paths.LAYOUT} is {lines[1]!r}, want a class and its version with a colon between")
-    return Layout(factory, int(version))
+        raise ConfigError(f"{paths.LAYOUT}: expected a class and its version, separated by a colon, got {lines[1]!r}")
+    return LedgerLayout(factory, int(version))
 
 
 class LayoutStore:
-    """Reads and makes a cluster's layout. Calls raise MetadataUnavailable or MetadataUnknown besides what they name."""
+    """Reads and creates a cluster's layout. Calls raise MetadataUnavailable or MetadataUnknown besides what
+    they name."""
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
 
     async def initialise(self, instance_id: str) -> None:
-        """Make a new cluster called `instance_id`, a random UUID. Raises NodeExists if there is one under this
-        chroot."""
+        """Create a cluster with the instance id `instance_id`, a random UUID. Raises NodeExists if the chroot
+        has one."""
         await until_known(lambda: self._initialise(instance_id))
 
     async def _initialise(self, instance_id: str) -> None:
@@ -68,9 +70,9 @@ class LayoutStore:
                 raise
 
     async def ensure(self, instance_id: str) -> str:
-        """The cluster's instance id, after making the cluster as `instance_id` if there is none yet.
+        """Return the cluster's instance id. If there is no cluster, create one with `instance_id` first.
 
-        Raises ConfigError if the cluster that is there has a layout which this build does not understand.
+        Raises ConfigError if the existing cluster has an unsupported layout.
         """
         try:
             await self.initialise(instance_id)
@@ -79,17 +81,17 @@ class LayoutStore:
         return await self.instance_id()
 
     async def check(self) -> None:
-        """Raise ConfigError unless the cluster has the layout that we work with."""
+        """Raise ConfigError unless the cluster has the supported layout."""
         try:
             data, _ = await self._store.get(paths.LAYOUT)
         except NoSuchNode:
-            raise ConfigError(f"{paths.LAYOUT} is missing, although {paths.LEDGERS} is there") from None
+            raise ConfigError(f"{paths.LAYOUT} is missing, although {paths.LEDGERS} exists") from None
         layout = decode_layout(data)
         if layout != HIERARCHICAL:
             raise ConfigError(f"{paths.LAYOUT} is {layout}; this build works with {HIERARCHICAL}")
 
     async def instance_id(self) -> str:
-        """Raises ConfigError if there is no cluster under this chroot."""
+        """Return the instance id as of now. Raises ConfigError if there is no cluster under this chroot."""
         await self._store.sync(paths.LEDGERS)
         found = await self.instance_id_seen()
         if found is None:
@@ -97,7 +99,7 @@ class LayoutStore:
         return found
 
     async def instance_id_seen(self) -> str | None:
-        """As the server that answers knows it, which may lag; None if there is none."""
+        """Return the instance id as the answering server knows it, which may lag; None if there is none."""
         try:
             data, _ = await self._store.get(paths.INSTANCE_ID)
         except NoSuchNode:
@@ -105,18 +107,18 @@ class LayoutStore:
         return data.decode(errors="replace")
 
 
-class Identity:
-    """The cluster that this process belongs to: the one that the metadata store held first."""
+class ClusterIdentity:
+    """The cluster to which this process belongs: the first one that it found in the metadata store."""
 
     def __init__(self, store: MetadataStore, instance_id: str | None = None) -> None:
-        """`instance_id`: if it is known already."""
+        """`instance_id`: the cluster's id, if it is known already."""
         self._store = store
         self._layout = LayoutStore(store)
         self._known = instance_id
 
     # docs/protocol.md B29
     async def mark_older(self, why: str) -> None:
-        """Tell all that come that this is an older copy of the metadata; nothing but a later copy takes that back.
+        """Mark the store as an older copy of the metadata, for all that read it. Only a later copy removes the mark.
         Raises MetadataUnavailable, MetadataUnknown."""
         with suppress(NodeExists):
             await self._store.create(paths.OLDER_COPY, why.encode())
@@ -126,14 +128,14 @@ class Identity:
         with suppress(NoSuchNode):
             why, _ = await self._store.get(paths.OLDER_COPY)
             raise MetadataLost(
-                f"the metadata store is an older copy of itself: {why.decode(errors='replace')}; want a later one "
-                "(docs/how-to/back-up-and-restore-metadata.md)"
+                f"the metadata store is an older copy of itself: {why.decode(errors='replace')}; restore a "
+                "later one (docs/how-to/back-up-and-restore-metadata.md)"
             )
 
     # docs/protocol.md G23
     async def check(self) -> None:
-        """Raise MetadataLost if that cluster is not there any more, for sure: what looks so is read again up to date;
-        or if it is marked as an older copy.
+        """Raise MetadataLost if the cluster is definitely not there any more, which an up-to-date read confirms, or if
+        the store is marked as an older copy.
 
         Raises MetadataUnavailable, MetadataUnknown too.
         """
@@ -145,5 +147,7 @@ class Identity:
         except ConfigError as error:
             raise MetadataLost(str(error)) from error
         if self._known not in (None, found):
-            raise MetadataLost(f"{paths.INSTANCE_ID} is {found}, want {self._known}: another cluster was founded there")
+            raise MetadataLost(
+                f"{paths.INSTANCE_ID}: expected {self._known}, got {found}: another cluster was founded there"
+            )
         self._known = found

@@ -1,7 +1,7 @@
-"""New ledger ids that nobody else gets, by sequential nodes. Apache BookKeeper's layout and its way out of 31 bits.
+"""Unique ledger ids from sequential nodes, in Apache BookKeeper's layout and with its way beyond 31 bits.
 
-How far the ids have been given is told too: by the metadata store's counter, and by those of metadata that were moved
-here by a file, of which /counted keeps the end. What has an id beyond that was made by a later copy of the metadata.
+The metadata store's counter also shows how far ids have been assigned. For metadata that were moved here by a file,
+/counted keeps the former counters. A ledger with a higher id was created by a later copy of the metadata.
 """
 
 from __future__ import annotations
@@ -17,56 +17,58 @@ from kvstore.meta.update import until_known
 from kvstore.types import NO_LEDGER, LedgerId
 
 _LOW_END = 2**31 - 1
-"""Numbers from here on are not used: the store's counters are 32 bits wide."""
+"""Numbers from here on are not used: the store's counters have 32 bits."""
 _ID = "ID-"
 _HOB = "HOB-"
 RANGE_BITS = 32
-"""A move goes on in the next range of 2^32 ids."""
+"""After a move, ids continue in the next range of 2^32 ids."""
 
 
 # docs/protocol.md B29
 @dataclass(frozen=True, slots=True)
 class FormerCount:
-    """How far a counter was when its metadata were written to a file."""
+    """The state of an id counter when its metadata were written to a file."""
 
     to: LedgerId
     is_sure: bool
-    """The counter itself said so; else it is the first id behind the ledgers of the file, and later ones may have been
-    given to ledgers that were deleted."""
+    """True if the counter itself was read. Otherwise `to` is the first id behind the ledgers of the file, and later ids
+    may have been assigned to ledgers that were deleted."""
 
     def lacks(self, ledger: int) -> bool:
-        """Whether the counter had yet to come to this id of its range."""
+        """Return True if the counter had not reached this id of its range."""
         return self.to <= ledger and ledger >> RANGE_BITS == self.to >> RANGE_BITS
 
 
 # docs/protocol.md B29
 @dataclass(frozen=True, slots=True)
-class Counted:
-    """How far the metadata store has counted, here and where its metadata were before."""
+class LedgerIdCount:
+    """How far the metadata store has assigned ledger ids, here and where its metadata were before."""
 
     to: LedgerId
-    """An id above all that it has given."""
+    """An id above all assigned ones."""
     former: tuple[FormerCount, ...] = ()
 
     def never_gave(self, ledger: int) -> bool:
-        """Whether a ledger whose creator did not choose its id himself was made by a later copy of the metadata."""
+        """Return True if a ledger whose creator did not choose the id was created by a later copy of the metadata."""
         return self.to <= ledger or any(each.is_sure and each.lacks(ledger) for each in self.former)
 
     def may_lack(self, ledger: int) -> bool:
-        """Whether a ledger, of anybody, may have been made by a later copy. Ids that creators choose themselves, as
-        Apache's clients may, are far above the counter as a rule, in another range: these say nothing."""
+        """Return True if a ledger of any creator may have been created by a later copy of the metadata. Ids that
+        creators choose, as Apache's clients may, are usually in another range far above the counter, and prove nothing.
+        """
         return FormerCount(self.to, True).lacks(ledger) or any(each.lacks(ledger) for each in self.former)
 
 
 @dataclass(frozen=True, slots=True)
 class _Document:
-    """The node."""
+    """The contents of the node."""
 
     former: list[FormerCount]
 
 
 async def former_counts(store: MetadataStore) -> tuple[FormerCount, ...]:
-    """Of the metadata that were moved here. Raises MetadataUnavailable, MetadataUnknown, UndecodableNode."""
+    """Return the counters of metadata that were moved here. Raises MetadataUnavailable, MetadataUnknown,
+    UndecodableNode."""
     try:
         data, _ = await store.get(paths.COUNTED)
     except NoSuchNode:
@@ -75,27 +77,27 @@ async def former_counts(store: MetadataStore) -> tuple[FormerCount, ...]:
 
 
 def encode_former(former: Iterable[FormerCount]) -> bytes:
-    """Sorted by their ranges."""
+    """Return the node's bytes, with the counters sorted by range."""
     return codec.encode(_Document(sorted(former, key=lambda each: each.to)))
 
 
 def decode_former(data: bytes) -> tuple[FormerCount, ...]:
-    """Raises UndecodableNode."""
+    """Return the counters in `data`. Raises UndecodableNode."""
     return tuple(codec.decode(_Document, data, what=paths.COUNTED).former)
 
 
 class LedgerIdGenerator:
-    """Ids that rise over all creators of a cluster, with gaps. After 2^31 - 1 of them, high-order bits are counted
-    apart."""
+    """Ids that rise over all creators of a cluster, with gaps. After 2^31 - 1 ids, the high-order bits are counted
+    separately."""
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
         self._is_long = False
 
     async def next_id(self, seen: LedgerId = NO_LEDGER) -> LedgerId:
-        """Return an id that was never given before. If somebody has deleted the counter, ids begin in a range of their
-        own above `seen`, the highest id that anybody knows of. Raises MetadataUnavailable, MetadataUnknown (an id may
-        be lost: no harm)."""
+        """Return an id that was never assigned before. If the counter was deleted, ids continue in a new range above
+        `seen`, the highest known id. Raises MetadataUnavailable, MetadataUnknown (an id may be lost, which does no
+        harm)."""
         if not self._is_long:
             self._is_long = await self._has_long_ids()
         if not self._is_long and seen != NO_LEDGER and not await self._is_there(paths.IDGEN):
@@ -128,7 +130,7 @@ class LedgerIdGenerator:
         except NoSuchNode:
             await ensure_path(self._store, parent)
             path = await until_known(lambda: self._create_numbered(parent))
-        # It is ephemeral; the number is ours all the same.
+        # The node is ephemeral. Its number is ours even if the delete fails.
         with suppress(NoSuchNode, MetadataUnavailable, MetadataUnknown):
             await self._store.delete(path, -1)
         return int(path.rpartition("/")[2].removeprefix(_ID))
@@ -160,22 +162,22 @@ class LedgerIdGenerator:
 
 
 def counter_above(nodes: Iterable[str]) -> dict[str, bytes]:
-    """The nodes with which ids begin above all that were given where these nodes are from: how far their counters had
-    come is not in them."""
+    """Return the nodes that make ids start above all ids assigned where these nodes come from, because the nodes do not
+    show how far their counters were."""
     names = (path.rpartition("/")[2] for path in nodes if paths.parent(path) == paths.IDGEN_LONG)
     return {paths.IDGEN_LONG: b"", _counter(_highest(names) + 1): b""}
 
 
 # docs/protocol.md B29
 def counts_with(nodes: Mapping[str, bytes], counted_to: LedgerId) -> dict[str, bytes]:
-    """The node that says how far the counters had come in these nodes, of which the present one is at `counted_to`.
-    Raises UndecodableNode."""
+    """Return the node that records the counters of these nodes; the present one is at `counted_to`. Raises
+    UndecodableNode."""
     return _with(nodes, FormerCount(counted_to, is_sure=True))
 
 
 # docs/protocol.md B29
 def counts_by_ledgers(nodes: Mapping[str, bytes]) -> dict[str, bytes]:
-    """The same where nodes are from a file that may not say so of their present counter. Raises UndecodableNode."""
+    """Return the node that records the counters of a file that may lack its present counter. Raises UndecodableNode."""
     high = _highest(path.rpartition("/")[2] for path in nodes if paths.parent(path) == paths.IDGEN_LONG)
     if any(each.to >> RANGE_BITS == high for each in _former(nodes)):
         return {}
@@ -194,7 +196,7 @@ def _former(nodes: Mapping[str, bytes]) -> tuple[FormerCount, ...]:
 
 
 def _highest(names: Iterable[str]) -> int:
-    """The high-order bits that are counted in now; 0: none yet."""
+    """Return the high-order bits in use; 0 if there are none yet."""
     counters = (name.removeprefix(_HOB) for name in names if name.startswith(_HOB))
     return max((int(digits) for digits in counters if digits.isdigit()), default=0)
 

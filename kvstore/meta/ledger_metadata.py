@@ -1,4 +1,4 @@
-"""Ledger metadata ↔ the bytes Apache BookKeeper keeps in a ledger's znode.
+"""Ledger metadata as the bytes that Apache BookKeeper keeps in a ledger's znode. Decides only.
 
     bytes := "BookieMetadataFormatVersion" TAB version LF body
     body  := varint(length) message          version 3, which we write
@@ -8,7 +8,7 @@
 Version 1's lines: write quorum, ensemble size, length, then `first TAB bookie TAB bookie …` for each fragment, then, if
 closed, `last TAB CLOSED` (-102 for last: in recovery).
 
-The ledger's id is not in the bytes; the path says it. Decides only.
+The ledger's id is not in the bytes but in the path.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ _IN_RECOVERY_V1 = -102
 
 
 def encode(metadata: LedgerMetadata) -> bytes:
-    """The bytes of `metadata` in format version 3."""
+    """Return the bytes of `metadata` in format version 3."""
     body = _to_message(metadata).SerializeToString(deterministic=True)
     return b"%s%d\n%s%s" % (_HEADER, VERSION, _varint(len(body)), body)
 
 
 def decode(ledger: LedgerId, data: bytes) -> LedgerMetadata:
-    """The metadata of `ledger`, written in any version. Raises Corrupted, also for a version that is not known."""
+    """Return the metadata of `ledger`, written in any version. Raises Corrupted, also for an unknown version."""
     header, _, body = data.partition(b"\n")
     digits = header[len(_HEADER) :]
     if not header.startswith(_HEADER) or not digits.isdigit() or len(digits) > _DIGITS_MAX:
-        raise Corrupted(f"ledger {ledger}: metadata starts with {header[:40]!r}, want a format version")
+        raise Corrupted(f"ledger {ledger}: expected metadata with a format version, got {header[:40]!r}")
     version = int(digits)
     reader = {1: _read_lines, 2: _read_text, 3: _read_delimited}.get(version)
     if reader is None:
@@ -78,7 +78,7 @@ def _read_delimited(body: bytes) -> LedgerMetadataFormat:
         if byte < 0x80:
             break
     if len(body) - start < size:
-        raise ValueError(f"want {size} bytes of message, got {len(body) - start}")
+        raise ValueError(f"expected {size} bytes of message, got {len(body) - start}")
     return LedgerMetadataFormat.FromString(body[start : start + size])
 
 
@@ -145,7 +145,8 @@ def _from_message(ledger: LedgerId, message: LedgerMetadataFormat) -> LedgerMeta
         state=LedgerState(message.state),
         last_entry=EntryId(message.lastEntryId) if is_closed else NO_ENTRY,
         length=message.length if is_closed else 0,
-        # Ledgers from before the digest was recorded were read with the client's configured one, by default CRC32.
+        # Ledgers older than the digest field were read with the digest that the client was configured with, by default
+        # CRC32.
         digest=DigestType(message.digestType) if message.HasField("digestType") else DigestType.CRC32,
         password=message.password,
         custom=tuple(sorted((pair.key, pair.value) for pair in message.customMetadata)),

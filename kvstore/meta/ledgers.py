@@ -1,5 +1,5 @@
-"""Ledger metadata in the metadata store: create, read, compare-and-set, remove, list, watch. Apache BookKeeper's
-layout."""
+"""Ledger metadata in the metadata store, in Apache BookKeeper's layout: create, read, compare-and-set, remove, list,
+watch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kvstore.types import LedgerId, LedgerMetadata
 
 _CREATE_ATTEMPTS_MAX = 8
 _STEP = 200
-"""Names looked at between two pauses."""
+"""Names processed between two turns of the event loop."""
 
 
 class LedgerStore:
@@ -33,10 +33,10 @@ class LedgerStore:
         self._store = store
 
     async def create(self, metadata: LedgerMetadata) -> int:
-        """Store a new ledger; returns its version. Raises NodeExists if another creator has the id.
+        """Store a new ledger and return its version. Raises NodeExists if another creator has the id.
 
-        `metadata.token` must be a random number: by it a create that did succeed although the connection broke, or that
-        an earlier attempt has done, is recognised as this caller's own.
+        `metadata.token` must be a random number. It identifies a create of this caller that succeeded although the
+        connection broke, or that an earlier attempt has made.
         """
         if not metadata.token:
             raise ValueError(f"ledger {metadata.ledger}: a create needs a token")
@@ -49,7 +49,7 @@ class LedgerStore:
                 await self._store.create(path, ledger_metadata.encode(metadata))
                 return 0
             except NoSuchNode:
-                await ensure_path(self._store, paths.parent(path))  # or removed as empty since we last looked
+                await ensure_path(self._store, paths.parent(path))  # or it was removed as empty meanwhile
             except NodeExists:
                 return await self._version_of_own(metadata)
         raise MetadataError(f"ledger {metadata.ledger}: its parent nodes vanish as fast as they are made")
@@ -58,13 +58,13 @@ class LedgerStore:
         try:
             found, version = await self.read(metadata.ledger)
         except NoSuchLedger:
-            raise NodeExists(paths.ledger(metadata.ledger)) from None  # another's, removed meanwhile
+            raise NodeExists(paths.ledger(metadata.ledger)) from None  # of another creator, and removed meanwhile
         if found.token != metadata.token or version != 0:
-            raise NodeExists(paths.ledger(metadata.ledger))  # another's, or taken over by a recovery already
+            raise NodeExists(paths.ledger(metadata.ledger))  # of another creator, or taken over by a recovery already
         return version
 
     async def read(self, ledger: LedgerId) -> tuple[LedgerMetadata, int]:
-        """Metadata and version, perhaps of a moment ago: good for whoever then writes by compare-and-set.
+        """Return metadata and version, possibly slightly old: sufficient for a compare-and-set.
 
         Raises NoSuchLedger, UndecodableNode.
         """
@@ -81,8 +81,8 @@ class LedgerStore:
 
     # docs/protocol.md P34
     async def _closed_or_all(self, ledger: LedgerId, denied: MetadataDenied) -> MetadataDenied | UndecodableNode:
-        """The error of a read that was denied: of this node alone, as of a ledger that another user of the store has
-        made for itself, or of all, as while a login is refused: nobody may then pass over them one by one."""
+        """Return the error of a denied read. It concerns this node alone if another user of the store has made the
+        ledger for itself. It concerns all nodes if the login is refused; then nobody may skip ledgers one by one."""
         try:
             await self._store.get(paths.LAYOUT)
         except (MetadataDenied, NoSuchNode):
@@ -90,12 +90,13 @@ class LedgerStore:
         return UndecodableNode(f"ledger {ledger}: its metadata are closed to our user of the metadata store: {denied}")
 
     async def read_latest(self, ledger: LedgerId) -> tuple[LedgerMetadata, int]:
-        """The same, at least as of this call: for whoever acts on an absence, or on a state, without writing it."""
+        """Return metadata and version at least as of this call, for callers that act on an absence or a state without
+        writing."""
         await self._store.sync(paths.ledger(ledger))
         return await self.read(ledger)
 
     async def write(self, metadata: LedgerMetadata, version: int) -> int:
-        """Compare-and-set; returns the new version. Raises VersionConflict, NoSuchLedger, MetadataUnknown."""
+        """Compare-and-set, and return the new version. Raises VersionConflict, NoSuchLedger, MetadataUnknown."""
         try:
             return await self._store.set(paths.ledger(metadata.ledger), ledger_metadata.encode(metadata), version)
         except NoSuchNode:
@@ -108,8 +109,7 @@ class LedgerStore:
         return await update(lambda: self.read(ledger), self.write, change)
 
     async def remove(self, ledger: LedgerId, version: int) -> None:
-        """Delete the metadata; a ledger that is gone already is no error. -1: whatever its version. Raises
-        VersionConflict."""
+        """Delete the metadata. A ledger that is gone already is no error. -1: any version. Raises VersionConflict."""
         path = paths.ledger(ledger)
         await until_known(lambda: self._remove(path, version))
         while (path := paths.parent(path)) != paths.LEDGERS:
@@ -125,15 +125,16 @@ class LedgerStore:
             return
 
     async def list_ids(self) -> list[LedgerId]:
-        """The ids of all ledgers, rising.
+        """Return the ids of all ledgers, ascending.
 
-        A listing that fails raises: it never looks like a shorter list. A ledger created while the listing runs may be
-        absent, so whoever deletes what is not listed first makes sure of it by `read_latest`.
+        A listing that fails raises an error; it never looks like a shorter list. A ledger created while the listing
+        runs may be absent, so a caller that deletes what is not listed first checks `read_latest`.
         """
         return sorted([ledger async for page in self.pages() for ledger in page])
 
     async def pages(self) -> AsyncIterator[list[LedgerId]]:
-        """The same in pages of up to 10,000 ids, so that no more are in memory; each rises, short ids come first."""
+        """Yield the ids in pages of up to 10,000, so that no more are in memory. Each page is ascending; short ids come
+        first."""
         await self._store.sync(paths.LEDGERS)
         trees = [name for name in await self._store.children(paths.LEDGERS) if paths.is_ledger_tree(name)]
         levels = [iter(sorted((paths.join(paths.LEDGERS, name) for name in trees), key=lambda path: (len(path), path)))]
@@ -150,7 +151,7 @@ class LedgerStore:
                 elif not name.startswith("L"):
                     below.append(child)
                 if number % _STEP == _STEP - 1:
-                    await asyncio.sleep(0)  # the event loop is others' in between
+                    await asyncio.sleep(0)  # let other tasks run
             if page:
                 yield page
             levels.append(iter(below))
@@ -159,7 +160,7 @@ class LedgerStore:
         try:
             return await self._store.children(path)
         except NoSuchNode:
-            return []  # it had become empty and was removed
+            return []  # it was empty and has been removed
 
     def watch(self, ledger: LedgerId, changed: Callable[[], None]) -> Watch:
         """Call `changed` soon after the ledger's metadata may have changed."""

@@ -1,7 +1,7 @@
-"""Logins at the metadata store: a user, a password, and how the store is to learn them.
+"""Logins for the metadata store: user, password, and mechanism.
 
-Never by an option of a command or in an address: whoever lists the machine's processes, or reads its log, would read
-it.
+A login is never an option of a command or part of an address: anyone who lists the machine's processes, or reads its
+log, would see it.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from kvstore.errors import ConfigError
 from kvstore.rpc.login import login_of_environment, password_in
 
 PREFIX = "KVSTORE_METADATA"
-"""Of the names in the environment: KVSTORE_METADATA_USER, …_PASSWORD_FILE or …_PASSWORD, …_AUTH, …_ACL."""
+"""Prefix of the environment variables: KVSTORE_METADATA_USER, …_PASSWORD_FILE or …_PASSWORD, …_AUTH, …_ACL."""
 
 
 class Mechanism(StrEnum):
-    """How ZooKeeper is told who we are. etcd has one way, and takes neither word."""
+    """How ZooKeeper learns the user. etcd has only one way and ignores this."""
 
     DIGEST = "digest"
-    """Its scheme `digest`: whoever knows user and password is that user. The server keeps no list."""
+    """ZooKeeper's scheme `digest`: anyone who knows user and password is that user. The server keeps no list."""
     SASL = "sasl"
     """SASL's DIGEST-MD5: the server has a list of users, and refuses others."""
 
 
 class Acl(StrEnum):
-    """Rights to the nodes that a process makes in ZooKeeper (docs/how-to/secure-the-metadata-store.md)."""
+    """Permissions on the nodes that a process creates in ZooKeeper (see docs/how-to/secure-the-metadata-store.md)."""
 
     CREATOR = "creator"
-    """Its user alone may do all; nobody else anything."""
+    """Only its own user may read or write the node."""
     OPEN = "open"
-    """Everybody: for the way to CREATOR and back, while some processes do not log in yet."""
+    """Everyone may. For the way to CREATOR and back, while some processes do not log in yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class MetadataLogin:
-    """A user with a password. Its `repr` does not show that. Raises ValueError for what no store takes."""
+    """A user with a password, which its `repr` hides. Raises ValueError for a login that no store accepts."""
 
     user: str
     password: bytes = field(repr=False)
@@ -48,13 +48,13 @@ class MetadataLogin:
 
     def __post_init__(self) -> None:
         if not self.user or ":" in self.user or not self.user.isprintable():
-            raise ValueError(f"user: want printable characters without a colon, got {self.user!r}")
+            raise ValueError(f"user: expected printable characters without a colon, got {self.user!r}")
         try:
             is_text = bool(self.password) and "\0" not in self.password.decode()
         except UnicodeDecodeError:
             is_text = False
         if not is_text:
-            raise ValueError(f"the password of {self.user}: want UTF-8 text that is not empty")
+            raise ValueError(f"the password of {self.user}: expected UTF-8 text that is not empty")
 
     @property
     def secret(self) -> str:
@@ -65,17 +65,18 @@ class MetadataLogin:
 def metadata_login(
     user: str, password_file: Path | None, mechanism: Mechanism, acl: Acl, environ: Mapping[str, str] | None = None
 ) -> MetadataLogin | None:
-    """The login that settings name; without a user among them, the one of the environment; None if neither does.
-    Raises ConfigError."""
+    """Return the login that the settings name, else that of the environment, else None. Raises ConfigError."""
     if not user:
         return metadata_login_of_environment(environ)
     if password_file is None:
-        raise ConfigError(f"metadata.password_file: want it beside metadata.user, the file of {user}'s password")
+        raise ConfigError(
+            f"metadata.password_file: expected it beside metadata.user; set it to the file with the password of {user}"
+        )
     return _checked(user, password_in(password_file), mechanism, acl)
 
 
 def metadata_login_of_environment(environ: Mapping[str, str] | None = None) -> MetadataLogin | None:
-    """The login that KVSTORE_METADATA_USER and …_PASSWORD_FILE or …_PASSWORD name; None without a user. Raises
+    """Return the login of KVSTORE_METADATA_USER and …_PASSWORD_FILE or …_PASSWORD; None without a user. Raises
     ConfigError."""
     environ = os.environ if environ is None else environ
     found = login_of_environment(environ, PREFIX)
@@ -84,8 +85,8 @@ def metadata_login_of_environment(environ: Mapping[str, str] | None = None) -> M
     auth, acl = environ.get(f"{PREFIX}_AUTH", Mechanism.DIGEST), environ.get(f"{PREFIX}_ACL", Acl.CREATOR)
     if auth not in set(Mechanism) or acl not in set(Acl):
         raise ConfigError(
-            f"want {PREFIX}_AUTH one of {', '.join(Mechanism)}, and {PREFIX}_ACL one of {', '.join(Acl)}, got {auth!r} "
-            f"and {acl!r}"
+            f"expected {PREFIX}_AUTH to be one of {', '.join(Mechanism)}, and {PREFIX}_ACL one of "
+            f"{', '.join(Acl)}, got {auth!r} and {acl!r}"
         )
     return _checked(found.user, found.password, Mechanism(auth), Acl(acl))
 

@@ -1,7 +1,7 @@
-"""Entries of a ledger that were given up: noted in its custom metadata, so that nobody looks for copies of them again.
-Decides only.
+"""Entries of a ledger that were marked as lost. The mark is in the ledger's custom metadata, so that nobody searches
+for copies of them again. Decides only.
 
-value := range *("," range)      range := first ["-" last]      rising, in decimal; both ends included
+value := range *("," range)      range := first ["-" last]      ascending, in decimal; both ends included
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LOST_KEY = "kvstore-lost"
 
 
 def lost_entries(metadata: LedgerMetadata) -> list[range]:
-    """The entries that were given up. None, if what is noted cannot be read."""
+    """Return the entries that were marked as lost; none if the mark cannot be read."""
     found = []
     for key, value in metadata.custom:
         try:
@@ -29,7 +29,7 @@ def lost_entries(metadata: LedgerMetadata) -> list[range]:
 
 
 def given_up(metadata: LedgerMetadata) -> Callable[[EntryId], bool]:
-    """A function that says of an entry whether it was given up. There may be very many of them."""
+    """Return a function that returns True for entries marked as lost. There may be very many of them."""
     lost = sorted(lost_entries(metadata), key=lambda part: part.start)
     firsts = [part.start for part in lost]
 
@@ -41,20 +41,20 @@ def given_up(metadata: LedgerMetadata) -> Callable[[EntryId], bool]:
 
 
 def without_lost(metadata: LedgerMetadata, entries: Collection[EntryId]) -> frozenset[EntryId]:
-    """Those of the entries that were not given up."""
+    """Return the entries that were not marked as lost."""
     is_given_up = given_up(metadata)
     return frozenset(each for each in entries if not is_given_up(each))
 
 
 def with_lost(metadata: LedgerMetadata, entries: Iterable[EntryId]) -> LedgerMetadata:
-    """The same ledger with these entries given up, and no others."""
+    """Return the same ledger with exactly these entries marked as lost."""
     others = tuple((key, value) for key, value in metadata.custom if key != LOST_KEY)
     text = text_of(runs_of(entries))
     return replace(metadata, custom=tuple(sorted((*others, (LOST_KEY, text.encode())))) if text else others)
 
 
 def runs_of(entries: Iterable[EntryId]) -> list[range]:
-    """The entries as rows of neighbours, rising."""
+    """Return the entries as ranges of neighbours, ascending."""
     found: list[range] = []
     for entry in sorted(entries):
         if found and found[-1].stop == entry:

@@ -1,4 +1,4 @@
-"""The contents of auto-recovery's nodes ↔ their bytes, as Apache BookKeeper writes them. Decides only.
+"""The contents of auto-recovery's nodes and their bytes, as Apache BookKeeper writes them. Decides only.
 
 LAYOUT                          protobuf text of LedgerRereplicationLayoutFormat
 ledgers/…/urL<ledger>           protobuf text of UnderreplicatedLedgerFormat
@@ -33,24 +33,25 @@ from kvstore.types import BookieId, LedgerId
 M = TypeVar("M", bound=Message)
 
 LAYOUT = ("BASIC", 1)
-"""The one layout of marks that there is."""
+"""The only layout of marks."""
 DELAY_S_MAX = 2**31 - 1
 _DELAY = re.compile(rb"\s*(\d{1,10})\s*")
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """A ledger that lacks copies, or may."""
+class LedgerMark:
+    """The mark of a ledger that is, or may be, under-replicated."""
 
     ledger: LedgerId
     replicas: tuple[BookieId, ...]
-    """The bookies whose copies are missing or damaged. Empty if the mark's bytes cannot be read: any may be."""
+    """Bookies whose copies are missing or damaged. Empty if the mark's bytes cannot be read: any bookie may be
+    meant."""
     marked_ms: int
-    """When it last grew; 0 if that is not known."""
+    """Time at which the mark last grew, in milliseconds since 1970; 0 if it is not known."""
     version: int
-    """Of its node: what `mark_replicated` compares."""
+    """Version of its node, which `mark_replicated` compares."""
     created: int
-    """Of its node: tells it from a later mark of the same ledger."""
+    """Creation of its node, which distinguishes it from a later mark of the same ledger."""
 
 
 def encode_layout() -> bytes:
@@ -68,14 +69,14 @@ def encode_mark(replicas: Iterable[BookieId], marked_ms: int) -> bytes:
     return _text(UnderreplicatedLedgerFormat(replica=list(replicas), ctime=marked_ms))
 
 
-def decode_mark(ledger: LedgerId, data: bytes, stat: Stat) -> Mark:
-    """A mark that cannot be read is one all the same, of which only the ledger is known."""
+def decode_mark(ledger: LedgerId, data: bytes, stat: Stat) -> LedgerMark:
+    """Return a mark. A mark that cannot be read still counts, with the ledger alone."""
     try:
         message = _parsed(data, UnderreplicatedLedgerFormat(), f"the mark of ledger {ledger}")
     except Corrupted:
-        return Mark(ledger, (), 0, stat.version, stat.created)
+        return LedgerMark(ledger, (), 0, stat.version, stat.created)
     replicas = tuple(BookieId(each) for each in message.replica)
-    return Mark(ledger, replicas, message.ctime, stat.version, stat.created)
+    return LedgerMark(ledger, replicas, message.ctime, stat.version, stat.created)
 
 
 def encode_lock(worker: str) -> bytes:
@@ -83,7 +84,7 @@ def encode_lock(worker: str) -> bytes:
 
 
 def decode_lock(data: bytes, *, what: str) -> str:
-    """The holder. Raises Corrupted."""
+    """Return the holder. Raises Corrupted."""
     return _parsed(data, LockDataFormat(), what).bookieId
 
 
@@ -92,13 +93,13 @@ def encode_vote(candidate: str) -> bytes:
 
 
 def decode_vote(data: bytes, *, what: str) -> str:
-    """The candidate. Raises Corrupted."""
+    """Return the candidate. Raises Corrupted."""
     return _parsed(data, AuditorVoteFormat(), what).bookieId
 
 
 def encode_delay(seconds: int) -> bytes:
     if not 0 <= seconds <= DELAY_S_MAX:
-        raise ValueError(f"want a delay of 0 to {DELAY_S_MAX} whole seconds, got {seconds}")
+        raise ValueError(f"expected a delay of 0 to {DELAY_S_MAX} whole seconds, got {seconds}")
     return b"%d" % seconds
 
 
@@ -106,7 +107,7 @@ def decode_delay(data: bytes, *, what: str) -> int:
     """Raises Corrupted."""
     match = _DELAY.fullmatch(data)
     if match is None or int(match.group(1)) > DELAY_S_MAX:
-        raise Corrupted(f"{what}: want 0 to {DELAY_S_MAX} in decimal, got {data[:40]!r}")
+        raise Corrupted(f"{what}: expected 0 to {DELAY_S_MAX} in decimal, got {data[:40]!r}")
     return int(match.group(1))
 
 

@@ -9,19 +9,20 @@ from collections.abc import Callable, Sequence
 from kvstore.errors import MetadataUnavailable
 from kvstore.meta import paths
 from kvstore.meta.memory_tree import MemoryTree
-from kvstore.meta.store import Change, Delete, History, SessionState, SetData, Stat, Watch
+from kvstore.meta.store import Change, Delete, MetadataHistory, SessionState, SetData, Stat, Watch
 
 __all__ = ["MemoryStore", "MemoryTree"]
 
 
 class MemoryStore:
-    """A MetadataStore on a MemoryTree, always connected until a test says otherwise (`suspend`, `resume`, `expire`)."""
+    """A MetadataStore on a MemoryTree. It is connected until a test calls `suspend` or `expire`; `resume` reconnects
+    it."""
 
     def __init__(self, tree: MemoryTree | None = None) -> None:
         self.tree = tree or MemoryTree()
         self._session = self.tree.open_session()
         self._state = SessionState.CONNECTED
-        self.history: History = Generations(1)
+        self.history: MetadataHistory = Generations(1)
         self._watches: list[_MemoryWatch] = []
         self._listeners: list[tuple[Callable[[SessionState], None], contextvars.Context]] = []
 
@@ -76,16 +77,16 @@ class MemoryStore:
         self.expire()
 
     def suspend(self) -> None:
-        """Cut the connection: calls are refused and watches silent; ephemerals live on."""
+        """Cut the connection: calls are refused and watches are silent, but ephemerals stay."""
         self._change(SessionState.SUSPENDED)
 
     def expire(self) -> None:
-        """End the session at the server; `resume` makes a new one."""
+        """End the session at the server. `resume` creates a new one."""
         self.tree.end_session(self._session)
         self._change(SessionState.LOST)
 
     def resume(self) -> None:
-        """Connect again, in a new session if the old one has ended. Every standing watch is called."""
+        """Connect again, in a new session if the old one has ended. Every watch is called."""
         if not self.tree.is_open(self._session):
             self._change(SessionState.LOST)
             self._session = self.tree.open_session()
@@ -100,7 +101,7 @@ class MemoryStore:
             self._watches.remove(watch)
 
     async def _turn(self) -> None:
-        """Let others run, as a call over a network would; then refuse unless connected."""
+        """Let other tasks run, as a network call would, then refuse unless connected."""
         await asyncio.sleep(0)
         if self._state is not SessionState.CONNECTED:
             raise MetadataUnavailable(f"the metadata session is {self._state.name}")
@@ -114,17 +115,18 @@ class MemoryStore:
 
 
 class Generations:
-    """The History of a store whose servers number everything on, whatever happens to them."""
+    """The history of a store whose servers never lose what they acknowledged."""
 
     def __init__(self, generation: int) -> None:
         self.generation = generation
 
     def trust(self, is_trusted: bool) -> None:
-        """Nothing that a connection has told keeps this process from a server."""
+        """Do nothing: no connection can disqualify a server."""
 
 
 class _MemoryWatch:
-    """Hides the tree's one-shot watches: arms again at each call, and coalesces calls that are not yet delivered."""
+    """A standing watch on the tree's one-shot watches: it rearms at each event, and coalesces calls that are not
+    delivered yet."""
 
     def __init__(self, store: MemoryStore, path: str, changed: Callable[[], None]) -> None:
         self._store, self._path, self._changed = store, path, changed

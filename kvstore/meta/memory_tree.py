@@ -1,6 +1,5 @@
-"""The metadata store's tree in memory: what a ZooKeeper server does with nodes, versions, owners, sequence numbers and
-transactions. Decides only: it has no clock and no luck of its own, and a session ends when somebody says so.
-"""
+"""The metadata store's tree in memory: nodes, versions, owners, sequence numbers and transactions as in a ZooKeeper
+server. Decides only: it has no clock and no randomness, and a session ends only by a call."""
 
 from __future__ import annotations
 
@@ -12,11 +11,11 @@ from kvstore.meta import paths
 from kvstore.meta.store import Change, Check, Create, Delete, SetData, Stat, check_change_sizes
 
 Observer = Callable[[str, bytes | None, bytes | None], None]
-"""Told of each node that a transaction changed: path, old data, new data; None is an absent node."""
+"""Called for each node that a transaction changed, with path, old data and new data; None is an absent node."""
 
 
 @dataclass(slots=True)
-class Node:
+class TreeNode:
     data: bytes
     created: int
     owner: int
@@ -26,8 +25,8 @@ class Node:
     """Children ever created; numbers the sequential ones."""
     children: set[str] = field(default_factory=set)
 
-    def copy(self) -> Node:
-        return Node(
+    def copy(self) -> TreeNode:
+        return TreeNode(
             self.data, self.created, self.owner, self.modified_ms, self.version, self.births, set(self.children)
         )
 
@@ -35,11 +34,11 @@ class Node:
         return Stat(self.version, self.created, self.owner, self.modified_ms)
 
 
-ROOT = Node(b"", created=0, owner=0, modified_ms=0)
+ROOT = TreeNode(b"", created=0, owner=0, modified_ms=0)
 
 
-def find(nodes: dict[str, Node], path: str) -> Node:
-    """Raises NoSuchNode, and ValueError for a malformed path."""
+def find(nodes: dict[str, TreeNode], path: str) -> TreeNode:
+    """Return a node. Raises NoSuchNode, and ValueError for a malformed path."""
     paths.check(path)
     node = nodes.get(path)
     if node is None:
@@ -52,8 +51,8 @@ class MemoryTree:
 
     def __init__(self, wall_ms: Callable[[], int] = lambda: 0) -> None:
         self.observers: list[Observer] = []
-        self.on_commit: Callable[[dict[str, Node | None]], None] = lambda touched: None
-        """Told of each transaction's nodes as they are from then on; what is in them never changes again."""
+        self.on_commit: Callable[[dict[str, TreeNode | None]], None] = lambda touched: None
+        """Called with the nodes of each transaction as they are from then on; their contents never change again."""
         self._wall_ms = wall_ms
         self._nodes = {"/": ROOT}
         self._watches: dict[str, list[Callable[[], None]]] = {}
@@ -62,13 +61,13 @@ class MemoryTree:
         self._last_transaction = 0
 
     def open_session(self) -> int:
-        """A new session's id."""
+        """Open a session and return its id."""
         self._last_session += 1
         self._sessions.add(self._last_session)
         return self._last_session
 
     def end_session(self, session: int) -> None:
-        """Expire or close a session: its ephemerals vanish. Ending it again changes nothing."""
+        """Expire or close a session, which deletes its ephemerals. Idempotent."""
         if session not in self._sessions:
             return
         self._sessions.remove(session)
@@ -88,7 +87,8 @@ class MemoryTree:
         return sorted(find(self._nodes, path).children)
 
     def apply(self, session: int, changes: Sequence[Change]) -> None:
-        """All or nothing. Raises the first change's error, or MetadataUnavailable if the session has ended."""
+        """Make all changes or none. Raises the first change's error, or MetadataUnavailable if the session has
+        ended."""
         if session not in self._sessions:
             raise MetadataUnavailable(f"session {session} has ended")
         check_change_sizes(changes)
@@ -98,7 +98,7 @@ class MemoryTree:
         self._commit(transaction)
 
     def create(self, session: int, path: str, data: bytes, *, ephemeral: bool, sequential: bool) -> str:
-        """Create one node; returns its path."""
+        """Create one node and return its path."""
         if sequential:
             path = f"{path}{find(self._nodes, paths.parent(path)).births:010d}"
         self.apply(session, [Create(path, data, ephemeral)])
@@ -110,13 +110,13 @@ class MemoryTree:
         self._watches.setdefault(path, []).append(fire)
 
     def disarm(self, path: str, fire: Callable[[], None]) -> None:
-        """Forget what `arm` asked for, if it has not been called yet."""
+        """Undo `arm`, if `fire` has not been called yet."""
         armed = self._watches.get(path, [])
         if fire in armed:
             armed.remove(fire)
 
     def paths(self) -> list[str]:
-        """Every node's path, sorted; for invariants."""
+        """Return every node's path, sorted; for invariants."""
         return sorted(self._nodes)
 
     def _next_transaction(self) -> int:
@@ -140,18 +140,19 @@ class MemoryTree:
                 fire()
 
 
-def _same_value(old: Node | None, new: Node | None) -> bool:
+def _same_value(old: TreeNode | None, new: TreeNode | None) -> bool:
     if old is None or new is None:
         return old is new
     return (old.created, old.version) == (new.created, new.version)
 
 
 class Transaction:
-    """Changes on copies of the nodes they touch; the tree takes the copies when all have succeeded. Of `nodes` it needs
-    those that the changes name, their parents, and the names of their children (kvstore/meta/etcd reads just these)."""
+    """Changes on copies of the nodes that they touch; the tree takes the copies when all have succeeded. `nodes` must
+    have the nodes that the changes name, their parents, and the names of their children (kvstore/meta/etcd reads
+    exactly these)."""
 
-    def __init__(self, nodes: dict[str, Node], number: int, *, session: int, now_ms: int) -> None:
-        self.touched: dict[str, Node | None] = {}
+    def __init__(self, nodes: dict[str, TreeNode], number: int, *, session: int, now_ms: int) -> None:
+        self.touched: dict[str, TreeNode | None] = {}
         self._nodes, self._number, self._session, self._now_ms = nodes, number, session, now_ms
 
     def apply(self, change: Change) -> None:
@@ -177,7 +178,7 @@ class Transaction:
         parent.births += 1
         parent.children.add(change.path.rpartition("/")[2])
         owner = self._session if change.ephemeral else 0
-        self.touched[change.path] = Node(change.data, self._number, owner, self._now_ms)
+        self.touched[change.path] = TreeNode(change.data, self._number, owner, self._now_ms)
 
     def _delete(self, change: Delete) -> None:
         if self._present(change.path, change.version).children:
@@ -185,10 +186,10 @@ class Transaction:
         self._writable(paths.parent(change.path), -1).children.remove(change.path.rpartition("/")[2])
         self.touched[change.path] = None
 
-    def _look(self, path: str) -> Node | None:
+    def _look(self, path: str) -> TreeNode | None:
         return self.touched[path] if path in self.touched else self._nodes.get(path)
 
-    def _present(self, path: str, version: int) -> Node:
+    def _present(self, path: str, version: int) -> TreeNode:
         node = self._look(path)
         if node is None:
             raise NoSuchNode(path)
@@ -196,7 +197,7 @@ class Transaction:
             raise VersionConflict(path)
         return node
 
-    def _writable(self, path: str, version: int) -> Node:
+    def _writable(self, path: str, version: int) -> TreeNode:
         node = self._present(path, version)
         if path not in self.touched:
             node = node.copy()

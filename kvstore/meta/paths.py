@@ -1,6 +1,6 @@
-"""Every path kept in the metadata store, as pure functions. Paths are relative to the chroot of the connection string.
+"""Every path in the metadata store, as pure functions. Paths are relative to the chroot of the connection string.
 
-What is below LEDGERS has Apache BookKeeper's names, so that its tools work on our clusters; the rest is ours
+Paths below LEDGERS have Apache BookKeeper's names, so that its tools work on our clusters. The others are ours
 (docs/reference/formats.md).
 """
 
@@ -37,16 +37,16 @@ CONFIG = "/config"
 ACCESS = "/access"
 NAMESPACES = "/namespaces"
 AGES = "/ages"
-"""How old the directories of each bookie are."""
+"""Ages of each bookie's directories."""
 HIGH_WATER = "/high-water"
 """Each node's high-water mark."""
 VERSION = "/version"
-"""Of the cluster: what all of its servers can do."""
+"""The cluster version: features that all of its servers support."""
 OLDER_COPY = "/older-copy"
 """Exists if a node has found that this store is an older copy of itself; says why."""
 
 COUNTED = "/counted"
-"""How far ledger ids were counted in metadata that were moved here by a file."""
+"""Counters of ledger ids in metadata that were moved here by a file."""
 
 SHORT_LEDGER_MAX = 2**31 - 2
 """Ledger ids up to this one have ten digits in their path, longer ones nineteen."""
@@ -66,16 +66,17 @@ def _digits(number: int, *, groups: tuple[int, ...]) -> list[str]:
 
 
 def ledger(ledger_id: LedgerId) -> str:
-    """Where a ledger's metadata is: two, four and four digits, or three and four times four for the longer ids."""
+    """Return the path of a ledger's metadata: two, four and four digits, or three and four times four for
+    longer ids."""
     if not 0 <= ledger_id <= LEDGER_MAX:
-        raise ValueError(f"want a ledger id from 0 to {LEDGER_MAX}, got {ledger_id}")
+        raise ValueError(f"expected a ledger id from 0 to {LEDGER_MAX}, got {ledger_id}")
     groups = (2, 4, 4) if ledger_id <= SHORT_LEDGER_MAX else (3, 4, 4, 4, 4)
     *parents, last = _digits(ledger_id, groups=groups)
     return "/".join((LEDGERS, *parents, f"L{last}"))
 
 
 def ledger_of(path: str) -> LedgerId | None:
-    """The ledger whose metadata `path` holds; None for any other path."""
+    """Return the ledger whose metadata `path` holds; None for any other path."""
     below = path.removeprefix(f"{LEDGERS}/")
     match = _SHORT.fullmatch(below) or _LONG.fullmatch(below)
     if match is None:
@@ -85,33 +86,34 @@ def ledger_of(path: str) -> LedgerId | None:
 
 
 def is_ledger_tree(name: str) -> bool:
-    """Whether a child of LEDGERS holds ledgers: two digits for the short ids, three for the long ones."""
+    """Return True if a child of LEDGERS holds ledgers: two digits for short ids, three for long ones."""
     return re.fullmatch(r"\d{2,3}", name) is not None
 
 
 def mark(ledger_id: LedgerId) -> str:
-    """Where a ledger that lacks copies is marked: its id as four times four hexadecimal digits, then in decimal."""
+    """Return the path of the mark of an under-replicated ledger: its id as four times four hexadecimal digits, then in
+    decimal."""
     if not 0 <= ledger_id <= LEDGER_MAX:
-        raise ValueError(f"want a ledger id from 0 to {LEDGER_MAX}, got {ledger_id}")
+        raise ValueError(f"expected a ledger id from 0 to {LEDGER_MAX}, got {ledger_id}")
     digits = f"{ledger_id:016x}"
     return "/".join((MARKS, *(digits[at : at + 4] for at in range(0, 16, 4)), f"urL{ledger_id:010d}"))
 
 
 def marked_of(path: str) -> LedgerId | None:
-    """The ledger that the node at `path` marks; None for any other path."""
+    """Return the ledger that the node at `path` marks; None for any other path."""
     match = _MARK.fullmatch(path.rpartition("/")[2])
     found = LedgerId(int(match.group(1))) if match else None
     return found if found is not None and found <= LEDGER_MAX and mark(found) == path else None
 
 
 def is_marks_page(path: str) -> bool:
-    """Whether the children of `path` stand for a mark each: it is the third of the four groups of digits."""
+    """Return True if each child of `path` stands for a mark: it is the third of the four groups of digits."""
     return _MARKS_PAGE.fullmatch(path) is not None
 
 
 def marks_of_page(path: str, names: Iterable[str]) -> list[LedgerId]:
-    """The ledgers whose marks are below the children `names` of `path`, without a look at these: the four groups of
-    digits say all. None if `path` is not the third of the four."""
+    """Return the ledgers whose marks are below the children `names` of `path`, without reading the children: the four
+    groups of digits are the ledger id. Empty if `path` is not the third of the four."""
     page = _MARKS_PAGE.fullmatch(path)
     if page is None:
         return []
@@ -120,7 +122,7 @@ def marks_of_page(path: str, names: Iterable[str]) -> list[LedgerId]:
 
 
 def mark_lock(ledger_id: LedgerId) -> str:
-    """The node of whoever repairs a marked ledger."""
+    """Return the lock node of the worker that repairs a marked ledger."""
     return f"{MARK_LOCKS}/urL{ledger_id:010d}"
 
 
@@ -137,12 +139,14 @@ def cookie(bookie: BookieId) -> str:
 
 
 def age(bookie: BookieId) -> str:
-    """The count that rises while the bookie stores: directories that are behind it are a copy."""
+    """Return the path of the count that rises while the bookie stores entries. Directories that are behind it are a
+    copy."""
     return f"{AGES}/{bookie}"
 
 
 def high_water(node: str) -> str:
-    """The count that only this node raises: a copy of the metadata that has less than was confirmed is older."""
+    """Return the path of the count that only this node raises. Metadata with a lower count than a confirmed one are an
+    older copy."""
     return f"{HIGH_WATER}/{node}"
 
 
@@ -155,22 +159,22 @@ def partition(partition_id: PartitionId) -> str:
 
 
 def kept_log(partition_id: PartitionId) -> str:
-    """The list of the ledgers of a partition that has left the ring, for readers of its feed."""
+    """Return the list of the ledgers of a partition that has left the ring, for readers of its feed."""
     return f"{KEPT}/{partition_id}"
 
 
 def partition_log(partition_id: PartitionId) -> str:
-    """The list of the partition's ledgers."""
+    """Return the list of the partition's ledgers."""
     return f"{PARTITIONS}/{partition_id}/log"
 
 
 def partition_away(partition_id: PartitionId) -> str:
-    """How long its replicas have been away."""
+    """Return the record of how long the partition's replicas have been away."""
     return f"{PARTITIONS}/{partition_id}/away"
 
 
 def partition_term(partition_id: PartitionId) -> str:
-    """Its version rises with every leader."""
+    """Return the node whose version rises with every leader."""
     return f"{PARTITIONS}/{partition_id}/term"
 
 
@@ -179,7 +183,7 @@ def partition_leader(partition_id: PartitionId) -> str:
 
 
 def partition_trusted(partition_id: PartitionId) -> str:
-    """The node in which an operator declares a state right when replicas differ."""
+    """Return the node in which an operator declares which state is right when replicas differ."""
     return f"{PARTITIONS}/{partition_id}/trusted"
 
 
@@ -204,12 +208,12 @@ def snapshot(snapshot_id: str) -> str:
 
 
 def parent(path: str) -> str:
-    """The path one level up; the parent of `/a` is `/`."""
+    """Return the path one level up; the parent of `/a` is `/`."""
     return path.rpartition("/")[0] or "/"
 
 
 def join(directory: str, name: str) -> str:
-    """The path of a child."""
+    """Return the path of a child."""
     return f"{directory.rstrip('/')}/{name}"
 
 
@@ -217,4 +221,4 @@ def check(path: str) -> None:
     """Raise ValueError unless `path` is absolute, without empty parts, dots or a slash at its end."""
     first, *parts = path.split("/")
     if path != "/" and (first or not parts or any(part in ("", ".", "..") or "\0" in part for part in parts)):
-        raise ValueError(f"want an absolute path like /a/b, got {path!r}")
+        raise ValueError(f"expected an absolute path like /a/b, got {path!r}")

@@ -15,21 +15,21 @@ import msgspec
 
 from kvstore.errors import NodeExists, NoSuchNode, VersionConflict
 from kvstore.meta.codec import decode_plain
-from kvstore.meta.registration import Bookies
+from kvstore.meta.registration import RegisteredBookies
 from kvstore.meta.store import MetadataStore
 from kvstore.meta.update import update
 from kvstore.types import BookieId
 
 PATH = "/bookies"
 GROUP = "default"
-"""The group of entries that are new. Pulsar's isolation policies choose bookies by groups."""
+"""Group of new entries. Pulsar's isolation policies choose bookies by group."""
 _ABSENT = -1
 
 Document = dict[str, dict[str, dict[str, object]]]
-"""Groups of entries; an entry may have fields that this build does not know."""
+"""Entries by group. An entry may have fields that this build does not know."""
 
 
-def with_zones(found: Document, bookies: Bookies) -> Document:
+def with_zones(found: Document, bookies: RegisteredBookies) -> Document:
     """Return the document with the zone of every registered bookie that has one as its rack. Pure.
 
     Drops entries of ids that are not registered at the address of such a bookie: a bookie whose disk was replaced has
@@ -50,7 +50,7 @@ def with_zones(found: Document, bookies: Bookies) -> Document:
     return {group: entries for group, entries in wanted.items() if entries}
 
 
-def shared_hosts(bookies: Bookies) -> dict[str, list[BookieId]]:
+def shared_hosts(bookies: RegisteredBookies) -> dict[str, list[BookieId]]:
     """Return the hosts whose bookies are in different zones, with these bookies: Pulsar applies one rack to a host."""
     by_host: dict[str, list[BookieId]] = {}
     for bookie, address in sorted(bookies.all.items()):
@@ -71,7 +71,7 @@ class PulsarRacks:
         """Raises UndecodableNode."""
         return (await self._read())[0]
 
-    async def write_zones(self, bookies: Bookies) -> Document:
+    async def write_zones(self, bookies: RegisteredBookies) -> Document:
         """Store the bookies' zones, and return the document. Raises UndecodableNode, VersionConflict."""
         document, _ = await update(self._read, self._write, lambda found: with_zones(found, bookies))
         return document

@@ -1,5 +1,5 @@
-"""The switches of auto-recovery, the same for all nodes: whether it is on, how long a lost bookie is waited for, and
-when what was checked. Apache BookKeeper's layout."""
+"""The settings of auto-recovery, shared by all nodes, in Apache BookKeeper's layout: whether it is on, the delay before
+a lost bookie is replaced, and the times of the last checks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ATTEMPTS_MAX = 16
 
 
 class CheckKind(StrEnum):
-    """The auditor's periodic checks, by the node that says when each was last completed."""
+    """The auditor's periodic checks. The value is the node with the time of the last completed one."""
 
     ENTRIES = "checkallledgersctime"
     PLACEMENT = "placementpolicycheckctime"
@@ -30,15 +30,15 @@ class RecoverySettings:
         self._store = store
 
     async def is_enabled(self) -> bool:
-        """Whether anything may be marked and repaired; an operator switches it off for the time of maintenance."""
+        """Return True if ledgers may be marked and repaired. An operator turns auto-recovery off for maintenance."""
         return await self._data_or_none(paths.RECOVERY_DISABLED) is None
 
     async def disable(self) -> None:
-        """No error if it is off already."""
+        """Turn auto-recovery off. Idempotent."""
         await self._put(paths.RECOVERY_DISABLED, b"")
 
     async def enable(self) -> None:
-        """No error if it is on already."""
+        """Turn auto-recovery on. Idempotent."""
         await until_known(self._enable)
 
     async def _enable(self) -> None:
@@ -46,20 +46,21 @@ class RecoverySettings:
             await self._store.delete(paths.RECOVERY_DISABLED, -1)
 
     def watch_enabled(self, changed: Callable[[], None]) -> Watch:
-        """Call `changed` soon after the switch may have been turned."""
+        """Call `changed` soon after auto-recovery may have been turned on or off."""
         return self._store.watch(paths.RECOVERY_DISABLED, changed)
 
     async def lost_bookie_delay_s(self) -> int | None:
-        """How long a bookie is away before it counts as lost; None if nobody has said. Raises UndecodableNode."""
+        """Return the time after which an absent bookie counts as lost, in seconds; None if it is not set. Raises
+        UndecodableNode."""
         data = await self._data_or_none(paths.LOST_BOOKIE_DELAY)
         return None if data is None else _decoded(marks.decode_delay, data, paths.LOST_BOOKIE_DELAY)
 
     async def set_lost_bookie_delay_s(self, seconds: int) -> None:
-        """Raises ValueError for less than nothing, or more than Apache's tools can read."""
+        """Set the delay. Raises ValueError if it is negative or larger than Apache's tools can read."""
         await self._put(paths.LOST_BOOKIE_DELAY, marks.encode_delay(seconds))
 
     async def initialise_lost_bookie_delay_s(self, seconds: int) -> None:
-        """The same if nobody has said so far."""
+        """Set the delay if it is not set yet."""
         data = marks.encode_delay(seconds)
 
         async def create() -> None:
@@ -74,11 +75,12 @@ class RecoverySettings:
         return self._store.watch(paths.LOST_BOOKIE_DELAY, changed)
 
     async def set_checked(self, kind: CheckKind, now_ms: int) -> None:
-        """Record that a check was completed."""
+        """Record the time of a completed check."""
         await self._put(paths.join(paths.UNDERREPLICATION, kind), marks.encode_checked(now_ms))
 
     async def checked_ms(self, kind: CheckKind) -> int | None:
-        """When the check was last completed; None: never. Raises UndecodableNode."""
+        """Return the time of the last completed check in milliseconds since 1970; None if there was none. Raises
+        UndecodableNode."""
         path = paths.join(paths.UNDERREPLICATION, kind)
         data = await self._data_or_none(path)
         return None if data is None else _decoded(marks.decode_checked, data, path)
@@ -91,7 +93,7 @@ class RecoverySettings:
             return None
 
     async def _put(self, path: str, data: bytes) -> None:
-        """Make the node hold `data`, whatever it held: the last word counts."""
+        """Make the node hold `data`, whatever it held: the last write wins."""
         await until_known(lambda: self._put_once(path, data))
 
     async def _put_once(self, path: str, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""The list of bookies: registration by the bookies themselves, and the clients' view of them."""
+"""The list of bookies: registration by the bookies themselves, and the view that clients have of them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from kvstore.meta.store import MetadataStore, Watch
 from kvstore.types import BookieId
 
 REGISTER_ATTEMPTS_MAX = 50
-"""Times RETRY_S: longer than a session, so that the registration of a dead predecessor elsewhere has expired."""
+"""Maximum number of attempts, RETRY_S apart: longer than a session, so that the registration of a dead predecessor
+elsewhere has expired."""
 
 
 class BookieRegistration:
-    """One bookie's registration, kept in place from `start` until its nursery ends, over lost sessions."""
+    """One bookie's registration, kept in place over lost sessions from `start` until its nursery ends."""
 
     def __init__(self, store: MetadataStore, bookie: BookieId, address: str, zone: str = "") -> None:
         check_bookie_id(bookie)
@@ -35,7 +36,7 @@ class BookieRegistration:
                 return decode_service_info(bookie, found) == decode_service_info(bookie, self._info)
             return False
 
-        # Whoever registered this id with this address is gone: this process listens there now.
+        # The process that registered this id with this address is gone, because this process listens there now.
         self._available = KeptEphemeral(store, paths.available(bookie), is_our_former=is_former)
         self._readonly = KeptEphemeral(store, paths.readonly(bookie), is_our_former=is_former)
 
@@ -57,7 +58,7 @@ class BookieRegistration:
     async def set_readonly(self, readonly: bool) -> None:
         """Move between the writable and the read-only bookies.
 
-        On an error of the store the move stays wanted, and is made when the store can be reached.
+        On an error of the store the move stays pending, and is made when the store can be reached.
         """
         self._is_readonly = readonly
         try:
@@ -67,13 +68,13 @@ class BookieRegistration:
             raise
 
     async def stop(self) -> None:
-        """Withdraw from both. Errors of the store are passed on; the session's end does the same."""
+        """Withdraw both registrations. Errors of the store are raised; the end of the session has the same effect."""
         await self._available.publish(None)
         await self._readonly.publish(None)
 
     async def _move(self) -> None:
-        """First there, then no more here: between the two it is in both, and never in neither. One move at a time:
-        two could each take away what the other has placed."""
+        """Register in the new place, then withdraw from the old one: in between the bookie is in both, never in
+        neither. Moves are serialized, because two could each remove what the other has placed."""
         async with self._turn:
             there, here = (self._readonly, self._available) if self._is_readonly else (self._available, self._readonly)
             await there.publish(self._info)
@@ -88,13 +89,13 @@ class BookieRegistration:
                 self._unfinished.clear()
 
 
-class Bookies(NamedTuple):
-    """The registered bookies at one moment, and the `host:port` of each."""
+class RegisteredBookies(NamedTuple):
+    """The registered bookies at one moment, with the `host:port` of each."""
 
     writable: dict[BookieId, str]
     readonly: dict[BookieId, str]
     zones: Mapping[BookieId, str] = MappingProxyType({})
-    """Of those that name one."""
+    """Zones of the bookies that name one."""
 
     @property
     def all(self) -> dict[BookieId, str]:
@@ -107,14 +108,14 @@ class RegistrationClient:
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
 
-    async def bookies(self) -> Bookies:
-        """Raises MetadataUnavailable, or MetadataUnknown (harmless: nothing was written); never a part of the set."""
+    async def bookies(self) -> RegisteredBookies:
+        """Return the complete set. Raises MetadataUnavailable, or MetadataUnknown (harmless: nothing was written)."""
         zones: dict[BookieId, str] = {}
         writable = await self._registered(paths.AVAILABLE, zones)
         readonly = await self._registered(paths.READONLY, zones)
-        # One that has become writable meanwhile was in neither.
+        # A bookie that has become writable meanwhile was in neither.
         writable |= await self._registered(paths.AVAILABLE, zones, besides=writable)
-        return Bookies(writable, readonly, zones)
+        return RegisteredBookies(writable, readonly, zones)
 
     async def names(self) -> frozenset[BookieId]:
         """Return every registered bookie, also bookies whose address this build cannot decode."""
@@ -141,7 +142,8 @@ class RegistrationClient:
     async def _registered(
         self, directory: str, zones: dict[BookieId, str], *, besides: Container[BookieId] = ()
     ) -> dict[BookieId, str]:
-        """The addresses of those that are there `besides` these; the zones of those that name one go into `zones`."""
+        """Return the addresses of bookies that are not in `besides`. Adds the zones of those that name one to
+        `zones`."""
         try:
             names = await self._store.children(directory)
         except NoSuchNode:
@@ -160,7 +162,7 @@ class RegistrationClient:
         return found
 
     async def _info(self, path: str) -> tuple[str, str] | None:
-        """Address and zone; None if it has gone meanwhile, or names no address that we understand."""
+        """Return address and zone; None if the bookie has gone meanwhile, or names no address that we understand."""
         with suppress(NoSuchNode, Corrupted):
             data, _ = await self._store.get(path)
             bookie = BookieId(path.rpartition("/")[2])

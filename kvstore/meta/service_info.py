@@ -1,4 +1,4 @@
-"""Where a bookie listens, and in which zone it stands ↔ the bytes of its registration. A bookie's id says neither.
+"""The address and the zone of a bookie, as the bytes of its registration. A bookie's id contains neither.
 Decides only."""
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ _PROTOCOL = "bookie-rpc"
 """The protocol that clients look for among a registration's endpoints."""
 _PORTS = 1 << 16
 _ZONE = "zone"
-"""The property that names the zone. Apache's clients pass over it."""
+"""The property that names the zone. Apache's clients ignore it."""
 _BOOKIE_ID = re.compile(r"[a-zA-Z0-9:-_.\-]+")
 _LEGACY_ADDRESS = re.compile(r"[^:]+:\d{1,5}")
 
 
 def check_bookie_id(bookie: BookieId) -> None:
-    """Raise ValueError for an id that Apache BookKeeper's clients would not take either."""
+    """Raise ValueError for an id that Apache BookKeeper's clients would refuse."""
     if not _BOOKIE_ID.fullmatch(bookie) or bookie.lower() == "readonly":
-        raise ValueError(f"want a bookie id of letters, digits, colons, dashes and dots, got {bookie!r}")
+        raise ValueError(f"expected a bookie id of letters, digits, colons, dashes and dots, got {bookie!r}")
 
 
 def encode_service_info(address: str, zone: str = "") -> bytes:
-    """The registration of a bookie that listens on `address` (`host:port`) and stands in `zone`, if that is known."""
+    """Return the registration of a bookie that listens on `address` (`host:port`), in `zone` if that is known."""
     host, _, port = address.rpartition(":")
     info = BookieServiceInfoFormat()
     info.endpoints.add(id=_ENDPOINT, port=int(port), host=host.strip("[]"), protocol=_PROTOCOL)
@@ -38,8 +38,8 @@ def encode_service_info(address: str, zone: str = "") -> bytes:
 
 
 def decode_service_info(bookie: BookieId, data: bytes) -> str | None:
-    """The bookie's `host:port`; None if it names none that there can be. An empty registration means that the id itself
-    is the address.
+    """Return the bookie's `host:port`; None if it names no valid one. An empty registration means that the id itself is
+    the address.
 
     Raises Corrupted if the bytes are not a registration.
     """
@@ -53,7 +53,7 @@ def decode_service_info(bookie: BookieId, data: bytes) -> str | None:
 
 
 def decode_zone(bookie: BookieId, data: bytes) -> str:
-    """The zone that the bookie's registration names; empty: none. Raises Corrupted as above."""
+    """Return the zone that the bookie's registration names; empty if it names none. Raises Corrupted as above."""
     return _parsed(bookie, data).properties.get(_ZONE, "")
 
 

@@ -1,6 +1,7 @@
-"""The cluster's record of its snapshots: one node each under /snapshots. So servers can say how old the last one is.
+"""The cluster's record of its snapshots, one node each under /snapshots, so that servers can report the age of the last
+one.
 
-The snapshots themselves are elsewhere, and need no cluster to be read.
+The snapshots themselves are elsewhere, and can be read without a cluster.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from kvstore.meta.store import MetadataStore, ensure_path
 from kvstore.meta.update import until_known
 
 KEPT_MAX = 100
-"""Older ones are forgotten when another one is recorded."""
+"""Maximum number of records. Recording another one deletes the oldest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,16 +25,16 @@ class SnapshotRecord:
     kind: str
     parent: str | None
     started_ms: int
-    """Everything that was acknowledged before is in it."""
+    """Time before which everything acknowledged is in the snapshot, in milliseconds since 1970."""
     ended_ms: int
     rows: int
     size_bytes: int
     where: str
-    """The directory, as the job that took it calls it."""
+    """Directory, as the job that took the snapshot names it."""
 
 
 async def record_snapshot(store: MetadataStore, snapshot: str, record: SnapshotRecord) -> None:
-    """Once or more, always with the same. Raises MetadataError."""
+    """Record a snapshot. Idempotent. Raises MetadataError."""
     await ensure_path(store, paths.SNAPSHOTS)
     data = codec.encode(record)
 
@@ -45,12 +46,12 @@ async def record_snapshot(store: MetadataStore, snapshot: str, record: SnapshotR
 
     await until_known(create)
     names = await store.children(paths.SNAPSHOTS)
-    for name in names[:-KEPT_MAX]:  # ids begin with their moment
+    for name in names[:-KEPT_MAX]:  # ids begin with their time
         await forget_snapshot(store, name)
 
 
 async def forget_snapshot(store: MetadataStore, snapshot: str) -> None:
-    """No error if it is not known. Raises MetadataError."""
+    """Delete a record. Idempotent. Raises MetadataError."""
 
     async def delete() -> None:
         try:
@@ -62,7 +63,7 @@ async def forget_snapshot(store: MetadataStore, snapshot: str) -> None:
 
 
 async def last_snapshot_or_none(store: MetadataStore) -> SnapshotRecord | None:
-    """The one that was started last. Raises MetadataError."""
+    """Return the snapshot that was started last; None if there is none. Raises MetadataError."""
     try:
         names = await store.children(paths.SNAPSHOTS)
     except NoSuchNode:
@@ -72,6 +73,6 @@ async def last_snapshot_or_none(store: MetadataStore) -> SnapshotRecord | None:
             data, _ = await store.get(paths.snapshot(name))
         except NoSuchNode:
             continue
-        with suppress(UndecodableNode):  # of a later version perhaps: the one before it is told
+        with suppress(UndecodableNode):  # possibly of a later version: use the one before it
             return codec.decode(SnapshotRecord, data, what=paths.snapshot(name))
     return None

@@ -1,10 +1,10 @@
 """The metadata store: a small tree of versioned values with ephemerals, transactions and watches. One interface,
 several drivers.
 
-Semantics are ZooKeeper's. Every write names a version. A watch is only a hint: whoever is called re-reads; whoever
-depends on it re-reads every 10 s anyway. Calls are refused with MetadataUnavailable unless the session is CONNECTED; a
-call whose connection broke while it was under way raises MetadataUnknown, and its caller reads again to learn what
-happened. A call whose caller was cancelled is done before later calls of the session, or never.
+Semantics are ZooKeeper's. Every write names a version. A watch is only a hint: its caller reads again, and also every
+10 s if correctness depends on it. Calls raise MetadataUnavailable unless the session is CONNECTED. A call whose
+connection broke while it was in flight raises MetadataUnknown, and its caller reads again to learn the outcome. A call
+whose caller was cancelled is carried out before later calls of the session, or never.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import NamedTuple, Protocol
 from kvstore.errors import MetadataError, NodeExists
 
 DATA_BYTES_MAX = 1_000_000
-"""Paths and data in one call. ZooKeeper breaks the connection at 2^20 bytes; drivers refuse before, with
-MetadataError."""
+"""Maximum bytes of paths and data in one call. ZooKeeper breaks the connection at 2^20 bytes; drivers refuse before
+that with MetadataError."""
 
 
 class Stat(NamedTuple):
@@ -27,7 +27,7 @@ class Stat(NamedTuple):
     version: int
     """Rises by one with each set; starts at 0."""
     created: int
-    """Transaction that created the node (czxid): tells a node from one of the same path made later."""
+    """Transaction that created the node (czxid). Distinguishes it from a later node with the same path."""
     owner: int
     """Session id of an ephemeral's owner; 0 if persistent."""
     modified_ms: int
@@ -37,11 +37,11 @@ class Stat(NamedTuple):
 class SessionState(Enum):
     CONNECTED = auto()
     SUSPENDED = auto()
-    """Connection lost; ephemerals live on until the session expires."""
+    """The connection is lost; ephemerals exist until the session expires."""
     LOST = auto()
-    """The session has expired: its ephemerals are gone, or will be; a new session is being made."""
+    """The session has expired: its ephemerals are gone, or will be. A new session is being made."""
     OLDER = auto()
-    """Connected to an older copy of the metadata, of which nothing is read or written (docs/protocol.md B29)."""
+    """Connected to an older copy of the metadata, which is neither read nor written (docs/protocol.md B29)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,42 +56,42 @@ class SetData:
     path: str
     data: bytes
     version: int
-    """-1: whatever version; only where nothing that another process writes can be lost."""
+    """-1: any version. Only where nothing that another process writes can be lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delete:
     path: str
     version: int
-    """-1: whatever version; only for nodes that no other process ever changes."""
+    """-1: any version. Only for nodes that no other process changes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
     path: str
     version: int
-    """-1: only that the node exists."""
+    """-1: the node must only exist."""
 
 
 Change = Create | SetData | Delete | Check
 
 
 class Watch(Protocol):
-    """A standing interest in a path; the driver re-arms it over reconnects and new sessions."""
+    """A standing watch of a path. The driver rearms it over reconnects and new sessions."""
 
     def close(self) -> None: ...
 
 
-class History(Protocol):
+class MetadataHistory(Protocol):
     """The store's history, as far as a driver knows it from all of its connections."""
 
     generation: int
-    """Number of connections so far, the present one included. A call is sent on the connection that was the present one
-    when the call was made, or refused with MetadataUnavailable."""
+    """Number of connections so far, including the present one. A call is sent on the connection that was present when
+    the call was made, or refused with MetadataUnavailable."""
 
     def trust(self, is_trusted: bool) -> None:
-        """Say whether the present connection leads to the store's history, which it does unless this says otherwise. A
-        driver refuses servers that know less of the history than trusted connections have told."""
+        """Record whether the present connection leads to the store's history, as it does by default. A driver refuses
+        servers that know less of the history than trusted connections have reported."""
         ...
 
 
@@ -99,22 +99,22 @@ class MetadataStore(Protocol):
     """One session with the store. All coroutine methods raise MetadataUnavailable or MetadataUnknown besides what they
     name."""
 
-    history: History
+    history: MetadataHistory
 
     @property
     def state(self) -> SessionState: ...
 
     @property
     def session(self) -> int:
-        """Id of the present session; what `Stat.owner` of this process's ephemerals equals. 0 while there is none."""
+        """Id of the present session, equal to `Stat.owner` of this process's ephemerals; 0 while there is none."""
         ...
 
     async def get(self, path: str) -> tuple[bytes, Stat]:
-        """Raises NoSuchNode."""
+        """Return data and stat of a node. Raises NoSuchNode."""
         ...
 
     async def children(self, path: str) -> list[str]:
-        """Names, sorted. Raises NoSuchNode."""
+        """Return the names of the children, sorted. Raises NoSuchNode."""
         ...
 
     async def create(self, path: str, data: bytes = b"", *, ephemeral: bool = False, sequential: bool = False) -> str:
@@ -123,25 +123,25 @@ class MetadataStore(Protocol):
         ...
 
     async def set(self, path: str, data: bytes, version: int) -> int:
-        """Compare-and-set; returns the new version. Raises VersionConflict, NoSuchNode."""
+        """Compare-and-set, and return the new version. Raises VersionConflict, NoSuchNode."""
         ...
 
     async def delete(self, path: str, version: int) -> None:
-        """Raises VersionConflict, NoSuchNode, NotEmpty."""
+        """Delete a node. Raises VersionConflict, NoSuchNode, NotEmpty."""
         ...
 
     async def multi(self, changes: Sequence[Change]) -> None:
-        """All or nothing. Raises the error of the first change that failed."""
+        """Make all changes or none. Raises the error of the first change that failed."""
         ...
 
     async def sync(self, path: str) -> None:
-        """Later reads of this session see at least what was committed before this call."""
+        """Make later reads of this session see at least what was committed before this call."""
         ...
 
     def watch(self, path: str, changed: Callable[[], None]) -> Watch:
-        """Call `changed` on the event loop, soon after `path` or the set of its children may have changed, and after
-        each reconnect. The path need not exist. Watch first, then read: only what changes after that read is sure to be
-        told."""
+        """Call `changed` on the event loop soon after `path` or the set of its children may have changed, and after
+        each reconnect. The path need not exist. Watch first, then read: only changes after that read are certain to be
+        reported."""
         ...
 
     def on_state(self, listener: Callable[[SessionState], None]) -> None:
@@ -149,7 +149,7 @@ class MetadataStore(Protocol):
         ...
 
     async def close(self) -> None:
-        """End the session: its ephemerals vanish."""
+        """End the session, which deletes its ephemerals."""
         ...
 
 
@@ -164,7 +164,8 @@ async def ensure_path(store: MetadataStore, path: str) -> None:
 
 
 def check_change_sizes(changes: Sequence[Change]) -> None:
-    """Raise MetadataError if one call carries more than a ZooKeeper server takes: it would break the connection."""
+    """Raise MetadataError if one call carries more than a ZooKeeper server accepts, which would break the
+    connection."""
     total = sum(len(change.path) + len(change.data) for change in changes if isinstance(change, Create | SetData))
     if total > DATA_BYTES_MAX:
         raise MetadataError(f"{changes[0].path}: {total} bytes in one call, at most {DATA_BYTES_MAX}")

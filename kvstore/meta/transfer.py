@@ -1,4 +1,4 @@
-"""A cluster's metadata from one metadata store to another, by a file, while no node runs."""
+"""Moves a cluster's metadata from one metadata store to another by a file, while no node runs."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from kvstore.meta.ledger_ids import LedgerIdGenerator, counter_above, counts_by_
 from kvstore.meta.store import Create, MetadataStore
 
 BATCH_NODES = 30
-"""Created at once; etcd takes 128 operations in a transaction, a node is at most three."""
+"""Nodes created at once. etcd takes 128 operations in a transaction, and a node needs at most three."""
 BATCH_BYTES = 500_000
 ZOOKEEPERS_OWN = "/zookeeper"
 
 
 async def export(store: MetadataStore) -> tuple[dict[str, bytes], str]:
-    """The cluster's persistent nodes, with one that says how far its counter of ledger ids is, and its instance id.
-    Takes one id, since the counter cannot be read otherwise.
+    """Return the cluster's persistent nodes, including one that records its counter of ledger ids, and its instance id.
+    Takes one ledger id, because the counter cannot be read otherwise.
 
-    Raises ConfigError if there is no cluster, or if it is in use: an ephemeral is a process's, and while there is one
-    anything may change. MetadataError if it changed all the same.
+    Raises ConfigError if there is no cluster, or if it is in use: an ephemeral node belongs to a process, which may
+    change anything. Raises MetadataError if the metadata changed nevertheless.
     """
     instance = await LayoutStore(store).instance_id()
-    counted_to = await LedgerIdGenerator(store).next_id()  # before all is read: what is made later has a later id
+    counted_to = await LedgerIdGenerator(store).next_id()  # before the read: a later ledger has a later id
     nodes = await _nodes_at_rest(store)
     if await _nodes_at_rest(store) != nodes:
         raise MetadataError("the metadata has changed while it was read: something still uses it")
@@ -32,28 +32,27 @@ async def export(store: MetadataStore) -> tuple[dict[str, bytes], str]:
 
 
 async def restore(store: MetadataStore, nodes: Mapping[str, bytes], instance: str) -> None:
-    """Create the nodes in an empty store. Raises ConfigError if it is not empty, MetadataError if not all are there
-    afterwards as they should be.
+    """Create the nodes in an empty store. Raises ConfigError if it is not empty, MetadataError if the result differs
+    from the nodes.
 
-    The node that makes a cluster of it comes last: on less than all of its metadata no node starts. Counters of ids do
-    not move with the nodes, so ledgers get ids from a range that was never counted in, and it is kept how far the
-    former one was.
+    The node that makes it a cluster comes last, so that no node starts on incomplete metadata. Counters of ids do not
+    move with the nodes. Therefore ledgers get ids from a new range, and the former counter is recorded.
     """
     there = [path for path in await _children(store, "/") if path != ZOOKEEPERS_OWN]
     if there:
         whole = paths.INSTANCE_ID in await _children(store, paths.LEDGERS)
         what = "a cluster" if whole else "something (an import that did not end?)"
-        raise ConfigError(f"want an empty place, got {what}: {', '.join(there)}; choose another, or remove it")
+        raise ConfigError(f"expected an empty place, got {what}: {', '.join(there)}; choose another, or remove it")
     wanted = {**nodes, **counter_above(nodes), **counts_by_ledgers(nodes)}
     for batch in _batches(wanted):
         await store.multi(batch)
     await store.create(paths.INSTANCE_ID, instance.encode())
     if await _nodes_at_rest(store) != wanted:
-        raise MetadataError("what is there after the import is not what was in the file: do not use it")
+        raise MetadataError("the imported metadata differ from the file: do not use them")
 
 
 async def _nodes_at_rest(store: MetadataStore) -> dict[str, bytes]:
-    """Raises ConfigError for an ephemeral."""
+    """Return all nodes by path. Raises ConfigError for an ephemeral one."""
     await store.sync("/")
     found: dict[str, bytes] = {}
     left = await _children(store, "/")
@@ -64,9 +63,11 @@ async def _nodes_at_rest(store: MetadataStore) -> dict[str, bytes]:
         try:
             data, stat = await store.get(path)
         except NoSuchNode:
-            raise ConfigError(f"{path} has gone while it was read: stop every node first") from None
+            raise ConfigError(f"{path} was deleted while it was read: stop every node first") from None
         if stat.owner:
-            raise ConfigError(f"{path} is a running process's: stop every node, and wait until its session is over")
+            raise ConfigError(
+                f"{path} belongs to a running process: stop every node, and wait until its session is over"
+            )
         found[path] = data
         left += await _children(store, path)
     return found
@@ -84,9 +85,9 @@ def _is_cookie(path: str) -> bool:
 
 
 def _batches(nodes: Mapping[str, bytes]) -> Iterator[list[Create]]:
-    """Parents before their children; without the instance id. Cookies in the last of the transactions, apart from all
-    ledgers: who was set up when is not in the file, and a bookie that seems older than a ledger is believed what it
-    says that it does not have of it (docs/protocol.md, A12)."""
+    """Yield batches of nodes, parents before their children and without the instance id. Cookies come last, in
+    transactions without ledgers: the file does not record creation order, and a bookie that seems older than a ledger
+    is believed when it reports entries as absent (docs/protocol.md, A12)."""
     batch: list[Create] = []
     size = 0
     for path in sorted(nodes, key=lambda path: (_is_cookie(path), path)):

@@ -1,5 +1,5 @@
-"""The ledgers that lack copies, and who repairs which. Apache BookKeeper's layout, so that its shell and its own
-auto-recovery work beside ours. What holds for all of auto-recovery is in `recovery_settings.py`."""
+"""The under-replicated ledgers, and which worker repairs which. Apache BookKeeper's layout, so that its shell and its
+auto-recovery work beside ours. Settings of auto-recovery are in `recovery_settings.py`."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from kvstore.errors import (
     VersionConflict,
 )
 from kvstore.meta import marks, paths
-from kvstore.meta.marks import Mark
+from kvstore.meta.marks import LedgerMark
 from kvstore.meta.store import MetadataStore, SessionState, Watch, ensure_path
 from kvstore.meta.update import until_known
 from kvstore.types import BookieId, LedgerId
 
 _ATTEMPTS_MAX = 16
 _STEP = 1_000
-"""Ledgers named between two pauses."""
+"""Ledgers processed between two turns of the event loop."""
 
 
 class MarkLock:
     """The right to repair one marked ledger, until it is released or the session ends."""
 
-    def __init__(self, store: MetadataStore, mark: Mark, session: int) -> None:
+    def __init__(self, store: MetadataStore, mark: LedgerMark, session: int) -> None:
         self.mark = mark
-        """As it was once the lock was held."""
+        """The mark as it was once the lock was held."""
         self._store, self._session = store, session
 
     @property
     def is_held(self) -> bool:
-        """Whether the session that holds it lasts, as far as is known here. Ask before each write that it is to
-        cover."""
+        """True if the session that holds the lock lasts, as far as is known here. Check before each write that the lock
+        covers."""
         return self._store.state is SessionState.CONNECTED and self._store.session == self._session
 
     # docs/protocol.md A2
     async def release(self) -> None:
-        """Let others have the ledger; no error if the lock is gone. After its session a lock that is there is another's
-        and stays. Where this raises, the session may last and with it the lock: call again."""
+        """Release the lock; a lock that is gone is no error. After the session's end an existing lock belongs to
+        another worker and stays. If this raises, the session and its lock may last: call again."""
         await until_known(self._delete)
 
     async def _delete(self) -> None:
@@ -62,8 +62,8 @@ class Underreplication:
         self._store = store
 
     async def ensure(self) -> None:
-        """Make the nodes that Apache's tools and we ourselves expect; no change if they are there. Raises ConfigError
-        for a layout of marks that this build does not know."""
+        """Create the nodes that Apache's tools and we expect. Idempotent. Raises ConfigError for an unknown layout of
+        marks."""
         await until_known(self._ensure)
 
     async def _ensure(self) -> None:
@@ -82,25 +82,25 @@ class Underreplication:
     # ── marks ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     # docs/protocol.md A1
-    async def mark(self, ledger: LedgerId, missing: Iterable[BookieId], now_ms: int, *, anew: bool = False) -> bool:
-        """Have `missing` named in the ledger's mark, beside whom it names already; whether that changed it.
+    async def mark(self, ledger: LedgerId, missing: Iterable[BookieId], now_ms: int, *, rewrite: bool = False) -> bool:
+        """Add `missing` to the bookies in the ledger's mark, and return True if that changed the mark.
 
-        `anew`: write the mark also if it names them all, for what was found out just now. So whoever is repairing the
-        ledger, and may have passed that place, does not take the mark away. Raises VersionConflict if others were
-        always first.
+        `rewrite`: write the mark even if it names all of them already, because new damage was found. Then a worker that
+        is repairing the ledger, and may have passed that place, does not remove the mark. Raises VersionConflict if
+        other writers were always first.
         """
         wanted = sorted(set(missing))
-        await self._store.sync(paths.MARKS)  # a mark that is only seen still, and is gone, would do for nobody
-        return await until_known(lambda: self._mark(ledger, wanted, now_ms, anew=anew))
+        await self._store.sync(paths.MARKS)  # a mark that is only cached, and was removed, must not count
+        return await until_known(lambda: self._mark(ledger, wanted, now_ms, rewrite=rewrite))
 
-    async def _mark(self, ledger: LedgerId, wanted: list[BookieId], now_ms: int, *, anew: bool) -> bool:
+    async def _mark(self, ledger: LedgerId, wanted: list[BookieId], now_ms: int, *, rewrite: bool) -> bool:
         path = paths.mark(ledger)
         for _ in range(_ATTEMPTS_MAX):
             try:
                 data, stat = await self._store.get(path)
                 found = marks.decode_mark(ledger, data, stat)
                 more = [each for each in wanted if each not in found.replicas]
-                if not more and found.replicas and not anew:
+                if not more and found.replicas and not rewrite:
                     return False
                 await self._store.set(path, marks.encode_mark((*found.replicas, *more), now_ms), stat.version)
                 return True
@@ -113,25 +113,25 @@ class Underreplication:
         raise VersionConflict(f"{path}: lost {_ATTEMPTS_MAX} times in a row against other writers")
 
     async def _create(self, path: str, data: bytes, *, ephemeral: bool = False) -> None:
-        """Raises NodeExists."""
+        """Create a node and its parents. Raises NodeExists."""
         for _ in range(_ATTEMPTS_MAX):
             with suppress(NoSuchNode):
                 await self._store.create(path, data, ephemeral=ephemeral)
                 return
-            with suppress(NoSuchNode):  # or removed as empty since we last looked
+            with suppress(NoSuchNode):  # or it was removed as empty meanwhile
                 await ensure_path(self._store, paths.parent(path))
         raise MetadataError(f"{path}: its parent nodes vanish as fast as they are made")
 
-    async def get(self, ledger: LedgerId) -> Mark | None:
-        """Its mark, perhaps of a moment ago; None if it has none."""
+    async def get(self, ledger: LedgerId) -> LedgerMark | None:
+        """Return the ledger's mark, possibly slightly old; None if it has none."""
         try:
             data, stat = await self._store.get(paths.mark(ledger))
         except NoSuchNode:
             return None
         return marks.decode_mark(ledger, data, stat)
 
-    async def marked(self) -> AsyncIterator[Mark]:
-        """Every mark, by rising ledger; one page (65,536 ledger ids) of the tree is in memory at a time."""
+    async def marked(self) -> AsyncIterator[LedgerMark]:
+        """Yield every mark by ascending ledger; one page (65,536 ledger ids) of the tree is in memory at a time."""
         await self._store.sync(paths.MARKS)
         levels = [iter([paths.MARKS])]
         while levels:
@@ -146,8 +146,8 @@ class Underreplication:
                 levels.append(iter([paths.join(path, name) for name in names]))
 
     async def marked_ledgers(self) -> AsyncIterator[LedgerId]:
-        """The ledgers that are marked, by rising number, for one request to the store for 65,536 of them instead of two
-        for each. One whose mark is just being made or taken away may be among them."""
+        """Yield the marked ledgers, ascending. Costs one request to the store for 65,536 of them instead of two for
+        each. A ledger whose mark is being created or removed may be among them."""
         await self._store.sync(paths.MARKS)
         levels = [iter([paths.MARKS])]
         while levels:
@@ -162,24 +162,24 @@ class Underreplication:
             for start in range(0, len(names), _STEP):
                 for ledger in paths.marks_of_page(path, names[start : start + _STEP]):
                     yield ledger
-                await asyncio.sleep(0)  # the event loop is others' in between
+                await asyncio.sleep(0)  # let other tasks run
 
     async def _children(self, path: str) -> list[str]:
         try:
             return await self._store.children(path)
         except NoSuchNode:
-            return []  # it had become empty and was removed
+            return []  # it was empty and has been removed
 
     def watch_marks(self, changed: Callable[[], None]) -> Watch:
-        """Call `changed` soon after there is a first mark, or none any more. Marks that come later do not tell."""
+        """Call `changed` soon after the first mark appears or the last one goes. Other marks do not trigger it."""
         return self._store.watch(paths.MARKS, changed)
 
     # ── locks ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     # docs/protocol.md A2
     async def lock(self, ledger: LedgerId, worker: str) -> MarkLock | None:
-        """The right to repair the ledger; None if another has it, or nothing is marked (any more). Within a process no
-        two workers have one name, and none asks for what it has."""
+        """Return the right to repair the ledger; None if another worker has it, or the ledger has no mark. Within a
+        process no two workers have the same name, and none requests what it has."""
         path, data = paths.mark_lock(ledger), marks.encode_lock(worker)
         session = await until_known(lambda: self._take(path, data))
         if session is None:
@@ -190,15 +190,16 @@ class Underreplication:
                 return MarkLock(self._store, mark, session)
             await self._remove_empty(ledger)
         except MetadataError:
-            # Its caller does not know of it: until the session ends nobody else could have the ledger.
+            # The caller does not know of the lock: until the session ends nobody else could repair the ledger.
             with suppress(MetadataError):
-                await MarkLock(self._store, Mark(ledger, (), 0, 0, 0), session).release()
+                await MarkLock(self._store, LedgerMark(ledger, (), 0, 0, 0), session).release()
             raise
-        await MarkLock(self._store, Mark(ledger, (), 0, 0, 0), session).release()
+        await MarkLock(self._store, LedgerMark(ledger, (), 0, 0, 0), session).release()
         return None
 
     async def _take(self, path: str, data: bytes) -> int | None:
-        """The session that has it now. An own node with this worker's bytes is of a create whose answer was lost."""
+        """Return the session that holds the lock now. A node of our own with this worker's bytes is from a create whose
+        answer was lost."""
         for _ in range(_ATTEMPTS_MAX):
             with suppress(NodeExists):
                 await self._create(path, data, ephemeral=True)
@@ -210,7 +211,8 @@ class Underreplication:
         return None
 
     async def holder_or_none(self, ledger: LedgerId) -> str | None:
-        """The worker that repairs it, as it calls itself (Apache's: by its host); empty if its bytes do not say."""
+        """Return the name of the worker that repairs the ledger (Apache's workers use their host); empty if its bytes
+        are malformed."""
         try:
             data, _ = await self._store.get(paths.mark_lock(ledger))
             return marks.decode_lock(data, what=paths.mark_lock(ledger))
@@ -221,8 +223,8 @@ class Underreplication:
 
     # docs/protocol.md A3
     async def mark_replicated(self, lock: MarkLock, version: int) -> bool:
-        """Take the mark away if it is still of `version`, from which the repair began, and release the lock. False: it
-        has grown meanwhile, and stays. The lock is released either way, unless the call raises."""
+        """Remove the mark if it still has `version`, from which the repair began, and release the lock. Returns False
+        if the mark has grown meanwhile and stays. The lock is released either way, unless the call raises."""
         mark = paths.mark(lock.mark.ledger)
         try:
             await until_known(lambda: self._remove_mark(mark, lock.mark.created, version))
@@ -235,7 +237,7 @@ class Underreplication:
         return is_done
 
     async def _remove_empty(self, ledger: LedgerId) -> None:
-        """Remove the mark's parents as far as they are empty; `marked_ledgers` would name it still."""
+        """Remove the mark's parents that are empty; `marked_ledgers` would still name it."""
         path = paths.mark(ledger)
         while (path := paths.parent(path)) != paths.MARKS:
             try:
@@ -244,7 +246,7 @@ class Underreplication:
                 break
 
     async def _remove_mark(self, path: str, created: int, version: int) -> None:
-        """After a removal whose answer was lost there may be another mark already, which looks the same."""
+        """Remove a mark. After a removal whose answer was lost there may be a new mark, which looks the same."""
         with suppress(NoSuchNode):
             _, stat = await self._store.get(path)
             if stat.created != created:

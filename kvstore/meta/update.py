@@ -14,7 +14,7 @@ R = TypeVar("R")
 ATTEMPTS_MAX = 16
 RECONNECT_ATTEMPTS_MAX = 50
 RECONNECT_DELAY_S = 0.1
-"""After a broken connection a call is tried again this often, so that a blink of the store is not an unknown
+"""Delay between attempts after a broken connection, in seconds, so that a short outage of the store is not an unknown
 outcome."""
 
 
@@ -23,13 +23,13 @@ async def update(
     write: Callable[[T, int], Awaitable[int]],
     change: Callable[[T], T],
 ) -> tuple[T, int]:
-    """Store `change(value)`, computed anew whenever another writer came first; returns the value stored and its
+    """Store `change(value)`, recomputed whenever another writer came first, and return the stored value and its
     version.
 
-    `change` must be able to meet its own result: after a write of unknown outcome the value is read again, and a change
-    that finds its work done returns the value as it is. It may raise to give up. Raises MetadataUnavailable if nothing
-    was written, MetadataUnknown if a write's outcome could not be learnt in time, VersionConflict if others were always
-    first.
+    `change` must accept its own result: after a write of unknown outcome the value is read again, and a change that
+    finds its work done returns the value as it is. It may raise to abandon the update. Raises MetadataUnavailable if
+    nothing was written, MetadataUnknown if a write's outcome could not be learned in time, VersionConflict if other
+    writers were always first.
     """
     unknown: MetadataUnknown | None = None
     for _ in range(ATTEMPTS_MAX):

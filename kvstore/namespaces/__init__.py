@@ -1,6 +1,6 @@
-"""Namespaces: names for prefixes of keys, with quotas of their own and a time that their keys live."""
+"""Namespaces: named prefixes of keys with quotas, a rate limit and a default time to live."""
 
-from kvstore.namespaces.book import Amounts, Book, Report
+from kvstore.namespaces.book import Amounts, Book, UsageReport
 from kvstore.namespaces.changes import Add, Change, Remove, Set, applied
 from kvstore.namespaces.meter import Meter
 from kvstore.namespaces.table import Namespace, NamespaceTable
@@ -14,7 +14,7 @@ __all__ = [
     "Namespace",
     "NamespaceTable",
     "Remove",
-    "Report",
     "Set",
+    "UsageReport",
     "applied",
 ]

@@ -1,7 +1,7 @@
-"""Changes of the table of namespaces: each with what it wants, and the table that it makes. Decides only.
+"""Changes of the namespace table: each change holds its arguments and produces a new table. Decides only.
 
-A change that finds its work done returns the table as it is, so that it can be tried again when its outcome is unknown;
-a change of what is not there raises NotThere. A removal that is tried again takes that for success.
+A change that is already in effect returns the table unchanged, so a change of unknown outcome can be retried. A change
+of a namespace that does not exist raises NotThere; a retried removal treats that as success.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from kvstore.namespaces.table import Namespace, NamespaceTable
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    """A namespace that was not there."""
+    """Add a namespace."""
 
     namespace: Namespace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Set:
-    """Other limits for a namespace; None: as it is. Its prefix stays: another one would be another namespace."""
+    """Change the limits of a namespace; None keeps a limit. The prefix cannot change, because that would be another
+    namespace."""
 
     name: str
     keys_max: int | None = None
@@ -34,7 +35,7 @@ class Set:
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """The keys stay."""
+    """Remove a namespace. Its keys remain."""
 
     name: str
 
@@ -43,7 +44,7 @@ Change = Add | Set | Remove
 
 
 def applied(table: NamespaceTable, change: Change) -> NamespaceTable:
-    """The table after the change. Raises InvalidRequest, and NotThere for what is not in the table."""
+    """Return the table after the change. Raises InvalidRequest, and NotThere for a namespace that does not exist."""
     try:
         return _applied(table, change)
     except ValueError as error:
@@ -58,7 +59,7 @@ def _applied(table: NamespaceTable, change: Change) -> NamespaceTable:
                 return table
             if known is not None:
                 raise InvalidRequest(
-                    f"namespace {namespace.name} is there already; `kvstore namespace set` changes its limits"
+                    f"namespace {namespace.name} already exists; change its limits with `kvstore namespace set`"
                 )
             return _with(table, namespace)
         case Set():
@@ -73,9 +74,9 @@ def _applied(table: NamespaceTable, change: Change) -> NamespaceTable:
 def _set(namespace: Namespace, change: Set) -> Namespace:
     keys, size, ops, burst, ttl = change.keys_max, change.bytes_max, change.ops_per_s, change.burst, change.ttl_ms
     if keys is size is ops is burst is ttl is None:
-        raise InvalidRequest(f"namespace {change.name}: want at least one limit to set, got none")
+        raise InvalidRequest(f"namespace {change.name}: expected at least one limit to set, got none")
     if ops == 0 and burst is None:
-        burst = 0  # without a rate there is nothing to burst above
+        burst = 0  # a burst without a rate has no meaning
     return replace(
         namespace,
         keys_max=namespace.keys_max if keys is None else keys,
@@ -89,7 +90,7 @@ def _set(namespace: Namespace, change: Set) -> Namespace:
 def _find(table: NamespaceTable, name: str) -> Namespace:
     found = table.find_or_none(name)
     if found is None:
-        raise NotThere(f"no namespace {name[:80]!r}; `kvstore namespace list` shows those that there are")
+        raise NotThere(f"no namespace {name[:80]!r}; `kvstore namespace list` shows all namespaces")
     return found
 
 

@@ -1,8 +1,9 @@
-"""Measures what the writes of one entry add to their namespaces, and refuses what may not be. Decides only.
+"""Measures how much the writes of one log entry add to their namespaces, and refuses writes beyond a quota. Decides
+only.
 
-Keys and bytes are those of the records as clients wrote them: a key counts with its own length and its value's, from
-the entry that creates it to the entry that deletes it. What makes nothing more is never refused: deletes, and values
-that take the place of larger ones, above a quota too.
+Keys and bytes are those of the records as clients wrote them: a key counts with its own length and the length of its
+value, from the entry that creates it to the entry that deletes it. A write that adds nothing is never refused, even
+above a quota: deletes, and values that replace larger ones.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from kvstore.namespaces.book import Amount, Book
 from kvstore.namespaces.table import Namespace
 
 
-class Step(NamedTuple):
-    """The part of one effect."""
+class UsageStep(NamedTuple):
+    """The contribution of one mutation."""
 
     key: bytes
     namespace: Namespace
@@ -24,21 +25,21 @@ class Step(NamedTuple):
 
 
 class Meter:
-    """The meter of one entry in the making."""
+    """Measures one entry while it is built."""
 
     __slots__ = ("_book", "_is_together", "_used", "steps")
 
     def __init__(self, book: Book) -> None:
         self._book = book
         self._used: dict[str, Amount] = {}
-        """With what this entry adds; of the namespaces that it touches."""
+        """Usage of the touched namespaces, including what this entry adds."""
         self._is_together = False
-        self.steps: list[Step] = []
+        self.steps: list[UsageStep] = []
 
     # docs/protocol.md N1
     def put(self, key: bytes, value_bytes: int, old_bytes: int | None) -> None:
-        """The key's value will have so many bytes, and has had `old_bytes`; None: it was absent. Raises QuotaExceeded,
-        and nothing is added."""
+        """Record a put: the value has `value_bytes`, and had `old_bytes` before, or None if the key was absent. Raises
+        QuotaExceeded and records nothing if that exceeds a quota."""
         namespace = self._book.find(key)
         if namespace is None:
             return
@@ -46,27 +47,27 @@ class Meter:
         if not self._is_together:
             self._check(namespace, keys, more)
         if keys or more:
-            self._add(Step(key, namespace, keys, more))
+            self._add(UsageStep(key, namespace, keys, more))
 
     def delete(self, key: bytes, old_bytes: int) -> None:
-        """The key, whose value has had so many bytes, will be absent."""
+        """Record a delete of a key whose value has `old_bytes`."""
         namespace = self._book.find(key)
         if namespace is not None:
-            self._add(Step(key, namespace, -1, -len(key) - old_bytes))
+            self._add(UsageStep(key, namespace, -1, -len(key) - old_bytes))
 
     # docs/protocol.md N4
     def expiry_ms(self, key: bytes, now_ms: int) -> int:
-        """When a record expires whose write says nothing about it; 0: never."""
+        """Return the expiry in ms of a record whose write does not set one; 0: never."""
         namespace = self._book.find(key)
         return 0 if namespace is None or not namespace.ttl_ms else now_ms + namespace.ttl_ms
 
     def begin(self, *, is_together: bool) -> int:
-        """Take what comes now as one that is done or undone; `is_together`: and is checked as one, at its end."""
+        """Begin a unit that can be undone as a whole. With `is_together` it is also checked as a whole, at its end."""
         self._is_together = is_together
         return len(self.steps)
 
     def end(self, mark: int) -> None:
-        """Raise QuotaExceeded if what was added since `mark` is too much together."""
+        """Raise QuotaExceeded if the unit that began at `mark` exceeds a quota as a whole."""
         if self._is_together:
             added: dict[str, Amount] = {}
             for _, namespace, keys, more in self.steps[mark:]:
@@ -79,7 +80,7 @@ class Meter:
             self._is_together = False
 
     def undo(self, mark: int) -> None:
-        """Take back what was added since `mark`."""
+        """Undo everything recorded since `mark`."""
         for _, namespace, keys, more in self.steps[mark:]:
             used = self._used[namespace.name]
             used.keys -= keys
@@ -87,7 +88,7 @@ class Meter:
         del self.steps[mark:]
         self._is_together = False
 
-    def _add(self, step: Step) -> None:
+    def _add(self, step: UsageStep) -> None:
         used = self._used_by(step.namespace.name)
         used.keys += step.keys
         used.bytes += step.bytes

@@ -1,8 +1,8 @@
-"""How many operations per second a server lets through to each namespace. Decides only.
+"""Rate limits of namespaces at one server. Decides only.
 
-A token bucket for each namespace that has a rate. The rate is the whole cluster's: servers tell each other how much
-their clients ask for, and each takes the share of it that its clients ask for. All shares together are the rate, where
-all know the same; while they do not, no server takes more than the rate (docs/protocol.md N5).
+Each namespace with a rate has a token bucket. The rate applies to the whole cluster: servers exchange how many
+operations their clients request, and each server takes the corresponding share of the rate. The shares add up to the
+rate if all servers know the same requests; until then no server takes more than the whole rate (docs/protocol.md N5).
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from kvstore.errors import RateExceeded
 from kvstore.namespaces.table import LIMIT_MAX, Namespace, Prefixes
 
 SPARED = 0.1
-"""Of the rate, divided among all servers alike: a server whose clients have just begun to ask has some at once."""
+"""Fraction of the rate that is divided equally among all servers, so that a server whose clients have just started gets
+a share at once."""
 
 
 class Bucket:
-    """The token bucket of one namespace at one server. A call of more operations than fit in it is let through when it
-    is full, and leaves a debt."""
+    """The token bucket of one namespace at one server. A call with more operations than the bucket can hold passes when
+    the bucket is full, and leaves a debt."""
 
     __slots__ = ("_at", "_least", "_level", "depth", "namespace", "share")
 
@@ -31,7 +32,7 @@ class Bucket:
         self.deal(share, servers, now)
 
     def deal(self, share: float, servers: int, now: float) -> None:
-        """Let so many operations per second through from now on, at one of so many servers."""
+        """Set the share in operations per second, for one of `servers` servers."""
         if self._at < now:
             self._fill(now)
         self.share = share
@@ -41,8 +42,8 @@ class Bucket:
         self._level = min(self._level, self.depth)
 
     def wait_s(self, operations: int, now: float) -> float:
-        """How long until so many may pass; 0: now. A server whose clients have asked for nothing may have no share, and
-        gets one in a moment, since they have asked now."""
+        """Return the seconds until this many operations may pass; 0: now. A server whose clients have requested nothing
+        may have no share. It gets one soon, because its clients have requested something now."""
         self._fill(now)
         missing = min(operations, self.depth) - self._level
         return missing / max(self.share, self._least) if missing > 1e-9 else 0.0
@@ -51,13 +52,13 @@ class Bucket:
         self._level -= operations
 
     def _fill(self, now: float) -> None:
-        if now > self._at:  # a clock that went back, by an error of its machine, gives nothing and takes nothing
+        if now > self._at:  # a clock that steps back, by a machine error, changes nothing
             self._level = min(self.depth, self._level + (now - self._at) * self.share)
         self._at = now
 
 
 class Rates:
-    """The rates of all namespaces at one server."""
+    """The rate limits of all namespaces at one server."""
 
     def __init__(self, now: Callable[[], float], refused: Counter[tuple[str, str]]) -> None:
         self._now, self._refused = now, refused
@@ -68,10 +69,10 @@ class Rates:
         self._servers = 1
         self._is_paid = False
         self.passed: Counter[str] = Counter()
-        """Operations let through since the server began."""
+        """Operations passed since the server started."""
 
     def take(self, namespaces: Iterable[Namespace]) -> None:
-        """Go by these namespaces from now on. What is left of a rate that has not changed stays."""
+        """Use these namespaces from now on. The level of an unchanged rate is kept."""
         rated = tuple(each for each in namespaces if each.ops_per_s)
         now = self._now()
         self._buckets = {each.name: self._bucket(each, now) for each in rated}
@@ -92,7 +93,8 @@ class Rates:
 
     # docs/protocol.md N5
     def refusal_or_none(self, keys: Sequence[bytes]) -> RateExceeded | None:
-        """Let an operation on these keys pass, each counts as one; or say why not, and nothing is taken."""
+        """Let an operation on these keys pass, each key counting as one operation; otherwise take nothing and return
+        the refusal."""
         if self._is_paid:
             return None
         counts: Counter[str] = Counter()
@@ -117,8 +119,8 @@ class Rates:
 
     @contextmanager
     def paid(self) -> Iterator[None]:
-        """Count nothing while this is entered: what is submitted belongs to a command that was let pass as a whole. Not
-        over an await."""
+        """Count nothing inside this context, because the operations belong to a command that passed as a whole. Do not
+        use across an await."""
         self._is_paid = True
         try:
             yield
@@ -126,7 +128,7 @@ class Rates:
             self._is_paid = False
 
     def wanted(self) -> dict[str, float]:
-        """Operations per second that were asked for since the last call, refused ones too."""
+        """Return the operations per second requested since the last call, including refused ones."""
         now = self._now()
         passed_s = max(now - self._asked_since, 1e-3)
         self._asked_since = now
@@ -135,7 +137,8 @@ class Rates:
         return found
 
     def deal(self, own: Mapping[str, float], others: Sequence[Mapping[str, float]]) -> None:
-        """Take this server's shares: `own` is what its clients want, `others` what those of the others do."""
+        """Set this server's shares. `own` is what its clients want, `others` what the clients of the other servers
+        want."""
         now = self._now()
         self._servers = 1 + len(others)
         for name, bucket in self._buckets.items():
@@ -144,8 +147,9 @@ class Rates:
 
 
 def share_of(rate: float, own: float, others: Sequence[float]) -> float:
-    """A server's share of a rate. Where less is wanted than there is, what is left is divided alike; else all get in
-    proportion, and everybody a little. The shares of all servers are the rate."""
+    """Return a server's share of a rate. If the demand is below the rate, the surplus is divided equally. Otherwise the
+    shares are proportional to demand, with a small minimum for every server. The shares of all servers add up to the
+    rate."""
     servers, wanted = 1 + len(others), own + sum(others)
     if wanted <= rate:
         return own + (rate - wanted) / servers

@@ -1,8 +1,8 @@
-"""The table of namespaces: names for prefixes of keys, and what holds for the keys of each. Decides only: values that
-cannot be built wrong. kvstore/meta/tables/namespaces.py keeps it in the metadata store.
+"""The namespace table: named prefixes of keys, and the limits of each. Decides only; its values are valid by
+construction. kvstore/meta/tables/namespaces.py stores the table.
 
-A key is in one namespace or in none: prefixes of which one begins with another are refused. Were they allowed, a key
-would have two quotas and two TTLs, and a write that one of them refuses would be told the other's name.
+A key is in at most one namespace, because prefixes that overlap are refused. Otherwise a key would have two quotas and
+two TTLs, and a refused write would name the wrong namespace.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 NAMESPACES_MAX = 256
-"""Each is a label of metrics, and each leader counts each."""
+"""Limited because each namespace is a metric label, and each leader counts each namespace."""
 PREFIX_BYTES_MAX = 1_024
 LIMIT_MAX = 1 << 53
-"""What every client's numbers hold exactly."""
+"""The largest integer that every client's number type represents exactly."""
 OPS_MAX = 1_000_000_000
 TTL_MAX_MS = 100 * 366 * 86_400_000
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,62}")
@@ -24,28 +24,29 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,62}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Namespace:
-    """The keys that begin with a prefix. A limit of 0 is none."""
+    """The keys that begin with a prefix, and their limits. A limit of 0 means no limit."""
 
     name: str
     prefix: bytes
     keys_max: int = 0
     bytes_max: int = 0
-    """Of keys and values as clients wrote them, one copy."""
+    """Limit of keys and values in bytes as clients wrote them, counted once."""
     ops_per_s: int = 0
-    """Of the whole cluster."""
+    """Limit of operations per second in the whole cluster."""
     burst: int = 0
-    """Operations that may come at once after a rest; 0: those of one second."""
+    """Operations that may come at once after idle time; 0: those of one second."""
     ttl_ms: int = 0
-    """How long a record lives whose write says nothing about it; 0: until it is deleted."""
+    """Lifetime in ms of a record whose write does not set one; 0: unlimited."""
 
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):
             raise ValueError(
-                f"want a namespace of letters, digits and _ . @ - (1 to 63, no sign first), got {self.name[:80]!r}"
+                "expected a namespace of 1 to 63 letters, digits and _ . @ -, beginning with a letter or digit, got "
+                f"{self.name[:80]!r}"
             )
         if not 0 < len(self.prefix) <= PREFIX_BYTES_MAX:
             raise ValueError(
-                f"namespace {self.name}: want a prefix of 1 to {PREFIX_BYTES_MAX} bytes, got {len(self.prefix)}"
+                f"namespace {self.name}: expected a prefix of 1 to {PREFIX_BYTES_MAX} bytes, got {len(self.prefix)}"
             )
         for what, value, most in (
             ("keys_max", self.keys_max, LIMIT_MAX),
@@ -55,9 +56,11 @@ class Namespace:
             ("ttl_ms", self.ttl_ms, TTL_MAX_MS),
         ):
             if not 0 <= value <= most:
-                raise ValueError(f"namespace {self.name}: want {what} from 0 to {most}, got {value}")
+                raise ValueError(f"namespace {self.name}: expected {what} from 0 to {most}, got {value}")
         if self.burst and not self.ops_per_s:
-            raise ValueError(f"namespace {self.name}: want a burst only with ops_per_s, got {self.burst} alone")
+            raise ValueError(
+                f"namespace {self.name}: expected a burst only together with ops_per_s, got {self.burst} alone"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,18 +68,18 @@ class NamespaceTable:
     """All namespaces of a cluster."""
 
     namespaces: tuple[Namespace, ...] = ()
-    """By name."""
+    """Sorted by name."""
 
     def __post_init__(self) -> None:
         names = [each.name for each in self.namespaces]
         if len(names) > NAMESPACES_MAX:
-            raise ValueError(f"want at most {NAMESPACES_MAX} namespaces, got {len(names)}")
+            raise ValueError(f"expected at most {NAMESPACES_MAX} namespaces, got {len(names)}")
         if sorted(set(names)) != names:
-            raise ValueError("want namespaces sorted by name, each once")
+            raise ValueError("expected namespaces sorted by name, without duplicates")
         for one, other in pairwise(sorted(self.namespaces, key=lambda each: each.prefix)):
             if other.prefix.startswith(one.prefix):
                 raise ValueError(
-                    f"want a key in one namespace at most: {other.name} ({other.prefix!r}) and {one.name} "
+                    f"expected prefixes that do not overlap; {other.name} ({other.prefix!r}) and {one.name} "
                     f"({one.prefix!r}) overlap"
                 )
 
@@ -85,7 +88,7 @@ class NamespaceTable:
 
 
 class Prefixes:
-    """The prefixes of all namespaces, to find whose a key is. Immutable."""
+    """The prefixes of all namespaces, for finding the namespace of a key. Immutable."""
 
     __slots__ = ("all", "by_prefix", "named")
 
@@ -93,9 +96,9 @@ class Prefixes:
         self.by_prefix = tuple(sorted(namespaces, key=lambda each: each.prefix))
         self.named = tuple((each.name, each.prefix) for each in self.by_prefix)
         self.all = tuple(each.prefix for each in self.by_prefix)
-        """For `key.startswith(prefixes.all)`, one call in C: empty if there are none, which nothing begins with."""
+        """Prefixes for `key.startswith(prefixes.all)`, a single C call. Without prefixes it matches nothing."""
 
     def find(self, key: bytes) -> Namespace | None:
-        """The namespace of the key; None: it is in none."""
+        """Return the namespace of the key, or None."""
         place = bisect_right(self.all, key)
         return self.by_prefix[place - 1] if place and key.startswith(self.all[place - 1]) else None

@@ -1,4 +1,4 @@
-"""One replica of one partition on this node, as the server sees it: submit operations, start, stop, statistics."""
+"""One replica of one partition on this node, as the server uses it: submit operations, start, stop, statistics."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from kvstore.namespaces import Book
 from kvstore.partition import pinning
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.election import snapshots
-from kvstore.partition.election.absences import Absences
-from kvstore.partition.election.handover import Turns
+from kvstore.partition.election.absences import ReplicaAbsences
+from kvstore.partition.election.handover import HandoverTurns
 from kvstore.partition.election.leader_znode import Claims
 from kvstore.partition.election.replica import Replica
 from kvstore.partition.election.tail import Tail
-from kvstore.partition.election.trials import CHECKS, Trials
-from kvstore.partition.election.upkeep import Upkeep, flush
+from kvstore.partition.election.trials import CHECKS, Investigations
+from kvstore.partition.election.upkeep import ReplicaUpkeep, flush
 from kvstore.partition.leading import queries
-from kvstore.partition.leading.answers import Soon, TurnAway
+from kvstore.partition.leading.answers import NextTurnDelivery, Redirect
 from kvstore.partition.leading.leader import Leader
 from kvstore.partition.moves.import_driver import Means
 from kvstore.partition.moves.mover import Mover
@@ -44,7 +44,7 @@ from kvstore.partition.state.commands import NOT_NOW, Level, NotNow, Op, Sink
 from kvstore.partition.state.engine import Engine
 from kvstore.partition.state.move_records import Founded
 from kvstore.partition.state.scope import ELSEWHERE, bound, scope
-from kvstore.partition.state.state import State
+from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.state.tokens import NOTHING, Tokens, spans_of
 from kvstore.partition.state.traits import KEYLESS, LEVEL_AT, SEQ_AT
 from kvstore.partition.versioning import Versioning
@@ -55,11 +55,11 @@ from kvstore.wal.pins import Pins
 from kvstore.wal.ports import ListedLedger, Logs
 
 LOOK_S = 1.0
-"""Between two looks for other replicas, by one that has just started."""
+"""Seconds between two checks for other replicas, by a replica that has just started."""
 
 
 class Partition:
-    """Puts the parts of a replica together. Everything it starts ends with `stop`, or with the node's nursery."""
+    """Wires the parts of one replica together. Everything it starts ends with `stop`, or with the node's nursery."""
 
     def __init__(
         self,
@@ -73,24 +73,24 @@ class Partition:
         engine: Engine,
         replicas: Callable[[], tuple[ServerId, ...]],
         on_leader: Callable[[PartitionId, ServerId | None], None],
-        turns: Turns | None = None,
+        turns: HandoverTurns | None = None,
         rings: Rings | None = None,
-        turn_away: TurnAway | None = None,
+        turn_away: Redirect | None = None,
         known_versions: versions.Versions = versions.FIXED,
         book: Book | None = None,
     ) -> None:
-        """`turns` are those of the server, all its partitions together, and so is `book`, of its namespaces. Without
-        `rings` nothing says what the partition owns, and nothing moves; `turn_away` takes operations on keys that it
-        does not own."""
+        """`turns` belong to the server and are shared by all its partitions, and so is `book`, the server's namespaces.
+        Without `rings` nothing says what the partition owns, and nothing moves. `turn_away` takes operations on keys
+        that the partition does not own."""
         self.id = partition
         self._nursery = env.nursery.child(f"partition {partition}")
         server_env, env = env, replace(env, nursery=self._nursery)
         self._server, self._engine, self._peers = server, engine, peers
         self._replicas = replicas
-        turns = turns or Turns()
+        turns = turns or HandoverTurns()
         self._claims = Claims(store, partition, server)
-        self.state = State(partition, engine, config, known_versions.can)
-        self._trials = Trials(env, partition, server, peers, self.state, replicas, self._claims.trusted)
+        self.state = ReplicaState(partition, engine, config, known_versions.can)
+        self._trials = Investigations(env, partition, server, peers, self.state, replicas, self._claims.trusted)
         self._tail = Tail(partition, self.state, logs, self._install_snapshot)
         self._replica = Replica(
             *(env, config, partition, server, self._claims, logs, peers, self.state, self._tail),
@@ -108,14 +108,17 @@ class Partition:
             means = Means(env, server_env, partition, self.state, self._leading, rings, pins, logs, peers, self._source)
             self.mover = Mover(means)
         self._exports = snapshots.Exports(self.state, env.clock)
-        absences = Absences(store, partition)
-        self._upkeep = Upkeep(env, config, partition, server, self._replica, self._claims, replicas, turns, absences)
-        self._complete_soon, self._is_taken_back = Soon().give, False
+        absences = ReplicaAbsences(store, partition)
+        self._upkeep = ReplicaUpkeep(
+            env, config, partition, server, self._replica, self._claims, replicas, turns, absences
+        )
+        self._complete_soon, self._is_taken_back = NextTurnDelivery().give, False
         self._is_behind_start = True
-        """Until it has applied what the others had when it started it knows nothing of what was there before."""
+        """True until the replica has applied what the others had when it started: until then it does not know what was
+        there before."""
 
     async def start(self) -> None:
-        """Begin to follow the log and to take part in elections."""
+        """Start following the log and taking part in elections."""
         self._peers.serve(self.id, self._answer_peer)
         self._replica.start()
         self._upkeep.start()
@@ -126,42 +129,42 @@ class Partition:
             self.mover.start()
 
     async def stop(self, *, hand_over: bool, keep_pins: bool = False) -> None:
-        """Stop for good. With `hand_over` a leader drains and releases its lease first. The state is synced. With
-        `keep_pins` what is kept at pinned positions can still be read, until `let_go`."""
+        """Stop for good and sync the state. With `hand_over` a leader drains and releases its lease first. With
+        `keep_pins` views at pinned positions stay readable until `let_go`."""
         if self.mover is not None:
             self.mover.close()
         await self._replica.stop(hand_over=hand_over)
         self._peers.forget(self.id)
         self._exports.close()
         await self._nursery.close()
-        self._source.keep(())  # a count under way would keep the engine's files open
+        self._source.keep(())  # a running count would keep the engine's files open
         await flush(self.state)
         if not keep_pins:
             self.let_go()
 
     async def take_back(self) -> None:
-        """After `stop`: see that neither the leader's znode nor what was published names this replica. Raises
-        MetadataError: to be called again, unless the server has another replica of the partition by then."""
+        """After `stop`, make sure that neither the leader's znode nor the published progress names this replica. Raises
+        MetadataError; call it again then, unless the server has another replica of the partition by that time."""
         if not self._is_taken_back:
             await self._replica.claiming.withdraw()
             self._is_taken_back = True
 
     def on_outvoted(self, outvoted: Callable[[], None]) -> None:
-        """Call `outvoted` when this copy is damaged, and is to be made anew from another replica's."""
+        """Call `outvoted` when this copy proves to be damaged and must be replaced by another replica's state."""
         self._trials.on_outvoted = outvoted
 
     @property
     def keeps_pins(self) -> bool:
-        """Whether a state at a pinned position is kept here."""
+        """True if a state at a pinned position is kept here."""
         return bool(self._pinning.held())
 
     async def follow_pins(self) -> None:
-        """After `stop`, now and then: keep what is wanted, for as long as it is."""
+        """After `stop`, called periodically: keep views as long as their pins are wanted."""
         await self._pinning.follow_renewals()
         await self._pinning.end_given_back()
 
     def let_go(self) -> None:
-        """Give up the state, and what is kept of it."""
+        """Close the state and its views."""
         self.state.held.close()
         self._engine.close()
 
@@ -172,26 +175,27 @@ class Partition:
 
     @property
     def serving(self) -> bool:
-        """Whether this replica leads and answers."""
+        """True if this replica leads and answers."""
         leader = self._replica.leader
         return leader is not None and leader.serving
 
     def _leading(self) -> Leader | None:
-        """The leader, while it serves."""
+        """Return the leader while it serves, else None."""
         leader = self._replica.leader
         return leader if leader is not None and leader.serving else None
 
     def _note_leader(self, leader: ServerId | None) -> None:
-        """Moves are looked after from the moment in which this replica leads: somebody may wait for what is frozen."""
+        """Publish the new leader, and check for moves at once when this replica becomes the leader, because operations
+        may wait for a frozen range."""
         self._on_leader(self.id, leader)
         self._versioning.wake()
         if self.mover is not None:
             self.mover.wake()
 
     async def _leader_of(self, leader: Leader) -> None:
-        """Let a new leader begin: with what the partition owns, if its log has never said it."""
+        """Start a new leader, with what the partition owns if its log does not say so yet."""
         if _is_ahead_of_ring(self._rings, self.state):
-            raise Unavailable(f"partition {self.id}: the ring that is known here is too old to lead it")
+            raise Unavailable(f"partition {self.id}: the ring known here is too old to lead the partition")
         if self._book is not None:
             leader.usage.join(self._book)
         if self._rings is None or self.state.ownership.is_founded:
@@ -212,9 +216,9 @@ class Partition:
         return self._assigned_tokens
 
     def submit(self, ops: Sequence[Op], sink: Sink, tokens: Sequence[int]) -> None:
-        """Carry out operations of one sink, in order, or refuse them: NotLeader unless this replica leads, or the
-        operation is a read that any replica may answer. The sink gets the results later, never from inside this
-        call."""
+        """Carry out operations of one sink, in order, or refuse them. They are refused with NotLeader unless this
+        replica leads, or the operation is a read that any replica may answer. The sink gets the results later, never
+        from inside this call."""
         leader = self._replica.leader
         for op in ops:
             if op[0] in KEYLESS:
@@ -235,7 +239,7 @@ class Partition:
     def read_now(
         self, keys: list[bytes], tokens: list[int], now: float, *, in_turn: bool = False
     ) -> list[bytes | None] | NotNow:
-        """Return the rows that linearizable GETs find at `now`, or NOT_NOW if they have to be submitted: see
+        """Return the rows that linearizable GETs find at `now`, or NOT_NOW if the reads have to be submitted: see
         LeaderReads.now."""
         leader = self._replica.leader
         if leader is None or not leader.serving:
@@ -248,12 +252,13 @@ class Partition:
         return ops if assigned is None else [bound(op, assigned) if op[0] in KEYLESS else op for op in ops]
 
     def expel(self) -> None:
-        """Turn away what waits here and is another partition's: what comes later goes there at once."""
+        """Redirect waiting operations that belong to another partition by now. Later ones go there at once."""
         if self._replica.leader is not None:
             self._replica.leader.expel()
 
     def counts(self) -> tuple[int, int] | None:
-        """The operations that this lead has answered, and the mutations that it has logged; None without a lead."""
+        """Return the number of operations that this leadership has answered and of mutations that it has logged; None
+        if this replica does not lead."""
         if self._replica.leader is None:
             return None
         counted = self._replica.leader.statistics()
@@ -295,7 +300,7 @@ class Partition:
     # ── inside ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _answer_here(self, op: Op) -> Any:
-        """Answer a session or stale read from what this replica has applied, all that is here and confirmed."""
+        """Answer a session or stale read from everything that is confirmed and here."""
         state = self.state
         self._tail.catch_up()
         if self._replica.following.failure is not None or state.position is None:
@@ -305,13 +310,13 @@ class Partition:
         if state.is_suspect:
             return Unavailable(f"partition {self.id}: {self._trials.why}")
         if self._is_behind_start:
-            return NotCaughtUp(f"partition {self.id}: this replica has not come yet to where the others are")
+            return NotCaughtUp(f"partition {self.id}: this replica has not caught up with the others since it started")
         at = SEQ_AT.get(op[0])
         wanted = op[at] if at is not None and _level_of(op) == Level.SESSION else 0
         if state.seq < wanted:
-            return NotCaughtUp(f"partition {self.id}: want sequence {wanted} applied, this replica is at {state.seq}")
+            return NotCaughtUp(f"partition {self.id}: expected sequence {wanted} applied, got {state.seq}")
         if _level_of(op) == Level.SESSION and state.seq < _owned_seq(self._rings, self.id):
-            return NotCaughtUp(f"partition {self.id}: something that came to it since is not here yet")
+            return NotCaughtUp(f"partition {self.id}: a range that moved to it has not arrived here yet")
         tokens = scope(op, state.ownership.owned)
         if tokens is None or _is_ahead_of_ring(self._rings, self.state):
             return ELSEWHERE
@@ -321,8 +326,8 @@ class Partition:
             return error
 
     async def _come_to_start(self) -> None:
-        """Return when this replica has applied what the others had when it started (docs/protocol.md P27). Alone, it
-        counts as there if it has a state from before."""
+        """Return when this replica has applied what the others had when it started (docs/protocol.md P27). If no other
+        replica is up, a state from before the start is enough."""
         has_state = self.state.position is not None
         others = await self._others_have()
         while others is None or not (others or has_state):
@@ -332,7 +337,7 @@ class Partition:
         self._is_behind_start = False
 
     async def _others_have(self) -> list[Seq] | None:
-        """None if it is not known."""
+        """Return the sequences of the other replicas; None if they are unknown."""
         try:
             published = await self._claims.published()
         except MetadataError:
@@ -358,7 +363,7 @@ class Partition:
         return await self._replica.answer(server, method, body)
 
     async def _install_snapshot(self) -> None:
-        """Raises StoreError if no replica's state could be had."""
+        """Replace the state by another replica's. Raises StoreError if no replica's state could be installed."""
         try:
             published = await self._claims.published()
         except MetadataError as error:
@@ -375,9 +380,9 @@ class Partition:
         raise failure
 
 
-def _is_ahead_of_ring(rings: Rings | None, state: State) -> bool:
-    """Whether something is owned of which the ring that is known here does not even know the plan. Whoever comes by
-    such a ring might be sent elsewhere by the next one (docs/protocol.md M16)."""
+def _is_ahead_of_ring(rings: Rings | None, state: ReplicaState) -> bool:
+    """Return True if the partition owns a range whose move this ring does not know. A caller that uses such a ring
+    might be sent to another partition by the next one (docs/protocol.md M16)."""
     return rings is not None and rings.ring.next_move <= state.ownership.newest
 
 
@@ -387,20 +392,21 @@ def _owned_seq(rings: Rings | None, partition: PartitionId) -> int:
 
 
 def _routed(body: bytes) -> int:
-    """The version that a server tells of after a flip. Raises InvalidRequest."""
+    """Decode the ring version that a server reports after a flip. Raises InvalidRequest."""
     if len(body) != ROUTED_BYTES:
-        raise InvalidRequest(f"want a version of {ROUTED_BYTES} bytes, got {len(body)}")
+        raise InvalidRequest(f"expected a version of {ROUTED_BYTES} bytes, got {len(body)}")
     return int.from_bytes(body, "big")
 
 
 def _level_of(op: Op) -> int:
-    """A mutation counts as linearizable."""
+    """Return the level of a read; a mutation counts as linearizable."""
     at = LEVEL_AT.get(op[0])
     level: int = Level.LINEARIZABLE if at is None else op[at]
     return level
 
 
 def _known_ledgers(replica: Replica) -> tuple[Sequence[ListedLedger], LedgerMetadata] | None:
-    """The ledgers of the log that the replica leads, and the metadata of the open one; None if it leads none."""
+    """Return the ledgers of the log that the replica leads, and the metadata of the open ledger; None if it does not
+    lead."""
     led = replica.leading_log
     return led.known_ledgers() if led is not None else None

@@ -1,5 +1,5 @@
-"""One replica's part in pins: the leader logs their records and holds its log for them; every replica tells what it
-keeps (docs/protocol.md, Pinned reads)."""
+"""Carries out one replica's part in pins: the leader logs their records and pins its log for them; every replica
+reports its views (docs/protocol.md, Pinned reads)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from kvstore.partition.in_time import in_time
 from kvstore.partition.leading.leader import Leader
 from kvstore.partition.state import pinned_scan
 from kvstore.partition.state.engine import ViewClosed
-from kvstore.partition.state.marks import Mark
-from kvstore.partition.state.pinned_views import Held
-from kvstore.partition.state.state import State
-from kvstore.partition.state.tokens import Span
+from kvstore.partition.state.marks import MarkRecord
+from kvstore.partition.state.pinned_views import PinnedView
+from kvstore.partition.state.state import ReplicaState
+from kvstore.partition.state.tokens import TokenSpan
 from kvstore.types import PartitionId, Position
 from kvstore.wal.pins import Pins
 
@@ -27,57 +27,57 @@ log = logging.getLogger(__name__)
 
 TAKE, RENEW, RELEASE, TELL = "pin-take", "pin-renew", "pin-release", "pin-tell"
 EXPIRE_S, IDLE_S = 1.0, 5.0
-"""How often what is kept is looked at, and how often it is looked whether anything is. Whoever asks for what is kept
-looks first; so does each MARK."""
+"""Seconds between two checks of the deadlines of views, and between two checks whether there are any views. Each
+request for a view and each MARK checks the deadlines first."""
 GIVEN_BACK_S = 10.0
-"""How often a replica that keeps something looks whether it is wanted."""
+"""Seconds between two checks whether the views of a replica are still wanted."""
 METHODS = frozenset((TAKE, RENEW, RELEASE, TELL))
 
 
-class Asked(NamedTuple):
-    """A server's question; which fields count depends on the method."""
+class PinRequest(NamedTuple):
+    """A server's request. The method decides which fields count."""
 
     pin: str = ""
     ttl_ms: int = 0
     split_bytes: int = 0
 
 
-class Taken(NamedTuple):
+class PinnedState(NamedTuple):
     """A pin has begun: the state at its position."""
 
     position: Position
     seq: int
     time_ms: int
-    spans: tuple[Span, ...]
+    spans: tuple[TokenSpan, ...]
     records: int
     bytes: int
     split_tokens: list[int]
     deadline_ms: int
 
 
-class Told(NamedTuple):
-    """A state that a replica keeps."""
+class HeldPin(NamedTuple):
+    """A view that a replica keeps."""
 
     pin: str
     position: Position
     deadline_ms: int
 
 
-asked_of = msgspec.msgpack.Decoder(Asked).decode
-taken_of = msgspec.msgpack.Decoder(Taken).decode
+request_of = msgspec.msgpack.Decoder(PinRequest).decode
+pinned_state_of = msgspec.msgpack.Decoder(PinnedState).decode
 deadline_of = msgspec.msgpack.Decoder(int).decode
-told_of = msgspec.msgpack.Decoder(list[Told]).decode
+held_pins_of = msgspec.msgpack.Decoder(list[HeldPin]).decode
 encode = msgspec.msgpack.Encoder().encode
 
 
 class Pinning:
-    """The pins of one replica. `leading` is its leader, None while it does not serve."""
+    """The pins of one replica. `leading` returns its leader, None while it does not serve."""
 
     def __init__(
         self,
         env: Env,
         partition: PartitionId,
-        state: State,
+        state: ReplicaState,
         leading: Callable[[], Leader | None],
         pins: Pins,
     ) -> None:
@@ -87,7 +87,7 @@ class Pinning:
         state.held.passed_ms = env.clock.passed_ms
 
     def start(self) -> None:
-        """Let what is kept end in time."""
+        """Start ending views at their deadlines."""
         self._env.nursery.spawn(self._expire_now_and_then(), name=f"{self._partition} pins")
         self._env.nursery.spawn(self._end_given_back_now_and_then(), name=f"{self._partition} pins given back")
 
@@ -101,18 +101,18 @@ class Pinning:
                     await self._pins.oldest(self._partition, self._env.clock.passed_ms())
                     seen = self._state.held.expired
                 except MetadataError as error:
-                    log.info("partition=%s pins past their deadline are left: %r", self._partition, error)
+                    log.info("partition=%s pins past their deadline were not removed: %r", self._partition, error)
 
     # docs/protocol.md K5
     async def follow_renewals(self) -> None:
-        """Of a replica that has left: no MARK tells it of a renewal. What holds the log for a pin is renewed before the
-        pin."""
+        """Extend the deadlines of views of a replica that has left, because no MARK reports a renewal to it. The claim
+        that pins the log is renewed before the pin."""
         for held in self._state.held.all:
             try:
                 deadline_ms = await self._pins.deadline(self._partition, held.pin)
             except MetadataError as error:
                 log.info(
-                    "partition=%s pin=%s: whether it was renewed is not known: %r", self._partition, held.pin, error
+                    "partition=%s pin=%s cannot check whether the pin was renewed: %r", self._partition, held.pin, error
                 )
             else:
                 held.deadline_ms = max(held.deadline_ms, deadline_ms)
@@ -123,14 +123,14 @@ class Pinning:
             await self.end_given_back()
 
     async def answer(self, method: str, body: bytes) -> bytes:
-        """Raises StoreError."""
+        """Answer another server. Raises StoreError."""
         return await in_time(self._answer(method, body), self._partition, method)
 
     async def _answer(self, method: str, body: bytes) -> bytes:
         try:
-            asked = asked_of(body)
+            asked = request_of(body)
         except msgspec.DecodeError as error:
-            raise InvalidRequest(f"want what is asked about pins, got {body[:64].hex()}: {error}") from error
+            raise InvalidRequest(f"expected a request about pins, got {body[:64].hex()}: {error}") from error
         if method == TAKE:
             return encode(await self._take(asked))
         if method == RENEW:
@@ -138,27 +138,28 @@ class Pinning:
         if method == RELEASE:
             return encode(await self._release(asked))
         if method == TELL:
-            return encode([Told(held.pin, held.position, held.deadline_ms) for held in self.held()])
-        raise InvalidRequest(f"want one of {', '.join(sorted(METHODS))}, got {method!r}")
+            return encode([HeldPin(held.pin, held.position, held.deadline_ms) for held in self.held()])
+        raise InvalidRequest(f"expected one of {', '.join(sorted(METHODS))}, got {method!r}")
 
-    def held(self) -> list[Held]:
-        """Return the pins that have not reached their deadline."""
+    def held(self) -> list[PinnedView]:
+        """Return the views that have not reached their deadline."""
         self._state.held.expire(self._env.clock.passed_ms())
         return self._state.held.all
 
     async def end_given_back(self) -> None:
-        """Drop what nobody wants any more although no MARK says so: it was given back while nobody led, or this replica
-        has left. What holds the log for a pin was there before the pin's MARK, and is gone."""
+        """Drop views that are not wanted any more although no MARK says so: their pin was released while no replica
+        led, or this replica has left. The claim that pins the log is created before the pin's MARK, so a missing claim
+        means a released pin."""
         kept = self.held()
         if not kept:
             return
         try:
             wanted = await self._pins.names(self._partition)
         except MetadataError as error:
-            log.info("partition=%s pins that were given back are not known: %r", self._partition, error)
+            log.info("partition=%s cannot check for released pins: %r", self._partition, error)
             return
         for held in kept:
-            if held.pin not in wanted and held in self._state.held.all:  # else it has been taken anew meanwhile
+            if held.pin not in wanted and held in self._state.held.all:  # otherwise it was taken again meanwhile
                 self._state.held.drop(held.pin)
 
     def _lead(self) -> Leader:
@@ -168,21 +169,21 @@ class Pinning:
         return leader
 
     def _deadline(self, ttl_ms: int) -> int:
-        """By the later one of both clocks: replicas compare it with either."""
+        """Return the deadline by the later of both clocks, because replicas compare it with either."""
         return max(self._env.clock.date_ms(), self._state.record_time_ms) + ttl_ms
 
-    async def _take(self, asked: Asked) -> Taken:
+    async def _take(self, asked: PinRequest) -> PinnedState:
         self._lead()
         self._state.held.expire(self._env.clock.passed_ms())
         self._state.held.check_room(asked.pin)
         deadline_ms = self._deadline(asked.ttl_ms)
         await self._hold_log(asked.pin, deadline_ms)
-        position = await self._lead().append_record(Mark(asked.pin, deadline_ms, takes=True))
+        position = await self._lead().append_record(MarkRecord(asked.pin, deadline_ms, takes=True))
         self.taken += 1
         held = self._state.held.taken(asked.pin, position)
         size, split_tokens = pinned_scan.sizes(held, await self._samples(held), asked.split_bytes)
         log.info("partition=%s pin=%s at %s until %d", self._partition, asked.pin, position, deadline_ms)
-        return Taken(
+        return PinnedState(
             position,
             held.seq,
             held.time_ms,
@@ -193,20 +194,20 @@ class Pinning:
             deadline_ms,
         )
 
-    async def _samples(self, held: Held) -> list[pinned_scan.Sample]:
-        """Taken one by one: each may read a large value."""
+    async def _samples(self, held: PinnedView) -> list[pinned_scan.Sample]:
+        """Sample the view, yielding to the event loop between samples because each may read a large value."""
         found = []
         try:
             for span in pinned_scan.stretches(held):
                 found.append(pinned_scan.sample(held.view, span))
                 await asyncio.sleep(0)
         except ViewClosed:
-            raise NoSuchPin(f"partition {self._partition}: pin {held.pin!r} has ended while it was taken") from None
+            raise NoSuchPin(f"partition {self._partition}: pin {held.pin!r} ended while it was taken") from None
         return found
 
     # docs/protocol.md K3
     async def _hold_log(self, pin: str, deadline_ms: int) -> None:
-        """From where the state stands, which is at or before the MARK that follows."""
+        """Pin the log from the state's position on, which is at or before the following MARK."""
         position = self._state.position
         assert position is not None
         try:
@@ -214,17 +215,17 @@ class Pinning:
         except LedgerError as error:
             raise Unavailable(f"partition {self._partition}: {error}") from error
 
-    async def _renew(self, asked: Asked) -> int:
+    async def _renew(self, asked: PinRequest) -> int:
         self._lead()
         deadline_ms = self._deadline(asked.ttl_ms)
         if not await self._pins.extend(self._partition, asked.pin, deadline_ms):
             raise NoSuchPin(f"partition {self._partition}: there is no pin {asked.pin!r}")
-        await self._lead().append_record(Mark(asked.pin, deadline_ms, takes=False))
+        await self._lead().append_record(MarkRecord(asked.pin, deadline_ms, takes=False))
         return deadline_ms
 
-    async def _release(self, asked: Asked) -> bool:
+    async def _release(self, asked: PinRequest) -> bool:
         self._lead()
         await self._pins.release(self._partition, asked.pin)
-        await self._lead().append_record(Mark(asked.pin, 0, takes=False))
-        log.info("partition=%s pin=%s given back", self._partition, asked.pin)
+        await self._lead().append_record(MarkRecord(asked.pin, 0, takes=False))
+        log.info("partition=%s pin=%s released", self._partition, asked.pin)
         return True

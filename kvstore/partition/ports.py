@@ -1,4 +1,4 @@
-"""The interfaces through which a partition's replicas ask the servers around them."""
+"""The interfaces through which a partition's replicas call the servers around them."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from kvstore.types import PartitionId, ServerId
 
 
 class Peers(Protocol):
-    """Requests between the replicas of a partition, over the same links that forward operations. Bounded in size and
+    """Requests between the replicas of a partition, over the links that also forward operations. Bounded in size and
     time."""
 
     async def call(self, server: ServerId, partition: PartitionId, method: str, body: bytes, timeout_s: float) -> bytes:
-        """Ask the partition's replica on `server`. Raises Unavailable when it was not reached (connection refused is
-        seen at once, and says so in `PeerRefused`), OutcomeUnknown when no answer came in time, and whatever StoreError
-        its handler raised."""
+        """Call the partition's replica on `server`. Raises Unavailable if the server was not reached (a refused
+        connection is reported at once, as PeerRefused), OutcomeUnknown if no answer came in time, and any StoreError
+        that the handler raised."""
         ...
 
     def unheard_s(self, server: ServerId) -> float | None:
-        """Return for how many seconds this server has heard nothing of the other one, although it tried; None if it
-        hears it, has not tried, or has itself just stood still. It adds no traffic while servers are heard."""
+        """Return for how many seconds this server has received nothing from the other one, although it tried. None if
+        it receives from it, has not tried, or has itself just been paused. Causes no traffic while the link is
+        alive."""
         ...
 
     def serve(self, partition: PartitionId, handler: Callable[[ServerId, str, bytes], Awaitable[bytes]]) -> None:

@@ -1,4 +1,4 @@
-"""Lets a partition's log follow the cluster's version: its leader logs the version before anything is written by it
+"""Makes a partition's log follow the cluster's version: the leader logs the version before it writes anything by it
 (docs/protocol.md V4)."""
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from kvstore.env.events import wait_within
 from kvstore.errors import StoreError
 from kvstore.partition.leading.leader import Leader
 from kvstore.partition.state.move_records import LogVersion
-from kvstore.partition.state.state import State
+from kvstore.partition.state.state import ReplicaState
 from kvstore.types import PartitionId
 
 log = logging.getLogger(__name__)
 
 LOOK_S = 2.0
-"""Between two looks whether the cluster has risen."""
+"""Seconds between two checks whether the cluster's version has risen."""
 LOOK_AT_TOP_S = 30.0
-"""The same of a log that is at the highest version that this build can do: only its state may be replaced by one from
-before."""
+"""Seconds between two checks if the log is at the highest version that this build supports: then the version can only
+fall behind if the state is replaced by an older one."""
 
 
 class Versioning:
-    """Keeps the version of one replica's log. `leading` is its leader, None while it does not serve."""
+    """Keeps the version of one replica's log. `leading` returns its leader, None while it does not serve."""
 
     def __init__(
         self,
         env: Env,
         partition: PartitionId,
-        state: State,
+        state: ReplicaState,
         leading: Callable[[], Leader | None],
         known: versions.Versions,
     ) -> None:
@@ -44,7 +44,7 @@ class Versioning:
         self._env.nursery.spawn(self._follow(), name=f"{self._partition} log version")
 
     def wake(self) -> None:
-        """The lead has changed: a new log gets its version at once, because rows that move to it may wait for that."""
+        """Check at once, because the leader has changed: rows that move to a new log may wait for its version."""
         self._lead_changed.set()
 
     async def _follow(self) -> None:
@@ -61,6 +61,6 @@ class Versioning:
         try:
             await leader.append_record(LogVersion(wanted, versions.release_for(wanted)))
         except StoreError as error:
-            log.info("partition=%s its log stays at version %d: %r", self._partition, self._state.log_version, error)
+            log.info("partition=%s log version stays at %d: %r", self._partition, self._state.log_version, error)
         else:
-            log.info("partition=%s its log is written by cluster version %d", self._partition, wanted)
+            log.info("partition=%s log version raised to %d", self._partition, wanted)

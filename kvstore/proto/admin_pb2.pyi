@@ -27,16 +27,16 @@ class _GradeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Grade.ValueType
     DESCRIPTOR: _descriptor.EnumDescriptor
     HEALTHY: _Grade.ValueType  # 0
     DEGRADED: _Grade.ValueType  # 1
-    """All is served, something wants to be looked at."""
+    """Everything is served, but something needs attention."""
     DOWN: _Grade.ValueType  # 2
     """Some reads or writes are not served."""
 
 class Grade(_Grade, metaclass=_GradeEnumTypeWrapper):
-    """What a status command exits with."""
+    """The exit code of a status command."""
 
 HEALTHY: Grade.ValueType  # 0
 DEGRADED: Grade.ValueType  # 1
-"""All is served, something wants to be looked at."""
+"""Everything is served, but something needs attention."""
 DOWN: Grade.ValueType  # 2
 """Some reads or writes are not served."""
 Global___Grade: _TypeAlias = Grade  # noqa: Y015
@@ -48,9 +48,9 @@ class LogLevelRequest(_message.Message):
     LOGGER_FIELD_NUMBER: _builtins.int
     LEVEL_FIELD_NUMBER: _builtins.int
     logger: _builtins.str
-    """`kvstore`, or a package or module below it. Empty: nothing is set."""
+    """`kvstore`, or a package or module below it. Empty: no level is set."""
     level: _builtins.str
-    """DEBUG, INFO, WARNING, ERROR or CRITICAL. Empty: as it was at the start."""
+    """DEBUG, INFO, WARNING, ERROR or CRITICAL. Empty: the level at the start."""
     def __init__(
         self,
         *,
@@ -92,7 +92,7 @@ class LogLevelResponse(_message.Message):
     LEVELS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def levels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """By logger; what is below one goes by it."""
+        """Levels by logger. A logger applies to everything below it."""
 
     def __init__(
         self,
@@ -114,9 +114,9 @@ class SlowLogRequest(_message.Message):
     COUNT_FIELD_NUMBER: _builtins.int
     KEY_FIELD_NUMBER: _builtins.int
     count: _builtins.int
-    """How many of the latest; 0: all that are kept."""
+    """Maximum number of operations, the latest first; 0: all that are kept."""
     key: _builtins.str
-    """Only those of a key with this hash, as SlowOperation.key has it; empty: all."""
+    """Only operations on a key with this hash, as in SlowOperation.key. Empty: all."""
     def __init__(
         self,
         *,
@@ -139,9 +139,9 @@ class SlowLogResponse(_message.Message):
     TOTAL_FIELD_NUMBER: _builtins.int
     OPERATIONS_FIELD_NUMBER: _builtins.int
     slow_ms: _builtins.int
-    """From how many milliseconds on an operation is slow; 0: none is."""
+    """Operations that take at least this many milliseconds are slow; 0: none is."""
     total: _builtins.int
-    """Since the start, those that are not kept any more among them."""
+    """Number of slow operations since the start, including those that are no longer kept."""
     @_builtins.property
     def operations(self) -> _containers.RepeatedCompositeFieldContainer[Global___SlowOperation]:
         """The latest first."""
@@ -196,20 +196,20 @@ class SlowOperation(_message.Message):
     STARVED_FIELD_NUMBER: _builtins.int
     date_ms: _builtins.int
     at: _builtins.str
-    """door, waiting, link or leader: who has measured it."""
+    """The component that measured the operation: door, waiting, link or leader."""
     operation: _builtins.str
-    """Of the operation, for example GET; an entry of the log is a `write`."""
+    """Name of the operation, for example GET. An entry of the log is a `write`."""
     key: _builtins.str
-    """The hash of its first key: 16 hexadecimal digits; empty: it has none, or there are too many."""
+    """Hash of the operation's first key, 16 hexadecimal digits. Empty if it has no key, or too many."""
     partition: _builtins.str
     took_ms: _builtins.float
     operations: _builtins.int
-    """Operations that shared it, this one among them."""
+    """Number of operations that shared this time, including this one."""
     starved: _builtins.float
-    """Share of the recent time, from 0 to 1, in which the node's event loop was ready and got no processor."""
+    """Share of the recent time, from 0 to 1, in which the node's event loop was ready but got no processor."""
     @_builtins.property
     def parts(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
-        """Parts of it in milliseconds, by name."""
+        """Parts of the time in milliseconds, by name."""
 
     def __init__(
         self,
@@ -239,9 +239,9 @@ class ProfileRequest(_message.Message):
     SECONDS_FIELD_NUMBER: _builtins.int
     RATE_FIELD_NUMBER: _builtins.int
     seconds: _builtins.float
-    """How long it is looked at; up to 60."""
+    """Duration of the profile; at most 60."""
     rate: _builtins.int
-    """Looks in a second; up to 200; 0: 100."""
+    """Samples per second; at most 200; 0 means 100."""
     def __init__(
         self,
         *,
@@ -268,7 +268,7 @@ class ProfileResponse(_message.Message):
     took_s: _builtins.float
     @_builtins.property
     def stacks(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProfileStack]:
-        """Each different stack of a thread."""
+        """Each distinct stack of a thread."""
 
     @_builtins.property
     def frames(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -300,12 +300,12 @@ class ProfileStack(_message.Message):
     CPU_US_FIELD_NUMBER: _builtins.int
     thread: _builtins.str
     looks: _builtins.int
-    """In how many looks the thread was there."""
+    """Number of samples in which the thread had this stack."""
     cpu_us: _builtins.int
-    """Microseconds of processor time that the thread took up to these looks, each since the one before."""
+    """Microseconds of processor time that the thread used up to these samples, each since the previous one."""
     @_builtins.property
     def frames(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """From the outermost call to the innermost one: places in ProfileResponse.frames."""
+        """From the outermost call to the innermost: indexes into ProfileResponse.frames."""
 
     def __init__(
         self,
@@ -347,7 +347,7 @@ class AccessResponse(_message.Message):
     ROLES_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     on: _builtins.bool
-    """Whether anybody is asked who he is."""
+    """True if clients must authenticate."""
     @_builtins.property
     def users(self) -> _containers.RepeatedCompositeFieldContainer[Global___AccessUser]: ...
     @_builtins.property
@@ -380,7 +380,7 @@ class AccessUser(_message.Message):
     ROLES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     password_hash: _builtins.str
-    """In requests only: scrypt$n$8$p$salt$hash. The password itself never travels."""
+    """Only in requests: scrypt$n$8$p$salt$hash. The password itself is never sent."""
     has_password: _builtins.bool
     @_builtins.property
     def roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
@@ -459,12 +459,12 @@ class AccessToken(_message.Message):
     TTL_MS_FIELD_NUMBER: _builtins.int
     EXPIRES_MS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
-    """12 hexadecimal digits, made up by the caller at random, who can so repeat the call."""
+    """12 hexadecimal digits, chosen at random by the caller, so that the call can be repeated."""
     user: _builtins.str
     token_hash: _builtins.str
-    """In requests only: the SHA-256 of the token, 64 hexadecimal digits. The token itself does not travel here."""
+    """Only in requests: the SHA-256 of the token, 64 hexadecimal digits. The token itself is not sent."""
     ttl_ms: _builtins.int
-    """In requests only: how long it lives, from when the server takes it; a second to 366 days."""
+    """Only in requests: lifetime of the token, counted from when the server accepts it; one second to 366 days."""
     expires_ms: _builtins.int
     """Milliseconds since 1970."""
     def __init__(
@@ -592,7 +592,9 @@ class NamespacesResponse(_message.Message):
     def namespaces(self) -> _containers.RepeatedCompositeFieldContainer[Global___Namespace]: ...
     @_builtins.property
     def uncounted(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Partitions whose leaders count still, or have not told this server yet: for them it goes by what was known before."""
+        """Partitions whose leaders are still counting, or have not reported to this server yet. Their previous counts are
+        used.
+        """
 
     def __init__(
         self,
@@ -610,7 +612,7 @@ Global___NamespacesResponse: _TypeAlias = NamespacesResponse  # noqa: Y015
 
 @_typing.final
 class Namespace(_message.Message):
-    """The keys that begin with a prefix. A limit of 0 is none."""
+    """The keys that begin with a prefix. A limit of 0 means no limit."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -664,17 +666,19 @@ class Namespace(_message.Message):
     name: _builtins.str
     prefix: _builtins.bytes
     keys: _builtins.int
-    """In answers only: what is used in the whole cluster."""
+    """Only in responses: usage in the whole cluster."""
     bytes: _builtins.int
     @_builtins.property
     def limits(self) -> Global___NamespaceLimits: ...
     @_builtins.property
     def refused(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """In answers only: operations that servers have refused since they began, by "keys", "bytes" or "operations"."""
+        """Only in responses: number of operations that servers have refused since they started, by "keys", "bytes" or
+        "operations".
+        """
 
     @_builtins.property
     def refused_ago_s(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
-        """In answers only: seconds since the last of these that the server which answers knows of."""
+        """Only in responses: seconds since the last refusal that the answering server knows of."""
 
     def __init__(
         self,
@@ -706,13 +710,13 @@ class NamespaceLimits(_message.Message):
     TTL_MS_FIELD_NUMBER: _builtins.int
     keys_max: _builtins.int
     bytes_max: _builtins.int
-    """Of keys and values, one copy."""
+    """Bytes of keys and values, one copy."""
     ops_per_s: _builtins.int
-    """Of the whole cluster."""
+    """In the whole cluster."""
     burst: _builtins.int
-    """Operations that may come at once after a rest; 0: those of one second."""
+    """Number of operations that may arrive at once after a pause; 0: those of one second."""
     ttl_ms: _builtins.int
-    """How long a record lives whose write says nothing about it; 0: until it is deleted."""
+    """Lifetime of records whose write sets no expiry; 0: until they are deleted."""
     def __init__(
         self,
         *,
@@ -762,7 +766,7 @@ class ChangeNamespacesRequest(_message.Message):
     def add(self) -> Global___Namespace: ...
     @_builtins.property
     def set(self) -> Global___Namespace:
-        """By name; limits that are not there stay as they are."""
+        """By name. Limits that are not set keep their values."""
 
     def __init__(
         self,
@@ -833,11 +837,11 @@ class StatusResponse(_message.Message):
     version: _builtins.str
     ring_version: _builtins.int
     metadata_connected: _builtins.bool
-    """Whether the node has its metadata session."""
+    """True if the node has a metadata session."""
     draining: _builtins.bool
     uptime_s: _builtins.float
     zookeeper: _builtins.str
-    """The address of the cluster's metadata store, by which tools find everything else: of a ZooKeeper, or etcd://…."""
+    """The address of the cluster's metadata store, from which tools find everything else: of a ZooKeeper, or etcd://…."""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeStatus]: ...
     @_builtins.property
@@ -867,9 +871,7 @@ Global___StatusResponse: _TypeAlias = StatusResponse  # noqa: Y015
 
 @_typing.final
 class NodeStatus(_message.Message):
-    """Older than NodeView, which says the same and more under other field numbers: it stays as it is for clients that
-    know it, and says nothing new.
-    """
+    """Superseded by NodeView, which has the same fields and more under other numbers. Kept unchanged for existing clients."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1000,7 +1002,7 @@ class ChangeRingRequest(_message.Message):
     class _ActionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[ChangeRingRequest._Action.ValueType], _builtins.type):
         DESCRIPTOR: _descriptor.EnumDescriptor
         LOOK: ChangeRingRequest._Action.ValueType  # 0
-        """Propose nothing: how balanced the ring is."""
+        """Proposes nothing; returns how balanced the ring is."""
         ADD: ChangeRingRequest._Action.ValueType  # 1
         REMOVE: ChangeRingRequest._Action.ValueType  # 2
         MOVE: ChangeRingRequest._Action.ValueType  # 3
@@ -1011,7 +1013,7 @@ class ChangeRingRequest(_message.Message):
 
     class Action(_Action, metaclass=_ActionEnumTypeWrapper): ...
     LOOK: ChangeRingRequest.Action.ValueType  # 0
-    """Propose nothing: how balanced the ring is."""
+    """Proposes nothing; returns how balanced the ring is."""
     ADD: ChangeRingRequest.Action.ValueType  # 1
     REMOVE: ChangeRingRequest.Action.ValueType  # 2
     MOVE: ChangeRingRequest.Action.ValueType  # 3
@@ -1039,7 +1041,7 @@ class ChangeRingRequest(_message.Message):
     action: Global___ChangeRingRequest.Action.ValueType
     count: _builtins.int
     replicas: _builtins.int
-    """ADD: replicas of each; 0: as many as the others have."""
+    """ADD: replicas of each new partition; 0: as many as the others have."""
     source: _builtins.str
     """MOVE: about `share` of the hash space from `source` to `target`, or the tokens from `first` to `last`."""
     target: _builtins.str
@@ -1047,24 +1049,25 @@ class ChangeRingRequest(_message.Message):
     first: _builtins.int
     last: _builtins.int
     bytes_per_s: _builtins.int
-    """THROTTLE: what each target may copy (0: no limit), and how many moves it copies at once."""
+    """THROTTLE: bytes per second that each target may copy (0: no limit), and moves that it copies at the same time."""
     parallel: _builtins.int
     dry_run: _builtins.bool
     ring_version: _builtins.int
-    """Refuse if the ring has another version; 0: whatever it has."""
+    """Refuse the change if the ring has another version; 0: any version."""
     operation: _builtins.str
-    """Drawn by who asks, for one change, and sent with each retry: of requests with the same id one is done, and all
-    are answered as that one was. Lower-case letters, digits and dashes, at most 64. Empty: done as often as it comes.
+    """An id that the caller chooses for one change and sends with each retry. Of several requests with the same id, one is
+    carried out, and all return its result. At most 64 lower-case letters, digits and dashes. Empty: every request is
+    carried out.
     """
     plan: _builtins.str
-    """A plan that a dry run has shown: refused unless exactly that is done. Empty: whatever the ring gives."""
+    """A plan from a dry run: the change is refused unless it is exactly that plan. Empty: any plan."""
     @_builtins.property
     def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """ADD: ids that were never used, or none for `count` of the next free ones. REMOVE: whom."""
+        """ADD: ids that were never used, or none for the next `count` unused ids. REMOVE: the partitions to remove."""
 
     @_builtins.property
     def moves(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """CANCEL: which moves; none: all that can be."""
+        """CANCEL: the moves to cancel; none: all that can be cancelled."""
 
     def __init__(
         self,
@@ -1124,19 +1127,19 @@ class ChangeRingResponse(_message.Message):
     PLAN_FIELD_NUMBER: _builtins.int
     WAS_DONE_FIELD_NUMBER: _builtins.int
     version_before: _builtins.int
-    """The ring that was changed, or would be."""
+    """The version of the ring that was changed, or would be."""
     version: _builtins.int
     """0: nothing was changed."""
     keys: _builtins.int
-    """Estimated from each source's count of keys and a sample of their sizes."""
+    """Estimated from each source's number of keys and a sample of their sizes."""
     bytes: _builtins.int
     balance_before: _builtins.float
-    """Largest share over mean share."""
+    """Largest share divided by the mean share."""
     balance: _builtins.float
     plan: _builtins.str
-    """Names what was shown, to ask for exactly that."""
+    """Names the plan shown, so that a later request can ask for exactly this plan."""
     was_done: _builtins.bool
-    """The operation was done by an earlier request; `moves` are those of it that are still open."""
+    """True if an earlier request carried out the operation; `moves` are those of its moves that are still open."""
     @_builtins.property
     def moves(self) -> _containers.RepeatedCompositeFieldContainer[Global___MoveStatus]: ...
     @_builtins.property
@@ -1176,7 +1179,7 @@ class PartitionBalance(_message.Message):
     state: _builtins.str
     share_before: _builtins.float
     share: _builtins.float
-    """Once all moves are through."""
+    """Once all moves are done."""
     keys: _builtins.int
     """Absent if its leader did not answer."""
     def __init__(
@@ -1200,7 +1203,7 @@ Global___PartitionBalance: _TypeAlias = PartitionBalance  # noqa: Y015
 
 @_typing.final
 class MoveStatus(_message.Message):
-    """With the counts of keys and bytes that a server has to ask for; MoveView has what servers know at once."""
+    """Includes the numbers of keys and bytes, which a server has to ask for. MoveView has what servers know at once."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1223,7 +1226,7 @@ class MoveStatus(_message.Message):
     state: _builtins.str
     attempt: _builtins.int
     keys: _builtins.int
-    """About how many are in the range, and how many of them the target has."""
+    """Approximate numbers in the range, and how many of them the target has."""
     bytes: _builtins.int
     keys_copied: _builtins.int
     bytes_copied: _builtins.int
@@ -1286,11 +1289,11 @@ class RingStatusResponse(_message.Message):
     bytes_per_s: _builtins.int
     parallel: _builtins.int
     moves_planned: _builtins.int
-    """Of all that was planned since the ring last had no moves, in moves and in tokens."""
+    """Progress of everything planned since the ring last had no moves, in moves and in tokens."""
     moves_done: _builtins.int
     progress: _builtins.float
     eta_s: _builtins.float
-    """Absent while nothing is known."""
+    """Absent while unknown."""
     @_builtins.property
     def moves(self) -> _containers.RepeatedCompositeFieldContainer[Global___MoveStatus]: ...
     @_builtins.property
@@ -1299,7 +1302,7 @@ class RingStatusResponse(_message.Message):
     def draining(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def homeless(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Partitions whose replica on a draining server has nowhere to go."""
+        """Partitions whose replica on a draining server has no other server to move to."""
 
     def __init__(
         self,
@@ -1340,7 +1343,7 @@ class ReplicaMove(_message.Message):
     newcomer: _builtins.str
     leaving: _builtins.str
     newcomer_sequence: _builtins.int
-    """Absent while the metadata store does not tell, and where a server of before 0.2.0 means 0."""
+    """Absent while the metadata store does not answer. Servers before 0.2.0 leave it absent for 0."""
     leader_sequence: _builtins.int
     def __init__(
         self,
@@ -1389,7 +1392,7 @@ class LoadsResponse(_message.Message):
     SUGGESTIONS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionLoad]:
-        """Of those whose leaders answered."""
+        """Partitions whose leaders answered."""
 
     @_builtins.property
     def suggestions(self) -> _containers.RepeatedCompositeFieldContainer[Global___MoveSuggestion]: ...
@@ -1447,7 +1450,7 @@ class HotKey(_message.Message):
     SHARE_FIELD_NUMBER: _builtins.int
     key: _builtins.bytes
     share: _builtins.float
-    """Of the partition's operations, at least."""
+    """Share of the partition's operations; a lower bound."""
     def __init__(
         self,
         *,
@@ -1474,7 +1477,7 @@ class MoveSuggestion(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     source: _builtins.str
     target: _builtins.str
-    """Empty: no move helps, `text` says why."""
+    """Empty if no move helps; `text` says why."""
     first: _builtins.int
     last: _builtins.int
     ops_per_s: _builtins.float
@@ -1508,11 +1511,11 @@ class ChangeReplicasRequest(_message.Message):
     UNDRAIN_FIELD_NUMBER: _builtins.int
     OPERATION_FIELD_NUMBER: _builtins.int
     partition: _builtins.str
-    """Either a partition's replica goes from one server to another ..."""
+    """Either one replica of a partition moves from one server to another ..."""
     newcomer: _builtins.str
     leaving: _builtins.str
     drain: _builtins.str
-    """... or all replicas leave a server, and none come; or it may hold some again."""
+    """... or a server is drained of all replicas and gets none, or may hold replicas again."""
     undrain: _builtins.str
     operation: _builtins.str
     """As in ChangeRingRequest."""
@@ -1571,8 +1574,8 @@ Global___PartitionsResponse: _TypeAlias = PartitionsResponse  # noqa: Y015
 
 @_typing.final
 class PartitionStatus(_message.Message):
-    """Older than PartitionView, which says the same and more under other field numbers: it stays as it is for clients that
-    know it, and says nothing new.
+    """Superseded by PartitionView, which has the same fields and more under other numbers. Kept unchanged for existing
+    clients.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1611,8 +1614,8 @@ Global___PartitionStatus: _TypeAlias = PartitionStatus  # noqa: Y015
 
 @_typing.final
 class ReplicaStatus(_message.Message):
-    """Older than ReplicaView, which says the same and more under other field numbers: it stays as it is for clients that
-    know it, and says nothing new.
+    """Superseded by ReplicaView, which has the same fields and more under other numbers. Kept unchanged for existing
+    clients.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1678,11 +1681,11 @@ class LedgersRequest(_message.Message):
     partition: _builtins.str
     """Empty: all partitions."""
     all: _builtins.bool
-    """All ledgers of the metadata store by their ids, those that are in no partition's log too; `partition` says nothing
-    then. They come in pages.
+    """If true, all ledgers of the metadata store by id, including ledgers in no partition's log, in pages. `partition` is
+    then ignored.
     """
     first: _builtins.int
-    """With `all`: from this id on."""
+    """With `all`: start at this id."""
     def __init__(
         self,
         *,
@@ -1707,16 +1710,16 @@ class LedgersResponse(_message.Message):
     UNKNOWN_FIELD_NUMBER: _builtins.int
     NEXT_FIELD_NUMBER: _builtins.int
     from_leaders: _builtins.bool
-    """The metadata store is away: this is what the leaders know of their own logs now. Of ledgers that are not written to
-    any more they know the ids, and where each begins.
+    """True if the metadata store is unavailable, so that these are the ledgers that leaders know of their own logs. Of
+    ledgers that are no longer written, leaders know the id and where each begins.
     """
     next: _builtins.int
-    """The `first` of the next page; absent: this was the last one."""
+    """The `first` of the next page. Absent on the last page."""
     @_builtins.property
     def ledgers(self) -> _containers.RepeatedCompositeFieldContainer[Global___LedgerStatus]: ...
     @_builtins.property
     def unknown(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Partitions whose leaders did not tell."""
+        """Partitions whose leaders did not answer."""
 
     def __init__(
         self,
@@ -1821,12 +1824,12 @@ class LedgerStatus(_message.Message):
     id: _builtins.int
     partition: _builtins.str
     state: _builtins.str
-    """OPEN, IN_RECOVERY or CLOSED; `unreadable: …`; empty: not known, the metadata store is away."""
+    """OPEN, IN_RECOVERY or CLOSED; `unreadable: …`; empty if unknown because the metadata store is unavailable."""
     ensemble_size: _builtins.int
     write_quorum: _builtins.int
     ack_quorum: _builtins.int
     last_entry: _builtins.int
-    """Only of a closed ledger."""
+    """Only for a closed ledger."""
     length: _builtins.int
     created_ms: _builtins.int
     digest: _builtins.str
@@ -1834,7 +1837,7 @@ class LedgerStatus(_message.Message):
     """The sequence of the ledger's first mutation, if it is in its partition's list."""
     epoch: _builtins.int
     version: _builtins.int
-    """Of the metadata; how often it was written."""
+    """Version of the metadata: the number of times it was written."""
     @_builtins.property
     def fragments(self) -> _containers.RepeatedCompositeFieldContainer[Global___LedgerFragment]: ...
     @_builtins.property
@@ -1933,8 +1936,8 @@ Global___BookiesResponse: _TypeAlias = BookiesResponse  # noqa: Y015
 
 @_typing.final
 class BookieStatus(_message.Message):
-    """Older than BookieReport, which says the same and more under other field numbers: it stays as it is for clients that
-    know it, and says nothing new.
+    """Superseded by BookieReport, which has the same fields and more under other numbers. Kept unchanged for existing
+    clients.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1948,7 +1951,7 @@ class BookieStatus(_message.Message):
     state: _builtins.str
     """writable, readonly or lost."""
     ledgers: _builtins.int
-    """Ledgers whose metadata name this bookie."""
+    """Number of ledgers whose metadata names this bookie."""
     def __init__(
         self,
         *,
@@ -2112,28 +2115,30 @@ class NodeReport(_message.Message):
     draining: _builtins.bool
     ring_version: _builtins.int
     access_on: _builtins.bool
-    """Whether clients are asked who they are."""
+    """True if clients must authenticate."""
     date_doubt: _builtins.str
-    """Why this node is not sure of its date; empty: it is."""
+    """Reason why this node is not sure of its clock. Empty if it is sure."""
     is_auditor: _builtins.bool
-    """Whether it is the auditor, and how many bookies have been away for longer than the delay as that sees it."""
+    """True if it is the auditor. `bookies_lost` is the number of bookies that have been away for longer than the delay, as
+    the auditor sees it.
+    """
     bookies_lost: _builtins.int
     resident_bytes: _builtins.int
     loop_starved: _builtins.float
-    """Share of the recent time in which the event loop was ready and got no processor."""
+    """Share of the recent time in which the event loop was ready but got no processor."""
     date_behind_s: _builtins.float
-    """How far the wall clocks of a majority are ahead of this node's date; 0 while no majority agrees."""
+    """Seconds by which the wall clocks of a majority are ahead of this node's clock; 0 while no majority agrees."""
     @_builtins.property
     def roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def not_ready(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Why clients should use another node; none: it is ready."""
+        """Reasons why clients should use another node. None if the node is ready."""
 
     @_builtins.property
     def metadata(self) -> Global___MetadataReport: ...
     @_builtins.property
     def disk(self) -> Global___DiskReport:
-        """Of its data directory."""
+        """The disk of its data directory."""
 
     @_builtins.property
     def bookie(self) -> Global___BookieReport:
@@ -2147,11 +2152,11 @@ class NodeReport(_message.Message):
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaReport]: ...
     @_builtins.property
     def copied(self) -> _containers.RepeatedCompositeFieldContainer[Global___MoveCopied]:
-        """Of the moves that come to partitions led here."""
+        """The moves to partitions led here."""
 
     @_builtins.property
     def snapshot(self) -> Global___SnapshotReport:
-        """The last snapshot of the cluster that was finished; absent while none is known."""
+        """The last completed snapshot of the cluster. Absent if none is known."""
 
     @_builtins.property
     def tls(self) -> Global___TlsReport:
@@ -2159,11 +2164,11 @@ class NodeReport(_message.Message):
 
     @_builtins.property
     def latencies(self) -> _containers.RepeatedCompositeFieldContainer[Global___LatencyReport]:
-        """How long clients' operations took here of late; none of a kind that nobody asked for."""
+        """Latencies of recent client operations here, for the kinds that were used."""
 
     @_builtins.property
     def copies(self) -> Global___CopiesReport:
-        """Only of the server that counts copies for the cluster: the first one by name."""
+        """Only from the server that counts copies for the cluster: the first by name."""
 
     @_builtins.property
     def refused_by(self) -> _containers.RepeatedCompositeFieldContainer[Global___Refusal]:
@@ -2171,7 +2176,7 @@ class NodeReport(_message.Message):
 
     @_builtins.property
     def users_like_nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Users with the name of a node or a bookie."""
+        """Users whose names are those of a node or a bookie."""
 
     def __init__(
         self,
@@ -2217,7 +2222,7 @@ Global___NodeReport: _TypeAlias = NodeReport  # noqa: Y015
 
 @_typing.final
 class CopiesReport(_message.Message):
-    """The copies of every ledger in the metadata store, whoever writes it, by which bookies are registered."""
+    """The copies of every ledger in the metadata store, whoever writes it, judged by the registered bookies."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2235,17 +2240,17 @@ class CopiesReport(_message.Message):
     """All ledgers, and those that no partition of this cluster writes."""
     foreign: _builtins.int
     unreadable: _builtins.int
-    """Ledgers whose metadata cannot be read: nothing is known of their copies."""
+    """Ledgers with unreadable metadata, whose copies are unknown."""
     lacking: _builtins.int
-    """Ledgers with entries on a bookie that is not registered, and those of them that no partition writes. What a leader
-    writes to now is not among them: LeadReport says what it lacks.
+    """Ledgers with entries on a bookie that is not registered, and those of them that no partition writes. Ledgers that a
+    leader is writing are not included; LeadReport reports them.
     """
     lacking_foreign: _builtins.int
     at_risk: _builtins.int
-    """Ledgers of which some entry has fewer copies on registered bookies than an ack quorum."""
+    """Ledgers with an entry that has fewer copies on registered bookies than an ack quorum."""
     @_builtins.property
     def away(self) -> _containers.RepeatedCompositeFieldContainer[Global___AwayBookie]:
-        """Bookies that are not registered and that ledgers name."""
+        """Unregistered bookies that ledgers name."""
 
     def __init__(
         self,
@@ -2280,7 +2285,9 @@ class AwayBookie(_message.Message):
     """Ledgers that name it."""
     open: _builtins.int
     lacking: _builtins.int
-    """Those of them that lack copies because of it: all but open ledgers of partitions, which their leaders judge."""
+    """Of these, the ledgers that lack copies because of it: all but the open ledgers of partitions, which their leaders
+    judge.
+    """
     def __init__(
         self,
         *,
@@ -2331,11 +2338,11 @@ class TlsReport(_message.Message):
     mode: _builtins.str
     """require or prefer."""
     left_s: _builtins.float
-    """Until its certificate expires, by the node's clock; below 0: since it has."""
+    """Seconds until its certificate expires, by the node's clock; negative once it has expired."""
     plain_connections: _builtins.int
-    """Connections that came without TLS since the node's start, where it is preferred."""
+    """Connections without TLS since the node's start, if TLS is preferred."""
     failing: _builtins.bool
-    """Its certificate files have changed and cannot be used."""
+    """True if its certificate files have changed and cannot be used."""
     def __init__(
         self,
         *,
@@ -2364,10 +2371,10 @@ class LatencyReport(_message.Message):
     operation: _builtins.str
     """get or put."""
     p50_s: _builtins.float
-    """Upper bounds of what half, and all but one of a hundred, took: powers of two of a microsecond."""
+    """Upper bounds of the 50th and 99th percentile: powers of two of a microsecond."""
     p99_s: _builtins.float
     timed: _builtins.int
-    """Operations that were timed, and within how many seconds. Of Redis one round in sixteen is."""
+    """Number of timed operations, and the period in seconds. For Redis one round in sixteen is timed."""
     within_s: _builtins.float
     def __init__(
         self,
@@ -2400,7 +2407,7 @@ class MetadataReport(_message.Message):
     state: _builtins.str
     """connected, suspended (the connection is lost) or lost (the session has expired)."""
     read_age_s: _builtins.float
-    """Seconds since the cluster's state was last read from it: the age of what this node knows."""
+    """Seconds since the cluster's state was last read from it: the age of this node's information."""
     def __init__(
         self,
         *,
@@ -2428,9 +2435,11 @@ class DiskReport(_message.Message):
     free_bytes: _builtins.int
     total_bytes: _builtins.int
     reserve_bytes: _builtins.int
-    """Free space from which on nothing ordinary is stored; 0: no such limit."""
+    """Below this many free bytes nothing ordinary is stored; 0: no limit."""
     trouble: _builtins.str
-    """Why a write failed when one was tried last, up to ten seconds ago; empty if it succeeded. Bytes may be free."""
+    """Error of the last trial write, up to ten seconds ago; empty if it succeeded. A write may fail although bytes are
+    free.
+    """
     def __init__(
         self,
         *,
@@ -2457,7 +2466,7 @@ class DirectoryReport(_message.Message):
     READONLY_FIELD_NUMBER: _builtins.int
     path: _builtins.str
     failure: _builtins.str
-    """Why its disk has failed; empty: it has not, since the bookie's start."""
+    """Failure of its disk since the bookie's start; empty if there was none."""
     free_bytes: _builtins.int
     readonly: _builtins.bool
     def __init__(
@@ -2497,25 +2506,25 @@ class BookieReport(_message.Message):
     address: _builtins.str
     zone: _builtins.str
     state: _builtins.str
-    """writable, readonly (full but for the reserve), away (not registered), or unknown: nobody who answers knows."""
+    """writable, readonly (full except for the reserve), away (not registered), or unknown (no answering node knows)."""
     ledgers: _builtins.int
-    """Ledgers of which something is stored here, and those of which entries may be missing until they are repaired."""
+    """Ledgers with entries here, and ledgers of which entries may be missing until they are repaired."""
     limbo_ledgers: _builtins.int
     damaged_records: _builtins.int
     """Records with a wrong checksum since its start."""
     node: _builtins.str
-    """The node whose bookie it is; empty: it does not say."""
+    """The node of the bookie; empty if it did not report it."""
     no_answer: _builtins.str
-    """In a ClusterReport: why the bookie, or its node, gave no answer; empty: it did."""
+    """In a ClusterReport: reason why the bookie, or its node, did not answer; empty if it did."""
     lacking_ledgers: _builtins.int
-    """In a ClusterReport: ledgers of which it lacks copies, as their leaders found last; or, if that is more, ledgers that
+    """In a ClusterReport: ledgers of which it lacks copies, as their leaders found last or, if that is more, ledgers that
     name it while it is not registered.
     """
     refused_other_entry: _builtins.int
     """Adds refused since its start because the bookie has another payload of the entry (docs/protocol.md, B36)."""
     @_builtins.property
     def disk(self) -> Global___DiskReport:
-        """Absent if it did not say."""
+        """Absent if the bookie did not report it."""
 
     @_builtins.property
     def directories(self) -> _containers.RepeatedCompositeFieldContainer[Global___DirectoryReport]: ...
@@ -2556,8 +2565,8 @@ class RepairReport(_message.Message):
     COPIED_BYTES_FIELD_NUMBER: _builtins.int
     enabled: _builtins.bool
     marked: _builtins.int
-    """Ledgers that are marked as lacking copies: the backlog; those that are repaired now; and those with entries of
-    which no good copy was found.
+    """Ledgers marked as under-replicated (the backlog), ledgers being repaired now, and ledgers with entries without any
+    good copy.
     """
     mending: _builtins.int
     unreadable: _builtins.int
@@ -2601,25 +2610,25 @@ class ReplicaReport(_message.Message):
     LEAD_FAILURE_FIELD_NUMBER: _builtins.int
     partition: _builtins.str
     role: _builtins.str
-    """As the replica says of itself: serving, and what comes before it."""
+    """The replica's own report: serving, or an earlier role."""
     leader: _builtins.str
-    """Whom it takes for the leader; empty: nobody."""
+    """The leader that it knows; empty if none."""
     sequence: _builtins.int
     durable_sequence: _builtins.int
     epoch: _builtins.int
     keys: _builtins.int
     failure: _builtins.str
-    """Why it has stopped; empty: it has not."""
+    """Reason why it has stopped; empty if it has not."""
     is_in_doubt: _builtins.bool
-    """Replicas differ, and this one has to find out which are damaged."""
+    """True if replicas differ, and this one has to find out which are damaged."""
     moves_stuck: _builtins.int
-    """Moves away from here that wait for somebody to look."""
+    """Moves away from here that need an operator."""
     pins_held: _builtins.int
     lead_failure: _builtins.str
-    """Why its last try to take the lead came to nothing; empty once somebody leads."""
+    """Reason why its last attempt to take the lead failed; empty once a leader is known."""
     @_builtins.property
     def lead(self) -> Global___LeadReport:
-        """Only where it leads and answers."""
+        """Only if it leads and answers."""
 
     def __init__(
         self,
@@ -2674,7 +2683,7 @@ class LeadReport(_message.Message):
     def hot_keys(self) -> _containers.RepeatedCompositeFieldContainer[Global___HotKey]: ...
     @_builtins.property
     def lacking_at(self) -> _containers.RepeatedCompositeFieldContainer[Global___LackingCopies]:
-        """Of the ledgers that lack copies: where."""
+        """Bookies that lack copies of the under-replicated ledgers."""
 
     def __init__(
         self,
@@ -2734,10 +2743,10 @@ class MoveCopied(_message.Message):
     part: _builtins.float
     """From 0 to 1."""
     failure: _builtins.str
-    """Why its last step failed, and for how long none has gone well since; empty and 0: it did not fail."""
+    """Error of its last step, and seconds since a step last succeeded. Empty and 0 if the last step succeeded."""
     failing_s: _builtins.float
     eta_s: _builtins.float
-    """Until all of it is copied, at the pace so far; absent while that cannot be told."""
+    """Seconds until everything is copied, at the pace so far. Absent while unknown."""
     def __init__(
         self,
         *,
@@ -2804,21 +2813,23 @@ class ClusterReport(_message.Message):
     NAMESPACES_FIELD_NUMBER: _builtins.int
     COPIES_FIELD_NUMBER: _builtins.int
     server: _builtins.str
-    """Who answers, and at what date."""
+    """The answering server, and its clock."""
     date_ms: _builtins.int
     access_on: _builtins.bool
     ensemble_size: _builtins.int
-    """Of new ledgers."""
+    """For new ledgers."""
     ack_quorum: _builtins.int
     cluster_version: _builtins.int
-    """What all servers can do together, as the one that answers knows; 0: it is too old to say."""
+    """The cluster version that all servers support, as the answering server knows it; 0 if that server is too old to
+    report it.
+    """
     @_builtins.property
     def health(self) -> Global___Health:
-        """The worst of the findings in one line."""
+        """The worst of the findings, in one line."""
 
     @_builtins.property
     def findings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Finding]:
-        """What is not as it should be, the worst first."""
+        """Problems, the worst first."""
 
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeView]: ...
@@ -2830,21 +2841,21 @@ class ClusterReport(_message.Message):
     def ring(self) -> Global___RingView: ...
     @_builtins.property
     def metadata(self) -> Global___MetadataReport:
-        """As the node that answers finds it; of the others NodeView.report tells."""
+        """As the answering node sees it; NodeView.report has the other nodes' view."""
 
     @_builtins.property
     def repair(self) -> Global___RepairReport:
-        """The repairs of all nodes that answer; `marked`, `unreadable`: as the one says that sees most."""
+        """The repairs of all nodes that answer. `marked` and `unreadable` are the largest reported values."""
 
     @_builtins.property
     def snapshot(self) -> Global___SnapshotReport: ...
     @_builtins.property
     def namespaces(self) -> _containers.RepeatedCompositeFieldContainer[Global___Namespace]:
-        """As the one that answers knows them; what is used and refused is the whole cluster's."""
+        """As the answering server knows them; usage and refusals are those of the whole cluster."""
 
     @_builtins.property
     def copies(self) -> Global___CopiesReport:
-        """Absent if no server that answers has counted them yet."""
+        """Absent if no answering server has counted them yet."""
 
     def __init__(
         self,
@@ -2883,7 +2894,7 @@ class Health(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     grade: Global___Grade.ValueType
     text: _builtins.str
-    """One line without a line feed: what is, why, and what to do next."""
+    """One line without a line feed: the state, the reason, and what to do next."""
     def __init__(
         self,
         *,
@@ -2909,13 +2920,13 @@ class Finding(_message.Message):
     CODE_FIELD_NUMBER: _builtins.int
     grade: Global___Grade.ValueType
     subject: _builtins.str
-    """What it is about, for example `partition p3`."""
+    """The subject, for example `partition p3`."""
     reason: _builtins.str
-    """What is not as it should be, and why."""
+    """The problem and its cause."""
     next_step: _builtins.str
-    """What to do, a command where there is one; empty: nothing but to wait."""
+    """What to do, as a command if there is one; empty: wait."""
     code: _builtins.str
-    """For programs: stays the same over releases, for example `node_silent`."""
+    """For programs; stable over releases, for example `node_silent`."""
     def __init__(
         self,
         *,
@@ -2945,16 +2956,16 @@ class NodeView(_message.Message):
     HOLDS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     registered: _builtins.bool
-    """Whether it is registered in the metadata store, as far as is known."""
+    """True if it is registered in the metadata store, as far as is known."""
     no_answer: _builtins.str
-    """Why nothing is known of it now, for example "refuses connections"; empty: it has answered."""
+    """Reason why nothing is known of it now, for example "refuses connections"; empty if it has answered."""
     @_builtins.property
     def report(self) -> Global___NodeReport:
         """Absent if it did not answer."""
 
     @_builtins.property
     def leads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Partitions that it leads, as far as is known; and those of which it is to have a replica."""
+        """Partitions that it leads, as far as is known, and partitions of which it should have a replica."""
 
     @_builtins.property
     def holds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
@@ -2992,13 +3003,13 @@ class PartitionView(_message.Message):
     LEAD_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     state: _builtins.str
-    """Of the ring: joining, serving, leaving, …"""
+    """State in the ring: joining, serving, leaving, …"""
     leader: _builtins.str
     epoch: _builtins.int
     served: _builtins.bool
-    """Whether its leader says that it answers."""
+    """True if its leader reports that it answers."""
     sequence: _builtins.int
-    """Of the leader's last mutation."""
+    """Sequence of the leader's last mutation."""
     keys: _builtins.int
     share: _builtins.float
     """Part of the hash space."""
@@ -3006,7 +3017,7 @@ class PartitionView(_message.Message):
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaView]: ...
     @_builtins.property
     def lead(self) -> Global___LeadReport:
-        """What its leader says; absent if that did not answer."""
+        """The leader's report; absent if the leader did not answer."""
 
     def __init__(
         self,
@@ -3046,17 +3057,17 @@ class ReplicaView(_message.Message):
     LEAD_FAILURE_FIELD_NUMBER: _builtins.int
     server: _builtins.str
     is_up: _builtins.bool
-    """Whether its server has answered and has it."""
+    """True if its server has answered and has the replica."""
     role: _builtins.str
     sequence: _builtins.int
     behind: _builtins.int
-    """Mutations that the leader has and this one has not applied; absent unless both are known. The two numbers are read
+    """Mutations that the leader has and this replica has not applied. Absent unless both numbers are known; they are read
     some milliseconds apart.
     """
     failure: _builtins.str
     is_in_doubt: _builtins.bool
     is_joining: _builtins.bool
-    """It is one that comes, or one that goes."""
+    """The replica is a newcomer, or about to leave."""
     is_leaving: _builtins.bool
     lead_failure: _builtins.str
     """As in ReplicaReport."""
@@ -3109,7 +3120,7 @@ class RingView(_message.Message):
     def moves(self) -> _containers.RepeatedCompositeFieldContainer[Global___MoveView]: ...
     @_builtins.property
     def draining(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Servers that shall hold no replicas."""
+        """Servers that must hold no replicas."""
 
     def __init__(
         self,
@@ -3158,9 +3169,9 @@ class MoveView(_message.Message):
     copied: _builtins.float
     """From 0 to 1; absent if its target's leader did not answer."""
     stuck: _builtins.str
-    """Why it does not go on by itself; empty: it does, or waits for its turn."""
+    """Reason why it does not continue by itself; empty if it continues, or waits for its turn."""
     eta_s: _builtins.float
-    """Until all of it is copied, at the pace so far; absent while that cannot be told."""
+    """Seconds until everything is copied, at the pace so far. Absent while unknown."""
     def __init__(
         self,
         *,

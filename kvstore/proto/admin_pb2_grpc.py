@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class AdminStub:
-    """Every method is an administrator's. Every method without `NO_SIDE_EFFECTS` is a change: the node records it in its
-    audit log before it begins, and completes it if the caller goes away.
+    """Every method requires administrator rights. Every method without `NO_SIDE_EFFECTS` is a change: the node records it in
+    its audit log before the change begins, and completes the change even if the caller goes away.
     """
 
     def __init__(self, channel):
@@ -144,27 +144,27 @@ class AdminStub:
 
 
 class AdminServicer:
-    """Every method is an administrator's. Every method without `NO_SIDE_EFFECTS` is a change: the node records it in its
-    audit log before it begins, and completes it if the caller goes away.
+    """Every method requires administrator rights. Every method without `NO_SIDE_EFFECTS` is a change: the node records it in
+    its audit log before the change begins, and completes the change even if the caller goes away.
     """
 
     def Status(self, request, context):
-        """This node, and what it sees of the others.
+        """This node, and what it knows of the others.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def NodeStatus(self, request, context):
-        """This node alone, from its memory: it asks nobody, and answers while the metadata store is away.
+        """This node alone, from its memory. Asks no other node, and answers while the metadata store is unavailable.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ClusterStatus(self, request, context):
-        """The cluster as this node finds it: what it knows, and what the others answer within a second. It answers while the
-        metadata store or other nodes are away; how old what it knows is, it says.
+        """The cluster as this node sees it: what it knows, and what the other nodes answer within a second. Answers while the
+        metadata store or other nodes are unavailable; the report says how old its information is.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -177,35 +177,35 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ChangeRing(self, request, context):
-        """Plan, cancel, pause or throttle moves of token ranges; with dry_run only tell what would happen.
+        """Plans, cancels, pauses or throttles moves of token ranges. With dry_run, only returns what would happen.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RingStatus(self, request, context):
-        """The moves that are not done, how far they are, and which replicas are being replaced.
+        """The open moves, their progress, and the replicas that are being replaced.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Loads(self, request, context):
-        """What each partition has to do, its hottest keys, and moves that would even the load out.
+        """The load of each partition, its hottest keys, and moves that would balance the load.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ChangeReplicas(self, request, context):
-        """Move one replica to another server, or all replicas off a server.
+        """Moves one replica to another server, or all replicas off a server.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Partitions(self, request, context):
-        """Every partition, with what each replica says of itself.
+        """Every partition, with each replica's report.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -230,21 +230,21 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Hand over every leadership of this node. Returns when nothing is led here any more.
+        """Hands over every leadership of this node. Returns when this node leads nothing any more.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Undrain(self, request, context):
-        """Take operations again after Drain: the node hosts the replicas that the ring gives it, and may lead them.
+        """Ends Drain: the node hosts the replicas that the ring gives it, and may lead them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Access(self, request, context):
-        """Users, roles and their rights, and tokens. No hash of a password or a token is ever told.
+        """Users, roles and their rights, and tokens. Never returns the hash of a password or a token.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -257,7 +257,7 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Namespaces(self, request, context):
-        """Namespaces, their limits and what they use.
+        """Namespaces, their limits and their usage.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -270,21 +270,21 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def LogLevel(self, request, context):
-        """The levels of this node's log; sets one of them until the node is started again.
+        """Returns the levels of this node's log, and can set one of them until the node is restarted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SlowLog(self, request, context):
-        """The last operations of this node that took long, and where their time went.
+        """The latest slow operations of this node, and where their time went.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Profile(self, request, context):
-        """Where this node's threads are, looked at often for some seconds.
+        """Samples the stacks of this node's threads for some seconds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -407,8 +407,8 @@ def add_AdminServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Admin:
-    """Every method is an administrator's. Every method without `NO_SIDE_EFFECTS` is a change: the node records it in its
-    audit log before it begins, and completes it if the caller goes away.
+    """Every method requires administrator rights. Every method without `NO_SIDE_EFFECTS` is a change: the node records it in
+    its audit log before the change begins, and completes the change even if the caller goes away.
     """
 
     @staticmethod

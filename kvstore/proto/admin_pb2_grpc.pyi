@@ -27,8 +27,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class AdminStub:
-    """Every method is an administrator's. Every method without `NO_SIDE_EFFECTS` is a change: the node records it in its
-    audit log before it begins, and completes it if the caller goes away.
+    """Every method requires administrator rights. Every method without `NO_SIDE_EFFECTS` is a change: the node records it in
+    its audit log before the change begins, and completes the change even if the caller goes away.
     """
 
     @_typing.overload
@@ -36,93 +36,93 @@ class AdminStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AdminAsyncStub: ...
     Status: _grpc.UnaryUnaryMultiCallable[_admin_pb2.StatusRequest, _admin_pb2.StatusResponse]
-    """This node, and what it sees of the others."""
+    """This node, and what it knows of the others."""
     NodeStatus: _grpc.UnaryUnaryMultiCallable[_admin_pb2.NodeStatusRequest, _admin_pb2.NodeReport]
-    """This node alone, from its memory: it asks nobody, and answers while the metadata store is away."""
+    """This node alone, from its memory. Asks no other node, and answers while the metadata store is unavailable."""
     ClusterStatus: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ClusterStatusRequest, _admin_pb2.ClusterReport]
-    """The cluster as this node finds it: what it knows, and what the others answer within a second. It answers while the
-    metadata store or other nodes are away; how old what it knows is, it says.
+    """The cluster as this node sees it: what it knows, and what the other nodes answer within a second. Answers while the
+    metadata store or other nodes are unavailable; the report says how old its information is.
     """
     Ring: _grpc.UnaryUnaryMultiCallable[_admin_pb2.RingRequest, _admin_pb2.RingResponse]
     ChangeRing: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ChangeRingRequest, _admin_pb2.ChangeRingResponse]
-    """Plan, cancel, pause or throttle moves of token ranges; with dry_run only tell what would happen."""
+    """Plans, cancels, pauses or throttles moves of token ranges. With dry_run, only returns what would happen."""
     RingStatus: _grpc.UnaryUnaryMultiCallable[_admin_pb2.RingStatusRequest, _admin_pb2.RingStatusResponse]
-    """The moves that are not done, how far they are, and which replicas are being replaced."""
+    """The open moves, their progress, and the replicas that are being replaced."""
     Loads: _grpc.UnaryUnaryMultiCallable[_admin_pb2.LoadsRequest, _admin_pb2.LoadsResponse]
-    """What each partition has to do, its hottest keys, and moves that would even the load out."""
+    """The load of each partition, its hottest keys, and moves that would balance the load."""
     ChangeReplicas: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ChangeReplicasRequest, _admin_pb2.RingStatusResponse]
-    """Move one replica to another server, or all replicas off a server."""
+    """Moves one replica to another server, or all replicas off a server."""
     Partitions: _grpc.UnaryUnaryMultiCallable[_admin_pb2.PartitionsRequest, _admin_pb2.PartitionsResponse]
-    """Every partition, with what each replica says of itself."""
+    """Every partition, with each replica's report."""
     Ledgers: _grpc.UnaryUnaryMultiCallable[_admin_pb2.LedgersRequest, _admin_pb2.LedgersResponse]
     Ledger: _grpc.UnaryUnaryMultiCallable[_admin_pb2.LedgerRequest, _admin_pb2.LedgerResponse]
     Bookies: _grpc.UnaryUnaryMultiCallable[_admin_pb2.BookiesRequest, _admin_pb2.BookiesResponse]
     Drain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]
-    """Hand over every leadership of this node. Returns when nothing is led here any more."""
+    """Hands over every leadership of this node. Returns when this node leads nothing any more."""
     Undrain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UndrainRequest, _admin_pb2.UndrainResponse]
-    """Take operations again after Drain: the node hosts the replicas that the ring gives it, and may lead them."""
+    """Ends Drain: the node hosts the replicas that the ring gives it, and may lead them."""
     Access: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AccessRequest, _admin_pb2.AccessResponse]
-    """Users, roles and their rights, and tokens. No hash of a password or a token is ever told."""
+    """Users, roles and their rights, and tokens. Never returns the hash of a password or a token."""
     ChangeAccess: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ChangeAccessRequest, _admin_pb2.AccessResponse]
     Namespaces: _grpc.UnaryUnaryMultiCallable[_admin_pb2.NamespacesRequest, _admin_pb2.NamespacesResponse]
-    """Namespaces, their limits and what they use."""
+    """Namespaces, their limits and their usage."""
     ChangeNamespaces: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ChangeNamespacesRequest, _admin_pb2.NamespacesResponse]
     LogLevel: _grpc.UnaryUnaryMultiCallable[_admin_pb2.LogLevelRequest, _admin_pb2.LogLevelResponse]
-    """The levels of this node's log; sets one of them until the node is started again."""
+    """Returns the levels of this node's log, and can set one of them until the node is restarted."""
     SlowLog: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SlowLogRequest, _admin_pb2.SlowLogResponse]
-    """The last operations of this node that took long, and where their time went."""
+    """The latest slow operations of this node, and where their time went."""
     Profile: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ProfileRequest, _admin_pb2.ProfileResponse]
-    """Where this node's threads are, looked at often for some seconds."""
+    """Samples the stacks of this node's threads for some seconds."""
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
-    """Every method is an administrator's. Every method without `NO_SIDE_EFFECTS` is a change: the node records it in its
-    audit log before it begins, and completes it if the caller goes away.
+    """Every method requires administrator rights. Every method without `NO_SIDE_EFFECTS` is a change: the node records it in
+    its audit log before the change begins, and completes the change even if the caller goes away.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Status: _aio.UnaryUnaryMultiCallable[_admin_pb2.StatusRequest, _admin_pb2.StatusResponse]  # type: ignore[assignment]
-    """This node, and what it sees of the others."""
+    """This node, and what it knows of the others."""
     NodeStatus: _aio.UnaryUnaryMultiCallable[_admin_pb2.NodeStatusRequest, _admin_pb2.NodeReport]  # type: ignore[assignment]
-    """This node alone, from its memory: it asks nobody, and answers while the metadata store is away."""
+    """This node alone, from its memory. Asks no other node, and answers while the metadata store is unavailable."""
     ClusterStatus: _aio.UnaryUnaryMultiCallable[_admin_pb2.ClusterStatusRequest, _admin_pb2.ClusterReport]  # type: ignore[assignment]
-    """The cluster as this node finds it: what it knows, and what the others answer within a second. It answers while the
-    metadata store or other nodes are away; how old what it knows is, it says.
+    """The cluster as this node sees it: what it knows, and what the other nodes answer within a second. Answers while the
+    metadata store or other nodes are unavailable; the report says how old its information is.
     """
     Ring: _aio.UnaryUnaryMultiCallable[_admin_pb2.RingRequest, _admin_pb2.RingResponse]  # type: ignore[assignment]
     ChangeRing: _aio.UnaryUnaryMultiCallable[_admin_pb2.ChangeRingRequest, _admin_pb2.ChangeRingResponse]  # type: ignore[assignment]
-    """Plan, cancel, pause or throttle moves of token ranges; with dry_run only tell what would happen."""
+    """Plans, cancels, pauses or throttles moves of token ranges. With dry_run, only returns what would happen."""
     RingStatus: _aio.UnaryUnaryMultiCallable[_admin_pb2.RingStatusRequest, _admin_pb2.RingStatusResponse]  # type: ignore[assignment]
-    """The moves that are not done, how far they are, and which replicas are being replaced."""
+    """The open moves, their progress, and the replicas that are being replaced."""
     Loads: _aio.UnaryUnaryMultiCallable[_admin_pb2.LoadsRequest, _admin_pb2.LoadsResponse]  # type: ignore[assignment]
-    """What each partition has to do, its hottest keys, and moves that would even the load out."""
+    """The load of each partition, its hottest keys, and moves that would balance the load."""
     ChangeReplicas: _aio.UnaryUnaryMultiCallable[_admin_pb2.ChangeReplicasRequest, _admin_pb2.RingStatusResponse]  # type: ignore[assignment]
-    """Move one replica to another server, or all replicas off a server."""
+    """Moves one replica to another server, or all replicas off a server."""
     Partitions: _aio.UnaryUnaryMultiCallable[_admin_pb2.PartitionsRequest, _admin_pb2.PartitionsResponse]  # type: ignore[assignment]
-    """Every partition, with what each replica says of itself."""
+    """Every partition, with each replica's report."""
     Ledgers: _aio.UnaryUnaryMultiCallable[_admin_pb2.LedgersRequest, _admin_pb2.LedgersResponse]  # type: ignore[assignment]
     Ledger: _aio.UnaryUnaryMultiCallable[_admin_pb2.LedgerRequest, _admin_pb2.LedgerResponse]  # type: ignore[assignment]
     Bookies: _aio.UnaryUnaryMultiCallable[_admin_pb2.BookiesRequest, _admin_pb2.BookiesResponse]  # type: ignore[assignment]
     Drain: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]  # type: ignore[assignment]
-    """Hand over every leadership of this node. Returns when nothing is led here any more."""
+    """Hands over every leadership of this node. Returns when this node leads nothing any more."""
     Undrain: _aio.UnaryUnaryMultiCallable[_admin_pb2.UndrainRequest, _admin_pb2.UndrainResponse]  # type: ignore[assignment]
-    """Take operations again after Drain: the node hosts the replicas that the ring gives it, and may lead them."""
+    """Ends Drain: the node hosts the replicas that the ring gives it, and may lead them."""
     Access: _aio.UnaryUnaryMultiCallable[_admin_pb2.AccessRequest, _admin_pb2.AccessResponse]  # type: ignore[assignment]
-    """Users, roles and their rights, and tokens. No hash of a password or a token is ever told."""
+    """Users, roles and their rights, and tokens. Never returns the hash of a password or a token."""
     ChangeAccess: _aio.UnaryUnaryMultiCallable[_admin_pb2.ChangeAccessRequest, _admin_pb2.AccessResponse]  # type: ignore[assignment]
     Namespaces: _aio.UnaryUnaryMultiCallable[_admin_pb2.NamespacesRequest, _admin_pb2.NamespacesResponse]  # type: ignore[assignment]
-    """Namespaces, their limits and what they use."""
+    """Namespaces, their limits and their usage."""
     ChangeNamespaces: _aio.UnaryUnaryMultiCallable[_admin_pb2.ChangeNamespacesRequest, _admin_pb2.NamespacesResponse]  # type: ignore[assignment]
     LogLevel: _aio.UnaryUnaryMultiCallable[_admin_pb2.LogLevelRequest, _admin_pb2.LogLevelResponse]  # type: ignore[assignment]
-    """The levels of this node's log; sets one of them until the node is started again."""
+    """Returns the levels of this node's log, and can set one of them until the node is restarted."""
     SlowLog: _aio.UnaryUnaryMultiCallable[_admin_pb2.SlowLogRequest, _admin_pb2.SlowLogResponse]  # type: ignore[assignment]
-    """The last operations of this node that took long, and where their time went."""
+    """The latest slow operations of this node, and where their time went."""
     Profile: _aio.UnaryUnaryMultiCallable[_admin_pb2.ProfileRequest, _admin_pb2.ProfileResponse]  # type: ignore[assignment]
-    """Where this node's threads are, looked at often for some seconds."""
+    """Samples the stacks of this node's threads for some seconds."""
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
-    """Every method is an administrator's. Every method without `NO_SIDE_EFFECTS` is a change: the node records it in its
-    audit log before it begins, and completes it if the caller goes away.
+    """Every method requires administrator rights. Every method without `NO_SIDE_EFFECTS` is a change: the node records it in
+    its audit log before the change begins, and completes the change even if the caller goes away.
     """
 
     @_abc_1.abstractmethod
@@ -131,7 +131,7 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.StatusRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.StatusResponse, _abc.Awaitable[_admin_pb2.StatusResponse]]:
-        """This node, and what it sees of the others."""
+        """This node, and what it knows of the others."""
 
     @_abc_1.abstractmethod
     def NodeStatus(
@@ -139,7 +139,7 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.NodeStatusRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.NodeReport, _abc.Awaitable[_admin_pb2.NodeReport]]:
-        """This node alone, from its memory: it asks nobody, and answers while the metadata store is away."""
+        """This node alone, from its memory. Asks no other node, and answers while the metadata store is unavailable."""
 
     @_abc_1.abstractmethod
     def ClusterStatus(
@@ -147,8 +147,8 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ClusterStatusRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ClusterReport, _abc.Awaitable[_admin_pb2.ClusterReport]]:
-        """The cluster as this node finds it: what it knows, and what the others answer within a second. It answers while the
-        metadata store or other nodes are away; how old what it knows is, it says.
+        """The cluster as this node sees it: what it knows, and what the other nodes answer within a second. Answers while the
+        metadata store or other nodes are unavailable; the report says how old its information is.
         """
 
     @_abc_1.abstractmethod
@@ -164,7 +164,7 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ChangeRingRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ChangeRingResponse, _abc.Awaitable[_admin_pb2.ChangeRingResponse]]:
-        """Plan, cancel, pause or throttle moves of token ranges; with dry_run only tell what would happen."""
+        """Plans, cancels, pauses or throttles moves of token ranges. With dry_run, only returns what would happen."""
 
     @_abc_1.abstractmethod
     def RingStatus(
@@ -172,7 +172,7 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.RingStatusRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.RingStatusResponse, _abc.Awaitable[_admin_pb2.RingStatusResponse]]:
-        """The moves that are not done, how far they are, and which replicas are being replaced."""
+        """The open moves, their progress, and the replicas that are being replaced."""
 
     @_abc_1.abstractmethod
     def Loads(
@@ -180,7 +180,7 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.LoadsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.LoadsResponse, _abc.Awaitable[_admin_pb2.LoadsResponse]]:
-        """What each partition has to do, its hottest keys, and moves that would even the load out."""
+        """The load of each partition, its hottest keys, and moves that would balance the load."""
 
     @_abc_1.abstractmethod
     def ChangeReplicas(
@@ -188,7 +188,7 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ChangeReplicasRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.RingStatusResponse, _abc.Awaitable[_admin_pb2.RingStatusResponse]]:
-        """Move one replica to another server, or all replicas off a server."""
+        """Moves one replica to another server, or all replicas off a server."""
 
     @_abc_1.abstractmethod
     def Partitions(
@@ -196,7 +196,7 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.PartitionsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.PartitionsResponse, _abc.Awaitable[_admin_pb2.PartitionsResponse]]:
-        """Every partition, with what each replica says of itself."""
+        """Every partition, with each replica's report."""
 
     @_abc_1.abstractmethod
     def Ledgers(
@@ -225,7 +225,7 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.DrainRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DrainResponse, _abc.Awaitable[_admin_pb2.DrainResponse]]:
-        """Hand over every leadership of this node. Returns when nothing is led here any more."""
+        """Hands over every leadership of this node. Returns when this node leads nothing any more."""
 
     @_abc_1.abstractmethod
     def Undrain(
@@ -233,7 +233,7 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.UndrainRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.UndrainResponse, _abc.Awaitable[_admin_pb2.UndrainResponse]]:
-        """Take operations again after Drain: the node hosts the replicas that the ring gives it, and may lead them."""
+        """Ends Drain: the node hosts the replicas that the ring gives it, and may lead them."""
 
     @_abc_1.abstractmethod
     def Access(
@@ -241,7 +241,7 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.AccessRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.AccessResponse, _abc.Awaitable[_admin_pb2.AccessResponse]]:
-        """Users, roles and their rights, and tokens. No hash of a password or a token is ever told."""
+        """Users, roles and their rights, and tokens. Never returns the hash of a password or a token."""
 
     @_abc_1.abstractmethod
     def ChangeAccess(
@@ -256,7 +256,7 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.NamespacesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.NamespacesResponse, _abc.Awaitable[_admin_pb2.NamespacesResponse]]:
-        """Namespaces, their limits and what they use."""
+        """Namespaces, their limits and their usage."""
 
     @_abc_1.abstractmethod
     def ChangeNamespaces(
@@ -271,7 +271,7 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.LogLevelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.LogLevelResponse, _abc.Awaitable[_admin_pb2.LogLevelResponse]]:
-        """The levels of this node's log; sets one of them until the node is started again."""
+        """Returns the levels of this node's log, and can set one of them until the node is restarted."""
 
     @_abc_1.abstractmethod
     def SlowLog(
@@ -279,7 +279,7 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.SlowLogRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.SlowLogResponse, _abc.Awaitable[_admin_pb2.SlowLogResponse]]:
-        """The last operations of this node that took long, and where their time went."""
+        """The latest slow operations of this node, and where their time went."""
 
     @_abc_1.abstractmethod
     def Profile(
@@ -287,6 +287,6 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ProfileRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ProfileResponse, _abc.Awaitable[_admin_pb2.ProfileResponse]]:
-        """Where this node's threads are, looked at often for some seconds."""
+        """Samples the stacks of this node's threads for some seconds."""
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

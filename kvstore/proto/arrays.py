@@ -1,6 +1,6 @@
-"""Named tuples ↔ MessagePack arrays, of which a newer release may have written more fields. Decides only.
+"""Decodes MessagePack arrays into named tuples, where a newer release may have written more fields. Decides only.
 
-Fields behind those that a reader knows are passed over, at any depth (docs/protocol.md V5): new ones come last.
+Fields behind those that the reader knows are ignored, at any depth (docs/protocol.md V5): new fields come last.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class ArrayDecoder(Generic[T]):
 
     # docs/protocol.md V5
     def decode(self, data: bytes) -> T:
-        """Decode an array of the fields that are known, perhaps with more behind them. Raises msgspec.DecodeError."""
+        """Decode an array of the known fields, perhaps with more behind them. Raises msgspec.DecodeError."""
         try:
             return self._decoder.decode(data)
         except msgspec.ValidationError:
@@ -31,7 +31,7 @@ class ArrayDecoder(Generic[T]):
 
 
 def _known(found: Any, wanted: inspect.Type) -> Any:
-    """Leave out of what was found the fields that are not known."""
+    """Remove unknown fields."""
     if not isinstance(found, list):
         return found
     match wanted:

@@ -1,9 +1,10 @@
-"""The bookie protocol's messages ↔ frames (Apache BookKeeper's wire, version 3). Decides only: bytes in, values out.
+"""Encodes and decodes the messages of the bookie protocol (Apache BookKeeper's wire, version 3). Decides only: bytes
+in, values out.
 
-Every encode_… returns a whole frame: length, then Request or Response. Adds, reads and their answers are put together
-by hand (0.5 µs; upb: 1.5 to 3 µs); the rest by upb. Decoding is upb's, with two checks that it leaves out: that
-required fields are there, and that the part which the operation calls for is. Ordinary adds and their answers have
-short ways (shortcuts.py). A client finds its call again by (txn, operation) and nothing else.
+Every encode_… function returns a whole frame: length, then Request or Response. Adds, reads and their answers are
+encoded by hand (0.5 µs; upb takes 1.5 to 3 µs), all others by upb. Decoding is done by upb, plus two checks that upb
+omits: required fields must be present, and so must the part that belongs to the operation. Ordinary adds and their
+answers have a fast path (shortcuts.py). A client matches answers to calls by (txn, operation) and nothing else.
 """
 
 from __future__ import annotations
@@ -20,22 +21,23 @@ from kvstore.proto.shortcuts import stored_txn as stored_txn
 from kvstore.proto.varint import SMALL, varint
 
 PAYLOAD_MAX = 5 * 2**20 - 4
-"""Largest payload of a frame: Apache counts the length field into its 5 MiB."""
+"""Largest payload of a frame. Apache counts the length field into its 5 MiB."""
 PACKET_MAX = 5 * 2**20 - 500
-"""Largest entry packet: leaves room for the rest of an add."""
+"""Largest entry packet. Leaves room for the rest of an add."""
 RECOVERY_PRIORITY = 100
 LAST_ENTRY = -1
-"""Entry id in a read: the last one stored."""
+"""Entry id in a read that means the last stored entry."""
 BOOKIE_KEY = "kvstore-bookie"
 CLUSTER_KEY = "kvstore-cluster"
-"""The pair of a request's context by which a client names the bookie id that it means, for the whole connection."""
+"""Keys of a request's context by which a client names the bookie and the cluster that it means, for the whole
+connection."""
 AUTH_DISABLED = "AuthDisabledPlugin"
 TOTAL_CAPACITY, FREE_SPACE, NEWEST_LEDGER = 1, 2, 4
-"""What a bookie-info request may ask for."""
+"""The values that a bookie-info request may ask for."""
 
 
 class Status(IntEnum):
-    """A bookie's answer. In a recovery only NO_ENTRY and NO_LEDGER are definite negatives."""
+    """A bookie's answer. During recovery only NO_ENTRY and NO_LEDGER are definite negatives."""
 
     OK = 0
     NO_LEDGER = 402
@@ -50,7 +52,7 @@ class Status(IntEnum):
     UNKNOWN_LEDGER_STATE = 507
 
 
-class Operation(IntEnum):
+class BookieOperation(IntEnum):
     READ_ENTRY = 1
     ADD_ENTRY = 2
     RANGE_READ_ENTRY = 3
@@ -69,32 +71,33 @@ _Part = Literal[
     "read", "add", "auth", "write_lac", "read_lac", "bookie_info", "start_tls", "force_ledger", "list_entries"
 ]
 PART: dict[int, _Part] = {
-    Operation.READ_ENTRY: "read",
-    Operation.ADD_ENTRY: "add",
-    Operation.AUTH: "auth",
-    Operation.WRITE_LAC: "write_lac",
-    Operation.READ_LAC: "read_lac",
-    Operation.GET_BOOKIE_INFO: "bookie_info",
-    Operation.START_TLS: "start_tls",
-    Operation.FORCE_LEDGER: "force_ledger",
-    Operation.LIST_ENTRIES: "list_entries",
+    BookieOperation.READ_ENTRY: "read",
+    BookieOperation.ADD_ENTRY: "add",
+    BookieOperation.AUTH: "auth",
+    BookieOperation.WRITE_LAC: "write_lac",
+    BookieOperation.READ_LAC: "read_lac",
+    BookieOperation.GET_BOOKIE_INFO: "bookie_info",
+    BookieOperation.START_TLS: "start_tls",
+    BookieOperation.FORCE_LEDGER: "force_ledger",
+    BookieOperation.LIST_ENTRIES: "list_entries",
 }
-"""Which part of Request and Response belongs to an operation; the others are known to Apache but have no part."""
+"""The part of Request and Response that belongs to an operation. The other operations are known to Apache but have no
+part."""
 
 
 class BadFrame(Exception):
-    """A payload without a readable header: nobody can be answered, so the connection closes."""
+    """A payload without a readable header. It cannot be answered, so the connection closes."""
 
 
 class BadRequest(Exception):
-    """A request whose header is readable and whose rest is not as it must be; it is answered BAD_REQUEST."""
+    """A request whose header is readable but whose rest is invalid. It is answered BAD_REQUEST."""
 
     def __init__(self, txn: int, operation: int, reason: str) -> None:
         super().__init__(reason)
         self.txn, self.operation = txn, operation
 
 
-# Requests: what a client sends.
+# Requests: sent by clients.
 
 _LENGTH = Struct(">I")
 _SMALL_END = len(SMALL)
@@ -106,20 +109,20 @@ _PIGGYBACK_FLAG = b"\xa0\x06\x02"
 
 
 def bookie_context(bookie: str, cluster: str = "") -> bytes:
-    """Encode the context that names the bookie id that the sender means, and the cluster, if it says which; appended to
-    the first request of a connection."""
+    """Encode the context that names the bookie id that the sender means, and the cluster if it is given. The context is
+    appended to the first request of a connection."""
     pairs = [pb.ContextPair(key=BOOKIE_KEY, value=bookie)]
     if cluster:
         pairs.append(pb.ContextPair(key=CLUSTER_KEY, value=cluster))
-    named = pb.Request(header=_header(1, Operation.AUTH), context=pairs)
-    bare = pb.Request(header=_header(1, Operation.AUTH))
+    named = pb.Request(header=_header(1, BookieOperation.AUTH), context=pairs)
+    bare = pb.Request(header=_header(1, BookieOperation.AUTH))
     return named.SerializeToString()[len(bare.SerializeToString()) :]
 
 
 def encode_add(
     txn: int, ledger: int, entry: int, key: bytes, body: bytes, recovery: bool = False, context: bytes = b""
 ) -> bytes:
-    """Store an entry packet. `recovery`: passes the fence, and goes first."""
+    """Encode an add of an entry packet. A `recovery` add passes the fence, and has priority."""
     priority, flag, more = (_PRIORITY, _RECOVERY_FLAG, _RECOVERY_SIZES) if recovery else (b"", b"", (0, 0))
     size = len(body)
     number = SMALL[txn] if 0 <= txn < _SMALL_END else varint(txn)
@@ -149,13 +152,13 @@ def encode_add(
 def encode_read(
     txn: int, ledger: int, entry: int, *, fence_key: bytes | None = None, priority: int = 0, context: bytes = b""
 ) -> bytes:
-    """Read one entry (LAST_ENTRY: the last one stored), fencing the ledger first if a key is given."""
+    """Encode a read of one entry (LAST_ENTRY: the last stored one). With `fence_key` the ledger is fenced first."""
     fence = b"" if fence_key is None else b"\x1a" + varint(len(fence_key)) + fence_key + _FENCE_FLAG
     return _read_frame(txn, ledger, entry, fence, priority, context)
 
 
 def encode_long_poll(txn: int, ledger: int, previous_lac: int, timeout_ms: int, context: bytes = b"") -> bytes:
-    """Wait until the last add confirmed passes `previous_lac`, then bring the entry after it along."""
+    """Encode a long poll: wait until the last add confirmed passes `previous_lac`, then return the entry after it."""
     rest = b"\x20" + varint(previous_lac) + b"\x28" + varint(timeout_ms) + _PIGGYBACK_FLAG
     return _read_frame(txn, ledger, LAST_ENTRY, rest, 0, context)
 
@@ -168,43 +171,47 @@ def _read_frame(txn: int, ledger: int, entry: int, rest: bytes, priority: int, c
 
 
 def encode_read_lac(txn: int, ledger: int, context: bytes = b"") -> bytes:
-    """Ask for the last explicit LAC and the last entry."""
+    """Encode a request for the last explicit LAC and the last entry."""
     return _request(
-        pb.Request(header=_header(txn, Operation.READ_LAC), read_lac=pb.ReadLacRequest(ledger=ledger)), context
+        pb.Request(header=_header(txn, BookieOperation.READ_LAC), read_lac=pb.ReadLacRequest(ledger=ledger)), context
     )
 
 
 def encode_write_lac(txn: int, ledger: int, lac: int, key: bytes, body: bytes, context: bytes = b"") -> bytes:
-    """Tell the last add confirmed without an entry; `body` is its packet."""
+    """Encode an update of the last add confirmed without an entry. `body` is its packet."""
     part = pb.WriteLacRequest(ledger=ledger, lac=lac, master_key=key, body=body)
-    return _request(pb.Request(header=_header(txn, Operation.WRITE_LAC), write_lac=part), context)
+    return _request(pb.Request(header=_header(txn, BookieOperation.WRITE_LAC), write_lac=part), context)
 
 
 def encode_force(txn: int, ledger: int, context: bytes = b"") -> bytes:
-    """Ask for an answer after everything sent before is synced."""
+    """Encode a request that is answered once everything sent before is synced."""
     return _request(
-        pb.Request(header=_header(txn, Operation.FORCE_LEDGER), force_ledger=pb.ForceLedgerRequest(ledger=ledger)),
+        pb.Request(
+            header=_header(txn, BookieOperation.FORCE_LEDGER), force_ledger=pb.ForceLedgerRequest(ledger=ledger)
+        ),
         context,
     )
 
 
 def encode_list_entries(txn: int, ledger: int, context: bytes = b"") -> bytes:
-    """Ask which entries the bookie holds."""
+    """Encode a request for the entries that the bookie holds."""
     return _request(
-        pb.Request(header=_header(txn, Operation.LIST_ENTRIES), list_entries=pb.ListEntriesRequest(ledger=ledger)),
+        pb.Request(
+            header=_header(txn, BookieOperation.LIST_ENTRIES), list_entries=pb.ListEntriesRequest(ledger=ledger)
+        ),
         context,
     )
 
 
 def encode_bookie_info(txn: int, requested: int = TOTAL_CAPACITY | FREE_SPACE, context: bytes = b"") -> bytes:
-    """Ask for disk space, or for the newest of the cluster's own ledgers."""
+    """Encode a request for disk space, or for the newest of the cluster's own ledgers."""
     part = pb.BookieInfoRequest(requested=requested)
-    return _request(pb.Request(header=_header(txn, Operation.GET_BOOKIE_INFO), bookie_info=part), context)
+    return _request(pb.Request(header=_header(txn, BookieOperation.GET_BOOKIE_INFO), bookie_info=part), context)
 
 
 def encode_start_tls(txn: int) -> bytes:
-    """Ask for TLS on this connection: the bookie's answer is the last that is said in the clear."""
-    return _request(pb.Request(header=_header(txn, Operation.START_TLS), start_tls=pb.StartTlsRequest()), b"")
+    """Encode a request for TLS on this connection. The bookie's answer is the last message in clear text."""
+    return _request(pb.Request(header=_header(txn, BookieOperation.START_TLS), start_tls=pb.StartTlsRequest()), b"")
 
 
 def _header(txn: int, operation: int) -> pb.PacketHeader:
@@ -229,23 +236,23 @@ def decode_request(payload: bytes) -> pb.Request:
     try:
         request = pb.Request.FromString(payload)
     except DecodeError as error:
-        raise BadFrame(f"not a request: {error}") from None
+        raise BadFrame(f"cannot decode a request: {error}") from None
     header = request.header
     if not request.IsInitialized():
         if not (request.HasField("header") and header.IsInitialized()):
-            raise BadFrame("a request without version, operation or txn")
+            raise BadFrame("expected a request with version, operation and txn")
         raise BadRequest(header.txn_id, header.operation, "required fields are missing")
     part = PART.get(header.operation)
     if part is not None and not request.HasField(part):
-        raise BadRequest(header.txn_id, header.operation, f"operation {header.operation} without its part {part}")
+        raise BadRequest(header.txn_id, header.operation, f"operation {header.operation} lacks its part {part}")
     return request
 
 
-# Answers: what a bookie sends.
+# Answers: sent by bookies.
 
 
 def encode_add_response(txn: int, status: int, ledger: int, entry: int) -> bytes:
-    """Whether an entry is stored, which includes synced."""
+    """Encode the answer to an add. OK means stored and synced."""
     number, code = SMALL[txn] if 0 <= txn < _SMALL_END else varint(txn), SMALL[status]
     part = b"\x08%b\x10%b\x18%b" % (
         code,
@@ -266,7 +273,8 @@ def encode_add_response(txn: int, status: int, ledger: int, entry: int) -> bytes
 def encode_read_response(
     txn: int, status: int, ledger: int, entry: int, body: bytes | None = None, max_lac: int | None = None
 ) -> bytes:
-    """An entry, and the highest LAC known. `entry` is never a real id in a long poll's answer without a body."""
+    """Encode an entry and the highest known LAC. In the answer to a long poll without a body, `entry` is never a real
+    id."""
     code = varint(status)
     tail = b"" if max_lac is None else b"\x28" + varint(max_lac)
     if body is not None:
@@ -281,13 +289,13 @@ def encode_read_lac_response(
     txn: int, status: int, ledger: int, lac_body: bytes | None = None, last_entry: bytes | None = None
 ) -> bytes:
     part = pb.ReadLacResponse(status=_status(status), ledger=ledger, lac_body=lac_body, last_entry_body=last_entry)
-    return _response(pb.Response(header=_header(txn, Operation.READ_LAC), status=_status(status), read_lac=part))
+    return _response(pb.Response(header=_header(txn, BookieOperation.READ_LAC), status=_status(status), read_lac=part))
 
 
 def encode_list_response(txn: int, status: int, ledger: int, availability: bytes | None = None) -> bytes:
     part = pb.ListEntriesResponse(status=_status(status), ledger=ledger, availability=availability)
     return _response(
-        pb.Response(header=_header(txn, Operation.LIST_ENTRIES), status=_status(status), list_entries=part)
+        pb.Response(header=_header(txn, BookieOperation.LIST_ENTRIES), status=_status(status), list_entries=part)
     )
 
 
@@ -297,38 +305,39 @@ def encode_info_response(
     part = pb.BookieInfoResponse(
         status=pb.EOK, total_bytes=total_bytes, free_bytes=free_bytes, newest_ledger=newest_ledger
     )
-    return _response(pb.Response(header=_header(txn, Operation.GET_BOOKIE_INFO), status=pb.EOK, bookie_info=part))
+    return _response(pb.Response(header=_header(txn, BookieOperation.GET_BOOKIE_INFO), status=pb.EOK, bookie_info=part))
 
 
 def encode_auth_response(txn: int) -> bytes:
-    """There is no authentication here; Apache's client goes on after this very answer."""
+    """Encode the answer that there is no authentication. Apache's client continues only after exactly this answer."""
     part = pb.AuthMessage(plugin=AUTH_DISABLED, payload=b"")
-    return _response(pb.Response(header=_header(txn, Operation.AUTH), status=pb.EOK, auth=part))
+    return _response(pb.Response(header=_header(txn, BookieOperation.AUTH), status=pb.EOK, auth=part))
 
 
 def encode_start_tls_response(txn: int) -> bytes:
-    """Consent: what the client sends next is its handshake."""
-    header = _header(txn, Operation.START_TLS)
+    """Encode the consent to TLS. The client sends its handshake next."""
+    header = _header(txn, BookieOperation.START_TLS)
     return _response(pb.Response(header=header, status=pb.EOK, start_tls=pb.StartTlsResponse()))
 
 
 def encode_status(txn: int, operation: int, status: int, ledger: int = 0, entry: int = 0) -> bytes:
-    """A plain answer to any operation, its part included: older Java clients read ids from it without asking."""
-    if operation == Operation.ADD_ENTRY:
+    """Encode a plain answer to any operation, including its part, because older Java clients read ids from the part
+    without checking."""
+    if operation == BookieOperation.ADD_ENTRY:
         return encode_add_response(txn, status, ledger, entry)
-    if operation == Operation.READ_ENTRY:
+    if operation == BookieOperation.READ_ENTRY:
         return encode_read_response(txn, status, ledger, entry)
     response = pb.Response(header=_header(txn, operation), status=_status(status))
     code = _status(status)
-    if operation == Operation.WRITE_LAC:
+    if operation == BookieOperation.WRITE_LAC:
         response.write_lac.MergeFrom(pb.WriteLacResponse(status=code, ledger=ledger))
-    elif operation == Operation.READ_LAC:
+    elif operation == BookieOperation.READ_LAC:
         response.read_lac.MergeFrom(pb.ReadLacResponse(status=code, ledger=ledger))
-    elif operation == Operation.FORCE_LEDGER:
+    elif operation == BookieOperation.FORCE_LEDGER:
         response.force_ledger.MergeFrom(pb.ForceLedgerResponse(status=code, ledger=ledger))
-    elif operation == Operation.LIST_ENTRIES:
+    elif operation == BookieOperation.LIST_ENTRIES:
         response.list_entries.MergeFrom(pb.ListEntriesResponse(status=code, ledger=ledger))
-    elif operation == Operation.GET_BOOKIE_INFO:
+    elif operation == BookieOperation.GET_BOOKIE_INFO:
         response.bookie_info.status = code
     return _response(response)
 
@@ -338,8 +347,8 @@ def _response(response: pb.Response) -> bytes:
     return _LENGTH.pack(len(payload)) + payload
 
 
-class Answer(NamedTuple):
-    """A bookie's answer, whatever was asked. Bytes and numbers that it did not carry are None."""
+class BookieResponse(NamedTuple):
+    """A bookie's answer to any operation. Fields that the answer does not carry are None."""
 
     txn: int
     operation: int
@@ -347,46 +356,46 @@ class Answer(NamedTuple):
     ledger: int = 0
     entry: int = LAST_ENTRY
     body: bytes | None = None
-    """The entry packet of a read, the LAC packet of a LAC read, the availability of a list."""
+    """The entry packet of a read, the LAC packet of a LAC read, or the availability of a list."""
     max_lac: int | None = None
     last_entry: bytes | None = None
     """The last entry packet, in the answer to a LAC read."""
     total_bytes: int | None = None
     free_bytes: int | None = None
     newest_ledger: int | None = None
-    """The highest id of the cluster's own ledgers that the bookie has seen. Apache's bookies, and ours from before,
-    say nothing."""
+    """The highest id of the cluster's own ledgers that the bookie has seen. Apache's bookies and old ones of ours do
+    not send it."""
 
 
-def decode_response(payload: bytes) -> Answer:
-    """Raises BadFrame: the connection is of no use any more."""
+def decode_response(payload: bytes) -> BookieResponse:
+    """Decode an answer. Raises BadFrame: the connection is unusable."""
     try:
         response = pb.Response.FromString(payload)
     except DecodeError as error:
-        raise BadFrame(f"not a response: {error}") from None
+        raise BadFrame(f"cannot decode a response: {error}") from None
     if not response.IsInitialized():
-        raise BadFrame("a response whose required fields are missing")
+        raise BadFrame("expected a response with all required fields")
     header = response.header
     txn = header.txn_id
     operation: int = header.operation
     status: int = response.status
-    if operation == Operation.ADD_ENTRY:
+    if operation == BookieOperation.ADD_ENTRY:
         add = response.add
-        return Answer(txn, operation, status or add.status, add.ledger, add.entry)
-    if operation == Operation.READ_ENTRY:
+        return BookieResponse(txn, operation, status or add.status, add.ledger, add.entry)
+    if operation == BookieOperation.READ_ENTRY:
         return _read_answer(txn, status, response.read)
-    if operation == Operation.READ_LAC:
+    if operation == BookieOperation.READ_LAC:
         lac = response.read_lac
         body = lac.lac_body if lac.HasField("lac_body") else None
         last = lac.last_entry_body if lac.HasField("last_entry_body") else None
-        return Answer(txn, operation, status or lac.status, lac.ledger, body=body, last_entry=last)
-    if operation == Operation.LIST_ENTRIES:
+        return BookieResponse(txn, operation, status or lac.status, lac.ledger, body=body, last_entry=last)
+    if operation == BookieOperation.LIST_ENTRIES:
         listed = response.list_entries
-        return Answer(txn, operation, status or listed.status, listed.ledger, body=listed.availability)
-    if operation == Operation.GET_BOOKIE_INFO:
+        return BookieResponse(txn, operation, status or listed.status, listed.ledger, body=listed.availability)
+    if operation == BookieOperation.GET_BOOKIE_INFO:
         info = response.bookie_info
         newest = info.newest_ledger if info.HasField("newest_ledger") else None
-        return Answer(
+        return BookieResponse(
             txn,
             operation,
             status,
@@ -394,10 +403,12 @@ def decode_response(payload: bytes) -> Answer:
             free_bytes=info.free_bytes,
             newest_ledger=newest,
         )
-    return Answer(txn, operation, status)
+    return BookieResponse(txn, operation, status)
 
 
-def _read_answer(txn: int, status: int, read: pb.ReadResponse) -> Answer:
+def _read_answer(txn: int, status: int, read: pb.ReadResponse) -> BookieResponse:
     body = read.body if read.HasField("body") else None
     max_lac = read.max_lac if read.HasField("max_lac") else None
-    return Answer(txn, Operation.READ_ENTRY, status or read.status, read.ledger, read.entry, body, max_lac)
+    return BookieResponse(
+        txn, BookieOperation.READ_ENTRY, status or read.status, read.ledger, read.entry, body, max_lac
+    )

@@ -65,37 +65,37 @@ class DataServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Pin(self, request, context):
-        """Pin partitions. Any server answers. A pin of all partitions succeeds only if every token is owned by exactly one of them at its
-        position. An id that is pinned already is pinned anew: its former positions cannot be read any more.
+        """Pins partitions. Any server answers. A pin of all partitions succeeds only if every token is owned by exactly one of
+        them at its position. If the id is pinned already, it is pinned again: its former positions cannot be read any more.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Renew(self, request, context):
-        """Move the deadline of a pin. Answers NO_SUCH_PIN if a partition does not hold it any more.
+        """Moves the deadline of a pin. Returns NO_SUCH_PIN if a partition does not hold it any more.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Unpin(self, request, context):
-        """Give a pin back. No error if it is not there.
+        """Releases a pin. No error if it does not exist.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Pins(self, request, context):
-        """All pins of the cluster, those that only hold logs too.
+        """All pins of the cluster, including pins that only hold logs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReadPinned(self, request, context):
-        """The records of one partition at its pinned position, in the order of (token, key). Asked of the servers that hold a replica:
-        NO_SUCH_PIN means that this one cannot give them, and another one may.
+        """The records of one partition at its pinned position, in the order of (token, key). Must be sent to a server with a
+        replica; NO_SUCH_PIN means that this replica cannot return them, but another one may.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,10 +1,11 @@
 """Entry packets, last-add-confirmed packets and master keys, byte for byte as Apache BookKeeper's clients make them.
 
-entry packet := ledger i64 | entry i64 | lac i64 | length i64 | digest | payload       big-endian
-LAC packet   := ledger i64 | lac i64 | digest
+    entry packet := ledger i64 | entry i64 | lac i64 | length i64 | digest | payload       big-endian
+    LAC packet   := ledger i64 | lac i64 | digest
+
 `lac` is the writer's last add confirmed when it built the packet; `length` counts the payload bytes of all entries up
 to and including this one. The digest covers everything but itself: CRC32C (4 bytes), CRC32 (8, the upper half zero),
-HMAC-SHA1 (20), none. Bookies store no packet whose digest is wrong (docs/protocol.md, B21 and L16); a reader checks
+HMAC-SHA1 (20), none. Bookies store no packet whose digest is wrong (docs/protocol.md, B21 and L16). A reader checks
 digest, ledger and entry.
 """
 
@@ -29,14 +30,14 @@ LAC_HEADER = Struct(">qq")
 """ledger, lac."""
 
 PAYLOAD_AT = HEADER.size + 4
-"""Where the payload of a packet with a CRC32C begins."""
+"""Offset of the payload in a packet with a CRC32C."""
 
 _U32 = Struct(">I")
 _U64 = Struct(">Q")
 
 
 class Packet(NamedTuple):
-    """An entry packet whose digest was right."""
+    """An entry packet with a valid digest."""
 
     entry: EntryId
     lac: EntryId
@@ -46,7 +47,8 @@ class Packet(NamedTuple):
 
 
 def master_key(password: bytes) -> bytes:
-    """Derive the key that a writer shows to bookies, so that nobody else adds to its ledger or fences it: 20 bytes."""
+    """Derive the key, 20 bytes, that a writer shows to bookies so that no other client adds to its ledger or fences
+    it."""
     return sha1(b"ledger" + password).digest()
 
 
@@ -60,28 +62,31 @@ class EntryDigest:
         self._digest, self.size = _digest_of(kind, password)
 
     def packet(self, ledger: LedgerId, entry: EntryId, lac: EntryId, length: int, payload: bytes) -> bytes:
-        """The entry packet that bookies store. `length` includes this payload."""
+        """Make the entry packet that bookies store. `length` includes this payload."""
         header = HEADER.pack(ledger, entry, lac, length)
         return b"".join((header, self._digest(header, payload), payload))
 
     def open(self, ledger: LedgerId, entry: EntryId | None, packet: bytes) -> Packet:
-        """Check a packet read for `entry` (None: whatever entry, as in a read of the last one). Raises Corrupted."""
+        """Check a packet that was read for `entry` (None: any entry, as in a read of the last one). Raises
+        Corrupted."""
         start = HEADER.size + self.size
         if len(packet) < start:
-            raise Corrupted(f"ledger={ledger} entry={entry}: a packet of {len(packet)} bytes, want at least {start}")
+            raise Corrupted(
+                f"ledger={ledger} entry={entry}: expected {start} bytes or more in a packet, got {len(packet)} bytes"
+            )
         payload = packet[start:]
         if self._digest(packet[: HEADER.size], payload) != packet[HEADER.size : start]:
-            raise Corrupted(f"ledger={ledger} entry={entry}: the digest does not fit the packet")
+            raise Corrupted(f"ledger={ledger} entry={entry}: the packet has a wrong digest")
         of_ledger, of_entry, lac, length = HEADER.unpack_from(packet)
         if of_ledger != ledger or (of_entry != entry if entry is not None else of_entry < 0):
-            raise Corrupted(f"ledger={ledger} entry={entry}: the packet of ledger={of_ledger} entry={of_entry}")
+            raise Corrupted(f"ledger={ledger} entry={entry}: got the packet of ledger={of_ledger} entry={of_entry}")
         return Packet(EntryId(of_entry), EntryId(lac), length, payload)
 
     def open_those(
         self, ledger: LedgerId, packets: Iterable[bytes], wanted: Collection[EntryId]
     ) -> dict[EntryId, tuple[Packet, bytes]]:
-        """Check packets that say themselves which entry they are, and give each as stored too. What is damaged, or not
-        of `wanted`, is left out."""
+        """Check packets that name their entries themselves, and return each with its stored form. Damaged packets, and
+        packets of entries that are not `wanted`, are left out."""
         found: dict[EntryId, tuple[Packet, bytes]] = {}
         for each in packets:
             with suppress(Corrupted):
@@ -91,20 +96,22 @@ class EntryDigest:
         return found
 
     def lac_packet(self, ledger: LedgerId, lac: EntryId) -> bytes:
-        """The body of an explicit last-add-confirmed."""
+        """Make the body of an explicit last-add-confirmed."""
         header = LAC_HEADER.pack(ledger, lac)
         return header + self._digest(header, b"")
 
     def open_lac(self, ledger: LedgerId, packet: bytes) -> EntryId:
         """Check the body of an explicit last-add-confirmed. Raises Corrupted."""
         if len(packet) != LAC_HEADER.size + self.size:
-            raise Corrupted(f"ledger={ledger}: a LAC packet of {len(packet)} bytes, want {LAC_HEADER.size + self.size}")
+            raise Corrupted(
+                f"ledger={ledger}: expected a LAC packet of {LAC_HEADER.size + self.size} bytes, got {len(packet)}"
+            )
         header = packet[: LAC_HEADER.size]
         if self._digest(header, b"") != packet[LAC_HEADER.size :]:
-            raise Corrupted(f"ledger={ledger}: the digest does not fit the LAC packet")
+            raise Corrupted(f"ledger={ledger}: the LAC packet has a wrong digest")
         of_ledger, lac = LAC_HEADER.unpack(header)
         if of_ledger != ledger:
-            raise Corrupted(f"ledger={ledger}: the LAC packet of ledger={of_ledger}")
+            raise Corrupted(f"ledger={ledger}: got the LAC packet of ledger={of_ledger}")
         return EntryId(lac)
 
 

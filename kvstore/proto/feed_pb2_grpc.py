@@ -55,21 +55,23 @@ class FeedServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Positions(self, request, context):
-        """Where the feeds of all partitions begin and end now. Any server answers.
+        """The present beginnings and ends of the feeds of all partitions. Any server answers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Changes(self, request, context):
-        """The next changes of one partition. Any server answers. POSITION_TRIMMED if the log does not reach back so far any more.
+        """The next changes of one partition. Any server answers. Returns POSITION_TRIMMED if the log does not reach back that
+        far any more.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Hold(self, request, context):
-        """Keep the logs behind these positions until a deadline, however old they get. Again under the same name: moves positions and deadline.
+        """Keeps the logs behind these positions until a deadline, however old they get. A repeated call under the same name
+        moves positions and deadline.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

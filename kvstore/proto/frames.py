@@ -1,4 +1,4 @@
-"""Length-prefixed frames: 4 bytes big-endian, then that many bytes. Cuts a byte stream into them."""
+"""Splits a byte stream into length-prefixed frames: 4 bytes big-endian, then that many bytes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ _LENGTH = Struct(">i")
 
 
 def frame(payload: bytes) -> bytes:
-    """`payload` with its length in front."""
+    """Put the length in front of `payload`."""
     return _LENGTH.pack(len(payload)) + payload
 
 
 class FrameReader:
-    """Cuts what a connection delivers into frames. Once `fault` says why, no frames follow and the connection must
+    """Splits what a connection delivers into frames. Once `fault` is set, no more frames follow and the connection must
     close."""
 
     __slots__ = ("_chunks", "_have", "_need", "_payload_max", "fault")
@@ -27,16 +27,16 @@ class FrameReader:
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes of a frame that is not complete yet; at most the largest frame and one delivery."""
+        """Bytes of an incomplete frame; at most the largest frame and one delivery."""
         return self._have
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The payloads of the frames that `data` completes, in order."""
+        """Return the payloads of the frames that `data` completes, in order."""
         end = len(data)
         if not self._chunks and end >= 4 and not self.fault:
             (size,) = _LENGTH.unpack_from(data)
             if end == 4 + size <= 4 + self._payload_max:
-                return [data[4:]]  # one frame and nothing else, as mostly
+                return [data[4:]]  # the common case: exactly one frame
         if self._chunks:
             self._chunks.append(data)
             self._have += len(data)
@@ -52,7 +52,7 @@ class FrameReader:
             (size,) = _LENGTH.unpack_from(data, at)
             stop = at + 4 + size
             if not 0 <= size <= self._payload_max:
-                self.fault = f"a frame of {size} bytes; the largest is {self._payload_max}"
+                self.fault = f"expected a frame of at most {self._payload_max} bytes, got {size}"
             elif stop > end:
                 self._need = 4 + size
                 break

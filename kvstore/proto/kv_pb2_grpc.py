@@ -108,49 +108,52 @@ class KVServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Batch(self, request, context):
-        """Several operations on one partition, all or nothing. INVALID_ARGUMENT names both partitions if there are two.
+        """Several operations on one partition, all or nothing. Returns INVALID_ARGUMENT, naming both partitions, if the keys
+        are on two partitions.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Execute(self, request, context):
-        """One frame of independent operations and all of its answers: what a blocking client sends.
+        """One frame of independent operations and all of its answers, as blocking clients send it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Session(self, request_iterator, context):
-        """Frames of independent operations; answers come as the operations end, several in a message, in no promised order.
+        """Frames of independent operations. Answers arrive as the operations complete, several in a message, in no particular
+        order.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Scan(self, request, context):
-        """Keys in order over all partitions. Not one point in time: each page is as fresh as its level says.
+        """Keys in order over all partitions. Not a snapshot: each page is as fresh as its level says.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Page(self, request, context):
-        """One page of what Scan gives, and the token of the next one.
+        """One page of a Scan, and the token of the next page.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """Changes of keys, as logged: from now on, or from a position on. POSITION_TRIMMED if the log does not reach back so far any more.
+        """Changes of keys, as logged: from now on, or from a position on. Returns POSITION_TRIMMED if the log does not reach
+        back that far any more.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Topology(self, request, context):
-        """The ring, who leads what, and where everybody listens.
+        """The ring, the leaders, and the addresses of all servers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

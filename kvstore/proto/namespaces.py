@@ -1,4 +1,4 @@
-"""How a namespace stands to its limits, from what a server tells of it: in words for commands and the dashboard.
+"""Describes how close a namespace is to its limits, from a server's report: text for commands and the dashboard.
 Decides only."""
 
 from __future__ import annotations
@@ -9,27 +9,27 @@ if TYPE_CHECKING:
     from kvstore.proto import admin_pb2
 
 FULL_SHARE = 0.9
-"""From this part of a quota on somebody should know: what comes next is a refusal."""
+"""Part of a quota from which on an operator should know: refusals come next."""
 REFUSING_S = 60.0
-"""A namespace refuses if it has done so within this time."""
+"""A namespace counts as refusing if it has refused within this many seconds."""
 KINDS = ("keys", "bytes", "operations")
-"""Of what there may be too much."""
+"""The kinds of limits."""
 
 
 def shares_of(space: admin_pb2.Namespace) -> dict[str, float]:
-    """Return which part of each quota is used, of those that it has."""
+    """Return the used part of each quota that the namespace has."""
     limits = space.limits
     quotas = (("keys", space.keys, limits.keys_max), ("bytes", space.bytes, limits.bytes_max))
     return {quota: used / limit for quota, used, limit in quotas if limit}
 
 
 def refusing(space: admin_pb2.Namespace) -> list[str]:
-    """Return for what it has refused lately, in a fixed order."""
+    """Return the kinds for which it has refused recently, in a fixed order."""
     return [kind for kind in KINDS if space.refused_ago_s.get(kind, REFUSING_S) < REFUSING_S]
 
 
 def strain_of(space: admin_pb2.Namespace) -> str:
-    """Say in what a namespace is near or at its limits; empty: in nothing."""
+    """Describe the limits that a namespace is near or at; empty if there are none."""
     used = {"keys": (space.keys, space.limits.keys_max), "bytes": (space.bytes, space.limits.bytes_max)}
     full = [
         f"{share:.0%} of its {quota} are used ({used[quota][0]:,} of {used[quota][1]:,})"

@@ -1,6 +1,6 @@
-"""A page of a pinned read ↔ the rows in it. Decides only.
+"""A page of a pinned read, and the rows in it. Decides only.
 
-Rows travel as partitions store them, all keys and all rows joined: who makes a page and who takes it apart copies each
+Rows travel as partitions store them, with all keys and all rows joined: the maker and the reader of a page copy each
 byte once, and vectorised readers need no loop (docs/reference/formats.md, Pages of pinned reads).
 """
 
@@ -18,17 +18,17 @@ from kvstore.proto import data_pb2
 
 FORMAT = 1
 TOKEN_BYTES = 5
-"""Of a row key, before the key itself: `d` and the token."""
+"""Length of the prefix of a row key before the key itself: `d` and the token."""
 HEADER_BYTES_MIN = 17
 AGED, EXPIRES = 1, 2
-"""Flags of a row's header, each of which adds 8 bytes: the sequence that created the key; the expiry."""
+"""Flags of a row's header. Each adds 8 bytes: the sequence that created the key, and the expiry."""
 HEADER_BYTES = bytes((17, 25, 25, 33))
-"""By flags."""
+"""Header length by flags."""
 _fixed = Struct(">BQQ")
 _word = Struct(">Q")
 
 
-class Row(NamedTuple):
+class PinnedRow(NamedTuple):
     """A record."""
 
     key: bytes
@@ -36,14 +36,15 @@ class Row(NamedTuple):
     version: int
     """The sequence of the mutation that last wrote the key."""
     created: int
-    """The sequence of the mutation that created it."""
+    """The sequence of the mutation that created the key."""
     written_ms: int
     expires_ms: int
     """0: never."""
 
 
 def encode(keys: list[bytes], rows: list[bytes], time_ms: int, last: bytes, *, ends: bool) -> data_pb2.PinnedPage:
-    """A page of row keys and rows. `time_ms`: expired records are among them, and this is what they had expired by."""
+    """Make a page of row keys and rows. `time_ms` is 0 unless the page contains expired records; then it is the time by
+    which they had expired."""
     return data_pb2.PinnedPage(
         format=FORMAT,
         count=len(keys),
@@ -58,8 +59,9 @@ def encode(keys: list[bytes], rows: list[bytes], time_ms: int, last: bytes, *, e
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
-    """The columns of a page, taken out once: each look at a field of a message copies it, a mebibyte perhaps."""
+class PageColumns:
+    """The columns of a page, extracted once, because each access to a field of a message copies it, perhaps a
+    mebibyte."""
 
     count: int
     keys: bytes
@@ -70,25 +72,25 @@ class Columns:
     """0: nothing in it had expired."""
 
 
-def columns_of(page: data_pb2.PinnedPage) -> Columns:
-    """Raises Corrupted unless the columns fit each other."""
+def columns_of(page: data_pb2.PinnedPage) -> PageColumns:
+    """Extract the columns. Raises Corrupted unless they are consistent."""
     if page.format != FORMAT:
-        raise Corrupted(f"a page of format {page.format}, this program reads format {FORMAT}")
-    found = Columns(page.count, page.keys, page.key_lengths, page.rows, page.row_lengths, page.time_ms)
+        raise Corrupted(f"expected a page in format {FORMAT}, got format {page.format}")
+    found = PageColumns(page.count, page.keys, page.key_lengths, page.rows, page.row_lengths, page.time_ms)
     want = 4 * found.count
     if len(found.key_lengths) != want or len(found.row_lengths) != want:
         raise Corrupted(
-            f"a page of {found.count} rows with {len(found.key_lengths)} and {len(found.row_lengths)} bytes"
+            f"a page of {found.count} rows has {len(found.key_lengths)} and {len(found.row_lengths)} bytes of lengths"
         )
     for data, lengths in ((found.keys, found.key_lengths), (found.rows, found.row_lengths)):
         if len(data) != sum(lengths_of(lengths)):
-            raise Corrupted(f"a page whose rows have {sum(lengths_of(lengths))} bytes, {len(data)} came")
+            raise Corrupted(f"expected a page with a column of {sum(lengths_of(lengths))} bytes, got {len(data)}")
     return found
 
 
-def joined(pages: Sequence[Columns]) -> Columns:
-    """The same records, of pages of one time, as if they were one page."""
-    return Columns(
+def joined(pages: Sequence[PageColumns]) -> PageColumns:
+    """Join pages of one time as if they were one page."""
+    return PageColumns(
         sum(each.count for each in pages),
         b"".join(each.keys for each in pages),
         b"".join(each.key_lengths for each in pages),
@@ -98,8 +100,8 @@ def joined(pages: Sequence[Columns]) -> Columns:
     )
 
 
-def rows_of(page: Columns) -> Iterator[Row]:
-    """The records, without those that had expired."""
+def rows_of(page: PageColumns) -> Iterator[PinnedRow]:
+    """Yield the records, without those that had expired."""
     keys, rows, time_ms, key_at, row_at = page.keys, page.rows, page.time_ms, 0, 0
     for key_bytes, row_bytes in zip(lengths_of(page.key_lengths), lengths_of(page.row_lengths), strict=True):
         key = keys[key_at + TOKEN_BYTES : key_at + key_bytes]
@@ -110,8 +112,8 @@ def rows_of(page: Columns) -> Iterator[Row]:
         row_at += row_bytes
 
 
-def row_of(key: bytes, row: bytes) -> Row:
-    """The record in a stored row."""
+def row_of(key: bytes, row: bytes) -> PinnedRow:
+    """Decode a stored row."""
     flags, version, written_ms = _fixed.unpack_from(row)
     at = HEADER_BYTES_MIN
     created, expires_ms = version, 0
@@ -121,11 +123,11 @@ def row_of(key: bytes, row: bytes) -> Row:
     if flags & EXPIRES:
         (expires_ms,) = _word.unpack_from(row, at)
         at += 8
-    return Row(key, row[at:], version, created, written_ms, expires_ms)
+    return PinnedRow(key, row[at:], version, created, written_ms, expires_ms)
 
 
 def lengths_of(column: bytes) -> array[int]:
-    """The numbers in a column of lengths."""
+    """Return the numbers in a column of lengths."""
     found = array("I")
     found.frombytes(column)
     if sys.byteorder == "big":

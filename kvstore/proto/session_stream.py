@@ -1,17 +1,17 @@
-"""A session's frames on a plain byte stream, without gRPC below them. Golden bytes are in its test.
+"""A session's frames on a plain byte stream, without gRPC. The test of this module has golden bytes.
 
     client → KVSTORE.PEER SESSION 1 server [user password]
                                                a RESP array of bulk strings: the first command on a server's Redis port
-    server := id | id "@" cluster              who is meant; a server of 0.1 knows itself by its id alone
-    server → +KVSTORE SESSION 1                or an error: this server is another one, or knows no such streams
+    server := id | id "@" cluster              the server that is meant; a server of 0.1 knows itself by its id alone
+    server → +KVSTORE SESSION 1                or an error: this is another server, or one that knows no such streams
     client → message*                          each a Frame of kv.proto
     server → message*                          each an Answers
 
     message := length i32 big endian | kind u8 | body          the length is that of kind and body
-    kind    := 1, the body is as kvstore/proto/brief.py says   |   2, it is protobuf
+    kind    := 1, the body is as kvstore/proto/compact.py says   |   2, it is protobuf
 
 The client waits for the first line before it sends a message. A frame without lanes is answered by Answers without
-results: so a client finds out whether a silent server is there.
+results, which lets a client check that a silent server is alive.
 """
 
 from __future__ import annotations
@@ -21,31 +21,33 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from kvstore.proto import brief
+from kvstore.proto import compact
 
 VERSION = b"1"
 WORD = b"SESSION"
-"""Stands where a link between servers has its version: a server that does not know it refuses it as a wrong one."""
+"""Sent in place of a link's version between servers. A server that does not know the word refuses it as a wrong
+version."""
 WELCOME = b"+KVSTORE SESSION 1\r\n"
 LINE_MAX = 1_024
-"""Of the first line, errors too."""
-BRIEF, PROTOBUF = 1, 2
+"""Maximum length of the first line, errors included."""
+COMPACT, PROTOBUF = 1, 2
 _HEAD = Struct(">iB")
 
 
 def hello(server: str, *login: bytes) -> bytes:
-    """The first command, to the server of this id; `login`: nothing, or user and password."""
+    """Encode the first command to the server of this id. `login` is empty, or user and password."""
     words = (b"KVSTORE.PEER", WORD, VERSION, server.encode(), *login)
     return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
 
 
 def full_name(server: str, cluster: str) -> str:
-    """By which a server of a known cluster is called."""
+    """Return the name by which a server of a known cluster is called."""
     return f"{server}@{cluster}" if cluster else server
 
 
 def refusal_or_none(words: list[bytes], server: str, cluster: str = "") -> str | None:
-    """Why `server` does not take up a stream that begins with these words, the command's own left out."""
+    """Return why `server` refuses a stream that begins with these words, without the command's own; None if it
+    accepts."""
     match words:
         case [_, version, called] | [_, version, called, _, _] if version == VERSION:
             if called in (server.encode(), full_name(server, cluster).encode()):
@@ -59,17 +61,17 @@ def refusal_or_none(words: list[bytes], server: str, cluster: str = "") -> str |
 
 
 def knows_no_clusters(refusal: str, server: str) -> bool:
-    """Whether the server that was called by its full name is the one that is meant, and too old to know that name."""
+    """Return True if the server that was called by its full name is the right one, but too old to know that name."""
     return refusal.endswith(f"session: this is server {server}")
 
 
-def message_of(content: brief.Frame | brief.Answers[Any]) -> bytes:
-    """A brief frame or answers as they are sent."""
-    body = brief.encode(content)
-    return _HEAD.pack(len(body) + 1, BRIEF) + body
+def message_of(content: compact.CompactFrame | compact.CompactAnswers[Any]) -> bytes:
+    """Encode a compact frame or compact answers."""
+    body = compact.encode(content)
+    return _HEAD.pack(len(body) + 1, COMPACT) + body
 
 
 def protobuf_message_of(content: Message) -> bytes:
-    """Any other."""
+    """Encode any other message."""
     body = content.SerializeToString()
     return _HEAD.pack(len(body) + 1, PROTOBUF) + body

@@ -1,4 +1,4 @@
-"""Protobuf's variable-length integers, for the few messages that are put together by hand because upb is slower."""
+"""Protobuf's variable-length integers, for the few messages that are encoded by hand because upb is slower."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ SMALL = [_encode_slowly(number) for number in range(1 << 14)]
 """The encodings of the numbers below 16,384."""
 
 _MORE = [bytes((number | 128,)) for number in range(128)]
-"""Their lower seven bits as a byte after which more follow. A table of two such bytes each took 2.7 MB of each node."""
+"""The lower seven bits of a number as a byte that more bytes follow. A table of pairs of such bytes took 2.7 MB of each
+node."""
 
 VALUES = {encoded: number for number, encoded in enumerate(SMALL)}
 
 
 def varint(number: int) -> bytes:
-    """An int64 as protobuf writes it; -1 takes ten bytes."""
+    """Encode an int64 as protobuf does. -1 takes ten bytes."""
     if number < 0:
         number += 1 << 64
     if number < 1 << 14:
@@ -33,7 +34,8 @@ def varint(number: int) -> bytes:
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """The unsigned number at `at` and where it ends. Raises IndexError if `data` ends first, ValueError if too long."""
+    """Return the unsigned number at `at` and where it ends. Raises IndexError if `data` ends first, ValueError if the
+    number is too long."""
     byte = data[at]
     if byte < 128:
         return byte, at + 1
@@ -46,11 +48,11 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
             return number, at + 1
         shift += 7
         if shift > 63:
-            raise ValueError("a varint of more than ten bytes")
+            raise ValueError("expected a varint of at most ten bytes, got a longer one")
 
 
 def value_of(encoded: bytes) -> int:
-    """The number below 2**28 whose shortest encoding this is. Raises KeyError for anything else."""
+    """Return the number below 2**28 whose shortest encoding this is. Raises KeyError for anything else."""
     if len(encoded) < 3:
         return VALUES[encoded]
     first, second = encoded[0], encoded[1]

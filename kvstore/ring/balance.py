@@ -1,10 +1,10 @@
-"""How much of the ring each partition shall own: which ranges a newcomer takes, where those of a leaver go. Decides
-only, deterministically.
+"""Decides how much of the ring each partition owns: which ranges a newcomer takes, and where the ranges of a leaver go.
+Decides only, deterministically.
 
 A joining partition takes up to SLICES_MAX slices, each from the largest range of the most loaded partition; no donor
-goes below the new mean. It takes more only where somebody would be left with a twentieth more than the mean. So every
-partition's share stays near the mean without the hundreds of random tokens per partition that it would otherwise take,
-and a join moves no more than the newcomer's own share.
+goes below the new mean. It takes more slices only if a partition would otherwise keep a twentieth more than the mean.
+So every partition's share stays near the mean without the hundreds of random tokens per partition that this would
+otherwise take, and a join moves no more than the newcomer's own share.
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ from kvstore.types import PartitionId
 
 SLICES_MAX = 16
 _TOLERANCE = 20
-"""No partition shall own more than this part of the mean above it."""
+"""A partition may own at most the mean plus this fraction of it (1/20)."""
 _SLACK = 64
-"""A receiver may go this part of the mean above it, so that no crumbs are cut off."""
+"""A receiver may exceed the mean by this fraction of it (1/64), so that no tiny ranges are cut off."""
 _Heap = list[tuple[int, int]]
-"""Of (-size, end) of ranges."""
+"""Heap of (-size, end) of ranges."""
 
 
 # docs/protocol.md H4
 class Balance:
-    """A worksheet of shares. `owners` of what has changed, by the end of the range, in the order of the changes."""
+    """A worksheet of shares. `owners` contains the changed owners by the end of their range, in the order of the
+    changes."""
 
     def __init__(
         self, ranges: Iterable[TokenRange], active: Iterable[PartitionId], fixed: frozenset[int] = frozenset()
     ) -> None:
-        """`active` partitions give and take; ranges whose ends are `fixed` count for their owners but stay."""
+        """`active` partitions give and take. Ranges whose ends are `fixed` count for their owners but stay."""
         self.owners: dict[int, PartitionId] = {}
         self._heaps: dict[PartitionId, _Heap] = {partition: [] for partition in active}
         self._loads: dict[PartitionId, int] = dict.fromkeys(self._heaps, 0)
@@ -50,11 +51,11 @@ class Balance:
             heapq.heapify(heap)
 
     def loads(self) -> dict[PartitionId, int]:
-        """How many tokens each active partition owns."""
+        """Return how many tokens each active partition owns."""
         return dict(self._loads)
 
     def join(self, newcomer: PartitionId) -> None:
-        """Give the newcomer its share, each slice cut from the start of another's range."""
+        """Give the newcomer its share, each slice cut from the start of another partition's range."""
         mean = TOKENS // (len(self._heaps) + 1)
         high = mean + mean // _TOLERANCE
         loads = [(-load, partition) for partition, load in self._loads.items()]
@@ -67,10 +68,10 @@ class Balance:
             load, donor = loads[0]
             heap = self._heaps[donor]
             if not heap:
-                heapq.heappop(loads)  # all that it owns is on the move
+                heapq.heappop(loads)  # all its ranges are already moving
                 continue
             size, end = heapq.heappop(heap)
-            # As many slices as donors that own too much: each has to bring its donor down to what is tolerated.
+            # As many slices as donors above the tolerance remain: each slice must bring its donor down to it.
             least = -load - high if above >= slices_left else 1
             give = min(max(-load - mean, 0), max(need // slices_left, least), -size - 1)
             above -= -load > high >= -load - give
@@ -91,8 +92,8 @@ class Balance:
         self._loads[newcomer] = mean - need
 
     def leave(self, leavers: Iterable[PartitionId]) -> None:
-        """Spread the leavers' ranges, largest first: whole to a neighbour that has room, else to the least loaded,
-        cut where it would exceed the mean."""
+        """Distribute the leavers' ranges, the largest first: a whole range to a neighbour that has capacity, otherwise
+        to the least loaded partition, cut where that partition would exceed the mean."""
         ranges: _Heap = []
         for leaver in leavers:
             ranges += self._heaps.pop(leaver)
@@ -121,7 +122,7 @@ class Balance:
             load, partition = heapq.heappop(loads)
             if self._loads[partition] == load:
                 return load, partition
-            # The neighbour of some range has taken it meanwhile.
+            # The entry is outdated: a neighbour of some range has taken it meanwhile.
 
     def _neighbour_with_room(self, start: int, end: int, load_max: int) -> PartitionId | None:
         for owner in (self._beside.get(start), self._after.get(end)):

@@ -1,4 +1,4 @@
-"""Makes whole rings: the first one of a cluster, and those of any size for tests. Decides only, deterministically."""
+"""Builds whole rings: the first ring of a cluster, and rings of any size for tests. Decides only, deterministically."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from kvstore.types import PartitionId, ServerId
 
 
 def new_ring(partitions: Sequence[PartitionId], servers: Mapping[ServerId, str], replicas: int) -> Ring:
-    """The first ring of a cluster. `servers` maps each server to its zone (empty: none). Raises ValueError for no
-    partition."""
+    """Build the first ring of a cluster. `servers` maps each server to its zone (empty: none). Raises ValueError
+    without partitions."""
     if not partitions:
-        raise ValueError("want at least one partition, got none")
+        raise ValueError("expected at least one partition, got none")
     first, *others = place_members(partitions, servers, replicas)
     step = TOKENS // SLICES_MAX
     tokens = SortedDict({TOKENS - 1 - step * slice_: first.id for slice_ in range(SLICES_MAX)})
@@ -25,8 +25,8 @@ def new_ring(partitions: Sequence[PartitionId], servers: Mapping[ServerId, str],
 
 
 def with_partitions(ring: Ring, members: Sequence[Member]) -> Ring:
-    """The next version of a ring without data, in which each of `members` owns its share at once. Raises ValueError for
-    one that is in it already."""
+    """Return the next version of a ring without data, in which each of `members` owns its share at once. Raises
+    ValueError for a member that is in the ring already."""
     return _joined(ring, members, version=ring.version + 1)
 
 

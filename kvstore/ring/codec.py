@@ -1,6 +1,6 @@
-"""Ring ↔ bytes of its znode. Decides only.
+"""Encodes a ring as the bytes of its znode. Decides only.
 
-JSON, so that an operator can read it; the same ring always makes the same bytes.
+JSON, so that an operator can read it; equal rings give equal bytes.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from sortedcontainers import SortedDict
 
 from kvstore.errors import UndecodableNode
 from kvstore.ring.moves import Journey, Move, MoveId, MoveState, Pace
-from kvstore.ring.operations import MARK_BYTES, Operation
+from kvstore.ring.operations import MARK_BYTES, RingOperation
 from kvstore.ring.ring import Member, PartitionState, Ring
 from kvstore.types import PartitionId, ServerId
 
 FORMAT = 2
-"""1 had `"tokens": [[token, index of owner], …]` and nothing but version, partitions and tokens. It is read; the first
-change writes this one."""
+"""Format 1 had `"tokens": [[token, index of owner], …]` and only version, partitions and tokens. It can be read; the
+first change writes format 2."""
 
 _STATES = {MoveState.PLANNED: "p", MoveState.COPYING: "c", MoveState.CANCELLING: "x", MoveState.FLIPPED: "f"}
 _STATE_OF = {letter: state for state, letter in _STATES.items()}
@@ -40,8 +40,8 @@ class _MemberShape(msgspec.Struct):
 
 
 class _FirstShape(msgspec.Struct):
-    """The types of the fields: what has others, a version that is a text or an owner below 0, is no ring, however far
-    it could be made one."""
+    """The types of the fields in format 1. A document with other types, such as a version that is a string or a
+    negative owner, is no ring, even if it could be converted."""
 
     version: Natural
     partitions: list[_MemberShape]
@@ -49,7 +49,7 @@ class _FirstShape(msgspec.Struct):
 
 
 class _Shape(msgspec.Struct):
-    """The same of the present format."""
+    """The types of the fields in format 2."""
 
     version: Natural
     partitions: list[_MemberShape]
@@ -67,12 +67,12 @@ class _Shape(msgspec.Struct):
 
 
 def encode(ring: Ring) -> bytes:
-    """`{"format", "version", "partitions": [{"id", "state", "replicas", "replacing"?,
-    "owned"?: [sequence, version]}], "tokens": [the first, then each
-    one's distance from the one before], "owners": [index of partition], "moves": [[id, index of token, index of source,
-    index of target, state, attempt]], "next_move", "pace", "journey", "draining", "retired", "routed", "operations"?:
-    [[id, hash of the request, version before, version, first move, next move, [partitions that joined]]],
-    "forgotten"?: marks of earlier operations, 8 hexadecimal digits each}`."""
+    """Encode a ring: `{"format", "version", "partitions": [{"id", "state", "replicas", "replacing"?, "owned"?:
+    [sequence, version]}], "tokens": [the first, then each one's distance from the one before], "owners": [index of
+    partition], "moves": [[id, index of token, index of source, index of target, state, attempt]], "next_move", "pace",
+    "journey", "draining", "retired", "routed", "operations"?: [[id, hash of the request, version before, version, first
+    move, next move, [partitions that joined]]], "forgotten"?: marks of earlier operations, 8 hexadecimal digits
+    each}`."""
     ids = sorted(ring.partitions)
     index = {partition: place for place, partition in enumerate(ids)}
     ends = list(ring.tokens)
@@ -101,16 +101,17 @@ def encode(ring: Ring) -> bytes:
 
 
 def decode(data: bytes) -> Ring:
-    """Raises UndecodableNode for an unknown format, by number, and for anything that is not a ring."""
+    """Decode a ring. Raises UndecodableNode for an unknown format, naming its number, and for anything that is not a
+    ring."""
     try:
         document = orjson.loads(data)
         if document["format"] not in (1, FORMAT):
-            raise UndecodableNode(f"ring: want format 1 or {FORMAT}, got {document['format']}")
+            raise UndecodableNode(f"ring: expected format 1 or {FORMAT}, got {document['format']}")
         is_first = document["format"] == 1
         msgspec.convert(document, _FirstShape if is_first else _Shape)
         return _first_format(document) if is_first else _ring(document)
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise UndecodableNode(f"ring: not a ring document: {error!r}") from error
+        raise UndecodableNode(f"expected a ring document, got something else: {error!r}") from error
 
 
 def _member(member: Member) -> dict[str, Any]:
@@ -162,14 +163,14 @@ def _ring(document: dict[str, Any]) -> Ring:
 def _marks(text: str) -> tuple[str, ...]:
     size = 2 * MARK_BYTES
     if len(text) % size:
-        raise ValueError(f"want marks of {size} digits each, got {len(text)} digits")
+        raise ValueError(f"expected marks of {size} digits each, got {len(text)} digits")
     return tuple(text[at : at + size] for at in range(0, len(text), size))
 
 
 def _operation(
     id: str, asked: str, before: int, version: int, first: int, following: int, joined: list[str]
-) -> Operation:
-    return Operation(id, asked, before, version, first, following, tuple(PartitionId(each) for each in joined))
+) -> RingOperation:
+    return RingOperation(id, asked, before, version, first, following, tuple(PartitionId(each) for each in joined))
 
 
 def _first_format(document: dict[str, Any]) -> Ring:

@@ -1,4 +1,4 @@
-"""Whether ranges of tokens that several partitions own are all tokens, each once. Decides only."""
+"""Checks whether the ranges that several partitions own cover all tokens, each exactly once. Decides only."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ Spans = Iterable[tuple[int, int]]
 
 
 def flaw(owned: Mapping[str, Spans]) -> str:
-    """Describe the flaw of a cover: the first token that nobody owns, or that two own. Empty: every token is
-    owned exactly once."""
+    """Describe the first token that no partition owns, or that two own. Empty if every token is owned exactly once."""
     last, before = -1, ""
     for first, end, owner in sorted((first, end, owner) for owner, spans in owned.items() for first, end in spans):
         if first > last + 1:

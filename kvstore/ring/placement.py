@@ -1,5 +1,5 @@
-"""Chooses the servers of a partition's replicas: distinct servers, distinct zones where there are any, least loaded
-first. Decides only, deterministically."""
+"""Chooses the servers of a partition's replicas: distinct servers, distinct zones if there are any, least loaded first.
+Decides only, deterministically."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from kvstore.types import PartitionId, ServerId
 def place_replicas(
     servers: Mapping[ServerId, str], count: int, replicas: Mapping[ServerId, int], leads: Mapping[ServerId, int]
 ) -> tuple[ServerId, ...]:
-    """Servers for one partition, the preferred leader first: zones that have none yet before others, then those with
-    the fewest replicas (`replicas`), then by name; among the chosen the one that leads least (`leads`) comes first."""
+    """Choose servers for one partition, the preferred leader first: servers in unused zones before others, then those
+    with the fewest replicas (`replicas`), then by name. Among the chosen servers, the one that leads least (`leads`)
+    comes first."""
     if not 1 <= count <= len(servers):
-        raise ValueError(f"want 1 to {len(servers)} replicas on as many servers, got {count}")
+        raise ValueError(f"expected 1 to {len(servers)} replicas, one per server, got {count}")
     chosen: list[ServerId] = []
     while len(chosen) < count:
         chosen.append(_best(servers, chosen, replicas))
@@ -32,7 +33,7 @@ def place_members(
     present: Iterable[Member] = (),
     state: PartitionState = PartitionState.SERVING,
 ) -> list[Member]:
-    """Members for new partitions, `count` replicas each, beside those that are there already."""
+    """Place new partitions with `count` replicas each, besides those that exist already."""
     held: Counter[ServerId] = Counter()
     leads: Counter[ServerId] = Counter()
     for member in present:
@@ -50,8 +51,8 @@ def place_members(
 def replacement(
     servers: Mapping[ServerId, str], member: Member, leaving: ServerId, replicas: Mapping[ServerId, int]
 ) -> ServerId | None:
-    """Where the replica on `leaving` goes best; None if every server has one already. `servers` are those to choose
-    from; the zone of one that is not among them counts as none."""
+    """Choose the best server for the replica on `leaving`; None if every server has a replica already. `servers` are
+    the candidates; a replica's server that is not among them counts as being in no zone."""
     staying = [server for server in member.replicas if server != leaving]
     if not set(servers) - set(member.replicas):
         return None

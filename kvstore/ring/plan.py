@@ -1,8 +1,8 @@
-"""Plans changes of the ring: partitions that join or leave, ranges that go elsewhere, as planned moves. Decides only.
+"""Plans changes of the ring, as planned moves: partitions that join or leave, ranges that move elsewhere. Decides only.
 
-A plan compares the ring as it will be with the ring as it is: each range whose owner differs is one move, straight from
-its present owner, however many partitions join at once. Planning again while moves are open starts from what they lead
-to: those that nobody has begun are planned anew, those under way are left alone.
+A plan compares the future ring with the present one: each range whose owner differs is one move, straight from its
+present owner, however many partitions join at once. Planning while moves are open starts from their outcome: moves that
+have not begun are planned again, moves in progress are left alone.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from kvstore.types import PartitionId
 MOVE_TOKENS_MAX = TOKENS // 32
 """Larger ranges move in parts, so that no pause, cancel or restart costs more than one part."""
 _Owners = dict[int, PartitionId]
-"""By the end of the range."""
+"""Owners by the end of their range."""
 _GOING = (PartitionState.LEAVING, PartitionState.RETIRED)
 
 
 def join(ring: Ring, members: Sequence[Member], *, now_ms: int = 0) -> Ring:
-    """Each of `members` joins and takes its share. Raises ValueError for an id that is, or ever was, in the ring."""
+    """Plan that each of `members` joins and takes its share. Raises ValueError for an id that is, or ever was, in the
+    ring."""
     partitions = dict(ring.partitions)
     for member in members:
         if member.id in partitions or member.id in ring.retired:
-            raise ValueError(f"partition {member.id} is or was in the ring; want an id that was never used")
+            raise ValueError(f"partition {member.id} is or was in the ring; use an id that was never used")
         partitions[member.id] = replace(member, state=PartitionState.JOINING)
     future = future_owners(ring)
     balance = Balance(_ranges(future), _staying(ring.partitions), _fixed(ring))
@@ -41,14 +42,14 @@ def join(ring: Ring, members: Sequence[Member], *, now_ms: int = 0) -> Ring:
 
 
 def leave(ring: Ring, leavers: Sequence[PartitionId], *, now_ms: int = 0) -> Ring:
-    """All that `leavers` own, or were to own, goes to the others. Raises ValueError if one is not in the ring or nobody
-    stays."""
+    """Plan that everything that `leavers` own, or were to own, moves to the others. Raises ValueError if a leaver is
+    not in the ring, or no partition would stay."""
     for leaver in leavers:
         _known(ring, leaver)
     going = set(leavers)
     staying = [each for each in _staying(ring.partitions) if each not in going]
     if not staying:
-        raise ValueError(f"want at least one partition to stay, got {', '.join(sorted(going))} to leave")
+        raise ValueError(f"expected at least one partition to stay, got {', '.join(sorted(going))} to leave")
     partitions = {
         each.id: replace(each, state=PartitionState.LEAVING) if each.id in going else each
         for each in ring.partitions.values()
@@ -58,12 +59,12 @@ def leave(ring: Ring, leavers: Sequence[PartitionId], *, now_ms: int = 0) -> Rin
 
 
 def shift(ring: Ring, source: PartitionId, target: PartitionId, size: int, *, now_ms: int = 0) -> Ring:
-    """About `size` tokens go from `source` to `target`: its largest ranges, the last one cut. Raises ValueError if they
-    are not in the ring, or the source has fewer tokens that are not on the move already."""
+    """Plan that about `size` tokens move from `source` to `target`: its largest ranges, the last one cut. Raises
+    ValueError if one of them is not in the ring, or the source has fewer tokens that are not moving already."""
     for partition in (source, target):
         _known(ring, partition, may_go=False)
     if source == target:
-        raise ValueError(f"want another target than the source, got {source} twice")
+        raise ValueError(f"expected a target other than the source, got {source} twice")
     future, fixed = future_owners(ring), _fixed(ring)
     spans = [span for span in _ranges(future) if span.owner == source and span.end not in fixed]
     left = size
@@ -74,16 +75,16 @@ def shift(ring: Ring, source: PartitionId, target: PartitionId, size: int, *, no
         future[(span.start + taken) % TOKENS] = target
         left -= taken
     if left > 0 or size <= 0:
-        raise ValueError(f"want 1 to {size - left} tokens of {source} to move, got {size}")
+        raise ValueError(f"expected 1 to {size - left} tokens of {source} to move, got {size}")
     return settled(planned(ring, ring.partitions, future, now_ms=now_ms))
 
 
 def shift_range(ring: Ring, first: int, last: int, target: PartitionId, *, now_ms: int = 0) -> Ring:
-    """The tokens from `first` to `last`, both included, go to `target`. Raises ValueError if that is not a range, the
-    target is not in the ring, or a part of the range is on the move."""
+    """Plan that the tokens from `first` to `last`, both included, move to `target`. Raises ValueError if that is not a
+    range, the target is not in the ring, or a part of the range is moving."""
     _known(ring, target, may_go=False)
     if not 0 <= first <= last < TOKENS:
-        raise ValueError(f"want first <= last, both from 0 to {TOKENS - 1}, got {first} and {last}")
+        raise ValueError(f"expected first <= last, both from 0 to {TOKENS - 1}, got {first} and {last}")
     for move in ring.moves.values():
         if move.end in _fixed(ring) and move.first <= last and first <= move.end:
             raise ValueError(f"move {move.id} of tokens {move.first} to {move.end} is under way")
@@ -96,8 +97,8 @@ def shift_range(ring: Ring, first: int, last: int, target: PartitionId, *, now_m
 
 
 def settled(ring: Ring) -> Ring:
-    """The same version with members in the state that tokens and moves imply; what leavers own without a move is
-    planned to go."""
+    """Return the same version with every member in the state that tokens and moves imply. Ranges that leavers own
+    without a move are planned to move."""
     if _is_stuck(ring):
         ring = replace(_emptied(ring, now_ms=0), version=ring.version)
     owners, moves = set(ring.tokens.values()), ring.moves.values()
@@ -118,7 +119,7 @@ def settled(ring: Ring) -> Ring:
 def planned(
     ring: Ring, partitions: Mapping[PartitionId, Member], future: Mapping[int, PartitionId], *, now_ms: int
 ) -> Ring:
-    """The next version: `partitions`, and the moves that lead from its owners to those in `future`."""
+    """Return the next version: `partitions`, and the moves that lead from the present owners to those in `future`."""
     moving = {move.end: move for move in ring.moves.values() if move.state is not MoveState.PLANNED}
     former = {(m.start, m.end, m.source, m.target): m for m in ring.moves.values() if m.end not in moving}
     tokens: list[tuple[int, PartitionId]] = []
@@ -153,8 +154,8 @@ def planned(
 
 
 def future_owners(ring: Ring) -> _Owners:
-    """Owners by the end of the range as they will be once the open moves are through. Token TOKENS - 1 ends a range,
-    so that none that moves wraps round."""
+    """Return the owners by the end of their range, as they will be once the open moves are done. Token TOKENS - 1 ends
+    a range, so that no moving range wraps around."""
     future = dict(ring.tokens)
     future.setdefault(TOKENS - 1, ring.owner_of(TOKENS - 1))
     for move in ring.moves.values():
@@ -165,7 +166,7 @@ def future_owners(ring: Ring) -> _Owners:
 
 
 def merged(ring: Ring) -> SortedDict[int, PartitionId]:
-    """The ring's tokens without those between two ranges of one owner of which neither moves."""
+    """Return the ring's tokens without those between two ranges of one owner of which neither moves."""
     ends = {move.end for move in ring.moves.values()}
     tokens: list[tuple[int, PartitionId]] = []
     for end, owner in ring.tokens.items():
@@ -181,7 +182,8 @@ def _given_up(move: Move) -> Move:
 
 
 def _emptied(ring: Ring, *, now_ms: int) -> Ring:
-    """The next version, in which all that leavers own or are to own is planned to go to those that stay."""
+    """Return the next version, in which everything that leavers own or are to own is planned to move to the partitions
+    that stay."""
     future = future_owners(ring)
     leavers = [each.id for each in ring.partitions.values() if each.state is PartitionState.LEAVING]
     balance = Balance(_ranges(future), [*_staying(ring.partitions), *leavers], _fixed(ring))
@@ -190,7 +192,7 @@ def _emptied(ring: Ring, *, now_ms: int) -> Ring:
 
 
 def _is_stuck(ring: Ring) -> bool:
-    """Whether a leaver owns, or is to get, a range that nothing takes away."""
+    """Return True if a leaver owns, or is to get, a range that no move takes away."""
     leavers = {each.id for each in ring.partitions.values() if each.state is PartitionState.LEAVING}
     if not leavers:
         return False
@@ -224,7 +226,7 @@ def _parts(span: TokenRange) -> Iterator[TokenRange]:
 
 
 def _fixed(ring: Ring) -> frozenset[int]:
-    """Ends of the ranges that a plan leaves alone."""
+    """Return the ends of the ranges that a plan leaves alone."""
     return frozenset(move.end for move in ring.moves.values() if move.state is not MoveState.PLANNED)
 
 
@@ -240,4 +242,4 @@ def _known(ring: Ring, partition: PartitionId, *, may_go: bool = True) -> None:
     member = ring.partitions.get(partition)
     if member is None or (member.state in _GOING and not may_go):
         known = ", ".join(_staying(ring.partitions))
-        raise ValueError(f"want a partition that stays in the ring ({known}), got {partition}")
+        raise ValueError(f"expected a partition that stays in the ring ({known}), got {partition}")

@@ -1,4 +1,4 @@
-"""How whoever moves ranges sees the ring of the cluster: its newest version known here, and a way to change it."""
+"""The cluster's ring as code that moves ranges uses it: the newest version known here, and a way to change it."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ class Rings(Protocol):
         ...
 
     async def change(self, step: Callable[[Ring], Ring], *, soon: bool = False, plans: bool = False) -> Ring:
-        """Store `step(ring)` by compare-and-set, computed anew whenever another writer came first, and return it.
-        `soon`: try first with the ring as it is known here, without reading it. `plans`: it can be made in parts or not
-        at all, and is refused (Overloaded) where the ring would leave no room for carrying out what is planned.
+        """Store `step(ring)` by compare-and-set, recomputed if another writer came first, and return it. With `soon`,
+        the first attempt uses the ring known here, without reading it. With `plans`, the change can be made in parts or
+        not at all, and is refused (Overloaded) if the ring would be too large to carry out what is planned.
 
-        `step` is one of `kvstore.ring.steps` or `.plan`, or raises to give up; what it raises passes through. Raises
-        MetadataUnavailable if nothing was written, MetadataUnknown if that could not be learnt, VersionConflict if
-        others were always first.
+        `step` is one of `kvstore.ring.steps` or `.plan`, or raises to give up; its errors pass through. Raises
+        MetadataUnavailable if nothing was written, MetadataUnknown if the outcome is unknown, VersionConflict if other
+        writers always came first.
         """
         ...
 
     def hint(self, routed: int) -> None:
-        """Another server says that keys are routed by a ring of this version: it is read, if it is later than the one
-        known here. Nothing else is believed of what others say about the ring (docs/protocol.md H9)."""
+        """Handle another server's report that keys are routed by a ring of this version: read the ring if that version
+        is later than the one known here. Nothing else that other servers say about the ring is trusted
+        (docs/protocol.md H9)."""
         ...
 
     def on_ring(self, changed: Callable[[], None]) -> Callable[[], None]:
-        """Call `changed` on the event loop after each new version; returns what ends that."""
+        """Call `changed` on the event loop after each new version. Return a function that ends that."""
         ...

@@ -1,8 +1,8 @@
-"""One step of moving replicas between servers: each takes a ring and returns the next version, or the same ring if that
-is done already. Decides only; whoever calls stores the result by compare-and-set.
+"""Steps of moving replicas between servers. Each takes a ring and returns the next version, or the same ring if the
+step is done already. Decides only; the caller stores the result by compare-and-set.
 
-A newcomer is added first and catches up from a snapshot and the log; only then the replica that it replaces goes. So a
-partition never has fewer replicas than it had.
+A newcomer is added first and catches up from a snapshot and the log; only then the replica that it replaces is removed.
+So a partition never has fewer replicas than before.
 """
 
 from __future__ import annotations
@@ -15,22 +15,25 @@ from kvstore.types import PartitionId, ServerId
 
 # docs/protocol.md H6
 def begin_replacing(ring: Ring, partition: PartitionId, newcomer: ServerId, leaving: ServerId) -> Ring:
-    """The partition's replica on `leaving` shall go, once one on `newcomer` has caught up. Raises ValueError if that is
-    not there, or the other is already."""
+    """Add a replica on `newcomer` that replaces the one on `leaving` once it has caught up. Raises ValueError if there
+    is no replica on `leaving`, or one on `newcomer` already."""
     member = _member(ring, partition)
     if (newcomer, leaving) in member.replacing:
         return ring
     if leaving not in member.replicas or newcomer in member.replicas:
         where = ", ".join(member.replicas)
-        raise ValueError(f"partition {partition}: want a replica of {where} to go to another server, not {newcomer}")
+        raise ValueError(
+            f"partition {partition}: expected a replica on {where} to move to another server, got {newcomer}"
+        )
     if leaving in {server for pair in member.replacing for server in pair}:
-        raise ValueError(f"partition {partition}: the replica on {leaving} is being replaced, or has only begun")
+        raise ValueError(f"partition {partition}: the replica on {leaving} is being replaced or is itself a newcomer")
     replicas, replacing = (*member.replicas, newcomer), (*member.replacing, (newcomer, leaving))
     return _with(ring, replace(member, replicas=replicas, replacing=replacing))
 
 
 def finish_replacing(ring: Ring, partition: PartitionId, newcomer: ServerId) -> Ring:
-    """The newcomer has caught up and takes the place of the one that it replaces, also as preferred leader."""
+    """Let the newcomer, which has caught up, take the place of the replica that it replaces, also as preferred
+    leader."""
     member = ring.partitions.get(partition)
     leaving = _replaced_by(member, newcomer)
     if member is None or leaving is None:
@@ -40,7 +43,7 @@ def finish_replacing(ring: Ring, partition: PartitionId, newcomer: ServerId) -> 
 
 
 def give_up_replacing(ring: Ring, partition: PartitionId, newcomer: ServerId) -> Ring:
-    """The newcomer goes again, and the one that it was to replace stays."""
+    """Remove the newcomer, and keep the replica that it was to replace."""
     member = ring.partitions.get(partition)
     if member is None or _replaced_by(member, newcomer) is None:
         return ring
@@ -48,14 +51,14 @@ def give_up_replacing(ring: Ring, partition: PartitionId, newcomer: ServerId) ->
 
 
 def drain(ring: Ring, server: ServerId) -> Ring:
-    """The server shall hold no replicas."""
+    """Mark the server as one that must hold no replicas."""
     if server in ring.draining:
         return ring
     return replace(ring, version=ring.version + 1, draining=tuple(sorted({*ring.draining, server})))
 
 
 def undrain(ring: Ring, server: ServerId) -> Ring:
-    """The server may hold replicas again. Those that have gone do not come back by themselves."""
+    """Allow the server to hold replicas again. Replicas that have moved away do not return by themselves."""
     if server not in ring.draining:
         return ring
     return replace(ring, version=ring.version + 1, draining=tuple(each for each in ring.draining if each != server))
@@ -64,7 +67,7 @@ def undrain(ring: Ring, server: ServerId) -> Ring:
 def _member(ring: Ring, partition: PartitionId) -> Member:
     member = ring.partitions.get(partition)
     if member is None or member.state is PartitionState.RETIRED:
-        raise ValueError(f"want one of {', '.join(sorted(ring.partitions))}, got {partition}")
+        raise ValueError(f"expected one of {', '.join(sorted(ring.partitions))}, got {partition}")
     return member
 
 

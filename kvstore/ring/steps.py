@@ -1,5 +1,5 @@
-"""One step of a move, or of all of them: each takes a ring and returns the next version, or the same ring if that is
-done already. Decides only; whoever calls stores the result by compare-and-set."""
+"""Steps of one move, or of all moves. Each takes a ring and returns the next version, or the same ring if the step is
+done already. Decides only; the caller stores the result by compare-and-set."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _COPYING, _CANCELLING, _FLIPPED = MoveState.COPYING, MoveState.CANCELLING, MoveS
 
 # docs/protocol.md H3
 def begin(ring: Ring, id: MoveId, attempt: int) -> Ring:
-    """The target may log its import as `attempt`. Raises ValueError if the move is gone, given up, or further."""
+    """Let the target log its import as `attempt`. Raises ValueError if the move is gone, being cancelled, or
+    further."""
     move = _open(ring, id, MoveState.PLANNED, _COPYING)
     if (move.state, move.attempt) == (_COPYING, attempt):
         return ring
@@ -26,8 +27,8 @@ def begin(ring: Ring, id: MoveId, attempt: int) -> Ring:
 
 
 def flip(ring: Ring, id: MoveId, seq: int = 0) -> Ring:
-    """The target owns the range, in the logs, since its sequence `seq` or before; route to it. Also for a move that is
-    being cancelled: the release was logged first. Raises ValueError if the move is gone or nobody has begun it."""
+    """Route to the target, which owns the range in the logs since its sequence `seq` or before. Also valid for a move
+    that is being cancelled: the release was logged first. Raises ValueError if the move is gone or has not begun."""
     move = _open(ring, id, _COPYING, _CANCELLING, _FLIPPED)
     if move.state is _FLIPPED:
         return ring
@@ -42,7 +43,7 @@ def flip(ring: Ring, id: MoveId, seq: int = 0) -> Ring:
 
 
 def finish(ring: Ring, id: MoveId) -> Ring:
-    """The source has dropped the range: the move is through. Raises ValueError if it was not flipped."""
+    """Remove a move whose source has dropped the range. Raises ValueError if the move was not flipped."""
     if id not in ring.moves:
         return ring
     _open(ring, id, _FLIPPED)
@@ -50,8 +51,8 @@ def finish(ring: Ring, id: MoveId) -> Ring:
 
 
 def cancel(ring: Ring, ids: Iterable[MoveId]) -> Ring:
-    """Give moves up. Those that nobody has begun are gone at once; for those under way, source and target have to agree
-    first. Those that are through in the logs are left alone. A partition that was leaving stays."""
+    """Cancel moves. Moves that have not begun are gone at once; for moves in progress, source and target must agree
+    first. Moves that are done in the logs are left alone. A partition that was leaving stays."""
     chosen = [ring.moves[id] for id in sorted(set(ids)) if id in ring.moves]
     gone = {move.id for move in chosen if move.state is MoveState.PLANNED}
     asked = {move.id: replace(move, state=_CANCELLING) for move in chosen if move.state is _COPYING}
@@ -69,8 +70,8 @@ def cancel(ring: Ring, ids: Iterable[MoveId]) -> Ring:
 
 
 def cancelled(ring: Ring, id: MoveId) -> Ring:
-    """The source has logged that it keeps the range, and the target has dropped its copy. Raises ValueError if the move
-    was not given up."""
+    """Remove a cancelled move: the source has logged that it keeps the range, and the target has dropped its copy.
+    Raises ValueError if the move was not being cancelled."""
     if id not in ring.moves:
         return ring
     _open(ring, id, _CANCELLING)
@@ -78,17 +79,17 @@ def cancelled(ring: Ring, id: MoveId) -> Ring:
 
 
 def set_pace(ring: Ring, pace: Pace) -> Ring:
-    """Pause, go on, or go at another speed."""
+    """Pause or resume moves, or change their speed."""
     return ring if ring.pace == pace else replace(ring, version=ring.version + 1, pace=pace)
 
 
 def forget(ring: Ring, partition: PartitionId) -> Ring:
-    """A retired partition's log is gone: so is its place in the ring. Its id is never used again. Raises ValueError if
-    it has not retired."""
+    """Remove a retired partition whose log is gone. Its id is never reused. Raises ValueError if the partition has not
+    retired."""
     if partition not in ring.partitions:
         return ring
     if ring.partitions[partition].state is not PartitionState.RETIRED:
-        raise ValueError(f"partition {partition} is {ring.partitions[partition].state}; want a retired one")
+        raise ValueError(f"partition {partition} is {ring.partitions[partition].state}, expected a retired partition")
     partitions = {each: member for each, member in ring.partitions.items() if each != partition}
     retired = tuple(sorted({*ring.retired, partition}))
     version = ring.version + 1
@@ -99,7 +100,7 @@ def _open(ring: Ring, id: MoveId, *states: MoveState) -> Move:
     move = ring.moves.get(id)
     if move is None or move.state not in states:
         found = "gone" if move is None else str(move.state)
-        raise ValueError(f"move {id}: want it {' or '.join(states)}, is {found}")
+        raise ValueError(f"move {id}: expected it to be {' or '.join(states)}, but it is {found}")
     return move
 
 
@@ -108,7 +109,7 @@ def _with(ring: Ring, move: Move) -> Ring:
 
 
 def _no_more_wanted(ring: Ring, gone: set[MoveId]) -> Ring:
-    """The same ring, in which these moves do not count as planned: progress is that of the others."""
+    """Return the same ring without counting these moves as planned: progress is that of the others."""
     tokens = sum(ring.moves[id].size for id in gone)
     journey = ring.journey
     return replace(ring, journey=replace(journey, moves=journey.moves - len(gone), tokens=journey.tokens - tokens))

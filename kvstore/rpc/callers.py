@@ -1,4 +1,5 @@
-"""The address of the caller of the present gRPC call: its own, also where a front carries its connection."""
+"""Keeps the address of the client of the current gRPC call, also behind a front that forwards the client's
+connection."""
 
 from __future__ import annotations
 
@@ -11,12 +12,12 @@ _caller: ContextVar[str | None] = ContextVar("caller", default=None)
 
 
 def note_caller(context: Any, carried: Mapping[str, str]) -> None:
-    """Find out who calls, at the beginning of a call. `carried`: the front's addresses of callers by its own."""
+    """Record the client of a call at its beginning. `carried` maps the front's addresses to those of its clients."""
     peer = unquote(context.peer())
     _caller.set(carried.get(peer, peer))
 
 
 def caller_of(context: Any = None) -> str:
-    """Return the caller's address as gRPC names addresses, for example `ipv4:10.0.0.9:51112` or `ipv6:[::1]:51112`.
-    `context`: the call's, for calls that were not noted."""
+    """Return the client's address in gRPC's form, for example `ipv4:10.0.0.9:51112` or `ipv6:[::1]:51112`. `context` is
+    for calls that were not recorded."""
     return _caller.get() or ("?" if context is None else unquote(context.peer()))

@@ -1,8 +1,10 @@
-"""The calls of a gRPC server by network: in total, those whose message has not come yet, and those that need no user.
+"""Limits the calls of a gRPC server per network: all calls, calls whose message has not arrived, and calls that need no
+login.
 
-gRPC counts a call from its headers on and waits for its message for ever, and a health watch lasts as long as its
-client likes: a few connections of unauthenticated peers would take all calls. So both kinds have a small part of the
-calls each, and when it runs out the oldest call of the network with the most of them is ended (kvstore/env/shares.py).
+gRPC counts a call from its headers on and waits forever for its message, and a health watch lasts as long as its client
+wants. A few connections of unauthenticated peers could use up all calls. Therefore each of these two kinds has a small
+share of the calls. When the share is used up, the oldest call of the network with the most such calls is ended
+(kvstore/env/shares.py).
 """
 
 from __future__ import annotations
@@ -23,27 +25,28 @@ from kvstore.rpc.channels import CONCURRENT_CALLS_MAX
 from kvstore.rpc.status import abort
 
 HALF_SENT_MAX = CONCURRENT_CALLS_MAX // 8
-"""Calls whose message has not come."""
+"""Maximum number of calls whose message has not arrived."""
 MESSAGE_S = 30.0
-"""How long one may take to come."""
+"""Maximum time in seconds until the message arrives."""
 OPEN_CALLS_MAX = CONCURRENT_CALLS_MAX // 8
-"""Calls that need no user, which are those of health."""
+"""Maximum number of calls without a login, which are health calls."""
 ADDRESS_WATCHES_MAX = 64
-"""Health watches of one network. Each connection of a load balancer, or of a client that watches health, has one."""
+"""Maximum number of health watches of one network. Each connection of a load balancer, or of a client that watches
+health, has one."""
 ADDRESS_CALLS_MAX = CONCURRENT_CALLS_MAX // 2
-"""Calls of one network, so that it does not take them all with streams in which nothing happens."""
+"""Maximum number of calls of one network, so that a network cannot use up all calls with idle streams."""
 FEW = 16
-"""Calls at once that read much of the metadata store."""
+"""Maximum number of concurrent calls that read much of the metadata store."""
 
 
 def check_cluster(wanted: str, here: str) -> None:
-    """Raises Unavailable if a request names another cluster: its client asks elsewhere."""
+    """Raise Unavailable if a request names another cluster, so that its client asks another server."""
     if wanted and wanted != here:
-        raise Unavailable(f"this server is of another cluster: want {wanted[:80]}, got {here}")
+        raise Unavailable(f"this server is of another cluster: expected {wanted[:80]}, got {here}")
 
 
 class _Wait:
-    """A call that may be ended: one whose message has not come, or one that needs no user."""
+    """A call that may be ended early: its message has not arrived, or it needs no login."""
 
     __slots__ = ("since", "timeout")
 
@@ -56,27 +59,30 @@ class _Wait:
             self.timeout.reschedule(now)
 
 
-class Calls:
-    """The calls of one gRPC server."""
+class ServerCalls:
+    """The calls of one gRPC server and their limits."""
 
     def __init__(self, known: KnownNetworks | None = None, carried: Mapping[str, str] | None = None) -> None:
-        """`carried`: the addresses of callers whose connections a front carries, by those that gRPC sees."""
+        """`carried` maps the addresses that gRPC sees to those of clients whose connections a front forwards."""
         known = KnownNetworks() if known is None else known
         self._carried = {} if carried is None else carried
         self._of_address: dict[str, int] = {}
         self._half_sent: Shares[_Wait] = Shares(known)
         self._open: Shares[_Wait] = Shares(known)
-        """Calls that need no user."""
+        """Calls that need no login."""
         self._watches: Counter[str] = Counter()
         self._sweep: asyncio.TimerHandle | None = None
 
     async def begin(self, context: Any) -> str:
-        """Count a call; returns its address. Aborts it if that has too many."""
+        """Count a call and return its client's address. Aborts the call if the client's network has too many."""
         note_caller(context, self._carried)
         address = address_of(caller_of(context))
         count = self._of_address.get(address, 0)
         if count >= ADDRESS_CALLS_MAX:
-            await abort(context, Overloaded(f"{ADDRESS_CALLS_MAX} calls of one address are under way"))
+            await abort(
+                context,
+                Overloaded(f"expected at most {ADDRESS_CALLS_MAX} concurrent calls from one address; end some calls"),
+            )
         self._of_address[address] = count + 1
         return address
 
@@ -87,10 +93,10 @@ class Calls:
 
     @asynccontextmanager
     async def without_user(self, context: Any, address: str, *, lasts: bool) -> AsyncIterator[None]:
-        """Count a call that needs no user while it is answered. Aborts it if its network has too many that last, or
-        when it gives way to another one."""
+        """Count a call without a login while it is answered. Aborts the call if its network has too many lasting ones,
+        or when another call needs the slot."""
         if lasts and self._watches[address] >= ADDRESS_WATCHES_MAX:
-            text = f"{ADDRESS_WATCHES_MAX} watches of health of one address are under way; end one of them"
+            text = f"expected at most {ADDRESS_WATCHES_MAX} health watches from one address; end one of them"
             await abort(context, Overloaded(text))
         now = asyncio.get_running_loop().time()
         wait = _Wait(now)
@@ -102,7 +108,9 @@ class Calls:
             async with wait.timeout:
                 yield
         except TimeoutError:
-            await abort(context, Overloaded(f"{OPEN_CALLS_MAX} calls without a user are under way; call again"))
+            await abort(
+                context, Overloaded(f"expected at most {OPEN_CALLS_MAX} concurrent calls without a login; retry")
+            )
         finally:
             self._open.discard(wait)
             self._watches[address] -= lasts
@@ -110,7 +118,8 @@ class Calls:
                 del self._watches[address]
 
     async def message(self, context: Any, address: str) -> Any:
-        """The message of a call that has one. Aborts it if that does not come in time, or others wait as well."""
+        """Return the message of a call. Aborts the call if the message does not arrive in time, or if other calls need
+        the slot."""
         now = asyncio.get_running_loop().time()
         wait = _Wait(now)
         try:
@@ -119,11 +128,11 @@ class Calls:
                 self._bound(now)
                 message = await context.read()
         except TimeoutError:
-            await abort(context, Overloaded("the call's message has not come, and other calls have"))
+            await abort(context, Overloaded("the message of the call did not arrive in time"))
         finally:
             self._half_sent.discard(wait)
         if message is grpc.aio.EOF:
-            await abort(context, InvalidRequest("a call without its message"))
+            await abort(context, InvalidRequest("expected a message in the call, got none"))
         return message
 
     def _bound(self, now: float) -> None:
@@ -133,7 +142,7 @@ class Calls:
             self._sweep = asyncio.get_running_loop().call_later(MESSAGE_S, self._end_old)
 
     def _end(self, shares: Shares[_Wait], wait: _Wait | None, now: float) -> None:
-        assert wait is not None, "calls of which there are too many are there"
+        assert wait is not None, "too many calls include at least one"
         shares.discard(wait)
         wait.end(now)
 
@@ -147,8 +156,8 @@ class Calls:
 
 
 class Few:
-    """Calls that are costly, for the metadata store too: few at once, so that strangers do not keep it busy, and of one
-    address half of them."""
+    """Calls that are expensive, also for the metadata store. Only FEW run at once, and half of them from one address,
+    so that unauthenticated peers cannot keep the store busy."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -156,13 +165,13 @@ class Few:
 
     @contextmanager
     def place(self, context: Any) -> Iterator[None]:
-        """Raises Overloaded."""
+        """Hold a slot for one call. Raises Overloaded."""
         address = address_of(caller_of(context))
         if self._of_address.total() >= FEW or self._of_address[address] >= FEW // 2:
-            raise Overloaded(f"{FEW} {self._what} at once, {FEW // 2} of one address; ask again")
+            raise Overloaded(f"expected at most {FEW} concurrent {self._what}, and {FEW // 2} from one address; retry")
         self._of_address[address] += 1
         try:
             yield
         finally:
             self._of_address[address] -= 1
-            self._of_address += Counter()  # forgets those that have none
+            self._of_address += Counter()  # drops zero counts

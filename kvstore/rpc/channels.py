@@ -1,4 +1,5 @@
-"""How our gRPC channels and servers are set up: sizes, keepalive, reconnection. Both ends here: they must agree."""
+"""Configures gRPC channels and servers: sizes, keepalive, reconnection. Both ends are configured here, because they
+must agree."""
 
 from __future__ import annotations
 
@@ -18,22 +19,24 @@ from kvstore.rpc.targets import NamedChannel, Options, needs_lookup, places_of, 
 log = logging.getLogger(__name__)
 
 MESSAGE_BYTES_MAX = 4 << 20
-"""Of one message. Senders stay far below: 1 MiB and one operation."""
+"""Maximum bytes of a message. Senders stay far below it: 1 MiB and one operation."""
 METADATA_BYTES_MAX = 16 << 10
 TIMEOUT_DEFAULT_MS = 5_000
 TIMEOUT_MAX_MS = 30_000
 KEEPALIVE_MS = 10_000
 KEEPALIVE_TIMEOUT_MS = 5_000
 AHEAD_BYTES = 1 << 20
-"""What a reader of pages has of them at most that it has not asked for yet, and the message that is coming."""
+"""Maximum bytes of pages that a reader receives ahead of its requests, in addition to the message in transit."""
 CONNECTIONS_MAX = 2_500
-"""Of one server, unless it is told otherwise; one more is closed at once."""
+"""Default maximum number of connections of one server. A further connection is closed at once."""
 HANDSHAKE_MS = 5_000
-"""From the accept of a connection to its first HTTP/2 frame."""
+"""Maximum time from accepting a connection to its first HTTP/2 frame."""
 CONCURRENT_CALLS_MAX = 4_096
-"""Of one server; more are answered RESOURCE_EXHAUSTED. A session stream counts as one."""
+"""Maximum number of concurrent calls of one server. Further calls are answered RESOURCE_EXHAUSTED. A session stream
+counts as one call."""
 CONNECTION_CALLS_MAX = CONCURRENT_CALLS_MAX // 4
-"""Of one connection, so that one client does not take them all; its library keeps back what is more."""
+"""Maximum number of concurrent calls of one connection, so that one client cannot use up all calls. The client's gRPC
+library delays further calls."""
 
 
 def sizes() -> Options:
@@ -45,7 +48,8 @@ def sizes() -> Options:
 
 
 def keepalive(*, server: bool) -> Options:
-    """A client pings every KEEPALIVE_MS, without calls too; a server allows pings twice as often as that."""
+    """Return the keepalive options. A client pings every KEEPALIVE_MS, also without calls; a server accepts twice that
+    rate."""
     if server:
         return (
             ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
@@ -60,28 +64,29 @@ def keepalive(*, server: bool) -> Options:
 
 
 def channel_options() -> Options:
-    """Of a client. Each channel has connections of its own, so that closing it forgets gRPC's reconnection back-off."""
+    """Return the options of a client. Each channel has its own connections, so that closing it resets gRPC's
+    reconnection backoff."""
     return (
         *sizes(),
         *keepalive(server=False),
         ("grpc.initial_reconnect_backoff_ms", 50),
         ("grpc.max_reconnect_backoff_ms", 500),
-        ("grpc.min_reconnect_backoff_ms", 1_000),  # this one is the time that connecting may take
+        ("grpc.min_reconnect_backoff_ms", 1_000),  # the timeout of a connection attempt
         ("grpc.use_local_subchannel_pool", 1),
-        ("grpc.enable_retries", 0),  # we retry, with request ids
+        ("grpc.enable_retries", 0),  # kvstore retries itself, with request ids
         ("grpc.enable_http_proxy", 0),
     )
 
 
 def paging() -> Options:
-    """Of a client that reads streams of pages. Left to itself, gRPC takes in as much as the connection carries in a
-    round trip, tens of MiB on a busy machine, whether anybody reads it or not."""
+    """Return the options of a client that reads streams of pages. By default gRPC buffers as much as the connection
+    carries in a round trip, tens of MiB on a busy machine, even if the client reads nothing."""
     return (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", AHEAD_BYTES))
 
 
 def open_channel(address: str, tls: Tls | None, more: Options = (), login: Login | None = None) -> grpc.Channel:
-    """A blocking client's channel, whose calls carry the login: None is that of the environment. The first call looks
-    the server's name up. Raises OSError if a TLS file cannot be read, ConfigError."""
+    """Open a channel for a blocking client. Its calls carry `login`, by default the login of the environment. The first
+    call resolves the server's name. Raises ConfigError, and OSError if a TLS file cannot be read."""
     credentials = None if tls is None else grpc.ssl_channel_credentials(*tls.contents())
     login = login or login_of_environment()
 
@@ -95,8 +100,8 @@ def open_channel(address: str, tls: Tls | None, more: Options = (), login: Login
 def aio_opener(
     address: str, tls: Tls | None, login: Login | None = None
 ) -> Callable[[float], Awaitable[grpc.aio.Channel]]:
-    """Return a function that opens such a channel on asyncio, after it has looked the server's name up for at most so
-    many seconds: it raises OSError if there is no address. Raises OSError if a TLS file cannot be read, ConfigError."""
+    """Return a function that opens an asyncio channel after resolving the server's name within the given seconds. The
+    function raises OSError if there is no address. Raises ConfigError, and OSError if a TLS file cannot be read."""
     credentials = None if tls is None else grpc.ssl_channel_credentials(*tls.contents())
     login = login or login_of_environment()
 
@@ -118,21 +123,23 @@ def _logged_in(channel: Any, login: Login | None, address: str, tls: Tls | None)
 
 @lru_cache(maxsize=1_024)
 def warn_of_plain_login(host: str) -> None:
-    """Warn once for each host beyond loopback that a login is sent to it without TLS."""
+    """Warn once per host beyond loopback that a login is sent without TLS."""
     if not is_loopback(host):
-        text = "%s: the login is sent without TLS, so anybody on the way can read it; use kvs:// or set KVSTORE_TLS_CA"
+        text = (
+            "%s: the login is sent without TLS, so others on the network can read it; use kvs:// or set KVSTORE_TLS_CA"
+        )
         log.warning(text, host)
 
 
 async def open_aio_channel(address: str, tls: Tls | None, login: Login | None = None) -> grpc.aio.Channel:
-    """Open a channel on asyncio as `aio_opener` does, with its errors."""
+    """Open an asyncio channel as `aio_opener` does, with the same errors."""
     return await aio_opener(address, tls, login)(LOOKUP_S)
 
 
 def blocking_channel(
     address: str, places: Sequence[str], credentials: grpc.ChannelCredentials | None, options: Options
 ) -> grpc.Channel:
-    """Return a blocking channel to a server at these addresses; none if `address` is one."""
+    """Return a blocking channel to a server with these addresses; empty if `address` is not a name."""
     target, named = target_of(address, places)
     if credentials is None:
         return grpc.insecure_channel(target, options=(*options, *named))
@@ -142,7 +149,7 @@ def blocking_channel(
 def aio_channel(
     address: str, places: Sequence[str], credentials: grpc.ChannelCredentials | None, options: Options
 ) -> grpc.aio.Channel:
-    """A channel to a server at these addresses; none if it is given by one."""
+    """Return an asyncio channel to a server with these addresses; empty if `address` is not a name."""
     target, named = target_of(address, places)
     if credentials is None:
         return grpc.aio.insecure_channel(target, options=(*options, *named))
@@ -150,8 +157,8 @@ def aio_channel(
 
 
 def server_options(connections_max: int = CONNECTIONS_MAX) -> Options:
-    """Of a server. Connections count from their accept. Without SO_REUSEPORT a port that is taken is an error instead
-    of a shared port."""
+    """Return the options of a server. Connections count from their accept. Without SO_REUSEPORT, a port in use is an
+    error instead of a shared port."""
     return (
         *sizes(),
         *keepalive(server=True),
@@ -163,5 +170,6 @@ def server_options(connections_max: int = CONNECTIONS_MAX) -> Options:
 
 
 def timeout_s(timeout_ms: int) -> float:
-    """Seconds that a request may take which asks for `timeout_ms`: 0 is the default, and there is a cap."""
+    """Return the timeout in seconds of a request that asks for `timeout_ms`: 0 means the default, and there is a
+    maximum."""
     return min(timeout_ms or TIMEOUT_DEFAULT_MS, TIMEOUT_MAX_MS) / 1000

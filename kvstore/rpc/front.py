@@ -1,12 +1,12 @@
-"""Listens for a gRPC server that has TLS, and carries the bytes of each connection to one of the server's own ports on
-loopback, unread, so that TLS ends in gRPC.
+"""Accepts the connections of a gRPC server with TLS and forwards their bytes to one of the server's own loopback ports,
+without reading them, so that TLS ends in gRPC.
 
-gRPC's own listener counts connections from their accept and closes whoever comes when the slots are used up: strangers
-who hold them keep everybody out. Here the slots are shared by network (kvstore/env/shares.py), and a handshake begins
-only once its whole hello is there. While TLS is preferred (docs/protocol.md S1), the first byte decides between a port
-with TLS and one without, which gRPC's listener could not tell apart.
+gRPC's own listener counts connections from their accept and closes every new one when its slots are used up, so
+unauthenticated peers could lock out everyone. This front shares the slots by network (kvstore/env/shares.py), and
+starts a handshake only when its complete hello has arrived. In the TLS mode `prefer` (docs/protocol.md S1), the first
+byte selects a port with or without TLS, which gRPC's listener cannot do.
 
-gRPC sees this process as the caller. `carried` has the caller's own address for each connection
+gRPC sees this process as the client. `carried` has the real client's address of each connection
 (kvstore/rpc/callers.py).
 """
 
@@ -27,16 +27,16 @@ from kvstore.env.transport import join_address, split_address
 log = logging.getLogger(__name__)
 
 CONNECT_S = 5.0
-"""To the process's own port."""
+"""Maximum time to connect to the process's own port."""
 ENDING_S = 5.0
-"""For what is left once one side has ended: gRPC ends a connection in both directions at once. And for a side that
-takes nothing to take what was sent before; then it is broken off."""
+"""Maximum time for the remaining bytes once one side has ended, because gRPC ends both directions at once, and for a
+side that reads nothing. After that the connection is aborted."""
 HOST = "127.0.0.1"
-"""Of the ports behind it."""
+"""Host of the ports behind the front."""
 
 
 class Front:
-    """Listens on the port before a gRPC server's own, from `open` to `close`."""
+    """Listens on the public port of a gRPC server, from `open` to `close`."""
 
     def __init__(
         self,
@@ -45,8 +45,8 @@ class Front:
         known: KnownNetworks | None = None,
         carried: dict[str, str] | None = None,
     ) -> None:
-        """`noted_plain` is called for each connection without TLS. `known`: networks whose connections give way only to
-        each other. `carried` gets the address of each caller by the address that gRPC sees, both as gRPC names them."""
+        """`noted_plain` is called for each connection without TLS. `known` are networks whose connections give way only
+        to each other. `carried` receives each client's address by the address that gRPC sees, both in gRPC's form."""
         self._max, self._noted_plain = connections_max, noted_plain
         self._known = KnownNetworks() if known is None else known
         self.carried = {} if carried is None else carried
@@ -55,8 +55,8 @@ class Front:
         self._relays: Shares[_Relay] = Shares(self._known)
 
     async def open(self, address: str, *, with_tls: int, without: int | None) -> int:
-        """Carry what comes at `host:port` to one of the two ports; returns the port. `without`: the port for
-        connections without TLS; None: they are closed. Raises OSError."""
+        """Forward connections to `host:port` to one of the two ports, and return the listening port. `without` is the
+        port for connections without TLS; None closes such connections. Raises OSError."""
         host, port = split_address(address)
         sockets = await bind(host, port)
         found: int = sockets[0].getsockname()[1]
@@ -69,23 +69,23 @@ class Front:
         ]
         for each in self._acceptors:
             each.start()
-        log.info("%s takes gRPC with TLS%s", join_address(host, found), "" if without is None else " and without")
+        log.info("%s accepts gRPC with TLS%s", join_address(host, found), "" if without is None else " and without")
         return found
 
     def stop(self) -> None:
-        """Accept no more. What is carried goes on."""
+        """Accept no more connections. Existing ones continue."""
         for each in self._acceptors:
             each.close()
 
     async def close(self) -> None:
-        """End what is carried, too."""
+        """Stop accepting and end all connections."""
         self.stop()
         for relay in list(self._relays):
             relay.end()
         await self._nursery.close()
 
     def take_in(self, relay: _Relay, network: str) -> bool:
-        """Give a new connection a slot. If there is none, one of a network with more connections is broken off. Return
+        """Give a new connection a slot. If none is free, abort a connection of a network with more connections. Return
         False if there is no such connection."""
         if len(self._relays) >= self._max:
             gone = self._relays.displaced_by(network)
@@ -100,40 +100,40 @@ class Front:
         self._relays.discard(relay)
 
     def connect(self, relay: _Relay, port: int, *, is_plain: bool) -> None:
-        """Find the relay its other side."""
+        """Connect the relay to the port behind the front."""
         if is_plain:
             self._noted_plain()
         self._nursery.spawn(relay.connect(port), name="relay")
 
 
 def _address_of(transport: Any, end: str) -> str:
-    """Return the address of one end of a connection, `peername` or `sockname`, as gRPC names addresses."""
+    """Return the address of one end of a connection, `peername` or `sockname`, in gRPC's form."""
     host, port = (transport.get_extra_info(end) or ("?", 0))[:2]
     return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
 
 
 class _Side(asyncio.Protocol):
-    """One of the two connections of a relay: what it brings goes to the other, which may ask it to wait."""
+    """One of the two connections of a relay. It passes its bytes to the other, which may pause it."""
 
     def __init__(self, half_ended: Callable[[], None], lost: Callable[[], None]) -> None:
-        """`half_ended` is called when it has brought all that it will, `lost` when it is no more."""
+        """`half_ended` is called at the end of the incoming bytes, `lost` when the connection is gone."""
         self._half_ended, self._lost = half_ended, lost
         self.transport: Any = None
         self.other: _Side | None = None
         self.has_ended = False
-        """It brings nothing more."""
+        """True if no more bytes will arrive."""
         self.is_lost = False
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
 
     def data_received(self, data: bytes) -> None:
-        assert self.other is not None, "it has another side before it is read from"
+        assert self.other is not None, "the other side exists before reading begins"
         self.other.transport.write(data)
 
     def eof_received(self) -> bool:
-        """Say so to the other one. Where both have ended nothing comes on either any more: no transport that was kept
-        open would be lost by itself."""
+        """Pass the end of the stream on. If both sides have ended, return False, because a transport that stays open
+        would never be reported as lost."""
         self.has_ended = True
         if self.other is None or self.other.has_ended:
             return False
@@ -156,15 +156,15 @@ class _Side(asyncio.Protocol):
 
 
 class _Relay(_Side):
-    """The connection that was accepted; by its first bytes it finds the other one."""
+    """The accepted connection. Its first bytes decide where it is forwarded."""
 
     def __init__(self, front: Front, with_tls: int, without: int | None) -> None:
         super().__init__(self._end_soon, self._note_lost)
         self._front, self._with_tls, self._without = front, with_tls, without
         self._caller = self._inner = "?"
-        """The addresses of the caller, and of this process as gRPC sees it."""
+        """The client's address, and this process's address as gRPC sees it."""
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done once the client has answered the server's part of the handshake, or the connection is over."""
+        """Done once the client has answered the server's part of the handshake, or the connection has ended."""
         self._first = b""
         self._timer: asyncio.TimerHandle | None = None
         self._is_over = False
@@ -179,11 +179,11 @@ class _Relay(_Side):
 
     def data_received(self, data: bytes) -> None:
         if self.other is not None:
-            self._open()  # the client goes on after its hello
+            self._open()  # the client continues after its hello
             self.other.transport.write(data)
             return
         if self._first:
-            self._first += data  # the loop had read it before it was asked to wait
+            self._first += data  # read before the pause took effect
             return
         self._first, is_plain = data, not data.startswith(HANDSHAKE)
         port = self._without if is_plain else self._with_tls
@@ -198,14 +198,14 @@ class _Relay(_Side):
             self.opened.set_result(None)
 
     async def connect(self, port: int) -> None:
-        """Open the other side, and give it what has come."""
+        """Open the other side and pass on the first bytes."""
         side = _Side(self._end_soon, self._note_lost)
-        side.other = self  # at once: what it brings may be here before this goes on
+        side.other = self  # before connecting, because bytes may arrive first
         try:
             async with asyncio.timeout(CONNECT_S):
                 await asyncio.get_running_loop().create_connection(lambda: side, HOST, port)
-        except OSError as error:  # a timeout is one, too
-            log.warning("a connection cannot be carried to the port %d behind it: %s", port, error)
+        except OSError as error:  # includes timeouts
+            log.warning("cannot forward a connection to the port %d behind the front: %s", port, error)
             self.end()
             return
         if self._is_over:
@@ -221,7 +221,7 @@ class _Relay(_Side):
         self.transport.resume_reading()
 
     def end(self) -> None:
-        """End both sides, after what is to be sent has been, or cannot be."""
+        """End both sides once everything has been sent or cannot be."""
         if self._is_over:
             return
         self._is_over = True
@@ -234,19 +234,19 @@ class _Relay(_Side):
         return [each for each in (self, self.other) if each is not None and each.transport is not None]
 
     def _end_soon(self) -> None:
-        """The other direction has a moment left."""
+        """Give the other direction a moment before the end."""
         if not self._is_over:
             self._do_later(ENDING_S, self.end)
 
     def break_off(self) -> None:
-        """End both sides at once."""
+        """Abort both sides at once."""
         self._is_over = True
         self._open()
         for side in self._sides():
             side.transport.abort()
 
     def _note_lost(self) -> None:
-        """One that has not sent all is there still, with its socket, and is counted."""
+        """Handle a lost side. A side that has not sent everything still has its socket and still counts."""
         self.end()
         if all(side.is_lost for side in self._sides()):
             self._do_no_more()
@@ -255,7 +255,7 @@ class _Relay(_Side):
             self._front.closed(self)
 
     def _do_later(self, delay_s: float, what: Callable[[], None]) -> None:
-        """That, and nothing that was to be done before."""
+        """Schedule an action and cancel the one scheduled before."""
         self._do_no_more()
         self._timer = asyncio.get_running_loop().call_later(delay_s, what)
 

@@ -1,4 +1,4 @@
-"""Whether a call may pass: asked before each method of a gRPC server that has a gate."""
+"""Decides whether a call may proceed, before each method of a gRPC server with access control."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any, Protocol
 
 
 class Gate(Protocol):
-    """Asks callers who they are, and says whether their calls may pass: kvstore.server.access.call_gate.CallGate."""
+    """Authenticates callers and authorizes their calls: kvstore.server.access.call_gate.CallGate."""
 
     @property
     def is_on(self) -> bool:
-        """Whether it asks anybody now."""
+        """True if access control is on."""
         ...
 
     def passage(self, method: str, request: Any, context: Any, *, lasts: bool) -> AbstractAsyncContextManager[None]:
-        """Let a call pass, or abort it; and abort one that `lasts` later if it may not go on. `request` is None where
-        the client streams. The head of one that `lasts` is sent on the way."""
+        """Let a call proceed or abort it, and abort a lasting call later if its permission ends. `request` is None if
+        the client streams. The response headers of a lasting call are sent in between."""
         ...
 
 
@@ -25,7 +25,7 @@ HEALTH = "/grpc.health.v1.Health/"
 
 
 class Passage:
-    """The gate as one method has it; without a gate everything passes."""
+    """The gate for one method. Without a gate every call proceeds."""
 
     def __init__(self, gate: Gate | None, method: str) -> None:
         self._gate, self._method = gate, method
@@ -37,14 +37,14 @@ class Passage:
         return self._gate is not None and self._gate.is_on
 
     def through(self, request: Any, context: Any) -> AbstractAsyncContextManager[None]:
-        """Of one that is asked."""
-        assert self._gate is not None, "nobody asks"
+        """Authorize a call. The gate must be asked."""
+        assert self._gate is not None, "there is no gate"
         return self._gate.passage(self._method, request, context, lasts=False)
 
     @asynccontextmanager
     async def lasting(self, request: Any, context: Any) -> AsyncIterator[None]:
-        """Of calls that last: they are known to the gate also while it asks nobody. Their head goes out at once: it
-        tells the client that what it sends from now on has been sent."""
+        """Authorize a lasting call. The gate knows lasting calls even while access control is off. Sends the response
+        headers at once, which tell the client that what it sends from now on has arrived."""
         if self._gate is None:
             await context.send_initial_metadata(())
             yield

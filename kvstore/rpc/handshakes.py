@@ -1,4 +1,4 @@
-"""Certificates as a gRPC server takes them: what holds now, and at each handshake what has come since."""
+"""Certificates of a gRPC server: the current ones, and renewed ones from the next handshake on."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from kvstore.env.certificates import Certificates
 
 
 class Handshakes:
-    """Goes by the newest of a process's certificates."""
+    """Provides gRPC with the newest certificates of the process."""
 
     def __init__(self, certificates: Certificates) -> None:
         self._certificates, self._known = certificates, certificates.reads
 
     def credentials(self) -> grpc.ServerCredentials:
-        """For a port."""
+        """Return the credentials for a port."""
         verifies = self._certificates.tls.verify_clients
         return grpc.dynamic_ssl_server_credentials(self._configuration(), self._newer_or_none, verifies)
 
     def _newer_or_none(self) -> Any:
-        """Give what has come since the last handshake; None: nothing. gRPC calls it in a thread of its own."""
+        """Return the certificates renewed since the last handshake; None if there are none. gRPC calls this in its own
+        thread."""
         if self._known == self._certificates.reads:
             return None
         self._known = self._certificates.reads

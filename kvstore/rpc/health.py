@@ -1,5 +1,5 @@
-"""gRPC's health service. Those who watch are told of each change when they can take it, and nobody waits for them: were
-they told under a lock, one who reads nothing would keep the server from ever saying that it stops."""
+"""gRPC's health service. Watchers receive each change when they can take it, and nothing waits for them. If watchers
+were notified under a lock, one that reads nothing could prevent the server from reporting that it stops."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from kvstore.rpc.status import abort
 
 SERVICE = "grpc.health.v1.Health"
 NAME_CHARACTERS_MAX = 256
-"""Of a service: its name is kept for as long as it is watched."""
+"""Maximum length of a service name, because names are kept while they are watched."""
 
 _Response = health_pb2.HealthCheckResponse
 
 
 class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
-    """`grpc.health.v1.Health`."""
+    """The service `grpc.health.v1.Health`."""
 
     def __init__(self) -> None:
         self._statuses: dict[str, int] = {"": _Response.SERVING}
@@ -28,12 +28,12 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         self._has_ended = False
 
     def set(self, service: str, status: int) -> None:
-        """Set the answer from now on; nothing changes after `end`."""
+        """Set the status of a service. Has no effect after `end`."""
         if not self._has_ended:
             self._set(service, status)
 
     def end(self) -> None:
-        """No service serves any more."""
+        """Set all services to NOT_SERVING for good."""
         self._has_ended = True
         for service in list(self._statuses):
             self._set(service, _Response.NOT_SERVING)
@@ -52,11 +52,14 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
     async def Watch(self, request: Any, context: Any) -> None:
         service = request.service
         if len(service) > NAME_CHARACTERS_MAX:
-            await abort(context, InvalidRequest(f"want a service of at most {NAME_CHARACTERS_MAX} characters"))
+            await abort(
+                context,
+                InvalidRequest(f"expected a service name of at most {NAME_CHARACTERS_MAX} characters"),
+            )
         del request
         told = None
         while True:
-            changed = self._changed  # before the look, so that no change falls in between
+            changed = self._changed  # read first, so that no change is missed
             status = self._statuses.get(service, _Response.SERVICE_UNKNOWN)
             if status != told:
                 await context.write(_Response(status=status))

@@ -1,6 +1,7 @@
-"""Logins of clients: a user and a password, or a token, by a URL, a file or the environment, and how calls carry it.
+"""Logins of clients: a user and a password, or a token, from a URL, a file or the environment, and how calls carry
+them.
 
-Never by an option of a command: whoever lists the machine's processes would read it.
+A login is never a command option, because everyone on the machine can read the arguments of processes.
 """
 
 from __future__ import annotations
@@ -21,48 +22,48 @@ PREFIX = "KVSTORE"
 USER, PASSWORD, PASSWORD_FILE = "KVSTORE_USER", "KVSTORE_PASSWORD", "KVSTORE_PASSWORD_FILE"
 TOKEN, TOKEN_FILE = "KVSTORE_TOKEN", "KVSTORE_TOKEN_FILE"
 _OF_LOGINS = re.compile(r"KVSTORE_(\w+_)?(USER|PASSWORD|PASSWORD_FILE|TOKEN|TOKEN_FILE)")
-"""Those of the metadata store among them (kvstore/meta/login.py)."""
+"""Environment variables with logins, including those of the metadata store (kvstore/meta/login.py)."""
 FILE_BYTES_MAX = 4_096
 
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """A user with a password, or with a token in its place. Its `repr` does not show that."""
+    """A user with a password, or a token. Its `repr` does not show the secret."""
 
     user: str
-    """Empty: the token says who he is."""
+    """Empty: the token identifies the user."""
     password: bytes = field(repr=False)
 
     @property
     def header(self) -> str:
-        """The value of `authorization`."""
+        """The value of the `authorization` header."""
         if not self.user:
             return "Bearer " + self.password.decode("ascii", "replace")
         return "Basic " + base64.b64encode(self.user.encode() + b":" + self.password).decode()
 
 
 def login_of_environment(environ: Mapping[str, str] | None = None, prefix: str = PREFIX) -> Login | None:
-    """The login that KVSTORE_TOKEN_FILE or KVSTORE_TOKEN name, or KVSTORE_USER and KVSTORE_PASSWORD_FILE or
-    KVSTORE_PASSWORD, or the latter names with another prefix; None without any. Raises ConfigError."""
+    """Return the login from KVSTORE_TOKEN_FILE, KVSTORE_TOKEN, or KVSTORE_USER with KVSTORE_PASSWORD_FILE or
+    KVSTORE_PASSWORD; with another prefix only a user and password. None if none is set. Raises ConfigError."""
     environ = os.environ if environ is None else environ
     user, file = environ.get(f"{prefix}_USER", ""), environ.get(f"{prefix}_PASSWORD_FILE", "")
     token = _token_of(environ) if prefix == PREFIX else None
     if not user:
         return token
     if token is not None:
-        raise ConfigError(f"want {USER} with a password, or {TOKEN_FILE} or {TOKEN}; all are set")
+        raise ConfigError(f"expected either {USER} with a password, or {TOKEN_FILE} or {TOKEN}, got both")
     if file:
         return Login(user, password_in(Path(file)))
     if f"{prefix}_PASSWORD" not in environ:
-        raise ConfigError(f"{prefix}_USER is set: want {prefix}_PASSWORD_FILE or {prefix}_PASSWORD beside it")
+        raise ConfigError(f"{prefix}_USER is set; expected {prefix}_PASSWORD_FILE or {prefix}_PASSWORD as well")
     return Login(user, environ[f"{prefix}_PASSWORD"].encode())
 
 
 def login_by_token(word: bytes, where: str) -> Login:
-    """The login of a token's bearer. Raises ConfigError, which names `where` it stood and nothing of it."""
+    """Return the login of a token. Raises ConfigError, which names `where` the token was found but not the token."""
     if id_or_none(word) is None:
         raise ConfigError(
-            f"{where}: want a token as `kvstore token add` prints it, got {len(word)} bytes of another form"
+            f"{where}: expected a token as printed by `kvstore token add`, got {len(word)} bytes in another form"
         )
     return Login("", word)
 
@@ -75,24 +76,26 @@ def _token_of(environ: Mapping[str, str]) -> Login | None:
 
 
 def without_login(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment for a process that is no client: it lives long, and what it was given can be read as long."""
+    """Return the environment without logins, for a long-lived process that is not a client."""
     return {name: value for name, value in environ.items() if not _OF_LOGINS.fullmatch(name)}
 
 
 def password_in(path: Path) -> bytes:
-    """Return the first line of a file that other accounts cannot use. Raises ConfigError."""
+    """Return the first line of a file that other accounts cannot read. Raises ConfigError."""
     try:
         with open_private(path) as file:
             data = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
     if not data or len(data) > FILE_BYTES_MAX:
-        raise ConfigError(f"{path}: want a password on its first line, 1 to {FILE_BYTES_MAX} bytes, got {len(data)}")
+        raise ConfigError(
+            f"{path}: expected a password of 1 to {FILE_BYTES_MAX} bytes on the first line, got {len(data)} bytes"
+        )
     return data.splitlines()[0]
 
 
 class LoggedInChannel:
-    """A channel of either API of gRPC whose calls carry a login. Generated stubs take it for a channel."""
+    """A channel of either gRPC API whose calls carry a login. Generated stubs accept it as a channel."""
 
     def __init__(self, channel: Any, login: Login) -> None:
         self._channel = channel

@@ -1,5 +1,5 @@
-"""Stands before every gRPC method: its calls are counted (kvstore/rpc/calls.py), and what cannot be parsed is refused.
-gRPC by itself would answer UNKNOWN, which says of a write that it may have been done, and log a traceback for each."""
+"""Wraps every gRPC method: counts its calls (kvstore/rpc/calls.py) and refuses messages that cannot be parsed. Without
+it gRPC answers UNKNOWN, which says of a write that it may have been done, and logs a traceback for each message."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from kvstore.env.networks import KnownNetworks
 from kvstore.errors import InvalidRequest
-from kvstore.rpc.calls import Calls
+from kvstore.rpc.calls import ServerCalls
 from kvstore.rpc.gate import Gate, Passage
 from kvstore.rpc.status import abort
 
@@ -21,14 +21,15 @@ Behaviour = Callable[[Any, Any], Any]
 
 
 class Malformed:
-    """Stands where the message would."""
+    """Takes the place of a message that could not be parsed."""
 
     def __init__(self, reason: str) -> None:
         self.error = InvalidRequest(f"malformed message: {reason}")
 
 
 class Guarded:
-    """Stands for the gRPC server where services are registered; their handlers get no malformed message."""
+    """Takes the place of the gRPC server when services are registered. Their handlers never receive malformed
+    messages."""
 
     def __init__(
         self,
@@ -37,19 +38,19 @@ class Guarded:
         known: KnownNetworks | None = None,
         carried: Mapping[str, str] | None = None,
     ) -> None:
-        """Without a gate nobody is asked who he is. `known`, `carried`: as in Calls."""
+        """Without a gate no login is required. `known` and `carried` are as in ServerCalls."""
         self._server, self._gate = server, gate
-        self._calls = Calls(known, carried)
+        self._calls = ServerCalls(known, carried)
 
     def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
         self._server.add_generic_rpc_handlers(tuple(_Handlers(each, self._calls, self._gate) for each in handlers))
 
     def add_registered_method_handlers(self, service: str, handlers: Any) -> None:
-        """They are those of above once more, for a server that knows them by name; ours asks for each."""
+        """Ignore handlers registered by name. They equal the generic handlers, which this server uses."""
 
 
 class _Handlers(grpc.GenericRpcHandler):
-    def __init__(self, inner: grpc.GenericRpcHandler, calls: Calls, gate: Gate | None) -> None:
+    def __init__(self, inner: grpc.GenericRpcHandler, calls: ServerCalls, gate: Gate | None) -> None:
         self._inner, self._calls, self._gate = inner, calls, gate
         self._known: dict[str, Any] = {}
 
@@ -60,8 +61,9 @@ class _Handlers(grpc.GenericRpcHandler):
         return found
 
 
-def _guarded(handler: Any, calls: Calls, passage: Passage) -> Any:
-    """Methods with one request get it from us as well: towards gRPC they are streams, which begin with the headers."""
+def _guarded(handler: Any, calls: ServerCalls, passage: Passage) -> Any:
+    """Wrap a method. A method with one request becomes a stream for gRPC, because streams begin with the headers; the
+    wrapper reads its request."""
     if handler.request_streaming:
         is_generator = inspect.isasyncgenfunction(handler.stream_stream)
         streaming = _streaming_pages if is_generator else _streaming
@@ -88,7 +90,7 @@ def _parser(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     return parse_or_say_why
 
 
-def _unary(behaviour: Behaviour, calls: Calls, passage: Passage) -> Behaviour:
+def _unary(behaviour: Behaviour, calls: ServerCalls, passage: Passage) -> Behaviour:
     async def answer(_: Any, context: Any) -> Any:
         address = await calls.begin(context)
         try:
@@ -103,8 +105,8 @@ def _unary(behaviour: Behaviour, calls: Calls, passage: Passage) -> Behaviour:
     return answer
 
 
-def _lasting(behaviour: Behaviour, calls: Calls, passage: Passage) -> Behaviour:
-    """One that writes its answers, for as long as its client likes."""
+def _lasting(behaviour: Behaviour, calls: ServerCalls, passage: Passage) -> Behaviour:
+    """Wrap a method that writes its answers for as long as its client wants."""
 
     async def answer(_: Any, context: Any) -> Any:
         address = await calls.begin(context)
@@ -118,9 +120,9 @@ def _lasting(behaviour: Behaviour, calls: Calls, passage: Passage) -> Behaviour:
     return answer
 
 
-def _open(handler: Any, calls: Calls, passage: Passage) -> Behaviour:
-    """One that needs no user. It writes its answer itself, also where that is the only one, so that it counts until its
-    client has taken the answer."""
+def _open(handler: Any, calls: ServerCalls, passage: Passage) -> Behaviour:
+    """Wrap a method that needs no login. It writes even a single answer itself, so that the call counts until the
+    client has received the answer."""
     lasts = handler.response_streaming
 
     async def answer(_: Any, context: Any) -> Any:
@@ -137,7 +139,7 @@ def _open(handler: Any, calls: Calls, passage: Passage) -> Behaviour:
     return answer
 
 
-def _generating(behaviour: Behaviour, calls: Calls, passage: Passage) -> Behaviour:
+def _generating(behaviour: Behaviour, calls: ServerCalls, passage: Passage) -> Behaviour:
     async def answer(_: Any, context: Any) -> AsyncIterator[Any]:
         address = await calls.begin(context)
         try:
@@ -151,15 +153,15 @@ def _generating(behaviour: Behaviour, calls: Calls, passage: Passage) -> Behavio
     return answer
 
 
-async def _request(context: Any, calls: Calls, address: str) -> Any:
+async def _request(context: Any, calls: ServerCalls, address: str) -> Any:
     request = await calls.message(context, address)
     if request.__class__ is Malformed:
         await abort(context, request.error)
     return request
 
 
-def _streaming(behaviour: Behaviour, calls: Calls, passage: Passage) -> Behaviour:
-    """Its messages are parsed where it reads them."""
+def _streaming(behaviour: Behaviour, calls: ServerCalls, passage: Passage) -> Behaviour:
+    """Wrap a streaming method, whose messages are parsed when it reads them."""
 
     async def answer(requests: Any, context: Any) -> Any:
         address = await calls.begin(context)
@@ -174,8 +176,8 @@ def _streaming(behaviour: Behaviour, calls: Calls, passage: Passage) -> Behaviou
     return answer
 
 
-def _streaming_pages(behaviour: Behaviour, calls: Calls, passage: Passage) -> Behaviour:
-    """The same of one that yields its answers."""
+def _streaming_pages(behaviour: Behaviour, calls: ServerCalls, passage: Passage) -> Behaviour:
+    """Wrap a streaming method that yields its answers."""
 
     async def answer(requests: Any, context: Any) -> AsyncIterator[Any]:
         address = await calls.begin(context)

@@ -1,5 +1,5 @@
-"""gRPC's server reflection, version 1, which newer tools ask for first. The answers are those of v1alpha: the messages
-of both are the same bytes."""
+"""gRPC server reflection, version 1, which newer tools request first. The answers are those of v1alpha, because both
+use the same messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SERVICE_NAME: str = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection
 
 
 class Reflection(reflection_pb2_grpc.ServerReflectionServicer):
-    """`grpc.reflection.v1.ServerReflection`, in front of the library's of v1alpha."""
+    """The service `grpc.reflection.v1.ServerReflection`, on top of the library's v1alpha service."""
 
     def __init__(self, older: reflection.aio.ReflectionServicer) -> None:
         self._older = older

@@ -1,4 +1,4 @@
-"""A gRPC server with our limits, health and reflection."""
+"""A gRPC server with kvstore's limits, health and reflection."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Register = Callable[[grpc.aio.Server], None]
 
 
 class GrpcServer:
-    """Serves what is registered with it. `services` are their full names, for health and reflection."""
+    """Serves the registered services. `services` are their full names, for health and reflection."""
 
     def __init__(
         self,
@@ -37,8 +37,8 @@ class GrpcServer:
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
         known: KnownNetworks | None = None,
     ) -> None:
-        """Without a gate nobody is asked who he is. `interceptors` stand before it. `known`: networks whose calls give
-        way only to each other."""
+        """Without a gate no login is required. `interceptors` run before the gate. `known` are networks whose calls
+        give way only to each other."""
         self._services, self._register = tuple(services), register
         self._connections_max, self._gate, self._known = connections_max, gate, known
         self._interceptors = interceptors
@@ -48,10 +48,10 @@ class GrpcServer:
         self._health = Health()
 
     async def start(self, address: str, tls: Tls | Certificates | None = None) -> int:
-        """Listen on `host:port`; returns the port. Health says NOT_SERVING until told otherwise. With
-        `Certificates` each handshake goes by the newest. Raises OSError."""
+        """Listen on `host:port` and return the port. Health reports NOT_SERVING until `set_serving`. With
+        `Certificates`, each handshake uses the newest ones. Raises OSError."""
         await self.set_serving(False)
-        # Behind a front, a connection that gave way may count for a moment longer than the front counts it.
+        # Behind a front, a connection that gave way may still count here for a moment.
         server = self._server = self._made(self._connections_max if tls is None else 2 * self._connections_max)
         try:
             port = await self._bind(server, address, tls)
@@ -90,13 +90,13 @@ class GrpcServer:
         return await self._front.open(address, with_tls=with_tls, without=without)
 
     async def set_serving(self, serving: bool, *services: str) -> None:
-        """Set the health answer of all services, or of those named."""
+        """Set the health status of the named services, or of all."""
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         for service in services or ("", *self._services):
             self._health.set(service, status)
 
     async def stop(self, grace_s: float) -> None:
-        """Accept no more calls, give those under way `grace_s`, then cancel them."""
+        """Accept no more calls, wait up to `grace_s` for running calls, then cancel them."""
         self._health.end()
         if self._front is not None:
             self._front.stop()

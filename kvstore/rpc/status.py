@@ -1,7 +1,7 @@
-"""Errors as gRPC status and back: the one table. Pure but for the last two functions.
+"""Maps errors to gRPC statuses and back, in one table. Pure except for the last two functions.
 
-A status carries `google.rpc.Status` with one ErrorInfo: domain `kvstore`, reason (the class's name in capitals),
-metadata (its fields). Frames carry the same reason, message and metadata, so an error is the same by every way.
+A status carries a `google.rpc.Status` with one ErrorInfo: domain `kvstore`, reason (the class name in capitals),
+metadata (its fields). Frames carry the same reason, message and metadata, so an error is the same on every path.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kvstore.rpc.targets import NO_ADDRESS
 DOMAIN = "kvstore"
 DETAILS_KEY = "grpc-status-details-bin"
 MESSAGE_CHARACTERS_MAX = 1024
-"""Trailing metadata is bounded at 8 KiB by common peers."""
+"""Maximum length of a message, because common peers limit trailing metadata to 8 KiB."""
 
 Code = grpc.StatusCode
 
@@ -46,7 +46,7 @@ STATUS: dict[type[errors.StoreError], grpc.StatusCode] = {
     errors.NotYetRaised: Code.FAILED_PRECONDITION,
     errors.RequestExpired: Code.FAILED_PRECONDITION,
     errors.PositionTrimmed: Code.OUT_OF_RANGE,
-    # Neither DEADLINE_EXCEEDED nor UNAVAILABLE: proxies retry those by themselves.
+    # Neither DEADLINE_EXCEEDED nor UNAVAILABLE, because proxies retry those automatically.
     errors.OutcomeUnknown: Code.UNKNOWN,
     errors.MetadataError: Code.INTERNAL,
     errors.NoSuchNode: Code.NOT_FOUND,
@@ -88,7 +88,7 @@ HTTP_OF_CODE: dict[grpc.StatusCode, int] = {
     Code.UNAVAILABLE: 503,
     Code.UNKNOWN: 504,
 }
-"""The same over HTTP."""
+"""HTTP status for each gRPC status."""
 
 FIELDS: dict[type[errors.StoreError], tuple[tuple[str, Callable[[str], Any]], ...]] = {
     errors.NotLeader: (("partition", str), ("leader", str), ("address", str)),
@@ -98,11 +98,11 @@ FIELDS: dict[type[errors.StoreError], tuple[tuple[str, Callable[[str], Any]], ..
     errors.QuotaExceeded: (("namespace", str), ("quota", str), ("used", int), ("limit", int), ("wanted", int)),
     errors.RateExceeded: (("namespace", str), ("ops_per_s", int), ("share", int), ("retry_after_ms", int)),
 }
-"""Errors that are made of fields. All others are made of their message."""
+"""Errors made of fields. All other errors are made of their message."""
 
 
 class Description(NamedTuple):
-    """An error as it travels."""
+    """An error as sent over the wire."""
 
     reason: str
     message: str
@@ -110,7 +110,7 @@ class Description(NamedTuple):
 
 
 def reason_of(kind: type[errors.StoreError]) -> str:
-    """`NotLeader` → `NOT_LEADER`."""
+    """Return an error's reason, for example `NOT_LEADER` for `NotLeader`."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).upper()
 
 
@@ -118,29 +118,29 @@ _BY_REASON = {reason_of(kind): kind for kind in STATUS}
 
 
 def listed(kind: type[errors.StoreError]) -> type[errors.StoreError]:
-    """The class by which an error travels: its own, or the nearest above it that the table lists."""
+    """Return the class under which an error is sent: its own, or its nearest base class in the table."""
     return next(base for base in kind.__mro__ if base in STATUS)
 
 
 def http_status(error: errors.StoreError) -> int:
-    """The HTTP status of an error: by its gRPC status, but for refusals that pass by themselves, which are 503, and for
-    what there is no room for, which is 507: to come again later does not help."""
+    """Return the HTTP status of an error. It follows the gRPC status, with two exceptions: a Retryable error is always
+    429 or 503, because HTTP clients repeat only those, and QuotaExceeded is 507, because a repetition does not help."""
     kind = listed(type(error))
     if kind is errors.QuotaExceeded:
         return 507
     status = HTTP_OF_CODE[STATUS[kind]]
-    return 503 if status == 409 and issubclass(kind, errors.Retryable) else status
+    return 503 if status != 429 and issubclass(kind, errors.Retryable) else status
 
 
 def describe(error: errors.StoreError) -> Description:
-    """The error as it travels."""
+    """Describe an error for the wire."""
     kind = listed(type(error))
     fields = {name: str(getattr(error, name)) for name, _ in FIELDS.get(kind, ())}
     return Description(reason_of(kind), str(error)[:MESSAGE_CHARACTERS_MAX], fields)
 
 
 def restore(reason: str, message: str, metadata: Mapping[str, str]) -> errors.StoreError:
-    """The error that was described. A reason that this version does not know says nothing of the outcome."""
+    """Return the error of a description. A reason unknown to this release says nothing about the outcome."""
     kind = _BY_REASON.get(reason)
     if kind is None:
         return errors.OutcomeUnknown(f"{reason}: {message}")
@@ -153,7 +153,7 @@ def restore(reason: str, message: str, metadata: Mapping[str, str]) -> errors.St
 
 
 def details_of(error: errors.StoreError) -> tuple[grpc.StatusCode, str, bytes]:
-    """(status code, message, serialized google.rpc.Status)."""
+    """Return (status code, message, serialized google.rpc.Status)."""
     code = STATUS[listed(type(error))]
     reason, message, metadata = describe(error)
     status = status_pb2.Status(code=code.value[0], message=message)
@@ -161,8 +161,8 @@ def details_of(error: errors.StoreError) -> tuple[grpc.StatusCode, str, bytes]:
     return code, message, status.SerializeToString()
 
 
-class Failed(Protocol):
-    """The interface of a grpc.RpcError of either API."""
+class RpcFailure(Protocol):
+    """The interface of grpc.RpcError in both APIs."""
 
     def code(self) -> Any: ...
     def details(self) -> Any: ...
@@ -170,7 +170,7 @@ class Failed(Protocol):
 
 
 _NOT_SENT = ("failed to connect to all addresses", "Concurrent RPC limit exceeded", NO_ADDRESS)
-"""How the text of a call that no handler has seen begins: gRPC's own words, and ours."""
+"""How the text of a call begins that no handler has seen: gRPC's texts and kvstore's."""
 
 
 _NO_CONNECTION = re.compile(
@@ -181,22 +181,23 @@ _NO_CONNECTION = re.compile(
 
 
 def connection_fault(text: str) -> str:
-    """Return gRPC's text about a failed connection as `no connection to HOST:PORT: reason`, and any other text as it
-    is."""
+    """Return gRPC's text about a failed connection as `no connection to HOST:PORT: reason`, and any other text
+    unchanged."""
     found = _NO_CONNECTION.fullmatch(text)
     return text if found is None else f"no connection to {found[1]}: {found[2]}"
 
 
-def from_rpc_error(failure: Failed) -> errors.StoreError:
-    """The StoreError that the server raised; or what gRPC's own failure says of the outcome, which is seldom much."""
+def from_rpc_error(failure: RpcFailure) -> errors.StoreError:
+    """Return the StoreError that the server raised, or what gRPC's own failure says about the outcome, which is rarely
+    much."""
     for key, value in failure.trailing_metadata() or ():
         if key == DETAILS_KEY:
             return _from_details(value) or _from_code(failure)
     return _from_code(failure)
 
 
-def is_answered(failure: Failed) -> bool:
-    """Whether a server of ours has raised it."""
+def is_answered(failure: RpcFailure) -> bool:
+    """Return True if a kvstore server raised the error."""
     return any(key == DETAILS_KEY for key, _ in failure.trailing_metadata() or ())
 
 
@@ -209,7 +210,7 @@ def _from_details(serialized: bytes) -> errors.StoreError | None:
     return None
 
 
-def _from_code(failure: Failed) -> errors.StoreError:
+def _from_code(failure: RpcFailure) -> errors.StoreError:
     code, text = failure.code(), failure.details() or ""
     if code is Code.UNAVAILABLE and text.startswith(_NOT_SENT):
         return errors.Unavailable(connection_fault(text))

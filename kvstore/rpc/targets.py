@@ -1,7 +1,7 @@
-"""Tells gRPC the addresses of a server in place of its name: its own lookup can neither be bounded nor shared.
+"""Resolves server names for gRPC, because gRPC's own lookup can be neither bounded nor shared.
 
-The name stays what the server's certificate must show, and what calls name as their authority. A channel goes on with
-the addresses that it was opened with; whoever finds it broken opens another one, by the addresses of that time.
+The name stays what the server's certificate must show and what calls send as their authority. A channel keeps the
+addresses with which it was opened. If the channel breaks, its user opens another one with current addresses.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from kvstore.env.transport import split_address
 
 Options = tuple[tuple[str, Any], ...]
 NO_ADDRESS = "no address of the server is known"
-"""So begins what a call says that was not sent because of it."""
+"""How the error of a call begins that was not sent because of it."""
 
 
 def host_of(address: str) -> str:
-    """The host in `host:port`; the whole text if it is none, for gRPC to complain about."""
+    """Return the host in `host:port`, or the whole text if it is malformed, so that gRPC reports the error."""
     try:
         return split_address(address)[0]
     except ValueError:
@@ -28,21 +28,21 @@ def host_of(address: str) -> str:
 
 
 def needs_lookup(address: str) -> bool:
-    """Return True if an address has a name, which must be looked up before a channel can be opened."""
+    """Return True if an address contains a name, which must be resolved before a channel can be opened."""
     host = host_of(address)
     return host != address and not is_address(host)
 
 
 def target_of(address: str, places: Sequence[str]) -> tuple[str, Options]:
-    """Return gRPC's target for a server that has these addresses, and the options that keep its name."""
+    """Return gRPC's target for a server with these addresses, and the options that keep its name."""
     if not needs_lookup(address):
         return address, ()
     host, port = split_address(address)
     options = (("grpc.default_authority", address), ("grpc.ssl_target_name_override", host))
     if all(family_of(place).name == "AF_INET" for place in places):
         return "ipv4:" + ",".join(f"{place}:{port}" for place in places), options
-    mapped = (place if ":" in place else f"::ffff:{place}" for place in places)  # a target is of one family
-    # A target is a URI, in which %10 of the zone in fe80::1%10 would be another character.
+    mapped = (place if ":" in place else f"::ffff:{place}" for place in places)  # a target has addresses of one family
+    # A target is a URI, in which the %10 of the zone in fe80::1%10 would be another character.
     return "ipv6:" + ",".join(f"[{place.replace('%', '%25')}]:{port}" for place in mapped), options
 
 
@@ -52,8 +52,8 @@ async def places_of(address: str, timeout_s: float = LOOKUP_S) -> tuple[str, ...
 
 
 class NotFound(grpc.RpcError, grpc.Call):
-    """The error of a call to a server whose addresses could not be found: nothing was sent. Also the call itself, as
-    `future` gives it."""
+    """The error of a call to a server without a known address: nothing was sent. Also serves as the call that `future`
+    returns."""
 
     def __init__(self, error: OSError) -> None:
         self._text = f"{NO_ADDRESS}: {error}"
@@ -91,9 +91,8 @@ class NotFound(grpc.RpcError, grpc.Call):
 
 
 class NamedChannel:
-    """A blocking channel to a server that is named. Its name is looked up by the first call, in the thread of that
-    caller; a call that finds no address fails as one does that finds no server. Generated stubs take it for a
-    channel."""
+    """A blocking channel to a server given by name. The first call resolves the name in the thread of its caller. A
+    call that finds no address fails like a call that finds no server. Generated stubs accept it as a channel."""
 
     def __init__(self, address: str, opens: Callable[[Sequence[str]], grpc.Channel]) -> None:
         self._address, self._opens = address, opens
@@ -113,7 +112,7 @@ class NamedChannel:
         return _Method(self, "stream_stream", args, options)
 
     def opened(self, timeout_s: float | None) -> grpc.Channel:
-        """Return the channel itself. Raises NotFound; ValueError, as gRPC does, if it is closed."""
+        """Return the channel itself. Raises NotFound, and ValueError, as gRPC does, if it is closed."""
         if self._channel is None:
             try:
                 places = NAMES.find(host_of(self._address), *(() if timeout_s is None else (timeout_s,)))
@@ -138,7 +137,7 @@ class NamedChannel:
 
 
 class _Method:
-    """A method of a stub, which the channel makes once it is open."""
+    """A method of a stub, created by the channel once it is open."""
 
     __slots__ = ("_args", "_channel", "_kind", "_method", "_options")
 

@@ -1,17 +1,18 @@
-"""Worker threads that make the blocking clients' calls, so that no exception of a caller's thread can tear a step.
+"""Worker threads that make the blocking clients' calls, so that no exception in a caller's thread can interrupt a step.
 
 Python raises an exception between any two steps of a thread: from a signal handler (Ctrl-C, Celery's soft time limit,
-`signal.alarm`), from `PyThreadState_SetAsyncExc`, and from a timeout of gevent in a greenlet. If it strikes while gRPC
-takes the lock of a channel, gRPC keeps that lock, and every later call on the channel waits for it for ever. The locks,
-request ids and counters of a client are as vulnerable, and a `finally` does not help: the exception can strike there.
+`signal.alarm`), from `PyThreadState_SetAsyncExc`, and from a gevent timeout in a greenlet. If the exception strikes
+while gRPC holds the lock of a channel, gRPC keeps that lock, and every later call on the channel waits for it forever.
+A client's locks, request ids and counters are equally vulnerable, and a `finally` block does not help: the exception
+can strike there too.
 
-So nothing of this happens in a caller's thread. A caller hands over a job and waits for its outcome on a lock of its
-own, for a bounded time. Signal handlers run in the main thread alone, and no other code knows the worker threads, so a
+Therefore none of this happens in a caller's thread. A caller hands over a job and waits for its outcome on its own
+lock, for a bounded time. Signal handlers run only in the main thread, and no other code knows the worker threads, so a
 job always runs to its end. An interrupted caller leaves nothing behind but a job, which ends at its own deadline.
 
-There is one pool for the process. An idle worker ends after IDLE_S. In the child of a fork the pool starts empty. When
-the interpreter exits, no thread can start any more (Python 3.12 and later), so a job without an idle worker runs in the
-thread of its caller: handlers of `atexit` release locks and write what remains.
+There is one pool per process. An idle worker ends after IDLE_S. In the child of a fork the pool starts empty. While the
+interpreter exits, no thread can start (Python 3.12 and later), so a job without an idle worker runs in the thread of
+its caller: `atexit` handlers release locks and write what remains.
 """
 
 from __future__ import annotations
@@ -33,24 +34,26 @@ from kvstore.errors import Overloaded
 T = TypeVar("T")
 IDLE_S = 10.0
 THREADS_MAX = 10_000
-"""Jobs under way in one process; one more is refused."""
+"""Maximum number of jobs in progress in one process. A further job is refused."""
 AT_EXIT = "at interpreter shutdown"
-"""Python's words for a thread that cannot start because the interpreter exits."""
+"""Python's text for a thread that cannot start because the interpreter exits."""
 
 
 class Late(Exception):
-    """A job did not end in time. It may end later, and has no caller then."""
+    """A job did not end in time. It may end later, without a caller."""
 
 
 class Job(Generic[T]):
-    """A function that a worker runs once, in the context variables of the caller, and its outcome."""
+    """A function that a worker runs once, in the caller's context variables, and its outcome."""
 
     __slots__ = ("_claim", "_ended", "_error", "_function", "_result", "is_over")
 
     _error: BaseException | None
 
     def __init__(self, function: Callable[[], T]) -> None:
-        self._function: Callable[[], T] | None = partial(copy_context().run, function)  # tracers find the caller's span
+        self._function: Callable[[], T] | None = partial(
+            copy_context().run, function
+        )  # keeps the caller's tracing span
         self._claim, self._ended = threading.Lock(), threading.Lock()
         self._ended.acquire()
         self._result: Any = None
@@ -143,7 +146,7 @@ class Workers:
         self._idle.append(None)
 
     def _next(self) -> Job[Any] | None:
-        """The next job, or None if this worker is idle for too long."""
+        """Return the next job, or None if this worker has been idle for too long."""
         while True:
             try:
                 return self._jobs.get(timeout=IDLE_S)
@@ -156,11 +159,11 @@ class Workers:
 
 
 _workers: Workers | None = None
-"""Made by the first call: gevent's patches may come after the import."""
+"""Created by the first call, because gevent's patches may come after the import."""
 
 
 def workers() -> Workers:
-    """The process's pool."""
+    """Return the process's pool."""
     global _workers
     found = _workers
     if found is None:
@@ -194,7 +197,7 @@ def run_within(function: Callable[[], object], wait_s: float) -> None:
     job = Job(function)
     try:
         start(job)
-    except Overloaded:  # also at the end of the process: no thread starts any more
+    except Overloaded:  # also while the process exits, when no thread can start
         job.run(lambda: None)
     with suppress(Late):
         job.wait(wait_s)

@@ -1,4 +1,4 @@
-"""One running node: its parts, and what it says of itself at its doors."""
+"""One running node: its parts, and what it reports about itself."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from kvstore.env.ports import Task
 from kvstore.env.secret import ClusterSecret
 from kvstore.errors import Unavailable
 from kvstore.meta.store import MetadataStore, SessionState
-from kvstore.partition.state.state import State
+from kvstore.partition.state.state import ReplicaState
 from kvstore.ring import PartitionState
 from kvstore.server.access.audit import AuditLog
-from kvstore.server.access.changes import Changes
+from kvstore.server.access.changes import AdminChanges
 from kvstore.server.access.identities import Access
 from kvstore.server.access.logins import Logins
-from kvstore.server.clock.dating import Dating
+from kvstore.server.clock.clock_sync import ClockSync
 from kvstore.server.cluster.membership import Membership
 from kvstore.server.cluster.ring_store import RingStore
 from kvstore.server.cluster.rising import what_holds_it
@@ -35,14 +35,14 @@ from kvstore.server.config import NodeConfig, Role
 from kvstore.server.feed.feeds import Feeds
 from kvstore.server.grpc.stream import SessionStreams
 from kvstore.server.hosting import Hosting
-from kvstore.server.load.load import Load
+from kvstore.server.load.load import PartitionLoad
 from kvstore.server.load.sampler import LoadSampler, loads_of_cluster
 from kvstore.server.namespaces.keeper import Keeper
 from kvstore.server.peer.links import PeerLinks
 from kvstore.server.peer.server import PeerServer
 from kvstore.server.placement.assign import replicas_held
 from kvstore.server.placement.steward import Steward
-from kvstore.server.redis.door import RespServer
+from kvstore.server.redis.listener import RespServer
 from kvstore.server.redis.session import Facts
 from kvstore.server.routing.backend import Backend
 from kvstore.server.routing.dispatch import Dispatcher
@@ -50,8 +50,8 @@ from kvstore.server.routing.scan_slots import ScanSlots
 from kvstore.server.status.copy_count import CopyCount
 from kvstore.server.status.health_numbers import unserved_of
 from kvstore.server.status.ledger_survey import LedgerSurvey
-from kvstore.server.status.move_progress import Copied, Progress
-from kvstore.server.status.node_report import TlsTold
+from kvstore.server.status.move_progress import Copied, MoveProgress
+from kvstore.server.status.node_report import TlsStatus
 from kvstore.server.status.surveyor import Surveyor
 from kvstore.server.tracing.open import traced_backend
 from kvstore.server.write_probe import WriteProbe
@@ -63,7 +63,7 @@ VERSION = "0.2.0"
 
 
 class Node:
-    """One running node, made by `composition.serve`."""
+    """One running node, created by `composition.serve`."""
 
     def __init__(self, config: NodeConfig, env: Env, store: MetadataStore, secret: ClusterSecret) -> None:
         self.config, self.env, self.store, self.secret = config, env, store, secret
@@ -71,7 +71,7 @@ class Node:
         self.version = VERSION
         self.zookeeper = config.metadata_address
         self.cluster: str
-        """The cluster's id, of its founding."""
+        """The cluster's id, assigned when the cluster was created."""
         self.is_draining = False
         self.versions: VersionFollower
         self.membership: Membership
@@ -80,16 +80,16 @@ class Node:
         self.rings: RingStore
         self.steward: Steward
         self.load_sampler: LoadSampler
-        self.progress: Progress
+        self.progress: MoveProgress
         self.feeds: Feeds
-        self.dating: Dating
+        self.clock_sync: ClockSync
         self.surveyor: Surveyor
         self.copy_count: CopyCount
         self.ledger_survey: LedgerSurvey
         self.namespaces: Keeper
         self.resp: RespServer
         self.audit = AuditLog(env.clock.now, env.clock.date_ms, env.audit)
-        self.changes = Changes(env, self.audit)
+        self.changes = AdminChanges(env, self.audit)
         self.scans = ScanSlots(env.clock.now)
         self.access = Access(audit=self.audit, is_wanted=config.wants_access_control)
         self.logins = Logins(env, self.access, self.audit)
@@ -97,42 +97,43 @@ class Node:
         self.peers: PeerServer
         self.streams: SessionStreams
         self.bookie: Bookie | None = None
-        """None on a node without that role."""
+        """None on a node without the bookie role."""
         self.worker: Worker | None = None
         """None on a node that repairs no ledgers."""
         self.damage_reports: DamageReports | None = None
-        """Of its bookie."""
+        """Reports damage that the bookie's scrub finds; None without a bookie."""
         self.auditor: Auditor | None = None
-        """None on a node that does not stand for it."""
+        """None on a node that is not a candidate for auditor."""
         self.write_probe: WriteProbe
         self.is_open = False
         self.on_serving: list[Callable[[bool], Awaitable[None]]] = []
-        """Awaited when the node begins to drain, with False, and when it takes operations again."""
+        """Awaited with False when the node begins to drain, and with True when it accepts operations again."""
         self._is_stopping = False
         self._handing_over: Task | None = None
-        """Since it began to drain."""
+        """The handover, since draining began."""
         self._turn = asyncio.Lock()
-        """Held while it is decided whether the node takes operations."""
-        self.door_histograms: Callable[[], Mapping[str, Any]] = dict
-        """Of the doors that whoever called `serve` has opened."""
+        """Held while a change between draining and serving is decided."""
+        self.endpoint_histograms: Callable[[], Mapping[str, Any]] = dict
+        """Return the histograms of the endpoints that the caller of `serve` opened."""
         self.resident_bytes: Callable[[], int] = lambda: 0
-        """Memory that the process has; who called `serve` knows."""
+        """Return the process's resident memory in bytes. Set by the caller of `serve`."""
         self.cpu_s: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)
-        """Processor time that the process took, its own and the kernel's for it; who called `serve` knows."""
-        self.tls: TlsTold | None = None
+        """Return the process's user and system CPU time in seconds. Set by the caller of `serve`."""
+        self.tls: TlsStatus | None = None
         self.log_output = Output(config.log_output)
-        """That of the process, if who called `serve` has opened one."""
+        """The process's log output, if the caller of `serve` opened one."""
         self.engine_statistics: Callable[[], Mapping[str, int]] = dict
-        """What the partitions' states take of the memory that they share; who called `serve` knows."""
+        """Return how much of the shared memory the partitions' states use. Set by the caller of `serve`."""
 
     def not_ready(self) -> list[str]:
-        """Why clients should use another server; empty if this one answers for what it hosts and forwards the rest.
-        What no other does better, a partition without a leader or without the metadata store, is no reason: a load
-        balancer that finds nobody ready refuses all that could be served."""
+        """Return why clients should use another server; empty if this server can answer for its partitions and forward
+        everything else. A condition that affects all servers alike, such as a partition without a leader or a missing
+        metadata store, is not a reason: a load balancer that finds no ready server refuses requests that could be
+        served."""
         if not self.is_open:
             return ["starting"]
         if failure := self.env.liveness.failure:
-            return [f"has no metadata session because {failure}"]
+            return [f"no metadata session because {failure}"]
         if self.is_draining:
             return ["draining"]
         if self.tls is not None and (fault := self.tls.fault()):
@@ -140,11 +141,11 @@ class Node:
         if Role.SERVER not in self.config.plays:
             return []
         elsewhere = {leader for leader, _ in self.dispatcher.topology.leaders.values()} - {self.id}
-        return ["no other server can be reached"] if self.links.is_cut_off(elsewhere) else []
+        return ["no other server is reachable"] if self.links.is_cut_off(elsewhere) else []
 
     def leaderless(self) -> list[PartitionId]:
-        """The partitions that nobody is known to lead, as far as this server knows; those that it has the lead of and
-        does not serve yet among them."""
+        """Return the partitions without a known leader, including partitions that this server leads but does not serve
+        yet."""
         if not self.is_open or Role.SERVER not in self.config.plays:
             return []
         partitions = self.dispatcher.topology.ring.partitions
@@ -152,14 +153,14 @@ class Node:
         return [each for each in wanted if not self._led(each)]
 
     async def unserved(self) -> Sequence[str]:
-        """Return what the cluster does not serve, as the nodes that answer find it; empty if all is served. It asks
-        every other server, and takes about a second at most."""
+        """Return what the cluster does not serve, according to the nodes that answer; empty if everything is served.
+        Asks every other server, which takes about one second at most."""
         if not self.is_open or Role.SERVER not in self.config.plays:
             return []
         return unserved_of(await self.surveyor.take())
 
     def statistics(self) -> dict[str, Mapping[str, Any]]:
-        """Numbers by part."""
+        """Return the node's statistics by part."""
         if not self.is_open:
             return {}
         found: dict[str, Mapping[str, Any]] = {}
@@ -182,7 +183,7 @@ class Node:
                 "cluster_version": self.versions.cluster,
                 "servers_undecodable": len(self.membership.undecodable_servers),
                 "ring_hints_false_total": self.membership.false_hints,
-                **self.dating.statistics(),
+                **self.clock_sync.statistics(),
                 **self.access.statistics(),
                 **self.logins.statistics(),
                 **self.env.slow.statistics(),
@@ -200,7 +201,7 @@ class Node:
         return found
 
     def bookie_state(self) -> BookieState:
-        """Return the state of the node's bookie, for a node that has one."""
+        """Return the state of the node's bookie. The node must have the bookie role."""
         if self.bookie is None:
             return BookieState(is_running=False)
         storage = self.bookie.storage
@@ -212,7 +213,7 @@ class Node:
         )
 
     def facts_of_process(self) -> dict[str, float]:
-        """Numbers about the node as a whole."""
+        """Return numbers that concern the whole process."""
         found = {
             "loop_starved": self.env.starved(),
             "metadata_connected": self.store.state is SessionState.CONNECTED,
@@ -223,18 +224,19 @@ class Node:
         return {**found}
 
     def histograms(self) -> dict[str, Mapping[str, Any]]:
-        """Distributions by part, for whoever publishes metrics."""
+        """Return histograms by part, for the metrics endpoint."""
         if not self.is_open:
             return {}
         found: dict[str, Mapping[str, Any]] = {}
         if self.bookie is not None:
             found["bookie"] = self.bookie.histograms()
         if Role.SERVER in self.config.plays:
-            found["server"] = {**self.resp.histograms(), **self.door_histograms()}
+            found["server"] = {**self.resp.histograms(), **self.endpoint_histograms()}
         return found
 
     def backend_of(self, door: str) -> Backend:
-        """Return what a door submits operations to: where traces are on, by way of who samples them."""
+        """Return the backend that an endpoint submits operations to. If tracing is on, the backend samples the
+        operations."""
         return traced_backend(self.env.traces, self.dispatcher, door)
 
     @property
@@ -242,20 +244,20 @@ class Node:
         return self.dispatcher.topology
 
     async def copied(self) -> Copied:
-        """How far the moves are whose targets' leaders answer."""
+        """Return the progress of the moves whose target leaders answer."""
         return await self.progress.of_cluster(self.links, self.id, sorted(self.topology.servers))
 
-    async def loads(self) -> dict[PartitionId, Load]:
-        """Return every partition's load, as far as its leader answers."""
+    async def loads(self) -> dict[PartitionId, PartitionLoad]:
+        """Return the load of every partition whose leader answers."""
         return await loads_of_cluster(self.links, self.load_sampler, self.id, sorted(self.topology.servers))
 
     def replicas(self) -> Mapping[PartitionId, Mapping[str, Any]]:
-        """Return the numbers of each replica here."""
+        """Return the statistics of each local replica."""
         return self.hosting.statistics()
 
     async def begin_stopping(self) -> None:
-        """Say at every door that clients should go elsewhere, for good. Returns when a drain that is under way has
-        ended, and no other one begins."""
+        """Report at every endpoint that clients should use another server. Returns when a running drain has ended; no
+        other drain begins after that."""
         async with self._turn:
             self._is_stopping = True
             await self._set_draining(True)
@@ -263,8 +265,8 @@ class Node:
                 await shielded(self._handing_over)
 
     async def drain(self) -> list[PartitionId]:
-        """Hand over what is led here and lead nothing any more; returns what was led. It goes on if the caller does not
-        wait for its end. Raises Unavailable while the node starts, and once it stops."""
+        """Hand over all leaderships and accept no new ones. Returns the partitions that were led. The drain continues
+        if the caller is cancelled. Raises Unavailable while the node starts or stops."""
         async with self._turn:
             self._check_up()
             await self._set_draining(True)
@@ -275,8 +277,8 @@ class Node:
         return led
 
     async def undrain(self) -> bool:
-        """Take operations again, once all is handed over; whether the node was draining. It goes on if the caller does
-        not wait for its end. Raises Unavailable while the node starts, and once it stops."""
+        """Accept operations again once the handover is complete. Returns True if the node was draining. Continues if
+        the caller is cancelled. Raises Unavailable while the node starts or stops."""
         self._check_up()
         was_draining = self.is_draining
         await shielded(self.env.nursery.spawn(self._serve_again(), name="undrain"))
@@ -284,11 +286,11 @@ class Node:
         return was_draining
 
     def _check_up(self) -> None:
-        """Raise Unavailable unless the node has started and does not stop."""
+        """Raise Unavailable unless the node has started and is not stopping."""
         if not self.is_open:
-            raise Unavailable(f"node {self.id} starts: try again once it is up")
+            raise Unavailable(f"node {self.id} is starting; retry once it is up")
         if self._is_stopping:
-            raise Unavailable(f"node {self.id} stops")
+            raise Unavailable(f"node {self.id} is stopping")
 
     async def _serve_again(self) -> None:
         async with self._turn:
@@ -298,13 +300,13 @@ class Node:
                 await self._handing_over
                 self._handing_over = None
                 await self.hosting.start()
-            await self.membership.announcement.say_draining(False)
+            await self.membership.announcement.announce_draining(False)
             await self._set_draining(False)
-        log.info("node=%s takes operations again", self.id)
+        log.info("node=%s accepts operations again", self.id)
 
     async def _hand_over(self) -> None:
         await self.hosting.drain()
-        await self.membership.announcement.say_draining(True)
+        await self.membership.announcement.announce_draining(True)
 
     async def _set_draining(self, is_draining: bool) -> None:
         if self.is_draining is not is_draining:
@@ -312,19 +314,19 @@ class Node:
             for tell in self.on_serving:
                 await tell(not is_draining)
 
-    def state_of(self, partition: PartitionId) -> State | None:
-        """The state of the replica here."""
+    def state_of(self, partition: PartitionId) -> ReplicaState | None:
+        """Return the state of the local replica, or None."""
         return self.hosting.state_of(partition)
 
     def status(self) -> dict[str, Any]:
-        """For the status page."""
+        """Return the content of the status page."""
         shown: dict[str, Any] = {
             "id": self.config.id,
             "version": VERSION,
             "python": interpreter(),
             "roles": list(self.config.plays),
             "metadata": self.store.state.name.lower(),
-            "date": self.dating.told()._asdict() if self.is_open and Role.SERVER in self.config.plays else None,
+            "date": self.clock_sync.report()._asdict() if self.is_open and Role.SERVER in self.config.plays else None,
             "not_ready": self.not_ready(),
         }
         if self.is_open and Role.SERVER in self.config.plays:
@@ -338,13 +340,14 @@ class Node:
         return {**shown, **self.statistics()}
 
     def what_holds_the_version(self) -> str:
-        """Why the cluster's version is below what this build can do, as far as this server knows; empty: it is not."""
+        """Return why the cluster version is below what this build supports, as far as this server knows; empty if it is
+        not."""
         topology = self.topology
         wanted, unreadable = replicas_held(topology.ring), self.membership.undecodable_servers
         return what_holds_it(self.versions.found, topology.servers, wanted, self.versions.can, unreadable)
 
     def facts(self) -> Facts:
-        """Return what INFO shows beside the door's own."""
+        """Return what INFO shows in addition to the listener's own fields."""
         topology = self.dispatcher.topology
         partitions: dict[str, object] = {}
         for each in sorted(topology.ring.partitions):

@@ -1,8 +1,8 @@
-"""The composition root: wires one node from its configuration, its ports and its metadata store. No sockets, no threads
-here.
+"""The composition root: wires one node from its configuration, its ports and its metadata store. Contains no sockets
+and no threads.
 
-The simulation runs the same composition; doors that need the real world (gRPC, HTTP) are opened by whoever calls
-`serve`.
+The simulation runs the same composition. The caller of `serve` opens the listeners that need the real world (gRPC,
+HTTP).
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.store import MetadataStore
 from kvstore.partition.state.entry import is_release
 from kvstore.server.access.certificates import common_names
-from kvstore.server.access.doorman import StreamDoorman
 from kvstore.server.access.follow import AccessFollower
+from kvstore.server.access.stream_authenticator import StreamAuthenticator
 from kvstore.server.app import VERSION, Node
-from kvstore.server.clock.dating import DATES, Dating, JudgedClock
-from kvstore.server.clock.kept_date import kept_offset
+from kvstore.server.clock.clock_sync import DATES, ClockSync, JudgedClock
+from kvstore.server.clock.saved_date import saved_offset
 from kvstore.server.cluster.membership import Membership
 from kvstore.server.cluster.ring_store import RingStore
 from kvstore.server.cluster.topology import Member
@@ -56,20 +56,20 @@ from kvstore.server.peer.links import PeerLinks
 from kvstore.server.peer.node_peers import NodePeers, credentials_of
 from kvstore.server.peer.server import PeerServer
 from kvstore.server.placement.steward import Steward
-from kvstore.server.redis.door import RespServer
+from kvstore.server.redis.listener import RespServer
 from kvstore.server.routing.dispatch import Dispatcher
 from kvstore.server.routing.overdue_watch import OverdueWatch
 from kvstore.server.status.copy_count import CopyCount
 from kvstore.server.status.ledger_survey import LEDGERS, LedgerSurvey
-from kvstore.server.status.loss_watch import LossWatch
-from kvstore.server.status.move_progress import MOVES, Progress
+from kvstore.server.status.move_progress import MOVES, MoveProgress
+from kvstore.server.status.outage_watch import OutageWatch
 from kvstore.server.status.surveyor import STATUS, Surveyor
 from kvstore.server.tracing.open import open_traces
 from kvstore.server.write_probe import WriteProbe
 from kvstore.types import BookieId, ServerId
-from kvstore.wal.bookies import Bookies
+from kvstore.wal.bookies import BookieClients
 from kvstore.wal.choice import BookieChoice
-from kvstore.wal.copies.pace import Pace
+from kvstore.wal.copies.pace import CopyPace
 from kvstore.wal.handle import LedgerPorts
 from kvstore.wal.log import PartitionLogs
 from kvstore.wal.ports import LocalBookie
@@ -89,18 +89,18 @@ async def serve(
     find_engines: FindEngines | None = None,
     spoil_engine: SpoilEngine | None = None,
     age_retired: AgeRetired | None = None,
-    doors: Callable[[Node, AsyncExitStack], Awaitable[None]] | None = None,
+    open_listeners: Callable[[Node, AsyncExitStack], Awaitable[None]] | None = None,
     can: int = versions.LATEST,
 ) -> AsyncIterator[Node]:
-    """A running node; leaving the context hands over what it leads and stops it.
+    """Run a node. Leaving the context hands over its leaderships and stops it.
 
-    `retire_engine` sets the state of a replica aside that is not here any more, `age_retired` makes those one older and
-    removes the oldest, `find_engines` lists what is on this disk, `spoil_engine` sets aside the state of a replica that
-    is damaged. `doors` opens what needs the real world, once operations can be taken. `can`: the highest cluster
-    version that the node is to do. Raises ConfigError, OSError (an address is taken), MetadataUnavailable,
+    `retire_engine` sets aside the state of a replica that has left this server, `age_retired` ages such states and
+    removes the oldest, `find_engines` lists the states on this disk, and `spoil_engine` sets aside a damaged state.
+    `open_listeners` opens what needs the real world, once operations can be accepted. `can` is the highest cluster
+    version that the node supports. Raises ConfigError, OSError (an address is in use), MetadataUnavailable,
     MetadataLost.
     """
-    clock = JudgedClock(env.clock, ServerId(config.id), kept_offset(env))
+    clock = JudgedClock(env.clock, ServerId(config.id), saved_offset(env))
     slow = SlowLog(config.server.slow_ms, clock.now, clock.date_ms, env.starved)
     write_probe = WriteProbe(env.disk, clock.now, env.beat.rest)
     env = replace(env, clock=clock, slow=slow, writable=write_probe.check)
@@ -119,9 +119,9 @@ async def serve(
             node.copy_count = CopyCount(node.env, node, view)
             stack.push_async_callback(node.copy_count.close)
             await _open_server(node, stack, logs, clock, Surveyor(node.env, node, view, bookies))
-            losses = LossWatch(node.env, node, view)
-            losses.start()
-            stack.push_async_callback(losses.close)
+            outages = OutageWatch(node.env, node, view)
+            outages.start()
+            stack.push_async_callback(outages.close)
             engines = (
                 open_engine,
                 retire_engine or (lambda _: None),
@@ -130,23 +130,24 @@ async def serve(
                 age_retired or (lambda *_: None),
             )
             _make_hosting(node, stack, logs, *engines)
-            if doors is not None:
-                await doors(node, stack)
+            if open_listeners is not None:
+                await open_listeners(node, stack)
             await _host(node, stack)
-        elif doors is not None:
-            await doors(node, stack)
+        elif open_listeners is not None:
+            await open_listeners(node, stack)
         node.is_open = True
         if Role.SERVER in config.plays:
-            await node.membership.announcement.tell_is_up()
+            await node.membership.announcement.announce_up()
         log.info("node=%s is up: %s", config.id, config.listeners())
         yield node
         await node.begin_stopping()
-        log.info("node=%s stops", config.id)
+        log.info("node=%s is stopping", config.id)
 
 
 # docs/protocol.md B29
 async def _verified(env: Env, store: MetadataStore, node: str, stack: AsyncExitStack) -> VerifiedStore:
-    """The metadata store as all parts of the node use it. Raises MetadataLost if it is an older copy of itself."""
+    """Return the metadata store as all parts of the node use it. Raises MetadataLost if it is an older copy of
+    itself."""
     verifying = env.nursery.child("metadata verification")
     stack.push_async_callback(verifying.close)
     verified = VerifiedStore(store, env.disk, node)
@@ -155,7 +156,8 @@ async def _verified(env: Env, store: MetadataStore, node: str, stack: AsyncExitS
 
 
 async def _follow_access(node: Node, stack: AsyncExitStack) -> None:
-    """Know who may do what before any door opens, also on a node that has only bookies: it has an HTTP door."""
+    """Load the access table before any listener opens. A node with only a bookie needs it too, for its HTTP
+    listener."""
     stack.callback(node.logins.close)
     follower = AccessFollower(node.env, node.store, node.access)
     stack.push_async_callback(follower.close)
@@ -164,18 +166,18 @@ async def _follow_access(node: Node, stack: AsyncExitStack) -> None:
 
 # docs/protocol.md V2
 async def _follow_version(node: Node, stack: AsyncExitStack, can: int) -> None:
-    """Know the cluster's version before any replica opens. Raises ClusterTooNew."""
+    """Read the cluster version before any replica opens. Raises ClusterTooNew."""
     node.versions = VersionFollower(node.env, node.store, node.id, can)
     stack.push_async_callback(node.versions.close)
     await node.versions.open()
 
 
-async def _open_log(node: Node, stack: AsyncExitStack) -> tuple[PartitionLogs, BookieView, Bookies]:
-    """The node's own bookie, if it has one, the door to all logs, and the bookies behind it."""
+async def _open_log(node: Node, stack: AsyncExitStack) -> tuple[PartitionLogs, BookieView, BookieClients]:
+    """Start the node's own bookie, if it has one, and return access to all logs, the bookie view and the bookies."""
     config, env, store = node.config, node.env, node.store
     own: tuple[BookieId, LocalBookie] | None = None
     if Role.BOOKIE in config.plays:
-        advertised = config.told(config.bookie) if config.advertise else ""
+        advertised = config.advertised(config.bookie) if config.advertise else ""
         of_bookie = BookieConfig(
             name=config.id,
             id=config.bookie_id,
@@ -196,14 +198,14 @@ async def _open_log(node: Node, stack: AsyncExitStack) -> tuple[PartitionLogs, B
     probing.spawn(node.write_probe.run(), name="write probe")
     view = BookieView(store)
     viewing = env.nursery.child("bookie view")
-    stack.push_async_callback(viewing.close)  # a start that fails is tried again in this process
+    stack.push_async_callback(viewing.close)  # a failed start is retried in this process
     await view.start(viewing)
     node.cluster = instance_id = await LayoutStore(store).instance_id()
-    bookies = Bookies(env, view.address, own=own, cluster=instance_id)
+    bookies = BookieClients(env, view.address, own=own, cluster=instance_id)
     stack.callback(bookies.close)
     choice = BookieChoice(view, store, clock=env.clock, random=env.random, own=own[0] if own else None)
     _open_auditing(node, stack, bookies, choice)
-    pace = Pace(env.clock, config.autorecovery.bytes_per_s)
+    pace = CopyPace(env.clock, config.autorecovery.bytes_per_s)
     _open_worker(node, stack, LedgerPorts(env.clock, bookies, LedgerStore(store), choice), pace)
     logs = PartitionLogs(
         env,
@@ -220,9 +222,9 @@ async def _open_log(node: Node, stack: AsyncExitStack) -> tuple[PartitionLogs, B
     return logs, view, bookies
 
 
-def _open_worker(node: Node, stack: AsyncExitStack, ports: LedgerPorts, pace: Pace) -> None:
-    """Let a node with a bookie repair ledgers; and one that has none because its cluster's bookies are external, which
-    nobody else may repair."""
+def _open_worker(node: Node, stack: AsyncExitStack, ports: LedgerPorts, pace: CopyPace) -> None:
+    """Start repairing ledgers on a node with a bookie, and on a node of a cluster with external bookies, which no other
+    node may repair."""
     settings = node.config.autorecovery
     if settings.worker and (node.bookie is not None or node.config.is_external):
         name = node.bookie.id if node.bookie is not None else node.id
@@ -233,12 +235,14 @@ def _open_worker(node: Node, stack: AsyncExitStack, ports: LedgerPorts, pace: Pa
 
 # docs/protocol.md B33
 def _is_no_client_of_bookies(node: Node, stream: Stream) -> bool:
-    """Whether who connects shows a certificate of a user, or of nobody who has business at a bookie."""
+    """Return True if the connection's certificate belongs to a user or is not allowed by `bookie_clients`."""
     certificate, wanted = stream.get_extra_info("peercert"), node.config.bookie_clients
     if node.access.is_user(stream):
-        reason = "expected a certificate that names no user, got one of a user: a bookie knows no permissions"
+        reason = (
+            "expected a certificate that names no user, got a user's certificate; a bookie does not know permissions"
+        )
     elif certificate and wanted and not is_named(certificate, wanted):
-        reason = "expected a certificate that bookie_clients names, got another one"
+        reason = "expected a certificate that bookie_clients allows, got another one"
     else:
         return False
     names = common_names(certificate)
@@ -247,8 +251,8 @@ def _is_no_client_of_bookies(node: Node, stream: Stream) -> bool:
     return True
 
 
-def _open_auditing(node: Node, stack: AsyncExitStack, bookies: Bookies, choice: BookieChoice) -> None:
-    """The node's candidate for auditor, and who reports what its bookie's scrub finds."""
+def _open_auditing(node: Node, stack: AsyncExitStack, bookies: BookieClients, choice: BookieChoice) -> None:
+    """Start the auditor candidate and the reports of damage that the bookie's scrub finds."""
     if node.bookie is not None:
         node.damage_reports = reports = DamageReports(node.env, node.store, node.bookie.id)
         node.bookie.on_damage(reports.found)
@@ -263,14 +267,14 @@ def _open_auditing(node: Node, stack: AsyncExitStack, bookies: Bookies, choice: 
 
 
 def _member_of(node: Node) -> Member:
-    """The node's account of itself while it starts."""
+    """Return how the node registers itself while it starts."""
     config = node.config
     return Member(
         id=config.id,
-        resp=config.told(config.resp),
-        grpc=config.told(config.grpc),
-        http=config.told(config.http),
-        bookie=config.told(config.bookie) if Role.BOOKIE in config.plays else "",
+        resp=config.advertised(config.resp),
+        grpc=config.advertised(config.grpc),
+        http=config.advertised(config.http),
+        bookie=config.advertised(config.bookie) if Role.BOOKIE in config.plays else "",
         zone=config.zone,
         roles=tuple(config.plays),
         version=VERSION,
@@ -283,7 +287,7 @@ def _member_of(node: Node) -> Member:
 async def _open_server(
     node: Node, stack: AsyncExitStack, logs: PartitionLogs, clock: JudgedClock, surveyor: Surveyor
 ) -> None:
-    """Open the parts that take operations, without the partitions themselves."""
+    """Open the parts that accept operations, but not the partitions."""
     config, env = node.config, node.env
     membership = node.membership = Membership(env, node.store, _member_of(node))
     stack.push_async_callback(membership.close)
@@ -300,10 +304,10 @@ async def _open_server(
     dispatcher.use_links(node.links)
     stack.callback(node.versions.on_rise(node.peers.end_outdone))
     _watch_overdue(env, dispatcher, stack)
-    node.dating = Dating(env, node.id, clock, node.links, lambda: membership.topology.ring)
-    stack.push_async_callback(node.dating.close)
-    node.peers.serve_at_once(DATES, node.dating.answer)
-    node.dating.start()
+    node.clock_sync = ClockSync(env, node.id, clock, node.links, lambda: membership.topology.ring)
+    stack.push_async_callback(node.clock_sync.close)
+    node.peers.serve_at_once(DATES, node.clock_sync.answer)
+    node.clock_sync.start()
     node.surveyor, surveyor.troubles = surveyor, lambda: node.write_probe.troubles
     node.peers.serve_at_once(STATUS, surveyor.answer)
     stack.push_async_callback(surveyor.close)
@@ -314,9 +318,9 @@ async def _open_server(
     stack.callback(membership.on_topology(node.feeds.look_at_ring))
     stack.push_async_callback(node.peers.close)
     stack.push_async_callback(node.links.close)
-    doorman = StreamDoorman(node.access, node.logins, env.nursery)
+    authenticator = StreamAuthenticator(node.access, node.logins, env.nursery)
     sessions = Sessions(node.backend_of("session"), env.clock, env.slow)
-    node.streams = SessionStreams(sessions, config.id, doorman, node.cluster)
+    node.streams = SessionStreams(sessions, config.id, authenticator, node.cluster)
     node.resp = RespServer(
         *(env, node.backend_of("redis"), config.limits, node.streams.beside(node.peers.accept), node.facts),
         access=node.access,
@@ -341,7 +345,7 @@ def _watch_overdue(env: Env, dispatcher: Dispatcher, stack: AsyncExitStack) -> N
 
 
 async def _follow_namespaces(node: Node, stack: AsyncExitStack) -> None:
-    """Know the namespaces before anything is led here."""
+    """Load the namespaces before this server leads anything."""
     membership = node.membership
     keeper = node.namespaces = Keeper(
         *(node.env, node.id, node.dispatcher, node.links),
@@ -352,7 +356,7 @@ async def _follow_namespaces(node: Node, stack: AsyncExitStack) -> None:
     stack.push_async_callback(keeper.close)
     follower = NamespaceFollower(node.env, node.store, keeper.take)
     stack.push_async_callback(follower.close)
-    keeper.look_again = follower.look_again
+    keeper.reread = follower.reread
     await follower.open()
 
 
@@ -366,7 +370,7 @@ def _make_hosting(
     spoil_engine: SpoilEngine,
     age_retired: AgeRetired,
 ) -> None:
-    """Make what hosts replicas, and what tells of them, before a door opens behind which it is asked."""
+    """Create the hosting of replicas and its reports before a listener can query them."""
     node.hosting = Hosting(
         node.env,
         node.id,
@@ -389,12 +393,12 @@ def _make_hosting(
     node.load_sampler = LoadSampler(node.env, node.hosting, node.dispatcher)
     node.ledger_survey = LedgerSurvey(node.env.nursery, node, node.links, node.hosting)
     stack.push_async_callback(node.ledger_survey.close)
-    node.progress = Progress(node.hosting.leading)
+    node.progress = MoveProgress(node.hosting.leading)
 
 
 async def _host(node: Node, stack: AsyncExitStack) -> None:
-    """Start the replicas that the ring assigns to this server, and what goes by them."""
-    stack.push_async_callback(node.hosting.stop)  # also of a start that is given up half way
+    """Start the replicas that the ring assigns to this server and the services that depend on them."""
+    stack.push_async_callback(node.hosting.stop)  # also after an incomplete start
     stack.push_async_callback(node.load_sampler.close)
     await node.hosting.start()
     node.namespaces.start()

@@ -1,5 +1,5 @@
-"""The settings of a node. Decides only; `kvstore.config` reads it from TOML. Every other number is a constant beside
-its use."""
+"""The settings of a node. Decides only; `kvstore.config` reads them from TOML. All other numbers are constants beside
+their use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvstore.bookie.config import StorageConfig, is_address_id
 from kvstore.env.log_config import LogOutput
 from kvstore.env.networks import is_loopback
 from kvstore.env.tls import Tls
-from kvstore.meta.address import Kind, address_fault, parse
+from kvstore.meta.address import MetadataKind, address_fault, parse
 from kvstore.meta.login import Acl, Mechanism, MetadataLogin, metadata_login
 from kvstore.partition.config import PartitionConfig
 from kvstore.ranges import BYTES_MAX, COUNT_MAX, MS_MAX, SECONDS_MAX, WrongSettings, between, range_faults
@@ -26,53 +26,56 @@ _ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _WILDCARDS = ("0.0.0.0", "[::]", "::")
 _HOST = re.compile(r"[\w.-]+|\[[0-9a-fA-F:.]+\]")
 STATES = "partitions"
-"""Where the states of replicas are below the data directory."""
+"""Directory of the replicas' states below the data directory."""
 BOOKIE_CONNECTIONS_MIN = 16
-"""Every other node of the cluster holds a connection to the bookie, and stores no copies there if it is refused."""
+"""Minimum because every other node of the cluster keeps a connection to the bookie, and stores no copies there if it is
+refused."""
 ORPHAN_LEASES_MIN = 2
-"""How many times the lease an orphan's age must be: a new leader makes its ledger, then waits out the former leader's
-lease, and lists the ledger only then."""
+"""Minimum age of an orphaned ledger in lease times. A new leader creates its ledger, waits until the former leader's
+lease has ended, and only then lists the ledger."""
 
 
 class Role(StrEnum):
     BOOKIE = "bookie"
     """Stores ledger entries."""
     SERVER = "server"
-    """Hosts partition replicas and answers clients."""
+    """Hosts partition replicas and serves clients."""
 
 
 CARRIED_FILES = 3
-"""Open files of one gRPC connection with TLS: the caller's, and the two ends of the one behind it
-(kvstore/rpc/front.py)."""
+"""Open files of one gRPC connection with TLS: the client's connection, and both ends of the connection to the gRPC
+server behind it (kvstore/rpc/front.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How much a server takes on before it refuses. All of them are per process."""
+    """The limits after which a server refuses more work. All limits are per process."""
 
     connections_max: Annotated[int, between(1, COUNT_MAX)] = 10_000
-    """RESP connections; one more is closed with an error."""
+    """Maximum number of RESP connections. A further connection is closed with an error."""
     grpc_connections_max: Annotated[int, between(1, COUNT_MAX)] = 2_500
-    """gRPC connections; for one more, with TLS the oldest of the network that has the most is closed, else the new
-    one."""
+    """Maximum number of gRPC connections. When a further client connects, the server closes the oldest connection of
+    the network with the most connections if TLS is on, otherwise the new connection."""
     http_connections_max: Annotated[int, between(1, COUNT_MAX)] = 512
-    """HTTP connections; for one more the one on which nothing has been asked for the longest time is closed."""
+    """Maximum number of HTTP connections. When a further client connects, the connection that has been idle longest is
+    closed."""
     bookie_connections_max: Annotated[int, between(BOOKIE_CONNECTIONS_MIN, COUNT_MAX)] = 1_024
-    """Connections to the bookie; for one more the oldest that has never asked for anything is closed, or the new. Every
-    other node of the cluster holds one."""
+    """Maximum number of connections to the bookie. When a further client connects, the oldest connection without a
+    request is closed, or else the new one. Every other node of the cluster keeps one connection."""
     output_bytes_max: Annotated[int, between(1, BYTES_MAX)] = 128 << 20
-    """Replies that RESP connections hold, and room reserved for others; over all of them."""
+    """Maximum bytes of replies buffered for all RESP connections together, including reserved space."""
     waiting_max: Annotated[int, between(1, COUNT_MAX)] = 10_000
-    """Operations that wait because their partition's leader is not known."""
+    """Maximum number of operations that wait because their partition has no known leader."""
     forwarded_max: Annotated[int, between(1, COUNT_MAX)] = 20_000
-    """Operations sent to one other server and not yet answered."""
+    """Maximum number of unanswered operations forwarded to one other server."""
 
     def __post_init__(self) -> None:
         if faults := range_faults(self):
             raise WrongSettings(*faults)
 
     def within(self, files: int) -> Limits:
-        """The same with no more connections than leave room, among so many open files, for journals and engines."""
+        """Return these limits with the connections reduced so that `files` open files leave enough for journals and
+        engines."""
         return replace(
             self,
             connections_max=min(self.connections_max, files // 2),
@@ -84,12 +87,13 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """Settings of a server's operations."""
+    """Settings of the server's handling of operations."""
 
     slow_ms: Annotated[int, between(0, MS_MAX)] = 100
-    """Operations that took longer are in the slow log, with where the time went; 0: none is."""
+    """Duration in ms after which an operation is written to the slow log, with a breakdown of its time. 0 turns the
+    slow log off."""
     redis_flush: bool = False
-    """Whether Redis' FLUSHDB and FLUSHALL delete all keys of the store; else they are refused."""
+    """Allow the Redis commands FLUSHDB and FLUSHALL to delete all keys of the store. Otherwise they are refused."""
 
     def __post_init__(self) -> None:
         if faults := range_faults(self):
@@ -98,100 +102,105 @@ class ServerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataConfig:
-    """The metadata store."""
+    """The connection to the metadata store."""
 
     uri: str = ""
-    """`etcd://host:port,host:port/prefix`, or `zookeeper://host:port,host:port/chroot`."""
+    """Address: `etcd://host:port,host:port/prefix` or `zookeeper://host:port,host:port/chroot`."""
     tls: Tls | None = None
-    """How to reach one that speaks TLS: `ca`, and `cert` and `key` if it asks for them. None: plain TCP."""
+    """TLS files for a metadata store with TLS: `ca`, and `cert` and `key` if it requires client certificates. None:
+    plain TCP."""
     user: str = ""
-    """The user as which the node logs in there. Empty: the one that KVSTORE_METADATA_USER names, or none."""
+    """User name for the login to the metadata store. Empty: the name in KVSTORE_METADATA_USER, or no login."""
     password_file: Path | None = None
-    """A file with its password on the first line, which nobody but the node may read."""
+    """File with the password on its first line. Only the node may be able to read it."""
     auth: Mechanism = Mechanism.DIGEST
-    """How ZooKeeper learns of it: `digest`, or `sasl` (DIGEST-MD5). etcd has a way of its own."""
+    """Login method for ZooKeeper: `digest` or `sasl` (DIGEST-MD5). etcd has a method of its own."""
     acl: Acl = Acl.CREATOR
-    """The users that may change the nodes that it makes in ZooKeeper: `creator`, its own alone; or `open`, all."""
+    """Users that may change the nodes this node creates in ZooKeeper: `creator` (only this user) or `open`
+    (everyone)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig:
-    """One node: one process that stores ledgers, hosts partitions, or both."""
+    """One node: a process that stores ledgers, hosts partitions, or both."""
 
     id: str
-    """Unique in the cluster; stays with the data directory."""
+    """The node's id, unique in the cluster. It stays with the data directory."""
     data_dir: Path
-    """Where all that the node keeps is, but for directories that `storage` names elsewhere; locked while it runs."""
+    """Directory for everything the node stores, except directories that `storage` places elsewhere. Locked while the
+    node runs."""
     secret_file: Path
-    """The cluster's secret, the same on all nodes (kvstore/env/secret.py). Nobody but the node may read it."""
+    """File with the cluster's secret, identical on all nodes (kvstore/env/secret.py). Only the node may be able to read
+    it."""
     zookeeper: str = ""
-    """`host:port,host:port/chroot`: the metadata store, if it is a ZooKeeper; or say so in `metadata`."""
+    """Address of a ZooKeeper as the metadata store: `host:port,host:port/chroot`. Alternative to `metadata.uri`."""
     metadata: MetadataConfig = field(default_factory=MetadataConfig)
-    """The metadata store, of either kind."""
+    """The metadata store, ZooKeeper or etcd."""
     roles: tuple[Role, ...] | None = None
-    """None: both, or server alone where `log.bookies` is external."""
+    """Roles of the node. None: both, or only server if `log.bookies` is external."""
     zone: str = ""
-    """Where the machine stands; replicas and copies go to distinct zones where there are any."""
+    """Failure domain of the machine. Replicas and copies are placed in distinct zones if there are any."""
     bookie: str = "127.0.0.1:3181"
-    """Where its bookie listens (BookKeeper's protocol)."""
+    """Listening address of the bookie (BookKeeper protocol)."""
     bookie_id: str = ""
-    """The id of its bookie as `host:port`, where Apache's clients and tools want it so; empty: the node's id and an
-    incarnation. Of a bookie that has stored something it cannot be changed."""
+    """Id of the bookie as `host:port`, for Apache clients and tools that require this form. Empty: the node's id and an
+    incarnation. It cannot be changed once the bookie has stored something."""
     bookie_clients: tuple[str, ...] = ()
-    """Whom its bookie lets in where `[tls] verify_clients` holds, by names of their certificates, common or
-    alternative: `n1`, `*.kv.internal`. Give it the names of all nodes, and of the tools that read ledgers. Empty:
-    everybody whose certificate names no user."""
+    """Certificate names that may connect to the bookie if `[tls] verify_clients` is set: common or alternative names
+    such as `n1` or `*.kv.internal`. List the names of all nodes and of the tools that read ledgers. Empty: every
+    certificate that does not name a user."""
     resp: str = "127.0.0.1:6401"
-    """Where Redis clients, and other servers, connect."""
+    """Listening address for Redis clients and other servers."""
     grpc: str = "127.0.0.1:7401"
-    """Where gRPC clients connect."""
+    """Listening address for gRPC clients."""
     http: str = "127.0.0.1:8401"
-    """Where health pages, metrics and the dashboard are."""
+    """Listening address for health pages, metrics, the HTTP gateway and the dashboard."""
     advertise: str = ""
-    """The host that clients and other nodes are told, with the ports above: where these listen on all interfaces, or
-    behind an address that is translated. Empty: the hosts above."""
+    """Host that the node announces to clients and other nodes, with the ports above. Required if the listeners use a
+    wildcard address or are behind address translation. Empty: the hosts above."""
     log_dir: Path | None = None
-    """Where log files go and rotate; None: standard error."""
+    """Directory for rotating log files. None: standard error."""
     log_output: LogOutput = field(default_factory=LogOutput)
-    """As what they are written, and from which level on."""
+    """Format and level of the log."""
     insecure: bool = False
-    """Allow listeners beyond loopback without TLS, or that only prefer it, and serve every client while access control
+    """Allow listeners beyond loopback that have no TLS or only prefer it, and serve every client while access control
     is off."""
     tls: Tls = field(default_factory=Tls)
-    """With a certificate all listeners, and the connections to other nodes, are TLS. Of all nodes or of none."""
+    """With a certificate, all listeners and all connections to other nodes use TLS. Set it on all nodes or on none."""
     zookeeper_tls: Tls | None = None
-    """How to reach a ZooKeeper that speaks TLS: `ca`, and `cert` and `key` if it asks for them. None: plain TCP."""
+    """TLS files for a ZooKeeper with TLS: `ca`, and `cert` and `key` if it requires client certificates. None: plain
+    TCP."""
     repair_after_s: Annotated[float, between(0, SECONDS_MAX)] = 600.0
-    """A server that is away for longer gets no second chance: its replicas are made anew on others. 0: never."""
+    """Seconds after which the replicas of an absent server are recreated on other servers. 0: never."""
     retired_keep_s: Annotated[float, between(0, SECONDS_MAX)] = 86_400.0
-    """How long the state of a replica that has left is kept, set aside: as time that the node runs. 0: not at all; 1e9:
-    until somebody removes it."""
+    """Seconds of running time for which the state of a replica that has left this server is kept. 0: not at all; 1e9:
+    until an operator removes it."""
     limits: Limits = field(default_factory=Limits)
-    """How much it takes on before it refuses."""
+    """Limits after which the server refuses more work."""
     server: ServerConfig = field(default_factory=ServerConfig)
-    """What it notes of its operations."""
+    """Slow log and Redis options."""
     storage: StorageConfig = field(default_factory=StorageConfig)
-    """Of its bookie; `bookie` above is where that listens."""
+    """Storage of the bookie. `bookie` above is its address."""
     partition: PartitionConfig = field(default_factory=PartitionConfig)
-    """Of the partitions that it hosts."""
+    """Partitions that the node hosts."""
     log: LogConfig = field(default_factory=LogConfig)
-    """Of the logs of those that it leads."""
+    """Logs of the partitions that the node leads."""
     autorecovery: AutorecoveryConfig = field(default_factory=AutorecoveryConfig)
-    """Of its part in repairing ledgers."""
+    """The node's part in repairing ledgers."""
     tracing: TracingConfig = field(default_factory=TracingConfig)
-    """Of spans of sampled operations."""
+    """Spans of sampled operations."""
 
     RETIRED: ClassVar[Mapping[str, str]] = {
-        "unsafe": "has no effect, and never had: leave it out; [log] unsafe is what one acknowledgement wants"
+        "unsafe": "has no effect and never had; remove it. `[log] unsafe` allows one acknowledgement"
     }
-    """Names that files of earlier releases may have, and why they are read no more: a node must start with them."""
+    """Settings of earlier releases that are ignored, and why. A node must start with such files."""
 
     def __post_init__(self) -> None:
         faults = range_faults(self)
         if fault := id_fault(self.id):
             faults.append(f"id: {fault}")
         if self.storage.segment_bytes < 1 << 20:
-            faults.append(f"storage.segment_bytes: want 1 MiB to 2 GiB, got {self.storage.segment_bytes}")
+            faults.append(f"storage.segment_bytes: expected 1 MiB to 2 GiB, got {self.storage.segment_bytes}")
         least_s = ORPHAN_LEASES_MIN * self.partition.listed_lease_ms / 1000
         if self.log.orphan_age_s < least_s:
             faults.append(
@@ -200,33 +209,35 @@ class NodeConfig:
                 "leaders while they wait for the former lease to end"
             )
         if self.roles is not None and not self.roles:
-            faults.append("roles: want at least one of bookie, server")
+            faults.append("roles: expected at least one of bookie, server, got none")
         if self.is_external and self.plays != (Role.SERVER,):
             faults.append(
-                'roles: want server alone, or none named, where log.bookies is "external" (a node without a bookie of '
-                f"its own), got {', '.join(self.plays)}"
+                f'roles: expected server alone, or no roles, because log.bookies is "external", '
+                f"got {', '.join(self.plays)}"
             )
         faults += self._faults_of_metadata()
         if self.tls.ca is not None and not self.tls.serves:
-            faults.append("tls: want cert and key beside ca")
+            faults.append("tls: expected cert and key beside ca, got neither")
         if self.bookie_id and not is_address_id(self.bookie_id):
-            faults.append(f"bookie_id: want host:port, got {self.bookie_id!r}")
+            faults.append(f"bookie_id: expected host:port, got {self.bookie_id!r}")
         if self.advertise and not _HOST.fullmatch(self.advertise):
-            faults.append(f"advertise: want a host without port, got {self.advertise!r}")
+            faults.append(f"advertise: expected a host without port, got {self.advertise!r}")
         for name, address in self.listeners().items():
             if name != "http" and not self.advertise and address.rpartition(":")[0] in _WILDCARDS:
                 faults.append(
-                    f"{name}: others cannot connect to {address}; set advertise to the host that they connect to"
+                    f"{name}: other machines cannot connect to {address}; set advertise to the host that they can reach"
                 )
             faults += [
                 f"{name}: {fault}" for fault in _address_faults(address, is_open=self.insecure or self._requires_tls)
             ]
         if self.bookie_clients and not self.tls.verify_clients:
-            faults.append("bookie_clients: want [tls] verify_clients, which has clients show a certificate at all")
+            faults.append(
+                "bookie_clients: expected [tls] verify_clients as well, because otherwise clients show no certificate"
+            )
         if "bookie" in self.beyond and not self.tls.verify_clients and self.tls.serves:
             faults.append(
-                f"bookie: {self.bookie} is not loopback and knows no users: whoever reaches it reads every entry; want "
-                "[tls] verify_clients with a ca, a loopback address, or insecure"
+                f"bookie: {self.bookie} is not loopback, and a bookie knows no users: any client that reaches it can "
+                "read every entry; set [tls] verify_clients with a ca, use a loopback address, or set insecure"
             )
         if faults:
             raise WrongSettings(*faults)
@@ -234,23 +245,23 @@ class NodeConfig:
     def _faults_of_metadata(self) -> list[str]:
         if bool(self.zookeeper) == bool(self.metadata.uri):
             what = "both" if self.zookeeper else "neither"
-            return [f"metadata.uri: want it, or zookeeper in its place, got {what}"]
+            return [f"metadata.uri: expected either metadata.uri or zookeeper, got {what}"]
         name = "zookeeper" if self.zookeeper else "metadata.uri"
         faults = [f"{name}: {fault}" for fault in [address_fault(self.metadata_address)] if fault]
-        if self.zookeeper and not faults and parse(self.zookeeper).kind is not Kind.ZOOKEEPER:
-            faults.append(f"zookeeper: {self.zookeeper} is none; name it as metadata.uri")
+        if self.zookeeper and not faults and parse(self.zookeeper).kind is not MetadataKind.ZOOKEEPER:
+            faults.append(f"zookeeper: expected a ZooKeeper, got {self.zookeeper}; set it as metadata.uri")
         if bool(self.metadata.user) != (self.metadata.password_file is not None):
-            faults.append("metadata: want user and password_file, or neither")
+            faults.append("metadata: expected user and password_file together, or neither")
         for place, tls in (("zookeeper_tls", self.zookeeper_tls), ("metadata.tls", self.metadata.tls)):
             if tls is not None and tls.admits_plain:
-                faults.append(f"{place}: want no mode: the metadata store's doors are its own")
+                faults.append(f"{place}: expected no mode; the metadata store configures its own listeners")
             if tls is not None and tls.ca is None:
-                faults.append(f"{place}: want ca, the file of who signed the metadata store's certificate")
+                faults.append(f"{place}: expected ca, the file of the CA that signed the metadata store's certificate")
         return faults
 
     @property
     def is_external(self) -> bool:
-        """Whether the bookies are no nodes of this cluster."""
+        """True if the bookies are not nodes of this cluster."""
         return self.log.bookies is Keepers.EXTERNAL
 
     @property
@@ -262,7 +273,7 @@ class NodeConfig:
 
     @property
     def metadata_address(self) -> str:
-        """Where the metadata store is, as `kvstore.meta.connect` wants it."""
+        """The address of the metadata store, in the form that `kvstore.meta.connect` takes."""
         return self.metadata.uri or self.zookeeper
 
     @property
@@ -270,8 +281,8 @@ class NodeConfig:
         return self.metadata.tls or self.zookeeper_tls
 
     def metadata_login(self) -> MetadataLogin | None:
-        """Return the node's login at the metadata store, by its settings or the environment. Reads the password's
-        file. Raises ConfigError."""
+        """Return the node's login at the metadata store, from its settings or the environment. Reads the password file.
+        Raises ConfigError."""
         found = self.metadata
         return metadata_login(found.user, found.password_file, found.auth, found.acl)
 
@@ -281,29 +292,29 @@ class NodeConfig:
 
     @property
     def beyond(self) -> list[str]:
-        """The listeners that other machines reach, unless `insecure` says that they may."""
+        """The listeners that other machines can reach without `insecure`."""
         if self.insecure:
             return []
         return [name for name, each in self.listeners().items() if not is_loopback(each.rpartition(":")[0])]
 
     @property
     def wants_access_control(self) -> bool:
-        """Whether a door for clients is open to other machines, so that nobody is served until the cluster asks who its
-        clients are. The bookie's door is no such: it knows no users, but certificates."""
+        """True if other machines can reach a client listener, so that no client is served until access control is on.
+        The bookie's listener does not count, because bookies check certificates and know no users."""
         return any(name != "bookie" for name in self.beyond)
 
     @property
     def outside(self) -> list[Path]:
-        """The directories of its bookie that are not below the data directory."""
+        """The bookie's directories outside the data directory."""
         places = (*self.storage.directories, *self.storage.lost_dirs, self.storage.index_dir)
         return [Path(each) for each in dict.fromkeys(places) if each.startswith("/")]
 
-    def told(self, address: str) -> str:
-        """Return what others are told for one of our addresses."""
+    def advertised(self, address: str) -> str:
+        """Return one of this node's addresses in the form announced to other machines."""
         return f"{self.advertise}:{address.rpartition(':')[2]}" if self.advertise else address
 
     def listeners(self) -> dict[str, str]:
-        """The addresses that a node of these roles listens on."""
+        """Return the listening addresses of a node with these roles."""
         names = ["http"]
         if Role.BOOKIE in self.plays:
             names.append("bookie")
@@ -313,16 +324,16 @@ class NodeConfig:
 
 
 def id_fault(text: str) -> str:
-    """Describe the flaw of a node's id; empty if nothing is."""
-    return "" if _ID.fullmatch(text) else f"want lower-case letters, digits and dashes, at most 63, got {text!r}"
+    """Return what is wrong with a node's id; empty if it is valid."""
+    return "" if _ID.fullmatch(text) else f"expected lower-case letters, digits and dashes, at most 63, got {text!r}"
 
 
 def _address_faults(address: str, *, is_open: bool) -> list[str]:
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
-        return [f"want host:port, got {address!r}"]
+        return [f"expected host:port, got {address!r}"]
     if is_open or is_loopback(host):
         return []
-    danger = "anybody who reaches it can read and write every key"
-    how = "give [tls] a cert and key, and no mode but require, or set insecure"
-    return [f"{address} is not loopback and has no TLS, or takes what comes without: {danger}; {how}"]
+    danger = "any client that reaches it can read and write every key"
+    how = "set cert and key in [tls] with mode require, or set insecure"
+    return [f"{address} is not loopback and accepts connections without TLS: {danger}; {how}"]

@@ -1,5 +1,5 @@
-"""The partition replicas of this server: started and stopped so that they are those that the ring assigns to it. The
-state of one that is not here any more is set aside, once the metadata store says so (docs/protocol.md H10)."""
+"""Starts and stops the replicas of this server so that they match the ring. The state of a replica that has left is set
+aside once the metadata store confirms that it has left (docs/protocol.md H10)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from kvstore.meta.store import MetadataStore
 from kvstore.namespaces import Book
 from kvstore.os_errors import is_passing
 from kvstore.partition.config import PartitionConfig
-from kvstore.partition.election.handover import Turns
+from kvstore.partition.election.handover import HandoverTurns
 from kvstore.partition.partition import Partition
 from kvstore.partition.ports import Peers
 from kvstore.partition.state.engine import Engine
-from kvstore.partition.state.state import State
+from kvstore.partition.state.state import ReplicaState
 from kvstore.ring import Ring, Rings, codec
 from kvstore.server.cluster.membership import Membership
 from kvstore.server.routing.dispatch import Dispatcher
@@ -36,18 +36,19 @@ SpoilEngine = Callable[[PartitionId], None]
 AgeRetired = Callable[[int, float], None]
 FindEngines = Callable[[], list[PartitionId]]
 ROOM_S = 5.0
-"""Between two attempts to begin a replica on a full disk."""
+"""Delay between attempts to start a replica on a full disk."""
 LEFT_S = 1.0
-ANEW_S = (0.0, 60.0, 600.0, 3600.0)
-"""Before a damaged copy is made anew, by how often that has been done."""
+REBUILD_DELAYS_S = (0.0, 60.0, 600.0, 3600.0)
+"""Delays before a damaged copy is rebuilt, by how often it has been rebuilt."""
 AGE_S = 60
-"""Of the time for which a retired state is kept, what is counted at once. A restart may add so much to it."""
+"""Step in which the age of retired states is counted. A restart may add up to one step."""
 BREATH_S = 0.03
-"""Between two replicas that begin where others answer: to open an engine stops the event loop for some 10 ms."""
+"""Pause between starting two replicas while others serve, because opening an engine stops the event loop for about 10
+ms."""
 
 
 class Hosting:
-    """Follows the ring. `stop` hands over what is led here."""
+    """The replicas of one server, from `start` to `stop`, which hands over all leaderships."""
 
     def __init__(
         self,
@@ -78,51 +79,50 @@ class Hosting:
         self._nursery = env.nursery.child("hosting")
         self._hosted: dict[PartitionId, Partition] = {}
         self._leaving: dict[PartitionId, Partition] = {}
-        """Replicas that are not here any more, but for what is pinned of them."""
+        """Replicas that have left this server but are still read at pinned positions."""
         self._drained: dict[PartitionId, Partition] = {}
-        """Replicas that were stopped with all others: if the node goes on, what they have claimed and published is to
-        be taken back."""
+        """Replicas stopped by a drain. If the node continues, their claims and published positions must be
+        withdrawn."""
         self._after_drain = env.nursery.child("after a drain")
         self._taking_back = asyncio.Lock()
-        """Held while the metadata store is told that one of all these has stopped."""
+        """Held while the metadata store is updated after a replica has stopped."""
         self._spoilt: set[PartitionId] = set()
-        """Replicas whose copies are damaged, and are to be made anew now."""
-        self._made_anew: dict[PartitionId, int] = {}
-        """How often, since this process began."""
+        """Damaged replicas that are to be rebuilt now."""
+        self._rebuilt: dict[PartitionId, int] = {}
+        """Number of rebuilds per partition since this process began."""
         self._held: set[PartitionId] = set()
-        """Replicas that left and did not end in good order: this process may have their states open."""
-        self._standing: dict[PartitionId, StoreError] = {}
-        """Replicas whose copies a newer release has written, and why they do not begin."""
-        self._turns = Turns()
+        """Replicas that left without an orderly end: this process may still have their states open."""
+        self._blocked: dict[PartitionId, StoreError] = {}
+        """Replicas that do not start because a newer release wrote their copies, and the error of each."""
+        self._turns = HandoverTurns()
         self._changed = asyncio.Event()
         self._forget: Callable[[], None] | None = None
         self._is_stopped = False
         self._stopping = asyncio.Lock()
-        """Held while all are handed over: a replica is stopped once."""
+        """Held during a handover of everything, so that each replica is stopped once."""
 
     async def start(self) -> None:
-        """Start what the ring assigns now, and follow its changes. Also again after a `stop`."""
+        """Start the replicas that the ring assigns and follow its changes. Can be called again after `stop`."""
         if self._is_stopped:
             self._is_stopped = False
             self._nursery = self._env.nursery.child("hosting")
         self._forget = self._membership.on_topology(self._changed.set)
         await self._reconcile()
         self._nursery.spawn(self._follow(), name="follow the ring")
-        self._nursery.spawn(self._retire_strangers(), name="retire what has moved away")
-        self._nursery.spawn(self._retire_left_now_and_then(), name="retire what has left")
-        self._nursery.spawn(self._age(), name="age what is retired")
+        self._nursery.spawn(self._retire_unassigned(), name="retire unassigned states")
+        self._nursery.spawn(self._retire_left_now_and_then(), name="retire replicas that left")
+        self._nursery.spawn(self._age(), name="age retired states")
 
     # docs/protocol.md P23
     async def drain(self) -> None:
-        """`stop`, on a node that goes on. So does its session, and what the replicas have claimed and published in it
-        would stand for as long: it is taken back, once this has returned."""
+        """Stop all replicas on a node that keeps running. The node's session also continues, so the claims and
+        published positions of the replicas are withdrawn in the background."""
         await self.stop()
         self._after_drain = self._env.nursery.child("after a drain")
-        self._after_drain.spawn(self._take_back_drained(), name="take back what is drained")
+        self._after_drain.spawn(self._take_back_drained(), name="withdraw drained replicas")
 
     async def stop(self) -> None:
-        """Hand over what is led here, and stop every replica; its state is synced. One that is called while another is
-        under way returns after that."""
+        """Hand over all leaderships, sync and stop every replica. A concurrent call waits for the running one."""
         async with self._stopping:
             self._is_stopped = True
             await self._after_drain.close()
@@ -131,7 +131,7 @@ class Hosting:
             await self._nursery.close()
             self._drained.update({**self._leaving, **self._hosted})
             for partition in sorted(self._leaving):
-                self._leaving.pop(partition).let_go()  # the next process retires it
+                self._leaving.pop(partition).let_go()  # the next process retires the state
             stopping = self._env.nursery.child("stopping")
             hosted = sorted(self._hosted)
             for task in [stopping.spawn(self._stop(each), name=f"stop {each}") for each in hosted]:
@@ -139,26 +139,27 @@ class Hosting:
             await stopping.close()
 
     def statistics(self) -> dict[PartitionId, dict[str, Any]]:
-        standing = {partition: _standing(error) for partition, error in self._standing.items()}
+        standing = {partition: _blocked(error) for partition, error in self._blocked.items()}
         return dict(sorted({**standing, **{each: self._hosted[each].statistics() for each in self._hosted}}.items()))
 
     @property
     def log_version(self) -> int:
-        """The highest cluster version by which a log is written that has a replica here, as far as that has read."""
+        """Highest cluster version seen in the logs of local replicas."""
         return max((each.state.log_version for each in self._hosted.values()), default=versions.FIRST)
 
     @property
     def leads(self) -> list[PartitionId]:
-        """The partitions that this server leads and answers for."""
+        """The partitions that this server leads and serves."""
         return [partition for partition, replica in sorted(self._hosted.items()) if replica.serving]
 
-    def state_of(self, partition: PartitionId) -> State | None:
-        """The state of the replica here, or of one that has left and is still read at pinned positions."""
+    def state_of(self, partition: PartitionId) -> ReplicaState | None:
+        """Return the state of the local replica, or of a replica that has left and is still read at pinned
+        positions."""
         replica = self._hosted.get(partition) or self._leaving.get(partition)
         return None if replica is None else replica.state
 
     def leading(self) -> dict[PartitionId, Partition]:
-        """The replicas that lead and answer."""
+        """Return the replicas that lead and serve."""
         return {partition: replica for partition, replica in self._hosted.items() if replica.serving}
 
     async def _follow(self) -> None:
@@ -176,12 +177,12 @@ class Hosting:
             if await self._stop(partition, keep_pins=True):
                 self._leaving[partition] = replica
             else:
-                self._held.add(partition)  # the next process retires it
+                self._held.add(partition)  # the next process retires the state
         await self._retire_left()
-        self._standing = {each: why for each, why in self._standing.items() if each in assigned}
+        self._blocked = {each: why for each, why in self._blocked.items() if each in assigned}
         for partition in assigned:
-            if partition not in self._hosted and partition not in self._standing:
-                async with self._taking_back:  # what stands there from now on is of the one that begins
+            if partition not in self._hosted and partition not in self._blocked:
+                async with self._taking_back:  # what is published from now on belongs to the new replica
                     self._drained.pop(partition, None)
                     if partition in self._leaving:
                         self._leaving.pop(partition).let_go()
@@ -190,8 +191,8 @@ class Hosting:
                     await asyncio.sleep(BREATH_S)
 
     async def _set_spoilt_aside(self) -> None:
-        """Stop the replicas whose copies are damaged; they begin again with nothing (docs/protocol.md, P35)."""
-        while self._spoilt:  # one may come while another is being stopped
+        """Stop the replicas whose copies are damaged and start them again empty (docs/protocol.md, P35)."""
+        while self._spoilt:  # another replica may be added during a stop
             partition = min(self._spoilt)
             self._spoilt.discard(partition)
             if partition in self._hosted:
@@ -200,13 +201,13 @@ class Hosting:
                 replica.let_go()
                 self._spoil_engine(partition)
 
-    def _make_anew(self, partition: PartitionId) -> None:
-        """Now, if it is the first time. One that is found damaged again and again is a fault of the program's, and is
-        not copied all the time."""
-        count = self._made_anew.get(partition, 0)
-        self._made_anew[partition] = count + 1
-        delay_s = ANEW_S[min(count, len(ANEW_S) - 1)]
-        log.error("partition=%s its copy here is damaged: it is made anew in %d s", partition, delay_s)
+    def _rebuild(self, partition: PartitionId) -> None:
+        """Rebuild a damaged copy, the first time at once. A copy that is found damaged repeatedly indicates a bug, so
+        further rebuilds are delayed."""
+        count = self._rebuilt.get(partition, 0)
+        self._rebuilt[partition] = count + 1
+        delay_s = REBUILD_DELAYS_S[min(count, len(REBUILD_DELAYS_S) - 1)]
+        log.error("partition=%s its copy here is damaged and is rebuilt in %d s", partition, delay_s)
         asyncio.get_running_loop().call_later(delay_s, self._spoil, partition, self._hosted.get(partition))
 
     def _spoil(self, partition: PartitionId, replica: Partition | None) -> None:
@@ -214,11 +215,11 @@ class Hosting:
             self._spoilt.add(partition)
             self._changed.set()
 
-    async def _retire_strangers(self) -> None:
-        """Set aside states whose replicas went elsewhere while this server was down, or while they stood still here."""
+    async def _retire_unassigned(self) -> None:
+        """Retire the states of replicas that were moved away while this server was down or while they were blocked."""
 
         def is_used(partition: PartitionId) -> bool:
-            """By somebody here, or soon."""
+            """Return True if a replica here uses the state, or will soon."""
             member = self._rings.ring.partitions.get(partition)
             is_assigned = member is not None and member.is_on(self._server)
             return is_assigned or any(partition in each for each in (self._hosted, self._leaving, self._held))
@@ -235,8 +236,8 @@ class Hosting:
             await self._retire_left()
 
     async def _retire_left(self) -> None:
-        """Set aside the states of replicas that have left, once others know that, and nobody reads of them at pinned
-        positions."""
+        """Retire the states of replicas that have left, once other servers know and no reader uses a pinned position of
+        them."""
         for partition, replica in sorted(self._leaving.items()):
             is_known = await self._is_taken_back(partition, replica, self._leaving)
             is_over = is_known and not replica.keeps_pins and await self._has_left(partition)
@@ -249,61 +250,62 @@ class Hosting:
         try:
             self._retire_engine(partition)
         except OSError as error:
-            log.warning("partition=%s its state could not be set aside, and stays as it is: %s", partition, error)
+            log.warning("partition=%s its state could not be set aside and stays in place: %s", partition, error)
         else:
-            log.info("partition=%s is not here any more, its state is set aside", partition)
+            log.info("partition=%s has left this server, its state is set aside", partition)
 
     async def _has_left(self, partition: PartitionId) -> bool:
-        """Whether the metadata store says, asked for it now, that this server has no replica of the partition. What the
-        ring has never heard of has not left: perhaps this is the wrong cluster."""
+        """Return True if the metadata store, asked now, confirms that this server has no replica of the partition. A
+        partition that the ring has never contained has not left: the node may be connected to the wrong cluster."""
         try:
             await self._store.sync(paths.RING)
             data, _ = await self._store.get(paths.RING)
             ring = codec.decode(data)
         except (MetadataError, Corrupted) as error:
-            log.info("partition=%s its state is left as it is: %r", partition, error)
+            log.info("partition=%s its state stays in place: %r", partition, error)
             return False
         member = ring.partitions.get(partition)
         return partition in ring.retired or (member is not None and not member.is_on(self._server))
 
     async def _age(self) -> None:
-        """Remove what was set aside when it has been there for so long while a process ran here. Dates jump; and a
-        server that does not run for a while may be the one that somebody is about to need. What is still to be set
-        aside is looked for again: the metadata store may not have said so before."""
+        """Remove retired states that were kept for long enough, counted in running time: wall clocks jump, and a server
+        that was down may be the one that an operator needs. Also retry what could not be retired before because the
+        metadata store did not confirm it."""
         while True:
             await asyncio.sleep(AGE_S)
             try:
                 self._age_retired(AGE_S, self._keep_s)
-                await self._retire_strangers()
+                await self._retire_unassigned()
             except OSError as error:
-                log.warning("what is set aside does not age: %s", error)
+                log.warning("retired states do not age: %s", error)
 
     async def _begin_if_there_is_room(self, partition: PartitionId) -> None:
-        """Others serve it meanwhile, and the bookie here what it has."""
+        """Start the replica, or retry later if the disk is full. Other replicas, and the local bookie, serve
+        meanwhile."""
         try:
             await self._begin(partition)
         except OSError as error:
             if not is_passing(error):
                 raise
-            log.warning("partition=%s is not started here yet, trying again: %s", partition, error)
+            log.warning("partition=%s could not be started here yet, retrying: %s", partition, error)
             asyncio.get_running_loop().call_later(ROOM_S, self._changed.set)
 
     # docs/protocol.md V4
     async def _begin(self, partition: PartitionId) -> None:
-        """Begin the replica; one whose copy a newer release has written stands still, and the others serve."""
+        """Start the replica. A replica whose copy a newer release wrote stays blocked while the others serve."""
         engine = self._open_engine(partition)
         try:
             replica = self._made(partition, engine)
         except (ClusterTooNew, WrittenByNewer) as error:
             engine.close()
-            log.error("partition=%s its replica here stands still: %s", partition, error)
-            self._standing[partition] = error
+            log.error("partition=%s its replica here is blocked: %s", partition, error)
+            self._blocked[partition] = error
             return
-        replica.on_outvoted(partial(self._make_anew, partition))
+        replica.on_outvoted(partial(self._rebuild, partition))
         self._hosted[partition] = replica
         self._dispatcher.host(partition, replica)
         await replica.start()
-        log.info("partition=%s starts here", partition)
+        log.info("partition=%s started here", partition)
 
     def _made(self, partition: PartitionId, engine: Engine) -> Partition:
         return Partition(
@@ -325,7 +327,7 @@ class Hosting:
         )
 
     async def _stop(self, partition: PartitionId, *, keep_pins: bool = False) -> bool:
-        """Whether it has ended in good order, and nothing holds its state any more."""
+        """Stop a replica. Returns True if it ended in order and nothing holds its state any more."""
         replica, is_done = self._hosted[partition], True
         try:
             await replica.stop(hand_over=True, keep_pins=keep_pins)
@@ -341,15 +343,15 @@ class Hosting:
     async def _is_taken_back(
         self, partition: PartitionId, replica: Partition, stopped: Mapping[PartitionId, Partition]
     ) -> bool:
-        """Take back what the replica has claimed and published, so that nobody waits for it or counts on it. It is
-        tried until it is done: this server goes on, and with it the session."""
+        """Withdraw the replica's claims and published positions, so that other servers do not wait for it or rely on
+        it. Returns True once that is done; the caller retries, because the node and its session continue."""
         async with self._taking_back:
             if stopped.get(partition) is not replica:
-                return False  # another one is here: what stands there is its own
+                return False  # another replica has started: what is published belongs to it
             try:
                 await replica.take_back()
             except MetadataError as error:
-                log.info("partition=%s what was published here is not taken back yet: %r", partition, error)
+                log.info("partition=%s its published position is not withdrawn yet: %r", partition, error)
                 return False
             return True
 
@@ -367,8 +369,8 @@ def _replicas_of(ring: Ring, partition: PartitionId) -> tuple[ServerId, ...]:
     return member.replicas if member is not None else ()
 
 
-def _standing(why: StoreError) -> dict[str, Any]:
-    """The numbers of a replica that has not begun, as far as others ask for them."""
+def _blocked(why: StoreError) -> dict[str, Any]:
+    """Return the statistics of a blocked replica."""
     nothing = dict.fromkeys(("seq", "durable_seq", "epoch", "keys", "moves_stuck", "pins_held"), 0)
     return {
         "role": "stopped",

@@ -1,4 +1,4 @@
-"""Passwords of the ledgers that the cluster makes, and the keys by which its bookies know them. Decides only."""
+"""Derives the passwords of the cluster's ledgers, and checks the keys by which bookies know them. Decides only."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ _PURPOSE = "ledger password"
 
 # docs/protocol.md B13
 def password_of(secret: ClusterSecret) -> Callable[[LedgerId], bytes]:
-    """Each ledger has a password of its own, made of the cluster's secret, so that one that is known opens no other."""
+    """Return a function that derives each ledger's own password from the cluster's secret, so that a leaked password
+    opens no other ledger."""
     return _made_of(secret.derive(_PURPOSE))
 
 
 # docs/protocol.md B29
 def made_with(secret: ClusterSecret) -> Callable[[LedgerId, bytes], bool]:
-    """Tell whether a key is of the password that a ledger of this cluster has, by any secret that is accepted."""
+    """Return a function that tells whether a key belongs to the password of a ledger of this cluster, under any
+    accepted secret."""
     makers = [_made_of(key) for key in secret.derive_all(_PURPOSE)]
     return lambda ledger, key: any(key == master_key(password(ledger)) for password in makers)
 

@@ -1,4 +1,4 @@
-"""Those who are told of a change."""
+"""Callbacks that are notified of a change."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 
 class Listeners:
-    """Called in the order in which they came, each until it ends that."""
+    """Callbacks, called in the order in which they were added, each until it is removed."""
 
     def __init__(self) -> None:
         self._calls: dict[int, Callable[[], None]] = {}
         self._last = 0
 
     def add(self, changed: Callable[[], None]) -> Callable[[], None]:
-        """Call `changed` after each change; returns what ends that."""
+        """Call `changed` after each change. Returns a function that removes the callback."""
         self._last += 1
         number = self._last
         self._calls[number] = changed
@@ -24,6 +24,6 @@ class Listeners:
         return end
 
     def tell(self) -> None:
-        """There is a change. Whoever ends it meanwhile is still told of this one."""
+        """Notify of a change. A callback that is removed meanwhile is still notified of this one."""
         for changed in list(self._calls.values()):
             changed()

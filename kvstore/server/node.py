@@ -1,5 +1,5 @@
-"""One node as a process of its own: reads its configuration, opens the real ports and doors, and runs until it is told
-to stop."""
+"""A node as a process: reads its configuration, opens the real ports and listeners, and runs until it receives SIGTERM
+or SIGINT."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ from kvstore.meta.bookie_summary import BookieSummary, read_summary
 from kvstore.meta.connect import Store, connect
 from kvstore.os_errors import is_passing, reason_of
 from kvstore.server.access.audit import AuditLog
-from kvstore.server.access.http_doorman import HttpDoorman
+from kvstore.server.access.http_authenticator import HttpAuthenticator
 from kvstore.server.app import Node
 from kvstore.server.composition import serve
 from kvstore.server.config import NodeConfig, Role
 from kvstore.server.engines import Engines
 from kvstore.server.gateway.gateway import Gateway
-from kvstore.server.grpc.door import GrpcDoor
-from kvstore.server.http.door import HttpDoor
+from kvstore.server.grpc.listener import GrpcListener
 from kvstore.server.http.last_snapshot import LastSnapshot
+from kvstore.server.http.listener import HttpListener
 from kvstore.server.supervisor import supervisor_of
 from kvstore.server.tracing.open import backend_of_calls, traced_pages
 from kvstore.server.ui.dashboard import Dashboard
@@ -55,20 +55,20 @@ log = logging.getLogger(__name__)
 
 START_AGAIN_S = 0.5
 FILES_MIN = 1_024
-"""Open files: some 800 for the connections of all doors, the others for journals and engines."""
+"""Minimum number of open files: about 800 for the connections of all listeners, the rest for journals and engines."""
 ROOM_S = 5.0
-"""Delay between two attempts to start while the disk is full or the process lacks descriptors or memory."""
+"""Delay between attempts to start while the disk is full or the process lacks descriptors or memory."""
 T = TypeVar("T")
 
 STOP_TIMEOUT_S = 12.0
-"""Handing over takes less; what takes longer is ended."""
+"""Maximum time for a graceful stop. A handover takes less; after this time the process is ended."""
 END_S = 10.0
-"""From the end of the node to the end of its process at the latest."""
+"""Maximum time from the end of the node to the end of its process."""
 
 
 def run_node(path: Path, settings: Sequence[toml.Setting] = ()) -> None:
-    """Run the node of a configuration file, with `settings` in place of what it says, until SIGTERM or SIGINT. Raises
-    ConfigError, OSError."""
+    """Run the node of a configuration file until SIGTERM or SIGINT. `settings` override the file. Raises ConfigError,
+    OSError."""
     config = toml.read(path, NodeConfig, settings)
     config = replace(config, data_dir=config.data_dir.absolute())
     secret = read_secret(config.secret_file)
@@ -79,7 +79,7 @@ def run_node(path: Path, settings: Sequence[toml.Setting] = ()) -> None:
     try:
         run(_run(replace(config, limits=config.limits.within(files)), secret, output))
     except BaseException as error:
-        log.critical("node=%s ends: %r", config.id, error)
+        log.critical("node=%s ended with an error: %r", config.id, error)
         raise
     finally:
         lock.close()
@@ -88,19 +88,20 @@ def run_node(path: Path, settings: Sequence[toml.Setting] = ()) -> None:
 
 
 def _opened_log(config: NodeConfig) -> Output:
-    """Open the log, on standard error if its disk takes no file now. Raises OSError for a disk that fails otherwise."""
+    """Open the log. Falls back to standard error if its disk accepts no file now. Raises OSError if the disk fails
+    otherwise."""
     try:
         return open_log(config.log_output, process=config.id, directory=config.log_dir)
     except OSError as error:
         if not is_passing(error):
             raise
         output = open_log(config.log_output, process=config.id)
-        log.warning("the log goes to standard error: %s", reason_of(error, str(config.log_dir)))
+        log.warning("logging to standard error instead: %s", reason_of(error, str(config.log_dir)))
         return output
 
 
 class ProcessTls:
-    """How TLS is at this process, for its own pages and for the reports of its node."""
+    """The state of TLS in this process, for its own pages and the node's report."""
 
     def __init__(self, certificates: Certificates, env: Env) -> None:
         self._certificates, self._env = certificates, env
@@ -112,7 +113,7 @@ class ProcessTls:
 
     @property
     def left_s(self) -> float:
-        """Until the certificate expires; below 0: since it has."""
+        """Seconds until the certificate expires; negative after that."""
         return self._certificates.left_s
 
     @property
@@ -121,27 +122,27 @@ class ProcessTls:
 
     @property
     def plain_connections(self) -> int:
-        """How many came without TLS since the start, at all ports."""
+        """Number of connections without TLS since the start, at all ports."""
         return self._certificates.plain + self._env.transport.statistics()["connections_plain_total"]
 
 
 class Process:
-    """The node's process as the HTTP door shows it while the node starts, runs and stops."""
+    """The node's process as the HTTP endpoint shows it while the node starts, runs and stops."""
 
     def __init__(self, config: NodeConfig, env: Env, certificates: Certificates | None, output: Output) -> None:
         self._config, self._env, self.certificates, self.output = config, env, certificates, output
         self.tls = None if certificates is None else ProcessTls(certificates, env)
         self.node: Node | None = None
         self.watchdog: Watchdog
-        self.http: HttpDoor
+        self.http: HttpListener
         self.waits_for = ""
-        """What keeps the node from starting."""
+        """The condition that the start is waiting for; empty if none."""
         self.snapshots: LastSnapshot | None = None
         self._audit = AuditLog(env.clock.now, env.clock.date_ms, env.audit)
-        """The audit log until the node has started."""
+        """The audit log, used until the node has started."""
 
     def note_refused(self, request: web.BaseRequest, error: StoreError) -> None:
-        """Record a request that the HTTP listener refused, whoever sent it."""
+        """Record in the audit log a request that the HTTP listener refused."""
         address, call = request.remote or "?", f"HTTP {request.method[:20]} {request.path[:100]}"
         if self.node is None:
             self._audit.refused("", address, call, error)
@@ -149,11 +150,11 @@ class Process:
             self.node.access.refused("", address, call, error)
 
     def not_live(self) -> list[str]:
-        return [f"has no metadata session because {failure}"] if (failure := self.watchdog.failure) else []
+        return [f"no metadata session because {failure}"] if (failure := self.watchdog.failure) else []
 
     def not_ready(self) -> list[str]:
         if self.node is None:
-            return [f"starting: waits for {self.waits_for}" if self.waits_for else "starting"]
+            return [f"starting: waiting for {self.waits_for}" if self.waits_for else "starting"]
         return self.node.not_ready()
 
     async def unserved(self) -> Sequence[str]:
@@ -169,18 +170,18 @@ class Process:
 
     def bookie_space(self) -> tuple[int, int]:
         if self.node is None or self.node.bookie is None:
-            raise Unavailable("the bookie starts: try again once /api/v1/bookie/is_ready answers 200")
+            raise Unavailable("the bookie is starting; retry once /api/v1/bookie/is_ready answers 200")
         return self.node.bookie.space()
 
     async def cluster_info(self) -> BookieSummary:
         if self.node is None:
-            raise Unavailable("the node starts: try again once /readyz answers 200")
+            raise Unavailable("the node is starting; retry once /readyz answers 200")
         return await read_summary(self.node.store)
 
     def own_names(self) -> set[str]:
-        """The hosts by which clients and other nodes know this one and the others, and the machine itself: a proxy or a
-        tunnel on one machine may lead to another node."""
-        own = {self._config.told(self._config.http), self._config.http}
+        """Return the host names under which clients and other nodes know this node, the other nodes and the machine. A
+        proxy or a tunnel on this machine may lead to another node."""
+        own = {self._config.advertised(self._config.http), self._config.http}
         others = self.node.dispatcher.topology.servers.values() if self.node is not None else ()
         hosts = {each.rpartition(":")[0].lower() for each in (*own, *(other.http for other in others))}
         return hosts | {socket.gethostname().lower()}
@@ -230,8 +231,10 @@ async def _run(config: NodeConfig, secret: ClusterSecret, output: Output) -> Non
     process.watchdog = watchdog
     if (supervisor := supervisor_of(os.environ)) is not None:
         env.nursery.spawn(supervisor.follow(process.not_ready, stop, lambda: not watchdog.failure), name="supervisor")
-    wants_certificate = config.tls.verify_clients and not config.tls.admits_plain  # what comes plain has none to show
-    http = process.http = HttpDoor(
+    wants_certificate = (
+        config.tls.verify_clients and not config.tls.admits_plain
+    )  # a plain connection shows no certificate
+    http = process.http = HttpListener(
         process,
         env.transport,
         env.beat,
@@ -242,20 +245,23 @@ async def _run(config: NodeConfig, secret: ClusterSecret, output: Output) -> Non
     )
     http.own_names = process.own_names
     if config.tls.admits_plain:
-        log.warning("[tls] mode is prefer: connections without TLS are let in, and made where others have none")
+        log.warning(
+            "[tls] mode is prefer: the node accepts connections without TLS, and connects without TLS to nodes that "
+            "have none"
+        )
     await http.open(config.http)
     try:
         while not stop.is_set():
             try:
                 await _serve(config, secret, env, process, stop)
             except (MetadataUnavailable, MetadataUnknown) as error:
-                log.warning("the metadata store went away while the node started; trying again: %s", error)
+                log.warning("lost the metadata store while starting, retrying: %s", error)
                 await asyncio.sleep(START_AGAIN_S)
             except OSError as error:
                 if not is_passing(error):
                     raise
                 why = reason_of(error, str(config.data_dir), has_inodes=env.disk.free_files() > 0)
-                log.warning("the node cannot start yet, trying again every %g s: %s (%s)", ROOM_S, why, error)
+                log.warning("the node cannot start yet, retrying every %g s: %s (%s)", ROOM_S, why, error)
                 process.waits_for = why
                 await wait_within(stop, ROOM_S)
     finally:
@@ -265,15 +271,15 @@ async def _run(config: NodeConfig, secret: ClusterSecret, output: Output) -> Non
 
 
 async def _beat(watchdog: Watchdog, env: Env) -> None:
-    """Prove to the watchdog that the event loop turns."""
+    """Prove to the watchdog that the event loop is running."""
     while True:
         watchdog.beat()
         await env.beat.rest(BEAT_S)
 
 
 def _look_at(certificates: Certificates | None, env: Env, loop: asyncio.AbstractEventLoop) -> None:
-    """Look at the certificate files every few seconds, and at once when SIGHUP says so. That ends no node that has none
-    either: whoever tells all nodes of new files tells those, too."""
+    """Check the certificate files every few seconds, and at once on SIGHUP. SIGHUP must not end a node without
+    certificates either, because an operator may signal all nodes."""
     hung_up = asyncio.Event()
     loop.add_signal_handler(signal.SIGHUP, hung_up.set)
     if certificates is None:
@@ -307,7 +313,7 @@ async def _serve(config: NodeConfig, secret: ClusterSecret, env: Env, process: P
             find_engines=engines.find,
             spoil_engine=engines.spoil,
             age_retired=engines.age_retired,
-            doors=partial(_doors, process.certificates),
+            open_listeners=partial(_open_listeners, process.certificates),
         )
         node = await started_or_none(env.nursery, stack, serving, stop)
         if node is None:
@@ -315,7 +321,7 @@ async def _serve(config: NodeConfig, secret: ClusterSecret, env: Env, process: P
         node.resident_bytes, node.cpu_s = _resident_bytes, _cpu_s
         node.engine_statistics = engines.statistics
         node.log_output, node.tls = process.output, process.tls
-        doorman = process.http.doorman = HttpDoorman(node.access, node.logins)
+        authenticator = process.http.authenticator = HttpAuthenticator(node.access, node.logins)
         process.http.traced = traced_pages(node.env.traces)
         process.node = node
         process.watchdog.start()
@@ -324,7 +330,7 @@ async def _serve(config: NodeConfig, secret: ClusterSecret, env: Env, process: P
         snapshots.start()
         gateway = None
         if Role.SERVER in config.plays:
-            gateway = process.http.gateway = _gateway(node, doorman)
+            gateway = process.http.gateway = _gateway(node, authenticator)
             node.surveyor.snapshot, node.surveyor.disk = snapshots.statistics, partial(_disk_of, config.data_dir)
             process.http.dashboard = dashboard = Dashboard(
                 node.env.nursery, node.surveyor, node.ledger_survey, process.http.pages
@@ -343,8 +349,8 @@ async def _serve(config: NodeConfig, secret: ClusterSecret, env: Env, process: P
 async def started_or_none(
     nursery: Nursery, stack: AsyncExitStack, what: AbstractAsyncContextManager[T], stop: asyncio.Event
 ) -> T | None:
-    """Enter the context; None, and it is left again, if `stop` is set before that is done. A start may wait for ever:
-    for a ring, or for the end of another process of the same id."""
+    """Enter the context. If `stop` is set before that is done, leave it and return None. A start may wait forever, for
+    a ring or for the end of another process with the same id."""
     settled = asyncio.Event()
     started: list[T] = []
     failed: list[Exception] = []
@@ -352,7 +358,7 @@ async def started_or_none(
     async def start() -> None:
         try:
             started.append(await stack.enter_async_context(what))
-        except Exception as error:  # noqa: BLE001 - raised where the start was asked for
+        except Exception as error:  # noqa: BLE001 - raised by the caller
             failed.append(error)
         settled.set()
 
@@ -367,7 +373,7 @@ async def started_or_none(
     finally:
         await end_task(stopping)
         if not starting.done():
-            log.info("stopped while it starts")
+            log.info("stopped while starting")
             asyncio.get_running_loop().call_later(STOP_TIMEOUT_S, end_process, f"not stopped within {STOP_TIMEOUT_S} s")
             await end_task(starting)
     if failed:
@@ -375,28 +381,28 @@ async def started_or_none(
     return started[0] if started else None
 
 
-def _gateway(node: Node, doorman: HttpDoorman) -> Gateway:
-    """Make the gateway for HTTP clients, on the same operations, feeds and bounds as the other doors."""
+def _gateway(node: Node, authenticator: HttpAuthenticator) -> Gateway:
+    """Create the gateway for HTTP clients. It shares operations, feeds and limits with the other endpoints."""
     batches = node.streams.sessions.batches
     connections_max = node.config.limits.http_connections_max
     backend = backend_of_calls(node.env.traces, node.dispatcher, "http")
-    gateway = Gateway(node.env, backend, node.id, node.feeds, batches, doorman, connections_max, node.scans)
-    others = node.door_histograms
-    node.door_histograms = lambda: {**others(), **gateway.statistics()}
+    gateway = Gateway(node.env, backend, node.id, node.feeds, batches, authenticator, connections_max, node.scans)
+    others = node.endpoint_histograms
+    node.endpoint_histograms = lambda: {**others(), **gateway.statistics()}
     return gateway
 
 
 async def _connect(
     config: NodeConfig, nursery: Nursery, stack: AsyncExitStack, process: Process, stop: asyncio.Event
 ) -> Store | None:
-    """The metadata store, as soon as it answers; None if the node is stopped before. It is closed with the stack.
-    Raises MetadataDenied."""
+    """Return the metadata store once it answers, or None if the node is stopped first. The exit stack closes it. Raises
+    MetadataDenied."""
     process.waits_for = "the metadata store"
     while not stop.is_set():
         try:
             store = await started_or_none(nursery, stack, _connected(config, process.watchdog), stop)
         except MetadataUnavailable as error:
-            log.warning("%s; trying again", error)
+            log.warning("%s; retrying", error)
         else:
             process.waits_for = ""
             return store
@@ -413,25 +419,25 @@ async def _connected(config: NodeConfig, liveness: Liveness) -> AsyncIterator[St
         await store.close()
 
 
-async def _doors(certificates: Certificates | None, node: Node, stack: AsyncExitStack) -> None:
-    """Open the doors that take operations beside the Redis door."""
+async def _open_listeners(certificates: Certificates | None, node: Node, stack: AsyncExitStack) -> None:
+    """Open the listeners for operations other than Redis."""
     if Role.SERVER not in node.config.plays:
         return
-    door = GrpcDoor(node.env, node.backend_of("grpc"), node.id, node, node.config.limits.grpc_connections_max)
+    door = GrpcListener(node.env, node.backend_of("grpc"), node.id, node, node.config.limits.grpc_connections_max)
     await door.open(node.config.grpc, certificates)
     stack.push_async_callback(door.close)
-    node.door_histograms = door.histograms
+    node.endpoint_histograms = door.histograms
     node.on_serving.append(door.set_serving)
 
 
 def _task_failed(name: str, error: BaseException) -> None:
-    """An error that nobody expected has ended a task: what that task kept true is not kept any more."""
+    """End the process, because an unexpected error has ended a task and the task's invariants no longer hold."""
     end_process(f"task {name} failed: {error!r}")
 
 
 def _callback_failed(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """An error has left a callback of the event loop. One of ours has not done what others rely on: end, as for a task.
-    A connection's own callback only costs the connection."""
+    """Handle an error of an event-loop callback. An error of this package's code ends the process, as for a task. An
+    error in a connection's own callback only costs the connection."""
     error = context.get("exception")
     ours = isinstance(error, BaseException) and "protocol" not in context and _is_from_here(error)
     loop.default_exception_handler(context)
@@ -440,14 +446,14 @@ def _callback_failed(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -
 
 
 def _is_from_here(error: BaseException) -> bool:
-    """Whether the error was raised in this package's code, or by what that called."""
+    """Return True if this package's code, or code that it called, raised the error."""
     package = str(Path(__file__).parent.parent)
     frames = traceback.extract_tb(error.__traceback__)
     return any(frame.filename.startswith(package) for frame in frames)
 
 
 def _disk_of(path: Path) -> tuple[int, int]:
-    """Bytes in all, and bytes that are free, of the disk; none if it does not say."""
+    """Return the total and free bytes of the disk; zeros if they are unknown."""
     try:
         found = os.statvfs(path)
     except OSError:
@@ -466,10 +472,10 @@ def _resident_bytes() -> int:
 
 
 def raise_file_limit() -> int:
-    """As many open files as this process may have: each connection is one. Raises ConfigError if they are so few that
-    clients could take those that journals need."""
+    """Raise the limit of open files as far as possible and return it; each connection needs one. Raises ConfigError if
+    the limit is so low that clients could take the files that journals need."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < FILES_MIN:
-        raise ConfigError(f"want at least {FILES_MIN} open files, got {hard}: raise the limit (`ulimit -n`)")
+        raise ConfigError(f"expected a limit of at least {FILES_MIN} open files, got {hard}; raise it (`ulimit -n`)")
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard if hard != resource.RLIM_INFINITY else 1 << 20

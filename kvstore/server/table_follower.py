@@ -1,4 +1,4 @@
-"""Follows a table in the metadata store: each change of it is in effect here a moment later."""
+"""Follows a table in the metadata store, so that each change takes effect here soon."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from kvstore.meta.tables.table import TableStore
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.5
-"""Between two attempts to read while the metadata store is away. Until then the last table holds."""
+"""Delay between attempts to read while the metadata store is unavailable. The last table stays in force."""
 REREAD_S = 10.0
-"""A watch is only a hint: this often the table is read without one. Somebody may have lost a right."""
+"""Interval of reads without a watch event, because watches are best effort and a user may have lost a right."""
 
 T = TypeVar("T")
 
 
 class TableFollower(ABC, Generic[T]):
-    """Follows one table, from `open` to `close`. A subclass says what becomes of a table, and of one that cannot be
-    understood."""
+    """Follows one table, from `open` to `close`. A subclass applies the table and decides what to do with one that it
+    cannot decode."""
 
     def __init__(self, env: Env, table: TableStore[T, Any], *, what: str) -> None:
         self._table, self._what = table, what
@@ -34,18 +34,18 @@ class TableFollower(ABC, Generic[T]):
         self._watch: Watch | None = None
         self._is_failing = False
         self._taken: T | None = None
-        """What was taken last; None if what is there was refused since."""
+        """The last applied table; None if the current one was refused since."""
 
     @abstractmethod
     def take(self, table: T) -> None:
-        """Called with each table that is read."""
+        """Apply a table that was read."""
 
     @abstractmethod
     def refuse(self, error: UndecodableNode) -> None:
-        """Called instead where this build does not understand what is there."""
+        """Called instead of `take` if this build cannot decode the table."""
 
     def is_lost(self) -> bool:
-        """Whether a table that is not there has been there, and must not be taken for an empty one."""
+        """Return True if a missing table existed before, so that it must not count as empty."""
         return False
 
     async def open(self) -> None:
@@ -59,8 +59,8 @@ class TableFollower(ABC, Generic[T]):
             self._watch.close()
         await self._nursery.close()
 
-    def look_again(self) -> None:
-        """Have the table read again soon."""
+    def reread(self) -> None:
+        """Read the table again soon."""
         self._changed.set()
 
     async def _follow(self) -> None:
@@ -73,8 +73,8 @@ class TableFollower(ABC, Generic[T]):
                 read_at = self._clock_now()
                 await self._read(is_hinted=is_hinted)
             except MetadataError as error:
-                if not self._is_failing:  # once, however long it lasts
-                    log.warning("the table of %s cannot be read; the last one holds: %s", self._what, error)
+                if not self._is_failing:  # log only once per outage
+                    log.warning("cannot read the table of %s, the last one stays in force: %s", self._what, error)
                 self._is_failing = True
                 await asyncio.sleep(RETRY_S)
                 self._changed.set()
@@ -82,12 +82,12 @@ class TableFollower(ABC, Generic[T]):
                 self._is_failing = False
 
     async def _read(self, *, is_hinted: bool) -> None:
-        """Read it; what is as it was is news only to whoever was told to look."""
+        """Read the table. An unchanged table is applied again only after a watch event."""
         try:
             table = await self._table.read_or_none()
             if table is None:
                 if self.is_lost():
-                    raise UndecodableNode(f"the table of {self._what} is not in the metadata store any more")
+                    raise UndecodableNode(f"the table of {self._what} has disappeared from the metadata store")
                 table = self._table.empty
         except UndecodableNode as error:
             if is_hinted or self._taken is not None:

@@ -1,4 +1,4 @@
-"""The settings of a node's traces. Decides only."""
+"""The settings of a node's tracing. Decides only."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from kvstore.ranges import WrongSettings, between, range_faults
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracingConfig:
-    """Where spans of sampled operations go. Off until there is an endpoint."""
+    """Export of the spans of sampled operations. Off without an endpoint."""
 
     endpoint: str = ""
-    """A collector that takes OTLP over gRPC: `http://host:port`, or `https://host:port` with TLS. Empty: no traces."""
+    """Collector for OTLP over gRPC: `http://host:port`, or `https://host:port` with TLS. Empty: tracing is off."""
     sample_ratio: Annotated[float, between(0, 1)] = 0.01
-    """Share of the operations that are sampled, from 0 to 1, beside those whose caller says that they are."""
+    """Fraction of operations to sample, from 0 to 1. Operations that the caller marks as sampled are sampled as
+    well."""
     ca: Path | None = None
-    """The file with the certificate of the CA that signed the collector's. None: the CAs that this machine trusts."""
+    """File with the CA certificate of the collector. None: the CAs that this machine trusts."""
 
     def __post_init__(self) -> None:
         faults = range_faults(self)
         if self.endpoint and not _is_endpoint(self.endpoint):
-            faults.append(f"endpoint: want http://host:port or https://host:port, got {self.endpoint!r}")
+            faults.append(f"endpoint: expected http://host:port or https://host:port, got {self.endpoint!r}")
         if self.ca is not None and not self.endpoint.startswith("https:"):
-            faults.append(f"ca: want an endpoint with https:// beside it, got {self.endpoint!r}")
+            faults.append(f"ca: expected an endpoint with https://, got {self.endpoint!r}")
         if faults:
             raise WrongSettings(*faults)
 

@@ -1,6 +1,6 @@
-"""Finds out whether this node's disks can be written to, by writing a small file to each of them.
+"""Finds out whether this node can write to its disks, by writing a small file to each of them.
 
-Neither free bytes nor permissions tell that: a file system may have no inodes left, a quota may be used up, it may have
+Free bytes and permissions are not enough: a file system may have no free inodes, a quota may be used up, it may have
 become read-only, or its device may not answer. A node that cannot write must not lead (docs/protocol.md, P41).
 """
 
@@ -14,16 +14,17 @@ from kvstore.env.nursery import shielded
 from kvstore.env.ports import Disk
 
 PATIENCE_S = 3.0
-"""A disk that has not stored the file by then does not answer. Only this node's own candidacy waits for it."""
+"""Time after which a disk counts as not answering. Only this node's own candidacy waits for it."""
 FRESH_S = 1.0
-"""A result serves all candidates of a node for so long: a server that dies leaves many partitions without a leader."""
+"""Time for which a result is shared by all candidates of a node: a server that dies leaves many partitions without a
+leader."""
 EVERY_S = 10.0
-"""Between two probes for `kvstore status`."""
+"""Interval of the probes for `kvstore status`."""
 
 
 class WriteProbe:
-    """The probes of one node: of its data directory, which must be written to, and of its bookie's directories, one of
-    which must be. One probe of a directory at a time: what hangs is not tried again until it returns."""
+    """The write probes of one node. The data directory must be writable, and at least one directory of the bookie. Each
+    directory has one probe at a time: a probe that hangs is not repeated until it returns."""
 
     def __init__(
         self,
@@ -32,19 +33,20 @@ class WriteProbe:
         rest: Callable[[float], Awaitable[None]],
     ) -> None:
         self.bookies: Callable[[], Sequence[str]] = tuple
-        """The directories of this node's bookie that have not failed."""
+        """Return the directories of this node's bookie that have not failed."""
         self.trouble = ""
-        """Why this node cannot write, as far as was found out last; empty if it can."""
+        """Why this node cannot write, as of the last probe; empty if it can."""
         self.troubles: dict[str, str] = {}
-        """By directory, of those that could not be written to. "" is the data directory."""
+        """Why directories cannot be written, by directory; "" is the data directory."""
         self._disk, self._now, self._rest = disk, now, rest
         self._began: dict[str, float] = {}
-        """The probes under way."""
+        """Start times of the probes in progress, by directory."""
         self._known_at: float | None = None
         self._checking: asyncio.Future[str] | None = None
 
     async def check(self) -> str:
-        """Return why this node cannot write; empty if it can. Takes up to PATIENCE_S, and shares what others ask."""
+        """Return why this node cannot write; empty if it can. Takes up to PATIENCE_S. Concurrent callers share one
+        probe."""
         if self._checking is not None:
             return await shielded(self._checking)
         if self._known_at is not None and self._now() - self._known_at < FRESH_S:
@@ -59,7 +61,7 @@ class WriteProbe:
         return self.trouble
 
     async def run(self) -> None:
-        """Keep `trouble` up to date for operators."""
+        """Keep `trouble` up to date for `kvstore status`."""
         while True:
             await self.check()
             await self._rest(EVERY_S)
@@ -70,7 +72,7 @@ class WriteProbe:
         if "" in self.troubles:
             return self.troubles[""]
         failed = [self.troubles[each] for each in bookies if each in self.troubles]
-        return f"its bookie cannot write: {failed[0]}" if failed and len(failed) == len(bookies) else ""
+        return f"the bookie cannot write: {failed[0]}" if failed and len(failed) == len(bookies) else ""
 
     async def _probe_all(self, directories: list[str]) -> None:
         ended = asyncio.Event()
@@ -94,4 +96,4 @@ class WriteProbe:
                 await ended.wait()
         except TimeoutError:
             for directory in waiting:
-                self.troubles[directory] = f"its disk does not answer for {PATIENCE_S:.0f} s"
+                self.troubles[directory] = f"its disk has not answered for {PATIENCE_S:.0f} s"

@@ -1,1 +1,1 @@
-"""Spark and the store: the data source, the change feed, snapshots."""
+"""Spark support: the data source `kvstore`, the change feed, and snapshots."""

@@ -1,4 +1,4 @@
-"""The change feed of one partition, page by page, and each page as an Arrow record batch: for streams and for
+"""Reads the change feed of one partition in pages, and returns each page as an Arrow record batch, for streams and
 incremental snapshots."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SCHEMA = PINNED.append(pa.field("kind", pa.string(), nullable=False))
 
 
 WAIT_MS = 2_000
-"""How long a server may wait for changes that a replica of it has not seen yet."""
+"""Milliseconds for which a server may wait for changes that its replica has not applied yet."""
 
 
 def pages_between(
@@ -42,8 +42,8 @@ def pages_between(
     end: bytes = b"",
     keys_only: bool = False,
 ) -> Iterator[feed_pb2.ChangesResponse]:
-    """Read what is logged behind `after` and up to `until`, of keys in [start, end): the pages that have any. Raises
-    PositionTrimmed, and Unavailable when nobody has come further for `patience_s`."""
+    """Yield the pages with changes after `after` and up to `until`, of keys in [start, end). Raises PositionTrimmed,
+    and Unavailable if no server makes progress for `patience_s`."""
     clock = SystemClock()
     progress_at = clock.now()
     while after < until:
@@ -61,14 +61,14 @@ def pages_between(
         if page.next > after:
             progress_at = clock.now()
         elif clock.now() - progress_at > patience_s:
-            raise Unavailable(f"partition {partition}: no server has its log from {after} to {until}")
+            raise Unavailable(f"partition {partition}: no server returned its log from {after} to {until}")
         after = page.next
         if page.keys:
             yield page
 
 
 def batch_of(page: feed_pb2.ChangesResponse, partition: str, columns: Sequence[str]) -> Any:
-    """The changes of a page as a pyarrow.RecordBatch of these columns of SCHEMA."""
+    """Return the changes of a page as a pyarrow.RecordBatch with these columns of SCHEMA."""
     arrays = [_column(page, name, partition) for name in columns]
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([SCHEMA.field(name) for name in columns]))
 
@@ -91,7 +91,7 @@ def _column(page: feed_pb2.ChangesResponse, name: str, partition: str) -> Any:
             return times_of(_numbers(page.expires_ms))
         case "kind":
             return pa.array([KINDS[each] for each in page.kinds], pa.string())
-    raise ValueError(f"unknown column {name!r}; want some of {', '.join(SCHEMA.names)}")
+    raise ValueError(f"unknown column {name!r}; expected one or more of {', '.join(SCHEMA.names)}")
 
 
 def _kinds(page: feed_pb2.ChangesResponse) -> Any:

@@ -1,4 +1,4 @@
-"""Finds the cluster that options name, from the driver: tasks get addresses."""
+"""Finds the cluster that options name, on the driver. Tasks receive addresses."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from kvstore.server.cluster.addresses import addresses
 from kvstore.spark.options import Cluster, client_config, cluster_of
 
 FIND_S = 8.0
-"""A driver waits so long for a server that answers."""
+"""Seconds for which a driver waits for a server that answers."""
 
 
 def find(options: Mapping[str, str]) -> ClientConfig:
-    """How to reach the cluster that the options name. Some server of it answers just now.
+    """Return the client configuration for the cluster that the options name, after one of its servers has answered.
 
-    Raises ConfigError for wrong options, Unavailable if nobody answers.
+    Raises ConfigError for wrong options, Unavailable if no server answers within FIND_S.
     """
     cluster = cluster_of(options, os.environ)
     _check_files(cluster)
@@ -33,18 +33,18 @@ def find(options: Mapping[str, str]) -> ClientConfig:
             return config
     except StoreError as error:
         raise Unavailable(
-            f"no server of the cluster answers at {', '.join(config.endpoints)} ({error}); is it up "
-            "(`kvstore status`), and can this machine reach it?"
+            f"no server of the cluster answers at {', '.join(config.endpoints)} ({error}); check `kvstore status`, "
+            "and that this machine can reach the servers"
         ) from None
 
 
 def time_of(config: ClientConfig) -> int:
-    """Return the cluster's time, in milliseconds since 1970: a machine that runs jobs may have any date. Raises
-    Unavailable."""
+    """Return the cluster's time in milliseconds since 1970, because the clock of a machine that runs jobs may be wrong.
+    Raises Unavailable."""
     with Client(config) as client:
         time_ms = client.cluster.time_ms()
     if not time_ms:
-        raise Unavailable(f"no server at {', '.join(config.endpoints)} tells what time it is: try again")
+        raise Unavailable(f"no server at {', '.join(config.endpoints)} reports the time; retry")
     return time_ms
 
 
@@ -57,7 +57,7 @@ def _check_files(cluster: Cluster) -> None:
 
 
 def _place(cluster: Cluster) -> tuple[tuple[str, ...], str]:
-    """Where servers listen, and the id of the cluster that they must be of; empty: of any."""
+    """Return the servers' addresses, and the id of their cluster; empty if any cluster is accepted."""
     if cluster.servers:
         return cluster.servers, ""
     if cluster.zookeeper:
@@ -68,7 +68,7 @@ def _place(cluster: Cluster) -> tuple[tuple[str, ...], str]:
         return tuple(node["grpc"] for node in document["nodes"]), str(document.get("instance", ""))
     except FileNotFoundError:
         raise ConfigError(
-            f"dataDir: there is no cluster at {path}; start one with `kvstore up`, or set servers"
+            f"dataDir: no cluster at {path}; start one with `kvstore up`, or set the option servers"
         ) from None
     except OSError as error:
         raise ConfigError(f"dataDir: {path}: {error.strerror}") from None
@@ -83,7 +83,9 @@ def _of_zookeeper(cluster: Cluster) -> tuple[str, ...]:
         from kvstore.meta.login import metadata_login_of_environment
     except ImportError as error:
         hint = install_hint("node", "spark")
-        raise ConfigError(f"zookeeper: no module {error.name}: on the driver {hint}, or name servers") from None
+        raise ConfigError(
+            f"zookeeper: no module {error.name}; on the driver {hint}, or set the option servers"
+        ) from None
 
     async def read() -> tuple[str, ...]:
         store = await connect(cluster.zookeeper, login=metadata_login_of_environment())
@@ -93,12 +95,12 @@ def _of_zookeeper(cluster: Cluster) -> tuple[str, ...]:
             await store.close()
 
     try:
-        with ThreadPoolExecutor(1, "zookeeper") as thread:  # a notebook's own thread has a loop already
+        with ThreadPoolExecutor(1, "zookeeper") as thread:  # a notebook's thread already runs an event loop
             found = thread.submit(run, read()).result()
     except ValueError as error:
         raise ConfigError(f"zookeeper: {error}") from None
     except NoSuchNode:
-        raise ConfigError(f"zookeeper: there is no cluster at {cluster.zookeeper}; want HOST:PORT,.../CHROOT") from None
+        raise ConfigError(f"zookeeper: no cluster at {cluster.zookeeper}; expected HOST:PORT,.../CHROOT") from None
     except MetadataError as error:
         raise Unavailable(f"zookeeper: {cluster.zookeeper} does not answer: {error}") from None
     if not found:

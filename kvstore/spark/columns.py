@@ -1,4 +1,4 @@
-"""The columns of the source, and how the rows of a data frame become rows of the store. Decides only."""
+"""The columns of the source, and the conversion of a data frame's rows to rows of the store. Decides only."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ COLUMNS = {
     "written_at": "TIMESTAMP NOT NULL",
     "expires_at": "TIMESTAMP",
 }
-"""Of what is read, with their types."""
+"""The columns of a read, with their types."""
 CHANGES = COLUMNS | {"kind": "STRING NOT NULL"}
-"""Of what streams may read beside: created, overwritten, deleted or expired."""
+"""The columns of a stream; `kind` is created, overwritten, deleted or expired."""
 READ_ONLY = ("partition", "version", "created_version", "written_at", "kind")
-"""What the store itself decides; a write leaves these columns aside."""
+"""Columns that the store sets itself. Writes ignore them."""
 
 
 DDL_TYPES = {"binary": "BINARY", "string": "STRING", "long": "BIGINT", "double": "DOUBLE"}
 AS_BYTES = Types()
 DIGITS = r"^-?[0-9]+$"
-"""Of a value that is read as a long."""
+"""Pattern of a value that can be read as a long."""
 
 
 def ddl(columns: tuple[str, ...], types: Types = AS_BYTES) -> str:
-    """The schema of some of CHANGES."""
+    """Return the schema of some columns of CHANGES, as DDL."""
     kinds = {"key": f"{DDL_TYPES[types.key]} NOT NULL", "value": DDL_TYPES[types.value]}
     return ", ".join(f"{name} {kinds.get(name, CHANGES[name])}" for name in columns)
 
 
 def typed(batch: Any, types: Types) -> Any:
-    """A pyarrow.RecordBatch with keys and values of these types. Raises InvalidRequest, which names a row that has
-    none."""
+    """Return a pyarrow.RecordBatch with keys and values of these types. Raises InvalidRequest with the row that cannot
+    be converted."""
     import pyarrow as pa
 
     for name, kind in (("key", types.key), ("value", types.value)):
@@ -67,7 +67,7 @@ def _read_as(column: Any, wanted: Any) -> Any:
 
     text = column.cast(pa.string())
     if wanted == pa.int64() and not pc.all(pc.match_substring_regex(text, DIGITS), min_count=0).as_py():
-        raise pa.ArrowInvalid("a cast takes hexadecimal digits, too, if they begin with 0x")
+        raise pa.ArrowInvalid("a cast also accepts hexadecimal digits after 0x")
     return text.cast(wanted)
 
 
@@ -82,8 +82,9 @@ def _misread(batch: Any, name: str, kind: str, wanted: Any) -> str:
             which = _named(_bytes(keys[row].as_py())) if keys is not None else "a key that is not read"
             size = len(column[row].as_py())
             return (
-                f"{name}Type {kind}: expected a {name} that is a {kind}, got {size} bytes that are not, of {which}; "
-                "read it as binary, or leave such keys out"
+                f"{name}Type {kind}: expected a {name} that is a {kind}, got {size} other bytes for {which}; read it "
+                "as "
+                "binary, or exclude such keys"
             )
     raise AssertionError("some row could not be read")
 
@@ -93,18 +94,18 @@ def _bytes(key: bytes | str) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """The columns of a data frame that are written, and how. Made by `plan`."""
+class ColumnPlan:
+    """The columns of a data frame that are written. Made by `plan`."""
 
     key: str
     value: str
     expires: str
-    """Empty: rows never expire."""
+    """Empty if rows never expire."""
     on_null: OnNull
 
     def rows(self, batch: Any) -> Iterable[tuple[bytes, bytes | None, int]]:
-        """The rows of a pyarrow.RecordBatch, as the client's Row has them. Raises InvalidRequest and names the row that
-        the store would not take."""
+        """Return the rows of a pyarrow.RecordBatch in the form of the client's Row. Raises InvalidRequest with the row
+        that the store would refuse."""
         import pyarrow as pa
 
         key_column, value_column = (batch.column(name).cast(pa.binary()) for name in (self.key, self.value))
@@ -120,45 +121,45 @@ class Plan:
     def _check(self, keys: list[bytes | None], values: list[bytes | None]) -> None:
         for key, value in zip(keys, values, strict=True):
             if key is None or not 0 < len(key) <= KEY_BYTES_MAX:
-                raise InvalidRequest(f"column {self.key}: want keys of 1 to {KEY_BYTES_MAX} bytes, got {_named(key)}")
+                raise InvalidRequest(
+                    f"column {self.key}: expected keys of 1 to {KEY_BYTES_MAX} bytes, got {_named(key)}"
+                )
             if value is None and self.on_null is OnNull.error:
                 raise InvalidRequest(
-                    f"column {self.value}: {_named(key)} has no value; set onNull to delete if such keys are to go"
+                    f"column {self.value}: {_named(key)} has no value; set onNull to delete to remove such keys"
                 )
             if value is not None and len(value) > VALUE_BYTES_MAX:
                 raise InvalidRequest(
-                    f"column {self.value}: want values of at most {VALUE_BYTES_MAX} bytes, got {len(value)} "
+                    f"column {self.value}: expected values of at most {VALUE_BYTES_MAX} bytes, got {len(value)} "
                     f"for {_named(key)}"
                 )
 
 
-def plan(schema: StructType, options: WriteOptions) -> Plan:
-    """Raises ConfigError for a data frame that cannot be written so."""
+def plan(schema: StructType, options: WriteOptions) -> ColumnPlan:
+    """Return the plan for a data frame. Raises ConfigError if it cannot be written with these options."""
     types = {field.name: field.dataType.typeName() for field in schema.fields}
     if len(types) < len(schema.fields):
-        raise ConfigError(f"want each column once, got {', '.join(field.name for field in schema.fields)}")
+        raise ConfigError(f"expected each column once, got {', '.join(field.name for field in schema.fields)}")
     for option, name in (("keyColumn", options.key_column), ("valueColumn", options.value_column)):
         if types.get(name) not in ("binary", "string"):
-            raise ConfigError(f"want a column {name!r} of binary or string (option {option}), got {_listed(types)}")
+            raise ConfigError(f"expected a column {name!r} of binary or string (option {option}), got {_listed(types)}")
     expires = options.expires_column or ("expires_at" if "expires_at" in types else "")
     if expires and types.get(expires) == "timestamp_ntz":
-        raise ConfigError(
-            f"column {expires!r} is a timestamp_ntz, which does not say in which time zone: cast it to timestamp"
-        )
+        raise ConfigError(f"column {expires!r} is a timestamp_ntz, which has no time zone; cast it to timestamp")
     if expires and types.get(expires) != "timestamp":
-        raise ConfigError(f"want a column {expires!r} of timestamps (option expiresColumn), got {_listed(types)}")
+        raise ConfigError(f"expected a column {expires!r} of timestamps (option expiresColumn), got {_listed(types)}")
     used = {options.key_column, options.value_column, expires, *READ_ONLY}
     left = sorted(name for name in types if name not in used)
     if left:
         raise ConfigError(
-            f"column {left[0]!r} would be lost: select only {options.key_column}, {options.value_column} and, if keys "
-            "are to expire, expires_at"
+            f"column {left[0]!r} would be lost; select only {options.key_column}, {options.value_column} and, if keys "
+            "should expire, expires_at"
         )
-    return Plan(options.key_column, options.value_column, expires, options.on_null)
+    return ColumnPlan(options.key_column, options.value_column, expires, options.on_null)
 
 
 def _fits(column: Any, least: int, most: int, *, may_be_null: bool = False) -> bool:
-    """Whether all that stands in a column has so many bytes."""
+    """Return True if the length of every item in a column is between `least` and `most` bytes."""
     import pyarrow.compute as pc
 
     found = pc.min_max(pc.binary_length(column)).as_py()
@@ -179,7 +180,7 @@ def _listed(types: dict[str, str]) -> str:
 
 
 def _named(key: bytes | None) -> str:
-    """Name a row by its key's checksum: errors end up in job logs, which are no place for keys and values."""
+    """Return a name for a row: a checksum of its key, because job logs must not contain keys and values."""
     if key is None:
         return "no key"
     return f"the key of {len(key)} bytes for which sha2(key, 256) begins with {hashlib.sha256(key).hexdigest()[:16]}"

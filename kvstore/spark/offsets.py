@@ -1,12 +1,12 @@
-"""How far a stream has read each partition, as Spark keeps it in JSON:
+"""Stream offsets: the position in each partition's log up to which a stream has read, as Spark stores it in JSON:
 `{"@cluster": "0f3c…", "@hold": "spark-5d1e…", "p1": 120, "p2": {"ended": 77}}`.
 
-Decides only. A number is the sequence up to which the partition's changes have been read; `ended`: it has left the
-ring, and that was its last one. A partition that is not named has not been read at all: so one that has left is named
-for good, or it could not be told from one that joined and left unread. `@cluster` is the identity of the cluster whose
-logs these are: in another one the same numbers stand for other changes. `@hold` is the name under which the query
-holds logs, where nobody has given it one: the next run moves that hold on, and does not leave one more. Offsets that
-somebody writes by hand may be without both.
+Decides only. A number is the sequence up to which the partition's changes have been read. `ended` means that the
+partition has left the ring, and gives its last sequence. A partition without an entry has not been read at all. So a
+partition that has left keeps its entry forever; otherwise it would look like one that joined and left unread.
+`@cluster` is the id of the cluster with these logs: in another cluster, equal numbers mean other changes. `@hold` is
+the name under which the query retains logs, unless the user has set one; the next run then moves the same hold instead
+of adding another. Offsets that users write may omit both.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ from kvstore.errors import ConfigError, PositionTrimmed
 
 Offset = dict[str, Any]
 CLUSTER, HOLD = "@cluster", "@hold"
-"""No partition is called so."""
+"""No partition has these names."""
 GONE = -1
-ANEW = "a stream goes on only with its own cluster; for this one begin a new query with another checkpointLocation"
+ANEW = "a stream continues only with its own cluster; for this one, start a new query with another checkpointLocation"
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """Changes of one partition behind `after` and up to `until`."""
+class ChangeSpan:
+    """Changes of one partition after `after` and up to `until`."""
 
     partition: str
     after: int
     until: int
     servers: tuple[str, ...] = ()
-    """Whom to ask, best first."""
+    """Servers to ask, best first."""
 
 
 def sequence_of(offset: Mapping[str, Any], partition: str) -> int:
-    """Raises ConfigError for an offset that is none."""
+    """Return the sequence up to which a partition has been read. Raises ConfigError for an invalid offset."""
     found = offset.get(partition, 0)
     if isinstance(found, dict):
         found = found.get("ended")
     if not isinstance(found, int) or isinstance(found, bool) or found < 0:
-        raise ConfigError(f'startingPosition: want {{"PARTITION": SEQUENCE, ...}}, got {offset[partition]!r}')
+        raise ConfigError(f'startingPosition: expected {{"PARTITION": SEQUENCE, ...}}, got {offset[partition]!r}')
     return found
 
 
@@ -51,7 +51,7 @@ def partitions_of(offset: Mapping[str, Any]) -> list[str]:
 
 
 def hold_of(offset: Mapping[str, Any]) -> str:
-    """The name under which the query holds logs; empty if the offset has none."""
+    """Return the name under which the query retains logs; empty if the offset has none."""
     found = offset.get(HOLD)
     return found if isinstance(found, str) else ""
 
@@ -61,27 +61,27 @@ def has_ended(offset: Mapping[str, Any], partition: str) -> bool:
 
 
 def oldest(feeds: Sequence[PartitionFeed]) -> Offset:
-    """Before everything that can still be read."""
+    """Return the offset before everything that can still be read."""
     return _signed(feeds) | {each.partition: {"ended": 0} if each.gone else each.oldest for each in feeds}
 
 
 def latest(feeds: Sequence[PartitionFeed]) -> Offset:
-    """Behind everything that was acknowledged."""
+    """Return the offset after everything that was acknowledged."""
     return _signed(feeds) | {each.partition: {"ended": each.latest} if each.ended else each.latest for each in feeds}
 
 
 def gone(feeds: Sequence[PartitionFeed]) -> set[str]:
-    """Partitions that nobody can read any more."""
+    """Return the partitions that can no longer be read."""
     return {each.partition for each in feeds if each.gone}
 
 
 def _signed(feeds: Sequence[PartitionFeed]) -> Offset:
-    """Begin an offset with the name of the cluster whose positions it has, if the servers tell."""
+    """Return an offset with only the id of the cluster, if the servers report it."""
     return {CLUSTER: feeds[0].cluster} if feeds and feeds[0].cluster else {}
 
 
 def advanced(start: Mapping[str, Any], ends: Mapping[str, int], feeds: Sequence[PartitionFeed]) -> Offset:
-    """The offset at which partitions have been read up to `ends`; those that are not in it stay where they are."""
+    """Return the offset after partitions have been read up to `ends`. Other partitions keep their position."""
     offset = {**start, **_signed(feeds)}
     for each in feeds:
         until = max(ends.get(each.partition, 0), sequence_of(start, each.partition))
@@ -90,7 +90,7 @@ def advanced(start: Mapping[str, Any], ends: Mapping[str, int], feeds: Sequence[
 
 
 def lowest(one: Mapping[str, Any], other: Mapping[str, Any]) -> Offset:
-    """Neither further than `one` nor than `other`."""
+    """Return the lower of the two positions of each partition."""
     return {
         partition: min(one[partition], other[partition], key=_number) if partition in other else one[partition]
         for partition in partitions_of(one)
@@ -102,35 +102,35 @@ def _number(value: Any) -> int:
 
 
 def check_given(start: Mapping[str, Any], feeds: Sequence[PartitionFeed]) -> None:
-    """Raises ConfigError for an offset that names what there is not: changes up to it would be passed over."""
+    """Raise ConfigError for an offset that refers to missing partitions or changes, which would be skipped."""
     check_cluster(start, feeds)
     found = {each.partition: each for each in feeds}
     for partition in partitions_of(start):
         sequence = sequence_of(start, partition)
         if partition not in found:
-            raise ConfigError(f"startingPosition: want some of {', '.join(found)}, got partition {partition!r}")
+            raise ConfigError(f"startingPosition: expected partitions {', '.join(found)}, got partition {partition!r}")
         if sequence > found[partition].latest and not found[partition].gone:
             raise ConfigError(
-                f"startingPosition: want at most {found[partition].latest} for {partition}, got {sequence}"
+                f"startingPosition: expected at most {found[partition].latest} for {partition}, got {sequence}"
             )
     missed = sorted(each for each in gone(feeds) if not has_ended(start, each))
     if missed:
         said = ", ".join(f'"{each}": {{"ended": 0}}' for each in missed)
         raise ConfigError(
             f"startingPosition: the logs of partitions that have left the ring are gone ({', '.join(missed)}); if you "
-            f"have their changes, or want none, say so by {said}"
+            f"already have their changes, or need none, add {said}"
         )
 
 
 def check_cluster(offset: Mapping[str, Any], feeds: Sequence[PartitionFeed]) -> None:
-    """Raises ConfigError for an offset of another cluster: what it would be read as are other changes."""
+    """Raise ConfigError for an offset of another cluster, where it would refer to other changes."""
     ours, found = _signed(feeds).get(CLUSTER), offset.get(CLUSTER)
     if ours and found and found != ours:
-        raise ConfigError(f"the stream's position is of the cluster {found}, this one is {ours}: {ANEW}")
+        raise ConfigError(f"the stream's position belongs to cluster {found}, this one is {ours}; {ANEW}")
 
 
 def check_readable(start: Mapping[str, Any], feeds: Sequence[PartitionFeed]) -> None:
-    """Raises PositionTrimmed if changes behind `start` are gone, and ConfigError if the cluster never had them."""
+    """Raise PositionTrimmed if changes after `start` are gone, and ConfigError if the cluster never had them."""
     check_cluster(start, feeds)
     readable = {each.partition for each in feeds} - gone(feeds)
     for partition in sorted({*partitions_of(start), *gone(feeds)}):
@@ -143,7 +143,8 @@ def check_readable(start: Mapping[str, Any], feeds: Sequence[PartitionFeed]) -> 
 
 
 def check_batch(start: Mapping[str, Any], end: Mapping[str, Any], feeds: Sequence[PartitionFeed]) -> None:
-    """As check_readable, of a micro-batch: a query that died in one reads it first, by the offsets that it had then."""
+    """Like check_readable, for one micro-batch: a query that died in a batch first reads it again, by its old
+    offsets."""
     check_cluster(end, feeds)
     after = {each: sequence_of(start, each) for each in partitions_of(end)}
     wanted = {each: seq for each, seq in after.items() if seq < sequence_of(end, each)}
@@ -154,29 +155,31 @@ def check_batch(start: Mapping[str, Any], end: Mapping[str, Any], feeds: Sequenc
 
 
 def _check_reached(offset: Mapping[str, Any], feed: PartitionFeed) -> None:
-    """Offsets without `@cluster` can be told by this only. A log that has ended may just be closing."""
+    """Raise ConfigError for a position after the log's end: the only check for offsets without `@cluster`. A log that
+    has ended may still be closing."""
     sequence = sequence_of(offset, feed.partition)
     if sequence > feed.latest and not feed.ended:
         raise ConfigError(
-            f"the stream's position of partition {feed.partition} is {sequence}, and its log ends at {feed.latest}, so "
-            f"it is another cluster's: {ANEW}"
+            f"the stream's position of partition {feed.partition} is {sequence}, but its log ends at {feed.latest}, so "
+            f"the position belongs to another cluster; {ANEW}"
         )
 
 
-def spans(start: Mapping[str, Any], end: Mapping[str, Any], rows_max: int) -> list[Span]:
-    """Divide what lies between two offsets into portions of at most `rows_max` sequences."""
+def spans(start: Mapping[str, Any], end: Mapping[str, Any], rows_max: int) -> list[ChangeSpan]:
+    """Divide the changes between two offsets into spans of at most `rows_max` sequences."""
     found = []
     for partition in partitions_of(end):
         first, last = sequence_of(start, partition), sequence_of(end, partition)
         found += [
-            Span(partition, after, min(after + rows_max, last)) for after in range(first, max(first, last), rows_max)
+            ChangeSpan(partition, after, min(after + rows_max, last))
+            for after in range(first, max(first, last), rows_max)
         ]
     return found
 
 
-def tasks(spans: Sequence[Span], rows_max: int) -> list[tuple[Span, ...]]:
-    """Give each task its portions: one span, or several that have no more than `rows_max` sequences together."""
-    found: list[list[Span]] = []
+def tasks(spans: Sequence[ChangeSpan], rows_max: int) -> list[tuple[ChangeSpan, ...]]:
+    """Assign spans to tasks: one span each, or several with at most `rows_max` sequences together."""
+    found: list[list[ChangeSpan]] = []
     left = 0
     for span in spans:
         count = span.until - span.after
@@ -189,5 +192,5 @@ def tasks(spans: Sequence[Span], rows_max: int) -> list[tuple[Span, ...]]:
 
 
 def shares(amount: int, waiting: Sequence[str]) -> dict[str, int]:
-    """An amount, spread evenly; nobody gets nothing."""
+    """Divide an amount evenly. Every share is at least 1."""
     return {each: max(1, amount // len(waiting)) for each in waiting}

@@ -1,4 +1,4 @@
-"""Checks the options that users give with `.option(...)`: every fault with the option's name and what is wanted.
+"""Checks the options that users set with `.option(...)`. Every error has the option's name and the expected value.
 Decides only."""
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ STREAM_ONLY = ("startingPosition", "maxRowsPerTrigger", "maxBytesPerTrigger", "h
 STREAM = (*WHERE, *RANGE, *STREAM_ONLY)
 WRITE = (*WHERE, "keyColumn", "valueColumn", "expiresColumn", "onConflict", "onNull", "batchRows", "batchBytes")
 KEYS_MAX = 10_000
-"""In the option `keys`: each is looked for by itself."""
+"""Maximum number of keys in the option `keys`. Each is looked up individually."""
 SPARKS_OWN = {"checkpointlocation", "path", "querymaxresultcount"}
-"""Options that Spark hands to every source and sink."""
+"""Options that Spark passes to every source and sink."""
 
 CATALOGS_OWN = "provider"
-"""An option that Spark adds where it makes a table of its catalog."""
+"""An option that Spark adds when it creates a table in its catalog."""
 TABLES = (
-    "kvstore has no tables in Spark's catalog, because Spark hands a table's options neither to its reads nor to its "
-    'writes: use CREATE TEMPORARY VIEW name USING kvstore OPTIONS (...), or format("kvstore") with load() and save()'
+    "kvstore has no tables in Spark's catalog, because Spark passes a table's options neither to its reads nor to its "
+    'writes; use CREATE TEMPORARY VIEW name USING kvstore OPTIONS (...), or format("kvstore") with load() and save()'
 )
 
 UNITS = {"": 1, "b": 1, "kib": 1 << 10, "kb": 1 << 10, "mib": 1 << 20, "mb": 1 << 20, "gib": 1 << 30, "gb": 1 << 30}
@@ -43,18 +43,18 @@ NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Where the store is; exactly one of the first three is set."""
+    """The location of the store; exactly one of the first three fields is set."""
 
     servers: tuple[str, ...]
     zookeeper: str
     data_dir: str
     tls: Tls | None
     timeout_s: float
-    """For each operation, retries included: how long an outage a job outlives."""
+    """Timeout in seconds for each operation, including retries: the longest outage that a job survives."""
 
 
 class OnConflict(StrEnum):
-    """The ways to write a row whose key is in the store."""
+    """The ways to write a row whose key exists in the store."""
 
     overwrite = "overwrite"
     keep = "keep"
@@ -68,14 +68,14 @@ class OnNull(StrEnum):
 
 
 class KeyType(StrEnum):
-    """The types that a column of keys is read as."""
+    """The types as which keys can be read."""
 
     binary = "binary"
     string = "string"
 
 
 class ValueType(StrEnum):
-    """The types that a column of values is read as: the bytes, or what they say in UTF-8."""
+    """The types as which values can be read: the raw bytes, or the UTF-8 text parsed as this type."""
 
     binary = "binary"
     string = "string"
@@ -85,7 +85,7 @@ class ValueType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Types:
-    """The types of the two columns that the store knows as bytes."""
+    """The types of the two columns that are bytes in the store."""
 
     key: KeyType = KeyType.binary
     value: ValueType = ValueType.binary
@@ -93,12 +93,12 @@ class Types:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """How rows become operations."""
+    """The options of a write."""
 
     key_column: str
     value_column: str
     expires_column: str
-    """Empty: `expires_at` if there is such a column."""
+    """Empty means `expires_at` if there is such a column."""
     on_conflict: OnConflict
     on_null: OnNull
     batch_rows: int
@@ -107,7 +107,7 @@ class WriteOptions:
 
 @dataclass(frozen=True, slots=True)
 class KeyRange:
-    """Keys in [start, end); an empty end is none."""
+    """Keys in [start, end); an empty end means no upper bound."""
 
     start: bytes = b""
     end: bytes = b""
@@ -123,16 +123,16 @@ class KeyRange:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """The options of a read: its range and portions."""
+    """The options of a batch read."""
 
     columns: tuple[str, ...]
     keys: KeyRange
     exactly: frozenset[bytes] | None
-    """Of that range only these keys; None: all."""
+    """Only these keys of the range; None means all."""
     partition: str
-    """Of that the rows of this partition; empty: of all."""
+    """Only rows of this partition; empty means all partitions."""
     pin: str
-    """Read at a pin that somebody else holds, as splits.encode tells it; empty: at one of our own."""
+    """An existing pin to read at, as returned by splits.encode; empty means a new pin."""
     pin_ttl_s: float
     split_bytes: int
     page_bytes: int
@@ -141,30 +141,30 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """Where a stream begins and how much it takes at a time."""
+    """The options of a stream."""
 
     start: str | dict[str, Any]
     """`earliest`, `latest`, or an offset."""
     rows_max: int
-    """0: all there are."""
+    """Maximum changes per micro-batch; 0 means no limit."""
     bytes_max: int
     columns: tuple[str, ...]
     keys: KeyRange
     hold: str
-    """The name under which logs are held; empty: one made up for this run of the query."""
+    """The name under which logs are retained; empty means a generated name."""
     hold_s: float
     types: Types
 
 
 def cluster_of(options: Mapping[str, str], environ: Mapping[str, str]) -> Cluster:
-    """Raises ConfigError."""
+    """Return the location of the store. Raises ConfigError."""
     named = [name for name in WHERE[:3] if options.get(name)]
     if len(named) > 1:
-        raise ConfigError(f"want one of the options servers, zookeeper and dataDir, got {' and '.join(named)}")
+        raise ConfigError(f"expected one of the options servers, zookeeper and dataDir, got {' and '.join(named)}")
     if not named:
         raise ConfigError(
-            "no cluster is named: set the option servers (HOST:PORT,...), zookeeper (HOST:PORT,...[/CHROOT]) or "
-            "dataDir (of `kvstore up`)"
+            "no cluster given; set the option servers (HOST:PORT,...), zookeeper (HOST:PORT,...[/CHROOT]) or dataDir "
+            "(of `kvstore up`)"
         )
     if fault := fault_of(options.get("dataDir", "")):
         raise ConfigError(f"dataDir: {fault}")
@@ -179,17 +179,19 @@ def cluster_of(options: Mapping[str, str], environ: Mapping[str, str]) -> Cluste
 
 
 def client_config(cluster: Cluster, endpoints: tuple[str, ...], identity: str = "") -> ClientConfig:
-    """How tasks connect. `identity`: of which cluster the servers must be."""
+    """Return the configuration with which tasks connect. `identity` is the id of the cluster that servers must have."""
     return ClientConfig(endpoints=endpoints, timeout_s=cluster.timeout_s, tls=cluster.tls, cluster=identity)
 
 
 def write_options(options: Mapping[str, str]) -> WriteOptions:
-    """Raises ConfigError."""
+    """Return the options of a write. Raises ConfigError."""
     _refuse_unknown(options, WRITE, "writing")
     on_conflict = _choice(options, "onConflict", OnConflict.overwrite)
     on_null = _choice(options, "onNull", OnNull.error)
     if (on_conflict, on_null) == (OnConflict.keep, OnNull.delete):
-        raise ConfigError("onConflict=keep leaves what is there, onNull=delete removes it: want one of them, got both")
+        raise ConfigError(
+            "expected onConflict=keep or onNull=delete, got both; one keeps existing keys, the other deletes them"
+        )
     return WriteOptions(
         options.get("keyColumn", "key"),
         options.get("valueColumn", "value"),
@@ -202,7 +204,7 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
 
 
 def read_options(options: Mapping[str, str], known: tuple[str, ...]) -> ReadOptions:
-    """`known`: the columns that there are. Raises ConfigError."""
+    """Return the options of a batch read; `known` are the columns that exist. Raises ConfigError."""
     _refuse_unknown(options, READ, "reading")
     return ReadOptions(
         _columns(options, known, known),
@@ -218,7 +220,8 @@ def read_options(options: Mapping[str, str], known: tuple[str, ...]) -> ReadOpti
 
 
 def stream_options(options: Mapping[str, str], known: tuple[str, ...], default: tuple[str, ...]) -> StreamOptions:
-    """`known`: the columns that there are; `default`: those that are read if none are named. Raises ConfigError."""
+    """Return the options of a stream; `known` are the columns that exist, `default` those that are read if none are
+    named. Raises ConfigError."""
     _refuse_unknown(options, STREAM, "reading a stream")
     start: str | dict[str, Any] = options.get("startingPosition", "latest")
     if start not in ("earliest", "latest"):
@@ -228,13 +231,13 @@ def stream_options(options: Mapping[str, str], known: tuple[str, ...], default: 
             start = ""
         if not isinstance(start, dict):
             raise ConfigError(
-                f"startingPosition: want earliest, latest or an offset as JSON, got {options['startingPosition']!r}"
+                f"startingPosition: expected earliest, latest or an offset as JSON, got {options['startingPosition']!r}"
             )
     if options.get("maxRowsPerTrigger") and options.get("maxBytesPerTrigger"):
-        raise ConfigError("want one of the options maxRowsPerTrigger and maxBytesPerTrigger, got both")
+        raise ConfigError("expected maxRowsPerTrigger or maxBytesPerTrigger, got both")
     hold = options.get("holdName", "")
     if hold and not NAME.fullmatch(hold):
-        raise ConfigError(f"holdName: want 1 to 64 letters, digits, '-', '_' or '.', got {hold!r}")
+        raise ConfigError(f"holdName: expected 1 to 64 letters, digits, '-', '_' or '.', got {hold!r}")
     return StreamOptions(
         start,
         _size(options, "maxRowsPerTrigger", 0, 1, 1 << 40),
@@ -248,31 +251,31 @@ def stream_options(options: Mapping[str, str], known: tuple[str, ...], default: 
 
 
 def columns_of(options: Mapping[str, str], known: tuple[str, ...], default: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the columns that are read, before it is known whether once or as a stream. Raises ConfigError."""
+    """Return the columns to read, before it is known whether for a batch or a stream. Raises ConfigError."""
     _refuse_unknown(options, tuple(dict.fromkeys((*READ, *STREAM))), "reading")
     return _columns(options, known, default)
 
 
 def types_of(options: Mapping[str, str]) -> Types:
-    """Raises ConfigError."""
+    """Return the types of keys and values. Raises ConfigError."""
     return Types(_choice(options, "keyType", KeyType.binary), _choice(options, "valueType", ValueType.binary))
 
 
 def is_for_a_stream(options: Mapping[str, str]) -> bool:
-    """True only if it cannot be for anything else."""
+    """Return True if the options can only be for a stream."""
     return any(options.get(name) for name in STREAM_ONLY)
 
 
 def key_range(options: Mapping[str, str]) -> KeyRange:
-    """Return the key range that prefix, start and end leave. Raises ConfigError."""
+    """Return the intersection of prefix, start and end. Raises ConfigError."""
     found = {name: _key(options, name, options.get(name, "")) for name in ("prefix", "start", "end")}
     if found["end"] and found["start"] > found["end"]:
-        raise ConfigError(f"start, end: want start below end, got {options['start']!r} and {options['end']!r}")
+        raise ConfigError(f"start, end: expected start below end, got {options['start']!r} and {options['end']!r}")
     return KeyRange(found["start"], found["end"]) & prefix_range(found["prefix"])
 
 
 def exact_keys(options: Mapping[str, str]) -> frozenset[bytes] | None:
-    """The keys that `keys` lists; None: it is not set. Raises ConfigError."""
+    """Return the keys that `keys` lists, or None if it is not set. Raises ConfigError."""
     text = options.get("keys")
     if text is None:
         return None
@@ -281,14 +284,16 @@ def exact_keys(options: Mapping[str, str]) -> frozenset[bytes] | None:
     except ValueError:
         listed = None
     if not isinstance(listed, list) or not all(isinstance(each, str) for each in listed):
-        raise ConfigError(f'keys: want a list as JSON, for example ["user/1", "user/2"], got {text[:100]!r}')
+        raise ConfigError(f'keys: expected a list as JSON, for example ["user/1", "user/2"], got {text[:100]!r}')
     if len(listed) > KEYS_MAX:
-        raise ConfigError(f"keys: want at most {KEYS_MAX}, got {len(listed)}: join with a data frame of them instead")
+        raise ConfigError(
+            f"keys: expected at most {KEYS_MAX}, got {len(listed)}; join with a data frame of the keys instead"
+        )
     return frozenset(_key(options, "keys", each) for each in listed)
 
 
 def prefix_range(prefix: bytes) -> KeyRange:
-    """The keys that begin so."""
+    """Return the range of all keys with a prefix."""
     stem = prefix.rstrip(b"\xff")
     return KeyRange(prefix, stem[:-1] + bytes([stem[-1] + 1]) if stem else b"")
 
@@ -299,8 +304,8 @@ def prefix_range(prefix: bytes) -> KeyRange:
 def _refuse_unknown(options: Mapping[str, str], known: tuple[str, ...], doing: str) -> None:
     if any(name.lower() == "pushfilters" for name in options):
         raise ConfigError(
-            "pushFilters: Spark applied the filters of one action to the next, which then missed rows, so there is no "
-            "such option: narrow what is read by prefix, start, end, keys and partition; Spark checks the conditions"
+            "pushFilters does not exist, because Spark would apply the filters of one action to the next, which then "
+            "misses rows; limit reads with prefix, start, end, keys and partition; Spark checks the conditions"
         )
     if CATALOGS_OWN in {name.lower() for name in options}:
         raise ConfigError(f"CREATE TABLE ... USING kvstore: {TABLES}")
@@ -309,30 +314,30 @@ def _refuse_unknown(options: Mapping[str, str], known: tuple[str, ...], doing: s
     if unknown:
         spelled = {name.lower(): name for name in (*READ, *STREAM, *WRITE)}  # Spark hands them over in lower case
         name = spelled.get(unknown[0].lower(), unknown[0])
-        raise ConfigError(f"unknown option {name!r} for {doing}; there are {', '.join(known)}")
+        raise ConfigError(f"unknown option {name!r} for {doing}; expected one of {', '.join(known)}")
     if options.get("path"):
-        raise ConfigError(f"there are no paths in a store, got {options['path']!r}: call load() or save() without one")
+        raise ConfigError(f"expected load() or save() without a path, got {options['path']!r}; a store has no paths")
 
 
 def _key(options: Mapping[str, str], name: str, text: str) -> bytes:
     encoding = options.get("keyEncoding", "utf8").lower()
     if encoding not in ("utf8", "utf-8", "hex"):
-        raise ConfigError(f"keyEncoding: want utf8 or hex, got {options['keyEncoding']!r}")
+        raise ConfigError(f"keyEncoding: expected utf8 or hex, got {options['keyEncoding']!r}")
     try:
         return bytes.fromhex(text) if encoding == "hex" else text.encode()
     except ValueError:
-        raise ConfigError(f"{name}: want hexadecimal digits, since keyEncoding is hex; got {text!r}") from None
+        raise ConfigError(f"{name}: expected hexadecimal digits because keyEncoding is hex, got {text!r}") from None
 
 
 def _columns(options: Mapping[str, str], known: tuple[str, ...], default: tuple[str, ...]) -> tuple[str, ...]:
     wanted = [name.strip() for name in options.get("columns", "").split(",") if name.strip()]
     if "columns" in options and not wanted:
-        raise ConfigError(f"columns: want some of {', '.join(known)}, got {options['columns']!r}")
+        raise ConfigError(f"columns: expected one or more of {', '.join(known)}, got {options['columns']!r}")
     for name in wanted:
         if name not in known:
-            raise ConfigError(f"columns: there is no column {name!r}; there are {', '.join(known)}")
+            raise ConfigError(f"columns: no column {name!r}; expected {', '.join(known)}")
     if len(set(wanted)) < len(wanted):
-        raise ConfigError(f"columns: want each once, got {options['columns']!r}")
+        raise ConfigError(f"columns: expected each column once, got {options['columns']!r}")
     return tuple(wanted) or default
 
 
@@ -340,11 +345,11 @@ def _endpoints(servers: str) -> tuple[str, ...]:
     try:
         return parse_url(f"kv://{servers}").endpoints
     except ValueError as error:
-        raise ConfigError(f"servers: want HOST:PORT,..., got {servers!r}: {error}") from None
+        raise ConfigError(f"servers: expected HOST:PORT,..., got {servers!r}: {error}") from None
 
 
 def _tls(options: Mapping[str, str], environ: Mapping[str, str]) -> Tls | None:
-    """By the options, or as for the commands by KVSTORE_TLS_CA, KVSTORE_TLS_CERT and KVSTORE_TLS_KEY."""
+    """Return the TLS files from the options, else from KVSTORE_TLS_CA, KVSTORE_TLS_CERT and KVSTORE_TLS_KEY."""
     ca, cert, key = (
         options.get(f"tls{name}") or environ.get(f"KVSTORE_TLS_{name.upper()}") for name in ("Ca", "Cert", "Key")
     )
@@ -365,7 +370,7 @@ def _choice(options: Mapping[str, str], name: str, default: T) -> T:
         return kind(options.get(name, str(default)).lower())
     except ValueError:
         wanted = " or ".join(str(each) for each in type(default))  # type: ignore[attr-defined]
-        raise ConfigError(f"{name}: want {wanted}, got {options[name]!r}") from None
+        raise ConfigError(f"{name}: expected {wanted}, got {options[name]!r}") from None
 
 
 def _size(options: Mapping[str, str], name: str, default: int, least: int, most: int) -> int:
@@ -375,7 +380,9 @@ def _size(options: Mapping[str, str], name: str, default: int, least: int, most:
     match = re.fullmatch(r"(\d+)\s*([a-z]*)", text.strip().lower())
     unit = UNITS.get(match[2]) if match else None
     if match is None or unit is None or not least <= int(match[1]) * unit <= most:
-        raise ConfigError(f"{name}: want a number from {least} to {most}, alone or with KiB, MiB or GiB, got {text!r}")
+        raise ConfigError(
+            f"{name}: expected a number from {least} to {most}, alone or with KiB, MiB or GiB, got {text!r}"
+        )
     return int(match[1]) * unit
 
 
@@ -386,5 +393,5 @@ def _seconds(options: Mapping[str, str], name: str, default: float, least: float
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]+)", text.strip().lower())
     unit = SECONDS.get(match[2]) if match else None
     if match is None or unit is None or not least <= float(match[1]) * unit <= most:
-        raise ConfigError(f"{name}: want a time like 30s or 10m, from {least:g} s to {most:g} s, got {text!r}")
+        raise ConfigError(f"{name}: expected a time like 30s or 10m, from {least:g} s to {most:g} s, got {text!r}")
     return float(match[1]) * unit

@@ -1,9 +1,9 @@
-"""Pins for jobs: one that a data frame makes by itself, and one that several share, kept alive while they are used.
+"""Pins for Spark jobs: one pin per data frame, or one pin that several data frames share.
 
 with hold({"servers": "host:7401"}) as pin:
     users = spark.read.format("kvstore").options(**pin.options).option("prefix", "user/").load()
     orders = spark.read.format("kvstore").options(**pin.options).option("prefix", "order/").load()
-    ...                                       # both as the store was at one moment
+    ...                                       # both read the state of the store at one moment
 """
 
 from __future__ import annotations
@@ -24,50 +24,63 @@ from kvstore.spark.splits import encode
 
 logger = logging.getLogger(__name__)
 END_S = 5.0
-"""A renewal that is under way at the end of a task is waited for so long."""
+"""Seconds to wait at the end of a task for a renewal in progress."""
 SHARES = 4
-"""A pin is renewed so often within its time."""
+"""Number of renewals within the lifetime of a pin."""
 REMEMBERED = 64
 _renewed_at: dict[str, float] = {}
-"""When this process last renewed pins, by the wall clock: workers of Spark run one task after the other."""
+"""When this process last renewed each pin, in wall clock. A Spark worker process runs one task after the other."""
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """A pin that somebody keeps alive."""
+class HeldPin:
+    """A pin of the whole store that is kept alive until the end of the `hold` block."""
 
     store: PinnedStore
     options: dict[str, str]
-    """For `spark.read.format("kvstore").options(...)`."""
+    """Options for `spark.read.format("kvstore").options(...)`."""
 
 
 def pin(config: ClientConfig, *, ttl_s: float, split_bytes: int) -> PinnedStore:
-    """A pin of the whole store under a name of its own. Raises StoreError."""
+    """Pin the whole store under a unique name. Raises StoreError."""
     name = f"spark-{uuid4().hex[:16]}"
     try:
         return pin_store(config, ttl_s=ttl_s, id=name, split_bytes=split_bytes, timeout_s=config.timeout_s)
-    except BaseException:  # some servers may hold it, and nobody else knows its name
+    except BaseException:  # some servers may have the pin, and nobody else knows its name
         release(config, name)
         raise
 
 
 @contextmanager
-def hold(where: Mapping[str, str], *, ttl_s: float = 600.0, split_bytes: int = 64 << 20) -> Iterator[Held]:
-    """Pin the store that the options name (servers, zookeeper or dataDir …), keep it pinned, and give it back at the
-    end. `ttl_s`: how long it outlives a driver that dies."""
+def hold(where: Mapping[str, str], *, ttl_s: float = 600.0, split_bytes: int = 64 << 20) -> Iterator[HeldPin]:
+    """Pin the store, keep it pinned during the block, and release it at the end.
+
+    All data frames that use the pin's options read the state of the store at the moment of the pin:
+
+        with hold({"servers": "127.0.0.1:7401"}) as pin:
+            frame = spark.read.format("kvstore").options(**pin.options).load()
+
+    Args:
+        where: options that name the cluster: `servers`, `zookeeper` or `dataDir`, with TLS files and `timeout`.
+        ttl_s: seconds for which the pin outlives a driver that dies. It prevents logs from being trimmed until then.
+        split_bytes: approximate bytes of rows that one task reads.
+
+    Raises ConfigError for wrong options, Overloaded if there are too many pins, Unavailable if no server answers. Costs
+    one call to a leader of each partition, and one renewal each `ttl_s` / 4 seconds in a thread.
+    """
     config = find(where)
     store = pin(config, ttl_s=ttl_s, split_bytes=split_bytes)
     try:
         with kept_alive(config, store.id, ttl_s, pinned_at=time.time()):
-            yield Held(store, {**where, "pin": encode(store), "pinTtl": f"{max(10.0, ttl_s):g}s"})
+            yield HeldPin(store, {**where, "pin": encode(store), "pinTtl": f"{max(10.0, ttl_s):g}s"})
     finally:
         release(config, store.id)
 
 
 @contextmanager
 def kept_alive(config: ClientConfig, id: str, ttl_s: float, *, pinned_at: float) -> Iterator[None]:
-    """Renew a pin by a thread while the block runs, as often as it is due. `pinned_at`: when it was made, by the wall
-    clock. A pin that is lost shows where it is read."""
+    """Renew a pin in a thread while the block runs. `pinned_at` is the wall-clock time when the pin was made. A lost
+    pin raises an error where it is read."""
     over = threading.Event()
 
     def renew() -> None:
@@ -88,8 +101,8 @@ def kept_alive(config: ClientConfig, id: str, ttl_s: float, *, pinned_at: float)
 
 
 def _due_s(id: str, ttl_s: float, pinned_at: float) -> float:
-    """Seconds until somebody in this process should renew the pin: its tasks may all be short. Never more than a share
-    of what it has, also if the clock is set back."""
+    """Return the seconds until this process should renew the pin; its tasks may all be short. The result never exceeds
+    a share of the pin's lifetime, even if the clock is set back."""
     while len(_renewed_at) > REMEMBERED:
         _renewed_at.pop(next(iter(_renewed_at)), None)
     share_s = ttl_s / SHARES
@@ -97,7 +110,7 @@ def _due_s(id: str, ttl_s: float, pinned_at: float) -> float:
 
 
 def renew_or_explain(config: ClientConfig, store: PinnedStore, ttl_s: float) -> None:
-    """Called before each action. Raises NoSuchPin that says what to do."""
+    """Renew the pin before an action. Raises NoSuchPin with advice if the pin has expired."""
     partitions = [each.partition for each in store.partitions if each.spans]
     try:
         renew_pin(config, store.id, ttl_s=ttl_s, partitions=partitions, timeout_s=config.timeout_s)
@@ -107,14 +120,14 @@ def renew_or_explain(config: ClientConfig, store: PinnedStore, ttl_s: float) -> 
 
 def explained(error: NoSuchPin, ttl_s: float) -> NoSuchPin:
     return NoSuchPin(
-        "the moment at which this data frame reads the store is not kept any more: call load() again, with a new pin "
-        f"if it was shared; pinTtl was {ttl_s:g}s ({error})"
+        "the state of the store that this data frame reads is no longer kept; call load() again, with a new pin if it "
+        f"was shared; pinTtl was {ttl_s:g}s ({error})"
     )
 
 
 def release(config: ClientConfig, id: str) -> None:
-    """Give a pin back; one that cannot be given back ends at its deadline."""
+    """Release a pin. A pin that cannot be released expires at its deadline."""
     try:
         unpin(config, id, timeout_s=min(5.0, config.timeout_s))
     except StoreError as error:
-        logger.info("pin not given back id=%s why=%s", id, error)
+        logger.info("pin not released id=%s why=%s", id, error)

@@ -1,7 +1,7 @@
-"""Batch reads: the plan is made at one pinned moment of the store, and tasks read pieces of it as Arrow batches.
+"""Batch reads: the driver plans at one pinned moment of the store, and tasks read parts of it as Arrow batches.
 
-A piece always gives the same rows, whoever asks and however often, so retries and speculation change nothing. Any
-replica that keeps the moment will do; one that fails is replaced within the task. When none keeps it, the job fails.
+A part always has the same rows, however often it is read, so retries and speculative tasks are safe. Any replica that
+keeps the pinned state can serve it, and a failing replica is replaced within the task. If none keeps it, the job fails.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from kvstore.errors import NoSuchPin
 from kvstore.spark.columns import typed
 from kvstore.spark.options import ReadOptions
 from kvstore.spark.pins import explained, kept_alive, renew_or_explain
-from kvstore.spark.splits import Piece, Wanted, Work, plan
+from kvstore.spark.splits import ReadRequest, SplitPart, Work, plan
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
 
 class PinnedReader(DataSourceReader):
-    """`spark.read.format("kvstore")`. Pickled: it holds nothing that is open.
+    """The batch reader of `spark.read.format("kvstore")`. It is pickled, so it holds nothing open.
 
-    It has no `pushFilters`: Spark up to 4.3.0 keeps the plan that a reader made under the conditions of one scan for
-    all scans of the data frame, also for those without these conditions, which then miss rows. So what is read is
-    narrowed by options alone: they belong to the data frame, and its one plan is right for each of its scans.
+    It has no `pushFilters`. Spark up to 4.3.0 reuses the plan that a reader made with the filters of one scan for all
+    scans of the data frame, so scans without these filters would miss rows. Only options limit what is read: they
+    belong to the data frame, so that its one plan is right for all its scans.
     """
 
     def __init__(self, config: ClientConfig, store: PinnedStore, options: ReadOptions, *, pinned_at: float) -> None:
-        """`pinned_at`: when the pin was made, by the wall clock."""
+        """`pinned_at` is the wall-clock time when the pin was made."""
         self._config, self._store, self._options = config, store, options
-        self._wanted = Wanted(options.keys, options.exactly, options.partition or None)
+        self._wanted = ReadRequest(options.keys, options.exactly, options.partition or None)
         self._pinned_at = pinned_at
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -43,7 +43,7 @@ class PinnedReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
         work: Work | None = partition.value
-        if work is None:  # Spark's way of saying that there is nothing to read
+        if work is None:  # Spark passes None if there is nothing to read
             return
         try:
             with kept_alive(self._config, self._store.id, self._options.pin_ttl_s, pinned_at=self._pinned_at):
@@ -52,8 +52,8 @@ class PinnedReader(DataSourceReader):
         except NoSuchPin as error:
             raise explained(error, self._options.pin_ttl_s) from None
 
-    def _batches(self, piece: Piece) -> Iterator[RecordBatch]:
-        # gRPC must begin behind the fork that made this process.
+    def _batches(self, piece: SplitPart) -> Iterator[RecordBatch]:
+        # Import gRPC only after the fork that created this process.
         from kvstore.client.pinned.arrow import batch_of
         from kvstore.client.pinned.read import read_pinned
 

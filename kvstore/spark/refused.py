@@ -1,4 +1,4 @@
-"""A stream that cannot be: by its options, or by the PySpark that is here."""
+"""Errors of streams that cannot be read, because of their options or because PySpark is too old."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
 
-class Refused(DataSourceStreamReader):
-    """Raises an error when it is first asked for anything. PySpark hides what `streamReader` raises behind an error of
-    its own, of a variable that it has not set."""
+class FailedReader(DataSourceStreamReader):
+    """A stream reader that raises an error on first use. PySpark hides errors that `streamReader` raises behind an
+    error of its own about an unset variable."""
 
     def __init__(self, error: StoreError) -> None:
         self._error = error
@@ -35,5 +35,5 @@ class Refused(DataSourceStreamReader):
 
 
 def too_old(what: str, since: str) -> ConfigError:
-    """PySpark lacks what this needs; all else works with it."""
-    return ConfigError(f"{what} needs PySpark {since} or later, and this is {pyspark.__version__}")
+    """Return the error for a feature that needs a later PySpark. Other features work."""
+    return ConfigError(f"{what} needs PySpark {since} or later, got {pyspark.__version__}")

@@ -1,4 +1,4 @@
-"""A Spark session on this machine, or what the environment needs for any: the right Java, the right Python."""
+"""Opens a local Spark session, and prepares the environment of any session: the right Java and the right Python."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 VECTOR = "jdk.incubator.vector"
-"""A module that Spark's launcher asks for by name, only to compute faster. Small Java runtimes lack it, and do not
-start then."""
+"""An optional module for faster arithmetic that Spark's launcher requests by name. Small Java runtimes lack it, and
+then do not start."""
 SETTINGS = {
     "spark.ui.showConsoleProgress": "false",
     "spark.ui.enabled": "false",
     "spark.sql.session.timeZone": "UTC",
-    "spark.sql.execution.arrow.maxBytesPerBatch": str(8 << 20),  # 10,000 rows may be 10 GB
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(8 << 20),  # the default of 10,000 rows may be 10 GB
 }
 
 
 def open_session(
     name: str, *, master: str = "local[*]", settings: Mapping[str, str] | None = None, niceness: int = 0
 ) -> SparkSession:
-    """The Spark session of this process, begun if there is none. With `niceness` (nice(1) says how much) this process
-    and what it begins give way to others on the machine. Raises ConfigError without pyspark or a Java."""
+    """Return the Spark session of this process, and open one if there is none. `niceness` (see nice(1)) lowers the
+    priority of this process and of the processes that it starts. Raises ConfigError without pyspark or Java."""
     try:
         from pyspark import SparkConf, SparkContext
         from pyspark.sql import SparkSession
@@ -55,9 +55,9 @@ def open_session(
 
 
 class _NoPreexec(dict[str, Any]):
-    """Arguments of Popen that take no `preexec_fn`. PySpark sets one, to keep Ctrl-C from the JVM; Python then runs in
-    a fork of this process, and where gRPC has been used, its handlers of forks end one in fifty. A session of its own
-    keeps Ctrl-C away as well."""
+    """Arguments of Popen that drop `preexec_fn`. PySpark sets one to protect the JVM from Ctrl-C. Python then runs code
+    in a fork of this process, and if gRPC was used, gRPC's fork handlers kill one in fifty. A new session also protects
+    the JVM from Ctrl-C."""
 
     def __setitem__(self, name: str, value: object) -> None:
         if name != "preexec_fn":
@@ -65,8 +65,8 @@ class _NoPreexec(dict[str, Any]):
 
 
 def _launch(conf: Any, niceness: int) -> None:
-    """Begin a JVM, one that gives way with `niceness`. Linux may share out its processors among sessions, and niceness
-    then counts within one session only (autogroup, sched(7)): so the JVM's own is, as a whole, as nice."""
+    """Start a JVM with `niceness`. Linux may divide processors among sessions, and niceness then counts only within one
+    session (autogroup, sched(7)). So the JVM's session gets the same niceness as a whole."""
     from pyspark import SparkContext
     from pyspark.java_gateway import launch_gateway
 
@@ -82,17 +82,17 @@ def _launch(conf: Any, niceness: int) -> None:
 
 
 def _give_way(niceness: int, launched: threading.Event) -> None:
-    """The sessions that this process' children have begun; a JVM is busy from its first moment."""
+    """Set the niceness of the session that a child of this process has created. A JVM is busy from its first moment."""
     while not launched.wait(0.02):
         for child in psutil.Process().children():
-            with suppress(OSError):  # no such shares on this machine, or the child has ended
+            with suppress(OSError):  # no autogroups on this machine, or the child has ended
                 if os.getsid(child.pid) == child.pid:
                     Path(f"/proc/{child.pid}/autogroup").write_text(str(niceness))
                     return
 
 
 def end_jvm() -> None:
-    """A JVM that is being started when this process is interrupted would wait for it for ever."""
+    """End the JVM. A JVM that is starting when this process is interrupted would wait for this process forever."""
     for child in psutil.Process().children():
         with suppress(psutil.Error):
             if any(word.startswith("org.apache.spark.") for word in child.cmdline()):
@@ -100,8 +100,8 @@ def end_jvm() -> None:
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Make the environment that Spark's launcher needs. Spark would take `java` from JAVA_HOME or PATH whatever its
-    version, and for its workers `python3` from PATH, which is another Python than that of a virtual environment.
+    """Return the environment that Spark's launcher needs. Spark would take any `java` from JAVA_HOME or PATH, whatever
+    its version, and for its workers `python3` from PATH, which is not the Python of a virtual environment.
 
     Raises ConfigError if there is no Java of the right version.
     """
@@ -117,7 +117,7 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _modules_or_all(home: Path) -> str:
-    """Return the modules that the Java says it has; one that does not say is taken to have all."""
+    """Return the modules that a Java lists; a Java without a list is assumed to have all."""
     try:
         lines = (home / "release").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -126,7 +126,7 @@ def _modules_or_all(home: Path) -> str:
 
 
 def _without_vector(program: Path) -> Path:
-    """A Java home whose `java` leaves the module out; it lasts as long as this process."""
+    """Return a Java home whose `java` drops the module. It exists as long as this process."""
     home = Path(tempfile.mkdtemp(prefix="kvstore-java-"))
     atexit.register(shutil.rmtree, home, ignore_errors=True)
     script = home / "bin" / "java"

@@ -1,4 +1,4 @@
-"""The data source `kvstore`: what Spark asks first, on the driver. Options and errors: docs/reference/spark.md."""
+"""The data source `kvstore`, on the driver. docs/reference/spark.md lists all options and errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kvstore.spark.options import (
     write_options,
 )
 from kvstore.spark.reader import PinnedReader
-from kvstore.spark.refused import Refused, too_old
+from kvstore.spark.refused import FailedReader, too_old
 from kvstore.spark.splits import decode
 from kvstore.spark.writer import BulkWriter
 
@@ -31,18 +31,24 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 KNOWN, CHANGES = tuple(columns.COLUMNS), tuple(columns.CHANGES)
-OWN_SCHEMA = (
-    "expected no schema of your own: choose columns with the option columns, then cast them. If this is a table: "
-    f"{TABLES}"
-)
+OWN_SCHEMA = f"expected no schema; choose columns with the option columns, then cast them. If this is a table: {TABLES}"
 OVERWRITE = (
-    'expected mode("append"), got overwrite; rows replace rows of the same key, and nothing else is removed. If this '
-    f"was saveAsTable() or createOrReplace(), Spark dropped the former table before it asked kvstore; {TABLES}"
+    'expected mode("append"), got overwrite; rows replace rows with the same key, and nothing else is removed. If this '
+    f"was saveAsTable() or createOrReplace(), Spark dropped the former table before it called kvstore; {TABLES}"
 )
 
 
 class KvstoreSource(DataSource):
-    """`spark.read|readStream|write|writeStream.format("kvstore")`."""
+    """The data source of `spark.read|readStream|write|writeStream.format("kvstore")`.
+
+    Register it once per session, then read a data frame:
+
+        spark.dataSource.register(KvstoreSource)
+        frame = spark.read.format("kvstore").option("servers", "127.0.0.1:7401").load()
+
+    A data frame reads the state of the store at the moment of `load()`, in all its actions, until `pinTtl` has passed
+    without an action. Wrong options raise ConfigError; an unreachable cluster raises Unavailable.
+    """
 
     _config: ClientConfig | None = None
     _store: PinnedStore | None = None
@@ -54,9 +60,10 @@ class KvstoreSource(DataSource):
         return "kvstore"
 
     def schema(self) -> str:
-        """Asked once, by `load()`: this is the moment at which a data frame reads the store, in all of its actions.
+        """Return the schema. Spark calls this once, in `load()`. The data frame reads the state of the store at this
+        moment, in all its actions.
 
-        Spark asks in the same way for a stream, which needs no pin: it gives it back, or goes without.
+        Spark calls this for a stream, too. A stream needs no pin, and releases it or goes without.
         """
         wanted = columns_of(self.options, CHANGES, KNOWN)
         self._config = find(self.options)
@@ -76,8 +83,9 @@ class KvstoreSource(DataSource):
                 self._store = pins.pin(config, ttl_s=options.pin_ttl_s, split_bytes=options.split_bytes)
         except Overloaded as error:
             self._failure = Overloaded(
-                f"{error}. Each load() pins the store for the time pinTtl ({options.pin_ttl_s:g}s): lower it, or let "
-                "data frames share one pin (kvstore.spark.pins.hold)"
+                f"{error}. Each load() pins the store for the time pinTtl ({options.pin_ttl_s:g}s); lower it, or let "
+                "data "
+                "frames share one pin (kvstore.spark.pins.hold)"
             )
         except StoreError as error:
             self._failure = error
@@ -99,11 +107,11 @@ class KvstoreSource(DataSource):
             if self._config is None:
                 raise ConfigError(OWN_SCHEMA)
         except ConfigError as error:
-            return Refused(error)
+            return FailedReader(error)
         try:
             from kvstore.spark.stream import ChangeReader
-        except ImportError:  # batch reads must not be lost with it
-            return Refused(too_old("readStream", "4.2"))
+        except ImportError:  # batch reads must still work
+            return FailedReader(too_old("readStream", "4.2"))
         return ChangeReader(self._config, options)
 
     def writer(self, schema: StructType, overwrite: bool) -> BulkWriter:
@@ -117,7 +125,9 @@ class KvstoreSource(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         if overwrite:
-            raise ConfigError('want outputMode("append"): rows replace those of the same key, nothing else is removed')
+            raise ConfigError(
+                'expected outputMode("append"); rows replace rows with the same key, and nothing else is removed'
+            )
         try:
             from kvstore.spark.stream_writer import StreamWriter
         except ImportError:

@@ -1,4 +1,4 @@
-"""A pinned store and what is wanted of it → what each task reads; a pinned store as text. Decides only."""
+"""Divides a pinned store into the parts that tasks read, and encodes a pinned store as text. Decides only."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from kvstore.spark.options import KeyRange, prefix_range
 from kvstore.types import EntryId, LedgerId, Position
 
 POINTS = 100
-"""Keys that one task looks for one by one."""
+"""Maximum number of individual keys that one task looks up."""
 FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """Rows that are asked for."""
+class ReadRequest:
+    """The rows that a data frame reads."""
 
     keys: KeyRange
     exactly: frozenset[bytes] | None = None
-    """None: all keys of the range."""
+    """Only these keys of the range; None means all."""
     partition: str | None = None
-    """None: all."""
+    """Only rows of this partition; None means all."""
 
     def point_keys(self) -> list[bytes] | None:
-        """The keys to look for, sorted; None: a range of them."""
+        """Return the keys to look up, sorted, or None if a range is read."""
         if self.exactly is None:
             return None
         return sorted(key for key in self.exactly if contains(self.keys, key))
@@ -40,42 +40,43 @@ def contains(keys: KeyRange, key: bytes) -> bool:
 
 
 def after(key: bytes) -> bytes:
-    """The next possible key."""
+    """Return the next possible key."""
     return key + b"\0"
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Keys of a split that are read in one go."""
+class SplitPart:
+    """Keys of a split that are read together."""
 
     split: Split
     keys: KeyRange
 
 
-Work = tuple[Piece, ...]
-"""What one task reads, piece by piece."""
+Work = tuple[SplitPart, ...]
+"""The parts that one task reads, in order."""
 
 
-def plan(store: PinnedStore, wanted: Wanted) -> list[Work]:
-    """Every wanted row of the store is in exactly one piece. Raises ConfigError if it has no such partition."""
+def plan(store: PinnedStore, wanted: ReadRequest) -> list[Work]:
+    """Return the work of each task. Every wanted row is in exactly one part. Raises ConfigError for an unknown
+    partition."""
     names = [each.partition for each in store.partitions]
     if wanted.partition is not None and wanted.partition not in names:
-        raise ConfigError(f"partition: there is no {wanted.partition!r}; there are {', '.join(sorted(names))}")
+        raise ConfigError(f"partition: no {wanted.partition!r}; expected one of {', '.join(sorted(names))}")
     if wanted.keys.is_empty:
         return []
     points = wanted.point_keys()
     splits = [split for split in store.splits() if wanted.partition in (None, split.partition)]
     if points is not None:
-        pieces = [Piece(split, KeyRange(key, after(key))) for key in points for split in _at(splits, store, key)]
+        pieces = [SplitPart(split, KeyRange(key, after(key))) for key in points for split in _at(splits, store, key)]
         return [tuple(pieces[first : first + POINTS]) for first in range(0, len(pieces), POINTS)]
     tagged = _shared_tag(wanted.keys)
     if tagged is not None:
         splits = _at(splits, store, tagged)
-    return [(Piece(split, wanted.keys),) for split in splits]
+    return [(SplitPart(split, wanted.keys),) for split in splits]
 
 
 def _at(splits: list[Split], store: PinnedStore, key: bytes) -> list[Split]:
-    """Find the split that has the key's token: one, or none if its partition is not wanted."""
+    """Return the split with the key's token; empty if its partition is not wanted."""
     token = token_of(key)
     owner = next((each.partition for each in store.partitions if _owns(each, token)), None)
     return [
@@ -90,7 +91,7 @@ def _owns(pinned: PinnedPartition, token: int) -> bool:
 
 
 def _shared_tag(keys: KeyRange) -> bytes | None:
-    """A prefix that gives all keys of the range one token; None if there is no such."""
+    """Return a prefix that gives all keys of the range one token, or None if there is none."""
     for length in range(len(keys.start), 0, -1):
         prefix = keys.start[:length]
         opened = prefix.find(b"{")
@@ -101,11 +102,11 @@ def _shared_tag(keys: KeyRange) -> bytes | None:
     return None
 
 
-# ── as text, for the option `pin` ──
+# ── text form, for the option `pin` ──
 
 
 def encode(store: PinnedStore) -> str:
-    """Without the TLS files: who reads it says how."""
+    """Return the pin as text, without TLS files; the reader sets them."""
     parts = [
         {
             "partition": each.partition,
@@ -133,15 +134,15 @@ def encode(store: PinnedStore) -> str:
 
 
 def decode(text: str, tls: Tls | None) -> PinnedStore:
-    """Raises ConfigError."""
+    """Return the pin of a text. Raises ConfigError."""
     try:
         document = json.loads(text)
         if document["format"] != FORMAT:
-            raise ConfigError(f"pin: this program reads pins of format {FORMAT}, got {document['format']}")
+            raise ConfigError(f"pin: expected a pin of format {FORMAT}, got {document['format']}")
         partitions = tuple(_partition_of(each) for each in document["partitions"])
         return PinnedStore(document["id"], document["deadline_ms"], document["ring_version"], partitions, tls)
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"pin: want the `option` of a pin that kvstore.spark.pins.hold gave ({error!r})") from None
+        raise ConfigError(f"pin: expected the option `pin` of kvstore.spark.pins.hold ({error!r})") from None
 
 
 def _partition_of(document: dict[str, Any]) -> PinnedPartition:

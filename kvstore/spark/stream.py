@@ -1,7 +1,7 @@
-"""The streaming source: the change feed, each change once and as it was logged, whatever leaders and ring do.
+"""The streaming source: the change feed, with each change once and in log order, across changes of leaders and ring.
 
-Offsets are positions in the logs, so a micro-batch is the same rows whenever it is read. While a query runs, and for a
-time after it has ended, its place in the logs is held back from trimming.
+Offsets are positions in the logs, so a micro-batch has the same rows whenever it is read. While a query runs, and for
+some time after, the logs from its position on are protected from trimming.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kvstore.env.clock import SystemClock
 from kvstore.errors import PositionTrimmed, StoreError
 from kvstore.spark import offsets
 from kvstore.spark.columns import typed
-from kvstore.spark.offsets import Offset, Span
+from kvstore.spark.offsets import ChangeSpan, Offset
 from kvstore.spark.options import StreamOptions
 
 if TYPE_CHECKING:
@@ -36,40 +36,40 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 TASK_ROWS = 200_000
-"""Sequences that one task reads at most."""
+"""Maximum number of sequences that one task reads."""
 SMALL_ROWS = 10_000
-"""Partitions that have fewer together are read by one task: to begin another costs more."""
+"""Partitions with fewer sequences together are read by one task, because another task would cost more."""
 PROBE_BYTES = 1 << 20
 WAIT_MS = 2_000
-"""How long a server may wait for changes that a replica of it has not seen yet."""
+"""Milliseconds for which a server may wait for changes that its replica has not applied yet."""
 READ_ANEW = (
-    "Read the store once (spark.read), then begin a new query with another checkpointLocation; the option holdTtl says "
-    "how long logs wait for a query that is down"
+    "Read the store once (spark.read), then start a new query with another checkpointLocation; the option holdTtl sets "
+    "how long logs are retained for a query that is down"
 )
 HOLD_SHARES = 4
-"""A hold is renewed so often within its time; one that failed is tried again so often within that."""
+"""Number of renewals within the lifetime of a hold, and of retries within the interval of a renewal."""
 
 
 class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """`spark.readStream.format("kvstore")`. On the driver one instance lives as long as the query."""
+    """The reader of `spark.readStream.format("kvstore")`. On the driver, one instance lives as long as the query."""
 
     def __init__(self, config: ClientConfig, options: StreamOptions) -> None:
         self._config, self._options = config, options
         self._target: Offset | None = None
-        """Under Trigger.AvailableNow: where the query ends."""
+        """Under Trigger.AvailableNow, the positions at which the query ends."""
         self._hold = options.hold or f"spark-{uuid4().hex[:16]}"
-        """Without one of the options the query's own, which its offsets have: a name for each run would be a hold more,
-        and there may be only so many."""
+        """The option's name, or a name of the query's own that its offsets carry. A new name for each run would add
+        another hold, and their number is limited."""
         self._batch_start: Offset = {}
         self._held_at = -1e9
         self._feed: FeedReader | None = None
         self._known: list[PartitionFeed] = []
-        """As of the last look at positions."""
+        """The positions that were read last."""
         self._identity = ""
-        """Of the cluster whose positions these are."""
+        """The id of the cluster that the positions belong to."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Sent to the tasks of each micro-batch: without what is open."""
+        """Return the state for the tasks of each micro-batch, without open connections."""
         return self.__dict__ | {"_feed": None, "_known": []}
 
     # ── on the driver ──
@@ -80,7 +80,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._known
 
     def _reader(self) -> FeedReader:
-        """One for the whole query: a connection takes as long as what is asked over it."""
+        """Return the connection of the query. Opening one takes as long as a request over it."""
         self._feed = self._feed or FeedReader(self._config)
         return self._feed
 
@@ -100,7 +100,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._named(given)
 
     def _named(self, offset: Offset) -> Offset:
-        """With the name of this query's hold, and not that of one whose offset was given."""
+        """Return the offset with the name of this query's hold, not that of the query whose offset was given."""
         return offset if self._options.hold else offset | {offsets.HOLD: self._hold}
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -141,13 +141,14 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [InputPartition(task) for task in offsets.tasks(spans, SMALL_ROWS)]
 
     def _reachable(self, feeds: Sequence[PartitionFeed]) -> dict[str, int]:
-        """Up to where each partition may be read now. Under AvailableNow one that is new joins in the next run."""
+        """Return the position up to which each partition may be read now. Under AvailableNow, new partitions wait for
+        the next run."""
         if self._target is None:
             return {each.partition: each.latest for each in feeds}
         return {each.partition: min(each.latest, self._target.get(each.partition, 0)) for each in feeds}
 
     def _keep_hold(self, feed: FeedReader, start: Offset) -> None:
-        """Hold the logs from the beginning of the batch before on: a query that dies reads that one again."""
+        """Retain the logs from the start of the previous batch, because a query that dies reads that batch again."""
         before, self._batch_start = self._batch_start or start, dict(start)
         now = SystemClock().now()
         renewed_s = self._options.hold_s / HOLD_SHARES
@@ -159,25 +160,25 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             feed.hold(self._hold, wanted, self._options.hold_s)
             self._held_at = now
         except StoreError as error:
-            self._held_at = now - renewed_s * (1 - 1 / HOLD_SHARES)  # the batch has waited for it already
-            logger.warning("logs not held name=%s why=%s", self._hold, error)
+            self._held_at = now - renewed_s * (1 - 1 / HOLD_SHARES)  # the batch has already been delayed
+            logger.warning("logs not retained name=%s why=%s", self._hold, error)
 
     # ── in tasks ──
 
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
-        task: tuple[Span, ...] | None = partition.value
+        task: tuple[ChangeSpan, ...] | None = partition.value
         if task is None:
             return
         with FeedReader(self._config, self._identity) as feed:
             for span in task:
                 yield from self._changes(feed, span)
 
-    def _changes(self, feed: FeedReader, span: Span) -> Iterator[RecordBatch]:
-        # gRPC must begin behind the fork that made this process.
+    def _changes(self, feed: FeedReader, span: ChangeSpan) -> Iterator[RecordBatch]:
+        # Import gRPC only after the fork that created this process.
         from kvstore.spark.changes import batch_of, pages_between
 
         options = self._options
-        if options.keys.is_empty:  # as for reading; a server refuses such bounds
+        if options.keys.is_empty:  # as for batch reads; a server refuses such bounds
             return
         for page in pages_between(
             feed,
@@ -209,8 +210,8 @@ def _limited(
     limit: ReadLimit,
     options: StreamOptions,
 ) -> dict[str, int]:
-    """Where a micro-batch ends that takes about so much. Sequences rise by one per change, but may jump: so each
-    partition's next change is looked up."""
+    """Return the ends of a micro-batch of about the limit's size. Sequences rise by one per change but may jump, so
+    each partition's next change is looked up."""
     amount = limit.max_rows if isinstance(limit, ReadMaxRows) else getattr(limit, "max_bytes", options.bytes_max)
     is_bytes = not isinstance(limit, ReadMaxRows)
     share = offsets.shares(amount or PROBE_BYTES, [each.partition for each in waiting])
@@ -223,13 +224,13 @@ def _limited(
             each.partition, after, until=end, rows_max=1, keys_only=True, servers=each.servers, wait_ms=WAIT_MS
         )
         until = first.sequences[0] - 1 + rows if first.sequences else first.next
-        # One at least, also where a replica has not come so far: AvailableNow ends where nothing is left to do.
+        # Advance by at least one, even if a replica is behind: AvailableNow ends when nothing is left to do.
         found[each.partition] = min(end, max(after + 1, until))
     return found
 
 
 def _rows_of(feed: FeedReader, each: PartitionFeed, after: int, share: int) -> int:
-    """About how many rows have so many bytes, by the size of the next ones."""
+    """Estimate how many rows have `share` bytes, from the size of the next rows."""
     page = feed.changes(each.partition, after, bytes_max=min(share, PROBE_BYTES), servers=each.servers)
     size = sum(map(len, page.keys)) + sum(map(len, page.values))
     return max(1, len(page.keys) * share // size) if size else 1

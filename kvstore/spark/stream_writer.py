@@ -1,4 +1,4 @@
-"""The streaming sink. Apart from the bulk load, since PySpark before 4.1 has no such writer: there that still works."""
+"""The streaming sink. Its own module, because PySpark before 4.1 lacks its base class; bulk loads work there."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
 from kvstore.client.core.config import ClientConfig
-from kvstore.spark.columns import Plan
+from kvstore.spark.columns import ColumnPlan
 from kvstore.spark.options import WriteOptions
-from kvstore.spark.writer import Tasks, Written, tell
+from kvstore.spark.writer import Tasks, WrittenRows, tell
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """`df.writeStream.format("kvstore")`: each micro-batch as a load of its own."""
+    """The writer of `df.writeStream.format("kvstore")`. Each micro-batch is a load of its own."""
 
-    def __init__(self, config: ClientConfig, plan: Plan, options: WriteOptions) -> None:
+    def __init__(self, config: ClientConfig, plan: ColumnPlan, options: WriteOptions) -> None:
         self._tasks = Tasks(config, plan, options)
 
-    def write(self, iterator: Iterator[RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[RecordBatch]) -> WrittenRows:
         return self._tasks.run(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         tell(f"micro-batch {batchId} done", messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        tell(f"micro-batch {batchId} failed: what was written stays", messages)
+        tell(f"micro-batch {batchId} failed; rows already written stay", messages)

@@ -1,10 +1,10 @@
-"""Bulk load: each task writes its rows through the client's batches, and tells how many there were.
+"""Bulk load: each task writes its rows in the client's batches and reports their number.
 
-Rows are written at least once. A task that is tried again, or run twice by speculation, writes the same rows, so the
-store ends up the same; versions rise, and a write of somebody else in between may be overwritten by the older row (not
-with onConflict=keep). A job that fails leaves the rows that were written: writing them again puts that right. Request
-ids are each attempt's own: they recognise one request, and Spark does not promise that two attempts of a task send
-the same rows in the same order.
+Rows are written at least once. A task that is retried, or run twice by speculation, writes the same rows, so the final
+state of the store is the same. Versions rise, and the older row may overwrite another client's write in between (not
+with onConflict=keep). A failed job leaves the rows that it wrote; writing them again repairs that. Each attempt has its
+own request ids: an id identifies one request, and Spark does not promise that two attempts of a task send the same rows
+in the same order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from kvstore.client.core.config import ClientConfig
 from kvstore.errors import OutcomeUnknown, StoreError, Unavailable
-from kvstore.spark.columns import Plan
+from kvstore.spark.columns import ColumnPlan
 from kvstore.spark.options import OnConflict, WriteOptions
 
 if TYPE_CHECKING:
@@ -30,26 +30,26 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Written(WriterCommitMessage):
-    """The rows that one task wrote."""
+class WrittenRows(WriterCommitMessage):
+    """The numbers of rows that one task wrote, and kept because their keys existed."""
 
     written: int
     kept: int
 
 
 class Tasks:
-    """The work of a task of either writer. Pickled: it holds nothing that is open."""
+    """The work of a task of either writer. It is pickled, so it holds nothing open."""
 
-    def __init__(self, config: ClientConfig, plan: Plan, options: WriteOptions) -> None:
+    def __init__(self, config: ClientConfig, plan: ColumnPlan, options: WriteOptions) -> None:
         self._config, self._plan, self._options = config, plan, options
 
-    def run(self, batches: Iterator[RecordBatch]) -> Written:
-        # gRPC must begin behind the fork that made this process.
+    def run(self, batches: Iterator[RecordBatch]) -> WrittenRows:
+        # Import gRPC only after the fork that created this process.
         from kvstore.env.real import run
 
         return run(self._load(batches))
 
-    async def _load(self, batches: Iterator[RecordBatch]) -> Written:
+    async def _load(self, batches: Iterator[RecordBatch]) -> WrittenRows:
         from kvstore.client.bulk import Loader
 
         loader = Loader(
@@ -68,33 +68,33 @@ class Tasks:
                         await loader.add(self._plan.rows(batch))
             except (Unavailable, OutcomeUnknown) as error:
                 raise _advised(error, self._config) from None
-        return Written(loader.written, loader.kept)
+        return WrittenRows(loader.written, loader.kept)
 
 
 def _advised(error: StoreError, config: ClientConfig) -> StoreError:
     return type(error)(
-        f"{error}; rows of this task are written in part: write them again when the cluster is well "
+        f"{error}; this task has written part of its rows; write them again when the cluster is healthy "
         f"(`kvstore status`), or raise the option timeout above {config.timeout_s:g}s"
     )
 
 
 class BulkWriter(DataSourceArrowWriter):
-    """`df.write.format("kvstore")`."""
+    """The writer of `df.write.format("kvstore")`."""
 
-    def __init__(self, config: ClientConfig, plan: Plan, options: WriteOptions) -> None:
+    def __init__(self, config: ClientConfig, plan: ColumnPlan, options: WriteOptions) -> None:
         self._tasks = Tasks(config, plan, options)
 
-    def write(self, iterator: Iterator[RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[RecordBatch]) -> WrittenRows:
         return self._tasks.run(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         tell("load done", messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        tell("load failed: what was written stays", messages)
+        tell("load failed; rows already written stay", messages)
 
 
 def tell(what: str, messages: list[Any]) -> None:
-    done = [each for each in messages if isinstance(each, Written)]
+    done = [each for each in messages if isinstance(each, WrittenRows)]
     written, kept = sum(each.written for each in done), sum(each.kept for each in done)
     logger.info("%s tasks=%d of=%d rows=%d kept=%d", what, len(done), len(messages), written, kept)

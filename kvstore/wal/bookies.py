@@ -12,7 +12,7 @@ from kvstore.env.ports import Env
 from kvstore.errors import BookieError, Corrupted, StoreError
 from kvstore.proto import bookkeeper as wire
 from kvstore.proto.availability import HeldEntries, decode_availability
-from kvstore.proto.bookkeeper import NEWEST_LEDGER, Answer, BadFrame, Operation, Status
+from kvstore.proto.bookkeeper import NEWEST_LEDGER, BadFrame, BookieOperation, BookieResponse, Status
 from kvstore.proto.digest import EntryDigest
 from kvstore.proto.shortcuts import TXN_END
 from kvstore.proto.version_two import BatchRead
@@ -20,23 +20,23 @@ from kvstore.types import NO_ENTRY, NO_LEDGER, BookieId, EntryId, LedgerId
 from kvstore.wal.batches import TIMEOUT_S as BATCH_TIMEOUT_S
 from kvstore.wal.batches import Batches
 from kvstore.wal.connection import AddDone, AnsweredError, Connection, ReadDone, error_of
-from kvstore.wal.ports import Listener, LocalBookie, ReadAnswer
+from kvstore.wal.ports import EntryListener, LocalBookie, ReadAnswer
 
 T = TypeVar("T")
 
 READ_TIMEOUT_S = 5.0
 REFUSAL_S = 60.0
-"""How long a refused connection is reported, unless the next one is accepted."""
+"""Seconds for which a refused connection is reported, unless the next one is accepted."""
 LONG_POLL_GRACE_S = 2.0
-"""How much later than asked for a long poll may be answered."""
+"""Seconds that a long poll may be answered later than it asked for."""
 AllDone = Callable[[EntryId, BookieId, StoreError | None], None]
 PollDone = Callable[[ReadAnswer | BookieError], None]
 LacDone = Callable[[EntryId | BookieError], None]
 _ABSENT = (Status.NO_ENTRY, Status.NO_LEDGER)
 
 
-class Bookies:
-    """A BookieClient (kvstore.wal.ports). `address` says where a bookie listens, None if nobody knows."""
+class BookieClients:
+    """A BookieClient (kvstore.wal.ports). `address` returns where a bookie listens, or None if that is unknown."""
 
     def __init__(
         self,
@@ -46,13 +46,13 @@ class Bookies:
         own: tuple[BookieId, LocalBookie] | None = None,
         cluster: str = "",
     ) -> None:
-        """`cluster`: the instance id of the one that is ours, for bookies to see (docs/protocol.md B32); empty: they
-        are not told."""
+        """`cluster`: the instance id of our cluster, which bookies compare with their own (docs/protocol.md B32);
+        empty: it is not sent."""
         self.cluster = cluster
         self.own: BookieId | None = own[0] if own else None
         self._next_txn = chain.from_iterable(repeat(range(1, TXN_END))).__next__
-        """Of all connections: what goes to several bookies is the same frame for all of them. A number comes again when
-        its request was answered or given up long ago."""
+        """Shared by all connections, so that a request to several bookies is the same frame for all of them. A number
+        is reused when its request was answered or abandoned long ago."""
         self._env = env
         self._address = address
         self._clients: dict[BookieId, _Local | _Remote] = {own[0]: _Local(*own)} if own else {}
@@ -80,7 +80,7 @@ class Bookies:
         recovery: bool,
         done: AllDone,
     ) -> None:
-        """Store an entry packet at each of the bookies, which must differ; see BookieClient."""
+        """Store an entry packet at each of the bookies, which must be distinct; see BookieClient."""
         txn, frame = 0, b""
         own: _Local | None = None
         for bookie in bookies:
@@ -96,13 +96,13 @@ class Bookies:
             own.storage.add(ledger, entry, packet, key, recovery=recovery, done=partial(own.added, entry, done))
 
     def write_lac(self, bookie: BookieId, ledger: LedgerId, key: bytes, body: bytes, lac: EntryId) -> None:
-        """Tell a bookie the last confirmed entry; best effort."""
+        """Send the last confirmed entry to a bookie; best effort."""
         self._at(bookie).write_lac(ledger, key, body, lac)
 
     async def read(
         self, bookie: BookieId, ledger: LedgerId, entry: EntryId, *, fence_key: bytes | None = None, priority: int = 0
     ) -> ReadAnswer:
-        """Read one entry, fencing the ledger first if a key is given; see BookieClient."""
+        """Read one entry, and fence the ledger first if a key is given; see BookieClient."""
         answer = await self._at(bookie).read(ledger, entry, fence_key, priority)
         return _read_answer(bookie, entry, answer)
 
@@ -116,12 +116,12 @@ class Bookies:
         fence_key: bytes | None = None,
         priority: int = 0,
     ) -> Sequence[bytes]:
-        """Packets of some of the entries; see BookieClient."""
+        """Return packets of some of the entries; see BookieClient."""
         asked = BatchRead(ledger, entries.start, 0, len(entries), bytes_max, fence_key, priority > 0, passes_over=True)
         return await self._at(bookie).read_batch(asked)
 
     async def read_lac(self, bookie: BookieId, ledger: LedgerId, digest: EntryDigest) -> EntryId:
-        """The bookie's last add confirmed; see BookieClient."""
+        """Return the bookie's last-add-confirmed; see BookieClient."""
         answered: asyncio.Future[EntryId | BookieError] = asyncio.get_running_loop().create_future()
         self.ask_lac(bookie, ledger, digest, partial(_settle, answered))
         found = await answered
@@ -130,7 +130,7 @@ class Bookies:
         return found
 
     def ask_lac(self, bookie: BookieId, ledger: LedgerId, digest: EntryDigest, done: LacDone) -> None:
-        """The same without a task; see BookieClient."""
+        """Ask for the last-add-confirmed without a task; see BookieClient."""
         self._at(bookie).read_lac(ledger, partial(_lac_said, bookie, ledger, digest, done))
 
     def long_poll(
@@ -140,31 +140,31 @@ class Bookies:
         self._at(bookie).long_poll(ledger, previous_lac, timeout_ms, partial(_polled, bookie, done))
 
     def refusals(self) -> dict[BookieId, str]:
-        """Return why bookies have refused the connections of this process lately, by bookie."""
+        """Return why bookies have lately refused connections of this process, by bookie."""
         since = self._env.clock.now() - REFUSAL_S
         remote = {bookie: each.connection for bookie, each in self._clients.items() if isinstance(each, _Remote)}
         found = {bookie: each.refusal[0] for bookie, each in remote.items() if each.refusal[1] >= since}
         return {bookie: reason for bookie, reason in sorted(found.items()) if reason}
 
-    def listen(self, ledger: LedgerId, listener: Listener) -> Callable[[], None] | None:
-        """Hear of what the node's own bookie stores; see BookieClient."""
+    def listen(self, ledger: LedgerId, listener: EntryListener) -> Callable[[], None] | None:
+        """Listen to what the node's own bookie stores; see BookieClient."""
         own = self._clients.get(self.own) if self.own is not None else None
         return own.listen(ledger, listener) if isinstance(own, _Local) else None
 
     async def entries(self, bookie: BookieId, ledger: LedgerId) -> HeldEntries:
-        """The ids of the entries that the bookie holds; see BookieClient."""
+        """Return the ids of the entries that the bookie holds; see BookieClient."""
         return await self._at(bookie).entries(ledger)
 
     async def newest_ledger(self, bookie: BookieId) -> LedgerId:
-        """The highest id of the cluster's own ledgers that the bookie has seen; see BookieClient."""
+        """Return the highest id of the cluster's own ledgers that the bookie has seen; see BookieClient."""
         return await self._at(bookie).newest_ledger()
 
     async def space(self, bookie: BookieId) -> tuple[int, int]:
-        """Bytes of the bookie's disks, as far as it could use them, and bytes that are free. Raises BookieError."""
+        """Return the usable bytes of the bookie's disks, and the free bytes. Raises BookieError."""
         return await self._at(bookie).space()
 
     def close(self) -> None:
-        """Fail what is outstanding; nothing is sent any more."""
+        """Fail the outstanding requests, and send nothing more."""
         for client in self._clients.values():
             if isinstance(client, _Remote):
                 client.connection.close()
@@ -178,7 +178,7 @@ class Bookies:
         return found
 
     def _connection(self, bookie: BookieId) -> Connection:
-        """It connects when it is first needed."""
+        """Create a connection, which connects when it is first needed."""
         env = self._env
         return Connection(
             bookie,
@@ -202,7 +202,7 @@ class _Remote:
     def write_lac(self, ledger: LedgerId, key: bytes, body: bytes, lac: EntryId) -> None:
         self.connection.tell(lambda txn: wire.encode_write_lac(txn, ledger, lac, key, body))
 
-    async def read(self, ledger: LedgerId, entry: EntryId, fence_key: bytes | None, priority: int) -> Answer:
+    async def read(self, ledger: LedgerId, entry: EntryId, fence_key: bytes | None, priority: int) -> BookieResponse:
         return await self.connection.ask(
             lambda txn: wire.encode_read(txn, ledger, entry, fence_key=fence_key, priority=priority), READ_TIMEOUT_S
         )
@@ -245,7 +245,7 @@ class _Remote:
 
 
 class _Local:
-    """The node's own bookie. What it answers is put in the form that the wire gives."""
+    """The node's own bookie. Its answers take the form that the wire gives."""
 
     def __init__(self, bookie: BookieId, storage: LocalBookie) -> None:
         self._bookie = bookie
@@ -253,14 +253,14 @@ class _Local:
         self._loop = asyncio.get_running_loop()
 
     def added(self, entry: EntryId, done: AllDone, status: int) -> None:
-        """Tell `done` what the storage says of an add."""
+        """Report the result of an add to `done`."""
         done(entry, self._bookie, None if status == 0 else error_of(self._bookie, status))
 
     def write_lac(self, ledger: LedgerId, key: bytes, body: bytes, lac: EntryId) -> None:
         self.storage.write_lac(ledger, body, key, done=lambda _status: None)
 
-    async def read(self, ledger: LedgerId, entry: EntryId, fence_key: bytes | None, priority: int) -> Answer:
-        answered: asyncio.Future[Answer] = self._loop.create_future()
+    async def read(self, ledger: LedgerId, entry: EntryId, fence_key: bytes | None, priority: int) -> BookieResponse:
+        answered: asyncio.Future[BookieResponse] = self._loop.create_future()
         fence = fence_key is not None
         self.storage.read(ledger, entry, key=fence_key, fence=fence, done=partial(_settle_read, answered, ledger))
         return answered.result() if answered.done() else await self._in_time(answered, READ_TIMEOUT_S)
@@ -270,22 +270,22 @@ class _Local:
             async with asyncio.timeout(BATCH_TIMEOUT_S):
                 answer = await self.read(LedgerId(asked.ledger), EntryId(asked.entry), asked.fence_key, 0)
         except TimeoutError:
-            raise BookieError(f"{self._bookie}: no batch in time") from None
+            raise BookieError(f"{self._bookie}: gave no batch in time") from None
         if answer.status != Status.OK or answer.body is None:
             return []
         return self.storage.read_on(asked.ledger, asked.entry, answer.body, asked.limits, passes_over=True)
 
     def read_lac(self, ledger: LedgerId, done: ReadDone) -> None:
         def said(status: Status, explicit: bytes | None, last: bytes | None) -> None:
-            done(Answer(0, Operation.READ_LAC, status, ledger, body=explicit, last_entry=last))
+            done(BookieResponse(0, BookieOperation.READ_LAC, status, ledger, body=explicit, last_entry=last))
 
-        self.storage.read_lac(ledger, done=said)  # from what it has: it waits for nothing
+        self.storage.read_lac(ledger, done=said)  # answered from memory, without waiting
 
     def long_poll(self, ledger: LedgerId, previous_lac: EntryId, timeout_ms: int, done: ReadDone) -> None:
-        # The storage keeps the time itself.
+        # The storage applies the timeout itself.
         self.storage.long_poll(ledger, previous_lac, timeout_ms, done=partial(_local_answer, done, ledger))
 
-    def listen(self, ledger: LedgerId, listener: Listener) -> Callable[[], None] | None:
+    def listen(self, ledger: LedgerId, listener: EntryListener) -> Callable[[], None] | None:
         return self.storage.listen(ledger, listener)
 
     async def newest_ledger(self) -> LedgerId:
@@ -316,7 +316,7 @@ class _Local:
             async with asyncio.timeout(timeout_s):
                 return await answered
         except TimeoutError:
-            raise BookieError(f"{self._bookie}: no answer in time") from None
+            raise BookieError(f"{self._bookie}: did not answer in time") from None
 
 
 def _settle(answered: asyncio.Future[T], found: T) -> None:
@@ -325,7 +325,7 @@ def _settle(answered: asyncio.Future[T], found: T) -> None:
 
 
 def _lac_said(
-    bookie: BookieId, ledger: LedgerId, digest: EntryDigest, done: LacDone, answer: Answer | BookieError
+    bookie: BookieId, ledger: LedgerId, digest: EntryDigest, done: LacDone, answer: BookieResponse | BookieError
 ) -> None:
     if isinstance(answer, BookieError):
         return done(answer)
@@ -340,17 +340,17 @@ def _lac_said(
 
 
 def _settle_read(
-    answered: asyncio.Future[Answer], ledger: int, status: int, entry: int, packet: bytes | None, lac: int
+    answered: asyncio.Future[BookieResponse], ledger: int, status: int, entry: int, packet: bytes | None, lac: int
 ) -> None:
     if not answered.done():
-        answered.set_result(Answer(0, Operation.READ_ENTRY, status, ledger, entry, packet, lac))
+        answered.set_result(BookieResponse(0, BookieOperation.READ_ENTRY, status, ledger, entry, packet, lac))
 
 
 def _local_answer(done: ReadDone, ledger: int, status: int, entry: int, packet: bytes | None, lac: int) -> None:
-    done(Answer(0, Operation.READ_ENTRY, status, ledger, entry, packet, lac))
+    done(BookieResponse(0, BookieOperation.READ_ENTRY, status, ledger, entry, packet, lac))
 
 
-def _polled(bookie: BookieId, done: PollDone, answer: Answer | BookieError) -> None:
+def _polled(bookie: BookieId, done: PollDone, answer: BookieResponse | BookieError) -> None:
     if not isinstance(answer, BookieError):
         try:
             done(_read_answer(bookie, EntryId(answer.entry), answer))
@@ -360,7 +360,7 @@ def _polled(bookie: BookieId, done: PollDone, answer: Answer | BookieError) -> N
     done(answer)
 
 
-def _read_answer(bookie: BookieId, entry: EntryId, answer: Answer) -> ReadAnswer:
+def _read_answer(bookie: BookieId, entry: EntryId, answer: BookieResponse) -> ReadAnswer:
     lac = NO_ENTRY if answer.max_lac is None else EntryId(answer.max_lac)
     if answer.status in _ABSENT:
         return ReadAnswer(entry, None, lac)

@@ -1,8 +1,8 @@
-"""Counts the copies that ledgers have on the bookies that are registered. Decides only.
+"""Counts the copies that ledgers have on registered bookies. Decides only.
 
-Status, dashboard, metrics and commands take their numbers from here. A census reads metadata and registrations and
-nothing else, so it covers the ledgers of every writer, and needs no ledger's password. It does not know which entries a
-registered bookie has lost: a scrub, the auditor's check of entries and `kvstore fsck` find those.
+Status, dashboard, metrics and commands take their numbers from here. A census reads only metadata and registrations. So
+it covers the ledgers of every writer, and needs no ledger's password. It does not know which entries a registered
+bookie has lost: a scrub, the auditor's check of entries and `kvstore fsck` find those.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from kvstore.wal.coverage import is_somewhere_short
 from kvstore.wal.creator import owner_of
 
 
-class Kind(NamedTuple):
+class LedgerKind(NamedTuple):
     """The properties of a ledger that its copies depend on. Most ledgers of a cluster share a few kinds."""
 
     ensembles: tuple[tuple[BookieId, ...], ...]
     """The distinct ensembles that hold entries."""
     written: tuple[BookieId, ...]
-    """The ensemble that a leader writes to, which may hold no entry yet; empty for other ledgers. The leader knows what
-    is missing there, and a ledger that it made ahead or abandoned lacks nothing."""
+    """The ensemble that a leader writes to, which may hold no entry yet; empty for other ledgers. Nothing is counted as
+    missing there: the leader knows what is missing, and a ledger that it created ahead or abandoned is not
+    under-replicated."""
     quorum: Quorum
     is_closed: bool
     is_foreign: bool
@@ -31,27 +32,27 @@ class Kind(NamedTuple):
 
 
 class Shortage:
-    """The ledgers that lack copies while only `present` bookies are registered."""
+    """The under-replicated ledgers while only `present` bookies are registered."""
 
     def __init__(self, present: Collection[BookieId]) -> None:
         self.lacking = self.lacking_foreign = 0
-        """Ledgers that name a bookie which is not registered; those of them that no partition writes."""
+        """Number of ledgers that name an unregistered bookie, and number of those that no partition writes."""
         self.at_risk = 0
-        """Ledgers of which some entry has fewer copies than an ack quorum."""
+        """Number of ledgers with entries that have fewer copies than the ack quorum."""
         self.lacking_at: Counter[BookieId] = Counter()
-        """Bookies that are not registered → ledgers that lack copies because of them."""
+        """Number of under-replicated ledgers by the unregistered bookie that causes it."""
         self.closed: Counter[BookieId] = Counter()
-        """Bookies that are not registered → closed ledgers that name them."""
+        """Number of closed ledgers that name each unregistered bookie."""
         self.open: Counter[BookieId] = Counter()
-        """Bookies that are not registered → ledgers that are not closed and name them."""
+        """Number of ledgers that are not closed and name each unregistered bookie."""
         self._present = present
 
     @property
     def away(self) -> list[BookieId]:
-        """The bookies that ledgers name and that are not registered, sorted."""
+        """The unregistered bookies that ledgers name, sorted."""
         return sorted({*self.closed, *self.open})
 
-    def add(self, kind: Kind, ledgers: int) -> None:
+    def add(self, kind: LedgerKind, ledgers: int) -> None:
         """Count `ledgers` ledgers of one kind."""
         gone = {bookie for ensemble in kind.ensembles for bookie in ensemble}.difference(self._present)
         for bookie in gone.union(kind.written).difference(self._present):
@@ -73,10 +74,10 @@ class Census:
         """Ledgers in all; those of them that no partition writes."""
         self.unreadable = 0
         """Ledgers whose metadata cannot be read, which `ledgers` does not include."""
-        self._kinds: Counter[Kind] = Counter()
+        self._kinds: Counter[LedgerKind] = Counter()
 
     @property
-    def kinds(self) -> Mapping[Kind, int]:
+    def kinds(self) -> Mapping[LedgerKind, int]:
         """Each kind with its number of ledgers."""
         return self._kinds
 
@@ -95,14 +96,14 @@ class Census:
         self._kinds[kind] += 1
 
     def shortage(self, present: Collection[BookieId]) -> Shortage:
-        """Return the ledgers that lack copies while only `present` bookies are registered."""
+        """Return the under-replicated ledgers while only `present` bookies are registered."""
         found = Shortage(present)
         for kind, ledgers in self._kinds.items():
             found.add(kind, ledgers)
         return found
 
 
-def kind_of(metadata: LedgerMetadata) -> Kind:
+def kind_of(metadata: LedgerMetadata) -> LedgerKind:
     """Return the kind of a ledger. The ensemble of a fragment without entries is left out."""
     is_closed, is_foreign = metadata.state is LedgerState.CLOSED, owner_of(metadata) is None
     quorum, fragments = metadata.quorum, metadata.fragments
@@ -112,7 +113,7 @@ def kind_of(metadata: LedgerMetadata) -> Kind:
     elif not is_foreign:
         fragments, written = fragments[:-1], _shown(fragments[-1].ensemble, quorum)
     ensembles = {_shown(each.ensemble, quorum) for each in fragments}
-    return Kind(tuple(sorted(ensembles)), written, quorum, is_closed, is_foreign)
+    return LedgerKind(tuple(sorted(ensembles)), written, quorum, is_closed, is_foreign)
 
 
 def _shown(ensemble: tuple[BookieId, ...], quorum: Quorum) -> tuple[BookieId, ...]:
@@ -125,28 +126,28 @@ def _is_short(ensemble: tuple[BookieId, ...], gone: Collection[BookieId], quorum
     return is_somewhere_short({place for place, bookie in enumerate(ensemble) if bookie in gone}, quorum)
 
 
-# A count is due again when something may have changed that the last one could not know.
+# A count is due again when something may have changed that the last count could not know.
 
 REST_MIN_S, RESTS = 10.0, 9
-"""The least seconds between two counts; and the least, as a multiple of the time that the last count took."""
+"""Minimum number of seconds between two counts, and minimum pause as a multiple of the duration of the last count."""
 AGAIN_S = 3_600.0
 """Seconds after which a count is repeated although every bookie that a ledger names is registered."""
 
 
-class Taken(NamedTuple):
+class CompletedCount(NamedTuple):
     """A count that was completed."""
 
     census: Census
     ended: float
     took_s: float
     away: frozenset[BookieId]
-    """The bookies that were known to be away when it began."""
+    """The bookies that were known to be away when the count began."""
     named: frozenset[BookieId]
     """The bookies that any ledger names."""
 
 
-def is_due(last: Taken | None, away: Collection[BookieId], now: float) -> bool:
-    """Return True if the ledgers are to be counted now. `away`: bookies that are known and not registered."""
+def is_due(last: CompletedCount | None, away: Collection[BookieId], now: float) -> bool:
+    """Return True if the ledgers must be counted now. `away`: known bookies that are not registered."""
     if last is None:
         return True
     since = now - last.ended

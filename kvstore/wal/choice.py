@@ -1,4 +1,4 @@
-"""The bookies that writers on this node may choose from just now."""
+"""The bookies that writers on this node may choose now."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from typing import Protocol
 
 from kvstore.env.ports import Clock
 from kvstore.errors import NotEnoughBookies
-from kvstore.meta.registration import Bookies
+from kvstore.meta.registration import RegisteredBookies
 from kvstore.meta.store import MetadataStore, SessionState
 from kvstore.types import BookieId, LedgerMetadata, Quorum
 from kvstore.wal.placement import choose, machine_of, quorum_for, spread_out, swaps
 from kvstore.wal.repair import bookies_of
 
 QUARANTINE_S = 5.0
-"""A bookie that has failed is nobody's replacement for so long."""
+"""Seconds for which a failed bookie is not chosen as a replacement."""
 URGENT_QUARANTINE_S = 0.5
-"""The same for a ledger that can confirm nothing without one: who failed a moment ago may well be back."""
+"""Seconds of quarantine for a ledger that cannot confirm entries without a replacement: a bookie that failed a moment
+ago may be back."""
 
 
-class BookieView(Protocol):
+class BookieRegistrations(Protocol):
     """The registered bookies, kept up to date (kvstore.meta.bookies)."""
 
-    current: Bookies
+    current: RegisteredBookies
 
     def zone(self, bookie: BookieId) -> str: ...
 
@@ -31,11 +32,11 @@ class BookieView(Protocol):
 
 
 class BookieChoice:
-    """Places ledgers, their copies in distinct zones where there are enough (docs/protocol.md, W10)."""
+    """Places ledgers. Copies go to distinct zones if there are enough (docs/protocol.md, W10)."""
 
     def __init__(
         self,
-        view: BookieView,
+        view: BookieRegistrations,
         store: MetadataStore,
         *,
         clock: Clock,
@@ -54,17 +55,17 @@ class BookieChoice:
 
     @property
     def writable(self) -> frozenset[BookieId]:
-        """Registered as writable, as far as is known."""
+        """Bookies registered as writable, as far as is known."""
         return frozenset(self._view.current.writable)
 
     @property
     def readonly(self) -> frozenset[BookieId]:
-        """Registered as read-only."""
+        """Bookies registered as read-only."""
         return frozenset(self._view.current.readonly)
 
     @property
     def registered(self) -> frozenset[BookieId]:
-        """Registered, as far as is known."""
+        """All registered bookies, as far as is known."""
         return self.writable | self.readonly
 
     def is_readonly(self, bookie: BookieId) -> bool:
@@ -74,39 +75,42 @@ class BookieChoice:
         return bookie in self._view.current.writable or self.is_readonly(bookie)
 
     def is_full(self, ack: int) -> bool:
-        """Whether there are enough bookies for an ack quorum, and too few of them have room: no log can be opened."""
+        """Return True if there are enough bookies for an ack quorum, but too few of them have free space: no log can be
+        opened."""
         bookies = self._view.current
         is_known = self._store.state is SessionState.CONNECTED
         return is_known and len(bookies.writable) < ack <= len(bookies.writable | bookies.readonly)
 
     def spares(self, *, is_urgent: bool = False) -> frozenset[BookieId]:
-        """Those that may take a failed bookie's place; `is_urgent` if too few are left to confirm anything. None while
-        the metadata store is away: no change could be recorded."""
+        """Return the bookies that may replace a failed one; `is_urgent` if too few bookies are left to confirm entries.
+        Return none while the metadata store is unreachable, because no change could be recorded."""
         if self._store.state is not SessionState.CONNECTED:
             return frozenset()
         return self.writable - self._quarantined(URGENT_QUARANTINE_S if is_urgent else QUARANTINE_S)
 
     @property
     def room(self) -> int:
-        """How large a new ensemble of spare bookies could be: one that is registered twice has one place in it."""
+        """Maximum size of a new ensemble of spare bookies. A bookie that is registered twice counts once."""
         return _machines(self.spares())
 
     def failed(self, bookie: BookieId) -> None:
-        """Keep away from `bookie` for a while."""
+        """Avoid `bookie` for a while."""
         self._failed_at[bookie] = self._clock.now()
 
     def new_ensemble(self, default: Quorum, failed: Collection[BookieId] = ()) -> tuple[Quorum, tuple[BookieId, ...]]:
-        """For a new ledger: bookies of as many machines as there are, up to the default. Raises NotEnoughBookies."""
+        """Choose the ensemble of a new ledger: bookies on as many machines as there are, up to the default. Raises
+        NotEnoughBookies."""
         writable = self.writable
         quorum = quorum_for(_machines(writable), default)
         avoid = self._quarantined().union(failed)
         good = writable - avoid
         if default.ack <= _machines(good) < quorum.ensemble:
-            quorum, writable = quorum_for(_machines(good), default), good  # smaller, but of bookies that answer
+            # a smaller ensemble, but of bookies that answer
+            quorum, writable = quorum_for(_machines(good), default), good
         zones = self.zones_of(writable)
         ensemble = choose(zones, quorum.ensemble, self._random, write=quorum.write, own=self.own, avoid=avoid)
         if len(ensemble) < quorum.ensemble:
-            raise NotEnoughBookies(f"want {quorum.ensemble} bookies, have {sorted(ensemble)}")
+            raise NotEnoughBookies(f"expected {quorum.ensemble} bookies on distinct machines, got {sorted(ensemble)}")
         return quorum, ensemble
 
     def swaps(
@@ -117,17 +121,17 @@ class BookieChoice:
         return swaps(ensemble, failed, zones, self._random, self.own, write=write)
 
     def spread_out(self, metadata: LedgerMetadata) -> LedgerMetadata | None:
-        """A closed ledger with some places given to bookies of other zones; None if that would not help."""
+        """Return a closed ledger with some places given to bookies of other zones, or None if that would not help."""
         spares = self.spares()
         zones = self.zones_of(spares.union(bookies_of(metadata)))
         return spread_out(metadata, zones, spares, self._random, self.own)
 
     def zones_of(self, bookies: Collection[BookieId]) -> dict[BookieId, str]:
-        """Where each of them stands, or last stood."""
+        """Return the present or last known zone of each bookie."""
         return {bookie: self._view.zone(bookie) for bookie in bookies}
 
     def listen(self, key: object, listener: Callable[[], None]) -> None:
-        """Call `listener` when the answers may have become others, until `forget(key)`."""
+        """Call `listener` when answers of this object may have changed, until `forget(key)`."""
         self._listeners[key] = listener
 
     def forget(self, key: object) -> None:

@@ -1,10 +1,10 @@
-"""One connection to one bookie: frames out, answers back to whoever asked. Reconnects by itself when it is needed
+"""One connection to one bookie: sends frames and delivers the answers to the callers. It reconnects when it is needed
 again.
 
-A connection that breaks fails all that is outstanding at once. One that is silent while adds are outstanding is broken
-off after ADD_SILENCE_S: with Qa answers from the others nobody waits for that, so the limit only has to be longer than
-the slowest disk sync of a healthy bookie, and short enough that little is owed to a dead one (docs/protocol.md W2).
-Reads carry deadlines of their own.
+When the connection breaks, all outstanding requests fail at once. When it is silent while adds are outstanding, it is
+aborted after ADD_SILENCE_S. With Qa answers from the other bookies nobody waits for that. So the limit must only be
+longer than the slowest disk sync of a healthy bookie, and short enough that a dead bookie has few outstanding adds
+(docs/protocol.md W2). Reads have deadlines of their own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kvstore.env.ports import Clock, Nursery, Stream, Transport
 from kvstore.errors import BookieError, LedgerFenced, StoreError
 from kvstore.proto import bookkeeper as wire
 from kvstore.proto import version_two
-from kvstore.proto.bookkeeper import Answer, BadFrame, Operation, Status
+from kvstore.proto.bookkeeper import BadFrame, BookieOperation, BookieResponse, Status
 from kvstore.proto.frames import FrameReader
 from kvstore.proto.start_tls import ClientsPrelude
 from kvstore.types import BookieId
@@ -33,21 +33,21 @@ ADD_SILENCE_S = 2.0
 READ_SILENCE_S = 4.0
 CHECK_EVERY_S = 0.25
 STOOD_STILL_S = 2 * CHECK_EVERY_S
-"""A check that comes so late tells that this process was stopped, or had no turn."""
+"""If a check is this late, this process was stopped or got no CPU time."""
 RETRY_MIN_S = 0.05
 RETRY_MAX_S = 2.0
 BUFFERED_BYTES_MAX = 64 << 20
-"""What may wait in one connection; beyond it a call fails as if the bookie had."""
+"""Maximum number of bytes waiting in one connection. Beyond that, a call fails as if the bookie had failed."""
 OUTSTANDING_MAX = 20_000
 
 AddDone = Callable[[StoreError | None], None]
-ReadDone = Callable[[Answer | BookieError], None]
+ReadDone = Callable[[BookieResponse | BookieError], None]
 Encode = Callable[[int], bytes]
 """txn -> frame."""
 
 
 class Connection:
-    """To the bookie that is meant by its id, wherever `address` says that it listens now."""
+    """A connection to the bookie with the given id, at the address that `address` returns now."""
 
     def __init__(
         self,
@@ -64,7 +64,8 @@ class Connection:
         self.bookie, self._cluster = bookie, cluster
         self._hello_txn = -1
         self.refusal = "", -math.inf
-        """Why the bookie refused the last connection, and when; empty if it accepted it or could not be reached."""
+        """Why the bookie refused the last connection, and when; empty if it accepted the connection or could not be
+        reached."""
         self._address = address
         self._next_txn = next_txn
         self._clock = clock
@@ -73,21 +74,21 @@ class Connection:
         self._loop = asyncio.get_running_loop()
         self._stream: Stream | None = None
         self.link: _Link | None = None
-        """The present one."""
+        """The present link."""
         self._is_connecting = False
         self._retry_at = 0.0
         self._retry_s = RETRY_MIN_S
         self._adds: dict[int, AddDone] = {}
         self._reads: dict[int, tuple[ReadDone, float]] = {}
-        """Who waits, and until when."""
-        self._heard_at = 0.0
-        """When anything was last heard, or the first of the reads outstanding was sent."""
+        """The callback of each read, and its deadline."""
+        self._received_at = 0.0
+        """When anything was last received, or the first outstanding read was sent."""
         self._progress_at = 0.0
-        """When the last add was answered, or the first of those outstanding was sent."""
+        """When the last add was answered, or the first outstanding add was sent."""
         self._out: list[bytes] = []
         self._out_bytes = 0
         self._unsent_bytes = 0
-        """What the stream had not sent when it was given something last, or was looked at since."""
+        """Bytes that the stream had not sent at the last write or check."""
         self._is_checking = False
         self._checked_at = 0.0
         self._is_closed = False
@@ -97,8 +98,8 @@ class Connection:
         return self._stream is not None
 
     def add(self, txn: int, frame: bytes, done: AddDone) -> None:
-        """Send an add, of a txn that no other request on this connection has. `done` is called once, never before this
-        returns."""
+        """Send an add, with a txn that no other request on this connection has. `done` is called exactly once, and
+        never before this returns."""
         if (
             self._stream is None
             or len(self._adds) + len(self._reads) >= OUTSTANDING_MAX
@@ -115,8 +116,8 @@ class Connection:
         self._send(frame)
 
     def call(self, frame: Encode, timeout_s: float, done: ReadDone) -> int:
-        """Send anything else. `done` is called once, never before this returns; forgotten by `forget` with what this
-        returns."""
+        """Send any other request. `done` is called at most once, and never before this returns. Pass the returned txn
+        to `forget` to cancel it."""
         txn = self._next_txn()
         refusal = self._refusal()
         if refusal:
@@ -124,18 +125,18 @@ class Connection:
             return txn
         now = self._clock.now()
         if not self._reads:
-            self._heard_at = now
+            self._received_at = now
         self._reads[txn] = done, now + timeout_s
         self._send(frame(txn))
         return txn
 
     def forget(self, txn: int) -> None:
-        """Nobody waits for the answer any more."""
+        """Stop waiting for the answer of `txn`."""
         self._reads.pop(txn, None)
 
-    async def ask(self, frame: Encode, timeout_s: float) -> Answer:
-        """Send anything else and wait for its answer. Raises BookieError."""
-        answered: asyncio.Future[Answer | BookieError] = self._loop.create_future()
+    async def ask(self, frame: Encode, timeout_s: float) -> BookieResponse:
+        """Send any other request and wait for its answer. Raises BookieError."""
+        answered: asyncio.Future[BookieResponse | BookieError] = self._loop.create_future()
         txn = self.call(frame, timeout_s, partial(settle, answered))
         try:
             answer = await answered
@@ -146,40 +147,40 @@ class Connection:
         return answer
 
     def tell(self, frame: Encode) -> None:
-        """Send something whose answer nobody waits for; dropped if the bookie is not there."""
+        """Send a request whose answer nobody waits for; it is dropped if the bookie is not connected."""
         if not self._refusal():
             self._send(frame(self._next_txn()))
 
     def close(self) -> None:
-        """Fail what is outstanding and connect no more."""
+        """Fail the outstanding requests, and do not connect again."""
         self._is_closed = True
         if self._stream is not None:
             self._stream.abort()
         self._lost("this client is closing")
 
     def _refusal(self) -> str:
-        """Why nothing can be sent now; "" if it can. Starts a connection if there is none."""
+        """Return why nothing can be sent now, or "" if it can. Starts a connection if there is none."""
         if self._is_closed:
             return f"{self.bookie}: this client is closing"
-        if self._is_crowded():
-            return f"{self.bookie}: too much is waiting for it"
+        if self._is_overloaded():
+            return f"{self.bookie}: too many requests are waiting"
         if self._stream is not None:
             return ""
         if not self._is_connecting:
             if self._clock.now() < self._retry_at:
-                return f"{self.bookie}: not reachable a moment ago"
+                return f"{self.bookie}: was unreachable a moment ago"
             self._is_connecting = True
             self._nursery.spawn(self._connect(), name=f"connect {self.bookie}")
         return ""
 
-    def _is_crowded(self) -> bool:
+    def _is_overloaded(self) -> bool:
         if self._unsent_bytes > BUFFERED_BYTES_MAX and self._stream is not None:
             self._unsent_bytes = self._stream.get_write_buffer_size()
         too_many = len(self._adds) + len(self._reads) >= OUTSTANDING_MAX
         return too_many or self._out_bytes > BUFFERED_BYTES_MAX or self._unsent_bytes > BUFFERED_BYTES_MAX
 
     def _send(self, frame: bytes) -> None:
-        """Frames of one turn of the event loop leave together."""
+        """Queue a frame. All frames of one event-loop turn are written together."""
         if not self._out:
             self._loop.call_soon(self._flush)
         self._out.append(frame)
@@ -189,7 +190,7 @@ class Connection:
 
     def _flush(self) -> None:
         if self._stream is None or not self._out:
-            return  # sent when the connection is there
+            return  # written once the connection is open
         out, self._out, self._out_bytes = self._out, [], 0
         self._stream.writelines(out)
         self._unsent_bytes = self._stream.get_write_buffer_size()
@@ -198,13 +199,13 @@ class Connection:
         try:
             address = self._address(self.bookie)
             if address is None:
-                raise BookieError("it is not registered")
+                raise BookieError("the bookie is not registered")
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await self._transport.connect(address, _Link(self), prelude=self._prelude)
         except (OSError, TimeoutError, BookieError) as error:
             self._is_connecting = False
             self.refusal = "", -math.inf
-            self._lost(f"no connection: {str(error) or f'none within {CONNECT_TIMEOUT_S} s'}")
+            self._lost(f"cannot connect: {str(error) or f'no connection within {CONNECT_TIMEOUT_S} s'}")
         finally:
             self._is_connecting = False
 
@@ -212,22 +213,23 @@ class Connection:
         return ClientsPrelude(self._next_txn())
 
     def opened(self, link: _Link, stream: Stream) -> None:
-        """A connection is there."""
+        """Use a new connection."""
         if self._is_closed or self._stream is not None:
             stream.abort()
             return
         self._stream, self.link = stream, link
         self._progress_at = self._clock.now()
-        # The first request says which bookie is meant, and of which cluster: one that is another closes the connection.
+        # The first request names the bookie and the cluster that are meant. A bookie to which that does not apply
+        # closes the connection.
         self._hello_txn = self._next_txn()
         context = wire.bookie_context(self.bookie, self._cluster)
         stream.write(wire.encode_bookie_info(self._hello_txn, requested=0, context=context))
         self._flush()
 
     def delivered(self, link: _Link, payloads: list[bytes], fault: str) -> None:
-        """Answers have come, in frames."""
+        """Deliver answers, given as frames."""
         stored = False
-        self._heard_at = self._clock.now()
+        self._received_at = self._clock.now()
         for payload in payloads:
             txn = wire.stored_txn(payload)
             if txn >= 0:
@@ -238,20 +240,20 @@ class Connection:
             elif link is self.link:
                 self._answered(payload)
         if stored:
-            self._progress_at = self._heard_at
+            self._progress_at = self._received_at
             self._retry_s = RETRY_MIN_S
         if fault:
             self._abort(fault)
 
     # docs/protocol.md B32
-    def _greeted(self, answer: Answer) -> None:
-        """The bookie has answered the first request. Nobody waits for that, but it may be a refusal."""
+    def _hello_answered(self, answer: BookieResponse) -> None:
+        """Handle the answer to the first request. Nobody waits for it, but it may be a refusal."""
         self._hello_txn = -1
         self.refusal = "", -math.inf
         if answer.status == Status.UNAUTHORIZED:
-            error = NotLetIn(
-                f"{self.bookie}: it does not let this process in: it is of another cluster than "
-                f"{self._cluster or 'ours'}, or wants TLS; its log says which"
+            error = NotAdmitted(
+                f"{self.bookie}: refuses this process, because the bookie is of another cluster than "
+                f"{self._cluster or 'ours'} or requires TLS; see the bookie's log"
             )
             log.warning("%s", error)
             self.refusal = str(error), self._clock.now()
@@ -267,26 +269,26 @@ class Connection:
             self._abort(str(error))
             return
         if answer.txn == self._hello_txn:
-            self._greeted(answer)
+            self._hello_answered(answer)
             return
-        if answer.operation == Operation.ADD_ENTRY:
+        if answer.operation == BookieOperation.ADD_ENTRY:
             done = self._adds.pop(answer.txn, None)
             if done is not None:
                 self._progress_at = self._clock.now()
                 done(error_of(self.bookie, answer.status))
             return
-        if answer.operation == Operation.READ_ENTRY:
+        if answer.operation == BookieOperation.READ_ENTRY:
             self._retry_s = RETRY_MIN_S
         waiting = self._reads.pop(answer.txn, None)
         if waiting is not None:
             waiting[0](answer)
 
     def closed(self, link: _Link, reason: str) -> None:
-        """A connection has gone; if it is the present one, all that is outstanding fails."""
+        """Handle a closed connection. If it is the present one, all outstanding requests fail."""
         if link is self.link:
             if self._hello_txn >= 0 and not self._is_closed:
                 self._hello_txn = -1
-                reason = f"it closed the connection before it answered anything ({reason})"
+                reason = f"the bookie closed the connection before any answer ({reason})"
                 self.refusal = reason, self._clock.now()
             self._lost(reason)
 
@@ -296,7 +298,7 @@ class Connection:
         self._lost(reason)
 
     def _lost(self, reason: str, error: BookieError | None = None) -> None:
-        """Fail all that is outstanding, by this error if it is given; the oldest first."""
+        """Fail all outstanding requests, oldest first, with `error` if it is given."""
         was_up, self._stream, self.link = self._stream is not None, None, None
         self._retry_at = self._clock.now() + self._retry_s
         self._retry_s = min(2 * self._retry_s, RETRY_MAX_S)
@@ -305,7 +307,7 @@ class Connection:
         adds, self._adds = self._adds, {}
         reads, self._reads = self._reads, {}
         if was_up or adds or reads:
-            log.info("bookie=%s adds=%d reads=%d failed: %s", self.bookie, len(adds), len(reads), reason)
+            log.info("requests failed bookie=%s adds=%d reads=%d reason=%s", self.bookie, len(adds), len(reads), reason)
         error = error or BookieError(f"{self.bookie}: {reason}")
         for done in adds.values():
             done(error)
@@ -318,27 +320,27 @@ class Connection:
         self._loop.call_later(self._beat.delay_s(CHECK_EVERY_S), self._check)
 
     def _check(self) -> None:
-        """Look for what has waited too long, for as long as anything waits."""
+        """Fail requests that have waited too long. Repeated as long as any request waits."""
         self._is_checking = False
         now = self._clock.now()
-        if now - self._checked_at < STOOD_STILL_S:  # else it was this process that was silent: it reads first
+        if now - self._checked_at < STOOD_STILL_S:  # otherwise this process was silent, and must read first
             self._end_late(now)
         if (self._adds or self._reads) and not self._is_closed:
             self._check_later()
 
     def _end_late(self, now: float) -> None:
         if self._adds and not self._is_connecting and now - self._progress_at > ADD_SILENCE_S:
-            self._abort(f"no add was answered for {ADD_SILENCE_S} s")
+            self._abort(f"the bookie answered no add for {ADD_SILENCE_S} s")
         late = [txn for txn, (_, deadline) in self._reads.items() if deadline <= now]
-        if late and now - self._heard_at > READ_SILENCE_S and not self._is_connecting:
-            self._abort(f"nothing was heard for {READ_SILENCE_S} s")
+        if late and now - self._received_at > READ_SILENCE_S and not self._is_connecting:
+            self._abort(f"the bookie sent nothing for {READ_SILENCE_S} s")
         for txn in late:
             if (waiting := self._reads.pop(txn, None)) is not None:
-                waiting[0](BookieError(f"{self.bookie}: no answer in time"))
+                waiting[0](BookieError(f"{self.bookie}: did not answer in time"))
 
 
 class _Link:
-    """One connection of the transport's. Once it is not the present one, whatever comes from it is ignored."""
+    """One connection of the transport. Data is ignored once this is not the present link."""
 
     def __init__(self, owner: Connection) -> None:
         self._owner = owner
@@ -358,24 +360,24 @@ class _Link:
         self._owner.closed(self, f"connection lost: {exc or 'closed by the bookie'}")
 
     def pause_writing(self) -> None:
-        """Do nothing: what is outstanding is bounded by bytes instead."""
+        """Do nothing: outstanding requests are bounded by bytes instead."""
 
     def resume_writing(self) -> None:
         """See pause_writing."""
 
 
-def settle(answered: asyncio.Future[Answer | BookieError], answer: Answer | BookieError) -> None:
-    """Give an answer to who waits for it, if anybody still does."""
+def settle(answered: asyncio.Future[BookieResponse | BookieError], answer: BookieResponse | BookieError) -> None:
+    """Deliver an answer unless the caller is gone."""
     if not answered.done():
         answered.set_result(answer)
 
 
-class NotLetIn(BookieError):
-    """The bookie is there and serves others: those of its own cluster, by TLS if it wants that."""
+class NotAdmitted(BookieError):
+    """The bookie is up, but refuses this process: it serves only its own cluster, perhaps only with TLS."""
 
 
 class AnsweredError(BookieError):
-    """The bookie is there and said no; what it was asked for may be damaged. `status` is what it said."""
+    """The bookie answered with an error; the requested entry may be damaged. `status` is its answer."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -383,7 +385,7 @@ class AnsweredError(BookieError):
 
 
 def error_of(bookie: BookieId, status: int) -> StoreError | None:
-    """Make the caller's error of an answer's status; None if it is fine."""
+    """Return the error for an answer's status, or None if it is OK."""
     if status == Status.OK:
         return None
     if status == Status.FENCED:

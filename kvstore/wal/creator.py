@@ -17,23 +17,24 @@ from kvstore.wal.new_ids import NewLedgerIds
 log = logging.getLogger(__name__)
 
 OWNER_KEY = "kvstore-partition"
-"""In a ledger's custom metadata: whose log it was made for. By this tag orphans are found."""
+"""Key in a ledger's custom metadata whose value is the partition that the ledger was created for. Orphans are found by
+it."""
 
 PREPARED_S_MAX = 20.0
-"""How long a ledger that was made ahead may be used: long before it can be taken for an orphan."""
+"""Seconds for which a ledger that was created ahead may be used. It cannot be taken for an orphan before."""
 
 
 PasswordOf = Callable[[LedgerId], bytes]
-"""Gives each new ledger its password."""
+"""Returns the password of a new ledger."""
 
 
 def no_password(_: LedgerId) -> bytes:
-    """The empty one: whoever reaches the bookies can fence and write the ledger."""
+    """Return an empty password: anybody who reaches the bookies can fence and write the ledger."""
     return b""
 
 
 class LedgerCreator:
-    """Makes open ledgers that no list names yet."""
+    """Creates open ledgers that no list names yet."""
 
     def __init__(
         self,
@@ -47,7 +48,7 @@ class LedgerCreator:
         greet: Callable[[LedgerMetadata], None] = lambda _: None,
         password_of: PasswordOf = no_password,
     ) -> None:
-        """`greet` is called for each ledger made. `password_of`: docs/protocol.md, B13."""
+        """`greet` is called for each created ledger. `password_of`: docs/protocol.md, B13."""
         self._ids = ids
         self._ledgers = ledgers
         self._choice = choice
@@ -57,22 +58,22 @@ class LedgerCreator:
         self._greet = greet
         self._password_of = password_of
         self._prepared: dict[PartitionId, tuple[LedgerMetadata, float]] = {}
-        """Ledgers made ahead, and when."""
+        """Ledgers created ahead, and when."""
 
     async def prepare(self, partition: PartitionId) -> None:
-        """Make a ledger ahead for the next `create`, unless there is one. Raises NotEnoughBookies, MetadataError."""
+        """Create a ledger ahead for the next `create`, unless there is one. Raises NotEnoughBookies, MetadataError."""
         if self._ready(partition) is None:
             await self._drop_prepared(partition)
             metadata = await self._make(partition, NO_LEDGER, ())
             self._prepared[partition] = metadata, self._clock.now()
 
     async def discard(self, metadata: LedgerMetadata) -> None:
-        """Delete a ledger that certainly no list names and nobody has touched; if that fails it is an orphan, which is
-        swept later (docs/protocol.md, G2, G22)."""
+        """Delete a ledger that certainly no list names and nobody has used. If that fails, it is an orphan and is
+        deleted later (docs/protocol.md, G2, G22)."""
         try:
             await self._ledgers.remove(metadata.ledger, 0)
         except MetadataError as error:
-            log.info("ledger=%d was not listed and stays for the sweep: %r", metadata.ledger, error)
+            log.info("unlisted ledger not deleted, the sweep will delete it ledger=%d error=%r", metadata.ledger, error)
 
     async def _drop_prepared(self, partition: PartitionId) -> None:
         metadata, _ = self._prepared.pop(partition, (None, 0.0))
@@ -80,7 +81,7 @@ class LedgerCreator:
             await self.discard(metadata)
 
     def _ready(self, partition: PartitionId) -> LedgerMetadata | None:
-        """Return the ledger that was made ahead, if it is as good as a new one."""
+        """Return the ledger that was created ahead, if it is as good as a new one."""
         metadata, made_at = self._prepared.get(partition, (None, 0.0))
         if metadata is None or self._clock.now() - made_at > PREPARED_S_MAX:
             return None
@@ -91,8 +92,8 @@ class LedgerCreator:
     async def create(
         self, partition: PartitionId, after: LedgerId, failed: Collection[BookieId] = ()
     ) -> LedgerMetadata:
-        """A new open ledger whose id is above `after`. Raises NotEnoughBookies, MetadataError (MetadataLost if the
-        metadata store is an older copy of itself)."""
+        """Return a new open ledger whose id is above `after`. Raises NotEnoughBookies, MetadataError (MetadataLost if
+        the metadata store is an older copy of itself)."""
         ready = None if failed else self._ready(partition)
         if ready is not None and ready.ledger > after:
             del self._prepared[partition]
@@ -120,8 +121,9 @@ class LedgerCreator:
 
 # docs/protocol.md P34
 def owner_of(metadata: LedgerMetadata) -> PartitionId | None:
-    """The partition whose log the ledger was made for; None if it is nobody's. A tag that cannot be a partition's name
-    is a stranger's: whoever goes over all ledgers, as every leader does, would fail at it, or ask for nodes by it."""
+    """Return the partition whose log the ledger was created for, or None if there is none. A value that cannot be a
+    partition name comes from a foreign client and counts as none. Otherwise every leader that goes through all ledgers
+    would fail at it, or use it in the path of a node."""
     value = next((value for key, value in metadata.custom if key == OWNER_KEY), b"")
     try:
         name = value.decode()

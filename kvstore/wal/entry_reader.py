@@ -1,4 +1,4 @@
-"""Reads confirmed entries of one ledger: drives an EntryRead for each."""
+"""Reads confirmed entries of one ledger by driving an EntryRead for each."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ from kvstore.proto.digest import EntryDigest, Packet
 from kvstore.types import BookieId, EntryId, LedgerMetadata
 from kvstore.wal import reader
 from kvstore.wal.ports import BookieClient
-from kvstore.wal.reader import Answered, Ask, Done, EntryRead, Impossible, Late, in_order
-from kvstore.wal.shares import Share, shares_of
+from kvstore.wal.reader import Answered, AskBookie, Done, EntryRead, HedgeDue, Impossible, in_order
+from kvstore.wal.shares import ReadShare, shares_of
 
 HEDGE_S = 0.05
-"""After so long a second bookie is asked beside the first."""
+"""Seconds after which a second bookie is asked as well."""
 BATCH_BYTES = 1 << 20
-"""What is asked for at once: enough to hide the round trip, little enough to come within a batch's time."""
+"""Bytes requested at once: enough to hide the round trip, and few enough to arrive within a batch's timeout."""
 
 
 class EntryReader:
-    """`metadata` may be replaced by a newer state of the same ledger at any time."""
+    """A reader of one ledger's entries. `metadata` may be replaced by a newer state of the same ledger at any time."""
 
     def __init__(
         self, metadata: LedgerMetadata, bookies: BookieClient, nursery: Nursery, own: BookieId | None = None
     ) -> None:
         self.metadata = metadata
         self.troubled: set[BookieId] = set()
-        """Those whose last answer was an error or is late: asked last, so that whoever catches up does not wait for a
-        dead one at each entry."""
+        """Bookies whose last answer was an error or is late. They are asked last, so that a reader that catches up does
+        not wait for a dead bookie at each entry."""
         self.damaged: set[tuple[BookieId, EntryId]] = set()
-        """Copies whose digest was wrong."""
+        """Copies with a wrong digest."""
         self._gave_none: dict[BookieId, EntryId] = {}
-        """Bookies that did not give the first of several entries, and the last of those: none of these is asked of
-        them together again."""
+        """Bookies that did not give the first entry of a batch, and the last entry of that batch. They are not asked
+        for batches up to that entry again."""
         self._bookies = bookies
         self._nursery = nursery
         self.own = own
         self.digest = EntryDigest(metadata.digest, metadata.password)
 
     async def read(self, entry: EntryId) -> Packet:
-        """One confirmed entry. Raises BookieError if too few bookies answer, NoSuchEntry if all of its write set lack
-        it."""
-        return await _Reading(self, entry).result()
+        """Return one confirmed entry. Raises BookieError if too few bookies answer, NoSuchEntry if its whole write set
+        does not have it."""
+        return await _ReadInFlight(self, entry).result()
 
     async def read_or_error(self, entry: EntryId) -> Packet | StoreError:
-        """The same with the error as a value, for reads that run as tasks."""
+        """Return one confirmed entry, or the error as a value, for reads that run as tasks."""
         try:
             return await self.read(entry)
         except StoreError as error:
@@ -58,8 +58,9 @@ class EntryReader:
     async def read_batch(
         self, entries: Sequence[EntryId], bytes_max: int = BATCH_BYTES, lacking: Collection[BookieId] = ()
     ) -> dict[EntryId, Packet]:
-        """Those of several confirmed entries, rising, that bookies give many at once; about so many bytes. Nothing is
-        said of the others: they are to be read alone. Bookies that are known to be `lacking` them are not asked."""
+        """Return those of several confirmed entries, in rising order, that bookies give in batches; about `bytes_max`
+        bytes. Entries that are not returned must be read alone. Bookies in `lacking` are known not to have the entries,
+        and are not asked."""
         gave_none = [bookie for bookie, last in self._gave_none.items() if entries[0] <= last]
         shares = shares_of(
             entries,
@@ -77,7 +78,7 @@ class EntryReader:
             found.update(await task)
         return found
 
-    async def _share(self, share: Share, bytes_max: int) -> dict[EntryId, Packet]:
+    async def _share(self, share: ReadShare, bytes_max: int) -> dict[EntryId, Packet]:
         bookie, entries = share
         ledger, span = self.metadata.ledger, range(entries[0], entries[-1] + 1)
         try:
@@ -91,25 +92,25 @@ class EntryReader:
         return found
 
     def order(self, entry: EntryId) -> tuple[BookieId, ...]:
-        """List the bookies to ask for it, first to last."""
+        """Return the bookies to ask for the entry, first to last."""
         return in_order(self.metadata.write_set(entry), self.own, self.troubled)
 
     async def ask(self, bookie: BookieId, entry: EntryId) -> reader.Event:
-        """One bookie's answer."""
+        """Ask one bookie for the entry. Return its answer as an event."""
         try:
             answer = await self._bookies.read(bookie, self.metadata.ledger, entry)
         except (BookieError, LedgerFenced) as error:
             self.troubled.add(bookie)
-            return reader.Failed(bookie, str(error))
+            return reader.ReadFailed(bookie, str(error))
         self.troubled.discard(bookie)
         return Answered(bookie, answer.packet)
 
-    def spawn(self, reading: _Reading, bookie: BookieId) -> None:
+    def spawn(self, reading: _ReadInFlight, bookie: BookieId) -> None:
         self._nursery.spawn(reading.ask(bookie), name=f"read {reading.entry} at {bookie}")
 
 
-class _Reading:
-    """One read under way."""
+class _ReadInFlight:
+    """One read in progress."""
 
     def __init__(self, owner: EntryReader, entry: EntryId) -> None:
         self.entry = entry
@@ -122,7 +123,7 @@ class _Reading:
     def _late(self) -> None:
         if self._first != self._owner.own:
             self._owner.troubled.add(self._first)
-        self._tell(Late())
+        self._tell(HedgeDue())
 
     async def result(self) -> Packet:
         hedge = asyncio.get_running_loop().call_later(HEDGE_S, self._late)
@@ -143,7 +144,7 @@ class _Reading:
     def _perform(self, commands: list[reader.Command]) -> None:
         for command in commands:
             match command:
-                case Ask(bookie):
+                case AskBookie(bookie):
                     self._owner.spawn(self, bookie)
                 case Done(packet):
                     self._done.set_result(packet)

@@ -1,4 +1,4 @@
-"""Appends to one ledger: drives a LedgerWriter, has no opinion of its own."""
+"""Appends to one ledger by driving a LedgerWriter. Decides nothing itself."""
 
 from __future__ import annotations
 
@@ -30,13 +30,14 @@ from kvstore.wal.coverage import is_somewhere_short
 from kvstore.wal.ensembles import closed_by_writer, with_swaps
 from kvstore.wal.ports import AppendDone, BookieClient
 from kvstore.wal.writer import (
+    AddFailed,
+    AddStored,
     Append,
     ChangeFailed,
     Command,
     Confirm,
     EnsembleChanged,
     Event,
-    Failed,
     Fenced,
     GaveUp,
     Halt,
@@ -44,19 +45,19 @@ from kvstore.wal.writer import (
     ReplaceBookies,
     Returned,
     Spares,
-    State,
-    Stop,
+    StopWriting,
     Store,
-    Stored,
+    WriterState,
 )
 
 log = logging.getLogger(__name__)
 
 LAC_IDLE_S, LAC_BUSY_S, BUSY_S = 0.005, 0.01, 0.02
-"""So long after it has been confirmed an explicit LAC lets readers see the last entry, if none has followed it. The
-second where it had followed another by less than BUSY_S: another may come, which says the same at no cost."""
+"""Seconds after the last confirmation until an explicit LAC shows the last entry to readers, if no entry follows. The
+second value applies if the entry followed another one by less than BUSY_S: the next entry probably comes soon and
+carries the LAC for free."""
 MERGE_S = 0.002
-"""Bookies that fail together are replaced together."""
+"""Seconds to wait so that bookies which fail together are replaced together."""
 UNKNOWN_RETRY_S = 0.5
 PROBE_MIN_S = 0.1
 PROBE_MAX_S = 5.0
@@ -64,7 +65,7 @@ PROBE_MAX_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class LedgerPorts:
-    """The parts that every handle on this node needs."""
+    """The parts that every ledger handle on this node needs."""
 
     clock: Clock
     bookies: BookieClient
@@ -74,7 +75,7 @@ class LedgerPorts:
 
 
 class LedgerHandle:
-    """The one writer of an open ledger that this process has created."""
+    """The only writer of an open ledger that this process has created."""
 
     def __init__(
         self,
@@ -85,8 +86,8 @@ class LedgerHandle:
         on_halt: Callable[[StoreError], None],
         on_return: Callable[[BookieId], None] = lambda _: None,
     ) -> None:
-        """`on_halt` is called once if the ledger is lost; `on_return` when a bookie that had failed takes adds again,
-        and may lack entries."""
+        """`on_halt` is called once if the ledger is lost. `on_return` is called when a failed bookie takes adds again;
+        it may be under-replicated."""
         self.ledger = metadata.ledger
         self._ports = ports
         self._nursery = nursery
@@ -106,27 +107,27 @@ class LedgerHandle:
         self._appended_at = -BUSY_S
         self._lac_idle_s = LAC_IDLE_S
         self._probing: set[BookieId] = set()
-        self._unheard: set[BookieId] = set()
-        """Given up with adds outstanding. That they answer a question says nothing of their disk: one of these adds
-        does."""
+        self._silent: set[BookieId] = set()
+        """Bookies that count as failed with adds outstanding. That they answer other requests proves nothing about
+        their disk; an answer to one of these adds does."""
         self.created_at = self.progress_at = self._now()
         """When an entry was last confirmed, or first sent after a pause."""
         self._is_closing = False
         self._drained: asyncio.Future[None] | None = None
         self._is_changing = False
-        """An ensemble change is under way."""
+        """True while an ensemble change is in progress."""
         self._settled = asyncio.Event()
-        """None is."""
+        """Set while no ensemble change is in progress."""
         self._settled.set()
         ports.choice.listen(self, self.look_for_spares)
         self.look_for_spares()
 
     @property
     def is_halted(self) -> bool:
-        return self.writer.state is State.HALTED
+        return self.writer.state is WriterState.HALTED
 
     def append(self, payload: bytes, done: AppendDone) -> None:
-        """Send an entry; `done` in the order of the appends. The handle must not be halted."""
+        """Send an entry. `done` is called in the order of the appends. The handle must not be halted."""
         now = self._now()
         if not self._waiting:
             self.progress_at = now
@@ -139,30 +140,31 @@ class LedgerHandle:
             self._perform_all(self.writer.append(payload, now))
 
     async def drained(self) -> None:
-        """Return when no entry is in flight, or the handle is halted."""
+        """Return when no entry is in flight or the handle is halted."""
         while self._waiting and not self.is_halted:
             self._drained = self._loop.create_future()
             await self._drained
 
     def stop(self, error: StoreError) -> None:
-        """Send nothing more; entries in flight end as OutcomeUnknown."""
-        self._feed(Stop(error))
+        """Send nothing more. Entries in flight end with OutcomeUnknown."""
+        self._feed(StopWriting(error))
 
     def look_for_spares(self) -> None:
-        """Tell the writer who could replace a failed bookie now."""
+        """Pass the bookies that could replace a failed one to the writer."""
         if not self.is_halted and not self._is_closing:
             self._feed(Spares(self._ports.choice.spares(is_urgent=self._is_urgent())))
 
     def _is_urgent(self) -> bool:
-        """Too few bookies are left to confirm some of the next entries, and so all behind them."""
+        """Return True if too few bookies are left to confirm some of the next entries, and so all entries after
+        them."""
         metadata, failed = self.writer.metadata, self.writer.failed
         lost = {place for place, bookie in enumerate(metadata.fragments[-1].ensemble) if bookie in failed}
         return is_somewhere_short(lost, metadata.quorum)
 
     async def close(self) -> None:
-        """Record that the ledger ends with the last entry, all entries being confirmed. Raises LedgerFenced,
-        LedgerClosed or NoSuchLedger if it is not this writer's any more, MetadataError if the store is away (try
-        again)."""
+        """Record that the ledger ends with the last entry. All entries must be confirmed. Raises LedgerFenced,
+        LedgerClosed or NoSuchLedger if the ledger no longer belongs to this writer, and MetadataError if the metadata
+        store is unreachable (try again)."""
         writer = self.writer
         assert not writer.unconfirmed, "a ledger is closed at its last confirmed entry"
         self._is_closing = True
@@ -174,21 +176,21 @@ class LedgerHandle:
         self.release()
 
     def release(self) -> None:
-        """Let go of timers and listeners; answers that still come are taken."""
+        """Release timers and listeners. Late answers are still accepted."""
         self._ports.choice.forget(self)
         if self._lac_timer is not None:
             self._lac_timer.cancel()
             self._lac_timer = None
 
     def _feed(self, event: Event) -> None:
-        """Events that come while commands are performed wait their turn."""
+        """Handle an event. Events that arrive while commands are performed are queued."""
         if self._is_feeding:
             self._events.append(event)
         else:
             self._perform_all(self.writer.handle(event))
 
     def _perform_all(self, commands: list[Command]) -> None:
-        """Perform what an event calls for, and what the events call for that come meanwhile."""
+        """Perform the commands, and those of events that arrive meanwhile."""
         self._is_feeding = True
         try:
             for command in commands:
@@ -198,7 +200,7 @@ class LedgerHandle:
                     self._perform(command)
         finally:
             self._is_feeding = False
-        if self._is_changing and self.writer.state is not State.CHANGING:
+        if self._is_changing and self.writer.state is not WriterState.CHANGING:
             self._is_changing = False
             self._settled.set()
 
@@ -214,25 +216,25 @@ class LedgerHandle:
                 self._nursery.spawn(self._replace(), name=f"ledger {self.ledger} replace bookies")
             case GaveUp(bookies):
                 for bookie in bookies:
-                    self._unheard.add(bookie)
-                    self._keep_away(bookie, "too much is owed to it")
+                    self._silent.add(bookie)
+                    self._keep_away(bookie, "too many adds are outstanding")
             case Halt(error):
                 self._halt(error)
             case _:
                 assert_never(command)
 
     def _added(self, entry: EntryId, bookie: BookieId, error: StoreError | None) -> None:
-        if self._unheard:
-            self._unheard.discard(bookie)
+        if self._silent:
+            self._silent.discard(bookie)
         if error is None:
             if self._traces.live:
                 self._traces.stored(self.ledger, entry, bookie)
             if self._is_feeding:
-                self._events.append(Stored(entry, bookie))
+                self._events.append(AddStored(entry, bookie))
             elif commands := self.writer.stored(entry, bookie):
                 self._perform_all(commands)
         elif self._is_closing:
-            return  # nothing waits for it; what a bookie lacks is copied by the repair
+            return  # nothing waits for it; repair makes the missing copy
         elif isinstance(error, LedgerFenced):
             self._feed(Fenced())
         else:
@@ -253,8 +255,7 @@ class LedgerHandle:
 
     # docs/protocol.md W7
     def _tell_lac(self, last_added: EntryId) -> None:
-        """If nothing was appended since: the last entry's packet says that the one before is confirmed, nobody says it
-        of the last."""
+        """Send an explicit LAC if nothing was appended since. The last packet confirms only the entry before it."""
         self._lac_timer = None
         writer = self.writer
         if self.is_halted or writer.unconfirmed:
@@ -272,7 +273,7 @@ class LedgerHandle:
 
     def _halt(self, error: StoreError) -> None:
         self.release()
-        log.info("ledger=%d halted with %d entries in flight: %s", self.ledger, len(self._waiting), error)
+        log.info("ledger halted ledger=%d entries_in_flight=%d reason=%s", self.ledger, len(self._waiting), error)
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
         waiting, self._waiting = self._waiting, deque()
@@ -281,35 +282,34 @@ class LedgerHandle:
         self._on_halt(error)
 
     def _tell(self, done: AppendDone, position: Position | None, sent_at: float, error: StoreError | None) -> None:
-        """An error that leaves a callback is the event loop's: here it would keep the confirmations behind it from
-        theirs, and each entry after that would be taken for an earlier one."""
+        """Call `done`. An error in a callback goes to the event loop. Otherwise it would stop the confirmations behind
+        it, and each later entry would be taken for an earlier one."""
         try:
             done(position, sent_at, error)
         except Exception as failure:  # noqa: BLE001
-            what = f"what waited for an entry of ledger {self.ledger} failed"
+            what = f"callback of an entry of ledger {self.ledger} failed"
             self._loop.call_exception_handler({"message": what, "exception": failure})
 
-    # Bookies that fail, are replaced, come back.
+    # Bookies that fail, are replaced, or come back.
 
     def _bookie_failed(self, bookie: BookieId, error: StoreError) -> None:
         if self.is_halted or bookie in self.writer.failed:
             return
-        self._feed(Failed(bookie))
+        self._feed(AddFailed(bookie))
         self._keep_away(bookie, error)
 
     # docs/protocol.md W2
     def give_up_on(self, bookie: BookieId, reason: str) -> None:
-        """Take a bookie for failed that answers no adds. Not while the ledger is being closed: another ensemble would
-        race with the end that is recorded."""
+        """Treat a bookie that answers no adds as failed. Do nothing while the ledger is being closed, because an
+        ensemble change would race with the recorded end."""
         if self._is_closing:
             return
-        self._unheard.add(bookie)
+        self._silent.add(bookie)
         self._bookie_failed(bookie, BookieError(f"{bookie}: {reason}"))
 
     def _keep_away(self, bookie: BookieId, why: object) -> None:
-        """Let a bookie that counts as failed take nobody's place for a while, look for one that takes its, and ask it
-        whether it is back."""
-        log.info("ledger=%d bookie=%s failed: %s", self.ledger, bookie, why)
+        """Quarantine a failed bookie, look for a replacement, and probe whether it is back."""
+        log.info("bookie failed ledger=%d bookie=%s reason=%s", self.ledger, bookie, why)
         self._ports.choice.failed(bookie)
         self.look_for_spares()
         if bookie not in self._probing:
@@ -334,22 +334,22 @@ class LedgerHandle:
                     self.ledger, lambda recorded: with_swaps(recorded, mine, first, swapped)
                 )
             except (LedgerFenced, LedgerClosed, NoSuchLedger) as error:
-                self._feed(Stop(error))
+                self._feed(StopWriting(error))
                 return
             except MetadataUnavailable:
                 if not is_unknown:
                     self._feed(ChangeFailed())
                     return
             except MetadataError:
-                is_unknown = True  # whether it is recorded must be known before anything is confirmed
+                is_unknown = True  # must be known before anything is confirmed
             else:
-                log.info("ledger=%d entry=%d replaced %s", self.ledger, first, swapped)
+                log.info("bookies replaced ledger=%d entry=%d replaced=%s", self.ledger, first, swapped)
                 self._feed(EnsembleChanged(metadata, frozenset(swapped)))
                 return
             await asyncio.sleep(UNKNOWN_RETRY_S)
 
     async def _probe(self, bookie: BookieId) -> None:
-        """Ask now and then whether a failed bookie of the ensemble is back."""
+        """Probe periodically whether a failed bookie of the ensemble is back."""
         delay_s = PROBE_MIN_S
         while not (self.is_halted or self._is_closing):
             await asyncio.sleep(delay_s)
@@ -360,7 +360,7 @@ class LedgerHandle:
                 if delay_s >= PROBE_MAX_S:
                     break  # back for good
                 continue
-            if bookie in self._unheard:
+            if bookie in self._silent:
                 delay_s = PROBE_MIN_S
                 continue
             if not self._ports.choice.is_readonly(bookie) and await self._answers(bookie):
@@ -368,7 +368,7 @@ class LedgerHandle:
                 if bookie not in self.writer.failed:
                     self._on_return(bookie)
         self._probing.discard(bookie)
-        self._unheard.discard(bookie)
+        self._silent.discard(bookie)
 
     async def _answers(self, bookie: BookieId) -> bool:
         try:

@@ -10,13 +10,14 @@ from kvstore.types import NO_ENTRY, NO_LEDGER, EntryId, LedgerId, Position, Seq
 from kvstore.wal.ports import ListedLedger
 
 BEGINNING = Position(NO_LEDGER, NO_ENTRY)
-"""Before every entry."""
+"""The position before every entry."""
 _FIRST = Seq(0)
 LEASE_MARGIN_MIN_S = 0.05
 LEASE_MARGIN = 0.1
-"""Share of the lease that two machines' clocks may drift apart while it runs, far more than they do."""
+"""Share of the lease that two machines' clocks may drift apart while the lease runs; far more than they do."""
 GROW_FROM, GROW_STEP, GROWTH_MAX = 1_000, 500, 64
-"""A list of more ledgers than the first gets twice as large ones with each further step, up to so many times."""
+"""A list with more ledgers than the first number doubles the size of new ledgers, once for each further step, up to the
+third number."""
 NEVER = 1 << 40
 
 
@@ -41,18 +42,17 @@ class LogEnd:
 
 @dataclass(frozen=True, slots=True)
 class LedgerList:
-    """Changed only by compare-and-set, and only by the leader."""
+    """A partition's list of ledgers. It is changed only by compare-and-set, and only by the leader."""
 
     epoch: int = 0
     ledgers: tuple[Listed, ...] = ()
     trimmed_seq: Seq = _FIRST
     """Sequences below this one were trimmed."""
     trimmed_end: LogEnd | None = None
-    """The last entry of all that was trimmed. A replica that has applied it has missed nothing (docs/protocol.md
-    G16)."""
+    """The last trimmed entry. A replica that has applied it has missed nothing (docs/protocol.md G16)."""
     closed_end: LogEnd | None = None
     """The last entry of all ledgers before the last two, which are CLOSED (docs/protocol.md G25). None if an older
-    build wrote the list."""
+    version wrote the list."""
 
     @property
     def infos(self) -> list[ListedLedger]:
@@ -63,8 +63,8 @@ class LedgerList:
 
     # docs/protocol.md G26
     def explains(self, position: Position) -> bool:
-        """Return True if the log has, or had before it was trimmed, an entry at `position`. In a ledger without entries
-        the position before its first one counts, too."""
+        """Return True if the log has, or had before it was trimmed, an entry at `position`. The position before the
+        first entry of a ledger without entries counts too."""
         if position == BEGINNING or self.names(position.ledger):
             return True
         if position.entry == NO_ENTRY:
@@ -86,8 +86,8 @@ class LedgerList:
 
     # docs/protocol.md G25
     def closed_before(self, after: Position) -> LedgerId | None:
-        """Return the first of the last two ledgers if no entry stands between `after` and that ledger, else None: a
-        reader at `after` continues there without the metadata of the ledgers before it."""
+        """Return the first of the last two ledgers if no entry is between `after` and that ledger, else None. A reader
+        at `after` continues there without the metadata of the earlier ledgers."""
         if self.closed_end is None or not self.ledgers:
             return None
         first = self.ledgers[-2:][0].id
@@ -95,14 +95,15 @@ class LedgerList:
         return first if is_past else None
 
     def with_exact(self, ledger: LedgerId, first_seq: Seq) -> LedgerList:
-        """The list with the true first sequence of a ledger whose predecessor is closed."""
+        """Return the list with the exact first sequence of a ledger whose predecessor is closed."""
         ledgers = tuple(
             replace(each, first_seq=first_seq, exact=True) if each.id == ledger else each for each in self.ledgers
         )
         return replace(self, ledgers=ledgers)
 
     def without_first(self, ends: Sequence[EntryId]) -> LedgerList:
-        """The list without its oldest ledgers, which end at `ends`; NO_ENTRY for one without entries."""
+        """Return the list without its oldest ledgers, whose last entries are `ends`; NO_ENTRY for a ledger without
+        entries."""
         assert 0 < len(ends) < len(self.ledgers), "the last ledger is never trimmed"
         kept = self.ledgers[len(ends) :]
         end = self.trimmed_end or LogEnd(*BEGINNING)
@@ -112,15 +113,18 @@ class LedgerList:
         return replace(self, ledgers=kept, trimmed_seq=kept[0].first_seq, trimmed_end=end)
 
     def trimmable(self, durable_seq: Seq, pinned: LedgerId | None) -> list[LedgerId]:
-        """The oldest ledgers that end before `durable_seq` and hold nothing that a pin holds (`pinned` and all after
-        it). Never the last two: the last is written, the one before may not be closed yet.
+        """Return the oldest ledgers that end before `durable_seq` and that no pin holds (a pin holds `pinned` and all
+        ledgers after it). The last two are never returned: the last is being written, and the one before may not be
+        closed yet.
 
         Control records have no sequence of their own. So a ledger whose last mutation is `durable_seq` stays: a replica
-        that has synced just that may stand before the ledger's end, and could not read on if it were gone."""
+        that has synced exactly that may be positioned before the ledger's end, and could not continue if the ledger
+        were gone.
+        """
         gone: list[LedgerId] = []
         before: list[LedgerId] = []
-        """Ledgers behind those, up to the next one of which is known where it begins: some leader may have had no time
-        to say so, or nothing to append."""
+        """Ledgers after those, up to the next one with a known first sequence. Some leader may have had no time to
+        record it, or nothing to append."""
         for this, following in zip(self.ledgers[:-2], self.ledgers[1:], strict=False):
             if pinned is not None and this.id >= pinned:
                 break
@@ -133,21 +137,22 @@ class LedgerList:
         return gone
 
     def droppable(self, count: int) -> int:
-        """How many of the first `count` ledgers can go: behind them it must be known where the log begins."""
+        """Return how many of the first `count` ledgers can be dropped. The first sequence of the next ledger must be
+        known."""
         while count and not self.ledgers[count].exact:
             count -= 1
         return count
 
     @property
     def growth(self) -> int:
-        """How many times larger and older than usual the next ledger gets before it is rolled (docs/protocol.md, G21):
-        whatever holds the log, its list does not grow in step with it."""
+        """How many times larger and older than usual the next ledger gets before it is rolled (docs/protocol.md, G21).
+        If something holds the log, the list grows more slowly than the log."""
         steps = -(-(len(self.ledgers) - GROW_FROM) // GROW_STEP)
         return min(1 << max(0, steps), GROWTH_MAX)
 
     def lease_wait_s(self) -> float:
-        """How long after the last fencing answer a former leader may still answer reads: the largest lease of the
-        ledgers that a new leader fences, and a margin for the drift of clocks; 0 if there is none. The listed leases
-        include the pauses that a clock does not see (docs/protocol.md, P17, P32)."""
+        """Return how many seconds after the last fencing answer a former leader may still answer reads: the largest
+        lease of the ledgers that a new leader fences, and a margin for clock drift; 0 if there is no lease. The listed
+        leases include pauses that a clock does not see (docs/protocol.md, P17, P32)."""
         lease_s = max((each.lease_ms for each in self.ledgers[-2:]), default=0) / 1000
         return lease_s + max(LEASE_MARGIN_MIN_S, LEASE_MARGIN * lease_s) if lease_s else 0.0

@@ -1,10 +1,11 @@
-"""A partition's list of ledgers ↔ the bytes of its node. Decides only (protocol G21; docs/reference/formats.md).
+"""Encodes and decodes a partition's list of ledgers. Decides only (docs/protocol.md, G21; docs/reference/formats.md).
 
-    up to 500 ledgers    {"format":1,"epoch":7,"ledgers":[{"id":…,"first_seq":…,"exact":…,"epoch":…,"lease_ms":…},…],…}
-    more                 {"format":2,"epoch":7,"packed":"<base64 of zlib>","count":20000,…}
+  up to 500 ledgers    {"format":1,"epoch":7,"ledgers":[{"id":…,"first_seq":…,"exact":…,"epoch":…,"lease_ms":…},…],…}
+  more                 {"format":2,"epoch":7,"packed":"<base64 of zlib>","count":20000,…}
+packed := zlib of id* first_seq* exact* epoch* lease_ms*    each a column of `count` little-endian i64
 
-packed := zlib of id* first_seq* exact* epoch* lease_ms*    each a column of `count` little-endian i64, all but exact as
-differences to the one before. Some seven bytes a ledger, where JSON takes 75.
+All columns but `exact` store differences to the previous value. A ledger takes about seven bytes, compared with 75 in
+JSON.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from kvstore.types import LedgerId, Seq
 from kvstore.wal.ledger_list import LedgerList, Listed, LogEnd
 
 PLAIN_MAX = 500
-"""Ledgers that are written one by one, as every build can read them."""
+"""Maximum number of ledgers in the plain format, which every version can read."""
 COUNT_MAX = 1 << 20
-"""More ledgers than any list has; a guard against nonsense."""
+"""Maximum number of ledgers in a list; more than any list has, as a guard against nonsense."""
 _COLUMNS = 5
 _WIDTH = 8
 _FIRST = Seq(0)
@@ -43,7 +44,7 @@ class _Packed:
 
 
 def encode(listed: LedgerList) -> bytes:
-    """The document of `listed`."""
+    """Return the document of `listed`."""
     ledgers = listed.ledgers
     if len(ledgers) <= PLAIN_MAX:
         return codec.encode(listed)
@@ -60,7 +61,7 @@ def encode(listed: LedgerList) -> bytes:
 
 
 def decode(data: bytes, *, what: str) -> LedgerList:
-    """The list in `data`. Raises UndecodableNode, which names `what`."""
+    """Return the list in `data`. Raises UndecodableNode, which names `what`."""
     if codec.format_of(data, what=what) == 1:
         return codec.decode(LedgerList, data, what=what)
     document = codec.decode(_Packed, data, what=what, format=2)
@@ -72,14 +73,14 @@ def _unpacked(document: _Packed, what: str) -> tuple[Listed, ...]:
     count = document.count
     size = count * _COLUMNS * _WIDTH
     if not 0 < count <= COUNT_MAX:
-        raise UndecodableNode(f"{what} says that it has {count} ledgers; want 1 to {COUNT_MAX}")
+        raise UndecodableNode(f"{what}: expected 1 to {COUNT_MAX} ledgers, got {count}")
     unpacker = zlib.decompressobj()
     try:
         raw = unpacker.decompress(document.packed, size + 1)
     except zlib.error as error:
-        raise UndecodableNode(f"{what} cannot be unpacked: {error}") from error
+        raise UndecodableNode(f"{what}: cannot be decompressed: {error}") from error
     if len(raw) != size or not unpacker.eof:
-        raise UndecodableNode(f"{what} unpacks to {len(raw)} bytes; want {size} for {count} ledgers")
+        raise UndecodableNode(f"{what}: expected {size} bytes for {count} ledgers, got {len(raw)}")
     numbers = array("q")
     numbers.frombytes(raw)
     if sys.byteorder == "big":

@@ -16,20 +16,21 @@ from kvstore.wal.ledger_list import LedgerList
 from kvstore.wal.list_codec import decode, encode
 
 LIST_BYTES_MAX = 512 << 10
-"""A list that would take more is not given another ledger: half of what ZooKeeper takes."""
+"""Maximum size of a list that gets another ledger: half of what ZooKeeper accepts."""
 CROWDED_BYTES = LIST_BYTES_MAX // 2
-"""A list that takes more is rolled no further, and taken over slowly: what is left is for takeovers."""
+"""Size above which a list is no longer rolled and takeovers are slowed down. The rest is reserved for takeovers."""
 UNKNOWN_RETRY_S = 0.2
 UNKNOWN_ATTEMPTS_MAX = 50
 
 
 class PerhapsListed(VersionConflict):
-    """Somebody else has written the list; what this caller wrote before, with an answer that was lost, may have been in
-    it (docs/protocol.md, G22)."""
+    """Somebody else has written the list, and it may have contained an earlier write of this caller whose answer was
+    lost (docs/protocol.md, G22)."""
 
 
 class LedgerLists:
-    """Calls raise MetadataUnavailable or MetadataUnknown besides what they name."""
+    """The ledger lists of all partitions. Calls raise MetadataUnavailable or MetadataUnknown besides the errors that
+    they name."""
 
     def __init__(self, store: MetadataStore, on_read: Callable[[LedgerList], None] = lambda _: None) -> None:
         """`on_read` is called with each list that is read."""
@@ -38,16 +39,17 @@ class LedgerLists:
         self._sizes: dict[PartitionId, int] = {}
 
     def size_of(self, partition: PartitionId) -> int:
-        """Bytes that the list takes in the metadata store once it is written again; 0 if it was never read here."""
+        """Return the bytes that the list will take in the metadata store when it is written again; 0 if it was never
+        read here."""
         return self._sizes.get(partition, 0)
 
     def is_crowded(self, partition: PartitionId) -> bool:
-        """It is so long that it must grow no faster than need be (docs/protocol.md, G21)."""
+        """Return True if the list is so long that it must grow no faster than necessary (docs/protocol.md, G21)."""
         return self.size_of(partition) > CROWDED_BYTES
 
     async def read(self, partition: PartitionId, *, latest: bool = False) -> tuple[LedgerList, int]:
-        """The list and its version; -1 for a partition that has none yet. `latest`: as of now, not as of this server's
-        last news."""
+        """Return the list and its version; version -1 if the partition has no list yet. `latest`: as of now, instead of
+        the last state known to the connected metadata server."""
         path = paths.partition_log(partition)
         if latest:
             await self._store.sync(paths.PARTITIONS)
@@ -57,19 +59,19 @@ class LedgerLists:
             return LedgerList(), -1
         listed = decode(data, what=path)
         self._on_read(listed)
-        # One that an older build has written out takes less once it is written again.
+        # A list that an older version wrote uncompressed gets smaller when it is written again.
         self._sizes[partition] = len(data) if len(data) <= CROWDED_BYTES else len(encode(listed))
         return listed, stat.version
 
     async def confirm(self, partition: PartitionId, version: int) -> None:
-        """Raise VersionConflict if the list has another version by now, as a majority of the store's servers has it."""
+        """Raise VersionConflict if a majority of the metadata servers has another version of the list."""
         await agreed_by_a_majority(self._store)
         if (await self.read(partition))[1] != version:
-            raise VersionConflict(f"partition {partition}: its list has changed meanwhile")
+            raise VersionConflict(f"partition {partition}: its list was changed meanwhile")
 
     async def make(self, partition: PartitionId) -> tuple[LedgerList, int]:
-        """The list and its version, created empty if there was none. Raises VersionConflict if it was removed right
-        then: no version would be written over whatever somebody else had made."""
+        """Return the list and its version, after creating an empty list if there is none. Raises VersionConflict if the
+        list was removed meanwhile: a write without a version would overwrite somebody else's list."""
         path = paths.partition_log(partition)
         listed, version = await self.read(partition, latest=True)
         if version >= 0:
@@ -79,7 +81,7 @@ class LedgerLists:
             await until_known(lambda: self._store.create(path, encode(listed)))
         listed, version = await self.read(partition)
         if version < 0:
-            raise VersionConflict(f"partition {partition}: its list was removed as soon as it was there")
+            raise VersionConflict(f"partition {partition}: its list was removed right after it was created")
         return listed, version
 
     # docs/protocol.md G12
@@ -92,18 +94,18 @@ class LedgerLists:
         created: LedgerId | None = None,
         give_up: Callable[[], bool] | None = None,
     ) -> int:
-        """Compare-and-set; returns the new version. With `created`, only if that ledger's metadata is still as it was
-        created.
+        """Compare-and-set the list, and return the new version. With `created`, write only if that ledger's metadata is
+        still as it was created.
 
-        Raises MetadataError if it has grown too long for one more ledger, VersionConflict if somebody else wrote,
-        NoSuchNode if the ledger was swept; PerhapsListed instead of these two after a write of unknown outcome. After
-        such a write the list is read again until it is known, whatever error comes meanwhile: our own document in it is
-        success. Raises MetadataUnknown if that takes too long.
+        Raises MetadataError if the list has grown too long for one more ledger, VersionConflict if somebody else wrote
+        the list, and NoSuchNode if the ledger was deleted as an orphan. After a write of unknown outcome, it raises
+        PerhapsListed instead of the last two. Then it also reads the list again, despite other errors, until the
+        outcome is known: our own document in it is success. Raises MetadataUnknown if that takes too long.
         """
         path, data = paths.partition_log(partition), encode(listed)
         if created is not None and len(data) > LIST_BYTES_MAX:
             raise MetadataError(
-                f"{path}: {len(listed.ledgers)} ledgers would take {len(data)} of {LIST_BYTES_MAX} bytes"
+                f"{path}: {len(listed.ledgers)} ledgers take {len(data)} bytes, expected at most {LIST_BYTES_MAX}"
             )
         change: list[Change] = [SetData(path, data, version)]
         if created is not None:
@@ -133,19 +135,20 @@ class LedgerLists:
                     raise PerhapsListed(path) from error
                 has_conflict = True  # perhaps with our own earlier write
                 continue
-            except MetadataError:  # a store that refuses now says nothing of what went before
+            except MetadataError:  # an error now proves nothing about the earlier write
                 if not is_unknown:
                     raise
             await asyncio.sleep(UNKNOWN_RETRY_S)
-        raise MetadataUnknown(f"{path}: whether version {version + 1} is ours could not be learnt")
+        raise MetadataUnknown(f"{path}: cannot find out whether this process wrote version {version + 1}")
 
 
 class ReadersLists(LedgerLists):
-    """The lists as those see them who only read: a partition that has left the ring has one as long as its log is
+    """The lists for read-only users. The list of a partition that has left the ring is available as long as its log is
     kept."""
 
     async def read(self, partition: PartitionId, *, latest: bool = False) -> tuple[LedgerList, int]:
-        """As the leaders' list; see LedgerLists. A kept one has version -1: nobody may change it."""
+        """Return the list and its version; see LedgerLists. A kept list has version -1, because nobody may change
+        it."""
         listed, version = await super().read(partition, latest=latest)
         if listed.ledgers:
             return listed, version

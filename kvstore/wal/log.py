@@ -1,11 +1,11 @@
-"""The door to all partitions' logs on this node."""
+"""Access to the logs of all partitions on this node."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
 from kvstore.env.ports import Env
-from kvstore.meta.layout import Identity
+from kvstore.meta.layout import ClusterIdentity
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.store import MetadataStore
 from kvstore.meta.underreplication import Underreplication
@@ -13,10 +13,10 @@ from kvstore.proto.digest import EntryDigest, master_key
 from kvstore.types import NO_ENTRY, BookieId, LedgerId, LedgerMetadata, PartitionId, Position, Seq
 from kvstore.wal.choice import BookieChoice
 from kvstore.wal.config import LogConfig
-from kvstore.wal.copies.pace import Pace
+from kvstore.wal.copies.pace import CopyPace
 from kvstore.wal.creator import LedgerCreator, PasswordOf, no_password
 from kvstore.wal.handle import LedgerPorts
-from kvstore.wal.leading.leader_log import OpenLog
+from kvstore.wal.leading.leader_log import OpenLeaderLog
 from kvstore.wal.leading.owners import Owners
 from kvstore.wal.lists import LedgerLists, ReadersLists
 from kvstore.wal.new_ids import NewLedgerIds
@@ -26,11 +26,12 @@ from kvstore.wal.tailing.tail import BATCH_BYTES_MAX, TailReader
 from kvstore.wal.takeover import LogTakeover, Others, nobody
 
 BYTES_PER_S = 16 << 20
-"""At which copies are made again, unless somebody says."""
+"""Default rate at which missing copies are made."""
 
 
 class PartitionLogs:
-    """Logs (kvstore.wal.ports). `is_release` tells a release record by its payload: this package parses none."""
+    """The logs of all partitions (Logs in kvstore.wal.ports). `is_release` recognizes a release record by its payload,
+    because this package parses no payloads."""
 
     def __init__(
         self,
@@ -42,29 +43,29 @@ class PartitionLogs:
         is_release: Callable[[bytes], bool],
         config: LogConfig | None = None,
         password_of: PasswordOf = no_password,
-        pace: Pace | None = None,
+        pace: CopyPace | None = None,
         on_marked: Callable[[], None] = lambda: None,
         instance_id: str | None = None,
     ) -> None:
-        """`pace` of the copies that leaders here make; `on_marked` is called when one has marked a ledger.
-        `instance_id`: of the cluster; unless told, of the one that is there when a log is opened first."""
+        """`pace`: limits the copies that leaders on this node make. `on_marked` is called when a leader has marked a
+        ledger. `instance_id`: of the cluster; if None, the id that is found when the first log is opened."""
         self._env = env
         self._store = store
         self._config = config or LogConfig()
         self._ledgers = LedgerStore(store)
         self._ports = LedgerPorts(env.clock, bookies, self._ledgers, choice, env.traces)
-        self._identity = Identity(store, instance_id)
+        self._identity = ClusterIdentity(store, instance_id)
         new_ids = NewLedgerIds(store, bookies, choice, self._identity, clock=env.clock, nursery=env.nursery)
         self._lists = LedgerLists(store, new_ids.saw_list)
         self._is_release = is_release
-        self._pace = pace or Pace(env.clock, BYTES_PER_S)
+        self._pace = pace or CopyPace(env.clock, BYTES_PER_S)
         self._owners = Owners()
         self._marks, self._on_marked = Underreplication(store), on_marked
         self._readers_lists = ReadersLists(store, new_ids.saw_list)
         self.seeker = Seeker(self._ports, self._readers_lists, env.nursery)
-        """Finds places in logs."""
+        """Finds positions in logs."""
         self._readers: dict[PartitionId, dict[TailReader, None]] = {}
-        """Told at once when this node itself has changed a log."""
+        """Open readers, which are notified at once when this node itself has changed a log."""
         self._creator = LedgerCreator(
             new_ids,
             self._ledgers,
@@ -83,8 +84,8 @@ class PartitionLogs:
         next_seq: Callable[[], Seq],
         applied: Callable[[], Position | None] = lambda: None,
         others: Others = nobody,
-    ) -> OpenLog:
-        """Take the log over; see Logs."""
+    ) -> OpenLeaderLog:
+        """Take over the log; see Logs."""
         await self._identity.check()
         nursery = self._env.nursery.child(f"{partition} log")
         takeover = LogTakeover(
@@ -102,7 +103,7 @@ class PartitionLogs:
             raise
         for reader in self._readers.get(partition, ()):
             reader.nudge()
-        return OpenLog(
+        return OpenLeaderLog(
             partition,
             opened,
             store=self._store,
@@ -123,12 +124,12 @@ class PartitionLogs:
             self._on_marked()
 
     async def prepare(self, partition: PartitionId) -> None:
-        """Make a ledger ahead; see Logs."""
+        """Create a ledger ahead; see Logs."""
         await self._creator.prepare(partition)
 
     def _greet(self, metadata: LedgerMetadata) -> None:
-        """Tell a new ledger's bookies that nothing is confirmed in it: so they ask the metadata store about it now, and
-        its first entry, for which clients wait, need not wait for that (docs/protocol.md B3)."""
+        """Tell a new ledger's bookies that nothing is confirmed in it. So they read the ledger's metadata now, and the
+        first entry, for which clients wait, need not wait for that (docs/protocol.md B3)."""
         digest = EntryDigest(metadata.digest, metadata.password)
         body, key = digest.lac_packet(metadata.ledger, NO_ENTRY), master_key(metadata.password)
         for bookie in metadata.fragments[0].ensemble:
@@ -137,7 +138,7 @@ class PartitionLogs:
     def reader(
         self, partition: PartitionId, after: Position | None, *, batch_bytes: int = BATCH_BYTES_MAX
     ) -> TailReader:
-        """Read on after `after`, or from the very first ledger; see Logs. A batch ends with the entry that reaches
+        """Read from `after` on, or from the very first ledger; see Logs. A batch ends with the entry that reaches
         `batch_bytes`."""
         readers = self._readers.setdefault(partition, {})
         reader = TailReader(
@@ -154,6 +155,6 @@ class PartitionLogs:
         return reader
 
     async def ledgers(self, partition: PartitionId) -> tuple[Sequence[ListedLedger], Seq]:
-        """The present list, and the sequence below which the log was trimmed."""
+        """Return the present list, and the sequence below which the log was trimmed."""
         listed, _ = await self._lists.read(partition)
         return listed.infos, listed.trimmed_seq

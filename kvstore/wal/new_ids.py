@@ -1,8 +1,8 @@
-"""Gives ids to new ledgers, each of which no ledger of the cluster has had (docs/protocol.md, G27).
+"""Gives new ledgers ids that no ledger of the cluster has had (docs/protocol.md, G27).
 
-The metadata store counts ids. A store that was restored from an older copy of itself counts some of them again. So the
-creator first learns the highest id that anybody has seen, and takes its own id after that: a store that only goes on
-has given the seen id before, and so gives a higher one now.
+The metadata store counts ids. A metadata store that was restored from an older copy counts some of them again. So the
+creator first learns the highest id that anybody has seen, and takes its own id after that. A metadata store that was
+never set back has given the seen id before, and so gives a higher one now.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple
 from kvstore.env.ports import Clock, Nursery
 from kvstore.errors import BookieError, MetadataLost, NotEnoughBookies
 from kvstore.meta import paths
-from kvstore.meta.layout import Identity
+from kvstore.meta.layout import ClusterIdentity
 from kvstore.meta.ledger_ids import RANGE_BITS, LedgerIdGenerator
 from kvstore.meta.store import MetadataStore
 from kvstore.types import NO_LEDGER, BookieId, LedgerId
@@ -27,12 +27,12 @@ from kvstore.wal.ports import BookieClient
 log = logging.getLogger(__name__)
 
 ANSWERS_S = 0.25
-"""Longest wait for all bookies once an ack quorum of the new ensemble has answered. A takeover that waits for a lease
+"""Longest wait for all bookies after an ack quorum of the new ensemble has answered. A takeover that waits for a lease
 waits longer than this anyway, and both waits run at the same time."""
 
 
-class Seen(NamedTuple):
-    """The highest id that was seen, and where."""
+class SeenLedger(NamedTuple):
+    """The highest ledger id that was seen, and where."""
 
     ledger: LedgerId
     where: str
@@ -47,7 +47,7 @@ class NewLedgerIds:
         store: MetadataStore,
         bookies: BookieClient,
         choice: BookieChoice,
-        identity: Identity,
+        identity: ClusterIdentity,
         *,
         clock: Clock,
         nursery: Nursery,
@@ -59,35 +59,35 @@ class NewLedgerIds:
         self._identity = identity
         self._clock = clock
         self._nursery = nursery
-        self.seen = Seen(NO_LEDGER, "nobody")
+        self.seen = SeenLedger(NO_LEDGER, "nobody")
 
     def saw(self, ledger: LedgerId, where: str) -> None:
-        """Note that a ledger of the cluster has this id."""
+        """Record that a ledger of the cluster has this id."""
         if ledger > self.seen.ledger:
-            self.seen = Seen(ledger, where)
+            self.seen = SeenLedger(ledger, where)
 
     def saw_list(self, listed: LedgerList) -> None:
-        """Note the ids in a partition's list."""
+        """Record the ids in a partition's list."""
         if listed.ledgers:
             self.saw(listed.ledgers[-1].id, "the list of a partition")
 
     async def next_id(self, after: LedgerId, ensemble: Collection[BookieId], ack: int) -> LedgerId:
-        """Return an id above `after` and above all that this process and the bookies have seen.
+        """Return an id above `after` and above all ids that this process and the bookies have seen.
 
         Raises NotEnoughBookies if fewer than `ack` bookies of the ensemble answer, MetadataLost if the metadata store
-        gives a lower id or is marked, MetadataError.
+        gives a lower id or is marked as an older copy, and MetadataError.
         """
         self.saw(after, "the list of the partition")
-        await self._identity.check()  # once proven, an older copy gives no ids to anybody
+        await self._identity.check()  # once proven, an older copy gives nobody an id
         await self._ask(ensemble, ack)
-        seen = self.seen  # what is seen from here on may have a later id than this one
+        seen = self.seen  # an id that is seen later may be higher than the new one
         ledger = await self._ids.next_id(seen.ledger)
         if ledger >> RANGE_BITS < seen.ledger >> RANGE_BITS:
-            await self._store.sync(paths.LEDGERS)  # a server that lags may not know yet in which range ids are counted
+            await self._store.sync(paths.LEDGERS)  # a lagging server may not know yet in which range ids are counted
             ledger = await LedgerIdGenerator(self._store).next_id(seen.ledger)
         if ledger <= seen.ledger:
-            why = f"it gave ledger id {ledger}, and {seen.where} has ledger {seen.ledger}"
-            log.error("the metadata store is an older copy of itself: %s", why)
+            why = f"it gave ledger id {ledger}, but {seen.where} has ledger {seen.ledger}"
+            log.error("the metadata store is an older copy of itself reason=%s", why)
             await self._identity.mark_older(why)
             raise MetadataLost(
                 f"the metadata store is an older copy of itself: {why}; restore a later copy ("
@@ -96,7 +96,7 @@ class NewLedgerIds:
         return ledger
 
     async def _ask(self, ensemble: Collection[BookieId], ack: int) -> None:
-        """Ask all registered bookies what they have seen, and wait for those that answer soon."""
+        """Ask all registered bookies for the highest id that they have seen, and wait for those that answer soon."""
         answered: set[BookieId] = set()
         asked = sorted(self._choice.registered.union(ensemble))
         left, news = len(asked), asyncio.Event()
@@ -107,7 +107,7 @@ class NewLedgerIds:
                 self.saw(await self._bookies.newest_ledger(bookie), f"bookie {bookie}")
                 answered.add(bookie)
             except BookieError as error:
-                log.info("bookie=%s did not say which ledgers it has seen: %s", bookie, error)
+                log.info("bookie did not report its newest ledger bookie=%s error=%s", bookie, error)
             finally:
                 left -= 1
                 news.set()
@@ -127,4 +127,4 @@ class NewLedgerIds:
         if len(ensemble) - len(silent) < ack:
             for each in silent:
                 self._choice.failed(each)
-            raise NotEnoughBookies(f"want answers of {ack} bookies of a new ledger, none from {sorted(silent)}")
+            raise NotEnoughBookies(f"expected answers of {ack} bookies of a new ledger, got none from {sorted(silent)}")

@@ -1,8 +1,9 @@
-"""Takes a ledger over from a writer that may still be alive: drives a Recovery, and a LedgerWriter for the write-back.
+"""Takes over a ledger from a writer that may still be alive. It drives a Recovery, and a LedgerWriter for the
+write-back.
 
-Two steps, so that a partition's new leader can wait out the old one's lease between them: `take_over` fences, finds the
-end and writes the tail back; `close` records the end. Either may crash anywhere and be begun again, by anybody
-(docs/protocol.md R1-R7).
+There are two steps, so that a partition's new leader can wait for the end of the old leader's lease between them.
+`take_over` fences the ledger, finds its end and writes the tail back; `close` records the end. Either step may crash
+anywhere and be repeated by anybody (docs/protocol.md R1-R7).
 """
 
 from __future__ import annotations
@@ -24,8 +25,19 @@ from kvstore.wal.ensembles import in_recovery
 from kvstore.wal.entry_reader import EntryReader
 from kvstore.wal.handle import LedgerPorts
 from kvstore.wal.read_ahead import ENTRIES_MAX, ReadAhead
-from kvstore.wal.recovery import READ_AHEAD, AskEntry, AskLast, EntryAnswer, Found, LastAnswer, Phase, Recovery, Unknown
+from kvstore.wal.recovery import (
+    READ_AHEAD,
+    AskEntry,
+    AskLast,
+    EntryAnswer,
+    LastAnswer,
+    Phase,
+    Recovery,
+    TailEntry,
+    Unknown,
+)
 from kvstore.wal.writer import (
+    AddStored,
     Append,
     Confirm,
     EnsembleChanged,
@@ -34,16 +46,15 @@ from kvstore.wal.writer import (
     ReplaceBookies,
     Spares,
     Store,
-    Stored,
 )
 
 log = logging.getLogger(__name__)
 
 TAKE_OVER_TIMEOUT_S = 15.0
 AHEAD_BYTES = 256 << 10
-"""What each bookie is asked for at once where a ledger's end is far from what is known of it."""
+"""Bytes requested from each bookie at once if the ledger's end is far from what is known of it."""
 STRAGGLERS_S = 0.2
-"""The write-back waits so long for more than an ack quorum; what then lacks a copy gets it by repair."""
+"""Seconds that the write-back waits for more than an ack quorum. Repair makes copies that are missing then."""
 
 
 class LedgerTakeover:
@@ -52,10 +63,10 @@ class LedgerTakeover:
     def __init__(self, ledger: LedgerId, ports: LedgerPorts, nursery: Nursery) -> None:
         self.ledger = ledger
         self.fenced_at = 0.0
-        """Boot-time clock at the answer that completed the fence: from then on no former writer gets an entry confirmed
-        that it sends later."""
+        """Boot-time clock at the answer that completed the fence. Entries that a former writer sends later are never
+        confirmed."""
         self.last = NO_ENTRY
-        """The ledger's last entry, once taken over; once closed, the one that is recorded."""
+        """The ledger's last entry after take_over; after close, the recorded last entry."""
         self._ports = ports
         self._nursery = nursery
         self._metadata: LedgerMetadata | None = None
@@ -64,8 +75,8 @@ class LedgerTakeover:
         self._last_packet: Packet | None = None
 
     async def take_over(self) -> None:
-        """Fence, find the end, write the tail back. Raises NotRecoverable, NoSuchLedger, MetadataError; the ledger then
-        stays in recovery for the next attempt."""
+        """Fence the ledger, find its end, and write the tail back. Raises NotRecoverable, NoSuchLedger, MetadataError;
+        the ledger then stays in recovery for the next attempt."""
         recorded, _ = await self._ports.ledgers.update(self.ledger, in_recovery)
         self._metadata = self._snapshot = recorded
         if recorded.state is LedgerState.CLOSED:
@@ -77,7 +88,7 @@ class LedgerTakeover:
             async with asyncio.timeout(TAKE_OVER_TIMEOUT_S):
                 await run.finished()
         except TimeoutError:
-            raise NotRecoverable(f"ledger {self.ledger}: not within {TAKE_OVER_TIMEOUT_S} s") from None
+            raise NotRecoverable(f"ledger {self.ledger}: recovery took longer than {TAKE_OVER_TIMEOUT_S} s") from None
         finally:
             await run.close()
         assert run.end is not None
@@ -85,10 +96,10 @@ class LedgerTakeover:
         self._last_packet = run.last_packet
         if self.last != NO_ENTRY:
             self._length = (await self._read_last()).length
-        log.info("ledger=%d recovered to entry=%d, %d written back", self.ledger, self.last, run.written_back)
+        log.info("ledger recovered ledger=%d last_entry=%d written_back=%d", self.ledger, self.last, run.written_back)
 
     async def last_payload(self) -> bytes:
-        """The payload of the last entry. Raises NotRecoverable if it cannot be read just now."""
+        """Return the payload of the last entry. Raises NotRecoverable if it cannot be read now."""
         return (await self._read_last()).payload
 
     async def _read_last(self) -> Packet:
@@ -104,19 +115,19 @@ class LedgerTakeover:
 
     # docs/protocol.md R6, L9
     async def close(self) -> LedgerMetadata:
-        """Record the end; if another recovery has, its end holds, and `last` becomes that. Raises VersionConflict if
-        the ledger has changed otherwise since, MetadataError, NoSuchLedger."""
+        """Record the end. If another recovery has recorded its end, that end counts, and `last` is set to it. Raises
+        VersionConflict if the ledger was changed otherwise, MetadataError, NoSuchLedger."""
         assert self._metadata is not None, "take_over comes first"
         if self._metadata.state is LedgerState.CLOSED:
-            return self._metadata  # found so, and that never changes
+            return self._metadata  # a closed ledger never changes
         recorded, _ = await self._ports.ledgers.update(self.ledger, self._closed)
         if recorded.last_entry != self.last:
-            log.info("ledger=%d another recovery closed it at entry=%d", self.ledger, recorded.last_entry)
+            log.info("another recovery closed the ledger ledger=%d last_entry=%d", self.ledger, recorded.last_entry)
         self._metadata, self.last, self._length = recorded, recorded.last_entry, recorded.length
         return recorded
 
     async def is_closed_elsewhere(self) -> bool:
-        """Whether another recovery has closed the ledger since, at another end than was found here."""
+        """Return True if another recovery has closed the ledger at an end other than the one found here."""
         recorded, _ = await self._ports.ledgers.read_latest(self.ledger)
         return recorded.state is LedgerState.CLOSED and recorded.last_entry != self.last
 
@@ -126,7 +137,7 @@ class LedgerTakeover:
         assert self._metadata is not None
         assert self._snapshot is not None
         if recorded.state is not LedgerState.IN_RECOVERY or recorded.fragments != self._snapshot.fragments:
-            raise VersionConflict(f"ledger {self.ledger} has changed while it was recovered")
+            raise VersionConflict(f"ledger {self.ledger} was changed during its recovery")
         return self._metadata.closed(self.last, self._length)
 
 
@@ -136,7 +147,7 @@ class _Run:
     def __init__(self, recorded: LedgerMetadata, ports: LedgerPorts, nursery: Nursery) -> None:
         self.end: EntryId | None = None
         self.metadata = recorded
-        """With the ensemble changes of the write-back, which nobody sees before the ledger is closed."""
+        """Includes the ensemble changes of the write-back, which nobody sees before the ledger is closed."""
         self.fenced_at = 0.0
         self.last_packet: Packet | None = None
         self.written_back = 0
@@ -154,7 +165,7 @@ class _Run:
         self._grace: asyncio.TimerHandle | None = None
 
     async def finished(self) -> None:
-        """Raises NotRecoverable."""
+        """Run to the end. Raises NotRecoverable."""
         for command in self._recovery.start():
             self._perform_read(command)
         await self._done
@@ -184,9 +195,9 @@ class _Run:
             case AskEntry(entry, bookies):
                 for bookie in bookies:
                     self._nursery.spawn(self._ask(bookie, entry), name=f"read {entry} at {bookie}")
-            case Found(packet):
+            case TailEntry(packet):
                 self._write_back(packet)
-            case recovery.Ended(last, _):
+            case recovery.EndFound(last, _):
                 self.end = last
                 self._finish_if_written()
             case recovery.Undecided(reason):
@@ -204,15 +215,15 @@ class _Run:
                 bookie, self.metadata.ledger, wanted, fence_key=self._key, priority=RECOVERY_PRIORITY
             )
         except BookieError as error:
-            log.info("ledger=%d bookie=%s gave no definite answer: %s", self.metadata.ledger, bookie, error)
+            log.info("no definite answer from bookie ledger=%d bookie=%s error=%s", self.metadata.ledger, bookie, error)
             self._tell(Unknown(bookie, entry))
             return
         self._tell(LastAnswer(bookie, answer.packet) if entry is None else EntryAnswer(bookie, entry, answer.packet))
 
     # docs/protocol.md T12
     def _read_ahead(self, bookie: BookieId) -> ReadAhead[bytes]:
-        """Entries that the bookie gives many at once. The first ones are asked for alone: most recoveries end there,
-        and by what a bookie says that it lacks, which no batch says."""
+        """Return a read-ahead of entries that the bookie gives in batches. The first entries are read alone: most
+        recoveries end there, with entries that a bookie says it lacks, which no batch tells."""
 
         def following(entry: EntryId) -> list[EntryId]:
             if self._recovery.found < READ_AHEAD:
@@ -288,18 +299,18 @@ class _Run:
         if self._done.done():
             return
         if error is None:
-            self._feed(Stored(entry, bookie))
+            self._feed(AddStored(entry, bookie))
         elif isinstance(error, LedgerFenced):  # docs/protocol.md B36
             self._fail(NotRecoverable(f"ledger {self.metadata.ledger} entry {entry}: {bookie} has another payload"))
         else:
             self._ports.choice.failed(bookie)
-            # Together with the failure: after each feed somebody looks whether the write-back has come to its end.
+            # Queue the spares with the failure, because each feed ends with a check whether the write-back is finished.
             self._events.append(Spares(self._ports.choice.spares()))
-            self._feed(writer.Failed(bookie))
+            self._feed(writer.AddFailed(bookie))
 
     def _replace(self) -> None:
-        """In memory: the closing compare-and-set publishes it, so that no other recovery sees the emptier ensemble
-        before."""
+        """Change the ensemble in memory. The closing compare-and-set publishes it, so that no other recovery sees the
+        emptier ensemble before."""
         assert self._writer is not None
         ensemble, write = self._writer.metadata.fragments[-1].ensemble, self._writer.metadata.quorum.write
         swapped = self._ports.choice.swaps(ensemble, self._writer.failed, write=write)
@@ -315,7 +326,7 @@ class _Run:
             return
         unsafe = self._writer.unconfirmed if self._writer is not None else 0
         if unsafe and not self._adds_outstanding and not self._is_feeding:
-            self._fail(NotRecoverable(f"ledger {self.metadata.ledger}: too few bookies take its last entries"))
+            self._fail(NotRecoverable(f"ledger {self.metadata.ledger}: too few bookies store its last entries"))
         elif self.end is None or unsafe:
             return
         elif not self._adds_outstanding:

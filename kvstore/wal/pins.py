@@ -1,7 +1,7 @@
-"""Pins hold a partition's ledgers against trimming, from one ledger on (docs/protocol.md G14).
+"""Pins, which hold a partition's ledgers against trimming, from one ledger on (docs/protocol.md G14).
 
-A pinner creates its pin, then reads the list, and fails if its ledger is not there. The trimmer changes the list, then
-reads the pins, then deletes what no pin holds. So one of the two always sees the other.
+A client creates its pin, then reads the list, and fails if its ledger is not in the list. The trimmer changes the list,
+then reads the pins, then deletes the ledgers that no pin holds. So one of the two always sees the other.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from kvstore.wal.lists import LedgerLists
 log = logging.getLogger(__name__)
 
 FEED_PIN = "feed-"
-"""How the names of pins begin that hold logs for readers of feeds."""
+"""Prefix of the names of pins that hold logs for readers of feeds."""
 EVERYTHING = LedgerId(0)
-"""From here on a pin holds all that there is, and all that comes."""
+"""A pin from this ledger on holds everything that exists and that will be written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +33,21 @@ class Pin:
     ledger: LedgerId
     """This ledger and all after it are held."""
     deadline_ms: int = 0
-    """Wall clock after which the pin counts no more; 0: it is ephemeral and counts while it is there."""
+    """Wall-clock time after which the pin no longer counts; 0: the pin is ephemeral, and counts as long as it exists.
+    """
 
 
 class Pins:
-    """Calls raise MetadataUnavailable or MetadataUnknown besides what they name."""
+    """The pins of all partitions. Calls raise MetadataUnavailable or MetadataUnknown besides the errors that they
+    name."""
 
     def __init__(self, store: MetadataStore, lists: LedgerLists) -> None:
         self._store = store
         self._lists = lists
 
     async def hold(self, partition: PartitionId, name: str, ledger: LedgerId, *, deadline_ms: int = 0) -> None:
-        """Hold `ledger` and what follows, until the deadline or, without one, the end of this session. Raises
-        NoSuchLedger if the list does not name it any more, NodeExists if the pin is there."""
+        """Hold `ledger` and all after it until the deadline or, without one, until the end of this session. Raises
+        NoSuchLedger if the list no longer names the ledger, NodeExists if the pin exists."""
         path = paths.partition_pin(partition, name)
         await ensure_path(self._store, paths.parent(path))
         pin = Pin(ledger, deadline_ms)
@@ -59,17 +61,16 @@ class Pins:
             raise NoSuchLedger(f"partition {partition}: ledger {ledger} was trimmed")
 
     async def hold_until(self, partition: PartitionId, name: str, ledger: LedgerId, deadline_ms: int) -> None:
-        """Hold `ledger` and what follows until the deadline. A pin of that name goes on, and holds what it held. Raises
-        NoSuchLedger."""
+        """Hold `ledger` and all after it until the deadline. An existing pin of that name is extended, and holds what
+        it held. Raises NoSuchLedger."""
         if not await self.extend(partition, name, deadline_ms):
             try:
                 await self.hold(partition, name, ledger, deadline_ms=deadline_ms)
-            except NodeExists:  # after a broken connection: our own, or that of another attempt
+            except NodeExists:  # after a broken connection: our own pin, or that of another attempt
                 await self.extend(partition, name, deadline_ms)
 
     async def hold_on(self, partition: PartitionId, name: str, deadline_ms: int, ledger: LedgerId = EVERYTHING) -> None:
-        """Hold what another pin holds, or all that there is of a log, also before it begins. No error if the pin is
-        there."""
+        """Hold what another pin holds, or the whole log, even before the log begins. An existing pin is no error."""
         path = paths.partition_pin(partition, name)
         await ensure_path(self._store, paths.parent(path))
         with suppress(NodeExists):
@@ -77,15 +78,15 @@ class Pins:
 
     # docs/protocol.md K3
     async def _make(self, path: str, pin: Pin) -> None:
-        """Make a pin that the trimmer may remove. It changes the directory's version: its own is that of a former one
-        of the same name. Raises NodeExists."""
+        """Create a pin that the trimmer may remove. This changes the directory's version, because the version of the
+        new node may equal that of an earlier pin with the same name. Raises NodeExists."""
         await self._store.multi([Create(path, codec.encode(pin)), SetData(paths.parent(path), b"", -1)])
 
     async def hold_as_others(
         self, joined: Iterable[PartitionId], others: Iterable[PartitionId], prefix: str, now_ms: int
     ) -> None:
-        """Hold the whole logs of partitions that have only just joined, under each name with that prefix that holds the
-        log of another, and as long."""
+        """Hold the whole logs of partitions that have just joined. For each pin with that prefix on another partition,
+        create a pin with the same name and deadline."""
         found: dict[str, int] = {}
         for other in others:
             found |= {name: pin.deadline_ms for name, pin in await self.all(other, prefix)}
@@ -95,7 +96,7 @@ class Pins:
                     await self.hold_on(partition, name, deadline_ms)
 
     async def extend(self, partition: PartitionId, name: str, deadline_ms: int) -> bool:
-        """Move a pin's deadline. False if there is no such pin, or it has none."""
+        """Move a pin's deadline. Return False if the pin does not exist or has no deadline."""
         path = paths.partition_pin(partition, name)
 
         async def read() -> tuple[Pin, int]:
@@ -115,8 +116,8 @@ class Pins:
         return pin.deadline_ms > 0
 
     async def all(self, partition: PartitionId, prefix: str = "") -> list[tuple[str, Pin]]:
-        """Every pin that is there whose name begins so, by name, those past their deadline too. One that cannot be read
-        is shown as it counts: it holds everything."""
+        """Return every existing pin whose name begins with `prefix`, by name, including expired ones. An unreadable pin
+        is returned as it counts: as one that holds everything."""
         directory = paths.partition_pins(partition)
         found = []
         with suppress(NoSuchNode):
@@ -130,7 +131,8 @@ class Pins:
         return found
 
     async def deadline(self, partition: PartitionId, name: str) -> int:
-        """Of a pin, as far as this server has heard; 0 if it is gone, or has none."""
+        """Return a pin's deadline as far as the connected metadata server knows; 0 if the pin does not exist or has
+        none."""
         path = paths.partition_pin(partition, name)
         try:
             data, _ = await self._store.get(path)
@@ -139,7 +141,7 @@ class Pins:
         return _pin_of(data, path).deadline_ms
 
     async def names(self, partition: PartitionId) -> set[str]:
-        """Of the pins that are there, none missing that was there before the call."""
+        """Return the names of existing pins, including every pin that existed before the call."""
         directory = paths.partition_pins(partition)
         await self._store.sync(directory)
         try:
@@ -148,7 +150,7 @@ class Pins:
             return set()
 
     async def release(self, partition: PartitionId, name: str) -> None:
-        """Hold nothing any more; no error if the pin is gone."""
+        """Release the pin. A pin that does not exist is no error."""
         await until_known(lambda: self._release(paths.partition_pin(partition, name)))
 
     async def _release(self, path: str) -> None:
@@ -158,8 +160,8 @@ class Pins:
             return
 
     async def oldest(self, partition: PartitionId, now_ms: int) -> LedgerId | None:
-        """The first ledger that any pin holds. Pins past their deadline are removed. One that cannot be read, of a
-        later version perhaps, holds every ledger."""
+        """Return the first ledger that any pin holds. Expired pins are removed. An unreadable pin, perhaps of a later
+        version, holds every ledger."""
         directory = paths.partition_pins(partition)
         await self._store.sync(directory)
         try:
@@ -181,7 +183,8 @@ class Pins:
 
     # docs/protocol.md K3
     async def _is_removed(self, path: str, now_ms: int) -> bool:
-        """Remove a pin that is still past its deadline, if none is made meanwhile. False: perhaps it holds on."""
+        """Remove a pin if it is still expired and no pin is created meanwhile. Return False if the pin may still
+        hold."""
         directory = paths.parent(path)
         try:
             _, made = await self._store.get(directory)
@@ -197,9 +200,9 @@ class Pins:
 
 
 def _pin_of(data: bytes, path: str) -> Pin:
-    """One that cannot be read, of a later version perhaps, counts as one that holds every ledger."""
+    """Return the pin; an unreadable one, perhaps of a later version, as a pin that holds every ledger."""
     try:
         return codec.decode(Pin, data, what=path)
     except Corrupted as error:
-        log.error("%s: nothing of that log is trimmed while it is there", error)
+        log.error("unreadable pin, its log is not trimmed while it exists error=%s", error)
         return Pin(EVERYTHING)

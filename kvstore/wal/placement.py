@@ -1,15 +1,16 @@
-"""Chooses the bookies of an ensemble. Decides only; luck comes in as a seeded Random (docs/protocol.md, W10).
+"""Chooses the bookies of an ensemble. Decides only; randomness is passed in as a seeded Random (docs/protocol.md, W10).
 
-The writer's own bookie is always taken: an add to it is a plain call, so one of three copies costs no frame, and losing
-that machine loses the leader and one copy at once, which is what a quorum is for. The others are spread over zones,
-then drawn.
+The writer's own bookie is always chosen: an add to it is a plain call, so one of three copies costs no frame. The loss
+of that machine loses the leader and one copy at once, which is what a quorum is for. The others are spread over zones
+and then drawn.
 
-A *clash* is a pair of places of an ensemble that hold copies of the same entry and stand in the same zone. Where an
-ensemble is as wide as its write quorum, each two places do; where it is wider, those less than a write quorum apart. A
-bookie without a zone clashes with nobody: nothing is known of it.
+A *clash* is a pair of places of an ensemble that hold copies of the same entry and are in the same zone. In an ensemble
+as wide as its write quorum, any two places hold a common entry. In a wider one, two places do if they are less than a
+write quorum apart. A bookie without a zone clashes with nobody, because its place is unknown.
 
-A machine that has lost its disk is registered twice until its former session ends. Both are one machine, and at most
-one of them answers: no ensemble is given both. A place is better left with who has failed, and may come back.
+A machine that has lost its disk is registered twice until its former session ends. Both registrations are one machine,
+and at most one of them answers, so no ensemble gets both. It is better to leave a place with a failed bookie, which may
+come back.
 """
 
 from __future__ import annotations
@@ -26,30 +27,30 @@ if TYPE_CHECKING:
     from random import Random
 
 Zones = Mapping[BookieId, str]
-"""Where each bookie stands; "" or absent: nowhere in particular."""
+"""The zone of each bookie; "" or missing: unknown."""
 
 
 _INCARNATION = re.compile(r"(.+)-[0-9a-f]{12}")
 
 
-class Move(NamedTuple):
-    """One bookie takes another's place."""
+class BookieSwap(NamedTuple):
+    """The replacement of one bookie by another."""
 
     leaving: BookieId
     newcomer: BookieId
 
 
 def machine_of(bookie: BookieId) -> str:
-    """Where its disk is or was: the name that one of our bookies keeps when it has lost that (docs/protocol.md, L13).
-    Of another's, which has no incarnation, the id."""
+    """Return the machine of a bookie: the name that one of our bookies keeps when it has lost its disk
+    (docs/protocol.md, L13). For other bookies, which have no incarnation, the id."""
     match = _INCARNATION.fullmatch(bookie)
     return match.group(1) if match else bookie
 
 
 def quorum_for(writable: int, default: Quorum) -> Quorum:
-    """The default, made smaller to fit; never below its ack quorum. Raises NotEnoughBookies."""
+    """Return the default quorum, made smaller to fit, but never below its ack quorum. Raises NotEnoughBookies."""
     if writable < default.ack:
-        raise NotEnoughBookies(f"{writable} bookies are writable, an acknowledged write needs {default.ack}")
+        raise NotEnoughBookies(f"expected at least {default.ack} writable bookies for an ack quorum, got {writable}")
     size = min(default.ensemble, writable)
     return Quorum(size, min(default.write, size), default.ack)
 
@@ -63,9 +64,9 @@ def choose(
     own: BookieId | None = None,
     avoid: Collection[BookieId] = (),
 ) -> tuple[BookieId, ...]:
-    """Up to `count` bookies of `zones`: the own one first, then from the zones least used so far; those to avoid are
-    taken last, and of each machine one. Ordered so that write sets of `write` bookies (all, unless told) clash least.
-    """
+    """Choose up to `count` bookies of `zones`: the own one first, then bookies of the least used zones. Bookies to
+    avoid come last, and each machine is chosen at most once. The order minimizes clashes in write sets of `write`
+    bookies (default: all)."""
     left = sorted(zones)
     luck.shuffle(left)
     chosen: list[BookieId] = []
@@ -87,8 +88,8 @@ def swaps(
     *,
     write: int | None = None,
 ) -> dict[BookieId, BookieId]:
-    """For as many failed bookies as there are spare ones (in `zones`, not in `ensemble`): who takes whose place. Who
-    clashes least, the own one among equals; nobody of a machine that has another place."""
+    """Choose replacements for as many failed bookies as there are spares (in `zones`, not in `ensemble`). Prefer the
+    spare that clashes least, then the own bookie; never choose a machine that has another place."""
     spares = sorted(bookie for bookie in zones if bookie not in ensemble)
     luck.shuffle(spares)
     width = len(ensemble) if write is None else write
@@ -114,7 +115,7 @@ def swaps(
 
 
 def clashes(ensemble: Sequence[BookieId | None], write: int, zones: Zones) -> int:
-    """How many clashes an ensemble has, each write set being `write` places in a row."""
+    """Count the clashes of an ensemble in which each write set is `write` consecutive places."""
     found = sum(_clashes_at(place, bookie, ensemble, write, zones) for place, bookie in enumerate(ensemble) if bookie)
     return found // 2
 
@@ -126,28 +127,29 @@ def better_place(
     spares: Collection[BookieId],
     luck: Random,
     own: BookieId | None = None,
-) -> Move | None:
-    """The move of one place to a spare bookie that takes most clashes away; None if none takes any. The own bookie
-    stays where another can go."""
+) -> BookieSwap | None:
+    """Return the replacement of one bookie by a spare that removes most clashes, or None if none removes any. The own
+    bookie stays if another one can leave."""
     if not clashes(ensemble, write, zones):
         return None
     machines = {machine_of(bookie) for bookie in ensemble}
     free = sorted(bookie for bookie in spares if zones.get(bookie) and machine_of(bookie) not in machines)
     luck.shuffle(free)
-    best: tuple[tuple[int, bool], Move] | None = None
+    best: tuple[tuple[int, bool], BookieSwap] | None = None
     for place, leaving in enumerate(ensemble):
         now = _clashes_at(place, leaving, ensemble, write, zones)
         for newcomer in free if now else ():
             rank = _clashes_at(place, newcomer, ensemble, write, zones) - now, leaving == own
             if rank[0] < 0 and (best is None or rank < best[0]):
-                best = rank, Move(leaving, newcomer)
+                best = rank, BookieSwap(leaving, newcomer)
     return best[1] if best else None
 
 
 def spread_out(
     metadata: LedgerMetadata, zones: Zones, spares: Collection[BookieId], luck: Random, own: BookieId | None = None
 ) -> LedgerMetadata | None:
-    """`metadata` with places given to spare bookies for as long as that takes clashes away; None if none does."""
+    """Return `metadata` with places given to spare bookies as long as that removes clashes, or None if it removes
+    none."""
     fragments = tuple(
         Fragment(each.first, _spread_out(each.ensemble, metadata.quorum.write, zones, spares, luck, own))
         for each in metadata.fragments
@@ -158,8 +160,8 @@ def spread_out(
 def replaced(
     metadata: LedgerMetadata, lost: Collection[BookieId], zones: Zones, spares: Collection[BookieId], luck: Random
 ) -> LedgerMetadata:
-    """`metadata` with spare bookies in the places of lost ones, for as many as there are: each place goes to whoever
-    clashes least there."""
+    """Return `metadata` with spare bookies in the places of lost ones, as far as there are spares. Each place goes to
+    the spare that clashes least there."""
     fragments = []
     for each in metadata.fragments:
         around = {bookie: zones.get(bookie, "") for bookie in {*spares, *each.ensemble}}
@@ -169,8 +171,8 @@ def replaced(
 
 
 def newcomers_of(metadata: LedgerMetadata, wanted: LedgerMetadata) -> set[BookieId]:
-    """The bookies that `wanted` names where `metadata` does not. One that changes its place in an ensemble is among
-    them: where that is wider than its write sets, other entries are its own then."""
+    """Return the bookies that `wanted` names where `metadata` does not. They include a bookie that changes its place in
+    an ensemble: if the ensemble is wider than its write sets, the bookie gets other entries."""
     pairs = zip(metadata.fragments, wanted.fragments, strict=True)
     return {
         bookie
@@ -182,7 +184,7 @@ def newcomers_of(metadata: LedgerMetadata, wanted: LedgerMetadata) -> set[Bookie
 
 # docs/protocol.md A8
 def leaving(metadata: LedgerMetadata, wanted: LedgerMetadata) -> list[BookieId]:
-    """The bookies whose places `wanted` gives to others."""
+    """Return the bookies whose places `wanted` gives to others."""
     pairs = zip(metadata.fragments, wanted.fragments, strict=True)
     return sorted(
         {
@@ -208,7 +210,7 @@ def _spread_out(
 
 
 def _clashes_at(place: int, bookie: BookieId, ensemble: Sequence[BookieId | None], write: int, zones: Zones) -> int:
-    """How many other places `bookie` clashes with when it is at `place`."""
+    """Count the other places that `bookie` clashes with at `place`."""
     zone = zones.get(bookie, "")
     if not zone:
         return 0
@@ -217,14 +219,14 @@ def _clashes_at(place: int, bookie: BookieId, ensemble: Sequence[BookieId | None
 
 
 def _neighbours(place: int, size: int, write: int) -> Iterator[int]:
-    """The places that share an entry with `place`."""
+    """Yield the places that share an entry with `place`."""
     return (
         other for other in range(size) if other != place and min((other - place) % size, (place - other) % size) < write
     )
 
 
 def _ordered(chosen: list[BookieId], write: int, zones: Zones) -> tuple[BookieId, ...]:
-    """The same bookies, exchanged two by two for as long as that takes clashes away."""
+    """Exchange pairs of bookies as long as that removes clashes."""
     best = clashes(chosen, write, zones) if write < len(chosen) else 0
     is_better = best > 0
     while is_better:

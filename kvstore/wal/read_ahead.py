@@ -1,4 +1,4 @@
-"""Entries that several tasks will ask for one by one, in rising order, read many at once before they do."""
+"""Reads entries in batches before several tasks ask for them one by one, in rising order."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from kvstore.types import NO_ENTRY, EntryId
 T = TypeVar("T")
 
 ENTRIES_MAX = 64
-"""Read at once."""
+"""Maximum number of entries in a batch."""
 
 
 class ReadAhead(Generic[T]):
-    """`following` says which entries, from a given one on, will be asked for; `fetch` brings those of them that it
-    can."""
+    """A read-ahead. `following` returns the entries, from a given one on, that will be asked for; `fetch` reads those
+    of them that it can."""
 
     def __init__(
         self,
@@ -25,13 +25,14 @@ class ReadAhead(Generic[T]):
     ) -> None:
         self._following, self._fetch = following, fetch
         self._here: dict[EntryId, T] = {}
-        """What has come and is not taken: of one batch, and of the one before that its askers have not reached."""
+        """Entries that were read and not taken: of one batch, and of the batch before as far as it was not asked
+        for."""
         self._tried = NO_ENTRY
-        """Of the entries up to this one none will come any more."""
+        """No batch will contain entries up to this one any more."""
         self._lock = asyncio.Lock()
 
     async def take(self, entry: EntryId) -> T | None:
-        """None: it has not come, and is to be asked for alone."""
+        """Return the entry, or None if it must be read alone."""
         if entry not in self._here:
             async with self._lock:
                 if entry > self._tried:
@@ -41,5 +42,5 @@ class ReadAhead(Generic[T]):
     async def _read(self, entries: Sequence[EntryId]) -> None:
         found = await self._fetch(entries) if len(entries) > 1 else {}
         self._here.update(found)
-        # What an answer had no room for is asked for again; if nothing came at all, each is asked for alone.
+        # Entries for which an answer had no space are requested again. If nothing was returned, each is read alone.
         self._tried = max(found, default=entries[-1])

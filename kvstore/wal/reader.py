@@ -1,8 +1,8 @@
-"""Chooses the bookie that is asked next for an entry that is known to be confirmed. Decides only (docs/protocol.md T1).
+"""Chooses the bookie that is asked next for a confirmed entry. Decides only (docs/protocol.md T1).
 
-The nearest bookie is asked first; the next one when that fails, answers "absent", sends bytes whose digest is wrong, or
-takes too long (then both are awaited). A bookie may be without a confirmed entry, so that only all of the write set
-together can say "absent".
+The nearest bookie is asked first. The next one is asked if that one fails, answers "absent", sends bytes with a wrong
+digest, or takes too long (then both answers are awaited). A bookie may lack a confirmed entry, so only all bookies of
+the write set together can prove that it is absent.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class ReadFailed:
     bookie: BookieId
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Late:
-    """The bookies that were asked have taken long enough for another to be asked beside them."""
+class HedgeDue:
+    """The asked bookies have taken so long that another one is asked as well."""
 
 
-Event = Answered | Failed | Late
+Event = Answered | ReadFailed | HedgeDue
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class AskBookie:
     bookie: BookieId
 
 
@@ -53,13 +53,13 @@ class Impossible:
     error: StoreError
 
 
-Command = Ask | Done | Impossible
+Command = AskBookie | Done | Impossible
 
 
 def in_order(
     write_set: Iterable[BookieId], own: BookieId | None = None, troubled: Collection[BookieId] = ()
 ) -> tuple[BookieId, ...]:
-    """The own bookie first, those in trouble last."""
+    """Return the own bookie first, and those in trouble last."""
     return tuple(sorted(write_set, key=lambda bookie: (bookie in troubled, bookie != own)))
 
 
@@ -85,17 +85,17 @@ class EntryRead:
         return self._ask_next()
 
     def handle(self, event: Event) -> list[Command]:
-        """Return the commands that `event` calls for. After Done or Impossible, nothing."""
+        """Return the commands that `event` calls for. After Done or Impossible, return none."""
         if self._done:
             return []
         match event:
             case Answered(bookie, packet):
                 return self._answered(bookie, packet)
-            case Failed(bookie, reason):
+            case ReadFailed(bookie, reason):
                 self._awaited.discard(bookie)
                 self._failures.append(f"{bookie}: {reason}")
                 return self._ask_next()
-            case Late():
+            case HedgeDue():
                 return self._ask_next() if self._to_ask else []
             case _:
                 assert_never(event)
@@ -118,10 +118,10 @@ class EntryRead:
         if self._to_ask:
             bookie = self._to_ask.pop(0)
             self._awaited.add(bookie)
-            return [Ask(bookie)]
+            return [AskBookie(bookie)]
         if self._awaited:
             return []
         self._done = True
         if self._failures:
             return [Impossible(BookieError(f"entry {self._entry}: {'; '.join(self._failures)}"))]
-        return [Impossible(NoSuchEntry(f"entry {self._entry}: none of {self._absent} bookies has it"))]
+        return [Impossible(NoSuchEntry(f"entry {self._entry}: none of the {self._absent} bookies asked has it"))]

@@ -1,15 +1,16 @@
-"""Where a ledger ends that its writer did not close. Decides only: events in, commands out (docs/protocol.md L7, L8,
-R2, R3).
+"""Finds the end of a ledger that its writer did not close. Decides only: events in, commands out (docs/protocol.md L7,
+L8, R2, R3).
 
-    FENCING ──covered──► READING ──an absent entry──► ENDED
-        └────────────────────┴──── too many unknown ──► UNDECIDED
+  FENCING ──covered──► READING ──an absent entry──► ENDED
+    └────────────────────┴──── too many unknown ──► UNDECIDED
 
-Answers are present, absent or unknown. Present: a packet whose digest is right. Absent: a bookie that is sure. Unknown
-is everything else, a timeout, an I/O error, a digest that is wrong, a bookie that cannot vouch; it never ends a
-recovery. Every read fences, so that a bookie which once said "absent" can never accept the entry later.
+Answers are present, absent or unknown. Present is a packet with a valid digest. Absent is the answer of a bookie that
+is sure. Everything else is unknown: a timeout, an I/O error, a wrong digest, a bookie that cannot vouch for its
+records. An unknown answer never ends a recovery. Every read fences, so that a bookie which once said "absent" can never
+accept the entry later.
 
-Entries found go, in order, to the write-back (a LedgerWriter whose ensemble changes stay in memory and whose LAC stands
-still); the closing compare-and-set belongs to the driver.
+The entries that are found go, in order, to the write-back (a LedgerWriter whose ensemble changes stay in memory and
+whose LAC does not move). The driver does the closing compare-and-set.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from kvstore.types import BookieId, EntryId, LedgerMetadata
 from kvstore.wal.coverage import is_covered, is_window_covered, write_set_indexes
 
 READ_AHEAD = 8
-"""Entries asked for together: a little more than a writer has in flight."""
+"""Number of entries requested concurrently: a little more than a writer has in flight."""
 
 Open = Callable[[EntryId | None, bytes], Packet]
-"""Checks a packet read for an entry (None: whatever entry). Raises Corrupted."""
+"""Checks a packet that was read for an entry (None: for any entry). Raises Corrupted."""
 
 
 class Phase(Enum):
@@ -40,7 +41,7 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LastAnswer:
-    """A bookie has fenced the ledger; the packet of the last entry that it holds, or None."""
+    """A bookie has fenced the ledger. `packet`: the last entry that it holds, or None."""
 
     bookie: BookieId
     packet: bytes | None
@@ -48,7 +49,7 @@ class LastAnswer:
 
 @dataclass(frozen=True, slots=True)
 class EntryAnswer:
-    """A bookie has fenced the ledger; the packet of `entry`, or None if it is sure that it has none."""
+    """A bookie has fenced the ledger. `packet`: its copy of `entry`, or None if it is sure that it has none."""
 
     bookie: BookieId
     entry: EntryId
@@ -57,7 +58,7 @@ class EntryAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """A bookie did not answer, or not definitely; `entry` is None for the read of the last entry."""
+    """A bookie gave no answer, or no definite one. `entry` is None for the read of the last entry."""
 
     bookie: BookieId
     entry: EntryId | None
@@ -82,15 +83,15 @@ class AskEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class TailEntry:
     """The next entry of the ledger's tail."""
 
     packet: Packet
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """The ledger ends at `last`. `length` is None if no entry was read: then the driver reads `last` to learn it."""
+class EndFound:
+    """The ledger ends at `last`. `length` is None if no entry was read; the driver then reads `last` to learn it."""
 
     last: EntryId
     length: int | None
@@ -98,15 +99,15 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Undecided:
-    """Too few definite answers; the ledger stays as it is."""
+    """There are too few definite answers; the ledger stays as it is."""
 
     reason: str
 
 
-Command = AskLast | AskEntry | Found | Ended | Undecided
+Command = AskLast | AskEntry | TailEntry | EndFound | Undecided
 
 
-class _Asked:
+class _EntryAnswers:
     """The answers about one entry."""
 
     __slots__ = ("absent", "packet", "silent")
@@ -118,28 +119,29 @@ class _Asked:
 
 
 class Recovery:
-    """Finds the end of one ledger. `metadata` is what was recorded when the recovery took the ledger over."""
+    """The search for the end of one ledger. `metadata` is the recorded metadata when the recovery took the ledger
+    over."""
 
     def __init__(self, metadata: LedgerMetadata, open_packet: Open) -> None:
         self.metadata = metadata
         self.phase = Phase.FENCING
         self.lac = EntryId(metadata.fragments[-1].first - 1)
-        """The highest entry known to be confirmed; stands still once READING."""
+        """The highest entry known to be confirmed; fixed once READING."""
         self.found = 0
         self._open = open_packet
         self._ensemble = metadata.fragments[-1].ensemble
         self._fenced: set[int] = set()
         self._silent: set[int] = set()
         self._next = EntryId(0)
-        """The first entry that is not decided."""
-        self._asked: dict[EntryId, _Asked] = {}
+        """The first undecided entry."""
+        self._asked: dict[EntryId, _EntryAnswers] = {}
         self._length: int | None = None
 
     def start(self) -> list[Command]:
         return [AskLast(self._ensemble)]
 
     def handle(self, event: Event) -> list[Command]:
-        """Return the commands that `event` calls for. Once ENDED or UNDECIDED, nothing."""
+        """Return the commands that `event` calls for. Once ENDED or UNDECIDED, return none."""
         match event:
             case LastAnswer(bookie, packet):
                 return self._last(bookie, packet)
@@ -157,7 +159,7 @@ class Recovery:
             try:
                 lac = self._open(None, packet).lac
             except Corrupted:
-                return self._silence(bookie, None)  # an answer counts after it has been verified
+                return self._silence(bookie, None)  # an answer counts only after it has been verified
             self.lac = max(self.lac, lac)
         self._fenced.add(self._ensemble.index(bookie))
         if not is_covered(self._fenced, self.metadata.quorum):
@@ -167,7 +169,7 @@ class Recovery:
         return [self._ask(EntryId(self._next + i)) for i in range(READ_AHEAD)]
 
     def _ask(self, entry: EntryId) -> AskEntry:
-        self._asked[entry] = _Asked()
+        self._asked[entry] = _EntryAnswers()
         places = write_set_indexes(entry, self.metadata.quorum)
         return AskEntry(entry, tuple(self._ensemble[i] for i in places))
 
@@ -202,7 +204,7 @@ class Recovery:
         return self._decide()
 
     def _decide(self) -> list[Command]:
-        """Take entries in order for as long as they are decided."""
+        """Process entries in order, as long as they are decided."""
         commands: list[Command] = []
         quorum = self.metadata.quorum
         while True:
@@ -212,7 +214,7 @@ class Recovery:
                 commands += self._take(asked.packet)
             elif is_window_covered(places, asked.absent, quorum):
                 self.phase = Phase.ENDED
-                return [*commands, Ended(EntryId(self._next - 1), self._length)]
+                return [*commands, EndFound(EntryId(self._next - 1), self._length)]
             elif asked.absent.union(asked.silent).issuperset(places):
                 silent = ", ".join(self._ensemble[i] for i in sorted(asked.silent))
                 return [*commands, *self._give_up(f"entry {self._next}: no definite answer from {silent}")]
@@ -224,14 +226,14 @@ class Recovery:
         self._length = packet.length
         self._next = EntryId(self._next + 1)
         self.found += 1
-        return [Found(packet), self._ask(EntryId(self._next + READ_AHEAD - 1))]
+        return [TailEntry(packet), self._ask(EntryId(self._next + READ_AHEAD - 1))]
 
     def _give_up(self, reason: str) -> list[Command]:
         self.phase = Phase.UNDECIDED
         return [Undecided(f"ledger {self.metadata.ledger}: {reason}")]
 
     def check(self) -> None:
-        """The invariants."""
+        """Assert the invariants."""
         first = self.metadata.fragments[-1].first
         assert self.lac >= first - 1
         if self.phase is Phase.READING:

@@ -1,4 +1,4 @@
-"""Finds the copies of a ledger's entries that are missing, and where. Decides only."""
+"""Finds missing copies of a ledger's entries, and the bookies that lack them. Decides only."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from kvstore.proto.availability import HeldEntries
 from kvstore.types import BookieId, EntryId, Fragment, LedgerMetadata, Quorum
 
 SLICE = 2_048
-"""Entries looked at in one go: about a millisecond."""
+"""Number of entries checked in one step, which takes about a millisecond."""
 
 
 class Missing(NamedTuple):
-    """A bookie that the metadata names for an entry, and that does not have it."""
+    """A bookie that the metadata names for an entry and that does not have it."""
 
     entry: EntryId
     bookie: BookieId
@@ -23,9 +23,9 @@ class Missing(NamedTuple):
 def missing_copies(
     metadata: LedgerMetadata, last: EntryId, held: Mapping[BookieId, HeldEntries]
 ) -> Iterator[list[Missing]]:
-    """By entry, for the entries up to `last`, a slice of them at a time: whoever goes through them lets others have the
-    event loop in between. `held`: what each bookie that could be asked has; the others are left out. What was given up
-    nobody misses."""
+    """Yield the missing copies by entry, for the entries up to `last`, one slice at a time, so that the caller can
+    yield to the event loop in between. `held`: the entries of each bookie that could be asked; other bookies are left
+    out. Abandoned entries are not missing."""
     is_given_up = given_up(metadata)
     for fragment, following in zip(metadata.fragments, (*metadata.fragments[1:], None), strict=True):
         end = min(last, following.first - 1) if following else last
@@ -51,5 +51,5 @@ def _missing_in(
 
 
 def bookies_of(metadata: LedgerMetadata) -> list[BookieId]:
-    """Every bookie that any fragment names, sorted."""
+    """Return every bookie that any fragment names, sorted."""
     return sorted({bookie for fragment in metadata.fragments for bookie in fragment.ensemble})

@@ -1,8 +1,9 @@
-"""Finds places in a partition's log: its end, and the last entry of which something is true. Reads few entries, never
+"""Finds positions in a partition's log: its end, and the last entry with a given property. Reads few entries, and never
 fences.
 
-Whoever asks says by its payload whether an entry stands before the place: this package parses none. What is asked must
-be true of some first entries of the log, and of none behind them: so it is found by halving.
+The caller decides by an entry's payload whether the entry is before the position, because this package parses no
+payloads. The property must hold for some first entries of the log and for none after them, because the search halves
+the log.
 """
 
 from __future__ import annotations
@@ -20,27 +21,27 @@ from kvstore.wal.ledger_list import BEGINNING, LedgerList
 from kvstore.wal.lists import LedgerLists
 
 ATTEMPTS = 3
-"""A ledger may be trimmed between two looks; the list then names others."""
+"""Maximum number of attempts. A ledger may be trimmed between two reads; the list then names others."""
 
 BEYOND = 2_000
-"""So far behind what a bookie has of an open ledger nobody has stored anything: twice as much as a leader has in
-flight."""
+"""Distance after a bookie's last known entry of an open ledger at which nobody has stored an entry: twice the maximum
+that a leader has in flight."""
 
 
 LookIn = Callable[[LedgerList], Awaitable[tuple[Position, bytes] | None]]
-"""An entry of a log, and its payload."""
+"""Finds an entry of a log, and its payload."""
 IsBefore = Callable[[bytes], bool]
 
 
-class Found(NamedTuple):
-    """A place in a log."""
+class SeekResult(NamedTuple):
+    """A position in a log."""
 
     position: Position
-    """The entry; or right before the first entry that there is, if none was found."""
+    """The entry; if none was found, the position before the first entry."""
     payload: bytes | None
-    """Of the entry; None if none was found."""
+    """The entry's payload; None if no entry was found."""
     listed: LedgerList
-    """As it was when this was found."""
+    """The list at the time of the search."""
 
 
 class _Begun(NamedTuple):
@@ -49,27 +50,27 @@ class _Begun(NamedTuple):
     reader: EntryReader
     last: EntryId
     first: bytes
-    """Payload of its first entry."""
+    """Payload of the ledger's first entry."""
 
 
 class Seeker:
-    """Calls raise BookieError when too few bookies answer, MetadataError, and NoSuchLedger if the log is being taken
-    away."""
+    """The searches in logs. Calls raise BookieError if too few bookies answer, MetadataError, and NoSuchLedger if the
+    log is being removed."""
 
     def __init__(self, ports: LedgerPorts, lists: LedgerLists, nursery: Nursery) -> None:
         self._ports, self._lists, self._nursery = ports, lists, nursery
 
-    async def end(self, partition: PartitionId, *, for_good: bool = False) -> Found:
-        """The last entry that is known to be confirmed: an idle log's very last. `for_good`: somebody concludes that
-        nothing follows, so bookies that may lack entries are not heard."""
+    async def end(self, partition: PartitionId, *, for_good: bool = False) -> SeekResult:
+        """Return the last entry that is known to be confirmed; for an idle log, its last entry. `for_good`: the caller
+        concludes that nothing follows, so bookies that may be under-replicated do not count."""
 
         async def end_of(listed: LedgerList) -> tuple[Position, bytes] | None:
             return await self._end_of(listed, for_good=for_good)
 
         return await self._search(partition, end_of)
 
-    async def last(self, partition: PartitionId, is_before: IsBefore) -> Found:
-        """The last entry of which `is_before` is true."""
+    async def last(self, partition: PartitionId, is_before: IsBefore) -> SeekResult:
+        """Return the last entry for which `is_before` is true."""
 
         async def halve(listed: LedgerList) -> tuple[Position, bytes] | None:
             found = await self._halve_ledgers(listed, is_before)
@@ -77,7 +78,7 @@ class Seeker:
 
         return await self._search(partition, halve)
 
-    async def _search(self, partition: PartitionId, look_in: LookIn) -> Found:
+    async def _search(self, partition: PartitionId, look_in: LookIn) -> SeekResult:
         for attempt in range(ATTEMPTS):
             listed, _ = await self._lists.read(partition, latest=attempt > 0)
             try:
@@ -87,10 +88,10 @@ class Seeker:
                     raise
                 continue
             if found is not None:
-                return Found(*found, listed)
+                return SeekResult(*found, listed)
             break
         first = Position(listed.ledgers[0].id, NO_ENTRY) if listed.ledgers else BEGINNING
-        return Found(first, None, listed)
+        return SeekResult(first, None, listed)
 
     async def _end_of(self, listed: LedgerList, *, for_good: bool) -> tuple[Position, bytes] | None:
         for each in reversed(listed.ledgers):
@@ -101,8 +102,8 @@ class Seeker:
         return None
 
     async def _halve_ledgers(self, listed: LedgerList, is_before: IsBefore) -> _Begun | None:
-        """The last ledger of whose first entry it is true. From the end with ever longer strides: most of what is
-        looked for is near it, and ledgers far back may be trimmed or hard to read."""
+        """Return the last ledger for whose first entry `is_before` is true. Search from the end with growing strides:
+        most targets are near it, and old ledgers may be trimmed or hard to read."""
         found: _Begun | None = None
         low, high, stride = 0, len(listed.ledgers) - 1, 0
         while low <= high:
@@ -118,7 +119,7 @@ class Seeker:
         return found
 
     async def _last_with_entries(self, listed: LedgerList, low: int, high: int) -> tuple[int, _Begun | None]:
-        """Of the ledgers from one place to another; and its own place."""
+        """Return the last ledger with entries between two places of the list, and its place."""
         for place in range(high, low - 1, -1):
             reader = await self._open(listed.ledgers[place].id)
             last = await self._confirmed(reader)
@@ -131,7 +132,7 @@ class Seeker:
         return EntryReader(metadata, self._ports.bookies, self._nursery, self._ports.choice.own)
 
     async def _halve_entries(self, begun: _Begun, is_before: IsBefore) -> tuple[Position, bytes]:
-        """The last entry of a ledger of which it is true: it is of the first."""
+        """Return the last entry of a ledger for which `is_before` is true. It is true for the ledger's first entry."""
         low, high, found = 0, int(begun.last), begun.first
         while low < high:
             middle = (low + high + 1) // 2
@@ -144,13 +145,13 @@ class Seeker:
 
     # docs/protocol.md L7
     async def _confirmed(self, reader: EntryReader, *, for_good: bool = False) -> EntryId:
-        """The last entry that may be read; NO_ENTRY if there is none. `for_good`: see `end`."""
+        """Return the last readable entry, or NO_ENTRY if there is none. `for_good`: see `end`."""
         metadata = reader.metadata
         if metadata.state is LedgerState.CLOSED:
             return metadata.last_entry
         fragment = metadata.fragments[-1]
         places = sorted(range(len(fragment.ensemble)), key=lambda at: fragment.ensemble[at] != self._ports.choice.own)
-        heard: dict[int, EntryId] = {}
+        lacs: dict[int, EntryId] = {}
         failure: BookieError | None = None
         for place in places:
             try:
@@ -158,17 +159,17 @@ class Seeker:
                 lac = await self._ports.bookies.read_lac(bookie, metadata.ledger, reader.digest)
                 if for_good:
                     await self._be_sure(bookie, metadata.ledger, lac)
-                heard[place] = lac
+                lacs[place] = lac
             except BookieError as error:
                 failure = error
-            if is_covered(heard, metadata.quorum):  # so one among them had the last entry in time
-                return max(*heard.values(), EntryId(fragment.first - 1))
-        raise BookieError(f"ledger {metadata.ledger}: too few bookies tell where it ends: {failure}")
+            if is_covered(lacs, metadata.quorum):  # so one of these bookies stored the last confirmed entry in time
+                return max(*lacs.values(), EntryId(fragment.first - 1))
+        raise BookieError(f"ledger {metadata.ledger}: too few bookies report its last entry: {failure}")
 
     # docs/protocol.md B7, L7
     async def _be_sure(self, bookie: BookieId, ledger: LedgerId, lac: EntryId) -> None:
-        """Raise BookieError if entries of the ledger may be missing at the bookie: it tells the last add confirmed of
-        those that are left, but says of none that is not there that it is absent."""
+        """Raise BookieError if entries of the ledger may be missing at the bookie. Such a bookie reports the
+        last-add-confirmed of the entries that it still has, but never says that an entry is absent."""
         answer = await self._ports.bookies.read(bookie, ledger, EntryId(lac + BEYOND))
         if answer.packet is not None:
-            raise BookieError(f"{bookie}: its last add confirmed of ledger {ledger} is far behind its last entry")
+            raise BookieError(f"{bookie}: its last-add-confirmed of ledger {ledger} is far behind its last entry")

@@ -1,5 +1,4 @@
-"""Chooses which bookie is asked for which entries, where each is asked for many at once. Decides only
-(docs/protocol.md T12)."""
+"""Chooses which bookie gives which entries of a batched read. Decides only (docs/protocol.md T12)."""
 
 from __future__ import annotations
 
@@ -11,12 +10,12 @@ from kvstore.types import BookieId, EntryId
 from kvstore.wal.reader import in_order
 
 
-class Share(NamedTuple):
-    """Entries that one bookie is asked for together."""
+class ReadShare(NamedTuple):
+    """Entries that one bookie is asked for in one batch."""
 
     bookie: BookieId
     entries: Sequence[EntryId]
-    """Rising; the bookie is to have each of them, and perhaps others between them."""
+    """In rising order. The bookie should have each of them, and perhaps others between them."""
 
 
 def shares_of(
@@ -26,11 +25,11 @@ def shares_of(
     avoided: Collection[BookieId],
     *,
     gap_max: int,
-) -> list[Share]:
-    """Of rising entries: each goes to one bookie of its write set, to as few bookies as the nearest can spare. Of an
-    entry that only `avoided` ones have there is no share; nor of those behind a gap of more than `gap_max`, since a
-    bookie gives what is in the gap too, nor of an entry that would be alone in one."""
-    shares: list[Share] = []
+) -> list[ReadShare]:
+    """Divide rising entries among bookies of their write sets, as few bookies as possible. Three kinds of entries get
+    no share: entries that only `avoided` bookies have, entries that would be alone in their share, and entries after a
+    gap of more than `gap_max`, because a bookie also gives the entries in the gap."""
+    shares: list[ReadShare] = []
     left = list(entries)
     nearest = own if own is not None and own not in avoided else None
     while left:
@@ -38,7 +37,7 @@ def shares_of(
             nearest = in_order(write_set(left[0]), own, avoided)[0]
         mine = [entry for entry in left if nearest in write_set(entry)]
         if mine and nearest not in avoided:
-            shares.append(Share(nearest, _close_together(mine, gap_max)))
+            shares.append(ReadShare(nearest, _close_together(mine, gap_max)))
             left = [entry for entry in left if nearest not in write_set(entry)]
         elif mine:
             del left[0]
@@ -47,6 +46,6 @@ def shares_of(
 
 
 def _close_together(entries: Sequence[EntryId], gap_max: int) -> Sequence[EntryId]:
-    """The first entries, up to the first gap that is too wide."""
+    """Return the entries up to the first gap that is too wide."""
     ends = (at for at, (each, following) in enumerate(pairwise(entries), 1) if following - each > gap_max)
     return entries[: next(ends, len(entries))]

@@ -1,10 +1,10 @@
 """Opens a partition's log for a new leader: the five steps up to the list's compare-and-set (docs/protocol.md G8, G9).
 
-    read the list ► fence, recover n, then n+1 ► wait out their leases ► close both, list a ledger of one's own
+  read the list ► fence, recover n, then n+1 ► wait out their leases ► close both, list a new ledger
 
-The log ends where the closed ledgers' metadata say, whoever closed them. The wait comes before the closes and the list:
-until then nobody sees what was recovered, and whoever loses begins again, wait included. A crash after any step leaves
-what the next attempt finds and goes on with.
+The log ends where the metadata of the closed ledgers says, whoever closed them. The wait comes before the closes and
+the list: until then nobody sees the recovered entries, and a candidate that loses starts again, including the wait. A
+crash after any step leaves a state that the next attempt can continue from.
 """
 
 from __future__ import annotations
@@ -38,30 +38,31 @@ ATTEMPTS_MAX = 4
 TIMER_MIN_S = 0.001
 FIRST_SEQ = Seq(1)
 CROWDED_WAIT_S = 60.0
-"""Each takeover makes the list longer: of one that is long already there are no more than one in so long."""
+"""Minimum number of seconds between two takeovers of a log whose list is already long, because each takeover makes the
+list longer."""
 
 
 Others = Callable[[], Coroutine[Any, Any, Position | None]]
 
 
 async def nobody() -> None:
-    """No other replica says what it has applied."""
+    """Return None: no other replica reports what it has applied."""
 
 
 @dataclass(frozen=True, slots=True)
 class TakenOver:
-    """A log that is this process's to append to."""
+    """A log that this process may append to."""
 
     listed: LedgerList
     version: int
     metadata: LedgerMetadata
-    """Of the open ledger at the list's end."""
+    """Metadata of the open ledger at the list's end."""
     recovered_end: Position
     waited: bool
 
 
 class LogTakeover:
-    """Takes one partition's log over."""
+    """The takeover of one partition's log."""
 
     def __init__(
         self,
@@ -87,28 +88,36 @@ class LogTakeover:
         applied: Callable[[], Position | None] = lambda: None,
         others: Others = nobody,
     ) -> TakenOver:
-        """`others`: the furthest position that another replica has applied. Raises NotRecoverable, NotEnoughBookies,
-        NoSuchLedger, MetadataError (VersionConflict if others were always first, MetadataLost if there is no list
-        although the state here has been through one, or if the list's log ends before the position that the state here
-        or another replica has applied)."""
+        """Take over the log. `others` returns the furthest position that another replica has applied. Raises
+        NotRecoverable, NotEnoughBookies, NoSuchLedger and MetadataError. MetadataError is VersionConflict if others
+        were always first. It is MetadataLost if the list is gone although the local state has had one, or if the log
+        ends before the position that the local state or another replica has applied."""
         for _ in range(ATTEMPTS_MAX):
             try:
                 return await self._attempt(lease_ms, next_seq, applied, others)
             except (VersionConflict, NoSuchNode) as error:
-                log.info("partition=%s takeover begins again: %r", self._partition, error)
-        raise VersionConflict(f"partition {self._partition}: others changed its log {ATTEMPTS_MAX} times in a row")
+                log.info("takeover restarts partition=%s reason=%r", self._partition, error)
+        raise VersionConflict(
+            f"partition {self._partition}: others changed its log during {ATTEMPTS_MAX} consecutive attempts"
+        )
 
     async def _attempt(
         self, lease_ms: int, next_seq: Callable[[], Seq], applied: Callable[[], Position | None], others: Others
     ) -> TakenOver:
         listed, version = await self._lists.make(self._partition)
         if self._lists.is_crowded(self._partition):
-            log.warning("partition=%s has a list of %d ledgers: it waits", self._partition, len(listed.ledgers))
+            log.warning(
+                "ledger list is long, delaying the takeover partition=%s ledgers=%d",
+                self._partition,
+                len(listed.ledgers),
+            )
             await asyncio.sleep(CROWDED_WAIT_S)
             listed, version = await self._lists.make(self._partition)
         # docs/protocol.md G23
         if not listed.ledgers and (seq := next_seq()) > FIRST_SEQ:
-            raise MetadataLost(f"partition {self._partition}: its list is empty, and its state here is at {seq - 1}")
+            raise MetadataLost(
+                f"partition {self._partition}: its list is empty, but the state here is at sequence {seq - 1}"
+            )
         asked = self._nursery.spawn(others(), name=f"{self._partition} ask applied")
         taken = [LedgerTakeover(each.id, self._ports, self._nursery) for each in listed.ledgers[-2:]]
         for each in taken:
@@ -120,17 +129,18 @@ class LogTakeover:
         try:
             if not released:
                 await self._wait_out(listed, taken)
-            await self._checked_end(listed, version, taken, await asked, whose="another replica's")
+            await self._checked_end(listed, version, taken, await asked, whose="another replica")
             for each in taken:
                 await each.close()
-            # Not the end that was found above: another recovery may have been first, and found more or less.
+            # Use the recorded end rather than the one found above: another recovery may have been first, and found more
+            # or fewer entries.
             end = await self._checked_end(listed, version, taken, applied())
             epoch = listed.epoch + 1
             before = await self._closed_end(listed, taken)
             new = listed.with_ledger(metadata.ledger, next_seq(), epoch=epoch, lease_ms=lease_ms, closed_end=before)
             version = await self._lists.write(self._partition, new, version, created=metadata.ledger)
         except (MetadataUnknown, PerhapsListed):
-            raise  # it may be listed
+            raise  # the ledger may be listed
         except StoreError:
             await self._creator.discard(metadata)
             raise
@@ -138,7 +148,8 @@ class LogTakeover:
         return TakenOver(new, version, metadata, end, waited=bool(taken) and not released)
 
     async def _is_released(self, taken: list[LedgerTakeover]) -> bool:
-        """Whether the recovered log's last entry says that its leader had stopped answering for good."""
+        """Return True if the recovered log's last entry is a release record: its leader has stopped answering for
+        good."""
         for each in reversed(taken):
             if each.last != NO_ENTRY:
                 return self._is_release(await each.last_payload())
@@ -166,23 +177,24 @@ class LogTakeover:
         *,
         whose: str = "the state here",
     ) -> Position:
-        """The log's end as far as is known. Raises MetadataLost if a state is further, VersionConflict if only because
-        another recovery has found more meanwhile, or another leader has listed more."""
+        """Return the log's end as far as it is known. Raises MetadataLost if the log ends before `applied`, or
+        VersionConflict if the reason is only that another recovery has found more entries meanwhile, or another leader
+        has listed more."""
         end = await self._end(listed, taken, taken)
         if applied is None or applied <= end:
             return end
         for each in taken:
             if await each.is_closed_elsewhere():
-                raise VersionConflict(f"ledger {each.ledger}: another recovery has closed it")
+                raise VersionConflict(f"ledger {each.ledger} was closed by another recovery")
         await self._lists.confirm(self._partition, version)
         raise MetadataLost(
-            f"partition {self._partition}: its log ends at {_shown(end)}, and {whose} is at {_shown(applied)}: "
+            f"partition {self._partition}: its log ends at {_shown(end)}, but {whose} is at {_shown(applied)}: "
             "the metadata store is an older copy of itself (docs/how-to/back-up-and-restore-metadata.md)"
         )
 
     async def _end(self, listed: LedgerList, taken: list[LedgerTakeover], counted: list[LedgerTakeover]) -> Position:
-        """Return the last entry of the log up to the last ledger in `counted`, the first of the last ledgers, which
-        are `taken` over. Reads no other ledger, unless an older build wrote the list."""
+        """Return the last entry of the log up to the last ledger in `counted`, which are the first of the ledgers
+        `taken` over. Reads no other ledger, unless an older version wrote the list."""
         for takeover in reversed(counted):
             if takeover.last != NO_ENTRY:
                 return Position(takeover.ledger, takeover.last)
@@ -197,8 +209,8 @@ class LogTakeover:
 
     # docs/protocol.md G25
     async def _closed_end(self, listed: LedgerList, taken: list[LedgerTakeover]) -> Position | None:
-        """Return the last entry before the last listed ledger. None if an older build wrote the list and the ledger
-        that has this entry cannot be read."""
+        """Return the last entry before the last listed ledger, or None if an older version wrote the list and the
+        ledger with that entry cannot be read."""
         try:
             return await self._end(listed, taken, taken[:-1])
         except (UndecodableNode, NoSuchLedger):

@@ -1,15 +1,17 @@
 """One ledger's writer. Decides only: events in, commands out (docs/protocol.md L3, L4, W1-W6).
 
-          ReplaceBookies              EnsembleChanged | ChangeFailed
-    OPEN ────────────────► CHANGING ────────────────────────────────► OPEN
-      └──── Fenced | Stop ────┴─────────► HALTED
+     ReplaceBookies              EnsembleChanged | ChangeFailed
+  OPEN ────────────────► CHANGING ────────────────────────────────► OPEN
+   └─ Fenced | StopWriting ─┴─────────► HALTED
 
-An entry is confirmed once Qa bookies of its recorded write set have it on disk, in entry order, and never while
-CHANGING: the new fragment starts right after the last confirmed entry, so that entry must not move meanwhile.
+An entry is confirmed once Qa bookies of its recorded write set have it on disk. Entries are confirmed in order, and
+never while CHANGING: the new fragment starts right after the last confirmed entry, so that entry must not move
+meanwhile.
 
-A failed bookie is replaced if there is a spare one. If not, it stays in the ensemble, is sent nothing, and entries go
-on being confirmed by the others (delayed ensemble change) until it is back or a spare turns up. A recovery writes
-entries back through the same machine: its ensemble changes are kept in memory, and the LAC in its packets stands still.
+A failed bookie is replaced if there is a spare. If there is none, the bookie stays in the ensemble and is sent nothing,
+and the others keep confirming entries (delayed ensemble change) until the bookie is back or a spare appears. A recovery
+writes entries back through the same machine: its ensemble changes stay in memory, and the LAC in its packets does not
+move.
 """
 
 from __future__ import annotations
@@ -27,13 +29,14 @@ from kvstore.wal.coverage import write_set_indexes
 
 OWED_ENTRIES_MAX = 2_000
 OWED_BYTES_MAX = 32 << 20
-"""What may be owed to one slow bookie, of confirmed entries and those behind them, before it counts as failed."""
+"""Maximum number and bytes of entries kept for one slow bookie before it counts as failed: confirmed entries that it
+has not stored, and the entries after them."""
 
 Pack = Callable[[EntryId, EntryId, int, bytes], bytes]
 """(entry, lac, length, payload) -> the packet that bookies store."""
 
 
-class State(Enum):
+class WriterState(Enum):
     OPEN = auto()
     CHANGING = auto()
     HALTED = auto()
@@ -42,17 +45,17 @@ class State(Enum):
 class Append(NamedTuple):
     payload: bytes
     now: float
-    """Boot-time clock; kept as the entry's first-send time."""
+    """Boot-time clock; kept as the time when the entry was first sent."""
 
 
-class Stored(NamedTuple):
+class AddStored(NamedTuple):
     entry: EntryId
     bookie: BookieId
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
-    """The bookie did not store what it was sent: unreachable, silent, read-only or broken."""
+class AddFailed:
+    """The bookie did not store what it was sent: it is unreachable, silent, read-only or broken."""
 
     bookie: BookieId
 
@@ -66,38 +69,38 @@ class Returned:
 
 @dataclass(frozen=True, slots=True)
 class Spares:
-    """The bookies that may replace a failed one just now; none while the metadata store is away."""
+    """The bookies that may replace a failed one now; none while the metadata store is unreachable."""
 
     bookies: frozenset[BookieId]
 
 
 @dataclass(frozen=True, slots=True)
 class EnsembleChanged:
-    """The change is recorded."""
+    """The ensemble change is recorded."""
 
     metadata: LedgerMetadata
     replaced: frozenset[BookieId]
-    """The bookies that were to be replaced, also where the same one was chosen again."""
+    """The bookies that were to be replaced, including one that was chosen again."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeFailed:
-    """The change was given up and is certainly not recorded."""
+    """The ensemble change was abandoned, and is certainly not recorded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fenced:
-    """A bookie refused an add because another writer has taken the ledger over."""
+    """A bookie refused an add because another writer has taken over the ledger."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
-    """The ledger is not this writer's any more for another reason."""
+class StopWriting:
+    """The ledger no longer belongs to this writer, for another reason."""
 
     error: StoreError
 
 
-Event = Append | Stored | Failed | Returned | Spares | EnsembleChanged | ChangeFailed | Fenced | Stop
+Event = Append | AddStored | AddFailed | Returned | Spares | EnsembleChanged | ChangeFailed | Fenced | StopWriting
 
 
 class Store(msgspec.Struct, frozen=True):
@@ -117,20 +120,21 @@ class Confirm(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class ReplaceBookies:
-    """Record an ensemble without the writer's `failed` bookies from its `next_fragment` on. Failures that come before
-    the write is sent may be taken into it."""
+    """Record an ensemble without the writer's `failed` bookies, from its `next_fragment` on. Failures that come before
+    the write is sent may be included."""
 
 
 @dataclass(frozen=True, slots=True)
 class GaveUp:
-    """Too much is owed to these bookies, which others have: they count as failed, though nobody has said so."""
+    """Too many adds that other bookies have stored are outstanding at these bookies, so they count as failed although
+    they have reported no error."""
 
     bookies: tuple[BookieId, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Halt:
-    """The entries after the last confirmed one have an unknown outcome, and no more are taken."""
+    """Entries after the last confirmed one have an unknown outcome, and no more entries are accepted."""
 
     error: StoreError
 
@@ -139,7 +143,7 @@ Command = Store | Confirm | ReplaceBookies | GaveUp | Halt
 
 
 class _Sent(msgspec.Struct):
-    """An entry that somebody has not confirmed yet. Bits stand for places in the ensemble."""
+    """An entry that some bookie has not stored yet. Bits represent places in the ensemble."""
 
     packet: bytes
     length: int
@@ -149,7 +153,7 @@ class _Sent(msgspec.Struct):
 
 
 class LedgerWriter:
-    """Turns each event into the commands it calls for. Performs none of them."""
+    """The writer of one ledger. Turns each event into the commands that it calls for, and performs none of them."""
 
     def __init__(
         self,
@@ -160,9 +164,9 @@ class LedgerWriter:
         length: int = 0,
         frozen_lac: EntryId | None = None,
     ) -> None:
-        """`after`, `length`: the last entry that is safe already, and the payload bytes up to it. `frozen_lac`: what a
-        recovery's packets carry as last add confirmed."""
-        self.state = State.OPEN
+        """`after`, `length`: the last entry that is safe already, and the payload bytes up to it. `frozen_lac`: the
+        last-add-confirmed in a recovery's packets."""
+        self.state = WriterState.OPEN
         self.metadata = metadata
         self.last_added = after
         self.last_confirmed = after
@@ -175,7 +179,8 @@ class LedgerWriter:
         self._spares: frozenset[BookieId] = frozenset()
         self._failed = 0
         self._sent: dict[EntryId, _Sent] = {}
-        """Rising; an entry leaves when it is confirmed and all of its write set have it or have failed."""
+        """In rising order. An entry is removed when it is confirmed and each bookie of its write set has stored it or
+        failed."""
         self._held_bytes = 0
         self._seat(metadata)
 
@@ -185,7 +190,7 @@ class LedgerWriter:
         self._ensemble = metadata.fragments[-1].ensemble
         self._bits = {bookie: 1 << i for i, bookie in enumerate(self._ensemble)}
         self._ack = quorum.ack
-        # Which places hold an entry depends on its id modulo E only.
+        # The places that hold an entry depend only on its id modulo E.
         self._masks = [
             sum(1 << i for i in write_set_indexes(EntryId(entry), quorum)) for entry in range(quorum.ensemble)
         ]
@@ -201,29 +206,29 @@ class LedgerWriter:
 
     @property
     def next_fragment(self) -> EntryId:
-        """The entry from which a change of the ensemble must hold."""
+        """The first entry for which an ensemble change must hold."""
         return EntryId(self.last_confirmed + 1)
 
     @property
     def unconfirmed(self) -> int:
-        """Entries added and not confirmed."""
+        """Number of entries added and not confirmed."""
         return self.last_added - self.last_confirmed
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of packets kept for bookies that have not confirmed them."""
+        """Bytes of packets kept for bookies that have not stored them."""
         return self._held_bytes
 
     def handle(self, event: Event) -> list[Command]:
-        """Return the commands that `event` calls for. Once HALTED, nothing."""
-        if self.state is State.HALTED:
+        """Return the commands that `event` calls for. Once HALTED, return none."""
+        if self.state is WriterState.HALTED:
             return []
         match event:
             case Append(payload, now):
                 return self.append(payload, now)
-            case Stored(entry, bookie):
+            case AddStored(entry, bookie):
                 return self.stored(entry, bookie)
-            case Failed(bookie):
+            case AddFailed(bookie):
                 return self._fail(self._bits.get(bookie, 0))
             case Returned(bookie):
                 return self._return(bookie)
@@ -233,18 +238,18 @@ class LedgerWriter:
             case EnsembleChanged(metadata, replaced):
                 return self._resume(metadata, replaced)
             case ChangeFailed():
-                self._spares = frozenset()  # until the driver names some again
-                self.state = State.OPEN
+                self._spares = frozenset()  # until the driver names spares again
+                self.state = WriterState.OPEN
                 return self._confirm_ready()
             case Fenced():
                 return self._halt(LedgerFenced(f"ledger {self.metadata.ledger} has another writer"))
-            case Stop(error):
+            case StopWriting(error):
                 return self._halt(error)
             case _:
                 assert_never(event)
 
     def append(self, payload: bytes, now: float) -> list[Command]:
-        """Return what `handle` does for an Append. Not once HALTED."""
+        """Do what `handle` does for an Append. Must not be called once HALTED."""
         entry = EntryId(self.last_added + 1)
         self.last_added = entry
         self.length += len(payload)
@@ -261,8 +266,8 @@ class LedgerWriter:
 
     # docs/protocol.md W2
     def _slowest(self) -> int:
-        """Places that lack the oldest entry kept, if that is confirmed. Where it is not, all are as slow as they must
-        be for that: without those that lack it nothing could be confirmed at all."""
+        """Return the places that lack the oldest entry that is kept, if the entry is confirmed. If it is not, return
+        none: without the bookies that lack it, nothing could be confirmed."""
         entry, oldest = next(iter(self._sent.items()))
         return oldest.targets & ~oldest.acks & ~self._failed if entry <= self.last_confirmed else 0
 
@@ -270,7 +275,7 @@ class LedgerWriter:
         return [GaveUp(self._at(bits)), *self._fail(bits)] if bits else []
 
     def owed_longest(self) -> dict[BookieId, EntryId]:
-        """For each bookie that is sent entries and owes an answer: the first entry that it has not stored."""
+        """Return, for each bookie with outstanding adds, the first entry that it has not stored."""
         found: dict[BookieId, EntryId] = {}
         wanted = ((1 << len(self._ensemble)) - 1) & ~self._failed
         for entry, sent in self._sent.items():
@@ -282,12 +287,12 @@ class LedgerWriter:
         return found
 
     def stored(self, entry: EntryId, bookie: BookieId) -> list[Command]:
-        """Return what `handle` does for a Stored."""
+        """Do what `handle` does for an AddStored."""
         sent = self._sent.get(entry)
         if sent is None:
             return []  # complete already
         bit = self._bits.get(bookie, 0) & sent.targets
-        sent.acks |= bit  # 0 if the bookie has been replaced
+        sent.acks |= bit  # no bit if the bookie was replaced
         if entry <= self.last_confirmed:
             if not sent.targets & ~(sent.acks | self._failed):
                 self._drop(entry, sent)
@@ -297,7 +302,7 @@ class LedgerWriter:
 
     def _confirm_ready(self) -> list[Command]:
         commands: list[Command] = []
-        while self.state is State.OPEN and self.last_confirmed < self.last_added:
+        while self.state is WriterState.OPEN and self.last_confirmed < self.last_added:
             entry = EntryId(self.last_confirmed + 1)
             sent = self._sent[entry]
             if sent.acks.bit_count() < self._ack:
@@ -310,7 +315,7 @@ class LedgerWriter:
         return commands
 
     def _drop(self, entry: EntryId, sent: _Sent) -> None:
-        """Nobody lacks it any more."""
+        """Remove an entry that no bookie lacks any more."""
         del self._sent[entry]
         self._held_bytes -= len(sent.packet)
 
@@ -322,7 +327,7 @@ class LedgerWriter:
         return self._replace_failed()
 
     def _forget_confirmed(self) -> None:
-        """Let go of entries that only failed bookies still lack; repair copies them when those are back."""
+        """Remove entries that only failed bookies lack. Repair copies these entries when the bookies are back."""
         for entry, sent in list(self._sent.items()):
             if entry > self.last_confirmed:
                 break
@@ -330,34 +335,34 @@ class LedgerWriter:
                 self._drop(entry, sent)
 
     def _replace_failed(self) -> list[Command]:
-        if self.state is not State.OPEN or not self._failed or not self._spares.difference(self._ensemble):
-            return []  # taken up when the change under way is done, or when there is a spare
-        self.state = State.CHANGING
+        if self.state is not WriterState.OPEN or not self._failed or not self._spares.difference(self._ensemble):
+            return []  # done when the current change ends, or when there is a spare
+        self.state = WriterState.CHANGING
         return [ReplaceBookies()]
 
     def _return(self, bookie: BookieId) -> list[Command]:
         bit = self._bits.get(bookie, 0) & self._failed
-        if not bit or self.state is State.CHANGING:
+        if not bit or self.state is WriterState.CHANGING:
             return []
         self._failed &= ~bit
         for entry, sent in self._sent.items():
             if entry > self.last_confirmed:
                 break
-            sent.acks |= bit & sent.targets  # it owes nothing that was confirmed without it: repair copies that
+            sent.acks |= bit & sent.targets  # entries confirmed without it count as stored: repair copies them
         return self._send_again(bit)
 
     def _resume(self, metadata: LedgerMetadata, replaced: Iterable[BookieId]) -> list[Command]:
-        """Send what is unconfirmed to the places that have changed hands. A place counts as changed also if the same
-        bookie was chosen for it again: it may never have got what was sent before."""
-        assert self.state is State.CHANGING, self.state
+        """Send the unconfirmed entries to the changed places. A place counts as changed even if the same bookie was
+        chosen for it again, because it may never have received what was sent before."""
+        assert self.state is WriterState.CHANGING, self.state
         now = metadata.fragments[-1].ensemble
         changed = sum(1 << i for i, (a, b) in enumerate(zip(self._ensemble, now, strict=True)) if a != b)
         changed |= sum(self._bits.get(bookie, 0) for bookie in replaced)
         for entry in [entry for entry in self._sent if entry <= self.last_confirmed]:
-            self._held_bytes -= len(self._sent.pop(entry).packet)  # of a former fragment
+            self._held_bytes -= len(self._sent.pop(entry).packet)  # entries of a former fragment
         self._seat(metadata)
         self._failed &= ~changed
-        self.state = State.OPEN
+        self.state = WriterState.OPEN
         for sent in self._sent.values():
             sent.acks &= ~changed
         return [*self._send_again(changed), *self._confirm_ready(), *self._replace_failed()]
@@ -370,16 +375,16 @@ class LedgerWriter:
         ]
 
     def _halt(self, error: StoreError) -> list[Command]:
-        self.state = State.HALTED
+        self.state = WriterState.HALTED
         self._sent.clear()
         self._held_bytes = 0
         return [Halt(error)]
 
     def check(self) -> None:
-        """The invariants."""
+        """Assert the invariants."""
         ids = list(self._sent)
         assert ids == sorted(ids)
-        if self.state is not State.HALTED:
+        if self.state is not WriterState.HALTED:
             unconfirmed = [entry for entry in ids if entry > self.last_confirmed]
             assert unconfirmed == list(range(self.last_confirmed + 1, self.last_added + 1))
         assert self._held_bytes == sum(len(sent.packet) for sent in self._sent.values())
@@ -391,8 +396,8 @@ class LedgerWriter:
             if entry <= self.last_confirmed:
                 assert sent.acks.bit_count() >= self._ack
                 assert sent.targets & ~(sent.acks | self._failed), f"entry {entry} is kept for nobody"
-        if self.state is State.CHANGING:
+        if self.state is WriterState.CHANGING:
             assert self._failed
-        if self.state is State.OPEN and (head := self._sent.get(self.next_fragment)) is not None:
+        if self.state is WriterState.OPEN and (head := self._sent.get(self.next_fragment)) is not None:
             assert head.acks.bit_count() < self._ack, "an entry that is safe was not confirmed"
         assert self.metadata.fragments[-1].first <= self.next_fragment

@@ -26,15 +26,15 @@ from kvstore.env.real import real_env, run
 from kvstore.errors import BookieError, StoreError
 from kvstore.meta import paths
 from kvstore.meta.bookies import BookieView
-from kvstore.meta.layout import Identity
+from kvstore.meta.layout import ClusterIdentity
 from kvstore.meta.store import ensure_path
 from kvstore.proto.availability import HeldEntries
 from kvstore.types import EntryId, LedgerId, LedgerMetadata, PartitionId, Position, Quorum, Seq
-from kvstore.wal.bookies import Bookies
+from kvstore.wal.bookies import BookieClients
 from kvstore.wal.choice import BookieChoice
 from kvstore.wal.config import LogConfig
 from kvstore.wal.copies.copying import Copying
-from kvstore.wal.copies.pace import Pace
+from kvstore.wal.copies.pace import CopyPace
 from kvstore.wal.creator import LedgerCreator
 from kvstore.wal.handle import LedgerHandle, LedgerPorts
 from kvstore.wal.ledger_list import LedgerList
@@ -52,7 +52,7 @@ WINDOW = 500
 UNBOUND = 1 << 40
 
 
-class Counting(Bookies):
+class Counting(BookieClients):
     """Counts what is asked. `is_batching` False: it gives no batches."""
 
     requests = 0
@@ -94,7 +94,7 @@ async def filled(cluster: Processes, quorum: Quorum, entries: int, size: int, di
     choice = BookieChoice(view, store, clock=env.clock, random=env.random)
     ports = LedgerPorts(env.clock, bookies, cluster.ledgers, choice)
     config = LogConfig(quorum=quorum)
-    ids = NewLedgerIds(store, bookies, choice, Identity(store), clock=env.clock, nursery=env.nursery)
+    ids = NewLedgerIds(store, bookies, choice, ClusterIdentity(store), clock=env.clock, nursery=env.nursery)
     creator = LedgerCreator(ids, cluster.ledgers, choice, config, clock=env.clock, random=env.random)
     metadata = await creator.create(P, LedgerId(-1))
     await _write(LedgerHandle(metadata, ports, env.nursery, on_halt=lambda _: None), entries, size)
@@ -153,7 +153,7 @@ async def copy(bench: Bench) -> None:
     ensemble = metadata.fragments[0].ensemble
     spare = next(each.id for each in bench.cluster.bookies if each.id not in ensemble)
     wanted = metadata.with_ensemble(EntryId(0), (spare, *ensemble[1:]))
-    copying = Copying(metadata, bench.bookies, bench.env.nursery, Pace(bench.env.clock, UNBOUND))
+    copying = Copying(metadata, bench.bookies, bench.env.nursery, CopyPace(bench.env.clock, UNBOUND))
     await copying.fill(wanted, metadata.last_entry, {spare: HeldEntries(())}, {spare})
     assert copying.copied == sum(ensemble[0] in metadata.write_set(EntryId(each)) for each in range(bench.entries))
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc
 
-from kvstore.loadtest.loads import Generator, Load, value_of
+from kvstore.loadtest.loads import Generator, LoadSpec, value_of
 from loadtest.bench.peers import ETCD_ENV
 
 CHANNELS = 8
@@ -31,7 +31,7 @@ async def puts_per_second(
     """Acknowledged puts per second of random keys."""
     channels = [grpc.aio.insecure_channel(address, options=_OPTIONS) for address in addresses * CHANNELS][:CHANNELS]
     calls: Iterator[Any] = itertools.cycle([channel.unary_unary("/etcdserverpb.KV/Put") for channel in channels])
-    load = Load(
+    load = LoadSpec(
         seconds=seconds,
         warmup_s=warmup_s,
         in_flight=in_flight,

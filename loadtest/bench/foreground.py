@@ -16,7 +16,7 @@ from typing import NamedTuple
 import uvloop
 
 from kvstore.errors import OutcomeUnknown
-from kvstore.loadtest.loads import Generator, Load, Outcome, value_of
+from kvstore.loadtest.loads import Generator, LoadResult, LoadSpec, value_of
 from kvstore.loadtest.resp import Lost, ReplyError, connect
 
 KEYS = 10_000
@@ -77,7 +77,7 @@ def writing(addresses: Sequence[str], rate: float) -> Iterator[Foreground]:
 async def write(rate: float, addresses: Sequence[str]) -> dict[str, Latencies]:
     """Until standard input ends."""
     loop = asyncio.get_running_loop()
-    load = Load(
+    load = LoadSpec(
         seconds=ENDLESS_S, warmup_s=0, rate=rate, in_flight=IN_FLIGHT, mix=(("put", 1),), keys=KEYS, prefix=b"meanwhile"
     )
     connections = [await connect(address, timeout_s=ANSWER_S) for address in addresses]
@@ -89,12 +89,12 @@ async def write(rate: float, addresses: Sequence[str]) -> dict[str, Latencies]:
         except (Lost, ReplyError) as error:
             raise OutcomeUnknown(str(error)) from None
 
-    generator, phases, ended = Generator(load, {"put": put}), dict[str, Outcome](), asyncio.Event()
+    generator, phases, ended = Generator(load, {"put": put}), dict[str, LoadResult](), asyncio.Event()
 
     def told() -> None:
         line = sys.stdin.readline()
         if line:
-            generator.outcome = phases.setdefault(line.strip(), Outcome(load))
+            generator.outcome = phases.setdefault(line.strip(), LoadResult(load))
         else:
             ended.set()
 
@@ -109,7 +109,7 @@ async def write(rate: float, addresses: Sequence[str]) -> dict[str, Latencies]:
     return {name: _of(outcome) for name, outcome in phases.items() if name}
 
 
-def _of(outcome: Outcome) -> Latencies:
+def _of(outcome: LoadResult) -> Latencies:
     errors = outcome.errors.total()
     for row in outcome.rows():
         return Latencies(row["count"], row["p50_ms"], row["p99_ms"], row["max_ms"], errors)

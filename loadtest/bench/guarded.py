@@ -35,7 +35,7 @@ import psutil
 import trustme
 import uvloop
 
-from kvstore.access import AddRole, AddUser, Found, GrantRight, GrantRole, Right, Switch, encoded
+from kvstore.access import AddRole, AddUser, FoundAdmin, GrantRight, GrantRole, Right, Switch, encoded
 from kvstore.access.changes import Change
 from kvstore.cli.output import as_table
 from kvstore.client import AsyncClient, ClientConfig
@@ -43,7 +43,7 @@ from kvstore.devcluster.layout import ClusterFile, NodePlace
 from kvstore.env.files.private import write_private
 from kvstore.env.tls import Tls
 from kvstore.loadtest.generator.options import path_word
-from kvstore.loadtest.resp import ReplyError, RespConnection, connect
+from kvstore.loadtest.resp import AsyncRespConnection, ReplyError, connect
 from kvstore.meta.connect import connect as connect_to_metadata
 from kvstore.meta.tables.access import AccessStore
 from kvstore.server.access.guard import all_begin_with
@@ -82,7 +82,7 @@ class Side:
         """As whom its clients log in; empty: they do not."""
         self.lead: NodePlace
 
-    async def connect(self, address: str) -> RespConnection:
+    async def connect(self, address: str) -> AsyncRespConnection:
         """Raises RuntimeError if the login is refused."""
         made = await connect(address, timeout_s=CONNECT_S, tls=self._context)
         if self.user:
@@ -124,7 +124,7 @@ class Side:
     def found(self) -> None:
         """Add the two users, who may read and write, and have everybody asked."""
         hashed = encoded(PASSWORD, bytes(16))
-        self.change(Found(ALL, hashed), AddUser(TENANT, hashed))
+        self.change(FoundAdmin(ALL, hashed), AddUser(TENANT, hashed))
         for user, prefix in ((ALL, b""), (TENANT, b"{guarded}")):
             rights = (GrantRight(user, each, prefix) for each in (Right.READ, Right.WRITE))
             self.change(AddRole(user), *rights, GrantRole(user, user))

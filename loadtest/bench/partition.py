@@ -30,7 +30,7 @@ from kvstore.partition.leading.leader import Leader
 from kvstore.partition.state.commands import Op, RequestId, Sink, get, put
 from kvstore.partition.state.engine_rocks import RocksEngine
 from kvstore.partition.state.entry import decode
-from kvstore.partition.state.state import State
+from kvstore.partition.state.state import ReplicaState
 from kvstore.types import EntryId, LedgerId, PartitionId, Position, Seq
 from kvstore.wal.ports import AppendDone, LogEntry
 
@@ -98,7 +98,7 @@ class Bench:
         clock = SystemClock()
         self.config = PartitionConfig()
         self.engine = RocksEngine(str(directory / "leader"))
-        self.state = State(P1, self.engine, self.config)
+        self.state = ReplicaState(P1, self.engine, self.config)
         self.log = InstantLog(clock)
         none = cast(Any, None)
         env = Env(clock=clock, random=Random(0), transport=none, disk=none, nursery=none, fatal=print)
@@ -156,7 +156,7 @@ def yardstick() -> tuple[float, float]:
 
 def replica_apply(bench: Bench, directory: Path) -> float:
     """Decode and apply all that the leader has logged."""
-    state = State(P1, RocksEngine(str(directory / "replica")), bench.config)
+    state = ReplicaState(P1, RocksEngine(str(directory / "replica")), bench.config)
     entries = [LogEntry(Position(LedgerId(1), EntryId(n)), payload) for n, payload in enumerate(bench.log.payloads)]
     began = time.process_time()
     for entry in entries:

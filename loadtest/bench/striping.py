@@ -23,9 +23,9 @@ from kvstore.cli.output import as_table
 from kvstore.config import Setting
 from kvstore.devcluster.layout import ClusterFile
 from kvstore.devcluster.local import LocalCluster
-from kvstore.loadtest.generator.doors import Stopwatch
+from kvstore.loadtest.generator.endpoints import Stopwatch
 from kvstore.loadtest.generator.options import path_word
-from kvstore.loadtest.generator.resp_wire import RespConnection
+from kvstore.loadtest.generator.resp_wire import BlockingRespConnection
 from kvstore.types import Quorum
 from loadtest.bench import peers
 from loadtest.bench.redis_lines import Line, run_for
@@ -64,7 +64,8 @@ def _rate(line: Line, door: str, seconds: float) -> int:
 def _lone(file: ClusterFile) -> dict[str, float]:
     """Milliseconds of lone SETs until they are answered, and until every other node shows them."""
     doors = [
-        RespConnection(node.resp, Stopwatch(), connect_s=SHOWN_S_MAX, patience_s=SHOWN_S_MAX) for node in file.nodes
+        BlockingRespConnection(node.resp, Stopwatch(), connect_s=SHOWN_S_MAX, patience_s=SHOWN_S_MAX)
+        for node in file.nodes
     ]
     for door in doors[1:]:
         door.ask(b"READONLY")
@@ -85,7 +86,7 @@ def _lone(file: ClusterFile) -> dict[str, float]:
     }
 
 
-def _until_shown(doors: Sequence[RespConnection], wanted: bytes, began: float) -> Iterator[float]:
+def _until_shown(doors: Sequence[BlockingRespConnection], wanted: bytes, began: float) -> Iterator[float]:
     """Seconds since `began`, for each door, when a GET gives the value `wanted`."""
     waiting = list(doors)
     while waiting:

@@ -35,7 +35,7 @@ from kvstore.devcluster.local import LocalCluster
 from kvstore.env.interpreter import interpreter
 from kvstore.errors import ConfigError
 from kvstore.loadtest.generator.options import path_word
-from kvstore.loadtest.loads import Load, run_load
+from kvstore.loadtest.loads import LoadSpec, run_load
 from kvstore.ring.hashing import token_of
 from loadtest.bench import etcd_load, peers
 from loadtest.bench.redis_lines import Figure, Line, requests_for, run_for, run_line
@@ -154,7 +154,7 @@ def _lines(subject: Subject, seconds: float) -> Iterator[tuple[Measured, Callabl
     else:
         print("redis-benchmark (Debian: redis-tools) is not installed: its lines are left out", file=sys.stderr)
     for kind in ("put", "get"):
-        load = Load(seconds=seconds, in_flight=1_000, value_bytes=1_024, mix=((kind, 1),), keys=1_000_000)
+        load = LoadSpec(seconds=seconds, in_flight=1_000, value_bytes=1_024, mix=((kind, 1),), keys=1_000_000)
         measured = Measured(ASYNC.replace("put", kind))
         yield measured, partial(_async_client, subject, load, measured)
     for method, target in (("Put", 2_500.0), ("Get", 4_000.0)):
@@ -195,7 +195,7 @@ def _redis(subject: Subject, line: Line, seconds: float) -> Figure:
     return run_for(line, subject.asked, seconds)
 
 
-def _async_client(subject: Subject, load: Load, measured: Measured) -> float:
+def _async_client(subject: Subject, load: LoadSpec, measured: Measured) -> float:
     async def main() -> float:
         async with AsyncClient(subject.config) as client:
             found = await run_load(client, load)

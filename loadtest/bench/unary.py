@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import uvloop
 
-from kvstore.loadtest.loads import Generator, Load
+from kvstore.loadtest.loads import Generator, LoadSpec
 from kvstore.proto import kv_pb2, kv_pb2_grpc
 from kvstore.rpc.channels import channel_options, server_options
 
@@ -24,7 +24,7 @@ async def calls_per_second(
     address: str, method: str, tag: str, *, in_flight: int, seconds: float, warmup_s: float = 0.5
 ) -> float:
     """Get or Put calls per second on keys that the asked node leads."""
-    load = Load(
+    load = LoadSpec(
         seconds=seconds,
         warmup_s=warmup_s,
         in_flight=in_flight,

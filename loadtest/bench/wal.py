@@ -22,13 +22,13 @@ from kvstore.env.real import real_env, run
 from kvstore.errors import StoreError
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.memory import MemoryStore
-from kvstore.meta.registration import Bookies as Registered
+from kvstore.meta.registration import RegisteredBookies
 from kvstore.proto import bookkeeper as wire
 from kvstore.proto.bookkeeper import Status
 from kvstore.proto.frames import FrameReader
 from kvstore.proto.varint import read_varint
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, Position, Quorum
-from kvstore.wal.bookies import Bookies
+from kvstore.wal.bookies import BookieClients
 from kvstore.wal.choice import BookieChoice
 from kvstore.wal.handle import LedgerHandle, LedgerPorts
 from kvstore.wal.ports import LocalBookie
@@ -104,7 +104,7 @@ class Own:
 
 
 class View:
-    current = Registered(dict.fromkeys(ENSEMBLE, ""), {})
+    current = RegisteredBookies(dict.fromkeys(ENSEMBLE, ""), {})
 
     def on_change(self, listener: Callable[[], None]) -> None:
         """It never changes."""
@@ -115,7 +115,7 @@ async def measure(entries: int, size: int, window: int, directory: Path) -> tupl
     transport = AtOnce()
     env = replace(real_env(directory), transport=cast("Transport", transport))
     store = MemoryStore()
-    bookies = Bookies(env, lambda _: "x", own=(ENSEMBLE[0], cast("LocalBookie", Own())))
+    bookies = BookieClients(env, lambda _: "x", own=(ENSEMBLE[0], cast("LocalBookie", Own())))
     choice = BookieChoice(View(), store, clock=env.clock, random=env.random, own=ENSEMBLE[0])
     ports = LedgerPorts(env.clock, bookies, LedgerStore(store), choice)
     metadata = LedgerMetadata(LedgerId(7), Quorum(3, 3, 2), (Fragment(EntryId(0), ENSEMBLE),))

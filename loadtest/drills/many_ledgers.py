@@ -15,7 +15,7 @@ import psutil
 from kvstore.client import AsyncClient
 from kvstore.devcluster import zookeeper
 from kvstore.errors import StoreError
-from kvstore.meta.address import Kind
+from kvstore.meta.address import MetadataKind
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.store import MetadataStore
 from kvstore.meta.underreplication import Underreplication
@@ -197,7 +197,7 @@ def _audits(stage: RepairStage) -> int:
 def _requests(stage: RepairStage) -> int:
     """Packets that ZooKeeper has received; 0 of other stores."""
     file = stage.cluster.file
-    if file.store.kind is not Kind.ZOOKEEPER:
+    if file.store.kind is not MetadataKind.ZOOKEEPER:
         return 0
     said = zookeeper.four_letters(file.store.hosts[0], "mntr")
     found = re.search(r"^zk_packets_received\s+(\d+)", said, re.MULTILINE)

@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 from kvstore.env.transport import join_address
-from kvstore.loadtest.resp import Lost, RespConnection, connect
+from kvstore.loadtest.resp import AsyncRespConnection, Lost, connect
 from tests.sim.judges.history import History, Kind, Pending
 
 CALLERS = 4
@@ -44,7 +44,7 @@ class Door:
 
     def __init__(self, address: tuple[str, int]) -> None:
         self._address = join_address(*address)
-        self._connection: RespConnection | None = None
+        self._connection: AsyncRespConnection | None = None
 
     async def ask(self, *commands: Sequence[bytes], timeout_s: float) -> Any:
         """The last command's reply. Raises NotDone or Unknown."""

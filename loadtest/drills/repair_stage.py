@@ -20,7 +20,7 @@ from kvstore.devcluster.settings import with_settings
 from kvstore.errors import NoSuchLedger, StoreError
 from kvstore.meta.connect import connect
 from kvstore.meta.ledgers import LedgerStore
-from kvstore.meta.registration import Bookies, RegistrationClient
+from kvstore.meta.registration import RegisteredBookies, RegistrationClient
 from kvstore.meta.store import MetadataStore
 from kvstore.meta.underreplication import Underreplication
 from kvstore.types import BookieId, LedgerMetadata, LedgerState
@@ -123,7 +123,7 @@ class RepairStage(Stage):
         finally:
             await store.close()
 
-    async def bookies(self) -> Bookies:
+    async def bookies(self) -> RegisteredBookies:
         """The registered bookies."""
         return await self.with_store(lambda store: RegistrationClient(store).bookies())
 
@@ -188,7 +188,7 @@ async def _faults(store: MetadataStore, write: int, zones: int, lost: Collection
     return found
 
 
-def faults_of(metadata: LedgerMetadata, registered: Bookies, *, write: int, zones: int) -> list[str]:
+def faults_of(metadata: LedgerMetadata, registered: RegisteredBookies, *, write: int, zones: int) -> list[str]:
     """Of one ledger. Decides only. The last fragment of one that is written changes with its writer; its bookies are up
     all the same."""
     who = f"ledger {metadata.ledger} ({metadata.state.name})"
@@ -204,7 +204,7 @@ def faults_of(metadata: LedgerMetadata, registered: Bookies, *, write: int, zone
     return found
 
 
-def _clash(who: str, copies: Sequence[BookieId], registered: Bookies, zones: int) -> list[str]:
+def _clash(who: str, copies: Sequence[BookieId], registered: RegisteredBookies, zones: int) -> list[str]:
     if len({machine_of(each) for each in copies}) < len(copies):
         return [f"{who} has two copies on one machine: {copies}"]
     stand = {registered.zones.get(each, "") for each in copies}

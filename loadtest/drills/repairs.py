@@ -19,7 +19,7 @@ from kvstore.meta.registration import RegistrationClient
 from kvstore.meta.store import MetadataStore
 from kvstore.meta.underreplication import Underreplication
 from kvstore.types import BookieId, LedgerId
-from kvstore.wal.bookies import Bookies as BookieClients
+from kvstore.wal.bookies import BookieClients
 from kvstore.wal.placement import machine_of
 from loadtest.drills.load import Load
 from loadtest.drills.many_ledgers import many_ledgers

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from kvstore.access import AddUser, Found, RemoveUser, SetPassword
-from kvstore.access.principals import ClusterNames, Kind, Principal
+from kvstore.access import AddUser, FoundAdmin, RemoveUser, SetPassword
+from kvstore.access.principals import ClusterNames, Principal, PrincipalKind
 from kvstore.errors import InvalidRequest
 
 
 @pytest.fixture
 def names() -> ClusterNames:
     found = ClusterNames()
-    found.take({"n1": Kind.NODE, "n1-0123456789ab": Kind.BOOKIE, "kv1.example": Kind.NODE})
+    found.take({"n1": PrincipalKind.NODE, "n1-0123456789ab": PrincipalKind.BOOKIE, "kv1.example": PrincipalKind.NODE})
     found.note_shown("n2", ["kvstore-nodes"])
     return found
 
 
 @pytest.mark.parametrize("name", ["n1", "N1", "n1-0123456789ab", "kv1.example", "Kvstore-Nodes"])
 def test_user_with_the_name_of_a_node_or_bookie_is_refused(names: ClusterNames, name: str) -> None:
-    for change in (AddUser(name), Found(name, "hash")):
+    for change in (AddUser(name), FoundAdmin(name, "hash")):
         with pytest.raises(InvalidRequest, match="expected a user name that no node or bookie has"):
             names.check(change)
 
@@ -32,5 +32,5 @@ def test_user_with_another_name_is_accepted_and_an_older_one_can_be_changed(name
 def test_name_of_a_node_stays_taken_when_the_node_shows_another_certificate(names: ClusterNames) -> None:
     names.note_shown("n2", ["renewed"])
     assert names.principal_or_none("kvstore-nodes") is None
-    assert names.principal_or_none("renewed") == Principal(Kind.NODE, "renewed")
-    assert names.principal_or_none("n1") == Principal(Kind.NODE, "n1")
+    assert names.principal_or_none("renewed") == Principal(PrincipalKind.NODE, "renewed")
+    assert names.principal_or_none("n1") == Principal(PrincipalKind.NODE, "n1")

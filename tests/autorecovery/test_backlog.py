@@ -18,7 +18,7 @@ def drawn(backlog: Backlog, ledgers: list[LedgerId], now: float) -> list[LedgerI
     return backlog.drawn()
 
 
-def test_what_was_put_off_is_not_drawn_before_its_time_and_keeps_nobody_else_back() -> None:
+def test_backlog_does_not_draw_early_or_hold_back_others() -> None:
     backlog = Backlog(Random(1))
     backlog.later(LEDGERS[0], 0.0, LONG)
     assert drawn(backlog, LEDGERS[:2], 10.0) == [LEDGERS[1]]
@@ -27,7 +27,7 @@ def test_what_was_put_off_is_not_drawn_before_its_time_and_keeps_nobody_else_bac
     assert LEDGERS[0] in drawn(backlog, LEDGERS[:2], LONG)
 
 
-def test_another_bookie_makes_a_few_due_at_once() -> None:
+def test_backlog_makes_few_ledgers_due_at_once_when_a_bookie_appears() -> None:
     backlog = Backlog(Random(1))
     for ledger in LEDGERS[:5]:
         backlog.later(ledger, 0.0, LONG)
@@ -35,7 +35,7 @@ def test_another_bookie_makes_a_few_due_at_once() -> None:
     assert sorted(drawn(backlog, LEDGERS[:5], 1.0)) == LEDGERS[:5]
 
 
-def test_many_that_cannot_be_repaired_rest_whatever_bookies_come_and_go() -> None:
+def test_backlog_limits_retries_however_often_bookies_change() -> None:
     """A bookie that flaps would have all of them tried over and over."""
     backlog = Backlog(Random(1))
     tries, now = 0, 0.0
@@ -48,7 +48,7 @@ def test_many_that_cannot_be_repaired_rest_whatever_bookies_come_and_go() -> Non
     assert 0.5 * AGAIN_PER_S * now < tries < 1.5 * AGAIN_PER_S * now
 
 
-def test_a_round_draws_some_of_very_many() -> None:
+def test_backlog_draws_some_of_very_many() -> None:
     backlog = Backlog(Random(1))
     many = [LedgerId(each) for each in range(3 * ROUND_MAX)]
     found = drawn(backlog, many, 0.0)

@@ -35,7 +35,7 @@ class Counted(dict[Any, Any]):
         return super().items()
 
 
-def test_between_rounds_no_call_looks_at_all_that_is_remembered() -> None:
+def test_backlog_never_iterates_over_all_between_rounds() -> None:
     backlog = Backlog(Random(1))
     ledgers = [LedgerId(each) for each in range(MANY)]
     for ledger in ledgers:
@@ -48,7 +48,7 @@ def test_between_rounds_no_call_looks_at_all_that_is_remembered() -> None:
     assert Counted.looked == 0
 
 
-def test_what_is_unreadable_is_counted_over_rounds() -> None:
+def test_backlog_counts_unreadable_ledgers_across_rounds() -> None:
     backlog = Backlog(Random(1))
     a, b, c = (LedgerId(each) for each in range(3))
     for ledger in (a, b, c):
@@ -62,7 +62,7 @@ def test_what_is_unreadable_is_counted_over_rounds() -> None:
     assert backlog.unreadable == 0
 
 
-def test_a_round_that_was_broken_off_forgets_nothing() -> None:
+def test_backlog_keeps_history_after_an_aborted_round() -> None:
     backlog = Backlog(Random(1))
     a, b = LedgerId(0), LedgerId(1)
     for ledger in (a, b):
@@ -105,7 +105,7 @@ async def most_in_a_turn(seen: list[object], work: Callable[[], Any]) -> int:
     return most
 
 
-async def test_no_turn_of_the_event_loop_looks_at_a_whole_page_of_ledgers(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ledger_listing_yields_within_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[object] = []
     understand = paths.ledger_of
     monkeypatch.setattr(paths, "ledger_of", lambda path: seen.append(path) or understand(path))
@@ -119,7 +119,7 @@ async def test_no_turn_of_the_event_loop_looks_at_a_whole_page_of_ledgers(monkey
     assert found == [[LedgerId(1_000_000 + each) for each in range(MANY)]]
 
 
-async def test_no_turn_of_the_event_loop_looks_at_a_whole_page_of_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_mark_listing_yields_within_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[object] = []
     understand = paths.marks_of_page
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvstore.autorecovery.rereplicate import NO_SPARE, STILL_OPEN, Rereplicator, recopying
+from kvstore.autorecovery.repair_machine import NO_SPARE
+from kvstore.autorecovery.rereplicate import STILL_OPEN, Rereplicator, open_rereplicator
 from kvstore.errors import Unavailable
 from kvstore.meta import paths
 from kvstore.meta.cookie_store import CookieStore
@@ -32,7 +33,7 @@ async def closed(bench: Bench, *ensemble: BookieId, write: int = 0) -> None:
     await handle.close()
 
 
-def test_copies_come_before_the_metadata_that_names_them() -> None:
+def test_rereplicate_copies_before_it_names_the_copies() -> None:
     async def case(bench: Bench) -> None:
         await closed(bench)
         bench.bookies.stop(B3)
@@ -50,7 +51,7 @@ def test_copies_come_before_the_metadata_that_names_them() -> None:
     run(case, bookies=4)
 
 
-def test_a_striped_ledger_gets_the_entries_of_the_lost_bookie_and_no_others() -> None:
+def test_rereplicate_gives_a_striped_ledger_only_the_lost_bookies_entries() -> None:
     async def case(bench: Bench) -> None:
         await closed(bench, B1, B2, B3, write=2)
         lost = bench.bookies.at[B3].of(LEDGER)
@@ -63,7 +64,7 @@ def test_a_striped_ledger_gets_the_entries_of_the_lost_bookie_and_no_others() ->
     run(case, bookies=4)
 
 
-def test_a_damaged_copy_is_not_what_is_copied() -> None:
+def test_rereplicate_never_copies_a_damaged_copy() -> None:
     async def case(bench: Bench) -> None:
         await closed(bench)
         bench.bookies.stop(B3)
@@ -77,7 +78,7 @@ def test_a_damaged_copy_is_not_what_is_copied() -> None:
     run(case, bookies=4)
 
 
-def test_what_cannot_be_copied_keeps_the_old_name() -> None:
+def test_rereplicate_keeps_the_old_name_of_what_cannot_be_copied() -> None:
     async def case(bench: Bench) -> None:
         await closed(bench)
         bench.bookies.stop(B1, B2, B3)
@@ -88,7 +89,7 @@ def test_what_cannot_be_copied_keeps_the_old_name() -> None:
     run(case, bookies=6)
 
 
-def test_without_another_bookie_it_says_so() -> None:
+def test_rereplicate_reports_that_there_is_no_spare_bookie() -> None:
     async def case(bench: Bench) -> None:
         await closed(bench)
         bench.bookies.stop(B3)
@@ -108,7 +109,7 @@ async def with_cookie(bench: Bench, bookie: BookieId) -> CookieStore:
 
 
 # docs/protocol.md A10
-def test_a_bookie_that_comes_back_while_it_is_given_up_keeps_its_places_and_its_id() -> None:
+def test_rereplicate_keeps_places_and_id_of_a_bookie_that_returns() -> None:
     """Ledgers are made on it from then on: with its cookie gone, or its directories emptied, they would lack its
     copies."""
 
@@ -136,11 +137,11 @@ def test_a_bookie_that_comes_back_while_it_is_given_up_keeps_its_places_and_its_
 
 
 # docs/protocol.md A10
-def test_a_command_of_an_operator_hears_of_bookies_that_come_back_as_long_as_it_takes() -> None:
+def test_rereplicator_follows_bookies_until_it_is_closed() -> None:
     async def case(bench: Bench) -> None:
         store, node = MemoryStore(bench.tree), MemoryStore(bench.tree)
         await ensure_path(node, paths.READONLY)
-        async with recopying(bench.env, store) as recopying_now:
+        async with open_rereplicator(bench.env, store) as recopying_now:
             assert not recopying_now.is_up(B3)
             await node.create(paths.available(B3), encode_service_info("b3:3181"), ephemeral=True)
             await bench.pass_time(1)
@@ -151,7 +152,7 @@ def test_a_command_of_an_operator_hears_of_bookies_that_come_back_as_long_as_it_
 
 # docs/protocol.md A10
 @pytest.mark.parametrize("registers", [False, True])
-def test_a_start_at_the_last_moment_keeps_a_bookies_id(registers: bool) -> None:
+def test_rereplicate_keeps_the_id_of_a_bookie_that_starts_last_moment(registers: bool) -> None:
     """It raises the version of the cookie; or has done so long before, and registers between the last look and the
     delete."""
 
@@ -176,7 +177,7 @@ def test_a_start_at_the_last_moment_keeps_a_bookies_id(registers: bool) -> None:
     run(case, bookies=4)
 
 
-def test_an_open_ledger_is_left_to_its_writer() -> None:
+def test_rereplicate_leaves_an_open_ledger_to_its_writer() -> None:
     async def case(bench: Bench) -> None:
         await appended(bench, bench.handle(await bench.ledger()), COUNT)
         bench.bookies.stop(B3)
@@ -191,7 +192,7 @@ def test_an_open_ledger_is_left_to_its_writer() -> None:
     [((3,), STILL_OPEN), ((3, 4), STILL_OPEN), ((4, 5), STILL_OPEN), ((5,), ""), ((), STILL_OPEN)],
     ids=str,
 )
-def test_an_open_ledger_that_its_log_has_passed_over_keeps_no_bookie(listed: tuple[int, ...], blocked: str) -> None:
+def test_rereplicate_ignores_an_open_ledger_that_its_log_passed_over(listed: tuple[int, ...], blocked: str) -> None:
     """The log may still come to a ledger beyond the last that it lists."""
     four = LedgerId(4)
 
@@ -212,7 +213,7 @@ def test_an_open_ledger_that_its_log_has_passed_over_keeps_no_bookie(listed: tup
     run(case, bookies=4)
 
 
-def test_a_worker_that_was_quicker_is_waited_for() -> None:
+def test_rereplicate_waits_for_a_worker_that_was_faster() -> None:
     async def case(bench: Bench) -> None:
         await closed(bench)
         bench.bookies.stop(B3)
@@ -243,7 +244,7 @@ def test_a_ledger_that_is_deleted_meanwhile_does_not_come_back() -> None:
     run(case, bookies=4)
 
 
-def test_a_scrub_finds_what_is_missing_or_damaged_and_repairs_it_if_told() -> None:
+def test_scrub_finds_bad_copies_and_repairs_them_on_request() -> None:
     async def case(bench: Bench) -> None:
         await closed(bench)
         bookie = bench.bookies.at[B2]
@@ -262,7 +263,7 @@ def test_a_scrub_finds_what_is_missing_or_damaged_and_repairs_it_if_told() -> No
 
 # docs/protocol.md A14
 @pytest.mark.parametrize("repair", [False, True])
-def test_a_scrub_misses_nothing_that_was_given_up(*, repair: bool) -> None:
+def test_scrub_ignores_abandoned_entries(*, repair: bool) -> None:
     async def case(bench: Bench) -> None:
         await closed(bench)
         for bookie in (B1, B2, B3):

@@ -18,24 +18,24 @@ OPEN = LedgerMetadata(
 CLOSED = OPEN.closed(EntryId(14), 100)
 
 
-def test_the_lost_bookies_of_any_fragment_are_named() -> None:
+def test_verdict_names_lost_bookies_of_any_fragment() -> None:
     assert lost_of(OPEN, {B3, B4, BookieId("b9-1")}) == [B3, B4]
     assert lost_of(OPEN, set()) == []
 
 
-def test_of_an_open_ledger_only_what_its_writer_has_left_behind_is_checked() -> None:
+def test_verdict_checks_only_finished_fragments_of_an_open_ledger() -> None:
     assert last_to_check(CLOSED) == 14
     assert last_to_check(OPEN) == last_to_check(OPEN.recovering()) == 9
     assert last_to_check(replace(OPEN, fragments=OPEN.fragments[:1])) == -1
 
 
-def test_those_whose_place_another_one_takes_are_leaving() -> None:
+def test_verdict_reports_bookies_whose_places_are_taken() -> None:
     spread = replace(CLOSED, fragments=(Fragment(EntryId(0), (B1, B4, B3)), CLOSED.fragments[1]))
     assert leaving(CLOSED, spread) == [B2]
     assert leaving(CLOSED, CLOSED) == []
 
 
-def test_a_check_is_due_after_its_interval_and_a_wrong_clock_does_not_put_it_off() -> None:
+def test_check_is_due_after_its_interval_despite_a_wrong_clock() -> None:
     assert is_due(None, 0, 60)
     assert not is_due(1_000, 60_999, 60)
     assert is_due(1_000, 61_000, 60)
@@ -53,6 +53,6 @@ def test_a_check_is_due_after_its_interval_and_a_wrong_clock_does_not_put_it_off
         ("check_ledgers_per_s", float("nan")),
     ],
 )
-def test_a_setting_out_of_range_is_refused_by_name(name: str, value: float) -> None:
+def test_setting_out_of_range_is_refused_by_name(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=name):
         AutorecoveryConfig(**{name: value})  # type: ignore[arg-type]

@@ -32,7 +32,7 @@ from kvstore.bookie.journal.record import (
     FILE_HEADER_SIZE,
     GROUP_HEADER_SIZE,
     RECORD_HEADER_SIZE,
-    Kind,
+    RecordKind,
     decode_file_header,
     decode_record_head,
     seed_of,
@@ -43,7 +43,7 @@ from kvstore.env import Env
 from kvstore.env.disk import DirectoryDisk
 from kvstore.env.real import real_env, run
 from kvstore.errors import ConfigError
-from kvstore.meta.layout import Identity, LayoutStore
+from kvstore.meta.layout import ClusterIdentity, LayoutStore
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.memory import MemoryStore, MemoryTree
 from kvstore.proto.bookkeeper import LAST_ENTRY, Status
@@ -97,7 +97,7 @@ class _Bookie(Shelf):
 
     def __init__(self, env: Env, bookie: Bookie, store: MemoryStore) -> None:
         self.env, self.bookie, self.storage = env, bookie, bookie.storage
-        self.authority = MetadataAuthority(store, Identity(store, CLUSTER))
+        self.authority = MetadataAuthority(store, ClusterIdentity(store, CLUSTER))
 
 
 @asynccontextmanager
@@ -219,8 +219,8 @@ def _journal(data: bytes, needed: set[tuple[int, int]]) -> Iterator[tuple[str, i
         while at < end:
             head = decode_record_head(data, at, seed=seed, offset=at)
             assert head is not None
-            what = NEEDED if (header.file, at) in needed else Kind(head.kind).name
-            if head.kind == Kind.LIMBO and head.flags & CLEARED:
+            what = NEEDED if (header.file, at) in needed else RecordKind(head.kind).name
+            if head.kind == RecordKind.LIMBO and head.flags & CLEARED:
                 what = "LIMBO over"
             body = at + RECORD_HEADER_SIZE
             yield f"record head: {what}", at, body

@@ -22,17 +22,17 @@ from kvstore.bookie.adds import Adds
 from kvstore.bookie.connections import questions as questions_module
 from kvstore.bookie.connections import service as service_module
 from kvstore.bookie.facts import Facts
-from kvstore.bookie.fencing import Verdict
+from kvstore.bookie.fencing import WriteVerdict
 from kvstore.bookie.index import index_files
 from kvstore.bookie.journal import journal, scan, segment, supply
-from kvstore.bookie.journal.record import Kind
+from kvstore.bookie.journal.record import RecordKind
 from kvstore.bookie.journal.room import Use
 from kvstore.bookie.storage import BookieStorage
 from kvstore.bookie.upkeep import reclaim
 from kvstore.proto.bookkeeper import Status
 from tests.bookie.breakages import directories as of_directories  # noqa: F401 - it registers more of them
-from tests.bookie.breakages import held as of_held_entries  # noqa: F401 - as does this
 from tests.bookie.breakages import index_files as of_index_files  # noqa: F401 - so does this
+from tests.bookie.breakages import stored_copies as of_held_entries  # noqa: F401 - as does this
 from tests.bookie.breakages import strangers  # noqa: F401 - and this
 from tests.bookie.breakages.registry import MUTANTS, hide, mutant, patched, replace
 
@@ -106,8 +106,8 @@ def _early_denial() -> None:
 @mutant("forgets to write the fence down")
 def _volatile_fence() -> None:
     def make(original: Any) -> Any:
-        def note(self: Any, kind: Kind, *rest: Any, **how: Any) -> None:
-            if kind is not Kind.FENCE:
+        def note(self: Any, kind: RecordKind, *rest: Any, **how: Any) -> None:
+            if kind is not RecordKind.FENCE:
                 original(self, kind, *rest, **how)
 
         return note
@@ -211,9 +211,9 @@ def _damage_is_absence() -> None:
 @mutant("accepts a first add without asking")
 def _unasked() -> None:
     def make(original: Any) -> Any:
-        def judge(ledger: Any, **how: Any) -> Verdict:
-            verdict: Verdict = original(ledger, **how)
-            return Verdict.ADMIT if verdict is Verdict.ASK else verdict
+        def judge(ledger: Any, **how: Any) -> WriteVerdict:
+            verdict: WriteVerdict = original(ledger, **how)
+            return WriteVerdict.ADMIT if verdict is WriteVerdict.ASK else verdict
 
         return judge
 
@@ -225,13 +225,13 @@ def _any_state() -> None:
     replace(
         admission,
         "judge_by_metadata",
-        lambda _: lambda metadata, bookie, key: Verdict.ADMIT if metadata else Verdict.FENCED,
+        lambda _: lambda metadata, bookie, key: WriteVerdict.ADMIT if metadata else WriteVerdict.FENCED,
     )
 
 
 @mutant("takes the first key that it hears for the ledger's")
 def _any_key() -> None:
-    replace(admission, "judge_key_by_metadata", lambda _: lambda metadata, key: Verdict.ADMIT)
+    replace(admission, "judge_key_by_metadata", lambda _: lambda metadata, key: WriteVerdict.ADMIT)
 
 
 @mutant("accepts adds to a ledger that names others")
@@ -243,15 +243,15 @@ def _any_ensemble() -> None:
 def _stale_verdict() -> None:
     def make(original: Any) -> Any:
         def ask(self: Any, ledger: int, key: bytes, size: int, judged: Any) -> bool:
-            def resume(*verdicts: Verdict) -> None:
-                with patched(keys.Keys, "judge_add", lambda *_, **_how: Verdict.ASK):
+            def resume(*verdicts: WriteVerdict) -> None:
+                with patched(keys.KeyChecks, "judge_add", lambda *_, **_how: WriteVerdict.ASK):
                     judged(*verdicts)
 
             return bool(original(self, ledger, key, size, resume))
 
         return ask
 
-    replace(admission.Admission, "ask", make)
+    replace(admission.LedgerAdmission, "ask", make)
 
 
 @mutant("denies to whoever asks")
@@ -305,7 +305,7 @@ def _polls_that_stay() -> None:
 
 @mutant("makes all lists at once")
 def _no_turns() -> None:
-    replace(turns.Turns, "add", lambda _original: lambda self, _owner, piece: piece(lambda: None))
+    replace(turns.FairQueue, "add", lambda _original: lambda self, _owner, piece: piece(lambda: None))
 
 
 @mutant("takes an empty directory for its own")
@@ -372,8 +372,8 @@ def _starts_by_older_copy() -> None:
 @mutant("leaves no tombstone")
 def _no_tombstone() -> None:
     def make(original: Any) -> Any:
-        def fact(self: Any, kind: Kind, *rest: Any) -> None:
-            original(self, Kind.DROPPED if kind is Kind.TOMBSTONE else kind, *rest)
+        def fact(self: Any, kind: RecordKind, *rest: Any) -> None:
+            original(self, RecordKind.DROPPED if kind is RecordKind.TOMBSTONE else kind, *rest)
 
         return fact
 

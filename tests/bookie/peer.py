@@ -10,7 +10,7 @@ from kvstore.bookie.config import BookieConfig
 from kvstore.bookie.connections.service import BookieService
 from kvstore.env import Env
 from kvstore.proto import bookkeeper as wire
-from kvstore.proto.bookkeeper import Answer
+from kvstore.proto.bookkeeper import BookieResponse
 from kvstore.proto.frames import FrameReader
 from tests.bookie.support import CLUSTER, Metadata, Shelf, tiny
 from tests.sim.world.env import SimWorld
@@ -63,7 +63,7 @@ class Peer:
         taken, self.frames = self.frames[:count], self.frames[count:]
         return taken
 
-    async def ask(self, frame: bytes) -> Answer:
+    async def ask(self, frame: bytes) -> BookieResponse:
         """Send one request and return its answer."""
         self.send(frame)
         return wire.decode_response((await self.answers(1))[0])

@@ -11,7 +11,7 @@ from kvstore.bookie.inventory import IsOurs, OwnLedgers, nobodys
 from kvstore.bookie.storage import BookieStorage
 from kvstore.env import Env
 from kvstore.errors import MetadataUnavailable
-from kvstore.meta.ledger_ids import Counted, LedgerIdGenerator
+from kvstore.meta.ledger_ids import LedgerIdCount, LedgerIdGenerator
 from kvstore.meta.store import MetadataStore
 from kvstore.proto.bookkeeper import LAST_ENTRY, Status
 from kvstore.proto.digest import EntryDigest, master_key
@@ -81,10 +81,10 @@ class Metadata:
     async def mark_older(self, why: str) -> None:
         self.marked.append(why)
 
-    async def counted(self) -> Counted:
+    async def counted(self) -> LedgerIdCount:
         if self.is_away:
             raise MetadataUnavailable("not connected")
-        return Counted(LedgerId(self.counts_to))
+        return LedgerIdCount(LedgerId(self.counts_to))
 
     async def ledgers(self) -> list[LedgerId]:
         if self.is_away or self.fails_listing:

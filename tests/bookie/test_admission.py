@@ -27,7 +27,7 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-def test_after_a_word_of_its_writer_a_ledgers_first_add_waits_for_nobody(world: SimWorld) -> None:
+def test_first_add_does_not_wait_after_a_message_of_its_writer(world: SimWorld) -> None:
     async def scene() -> None:
         shelf = await Shelf(world.node("b1").env).start()
         assert await shelf.write_lac(L, -1) is Status.OK
@@ -40,7 +40,7 @@ def test_after_a_word_of_its_writer_a_ledgers_first_add_waits_for_nobody(world: 
     run(world, scene())
 
 
-def test_a_word_of_a_ledgers_writer_alone_admits_nothing(world: SimWorld) -> None:
+def test_message_of_a_ledgers_writer_alone_admits_nothing(world: SimWorld) -> None:
     async def scene() -> None:
         shelf = await Shelf(world.node("b1").env).start()
         shelf.meta.known[L] = replace(metadata(L), state=LedgerState.IN_RECOVERY)
@@ -56,7 +56,7 @@ def test_a_word_of_a_ledgers_writer_alone_admits_nothing(world: SimWorld) -> Non
     run(world, scene())
 
 
-def test_a_fence_that_comes_while_the_metadata_is_read_holds(world: SimWorld) -> None:
+def test_fence_during_a_metadata_read_holds(world: SimWorld) -> None:
     async def scene() -> None:
         shelf = await Shelf(world.node("b1").env).start()
         await shelf.add(L, 5, recovery=True)  # so its key is known

@@ -84,7 +84,7 @@ def found_by(world: SimWorld, tree: MemoryTree, entry: int, **config: object) ->
 
 # docs/protocol.md B34
 @pytest.mark.parametrize("config", [{}, SEVERAL], ids=["one", "several"])
-def test_what_a_copy_of_the_running_bookie_lacks_is_unknown_and_not_absent(
+def test_copy_of_a_running_bookie_answers_unknown_not_absent(
     world: SimWorld, tree: MemoryTree, config: dict[str, object]
 ) -> None:
     copies = []
@@ -103,7 +103,7 @@ def test_what_a_copy_of_the_running_bookie_lacks_is_unknown_and_not_absent(
 
 
 @pytest.mark.parametrize("config", [{}, SEVERAL], ids=["one", "several"])
-def test_directories_that_are_no_copy_are_believed_over_any_restart(
+def test_original_directories_are_trusted_after_any_restart(
     world: SimWorld, tree: MemoryTree, config: dict[str, object]
 ) -> None:
     for first in range(0, 6, 2):
@@ -112,7 +112,7 @@ def test_directories_that_are_no_copy_are_believed_over_any_restart(
         crash(world)
 
 
-def test_a_bookie_that_stores_nothing_does_not_age(world: SimWorld, tree: MemoryTree) -> None:
+def test_bookie_that_stores_nothing_does_not_age(world: SimWorld, tree: MemoryTree) -> None:
     run_while(world, tree, range(1), aged=True)
     disk, before = world.node("b1").disk, age_in(world.node("b1").disk, JOURNAL)
 
@@ -139,13 +139,13 @@ async def store_alone(world: SimWorld, tree: MemoryTree, seconds: float) -> None
         await pause(seconds)
 
 
-def test_a_metadata_store_that_is_away_when_it_ages_costs_nothing(world: SimWorld, tree: MemoryTree) -> None:
+def test_metadata_outage_during_aging_costs_nothing(world: SimWorld, tree: MemoryTree) -> None:
     run(world, store_alone(world, tree, 2.5 * AGE_S))
     crash(world)
     assert found_by(world, tree, 99) is Status.NO_ENTRY
 
 
-def test_a_bookie_that_was_decommissioned_leaves_no_age(world: SimWorld, tree: MemoryTree) -> None:
+def test_decommissioned_bookie_leaves_no_age(world: SimWorld, tree: MemoryTree) -> None:
     run_while(world, tree, range(1), aged=True)
     cookies = CookieStore(MemoryStore(tree))
 
@@ -159,7 +159,7 @@ def test_a_bookie_that_was_decommissioned_leaves_no_age(world: SimWorld, tree: M
     run(world, forget())
 
 
-def test_an_age_that_cannot_be_read_is_a_doubt(world: SimWorld, tree: MemoryTree) -> None:
+def test_unreadable_age_is_a_doubt(world: SimWorld, tree: MemoryTree) -> None:
     run_while(world, tree, range(1), aged=True)
     (bookie,) = tree.children(paths.AGES)
     tree.apply(1, [SetData(f"{paths.AGES}/{bookie}", b"\xff\xfe", -1)])
@@ -168,9 +168,7 @@ def test_an_age_that_cannot_be_read_is_a_doubt(world: SimWorld, tree: MemoryTree
 
 # docs/protocol.md B7
 @pytest.mark.parametrize("name", ["AGE", "STARTS"])
-def test_what_the_disk_does_not_give_is_a_doubt_and_keeps_no_bookie_from_starting(
-    world: SimWorld, tree: MemoryTree, name: str
-) -> None:
+def test_unreadable_disk_is_a_doubt_and_does_not_prevent_a_start(world: SimWorld, tree: MemoryTree, name: str) -> None:
     run_while(world, tree, range(1), aged=True)
     disk = world.node("b1").disk
     disk.fail_reads(f"{JOURNAL}/{name}")
@@ -185,7 +183,7 @@ def test_what_the_disk_does_not_give_is_a_doubt_and_keeps_no_bookie_from_startin
         run(world, start())
 
 
-def test_a_second_process_on_a_copy_ends_the_first(world: SimWorld, tree: MemoryTree) -> None:
+def test_second_process_on_a_copy_ends_the_first(world: SimWorld, tree: MemoryTree) -> None:
     async def work() -> None:
         async with started(world, tree) as bookie:
             await add(bookie, 0)
@@ -202,14 +200,12 @@ def test_a_second_process_on_a_copy_ends_the_first(world: SimWorld, tree: Memory
     assert "on a copy of its directories" in reason
 
 
-def test_a_copy_that_is_started_beside_the_bookie_ends_and_leaves_it_as_it_was(
-    world: SimWorld, tree: MemoryTree
-) -> None:
+def test_copy_started_beside_the_bookie_ends_and_changes_nothing(world: SimWorld, tree: MemoryTree) -> None:
     async def work() -> None:
         async with started(world, tree) as bookie:
             await add(bookie, 0)
             world.node("b2").disk = world.node("b1").disk.copy(world.random)
-            with pytest.raises(ConfigError, match=f"bookie {bookie.id}.* runs at b1:3181"):
+            with pytest.raises(ConfigError, match=f"one process of bookie {bookie.id}.* got another at b1:3181"):
                 await world.node("b2").call(beside(world.env("b2"), tree))
             await add(bookie, 1)
 
@@ -225,7 +221,7 @@ async def beside(env: Env, tree: MemoryTree) -> None:
 
 # docs/protocol.md B7
 @pytest.mark.parametrize("config", [{}, SEVERAL], ids=["one", "several"])
-def test_a_start_that_dies_before_the_doubt_is_on_the_disk_leaves_it_to_the_next_one(
+def test_start_that_dies_before_recording_a_doubt_leaves_it_to_the_next(
     world: SimWorld, tree: MemoryTree, config: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_while(world, tree, range(1), aged=False, **config)
@@ -251,7 +247,7 @@ def test_a_start_that_dies_before_the_doubt_is_on_the_disk_leaves_it_to_the_next
 
 
 # docs/protocol.md B7, B34
-def test_a_metadata_store_that_was_made_again_of_a_file_raises_no_doubt(world: SimWorld, tree: MemoryTree) -> None:
+def test_metadata_recreated_from_a_file_raises_no_doubt(world: SimWorld, tree: MemoryTree) -> None:
     """Versions of nodes begin again there, so the directories remember a later start than it counts."""
     for first in range(3):
         run_while(world, tree, range(first, first + 1), aged=True)
@@ -265,7 +261,7 @@ def test_a_metadata_store_that_was_made_again_of_a_file_raises_no_doubt(world: S
     assert found_by(world, other, 99) is Status.NO_ENTRY
 
 
-def test_a_copy_that_is_ten_seconds_old_is_known_for_one(world: SimWorld, tree: MemoryTree) -> None:
+def test_copy_that_is_ten_seconds_old_is_recognized(world: SimWorld, tree: MemoryTree) -> None:
     """docs/protocol.md B34: a minute was long enough to put a machine back to a snapshot of it."""
     copies = []
 
@@ -282,8 +278,6 @@ def test_a_copy_that_is_ten_seconds_old_is_known_for_one(world: SimWorld, tree: 
     assert found_by(world, tree, 1) is Status.UNKNOWN_LEDGER_STATE
 
 
-def test_that_the_directories_do_not_age_is_said_once(
-    world: SimWorld, tree: MemoryTree, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_aging_failure_is_logged_once(world: SimWorld, tree: MemoryTree, caplog: pytest.LogCaptureFixture) -> None:
     run(world, store_alone(world, tree, 10 * AGE_S))
     assert sum("do not age" in record.getMessage() for record in caplog.records) == 1

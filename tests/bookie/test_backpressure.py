@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from kvstore.bookie.admission import WAITING_MAX
-from kvstore.bookie.backpressure import Door
+from kvstore.bookie.backpressure import BackpressureGate
 from kvstore.proto import bookkeeper as wire
 from kvstore.proto.bookkeeper import Status
 from tests.bookie.peer import Peer, Served, serve
@@ -29,7 +29,7 @@ async def statuses(peer: Peer, count: int) -> list[int]:
     return [each.status for each in answers]
 
 
-def test_a_connection_with_too_many_adds_under_way_is_not_read_on_and_none_is_refused(world: SimWorld) -> None:
+def test_connection_with_too_many_adds_is_not_read_and_none_is_refused(world: SimWorld) -> None:
     async def scenario(served: Served, peer: Peer) -> None:
         await peer.ask(adds(range(1))[0])
         world.node("b1").disk.slow_syncs((1, 1))
@@ -45,7 +45,7 @@ def test_a_connection_with_too_many_adds_under_way_is_not_read_on_and_none_is_re
     serve(world, scenario, connection_pending_max=10)
 
 
-def test_bytes_under_way_of_a_connection_are_limited_too(world: SimWorld) -> None:
+def test_connection_with_too_many_bytes_in_progress_is_not_read(world: SimWorld) -> None:
     async def scenario(served: Served, peer: Peer) -> None:
         await peer.ask(adds(range(1))[0])
         world.node("b1").disk.slow_syncs((1, 1))
@@ -58,7 +58,7 @@ def test_bytes_under_way_of_a_connection_are_limited_too(world: SimWorld) -> Non
 
 
 # docs/protocol.md B12
-def test_all_connections_together_leave_no_more_than_the_limit_waiting_for_a_sync(world: SimWorld) -> None:
+def test_bytes_waiting_for_a_sync_are_limited_over_all_connections(world: SimWorld) -> None:
     async def scenario(served: Served, peer: Peer) -> None:
         peers = [peer, *[await served.connect() for _ in range(4)]]
         await peer.ask(adds(range(1))[0])
@@ -75,7 +75,7 @@ def test_all_connections_together_leave_no_more_than_the_limit_waiting_for_a_syn
     serve(world, scenario, pending_bytes_max=50_000)
 
 
-def test_what_comes_behind_an_add_that_waits_keeps_its_place(world: SimWorld) -> None:
+def test_requests_behind_a_waiting_add_keep_their_order(world: SimWorld) -> None:
     async def scenario(_: Served, peer: Peer) -> None:
         await peer.ask(adds(range(1))[0])
         world.node("b1").disk.slow_syncs((1, 1))
@@ -91,7 +91,7 @@ def test_what_comes_behind_an_add_that_waits_keeps_its_place(world: SimWorld) ->
 
 
 @pytest.mark.parametrize("is_away", [False, True])
-def test_first_adds_of_ledgers_wait_for_the_metadata_however_many_they_are(world: SimWorld, is_away: bool) -> None:
+def test_first_adds_of_any_number_of_ledgers_wait_for_the_metadata(world: SimWorld, is_away: bool) -> None:
     meta = Metadata()
     meta.is_away = is_away
     wanted = Status.UNKNOWN_LEDGER_STATE if is_away else Status.OK
@@ -107,7 +107,7 @@ def test_first_adds_of_ledgers_wait_for_the_metadata_however_many_they_are(world
     serve(world, scenario, meta)
 
 
-def test_who_waits_when_the_disk_becomes_full_is_told_so(world: SimWorld) -> None:
+def test_waiting_adds_are_refused_when_the_disk_becomes_full(world: SimWorld) -> None:
     async def scenario(served: Served, peer: Peer) -> None:
         await peer.ask(adds(range(1))[0])
         disk = world.node("b1").disk
@@ -123,9 +123,9 @@ def test_who_waits_when_the_disk_becomes_full_is_told_so(world: SimWorld) -> Non
     serve(world, scenario, pending_bytes_max=50_000)
 
 
-def test_who_waits_is_let_in_in_turn_until_the_bookie_is_busy_again() -> None:
+def test_waiting_connections_pass_in_order_until_the_gate_is_shut_again() -> None:
     room, called = 0, []
-    door = Door()
+    door = BackpressureGate()
     door.shut(door)
 
     def come(name: str) -> None:
@@ -149,8 +149,8 @@ def test_who_waits_is_let_in_in_turn_until_the_bookie_is_busy_again() -> None:
     assert not door.is_shut
 
 
-def test_a_door_is_open_when_nobody_holds_it_shut() -> None:
-    door, called = Door(), []
+def test_gate_is_open_when_nobody_holds_it_shut() -> None:
+    door, called = BackpressureGate(), []
     for holder in ("one directory", "another"):
         door.shut(holder)
     door.wait(lambda: called.append("in"))
@@ -162,7 +162,7 @@ def test_a_door_is_open_when_nobody_holds_it_shut() -> None:
     assert called == ["in"]
 
 
-def test_what_needs_the_metadata_store_keeps_nothing_waiting_that_does_not(world: SimWorld) -> None:
+def test_requests_that_need_metadata_do_not_delay_others(world: SimWorld) -> None:
     """Else a stranger who names ledgers that nobody knows stops all writers of a bookie while that store stands still:
     they turn to others after two seconds, and lose their lead after six."""
     meta = Metadata()

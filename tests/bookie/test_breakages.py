@@ -15,7 +15,7 @@ def test_each_breakage_finds_what_it_breaks(name: str) -> None:
         pass
 
 
-def test_what_is_broken_for_the_whole_run_stays_so() -> None:
+def test_breakage_for_the_whole_run_stays() -> None:
     """tests/bookie/mutants.py breaks one thing before these tests, which the ones after them are to notice."""
     sound = Adds._store
     with broken("acks before the sync"):

@@ -8,11 +8,11 @@ from kvstore.bookie.config import BookieConfig
 from kvstore.errors import ConfigError
 
 
-def test_the_defaults_are_a_configuration() -> None:
+def test_default_bookie_config_is_valid() -> None:
     assert BookieConfig(name="n1").segment_bytes == 64 << 20
 
 
-def test_all_faults_are_named_at_once() -> None:
+def test_bookie_config_names_all_faults_at_once() -> None:
     with pytest.raises(
         ConfigError, match=r"name.*listen.*index_dir.*sparse_share.*scrub_bytes_per_s.*pending_bytes_max"
     ):

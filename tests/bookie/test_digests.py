@@ -43,7 +43,7 @@ async def write_lac(shelf: Shelf, body: bytes, key: bytes = KEY) -> Status:
 
 
 @pytest.mark.parametrize("recovery", [False, True])
-def test_an_add_with_a_flipped_bit_is_refused_wherever_the_bit_is(world: SimWorld, recovery: bool) -> None:
+def test_add_with_any_flipped_bit_is_refused(world: SimWorld, recovery: bool) -> None:
     async def scenario() -> None:
         shelf = await opened(world)
         good = packet(L, 0, b"payload")
@@ -56,7 +56,7 @@ def test_an_add_with_a_flipped_bit_is_refused_wherever_the_bit_is(world: SimWorl
     run(world, scenario())
 
 
-def test_a_flipped_bit_moves_no_last_add_confirmed(world: SimWorld) -> None:
+def test_flipped_bit_moves_no_lac(world: SimWorld) -> None:
     """Tails would apply entries that a recovery may still drop (L10)."""
 
     async def scenario() -> None:
@@ -77,9 +77,7 @@ def test_a_flipped_bit_moves_no_last_add_confirmed(world: SimWorld) -> None:
 
 @pytest.mark.parametrize("kind", [DigestType.CRC32, DigestType.HMAC])
 @pytest.mark.parametrize("recovery", [False, True])
-def test_other_digests_are_checked_as_the_ledgers_metadata_says(
-    world: SimWorld, kind: DigestType, recovery: bool
-) -> None:
+def test_other_digests_are_checked_by_the_ledgers_metadata(world: SimWorld, kind: DigestType, recovery: bool) -> None:
     async def scenario() -> None:
         shelf = await opened(world)
         shelf.meta.known[L] = replace(metadata(L), digest=kind, password=b"secret")
@@ -99,7 +97,7 @@ def test_other_digests_are_checked_as_the_ledgers_metadata_says(
 
 
 @pytest.mark.parametrize("kind", [DigestType.DUMMY, DigestType.HMAC])
-def test_what_cannot_be_checked_is_taken_if_the_key_is_right(world: SimWorld, kind: DigestType) -> None:
+def test_uncheckable_packet_is_stored_if_the_key_is_right(world: SimWorld, kind: DigestType) -> None:
     """No digest at all, or one with a password that the metadata do not have, of a ledger whose key is on disk here
     (docs/protocol.md, B13): readers check."""
 
@@ -116,7 +114,7 @@ def test_what_cannot_be_checked_is_taken_if_the_key_is_right(world: SimWorld, ki
 
 
 @pytest.mark.parametrize("kind", [DigestType.DUMMY, DigestType.HMAC])
-def test_what_cannot_be_checked_is_not_taken_from_a_stranger(world: SimWorld, kind: DigestType) -> None:
+def test_uncheckable_packet_of_an_unauthenticated_peer_is_refused(world: SimWorld, kind: DigestType) -> None:
     """That nobody can check a digest here lets nobody in: the key is judged all the same (docs/protocol.md, B13)."""
 
     async def scenario() -> None:
@@ -130,7 +128,7 @@ def test_what_cannot_be_checked_is_not_taken_from_a_stranger(world: SimWorld, ki
     run(world, scenario())
 
 
-def test_while_nobody_says_which_digest_a_ledger_has_what_does_not_prove_itself_is_refused(world: SimWorld) -> None:
+def test_unproven_packet_is_refused_while_the_digest_type_is_unknown(world: SimWorld) -> None:
     async def scenario() -> None:
         shelf = await opened(world)
         assert await shelf.add(L, 0) is Status.OK

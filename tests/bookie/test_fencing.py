@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 
 from kvstore.bookie.fencing import (
-    Verdict,
+    WriteVerdict,
     judge_add,
     judge_by_metadata,
     judge_key,
@@ -25,58 +25,58 @@ L = LedgerId(7)
 
 # docs/protocol.md L6
 @pytest.mark.parametrize("case", list(product([False, True], repeat=5)))
-def test_an_add_is_admitted_only_with_the_key_and_past_a_fence_only_by_recovery(case: tuple[bool, ...]) -> None:
+def test_add_needs_the_key_and_only_recovery_passes_a_fence(case: tuple[bool, ...]) -> None:
     is_tombstoned, is_fenced, is_admitted, has_key, recovery = case
     ledger = Ledger(L, KEY)
     ledger.is_fenced, ledger.is_admitted = is_fenced, is_admitted
     verdict = judge_add(ledger, key=KEY if has_key else b"other", recovery=recovery, is_tombstoned=is_tombstoned)
     if is_tombstoned:
-        assert verdict is Verdict.FENCED
+        assert verdict is WriteVerdict.FENCED
     elif not has_key:
-        assert verdict is Verdict.WRONG_KEY
+        assert verdict is WriteVerdict.WRONG_KEY
     elif recovery:
-        assert verdict is Verdict.ADMIT
+        assert verdict is WriteVerdict.ADMIT
     elif is_fenced:
-        assert verdict is Verdict.FENCED
+        assert verdict is WriteVerdict.FENCED
     else:
-        assert verdict is (Verdict.ADMIT if is_admitted else Verdict.ASK)
+        assert verdict is (WriteVerdict.ADMIT if is_admitted else WriteVerdict.ASK)
 
 
-def test_an_add_to_an_unknown_ledger_is_a_question_also_recoverys() -> None:
+def test_add_to_an_unknown_ledger_is_judged_by_metadata_even_in_recovery() -> None:
     for recovery in (False, True):
-        assert judge_add(None, key=KEY, recovery=recovery, is_tombstoned=False) is Verdict.ASK
-        assert judge_add(None, key=KEY, recovery=recovery, is_tombstoned=True) is Verdict.FENCED
+        assert judge_add(None, key=KEY, recovery=recovery, is_tombstoned=False) is WriteVerdict.ASK
+        assert judge_add(None, key=KEY, recovery=recovery, is_tombstoned=True) is WriteVerdict.FENCED
 
 
-def test_a_key_that_is_not_written_down_is_nobodys_to_set() -> None:
+def test_unrecorded_key_cannot_be_set_by_presenting_it() -> None:
     """docs/protocol.md, B13: the first key that a bookie hears may be a stranger's."""
-    assert judge_key(None, KEY) is Verdict.ASK
-    assert judge_key(Ledger(L, b""), KEY) is Verdict.ASK, "it was lost with its record"
-    assert judge_key(Ledger(L, KEY), KEY) is Verdict.ADMIT
-    assert judge_key(Ledger(L, KEY), b"other") is Verdict.WRONG_KEY
+    assert judge_key(None, KEY) is WriteVerdict.ASK
+    assert judge_key(Ledger(L, b""), KEY) is WriteVerdict.ASK, "it was lost with its record"
+    assert judge_key(Ledger(L, KEY), KEY) is WriteVerdict.ADMIT
+    assert judge_key(Ledger(L, KEY), b"other") is WriteVerdict.WRONG_KEY
     for recovery in (False, True):
-        assert judge_add(Ledger(L, b""), key=KEY, recovery=recovery, is_tombstoned=False) is Verdict.ASK
+        assert judge_add(Ledger(L, b""), key=KEY, recovery=recovery, is_tombstoned=False) is WriteVerdict.ASK
 
 
-def test_only_an_open_ledger_that_names_this_bookie_takes_its_writers_adds() -> None:
-    assert judge_by_metadata(metadata(L), ME, KEY) is Verdict.ADMIT
-    assert judge_by_metadata(metadata(L, *OTHERS), ME, KEY) is Verdict.UNKNOWN
+def test_writer_is_admitted_only_to_an_open_ledger_that_names_this_bookie() -> None:
+    assert judge_by_metadata(metadata(L), ME, KEY) is WriteVerdict.ADMIT
+    assert judge_by_metadata(metadata(L, *OTHERS), ME, KEY) is WriteVerdict.UNKNOWN
     for state in (LedgerState.IN_RECOVERY, LedgerState.CLOSED):
-        assert judge_by_metadata(metadata(L, state=state), ME, KEY) is Verdict.FENCED
-    assert judge_by_metadata(None, ME, KEY) is Verdict.FENCED
+        assert judge_by_metadata(metadata(L, state=state), ME, KEY) is WriteVerdict.FENCED
+    assert judge_by_metadata(None, ME, KEY) is WriteVerdict.FENCED
 
 
-def test_the_key_is_that_of_the_password_in_the_metadata() -> None:
+def test_key_is_derived_from_the_password_in_the_metadata() -> None:
     for state in LedgerState:
         with_password = replace(metadata(L, state=state), password=b"secret")
-        assert judge_key_by_metadata(with_password, master_key(b"secret")) is Verdict.ADMIT
-        assert judge_key_by_metadata(with_password, KEY) is Verdict.WRONG_KEY
-        assert judge_by_metadata(with_password, ME, KEY) is Verdict.WRONG_KEY
-    assert judge_key_by_metadata(metadata(L), KEY) is Verdict.ADMIT, "a ledger of before"
-    assert judge_key_by_metadata(None, KEY) is Verdict.UNKNOWN
+        assert judge_key_by_metadata(with_password, master_key(b"secret")) is WriteVerdict.ADMIT
+        assert judge_key_by_metadata(with_password, KEY) is WriteVerdict.WRONG_KEY
+        assert judge_by_metadata(with_password, ME, KEY) is WriteVerdict.WRONG_KEY
+    assert judge_key_by_metadata(metadata(L), KEY) is WriteVerdict.ADMIT, "a ledger of before"
+    assert judge_key_by_metadata(None, KEY) is WriteVerdict.UNKNOWN
 
 
-def test_a_bookie_that_an_unfinished_ledger_does_not_name_denies_nothing() -> None:
+def test_bookie_denies_nothing_of_an_unfinished_ledger_not_naming_it() -> None:
     for state in (LedgerState.OPEN, LedgerState.IN_RECOVERY):
         assert not may_deny(metadata(L, *OTHERS, state=state), ME)
         assert may_deny(metadata(L, state=state), ME)

@@ -11,8 +11,8 @@ import pytest
 from kvstore.bookie.admission import AT_ONCE_MAX
 from kvstore.bookie.connections import limits as connection_limits
 from kvstore.bookie.ledger import Ledger
-from kvstore.bookie.sparing import BURST, SparingLog
-from kvstore.bookie.turns import Piece, Turns
+from kvstore.bookie.rate_limited_log import BURST, RateLimitedLog
+from kvstore.bookie.turns import FairQueue, Piece
 from kvstore.proto import bookkeeper as wire
 from kvstore.proto.bookkeeper import Status
 from kvstore.proto.version_two import BatchRead, encode_batch_read
@@ -31,7 +31,7 @@ def add(entry: int, size: int = 5) -> bytes:
 
 
 @pytest.mark.parametrize("question", [wire.encode_force, wire.encode_list_entries])
-def test_questions_that_wait_for_a_sync_are_bounded(world: SimWorld, question: Callable[[int, int], bytes]) -> None:
+def test_requests_waiting_for_a_sync_are_bounded(world: SimWorld, question: Callable[[int, int], bytes]) -> None:
     """While a disk stands still they would pile up for ever."""
 
     async def scenario(_: Served, peer: Peer) -> None:
@@ -48,7 +48,7 @@ def test_questions_that_wait_for_a_sync_are_bounded(world: SimWorld, question: C
     serve(world, scenario, connection_pending_max=10)
 
 
-def test_questions_that_wait_for_the_metadata_are_bounded(world: SimWorld) -> None:
+def test_requests_waiting_for_the_metadata_are_bounded(world: SimWorld) -> None:
     meta = Metadata()
 
     async def scenario(_: Served, peer: Peer) -> None:
@@ -63,7 +63,7 @@ def test_questions_that_wait_for_the_metadata_are_bounded(world: SimWorld) -> No
     serve(world, scenario, meta, connection_pending_max=10)
 
 
-def test_the_metadata_store_is_asked_about_a_number_of_ledgers_at_once(world: SimWorld) -> None:
+def test_metadata_reads_are_limited_in_number(world: SimWorld) -> None:
     """Its session is also that of this node's leaders."""
     meta = Metadata()
 
@@ -80,7 +80,7 @@ def test_the_metadata_store_is_asked_about_a_number_of_ledgers_at_once(world: Si
     serve(world, scenario, meta)
 
 
-def test_batches_that_become_ready_for_who_does_not_read_are_refused_when_they_are_too_much(
+def test_batches_for_a_client_that_does_not_read_are_refused_if_too_many(
     world: SimWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario(served: Served, peer: Peer) -> None:
@@ -105,7 +105,7 @@ def test_batches_that_become_ready_for_who_does_not_read_are_refused_when_they_a
 
 # docs/protocol.md B12
 @pytest.mark.parametrize("how", ["singly", "in batches"])
-def test_what_fencing_reads_bring_for_who_does_not_read_is_bounded(world: SimWorld, how: str) -> None:
+def test_fencing_reads_for_a_client_that_does_not_read_are_bounded(world: SimWorld, how: str) -> None:
     """They wait for the sync of the fence, and all become ready with it."""
 
     async def scenario(served: Served, peer: Peer) -> None:
@@ -130,7 +130,7 @@ def test_what_fencing_reads_bring_for_who_does_not_read_is_bounded(world: SimWor
     serve(world, scenario)
 
 
-def test_fencing_reads_are_answered_where_others_read_nothing(world: SimWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fencing_reads_are_answered_while_others_read_nothing(world: SimWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(served: Served, peer: Peer) -> None:
         writer = await served.connect()
         await writer.ask(add(0, 1 << 20))
@@ -146,7 +146,7 @@ def test_fencing_reads_are_answered_where_others_read_nothing(world: SimWorld, m
     serve(world, scenario)
 
 
-def test_lists_are_made_one_in_a_turn_of_the_event_loop(world: SimWorld) -> None:
+def test_entry_lists_are_made_one_per_event_loop_turn(world: SimWorld) -> None:
     """One of a ledger with many holes takes 60 ms: others are to be served in between."""
 
     async def scenario(served: Served, peer: Peer) -> None:
@@ -173,9 +173,9 @@ def test_lists_are_made_one_in_a_turn_of_the_event_loop(world: SimWorld) -> None
     serve(world, scenario)
 
 
-def test_turns_go_round_and_nobody_waits_for_who_has_brought_much() -> None:
+def test_fair_queue_serves_every_owner_in_turn() -> None:
     async def scenario() -> list[str]:
-        turns, done, all_done = Turns(), [], asyncio.Event()
+        turns, done, all_done = FairQueue(), [], asyncio.Event()
 
         def piece(name: str) -> Piece:
             def work(ended: Callable[[], None]) -> None:
@@ -195,7 +195,7 @@ def test_turns_go_round_and_nobody_waits_for_who_has_brought_much() -> None:
     assert asyncio.run(scenario()) == ["a1", "b1", "c1", "a2", "b2", "a3"]
 
 
-def test_polls_of_a_connection_that_is_gone_wait_no_longer(world: SimWorld) -> None:
+def test_polls_of_a_closed_connection_wait_no_longer(world: SimWorld) -> None:
     """A stranger that comes again and again would leave 10,000 behind each time, for a minute."""
 
     async def scenario(served: Served, peer: Peer) -> None:
@@ -214,7 +214,7 @@ def test_polls_of_a_connection_that_is_gone_wait_no_longer(world: SimWorld) -> N
     serve(world, scenario)
 
 
-def test_who_polls_much_gives_way_when_all_together_poll_too_much(
+def test_connection_with_many_polls_gives_way_when_all_have_too_many(
     world: SimWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of them are answered in one turn of the event loop when the ledger goes on."""
@@ -241,7 +241,7 @@ def test_who_polls_much_gives_way_when_all_together_poll_too_much(
     serve(world, scenario)
 
 
-def test_a_batch_that_begins_with_the_last_entry_brings_that_alone(world: SimWorld) -> None:
+def test_batch_that_begins_with_the_last_entry_has_only_that(world: SimWorld) -> None:
     """What follows −1 is entry 0, which does not follow the last one."""
 
     async def scenario(_: Served, peer: Peer) -> None:
@@ -256,7 +256,9 @@ def test_a_batch_that_begins_with_the_last_entry_brings_that_alone(world: SimWor
     serve(world, scenario)
 
 
-def test_what_strangers_do_wrong_is_counted_and_fills_no_log(world: SimWorld, caplog: pytest.LogCaptureFixture) -> None:
+def test_errors_of_unauthenticated_peers_are_counted_and_rate_limited(
+    world: SimWorld, caplog: pytest.LogCaptureFixture
+) -> None:
     async def scenario(served: Served, peer: Peer) -> None:
         await peer.ask(add(0))
         damaged = packet(L, 1)[:-1] + b"!"
@@ -278,9 +280,9 @@ def test_what_strangers_do_wrong_is_counted_and_fills_no_log(world: SimWorld, ca
     assert 50 < len(lines) < 70
 
 
-def test_a_line_says_how_many_were_left_out_before_it(caplog: pytest.LogCaptureFixture, world: SimWorld) -> None:
+def test_log_line_reports_how_many_lines_were_suppressed(caplog: pytest.LogCaptureFixture, world: SimWorld) -> None:
     async def scenario() -> None:
-        sparing = SparingLog(logging.getLogger("kvstore.bookie.any"))
+        sparing = RateLimitedLog(logging.getLogger("kvstore.bookie.any"))
         for number in range(BURST + 5):
             sparing.say(logging.WARNING, "number %d", number)
         await pause(1.5)

@@ -68,7 +68,7 @@ class Writer:
 
 
 @pytest.mark.cluster
-async def test_a_disk_that_was_filled_and_freed_is_written_to_again_by_the_same_process(tmp_path: Path) -> None:
+async def test_filled_and_freed_disk_is_written_again_by_the_same_process(tmp_path: Path) -> None:
     if not may_mount(tmp_path):
         pytest.skip("this kernel lets nobody but root mount a file system")
     with bookie(tmp_path) as (process, address):

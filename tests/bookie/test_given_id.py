@@ -9,21 +9,20 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from kvstore.autorecovery.mending import is_incarnation
+from kvstore.autorecovery.repair_machine import is_incarnation
 from kvstore.bookie import Bookie
 from kvstore.bookie.authority import MetadataAuthority
-from kvstore.bookie.identity import Identity, establish
+from kvstore.bookie.identity import BookieIdentity, establish
 from kvstore.errors import ConfigError, MetadataUnavailable, MetadataUnknown
 from kvstore.meta import paths
 from kvstore.meta.bookies import BookieView
 from kvstore.meta.cookie_store import CookieStore
-from kvstore.meta.layout import Identity as ClusterIdentity
-from kvstore.meta.layout import LayoutStore
+from kvstore.meta.layout import ClusterIdentity, LayoutStore
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.memory import MemoryStore, MemoryTree
 from kvstore.proto.bookkeeper import Status
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, Quorum
-from kvstore.wal.bookies import Bookies
+from kvstore.wal.bookies import BookieClients
 from tests.bookie.support import KEY, crash, packet, run, tiny
 from tests.sim.world.env import SimWorld
 from tests.sim.world.oplog import OpLog, crash_images
@@ -40,14 +39,14 @@ def tree() -> MemoryTree:
 
 async def established(
     world: SimWorld, tree: MemoryTree, node: str, given: str, store: MemoryStore | None = None
-) -> Identity:
+) -> BookieIdentity:
     store = store or MemoryStore(tree)
     await LayoutStore(store).ensure(CLUSTER)
     authority = MetadataAuthority(store, ClusterIdentity(store, CLUSTER))
     return await establish(world.env(node), tiny(id=given), CookieStore(store), CLUSTER, authority=authority)
 
 
-def start(world: SimWorld, tree: MemoryTree, node: str = "b1", *, given: str = GIVEN) -> Identity:
+def start(world: SimWorld, tree: MemoryTree, node: str = "b1", *, given: str = GIVEN) -> BookieIdentity:
     """One start as far as the identity; then the power goes."""
     identity = run(world, established(world, tree, node, given), node)
     crash(world, node)
@@ -77,14 +76,14 @@ async def forget_its_cookie(tree: MemoryTree) -> None:
     await cookies.delete(GIVEN, version)
 
 
-def test_a_bookie_has_the_id_that_it_is_given_and_keeps_it(world: SimWorld, tree: MemoryTree) -> None:
-    assert start(world, tree) == Identity(GIVEN, True, ())
+def test_bookie_keeps_its_given_id(world: SimWorld, tree: MemoryTree) -> None:
+    assert start(world, tree) == BookieIdentity(GIVEN, True, ())
     for _ in range(3):
-        assert start(world, tree) == Identity(GIVEN, False, ())
+        assert start(world, tree) == BookieIdentity(GIVEN, False, ())
     assert tree.get(f"/ledgers/cookies/{GIVEN}")
 
 
-def test_empty_directories_do_not_become_a_bookie_that_is_known(world: SimWorld, tree: MemoryTree) -> None:
+def test_empty_directories_do_not_become_a_known_bookie(world: SimWorld, tree: MemoryTree) -> None:
     """Its cookie would be the same as before: only that it is there tells."""
     start(world, tree)
     wipe(world)
@@ -93,7 +92,7 @@ def test_empty_directories_do_not_become_a_bookie_that_is_known(world: SimWorld,
             start(world, tree)
 
 
-def test_nor_one_that_a_ledger_names(world: SimWorld, tree: MemoryTree) -> None:
+def test_empty_directories_do_not_become_a_bookie_that_a_ledger_names(world: SimWorld, tree: MemoryTree) -> None:
     """Somebody has removed the cookie, as Apache's shell can, and the ledger's entries are not here."""
     start(world, tree)
     run(world, name_it(tree), "b1")
@@ -103,28 +102,28 @@ def test_nor_one_that_a_ledger_names(world: SimWorld, tree: MemoryTree) -> None:
         with pytest.raises(ConfigError, match=f"{GIVEN} is not a new bookie: ledger {L} names it"):
             start(world, tree)
     run(world, forget_its_ledger(tree), "b1")
-    assert start(world, tree) == Identity(GIVEN, True, ())
+    assert start(world, tree) == BookieIdentity(GIVEN, True, ())
 
 
-def test_of_two_who_are_given_the_same_id_at_once_one_gets_it(world: SimWorld, tree: MemoryTree) -> None:
-    async def both() -> list[Identity | BaseException]:
+def test_given_id_goes_to_one_of_two_concurrent_processes(world: SimWorld, tree: MemoryTree) -> None:
+    async def both() -> list[BookieIdentity | BaseException]:
         starts = [established(world, tree, node, GIVEN) for node in ("b1", "b2")]
         return await asyncio.gather(*starts, return_exceptions=True)
 
     found = run(world, both(), "b1")
-    won = [node for node, each in zip(("b1", "b2"), found, strict=True) if isinstance(each, Identity)]
+    won = [node for node, each in zip(("b1", "b2"), found, strict=True) if isinstance(each, BookieIdentity)]
     assert len(won) == 1
     assert any(isinstance(each, ConfigError) for each in found)
     for node in ("b1", "b2"):
         crash(world, node)
         if node in won:
-            assert start(world, tree, node) == Identity(GIVEN, False, ())
+            assert start(world, tree, node) == BookieIdentity(GIVEN, False, ())
         else:
             with pytest.raises(ConfigError):
                 start(world, tree, node)
 
 
-def test_a_cut_at_any_moment_of_formatting_ends_in_one_bookie_or_in_a_refusal(world: SimWorld) -> None:
+def test_crash_while_formatting_ends_in_one_bookie_or_a_refusal(world: SimWorld) -> None:
     tree = MemoryTree()
     oplog = OpLog(world.node("b1").disk)
     start(world, tree)
@@ -153,17 +152,15 @@ def begin(world: SimWorld, tree: MemoryTree, given: str, node: str = "b1") -> No
 
 
 @pytest.mark.parametrize(("first", "then"), [("", GIVEN), (GIVEN, ""), ("n2.example:3181", GIVEN)])
-def test_a_format_that_was_begun_under_another_id_is_begun_anew(
-    world: SimWorld, tree: MemoryTree, first: str, then: str
-) -> None:
+def test_format_begun_under_another_id_is_restarted(world: SimWorld, tree: MemoryTree, first: str, then: str) -> None:
     """Whether the id is taken is asked about the one that it is given now; the other one is nobody's."""
     begin(world, tree, first)
     found = start(world, tree, given=then).bookie
     assert found == then if then else found.startswith("b1-")
-    assert start(world, tree, given=then) == Identity(found, False, ())
+    assert start(world, tree, given=then) == BookieIdentity(found, False, ())
 
 
-def test_of_two_one_gets_it_though_the_others_word_was_lost_on_its_way(world: SimWorld, tree: MemoryTree) -> None:
+def test_given_id_goes_to_one_of_two_when_an_answer_is_lost(world: SimWorld, tree: MemoryTree) -> None:
     """Both cookies are the same, byte for byte. Who cannot tell whose write has succeeded has not got it."""
 
     class Lossy(MemoryStore):
@@ -185,23 +182,23 @@ def test_of_two_one_gets_it_though_the_others_word_was_lost_on_its_way(world: Si
         start(world, tree)
 
 
-def test_another_id_than_it_was_formatted_with_is_refused(world: SimWorld, tree: MemoryTree) -> None:
+def test_id_other_than_the_formatted_one_is_refused(world: SimWorld, tree: MemoryTree) -> None:
     start(world, tree)
     for other in ("n2.example:3181", ""):
-        with pytest.raises(ConfigError, match=f"belongs to bookie {GIVEN}, this one is called"):
+        with pytest.raises(ConfigError, match=f"belongs to bookie {GIVEN}, expected"):
             start(world, tree, given=other)
     start(world, tree, "b2", given="")
-    with pytest.raises(ConfigError, match=rf"belongs to bookie b1-.*, this one is called {GIVEN}"):
+    with pytest.raises(ConfigError, match=rf"belongs to bookie b1-.*, expected {GIVEN}"):
         start(world, tree, "b2")
 
 
-def test_an_id_is_host_and_port() -> None:
+def test_given_id_must_be_host_and_port() -> None:
     for wrong in ("n1", "n1:", ":3181", "a/b:3181", "n1:port", "n1:0", "n1:65536", "n1:99999"):
-        with pytest.raises(ConfigError, match=r"id: want host:port"):
+        with pytest.raises(ConfigError, match=r"id: expected host:port"):
             tiny(id=wrong)
 
 
-def test_it_is_no_incarnation_to_others() -> None:
+def test_given_id_is_no_incarnation() -> None:
     """So workers read its copies, and doubt it if it is younger than a ledger (docs/protocol.md, A12)."""
     assert not is_incarnation(GIVEN)
 
@@ -214,7 +211,7 @@ async def started(world: SimWorld, tree: MemoryTree, address: str) -> AsyncItera
         yield bookie
 
 
-def test_ledgers_and_clients_know_it_by_its_id_wherever_it_listens(world: SimWorld, tree: MemoryTree) -> None:
+def test_given_id_identifies_the_bookie_at_any_address(world: SimWorld, tree: MemoryTree) -> None:
     async def scenario() -> None:
         async with started(world, tree, "b1:3181") as bookie:
             assert bookie.id == GIVEN
@@ -233,7 +230,7 @@ async def one_entry(world: SimWorld, tree: MemoryTree) -> bytes | None:
     view = BookieView(MemoryStore(tree))
     await view.refresh()
     assert dict(view.current.writable) == {GIVEN: "b1:9999"}
-    bookies = Bookies(env, view.address)
+    bookies = BookieClients(env, view.address)
     try:
         return (await bookies.read(GIVEN, L, EntryId(0))).packet
     finally:

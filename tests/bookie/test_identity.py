@@ -6,7 +6,7 @@ from copy import deepcopy
 
 import pytest
 
-from kvstore.bookie.identity import Identity, establish, refuse_to_strand, remember_start
+from kvstore.bookie.identity import BookieIdentity, establish, refuse_to_strand, remember_start
 from kvstore.errors import ConfigError, MetadataUnknown, NoSuchNode
 from kvstore.meta import paths
 from kvstore.meta.cookie_store import CookieStore
@@ -26,10 +26,12 @@ def tree() -> MemoryTree:
     return MemoryTree()
 
 
-def start(world: SimWorld, tree: MemoryTree, node: str = "b1", *, cluster: str = CLUSTER, **config: str) -> Identity:
+def start(
+    world: SimWorld, tree: MemoryTree, node: str = "b1", *, cluster: str = CLUSTER, **config: str
+) -> BookieIdentity:
     """One start of a bookie on the node, as far as its identity; then the power goes."""
 
-    async def work() -> Identity:
+    async def work() -> BookieIdentity:
         cookies = CookieStore(MemoryStore(tree))
         return await establish(world.env(node), tiny(**config), cookies, cluster)
 
@@ -48,15 +50,15 @@ def empty(disk: SimDisk, directory: str) -> None:
     disk.sync_dir(directory)
 
 
-def test_empty_directories_become_a_new_incarnation_that_stays(world: SimWorld, tree: MemoryTree) -> None:
+def test_empty_directories_become_a_new_lasting_incarnation(world: SimWorld, tree: MemoryTree) -> None:
     first = start(world, tree)
     assert first.is_new
     assert first.bookie.startswith("b1-")
     for _ in range(3):
-        assert start(world, tree) == Identity(first.bookie, False, ())
+        assert start(world, tree) == BookieIdentity(first.bookie, False, ())
 
 
-def test_the_cookie_is_in_every_directory_and_in_the_metadata_store(world: SimWorld, tree: MemoryTree) -> None:
+def test_cookie_is_in_every_directory_and_in_the_metadata_store(world: SimWorld, tree: MemoryTree) -> None:
     bookie = start(world, tree).bookie
     expected = Cookie(
         bookie=bookie, journal_dirs=("bookie/journal",), ledger_dirs=("bookie/journal",), instance_id=CLUSTER,
@@ -70,7 +72,7 @@ def test_the_cookie_is_in_every_directory_and_in_the_metadata_store(world: SimWo
 
 
 # docs/protocol.md L13
-def test_a_bookie_that_lost_all_its_disks_is_another_one(world: SimWorld, tree: MemoryTree) -> None:
+def test_bookie_that_lost_all_disks_gets_another_id(world: SimWorld, tree: MemoryTree) -> None:
     first = start(world, tree)
     for directory in ("bookie/journal", "bookie/index"):
         empty(disk_of(world), directory)
@@ -82,9 +84,7 @@ def test_a_bookie_that_lost_all_its_disks_is_another_one(world: SimWorld, tree: 
 
 # docs/protocol.md B8
 @pytest.mark.parametrize("directory", ["bookie/journal", "bookie/index"])
-def test_one_empty_directory_among_full_ones_is_refused_by_name(
-    world: SimWorld, tree: MemoryTree, directory: str
-) -> None:
+def test_empty_directory_among_full_ones_is_refused_by_name(world: SimWorld, tree: MemoryTree, directory: str) -> None:
     start(world, tree)
     empty(disk_of(world), directory)
     with pytest.raises(ConfigError, match=f"{directory} is empty while the others are not"):
@@ -92,7 +92,7 @@ def test_one_empty_directory_among_full_ones_is_refused_by_name(
 
 
 @pytest.mark.parametrize("directory", ["bookie/journal", "bookie/index"])
-def test_a_directory_with_files_and_no_cookie_is_refused_by_name(
+def test_directory_with_files_and_no_cookie_is_refused_by_name(
     world: SimWorld, tree: MemoryTree, directory: str
 ) -> None:
     start(world, tree)
@@ -100,11 +100,11 @@ def test_a_directory_with_files_and_no_cookie_is_refused_by_name(
     disk.remove(f"{directory}/VERSION")
     file = disk.open(f"{directory}/00000001.journal", create=True)
     file.pwrite(0, b"x")
-    with pytest.raises(ConfigError, match=f"{directory} holds files but no cookie"):
+    with pytest.raises(ConfigError, match=f"{directory} has files but no cookie"):
         start(world, tree)
 
 
-def test_a_lost_index_costs_nothing_and_the_refusal_says_how_to_go_on(world: SimWorld, tree: MemoryTree) -> None:
+def test_refusal_after_a_lost_index_says_how_to_continue(world: SimWorld, tree: MemoryTree) -> None:
     first = start(world, tree)
     disk = disk_of(world)
     disk.remove("bookie/index/VERSION")
@@ -115,11 +115,11 @@ def test_a_lost_index_costs_nothing_and_the_refusal_says_how_to_go_on(world: Sim
     copy.pwrite(0, cookie)
     copy.sync()
     disk.sync_dir("bookie/index")
-    assert start(world, tree) == Identity(first.bookie, False, ())
+    assert start(world, tree) == BookieIdentity(first.bookie, False, ())
 
 
 @pytest.mark.parametrize("directory", ["bookie/journal", "bookie/index"])
-def test_a_disk_swapped_with_another_bookies_is_refused(world: SimWorld, tree: MemoryTree, directory: str) -> None:
+def test_disk_swapped_with_another_bookies_is_refused(world: SimWorld, tree: MemoryTree, directory: str) -> None:
     start(world, tree)
     other = start(world, tree, "b2", name="b2")
     data = disk_of(world, "b2").names.now.files[f"{directory}/VERSION"].cache.read(0, 4096)
@@ -134,30 +134,30 @@ def test_all_disks_of_another_bookie_are_refused(world: SimWorld, tree: MemoryTr
     start(world, tree)
     start(world, tree, "b2", name="b2")
     world.node("b1").disk = disk_of(world, "b2")
-    with pytest.raises(ConfigError, match=r"belongs to bookie b2-.*this one is called b1"):
+    with pytest.raises(ConfigError, match=r"belongs to bookie b2-.*expected b1"):
         start(world, tree)
 
 
-def test_another_cluster_is_refused(world: SimWorld, tree: MemoryTree) -> None:
+def test_disks_of_another_cluster_are_refused(world: SimWorld, tree: MemoryTree) -> None:
     start(world, tree)
     with pytest.raises(ConfigError, match=f"belongs to the cluster {CLUSTER}, the metadata store to other"):
         start(world, tree, cluster="other")
 
 
-def test_a_cookie_that_the_metadata_store_does_not_know_is_refused(world: SimWorld, tree: MemoryTree) -> None:
+def test_cookie_unknown_to_the_metadata_store_is_refused(world: SimWorld, tree: MemoryTree) -> None:
     start(world, tree)
     with pytest.raises(ConfigError, match="does not know"):
         start(world, MemoryTree())
 
 
-def test_other_directories_than_it_was_formatted_with_are_refused(world: SimWorld, tree: MemoryTree) -> None:
+def test_directories_other_than_the_formatted_ones_are_refused(world: SimWorld, tree: MemoryTree) -> None:
     start(world, tree)
     disk_of(world).rename("bookie/index", "bookie/moved")
     with pytest.raises(ConfigError, match="formatted together with other directories"):
         start(world, tree, index_dir="bookie/moved")
 
 
-def test_a_damaged_cookie_is_refused(world: SimWorld, tree: MemoryTree) -> None:
+def test_damaged_cookie_is_refused(world: SimWorld, tree: MemoryTree) -> None:
     start(world, tree)
     disk_of(world).flip_bit("bookie/index/VERSION", 8 * 3 + 5)
     with pytest.raises(ConfigError, match="bookie/index"):
@@ -166,7 +166,7 @@ def test_a_damaged_cookie_is_refused(world: SimWorld, tree: MemoryTree) -> None:
 
 @pytest.mark.parametrize("before", [1, 2, 3])
 @pytest.mark.parametrize("since", [1, 2])
-def test_a_restored_copy_of_the_directories_is_doubted(
+def test_restored_copy_of_the_directories_is_doubted(
     world: SimWorld, tree: MemoryTree, before: int, since: int
 ) -> None:
     for _ in range(before):
@@ -186,7 +186,7 @@ def test_a_restored_copy_of_the_directories_is_doubted(
 @pytest.mark.parametrize("before", [1, 2])
 @pytest.mark.parametrize("since", [1, 3])
 @pytest.mark.parametrize("tries", [1, 2, 5])
-def test_starts_by_an_older_copy_of_the_metadata_raise_no_doubt_there_or_by_the_later_one(
+def test_starts_with_older_metadata_raise_no_doubt_then_or_later(
     world: SimWorld, tree: MemoryTree, before: int, since: int, tries: int
 ) -> None:
     for _ in range(before):
@@ -200,7 +200,7 @@ def test_starts_by_an_older_copy_of_the_metadata_raise_no_doubt_there_or_by_the_
     assert start(world, tree).doubts == ()
 
 
-def test_a_cut_at_any_moment_of_formatting_ends_in_one_bookie(world: SimWorld, seed: int) -> None:
+def test_crash_while_formatting_ends_in_one_bookie(world: SimWorld, seed: int) -> None:
     tree = MemoryTree()
     oplog = OpLog(disk_of(world))
     start(world, tree)
@@ -209,10 +209,10 @@ def test_a_cut_at_any_moment_of_formatting_ends_in_one_bookie(world: SimWorld, s
         world.node(node).disk = image.disk
         first = start(world, tree, node)
         remember_start(disk_of(world, node), ["bookie/journal"], first)  # the tree may know of later ones, by now
-        assert start(world, tree, node) == Identity(first.bookie, False, ())
+        assert start(world, tree, node) == BookieIdentity(first.bookie, False, ())
 
 
-def test_a_cut_at_any_moment_of_a_start_raises_no_doubt(world: SimWorld) -> None:
+def test_crash_during_a_start_raises_no_doubt(world: SimWorld) -> None:
     tree = MemoryTree()
     bookie = start(world, tree).bookie
     oplog = OpLog(disk_of(world))
@@ -229,15 +229,15 @@ def test_a_cut_at_any_moment_of_a_start_raises_no_doubt(world: SimWorld) -> None
             version = data[1].version
 
 
-def test_a_full_disk_keeps_no_bookie_from_starting(world: SimWorld, tree: MemoryTree) -> None:
+def test_full_disk_does_not_prevent_a_start(world: SimWorld, tree: MemoryTree) -> None:
     first = start(world, tree)
     disk = disk_of(world)
     disk.set_capacity(disk.config.capacity_bytes - disk.free_bytes())
     for _ in range(12):
-        assert start(world, tree) == Identity(first.bookie, False, ())
+        assert start(world, tree) == BookieIdentity(first.bookie, False, ())
 
 
-def test_two_processes_that_start_as_one_bookie_are_told(world: SimWorld, tree: MemoryTree) -> None:
+def test_second_process_starting_as_the_same_bookie_is_refused(world: SimWorld, tree: MemoryTree) -> None:
     bookie = start(world, tree).bookie
 
     class Racing(MemoryStore):
@@ -248,14 +248,12 @@ def test_two_processes_that_start_as_one_bookie_are_told(world: SimWorld, tree: 
     async def work() -> None:
         await establish(world.env("b1"), tiny(), CookieStore(Racing(tree)), CLUSTER)
 
-    with pytest.raises(ConfigError, match=f"another process starts as bookie {bookie}"):
+    with pytest.raises(ConfigError, match=f"another process is starting as bookie {bookie}"):
         run(world, work())
 
 
 @pytest.mark.parametrize("was_done", [True, False])
-def test_a_start_whose_answer_from_the_metadata_store_was_lost_goes_on(
-    world: SimWorld, tree: MemoryTree, was_done: bool
-) -> None:
+def test_start_continues_when_a_metadata_answer_was_lost(world: SimWorld, tree: MemoryTree, was_done: bool) -> None:
     bookie = start(world, tree).bookie
 
     class Breaking(MemoryStore):
@@ -269,15 +267,15 @@ def test_a_start_whose_answer_from_the_metadata_store_was_lost_goes_on(
                 await super().set(path, data, version)
             raise MetadataUnknown(path)
 
-    async def work() -> Identity:
+    async def work() -> BookieIdentity:
         return await establish(world.env("b1"), tiny(), CookieStore(Breaking(tree)), CLUSTER)
 
-    assert run(world, work()) == Identity(bookie, False, ())
+    assert run(world, work()) == BookieIdentity(bookie, False, ())
     crash(world)
-    assert start(world, tree) == Identity(bookie, False, ())
+    assert start(world, tree) == BookieIdentity(bookie, False, ())
 
 
-def test_a_cookie_deleted_by_a_decommission_keeps_the_bookie_out(world: SimWorld, tree: MemoryTree) -> None:
+def test_bookie_cannot_start_after_a_decommission(world: SimWorld, tree: MemoryTree) -> None:
     bookie = start(world, tree).bookie
 
     async def decommission() -> None:
@@ -292,7 +290,7 @@ def test_a_cookie_deleted_by_a_decommission_keeps_the_bookie_out(world: SimWorld
         start(world, tree)
 
 
-def test_a_node_without_a_bookie_starts_only_where_nobody_counts_on_one(world: SimWorld, tree: MemoryTree) -> None:
+def test_node_without_bookie_starts_only_if_nobody_counts_on_one(world: SimWorld, tree: MemoryTree) -> None:
     cookies = CookieStore(MemoryStore(tree))
 
     def look() -> None:
@@ -300,7 +298,7 @@ def test_a_node_without_a_bookie_starts_only_where_nobody_counts_on_one(world: S
 
     look()
     bookie = start(world, tree).bookie
-    with pytest.raises(ConfigError, match=f"holds what bookie {bookie} stores.*decommission {bookie}"):
+    with pytest.raises(ConfigError, match=f"has the entries of bookie {bookie}.*decommission {bookie}"):
         look()
     path = paths.cookie(bookie)
     tree.apply(1, [SetData(path, b"?", -1)])

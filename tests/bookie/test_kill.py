@@ -101,7 +101,7 @@ async def refuses(address: str, ledger: int) -> None:
     peer.transport.close()
 
 
-async def test_what_was_acknowledged_and_fenced_is_there_after_every_kill(tmp_path: Path, seed: int) -> None:
+async def test_acknowledged_entries_and_fences_survive_every_kill(tmp_path: Path, seed: int) -> None:
     random = Random(seed)
     written: dict[int, int] = {}
     for round in range(6):

@@ -19,7 +19,7 @@ from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.layout import LayoutStore
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.memory import MemoryStore, MemoryTree
-from kvstore.meta.registration import BookieRegistration, Bookies, RegistrationClient
+from kvstore.meta.registration import BookieRegistration, RegisteredBookies, RegistrationClient
 from kvstore.meta.transfer import export, restore
 from kvstore.proto.bookkeeper import Status
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, Quorum
@@ -75,7 +75,7 @@ async def started(
 
 
 @pytest.mark.parametrize("journal_dirs", [(), ("disk0/journal", "disk1/journal")], ids=["one", "two"])
-def test_what_a_bookie_has_stored_is_known_without_counting(
+def test_stored_bytes_are_known_without_counting(
     world: SimWorld, tree: MemoryTree, monkeypatch: pytest.MonkeyPatch, journal_dirs: tuple[str, ...]
 ) -> None:
     """It is asked every five seconds, and to count all segments takes longer the more is stored."""
@@ -96,17 +96,17 @@ def test_what_a_bookie_has_stored_is_known_without_counting(
     run(world, scenario())
 
 
-def test_a_bookie_registers_where_it_listens_and_withdraws_when_it_stops(world: SimWorld, tree: MemoryTree) -> None:
+def test_bookie_registers_its_address_and_unregisters_when_it_stops(world: SimWorld, tree: MemoryTree) -> None:
     async def scenario() -> None:
         async with started(world, tree) as one:
-            assert await one.client.bookies() == Bookies({one.bookie.id: "b1:3181"}, {})
+            assert await one.client.bookies() == RegisteredBookies({one.bookie.id: "b1:3181"}, {})
             assert one.bookie.statistics()["new_incarnations"] == 1
-        assert await RegistrationClient(MemoryStore(tree)).bookies() == Bookies({}, {})
+        assert await RegistrationClient(MemoryStore(tree)).bookies() == RegisteredBookies({}, {})
 
     run(world, scenario())
 
 
-def test_others_are_told_the_address_that_is_advertised(world: SimWorld, tree: MemoryTree) -> None:
+def test_advertised_address_is_announced_to_others(world: SimWorld, tree: MemoryTree) -> None:
     async def scenario() -> None:
         async with started(world, tree, advertise="outside:9999") as one:
             assert (await one.client.bookies()).writable == {one.bookie.id: "outside:9999"}
@@ -114,7 +114,7 @@ def test_others_are_told_the_address_that_is_advertised(world: SimWorld, tree: M
     run(world, scenario())
 
 
-def test_a_bookie_comes_back_as_the_same_one_after_a_crash(world: SimWorld, tree: MemoryTree) -> None:
+def test_bookie_comes_back_with_the_same_id_after_a_crash(world: SimWorld, tree: MemoryTree) -> None:
     ids: list[BookieId] = []
 
     async def first() -> None:
@@ -137,9 +137,7 @@ def test_a_bookie_comes_back_as_the_same_one_after_a_crash(world: SimWorld, tree
 
 
 # docs/protocol.md B11
-def test_a_lost_session_does_not_stop_a_bookie_and_it_registers_again_as_itself(
-    world: SimWorld, tree: MemoryTree
-) -> None:
+def test_bookie_registers_again_after_a_lost_session(world: SimWorld, tree: MemoryTree) -> None:
     async def scenario() -> None:
         async with started(world, tree) as one:
             await one.create_ledger()
@@ -147,16 +145,16 @@ def test_a_lost_session_does_not_stop_a_bookie_and_it_registers_again_as_itself(
             one.store.suspend()
             assert await one.add(1) is Status.OK
             one.store.expire()
-            assert await RegistrationClient(MemoryStore(tree)).bookies() == Bookies({}, {})
+            assert await RegistrationClient(MemoryStore(tree)).bookies() == RegisteredBookies({}, {})
             assert await one.add(2) is Status.OK
             one.store.resume()
             await pause(15)
-            assert await one.client.bookies() == Bookies({one.bookie.id: "b1:3181"}, {})
+            assert await one.client.bookies() == RegisteredBookies({one.bookie.id: "b1:3181"}, {})
 
     run(world, scenario())
 
 
-def test_a_full_disk_moves_the_registration_and_back_and_is_logged_once(
+def test_full_disk_changes_the_registration_and_is_logged_once(
     world: SimWorld, tree: MemoryTree, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
@@ -168,17 +166,17 @@ def test_a_full_disk_moves_the_registration_and_back_and_is_logged_once(
             while await one.add(entry, b"x" * 300) is Status.OK:
                 entry += 1
             await pause(1)
-            assert await one.client.bookies() == Bookies({}, {one.bookie.id: "b1:3181"})
+            assert await one.client.bookies() == RegisteredBookies({}, {one.bookie.id: "b1:3181"})
             await pause(20)
             assert caplog.text.count("cannot be made, trying again") == 1, "not each time that it looks"
             disk.set_capacity(1 << 30)
             await pause(5)
-            assert await one.client.bookies() == Bookies({one.bookie.id: "b1:3181"}, {})
+            assert await one.client.bookies() == RegisteredBookies({one.bookie.id: "b1:3181"}, {})
 
     run(world, scenario())
 
 
-def test_a_bookie_that_must_not_start_registers_nowhere(world: SimWorld, tree: MemoryTree) -> None:
+def test_bookie_that_must_not_start_registers_nowhere(world: SimWorld, tree: MemoryTree) -> None:
     async def first() -> None:
         async with started(world, tree):
             pass
@@ -189,7 +187,7 @@ def test_a_bookie_that_must_not_start_registers_nowhere(world: SimWorld, tree: M
 
     run(world, first())
     crash(world)
-    with pytest.raises(ConfigError, match="this one is called b2"):
+    with pytest.raises(ConfigError, match="expected b2"):
         run(world, second())
     assert tree.children("/ledgers/available") == ["readonly"]
 
@@ -208,7 +206,7 @@ async def _away(_: MetadataAuthority, _ledger: LedgerId) -> LedgerMetadata:
 
 
 # docs/protocol.md B35
-def test_a_start_that_fails_leaves_nobody_who_writes_where_the_next_one_does(world: SimWorld, tree: MemoryTree) -> None:
+def test_failed_start_leaves_no_writer_behind(world: SimWorld, tree: MemoryTree) -> None:
     """On a full disk the first journal would go on trying to make the segment that the second one makes."""
 
     async def first() -> None:
@@ -239,7 +237,7 @@ def test_a_start_that_fails_leaves_nobody_who_writes_where_the_next_one_does(wor
 
 
 # docs/protocol.md A10
-def test_a_bookie_that_is_given_up_while_it_starts_does_not_serve(world: SimWorld, tree: MemoryTree) -> None:
+def test_bookie_removed_while_it_starts_does_not_serve(world: SimWorld, tree: MemoryTree) -> None:
     """Who gave it up looked before it registered, and looks no more."""
 
     async def scenario() -> None:
@@ -253,7 +251,7 @@ def test_a_bookie_that_is_given_up_while_it_starts_does_not_serve(world: SimWorl
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(BookieRegistration, "start", late)
-            with pytest.raises(ConfigError, match="was given up while it started"):
+            with pytest.raises(ConfigError, match="was removed while it started"):
                 async with started(world, tree):
                     pass
         assert tree.children("/ledgers/available") == ["readonly"]
@@ -262,7 +260,7 @@ def test_a_bookie_that_is_given_up_while_it_starts_does_not_serve(world: SimWorl
 
 
 # docs/protocol.md B10, B29
-def test_deleted_ledgers_are_dropped_by_themselves(world: SimWorld, tree: MemoryTree) -> None:
+def test_deleted_ledgers_are_dropped_automatically(world: SimWorld, tree: MemoryTree) -> None:
     async def scenario() -> None:
         async with started(world, tree, nobodys, reclaim_interval_s=30.0) as one:
             await one.create_ledger()
@@ -281,9 +279,7 @@ def test_deleted_ledgers_are_dropped_by_themselves(world: SimWorld, tree: Memory
 
 
 # docs/protocol.md B29
-def test_a_bookie_that_runs_marks_an_older_copy_before_its_looks_have_taken_the_ids_that_it_lacks(
-    world: SimWorld, tree: MemoryTree
-) -> None:
+def test_running_bookie_marks_an_older_metadata_copy_in_time(world: SimWorld, tree: MemoryTree) -> None:
     async def scenario() -> None:
         async with started(world, tree, reclaim_interval_s=30.0) as one:
             await one.create_ledger()
@@ -299,9 +295,7 @@ def test_a_bookie_that_runs_marks_an_older_copy_before_its_looks_have_taken_the_
 
 # docs/protocol.md B29
 @pytest.mark.parametrize("is_given", [False, True])
-def test_a_bookie_with_ledgers_that_the_metadata_store_has_yet_to_give_does_not_start(
-    world: SimWorld, tree: MemoryTree, is_given: bool
-) -> None:
+def test_bookie_does_not_start_with_ledger_ids_not_yet_given(world: SimWorld, tree: MemoryTree, is_given: bool) -> None:
     async def first() -> None:
         async with started(world, tree) as one:
             await one.create_ledger()
@@ -325,9 +319,7 @@ def test_a_bookie_with_ledgers_that_the_metadata_store_has_yet_to_give_does_not_
 
 
 # docs/protocol.md B29
-def test_a_bookie_shown_the_place_from_which_its_metadata_were_moved_does_not_start(
-    world: SimWorld, tree: MemoryTree
-) -> None:
+def test_bookie_does_not_start_on_metadata_that_was_moved_away(world: SimWorld, tree: MemoryTree) -> None:
     """Ledgers that were made since are of a range of ids that was never counted in there."""
     moved = LedgerId((1 << 32) + 5)
 
@@ -346,7 +338,7 @@ def test_a_bookie_shown_the_place_from_which_its_metadata_were_moved_does_not_st
 
 # docs/protocol.md B29, B10
 @pytest.mark.parametrize("tells", [True, False])
-def test_metadata_of_an_export_that_lack_what_a_bookie_has_make_it_drop_nothing(
+def test_incomplete_exported_metadata_makes_a_bookie_drop_nothing(
     world: SimWorld, tree: MemoryTree, tells: bool
 ) -> None:
     """Put back from a file that was written before the ledger was made. Where the file tells how far ids were counted
@@ -378,7 +370,7 @@ def test_metadata_of_an_export_that_lack_what_a_bookie_has_make_it_drop_nothing(
 
 
 # docs/protocol.md B29
-def test_an_id_that_its_creator_chose_says_nothing_while_it_is_known(world: SimWorld, tree: MemoryTree) -> None:
+def test_id_chosen_by_its_creator_proves_nothing_while_known(world: SimWorld, tree: MemoryTree) -> None:
     async def first() -> None:
         async with started(world, tree) as one:
             await one.create_ledger()

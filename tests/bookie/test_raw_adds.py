@@ -49,7 +49,7 @@ async def add(peer: Peer, ledger: int, entry: int = 0, *, key: bytes = NO_KEY, r
     return Status((await peer.ask(wire.encode_add(1, ledger, entry, key, body, recovery))).status)
 
 
-def test_by_itself_a_bookie_stores_nothing_raw(world: SimWorld, meta: Metadata) -> None:
+def test_bookie_stores_no_raw_adds_by_default(world: SimWorld, meta: Metadata) -> None:
     async def scenario(served: Served, peer: Peer) -> None:
         for ledger in meta.known:
             assert await add(peer, ledger) is not Status.OK
@@ -71,7 +71,7 @@ def test_raw_add_replaces_no_other_packet(world: SimWorld, meta: Metadata) -> No
     serve(world, scenario, meta, admit_raw_adds=True)
 
 
-def test_a_raw_add_is_stored_and_read_in_both_versions(world: SimWorld, meta: Metadata) -> None:
+def test_raw_add_is_stored_and_read_in_both_protocol_versions(world: SimWorld, meta: Metadata) -> None:
     async def scenario(served: Served, peer: Peer) -> None:
         for entry in range(5):
             assert await add(peer, EMPTY, entry) is Status.OK
@@ -86,7 +86,7 @@ def test_a_raw_add_is_stored_and_read_in_both_versions(world: SimWorld, meta: Me
     serve(world, scenario, meta, admit_raw_adds=True)
 
 
-def test_no_ledger_that_is_somebodys_takes_a_raw_add(world: SimWorld, meta: Metadata) -> None:
+def test_raw_add_to_a_ledger_with_a_writer_is_refused(world: SimWorld, meta: Metadata) -> None:
     async def scenario(served: Served, peer: Peer) -> None:
         for ledger in (ABSENT, CLOSED, OPEN, ELSEWHERE):
             assert await add(peer, ledger) is not Status.OK
@@ -103,7 +103,7 @@ def test_no_ledger_that_is_somebodys_takes_a_raw_add(world: SimWorld, meta: Meta
     serve(world, scenario, meta, admit_raw_adds=True)
 
 
-def test_a_writer_who_names_the_bookie_as_ours_do_is_refused_as_ever(world: SimWorld, meta: Metadata) -> None:
+def test_writer_that_names_the_bookie_is_refused_as_usual(world: SimWorld, meta: Metadata) -> None:
     """A leader whose ledger was deleted must never be told that its entries are stored."""
 
     async def scenario(served: Served, peer: Peer) -> None:
@@ -118,7 +118,7 @@ def test_a_writer_who_names_the_bookie_as_ours_do_is_refused_as_ever(world: SimW
 
 
 @pytest.mark.parametrize("kind", DigestType)
-def test_a_writer_whose_ledger_was_closed_without_its_entries_is_refused_as_ever(
+def test_writer_of_a_ledger_closed_without_its_entries_is_refused(
     world: SimWorld, meta: Metadata, kind: DigestType
 ) -> None:
     """Apache's writers name nobody. This one was away while its ledger was recovered, and a bookie that was fenced has
@@ -135,9 +135,7 @@ def test_a_writer_whose_ledger_was_closed_without_its_entries_is_refused_as_ever
 
 
 @pytest.mark.parametrize("kind", DigestType)
-def test_an_id_without_a_ledger_takes_nothing_that_readers_of_a_later_one_could_find(
-    world: SimWorld, meta: Metadata, kind: DigestType
-) -> None:
+def test_raw_add_to_an_id_without_ledger_is_refused(world: SimWorld, meta: Metadata, kind: DigestType) -> None:
     """Ids count up, and readers show no key: what lay here under the next ledger's id would be read as its entries, and
     its last add confirmed believed. Nor is a writer of Apache's told that entries of a deleted ledger are stored."""
 
@@ -153,7 +151,7 @@ def test_an_id_without_a_ledger_takes_nothing_that_readers_of_a_later_one_could_
     serve(world, scenario, meta, admit_raw_adds=True)
 
 
-def test_what_the_metadata_store_says_is_believed_for_a_while_and_of_a_bounded_number_of_ledgers(
+def test_metadata_answers_for_raw_adds_are_trusted_briefly(
     world: SimWorld, meta: Metadata, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(raw_adds, "BELIEVED_MAX", 4)
@@ -163,7 +161,7 @@ def test_what_the_metadata_store_says_is_believed_for_a_while_and_of_a_bounded_n
     async def scenario(served: Served, peer: Peer) -> None:
         for each in many:
             assert await add(peer, each) is Status.OK
-        assert len(served.shelf.storage.raw._told_at) <= 4
+        assert len(served.shelf.storage.raw._confirmed_at) <= 4
         assert await add(peer, EMPTY) is Status.OK
         meta.known[EMPTY] = None
         assert await add(peer, EMPTY, 1) is Status.OK, "it was deleted a moment ago"
@@ -173,7 +171,7 @@ def test_what_the_metadata_store_says_is_believed_for_a_while_and_of_a_bounded_n
     serve(world, scenario, meta, admit_raw_adds=True)
 
 
-def test_a_fence_ends_raw_adds_and_outlives_them(world: SimWorld, meta: Metadata) -> None:
+def test_fence_ends_raw_adds_and_outlives_them(world: SimWorld, meta: Metadata) -> None:
     async def scenario(served: Served, peer: Peer) -> None:
         assert await add(peer, EMPTY) is Status.OK
         assert (await peer.ask(wire.encode_read(2, EMPTY, 0, fence_key=NO_KEY))).status == Status.OK
@@ -187,7 +185,7 @@ def test_a_fence_ends_raw_adds_and_outlives_them(world: SimWorld, meta: Metadata
     serve(world, scenario, meta, admit_raw_adds=True)
 
 
-def test_what_is_stored_raw_outlives_a_restart_and_goes_with_its_ledger(world: SimWorld, meta: Metadata) -> None:
+def test_raw_entries_survive_a_restart_and_are_dropped_with_their_ledger(world: SimWorld, meta: Metadata) -> None:
     async def add_to(shelf: Shelf, entry: int) -> Status:
         answered: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
         shelf.storage.raw.add(EMPTY, entry, raw(EMPTY, entry), NO_KEY, done=answered.set_result)

@@ -27,7 +27,7 @@ async def opened(world: SimWorld, meta: Metadata | None = None, **config: int) -
     return await Shelf(world.env("b1"), tiny(**config), meta).start()
 
 
-def test_what_is_not_here_is_told_from_what_is(world: SimWorld) -> None:
+def test_reader_distinguishes_missing_from_present_entries(world: SimWorld) -> None:
     async def scenario() -> None:
         shelf = await opened(world)
         await shelf.add(L, 3)
@@ -42,7 +42,7 @@ def test_what_is_not_here_is_told_from_what_is(world: SimWorld) -> None:
     run(world, scenario())
 
 
-def test_a_read_tells_the_highest_lac_known(world: SimWorld) -> None:
+def test_read_returns_the_highest_known_lac(world: SimWorld) -> None:
     async def scenario() -> None:
         shelf = await opened(world)
         await shelf.add(L, 0)
@@ -61,7 +61,7 @@ def test_a_read_tells_the_highest_lac_known(world: SimWorld) -> None:
     run(world, after_restart())
 
 
-def test_an_explicit_lac_waits_for_company_but_makes_nobody_else_wait(world: SimWorld) -> None:
+def test_explicit_lac_waits_for_other_records_and_delays_nobody(world: SimWorld) -> None:
     async def scenario() -> None:
         shelf = await opened(world)
         await shelf.add(L, 0)
@@ -81,7 +81,7 @@ def test_an_explicit_lac_waits_for_company_but_makes_nobody_else_wait(world: Sim
     run(world, scenario())
 
 
-def test_an_older_explicit_lac_does_not_replace_a_newer_one(world: SimWorld) -> None:
+def test_older_explicit_lac_does_not_replace_a_newer_one(world: SimWorld) -> None:
     async def scenario() -> None:
         shelf = await opened(world)
         await shelf.add(L, 0)
@@ -92,7 +92,7 @@ def test_an_older_explicit_lac_does_not_replace_a_newer_one(world: SimWorld) -> 
     run(world, scenario())
 
 
-def test_a_lac_read_knows_three_kinds_of_nothing(world: SimWorld) -> None:
+def test_lac_read_distinguishes_three_kinds_of_nothing(world: SimWorld) -> None:
     async def scenario() -> None:
         shelf = await opened(world)
         assert await shelf.read_lac(L) == (Status.NO_ENTRY, None, None)
@@ -104,7 +104,7 @@ def test_a_lac_read_knows_three_kinds_of_nothing(world: SimWorld) -> None:
     run(world, scenario())
 
 
-def test_a_long_poll_wakes_when_the_lac_passes_and_brings_the_next_entry(world: SimWorld) -> None:
+def test_long_poll_returns_the_next_entry_when_the_lac_rises(world: SimWorld) -> None:
     async def scenario() -> None:
         shelf = await opened(world)
         await shelf.add(L, 0)
@@ -122,7 +122,7 @@ def test_a_long_poll_wakes_when_the_lac_passes_and_brings_the_next_entry(world: 
     run(world, scenario())
 
 
-def test_a_long_poll_ends_at_its_timeout_without_an_entry(world: SimWorld) -> None:
+def test_long_poll_ends_at_its_timeout_without_an_entry(world: SimWorld) -> None:
     async def scenario() -> None:
         shelf = await opened(world)
         await shelf.add(L, 0)
@@ -136,7 +136,7 @@ def test_a_long_poll_ends_at_its_timeout_without_an_entry(world: SimWorld) -> No
     run(world, scenario())
 
 
-def test_a_long_poll_for_an_entry_that_is_elsewhere_names_none(world: SimWorld) -> None:
+def test_long_poll_for_an_entry_elsewhere_names_none(world: SimWorld) -> None:
     async def scenario() -> None:
         shelf = await opened(world)
         await shelf.add(L, 4)
@@ -158,7 +158,7 @@ class Heard:
         self.told.append(lac)
 
 
-def test_who_sent_an_entry_is_told_before_those_who_follow_the_ledger(world: SimWorld) -> None:
+def test_sender_is_answered_before_listeners_are_notified(world: SimWorld) -> None:
     """A writer waits for the answer, and a follower that applies what is confirmed takes longer than that."""
 
     async def scenario() -> None:
@@ -181,7 +181,7 @@ def test_who_sent_an_entry_is_told_before_those_who_follow_the_ledger(world: Sim
 
 
 # docs/protocol.md T11
-def test_a_listener_is_told_of_what_is_on_the_disk_until_it_ends_it(world: SimWorld) -> None:
+def test_listener_gets_stored_packets_until_it_ends(world: SimWorld) -> None:
     async def scenario() -> None:
         shelf = await opened(world)
         heard, other = Heard(), Heard()

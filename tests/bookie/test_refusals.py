@@ -56,7 +56,7 @@ def acknowledged(answers: list[asyncio.Future[Status]]) -> list[int]:
 # docs/protocol.md B9, B39
 @pytest.mark.parametrize("operation", JOURNAL_WRITES)
 @pytest.mark.parametrize("name", PASSING)
-def test_a_journal_takes_adds_again_after_an_error_that_passes(world: SimWorld, name: str, operation: str) -> None:
+def test_journal_accepts_adds_again_after_a_temporary_error(world: SimWorld, name: str, operation: str) -> None:
     answers: list[asyncio.Future[Status]] = []
     disk = world.node("b1").disk
 
@@ -89,7 +89,7 @@ def test_a_journal_takes_adds_again_after_an_error_that_passes(world: SimWorld, 
 
 @pytest.mark.parametrize("operation", JOURNAL_WRITES)
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_journal_ends_after_an_error_that_does_not_pass(world: SimWorld, name: str, operation: str) -> None:
+def test_journal_ends_after_a_permanent_error(world: SimWorld, name: str, operation: str) -> None:
     answers: list[asyncio.Future[Status]] = []
 
     async def scenario() -> None:
@@ -113,7 +113,7 @@ def test_a_journal_ends_after_an_error_that_does_not_pass(world: SimWorld, name:
 # docs/protocol.md B1
 @pytest.mark.parametrize("operation", ["sync", "sync_dir"])
 @pytest.mark.parametrize("name", [*PASSING, *BROKEN])
-def test_a_failed_sync_ends_the_journal_whatever_its_errno(world: SimWorld, name: str, operation: str) -> None:
+def test_failed_sync_ends_the_journal_whatever_its_errno(world: SimWorld, name: str, operation: str) -> None:
     """File systems that allocate late report a quota there, for bytes that are gone."""
     answers: list[asyncio.Future[Status]] = []
 
@@ -131,7 +131,7 @@ def test_a_failed_sync_ends_the_journal_whatever_its_errno(world: SimWorld, name
 # docs/protocol.md B31
 @pytest.mark.parametrize("operation", INDEX_WRITES)
 @pytest.mark.parametrize("name", [*PASSING, *BROKEN])
-def test_an_index_file_that_cannot_be_written_costs_only_memory(world: SimWorld, name: str, operation: str) -> None:
+def test_index_file_that_cannot_be_written_costs_only_memory(world: SimWorld, name: str, operation: str) -> None:
     async def scenario() -> None:
         shelf = await opened(world)
         part = "bookie/index" if operation == "sync_dir" else ".new"
@@ -154,9 +154,7 @@ def test_an_index_file_that_cannot_be_written_costs_only_memory(world: SimWorld,
 @pytest.mark.parametrize("operation", ["open", "read"])
 @pytest.mark.parametrize("part", [".journal", ".index"])
 @pytest.mark.parametrize("name", ["EMFILE", "ENFILE", "ENOMEM", "EAGAIN", "EINTR"])
-def test_a_read_that_fails_by_an_error_that_passes_is_no_damage(
-    world: SimWorld, name: str, part: str, operation: str
-) -> None:
+def test_read_that_fails_temporarily_is_no_damage(world: SimWorld, name: str, part: str, operation: str) -> None:
     async def scenario() -> None:
         shelf = await opened(world)
         answers: list[asyncio.Future[Status]] = []
@@ -180,9 +178,7 @@ def test_a_read_that_fails_by_an_error_that_passes_is_no_damage(
 # docs/protocol.md B39, B40
 @pytest.mark.parametrize("operation", STARTS)
 @pytest.mark.parametrize("name", [*PASSING, *BROKEN])
-def test_a_start_that_meets_an_error_begins_again_once_it_has_passed(
-    world: SimWorld, name: str, operation: str
-) -> None:
+def test_start_that_meets_an_error_restarts_after_it(world: SimWorld, name: str, operation: str) -> None:
     answers: list[asyncio.Future[Status]] = []
     disk = world.node("b1").disk
 
@@ -217,7 +213,7 @@ def test_a_start_that_meets_an_error_begins_again_once_it_has_passed(
 
 
 # docs/protocol.md B9
-def test_a_bookie_without_inodes_is_readonly_and_says_so(world: SimWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bookie_without_inodes_is_readonly_and_reports_it(world: SimWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     disk, free = world.node("b1").disk, FILES_UNLIMITED
 
     async def scenario() -> None:

@@ -22,10 +22,10 @@ from kvstore.env.tls import Tls
 from kvstore.env.transport import TcpTransport, split_address
 from kvstore.errors import StoreError
 from kvstore.proto import bookkeeper as wire
-from kvstore.proto.bookkeeper import Answer, Operation, Status
+from kvstore.proto.bookkeeper import BookieOperation, BookieResponse, Status
 from kvstore.proto.start_tls import BookiesPrelude
 from kvstore.types import EntryId, LedgerId
-from kvstore.wal.bookies import Bookies
+from kvstore.wal.bookies import BookieClients
 from tests.bookie.support import KEY, ME, Shelf, packet, tiny
 from tests.certificates import Files
 from tests.env.runners import on_asyncio, on_uvloop
@@ -103,7 +103,7 @@ async def served(
         await env.nursery.close()
 
 
-async def answer_to(reader: asyncio.StreamReader) -> Answer:
+async def answer_to(reader: asyncio.StreamReader) -> BookieResponse:
     size = int.from_bytes(await reader.readexactly(4), "big")
     return wire.decode_response(await reader.readexactly(size))
 
@@ -113,12 +113,12 @@ async def upgraded(one: Served, tls: Tls) -> tuple[asyncio.StreamReader, asyncio
     reader, writer = await one.connect()
     writer.write(START_TLS)
     answer = await answer_to(reader)
-    assert (answer.operation, answer.txn, answer.status) == (Operation.START_TLS, 1, Status.OK)
+    assert (answer.operation, answer.txn, answer.status) == (BookieOperation.START_TLS, 1, Status.OK)
     await writer.start_tls(tls.client_context(), server_hostname="127.0.0.1")
     return reader, writer
 
 
-async def asked(one: Served, tls: Tls) -> Answer:
+async def asked(one: Served, tls: Tls) -> BookieResponse:
     """In TLS 1.3 a client hears only behind its handshake that its certificate is refused."""
     reader, writer = await upgraded(one, tls)
     try:
@@ -137,7 +137,7 @@ def within(work: Callable[[], Awaitable[None]]) -> Callable[[], Coroutine[Any, A
 
 
 @on_both
-def test_who_begins_with_start_tls_is_served_inside_tls(run: Run, files: Files, tmp_path: Path) -> None:
+def test_client_that_begins_with_start_tls_is_served_inside_tls(run: Run, files: Files, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with served(tmp_path, files.bookie) as one:
             reader, writer = await upgraded(one, files.client)
@@ -153,7 +153,7 @@ def test_who_begins_with_start_tls_is_served_inside_tls(run: Run, files: Files, 
 
 
 @on_both
-def test_who_begins_with_tls_is_served_as_well(run: Run, files: Files, tmp_path: Path) -> None:
+def test_client_that_begins_with_tls_is_served(run: Run, files: Files, tmp_path: Path) -> None:
     """A node of the version before, in a rolling upgrade."""
 
     async def scenario() -> None:
@@ -168,7 +168,7 @@ def test_who_begins_with_tls_is_served_as_well(run: Run, files: Files, tmp_path:
 
 
 @on_both
-def test_what_is_asked_in_the_clear_is_refused_and_nothing_is_stored(run: Run, files: Files, tmp_path: Path) -> None:
+def test_plaintext_request_is_refused_and_nothing_is_stored(run: Run, files: Files, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with served(tmp_path, files.bookie) as one:
             reader, writer = await one.connect()
@@ -182,7 +182,7 @@ def test_what_is_asked_in_the_clear_is_refused_and_nothing_is_stored(run: Run, f
 
 
 @on_both
-def test_what_is_injected_behind_start_tls_is_never_a_request(run: Run, files: Files, tmp_path: Path) -> None:
+def test_bytes_injected_after_start_tls_are_never_a_request(run: Run, files: Files, tmp_path: Path) -> None:
     """Were the bookie to keep what it has read too far, it would take it for the first words inside TLS."""
 
     async def scenario() -> None:
@@ -205,7 +205,7 @@ def test_what_is_injected_behind_start_tls_is_never_a_request(run: Run, files: F
 
 
 @on_both
-def test_who_is_silent_or_sends_no_frame_is_let_go(
+def test_silent_or_malformed_client_is_disconnected(
     run: Run, files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(accepting, "OPENING_S", 0.5)
@@ -223,7 +223,7 @@ def test_who_is_silent_or_sends_no_frame_is_let_go(
 
 @on_both
 @pytest.mark.parametrize("is_old", [False, True], ids=["after START_TLS", "from the first byte"])
-def test_who_is_let_in_after_the_bookie_has_closed_is_answered_nothing(
+def test_client_admitted_after_the_bookie_closed_gets_no_answer(
     run: Run, is_old: bool, files: Files, tmp_path: Path
 ) -> None:
     """The process may have started the bookie again by then: the storage that was closed denies what the new one has
@@ -248,9 +248,7 @@ def test_who_is_let_in_after_the_bookie_has_closed_is_answered_nothing(
 
 
 @on_both
-def test_where_clients_are_verified_a_certificate_lets_in_and_nothing_else_does(
-    run: Run, files: Files, tmp_path: Path
-) -> None:
+def test_verified_bookie_admits_only_clients_with_a_certificate(run: Run, files: Files, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with served(tmp_path, replace(files.bookie, verify_clients=True)) as one:
             reader, writer = await upgraded(one, files.client)
@@ -274,7 +272,7 @@ class Caller:
     def __init__(self, one: Env, address: str, tls: Tls | None) -> None:
         calling = None if tls is None else tls.client_context()
         env = replace(one, transport=TcpTransport(calling=calling))
-        self._bookies = Bookies(env, lambda _: address)
+        self._bookies = BookieClients(env, lambda _: address)
 
     async def add(self) -> StoreError | None:
         answered: asyncio.Future[StoreError | None] = asyncio.get_running_loop().create_future()
@@ -316,7 +314,7 @@ def test_our_client_without_tls_is_refused(run: Run, files: Files, tmp_path: Pat
 
 @on_both
 @pytest.mark.parametrize("which", ["stranger", "client", "expired"])
-def test_our_client_gives_nothing_to_a_bookie_whose_certificate_is_not_its(
+def test_our_client_sends_nothing_to_a_bookie_with_a_wrong_certificate(
     run: Run, which: str, files: Files, tmp_path: Path
 ) -> None:
     """By another authority, of another host, out of date. Whoever stands between can hang up on START_TLS, or answer
@@ -369,14 +367,14 @@ def stored(txn: int) -> bytes:
 @pytest.mark.parametrize(
     "answer",
     [
-        partial(wire.encode_status, operation=Operation.START_TLS, status=Status.BAD_REQUEST),
-        partial(wire.encode_status, operation=Operation.START_TLS, status=Status.UNAUTHORIZED),
+        partial(wire.encode_status, operation=BookieOperation.START_TLS, status=Status.BAD_REQUEST),
+        partial(wire.encode_status, operation=BookieOperation.START_TLS, status=Status.UNAUTHORIZED),
         lambda txn: wire.encode_start_tls_response(txn) + b"".join(map(stored, range(1, 20))),
         stored,
     ],
     ids=["has no TLS", "refuses", "goes on in the clear", "says that all is stored"],
 )
-def test_our_client_with_tls_says_nothing_in_the_clear_and_believes_nothing(
+def test_our_client_with_tls_never_talks_or_listens_in_plaintext(
     run: Run, answer: Callable[[int], bytes], files: Files, tmp_path: Path
 ) -> None:
     """Neither a bookie without TLS nor whoever stands between can talk it into going on without."""

@@ -36,7 +36,7 @@ async def opened(world: SimWorld, meta: Metadata | None = None, **config: int) -
     return await Shelf(world.env("b1"), tiny(**config), meta).start()
 
 
-def test_an_acknowledged_entry_can_be_read_also_after_a_power_cut(world: SimWorld) -> None:
+def test_acknowledged_entry_is_readable_even_after_a_power_cut(world: SimWorld) -> None:
     async def write() -> None:
         shelf = await opened(world)
         assert await shelf.add(L, 0, b"a") is Status.OK
@@ -69,7 +69,7 @@ def test_adds_that_arrive_during_a_sync_share_the_next_one(world: SimWorld) -> N
     run(world, scenario())
 
 
-def test_nothing_is_acknowledged_or_shown_before_its_sync(world: SimWorld) -> None:
+def test_add_is_neither_acknowledged_nor_shown_before_its_sync(world: SimWorld) -> None:
     async def scenario() -> None:
         shelf = await opened(world)
         await shelf.add(L, 0)
@@ -87,7 +87,7 @@ def test_nothing_is_acknowledged_or_shown_before_its_sync(world: SimWorld) -> No
     run(world, scenario())
 
 
-def test_a_fencing_read_sees_every_add_accepted_before_it_and_stops_every_later_one(world: SimWorld) -> None:
+def test_fencing_read_sees_every_earlier_add_and_stops_every_later_one(world: SimWorld) -> None:
     async def scenario() -> None:
         shelf = await opened(world)
         await shelf.add(L, 0)
@@ -102,7 +102,7 @@ def test_a_fencing_read_sees_every_add_accepted_before_it_and_stops_every_later_
 
 
 @pytest.mark.parametrize("power", [True, False])
-def test_a_fence_outlives_a_crash_right_after_its_answer(world: SimWorld, power: bool) -> None:
+def test_fence_outlives_a_crash_right_after_its_answer(world: SimWorld, power: bool) -> None:
     async def fence() -> None:
         shelf = await opened(world)
         await shelf.add(L, 0)
@@ -122,7 +122,7 @@ def test_a_fence_outlives_a_crash_right_after_its_answer(world: SimWorld, power:
 
 # docs/protocol.md L5
 @pytest.mark.parametrize("entry", [0, 5, -1])
-def test_no_answer_to_a_fencing_read_leaves_before_the_fence_is_on_the_disk(world: SimWorld, entry: int) -> None:
+def test_fencing_read_is_answered_only_once_the_fence_is_on_disk(world: SimWorld, entry: int) -> None:
     async def scenario() -> None:
         shelf = await opened(world)
         await shelf.add(L, 0)
@@ -139,7 +139,7 @@ def test_no_answer_to_a_fencing_read_leaves_before_the_fence_is_on_the_disk(worl
     run(world, scenario())
 
 
-def test_a_read_without_fence_fences_nothing(world: SimWorld) -> None:
+def test_read_without_fence_fences_nothing(world: SimWorld) -> None:
     async def scenario() -> None:
         shelf = await opened(world)
         await shelf.add(L, 0)
@@ -149,7 +149,7 @@ def test_a_read_without_fence_fences_nothing(world: SimWorld) -> None:
     run(world, scenario())
 
 
-def test_another_key_neither_writes_nor_fences(world: SimWorld) -> None:
+def test_wrong_key_neither_writes_nor_fences(world: SimWorld) -> None:
     async def scenario() -> None:
         shelf = await opened(world)
         await shelf.add(L, 0)
@@ -162,7 +162,7 @@ def test_another_key_neither_writes_nor_fences(world: SimWorld) -> None:
     run(world, scenario())
 
 
-def test_a_repeated_add_is_answered_without_being_stored_twice(world: SimWorld) -> None:
+def test_repeated_add_is_answered_without_storing_it_twice(world: SimWorld) -> None:
     async def scenario() -> None:
         shelf = await opened(world)
         await shelf.add(L, 0)
@@ -178,7 +178,7 @@ def test_a_repeated_add_is_answered_without_being_stored_twice(world: SimWorld) 
 # Unknown ledgers
 
 
-def test_a_first_add_is_judged_by_the_ledgers_metadata_once(world: SimWorld) -> None:
+def test_first_add_is_judged_by_the_ledgers_metadata_once(world: SimWorld) -> None:
     async def scenario() -> None:
         shelf = await opened(world)
         answers = [shelf.submit(L, entry) for entry in range(5)]
@@ -190,7 +190,7 @@ def test_a_first_add_is_judged_by_the_ledgers_metadata_once(world: SimWorld) -> 
     run(world, scenario())
 
 
-def test_admission_is_remembered_over_a_restart(world: SimWorld) -> None:
+def test_admission_is_remembered_across_a_restart(world: SimWorld) -> None:
     meta = Metadata()
 
     async def write() -> None:
@@ -216,7 +216,7 @@ def test_admission_is_remembered_over_a_restart(world: SimWorld) -> None:
         (metadata(L, *OTHERS), Status.UNKNOWN_LEDGER_STATE),
     ],
 )
-def test_an_add_to_an_unknown_ledger_that_is_not_open_here_is_refused(
+def test_add_to_an_unknown_ledger_that_is_not_open_here_is_refused(
     world: SimWorld, found: object, status: Status
 ) -> None:
     async def scenario() -> None:
@@ -229,7 +229,7 @@ def test_an_add_to_an_unknown_ledger_that_is_not_open_here_is_refused(
     run(world, scenario())
 
 
-def test_an_add_that_cannot_be_judged_is_neither_accepted_nor_called_fenced(world: SimWorld) -> None:
+def test_unjudgeable_add_is_neither_accepted_nor_called_fenced(world: SimWorld) -> None:
     async def scenario() -> None:
         meta = Metadata()
         meta.is_away = True
@@ -241,7 +241,7 @@ def test_an_add_that_cannot_be_judged_is_neither_accepted_nor_called_fenced(worl
     run(world, scenario())
 
 
-def test_a_fence_that_comes_while_the_metadata_is_read_wins(world: SimWorld) -> None:
+def test_fence_during_a_metadata_read_wins(world: SimWorld) -> None:
     async def scenario() -> None:
         meta = Metadata()
         shelf = await opened(world, meta)
@@ -255,7 +255,7 @@ def test_a_fence_that_comes_while_the_metadata_is_read_wins(world: SimWorld) -> 
     run(world, scenario())
 
 
-def test_a_fence_sees_what_was_admitted_while_its_key_was_asked_for(world: SimWorld) -> None:
+def test_fence_sees_entries_admitted_while_its_key_was_checked(world: SimWorld) -> None:
     async def scenario() -> None:
         meta = Metadata()
         meta.gate = asyncio.Event()
@@ -269,7 +269,7 @@ def test_a_fence_sees_what_was_admitted_while_its_key_was_asked_for(world: SimWo
     run(world, scenario())
 
 
-def test_recoverys_adds_to_an_unknown_ledger_do_not_admit_its_old_writer(world: SimWorld) -> None:
+def test_recovery_adds_to_an_unknown_ledger_do_not_admit_its_old_writer(world: SimWorld) -> None:
     async def scenario() -> None:
         meta = Metadata()
         meta.known[L] = metadata(L, state=LedgerState.IN_RECOVERY)
@@ -310,7 +310,7 @@ def test_too_many_waiting_adds_are_refused(world: SimWorld) -> None:
         (L, 0, packet(L, 0, b"x" * (5 << 20)), KEY),
     ],
 )
-def test_an_add_that_contradicts_itself_is_a_bad_request(
+def test_add_that_contradicts_itself_is_a_bad_request(
     world: SimWorld, ledger: int, entry: int, body: bytes, key: bytes
 ) -> None:
     async def scenario() -> None:
@@ -346,7 +346,7 @@ def test_entries_survive_any_number_of_segments_and_restarts(world: SimWorld) ->
     run(world, write(6))
 
 
-def test_a_restart_reads_checkpoints_and_not_segments(world: SimWorld) -> None:
+def test_restart_reads_checkpoints_instead_of_segments(world: SimWorld) -> None:
     async def write() -> None:
         shelf = await opened(world)
         for entry in range(60):
@@ -367,7 +367,7 @@ def test_a_restart_reads_checkpoints_and_not_segments(world: SimWorld) -> None:
     run(world, read())
 
 
-def test_a_start_leaves_no_file_open_that_it_has_looked_into(tmp_path: Path) -> None:
+def test_start_leaves_no_inspected_file_open(tmp_path: Path) -> None:
     """A disk has more segments than a process may have open files."""
     disk = DirectoryDisk(tmp_path)
     for directory in ("journal", "index"):
@@ -380,7 +380,7 @@ def test_a_start_leaves_no_file_open_that_it_has_looked_into(tmp_path: Path) -> 
     assert psutil.Process().num_fds() == before
 
 
-def test_an_entry_larger_than_a_segment_gets_a_segment_that_is_large_enough(world: SimWorld) -> None:
+def test_entry_larger_than_a_segment_gets_a_large_enough_segment(world: SimWorld) -> None:
     async def scenario() -> None:
         shelf = await opened(world)
         assert await shelf.add(L, 0, b"x" * 100_000) is Status.OK
@@ -396,7 +396,7 @@ def test_an_entry_larger_than_a_segment_gets_a_segment_that_is_large_enough(worl
     run(world, again())
 
 
-def test_force_answers_after_what_was_accepted_before(world: SimWorld) -> None:
+def test_force_answers_after_everything_accepted_before(world: SimWorld) -> None:
     async def scenario() -> None:
         shelf = await opened(world)
         await shelf.add(L, 0)

@@ -67,7 +67,7 @@ def traces(served: Served) -> object:
 
 @pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.IN_RECOVERY, LedgerState.CLOSED])
 @pytest.mark.parametrize("key", [KEY, b"x" * 20])
-def test_a_ledger_that_the_bookie_has_never_seen(world: SimWorld, state: LedgerState, key: bytes) -> None:
+def test_stranger_cannot_change_a_ledger_unknown_to_the_bookie(world: SimWorld, state: LedgerState, key: bytes) -> None:
     async def scenario(served: Served, peer: Peer) -> None:
         before = traces(served)
         assert await attack(served, key) == {Status.UNAUTHORIZED}
@@ -79,7 +79,7 @@ def test_a_ledger_that_the_bookie_has_never_seen(world: SimWorld, state: LedgerS
 
 
 @pytest.mark.parametrize("key", [KEY, b"x" * 20])
-def test_a_ledger_that_is_written(world: SimWorld, key: bytes) -> None:
+def test_stranger_cannot_change_a_ledger_being_written(world: SimWorld, key: bytes) -> None:
     async def scenario(served: Served, peer: Peer) -> None:
         assert (await peer.ask(wire.encode_add(1, L, 0, RIGHT, packet(L, 0)))).status == Status.OK
         await served.shelf.storage.synced()
@@ -93,7 +93,7 @@ def test_a_ledger_that_is_written(world: SimWorld, key: bytes) -> None:
     serve(world, scenario, secured())
 
 
-def test_a_ledger_whose_key_was_lost_with_its_record(world: SimWorld) -> None:
+def test_stranger_cannot_change_a_ledger_with_a_lost_key(world: SimWorld) -> None:
     async def scenario(served: Served, peer: Peer) -> None:
         served.shelf.storage.inventory.known(L)
         before = traces(served)
@@ -104,7 +104,7 @@ def test_a_ledger_whose_key_was_lost_with_its_record(world: SimWorld) -> None:
     serve(world, scenario, secured())
 
 
-def test_while_nobody_can_tell_the_key_of_an_unknown_ledger_nothing_is_noted(world: SimWorld) -> None:
+def test_stranger_sets_nothing_while_an_unknown_key_cannot_be_checked(world: SimWorld) -> None:
     async def scenario(served: Served, peer: Peer) -> None:
         before = traces(served)
         served.meta.is_away = True
@@ -117,7 +117,7 @@ def test_while_nobody_can_tell_the_key_of_an_unknown_ledger_nothing_is_noted(wor
     serve(world, scenario, secured())
 
 
-def test_while_the_metadata_store_is_away_a_known_ledger_is_fenced_as_ever(world: SimWorld) -> None:
+def test_known_ledger_is_fenced_while_the_metadata_store_is_away(world: SimWorld) -> None:
     async def scenario(served: Served, peer: Peer) -> None:
         assert (await peer.ask(wire.encode_write_lac(1, L, -1, RIGHT, lac_packet(L, -1)))).status == Status.OK
         served.meta.is_away = True
@@ -129,7 +129,7 @@ def test_while_the_metadata_store_is_away_a_known_ledger_is_fenced_as_ever(world
     serve(world, scenario, secured())
 
 
-def test_a_ledger_that_does_not_exist_yet_can_be_spoilt_by_nobody(world: SimWorld) -> None:
+def test_stranger_cannot_spoil_a_ledger_that_does_not_exist_yet(world: SimWorld) -> None:
     meta = Metadata()
     meta.known = {L: None}
 
@@ -144,7 +144,7 @@ def test_a_ledger_that_does_not_exist_yet_can_be_spoilt_by_nobody(world: SimWorl
     serve(world, scenario, meta)
 
 
-def test_a_batched_read_of_version_two_fences_for_no_stranger(world: SimWorld) -> None:
+def test_batched_read_of_version_two_fences_for_no_stranger(world: SimWorld) -> None:
     async def scenario(served: Served, peer: Peer) -> None:
         before = traces(served)
         rest = number(L) + number(0) + number(99) + number(5, 4) + number(1000)
@@ -155,7 +155,7 @@ def test_a_batched_read_of_version_two_fences_for_no_stranger(world: SimWorld) -
     serve(world, scenario, secured())
 
 
-def test_a_ledger_of_before_has_the_key_of_the_empty_password(world: SimWorld) -> None:
+def test_ledger_without_password_has_the_key_of_the_empty_one(world: SimWorld) -> None:
     async def scenario(_: Served, peer: Peer) -> None:
         assert (await peer.ask(wire.encode_add(1, L, 0, KEY, packet(L, 0), recovery=True))).status == Status.OK
         assert (await peer.ask(wire.encode_read(2, L, 0, fence_key=KEY))).status == Status.OK

@@ -71,7 +71,7 @@ def packets(rest: bytes) -> list[bytes]:
     return found
 
 
-def test_entries_are_stored_and_read_and_the_other_version_reads_them(world: SimWorld) -> None:
+def test_entries_of_version_two_are_readable_in_version_three(world: SimWorld) -> None:
     async def scenario(served: Served, peer: Peer) -> None:
         for entry in range(3):
             assert await ask(peer, add(entry)) == (0, b"")
@@ -85,7 +85,7 @@ def test_entries_are_stored_and_read_and_the_other_version_reads_them(world: Sim
     serve(world, scenario)
 
 
-def test_a_fence_stops_the_writer_and_lets_recovery_pass(world: SimWorld) -> None:
+def test_fence_stops_the_writer_and_passes_recovery_in_version_two(world: SimWorld) -> None:
     async def scenario(_: Served, peer: Peer) -> None:
         assert await ask(peer, add(0)) == (0, b"")
         assert (await ask(peer, read(0, flags=FENCE, key=b"x" * 20)))[0] == 102
@@ -99,7 +99,7 @@ def test_a_fence_stops_the_writer_and_lets_recovery_pass(world: SimWorld) -> Non
     serve(world, scenario)
 
 
-def test_what_a_bookie_cannot_vouch_for_is_an_error_and_no_negative(world: SimWorld) -> None:
+def test_limbo_is_an_error_and_no_negative_in_version_two(world: SimWorld) -> None:
     meta = Metadata()
     meta.known[L] = metadata(L, *OTHERS, BookieId("b4-dddd"))
 
@@ -111,7 +111,7 @@ def test_what_a_bookie_cannot_vouch_for_is_an_error_and_no_negative(world: SimWo
     serve(world, scenario, meta)
 
 
-def test_a_batch_brings_what_follows_and_fits(world: SimWorld) -> None:
+def test_batch_returns_following_entries_that_fit(world: SimWorld) -> None:
     async def scenario(_: Served, peer: Peer) -> None:
         for entry in (0, 1, 2, 3, 5):
             assert await ask(peer, add(entry, bytes(100))) == (0, b"")
@@ -131,7 +131,7 @@ def test_a_batch_brings_what_follows_and_fits(world: SimWorld) -> None:
     serve(world, scenario)
 
 
-def test_a_batch_of_ours_passes_over_what_is_not_here(world: SimWorld) -> None:
+def test_our_batch_skips_missing_entries(world: SimWorld) -> None:
     async def scenario(_: Served, peer: Peer) -> None:
         for entry in (0, 1, 4, 5, 6, 9):
             assert await ask(peer, add(entry, bytes(100))) == (0, b"")
@@ -151,7 +151,7 @@ def test_a_batch_of_ours_passes_over_what_is_not_here(world: SimWorld) -> None:
     serve(world, scenario)
 
 
-def test_a_batch_never_exceeds_a_frame_nor_its_share_of_time(world: SimWorld) -> None:
+def test_batch_never_exceeds_a_frame_or_its_time(world: SimWorld) -> None:
     async def scenario(served: Served, peer: Peer) -> None:
         for entry in range(4):
             assert await ask(peer, add(entry, bytes(2 << 20))) == (0, b"")
@@ -167,7 +167,7 @@ def test_a_batch_never_exceeds_a_frame_nor_its_share_of_time(world: SimWorld) ->
     serve(world, scenario)
 
 
-def test_a_batch_from_a_slow_disk_is_short_so_that_adds_are_not_kept_waiting(world: SimWorld) -> None:
+def test_batch_from_a_slow_disk_is_short(world: SimWorld) -> None:
     async def scenario(served: Served, peer: Peer) -> None:
         for entry in range(100):
             peer.send(add(entry))
@@ -191,7 +191,7 @@ def test_a_batch_from_a_slow_disk_is_short_so_that_adds_are_not_kept_waiting(wor
     serve(world, scenario)
 
 
-def test_a_damaged_entry_ends_a_batch_and_is_an_error_as_its_first(world: SimWorld) -> None:
+def test_damaged_entry_ends_a_batch_and_is_an_error_as_its_first(world: SimWorld) -> None:
     async def scenario(served: Served, peer: Peer) -> None:
         for entry in range(3):
             assert await ask(peer, add(entry)) == (0, b"")
@@ -204,7 +204,7 @@ def test_a_damaged_entry_ends_a_batch_and_is_an_error_as_its_first(world: SimWor
     serve(world, scenario)
 
 
-def test_who_greets_is_told_that_there_is_no_authentication(world: SimWorld) -> None:
+def test_auth_request_is_answered_as_no_authentication(world: SimWorld) -> None:
     async def scenario(_: Served, peer: Peer) -> None:
         golden = recorded("version_two.hex")
         peer.send(number(len(golden["auth"][0]), 4) + golden["auth"][0])
@@ -213,7 +213,7 @@ def test_who_greets_is_told_that_there_is_no_authentication(world: SimWorld) -> 
     serve(world, scenario)
 
 
-def test_what_is_no_request_ends_the_connection(world: SimWorld) -> None:
+def test_malformed_version_two_request_ends_the_connection(world: SimWorld) -> None:
     async def scenario(served: Served, _: Peer) -> None:
         for payload in (b"\x02", b"\x02\x05\0\0" + bytes(40), b"\x02\x01\0\0" + bytes(30), b"\x01\x02\0\0" + bytes(16)):
             peer = await served.connect()

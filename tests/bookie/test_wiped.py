@@ -57,7 +57,7 @@ class Machine:
         return peer
 
 
-def test_a_wiped_bookie_neither_denies_nor_takes_what_belongs_to_the_one_that_was_lost(world: SimWorld) -> None:
+def test_wiped_bookie_neither_denies_nor_accepts_for_the_lost_one(world: SimWorld) -> None:
     async def scenario() -> None:
         machine = Machine(world)
         old = await machine.boot()
@@ -80,12 +80,14 @@ def test_a_wiped_bookie_neither_denies_nor_takes_what_belongs_to_the_one_that_wa
             ):
                 answer = await (await machine.connect()).ask(frame)
                 assert answer.status in (Status.UNKNOWN_LEDGER_STATE, Status.FENCED)
-                assert answer.status == Status.UNKNOWN_LEDGER_STATE or answer.operation == wire.Operation.ADD_ENTRY
+                assert (
+                    answer.status == Status.UNKNOWN_LEDGER_STATE or answer.operation == wire.BookieOperation.ADD_ENTRY
+                )
 
     world.run(scenario())
 
 
-def test_the_writer_of_a_ledger_that_was_recovered_meanwhile_gets_nothing_stored_on_a_wiped_bookie(
+def test_wiped_bookie_stores_nothing_of_a_recovered_ledgers_writer(
     world: SimWorld,
 ) -> None:
     async def scenario() -> None:

@@ -48,12 +48,12 @@ async def votes(store: MemoryStore) -> list[str]:
         return []
 
 
-@pytest.mark.parametrize(("part", "task"), [(Auditor, "_audit_when_told"), (Worker, "_follow_switch")])
-def test_a_part_that_fails_ends_the_command_and_leaves_the_office_to_others(
+@pytest.mark.parametrize(("part", "task"), [(Auditor, "_audit_on_request"), (Worker, "_follow_switch")])
+def test_a_failing_task_ends_the_command_and_frees_the_auditor_role(
     part: type, task: str, left_over: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A dead auditor would keep the office for the whole cluster: its session lives."""
-    look, elected = Auditor._has_office, asyncio.Event()
+    look, elected = Auditor._is_elected, asyncio.Event()
 
     async def looked(auditor: Auditor) -> bool:
         if is_auditor := await look(auditor):
@@ -64,9 +64,9 @@ def test_a_part_that_fails_ends_the_command_and_leaves_the_office_to_others(
         await elected.wait()
         raise RuntimeError("nobody expected it")
 
-    monkeypatch.setattr(Auditor, "_has_office", looked)
+    monkeypatch.setattr(Auditor, "_is_elected", looked)
     monkeypatch.setattr(part, task, fails)
     done = kvstore("autorecovery", "run", "--metadata", "zk:1/kv")
     assert done.returncode == EXIT_FATAL
-    assert "failed, which ends this: RuntimeError('nobody expected it')" in done.stderr
+    assert "failed, stopping: RuntimeError('nobody expected it')" in done.stderr
     assert left_over == []

@@ -56,7 +56,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(cluster, "_reachable", reachable)
     monkeypatch.setattr(LedgerStore, "read", read)
     for module in (wal_bookies, ledgers):
-        monkeypatch.setattr(module, "Bookies", Seen)
+        monkeypatch.setattr(module, "BookieClients", Seen)
     asyncio.run(LayoutStore(store).ensure("c1"))
     return found
 
@@ -72,9 +72,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ],
     ids=["bookie list", "ledger read", "ledger recover", "ledger give-up", "autorecovery run"],
 )
-def test_bookies_are_told_of_which_cluster_a_command_is(
-    told: list[str], command: Callable[[], None], loggers: None
-) -> None:
+def test_bookies_receive_the_cluster_of_a_command(told: list[str], command: Callable[[], None], loggers: None) -> None:
     """docs/protocol.md, B32."""
     with pytest.raises(InvalidRequest, match="seen"):
         command()

@@ -57,18 +57,16 @@ def test_a_cluster_that_is_there_gets_no_second_secret(store: MemoryStore, tmp_p
     assert init(one).returncode == 0
     again = init(other)
     assert (again.returncode, other.exists()) == (1, False)
-    assert f"its secret is not in {other}: copy it there from one of its nodes" in again.stderr
+    assert f"its secret is not in {other}; copy it there from one of its nodes" in again.stderr
     same = init(one)
-    assert (same.returncode, f"Its nodes must have the secret that is in {one}" in same.stdout) == (0, True)
-    assert "Copy that file" not in same.stdout
+    assert (same.returncode, f"Its nodes must have the secret in {one}" in same.stdout) == (0, True)
+    assert "Copy the file" not in same.stdout
 
 
-def test_a_cluster_from_before_there_were_secrets_gets_one_that_is_asked_for(
-    store: MemoryStore, tmp_path: Path
-) -> None:
+def test_a_cluster_without_a_secret_gets_one_on_request(store: MemoryStore, tmp_path: Path) -> None:
     init(tmp_path / "lost")
     made = init(tmp_path / "new", "--new-secret", *NODES)
-    assert (made.returncode, "Copy that file" in made.stdout) == (0, True)
+    assert (made.returncode, "Copy the file" in made.stdout) == (0, True)
     assert read_secret(tmp_path / "new") != read_secret(tmp_path / "lost")
 
 
@@ -83,12 +81,12 @@ def test_a_ring_that_has_moved_is_the_cluster_that_was_founded(store: MemoryStor
     moved = new_ring([PartitionId("p1")], {ServerId(each): "" for each in ("b", "c", "d")}, 3)
     asyncio.run(store.set(paths.RING, codec.encode(moved), 0))
     again = init(tmp_path / "secret")
-    assert (again.returncode, "it was there already" in again.stdout) == (0, True), again.stderr
+    assert (again.returncode, "the cluster existed already" in again.stdout) == (0, True), again.stderr
     others = init(tmp_path / "secret", "--node", "x", "--node", "y", "--node", "z")
-    assert (others.returncode, "of the nodes b, c, d" in others.stderr) == (1, True)
+    assert (others.returncode, "with the nodes b, c, d" in others.stderr) == (1, True)
 
 
-def test_what_is_exported_is_the_owners_alone_and_no_half_of_it_stays(
+def test_exported_files_are_private_and_no_partial_export_remains(
     store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has the passwords of all ledgers."""

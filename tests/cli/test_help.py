@@ -28,7 +28,7 @@ def answer_of(*words: str, columns: int) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("path", TREE, ids=lambda path: " ".join(path) or "kvstore")
-def test_help_is_printed_and_says_what_each_option_says(path: tuple[str, ...]) -> None:
+def test_help_is_printed_and_explains_each_option(path: tuple[str, ...]) -> None:
     code, said = answer_of(*path, "--help", columns=200)
     assert code == 0, said
     shown = re.sub(r"\s+", " ", said)
@@ -47,12 +47,12 @@ def test_every_command_and_option_has_a_help_text(path: tuple[str, ...]) -> None
 
 
 @pytest.mark.parametrize("word", sorted({word for words in BRANCHES.values() for word in words}))
-def test_the_branches_of_a_first_word_have_the_whole_of_its_commands(word: str) -> None:
+def test_a_branch_of_the_command_line_contains_all_its_commands(word: str) -> None:
     alone = dict(commands(typer.main.get_command(build(branches_of([word])))))
     assert {path for path in alone if path[:1] == (word,)} == {path for path in TREE if path[:1] == (word,)} != set()
 
 
-def test_a_wrong_word_is_answered_by_the_whole_tree() -> None:
+def test_a_wrong_command_shows_the_complete_tree() -> None:
     assert branches_of(["gett"]) == branches_of(["--help"]) == branches_of([]) == list(BRANCHES)
     assert {path[0] for path in TREE if path} == {word for words in BRANCHES.values() for word in words}
 
@@ -79,7 +79,7 @@ def test_a_number_without_sense_is_wrong_usage_and_no_traceback(path: tuple[str,
     assert set(boundless) <= (ANY_NUMBER | CHECKED_LATER if path == ("up",) else ANY_NUMBER)
 
 
-def test_every_command_prints_json_too_but_those_that_print_nothing_of_their_own() -> None:
+def test_every_command_with_output_can_print_json() -> None:
     leaves = {" ".join(path): command for path, command in TREE.items() if not hasattr(command, "commands")}
     without = {name for name, each in leaves.items() if not any("--json" in one.opts for one in each.params)}
     assert without == {"node run", "bench suite"}, "a node logs; the suite writes its figures to --out"
@@ -92,7 +92,7 @@ LOCAL = {"up", "down", "node run", "node check", "cluster init", "access found",
 """What is about the processes of this machine, or makes a cluster or its first administrator."""
 
 
-def test_every_command_about_a_cluster_finds_it_by_directory_or_zookeeper_or_server() -> None:
+def test_every_cluster_command_accepts_directory_zookeeper_or_server() -> None:
     leaves = {" ".join(path): command for path, command in TREE.items() if not hasattr(command, "commands")}
     for name in sorted(leaves.keys() - LOCAL):
         there = {option for each in leaves[name].params for option in each.opts}
@@ -116,7 +116,7 @@ def test_a_change_is_one_line_of_json() -> None:
     assert for_people(Change(b"key", None, 8, 1_001, "p1", False)) == "p1/8 key deleted"
 
 
-def test_what_the_design_promises_is_there() -> None:
+def test_the_promises_of_the_design_hold() -> None:
     promised = {
         *("up", "down", "status", "node run", "node drain", "get", "put", "del", "scan", "watch", "load-tree"),
         *("verify-tree", "ring show", "ring locate", "ledger list", "ledger show", "ledger read", "ledger recover"),

@@ -21,7 +21,7 @@ from kvstore.devcluster.layout import ClusterFile, Wish
 from kvstore.devcluster.local import LocalCluster, http_ok
 from kvstore.devcluster.pages import unsettled
 from kvstore.devcluster.ports import is_free
-from kvstore.devcluster.record import Record
+from kvstore.devcluster.record import ClusterRecord
 from kvstore.env.secret import read_secret
 from kvstore.errors import ConfigError, Unavailable
 from kvstore.ring.ring import Ring
@@ -41,17 +41,17 @@ def as_process(*arguments: str) -> subprocess.CompletedProcess[str]:
     ("arguments", "words"),
     [
         (("up", "--nodes", "2"), "--unsafe"),
-        (("up", "--nodes", "0"), "want 1 to 99"),
-        (("up", "--port-offset", "150"), "--port-offset: want 0 to 99, or a multiple of 100 from 20000"),
-        (("up", "--replicas", "4"), "--replicas: want 1 to 3"),
-        (("up", "--set", "log.roll_bytes"), "want SECTION.NAME=VALUE"),
-        (("up", "--set", "resp=127.0.0.1:5"), "itself decides resp of each node"),
+        (("up", "--nodes", "0"), "expected 1 to 99"),
+        (("up", "--port-offset", "150"), "--port-offset: expected 0 to 99, or a multiple of 100 from 20000"),
+        (("up", "--replicas", "4"), "--replicas: expected 1 to 3"),
+        (("up", "--set", "log.roll_bytes"), "expected SECTION.NAME=VALUE"),
+        (("up", "--set", "resp=127.0.0.1:5"), "sets resp of each node itself"),
         (
             ("up", "--set", "autorecovery.lost_bookie_delay=5"),
             "unknown; did you mean lost_bookie_delay_s?",
         ),
-        (("up", "--set", "autorecovery.lost_bookie_delay_s=-5"), "lost_bookie_delay_s: want 0 to"),
-        (("ring", "show", "--zookeeper", "127.0.0.1:1"), "no ZooKeeper listens at 127.0.0.1:1; is the cluster up?"),
+        (("up", "--set", "autorecovery.lost_bookie_delay_s=-5"), "lost_bookie_delay_s: expected 0 to"),
+        (("ring", "show", "--zookeeper", "127.0.0.1:1"), "no ZooKeeper listens at 127.0.0.1:1; check the cluster"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -69,7 +69,7 @@ def test_the_status_of_no_cluster_is_no_health(tmp_path: Path) -> None:
     assert "no cluster in" in answer.stderr
     nobody = kvstore("status", "--server", "127.0.0.1:1")
     assert (nobody.returncode, nobody.stderr) == (2, "")
-    assert nobody.stdout.startswith("not all is served: no node answers: ")
+    assert nobody.stdout.startswith("down: no node answers: ")
     unknown = kvstore("status", "--zookeeper", "127.0.0.1:1")
     assert (unknown.returncode, unknown.stdout) == (3, "")
 
@@ -80,12 +80,12 @@ def test_down_without_a_cluster_is_no_error(tmp_path: Path) -> None:
     assert json.loads(answer.stdout) == {"stopped": []}
 
 
-def test_down_says_that_there_is_no_cluster_where_it_looked(tmp_path: Path) -> None:
-    assert kvstore("down", "--data-dir", str(tmp_path)).stdout == f"there is no cluster in {tmp_path}\n"
+def test_down_reports_where_it_found_no_cluster(tmp_path: Path) -> None:
+    assert kvstore("down", "--data-dir", str(tmp_path)).stdout == f"no cluster in {tmp_path}\n"
 
 
 @pytest.mark.parametrize("content", ["", '{"zookeeper": "127.0.', "[]", "5", '{"nodes": 7}', "\0\0\0\0"])
-def test_what_is_no_cluster_file_is_named(tmp_path: Path, content: str) -> None:
+def test_an_invalid_cluster_file_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "cluster.json").write_text(content)
     with pytest.raises(ConfigError, match=f"{tmp_path}/cluster.json is not a cluster file"):
         LocalCluster(tmp_path).load()
@@ -109,7 +109,7 @@ def test_a_first_up_that_fails_leaves_no_cluster(
     assert not list(tmp_path.rglob("node.toml")), "the next `up` may have other options"
     put = kvstore("put", "k", "v", "--data-dir", str(tmp_path))
     assert put.returncode == 1
-    assert put.stderr.startswith(f"kvstore: no cluster at {tmp_path}/cluster.json: start one with `kvstore up`")
+    assert put.stderr.startswith(f"kvstore: no cluster at {tmp_path}/cluster.json; start one with `kvstore up`")
 
 
 def test_a_first_up_that_fails_keeps_files_that_were_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,12 +136,12 @@ def test_a_first_up_that_fails_keeps_files_that_were_there(tmp_path: Path, monke
 def test_commands_say_at_once_that_no_node_of_a_cluster_listens(tmp_path: Path) -> None:
     """They waited for their timeout, and printed gRPC's own words."""
     planned = layout.plan(Wish(data_dir=tmp_path, port_offset=free_offset()), None)
-    Record(tmp_path).save(planned)
+    ClusterRecord(tmp_path).save(planned)
     for command in (("put", "k", "v"), ("get", "k"), ("scan",), ("watch", "k")):
         answer = kvstore(*command, "--data-dir", str(tmp_path))
         addresses = ", ".join(node.grpc for node in planned.nodes)
         assert answer.returncode == 1
-        said = f"kvstore: no node of the cluster in {tmp_path} listens at {addresses}; start it: "
+        said = f"kvstore: no node of the cluster in {tmp_path} listens at {addresses}; start it with: "
         assert answer.stderr.startswith(said), command
         assert answer.stderr.endswith(f" up --data-dir {tmp_path}\n")
 
@@ -161,7 +161,7 @@ def _planned(offset: int) -> ClusterFile:
 
 
 @pytest.mark.parametrize("command", [("up", "--detach"), ("get", "k"), ("ledger", "list")])
-def test_what_is_no_cluster_file_costs_one_line(tmp_path: Path, command: tuple[str, ...]) -> None:
+def test_an_invalid_cluster_file_gives_one_line(tmp_path: Path, command: tuple[str, ...]) -> None:
     (tmp_path / "cluster.json").write_text("[]")
     answer = kvstore(*command, "--data-dir", str(tmp_path))
     assert answer.returncode == 1
@@ -170,7 +170,7 @@ def test_what_is_no_cluster_file_costs_one_line(tmp_path: Path, command: tuple[s
 
 
 @pytest.mark.parametrize("command", [("up", "--detach"), ("down",), ("status",)])
-def test_a_cluster_that_was_copied_or_moved_does_not_start_the_nodes_of_the_old_place(
+def test_a_copied_or_moved_cluster_starts_no_nodes_of_the_old_directory(
     tmp_path: Path, command: tuple[str, ...]
 ) -> None:
     made = layout.plan(Wish(data_dir=tmp_path / "old", port_offset=24_000), None)  # where no other test's nodes listen
@@ -178,7 +178,7 @@ def test_a_cluster_that_was_copied_or_moved_does_not_start_the_nodes_of_the_old_
     (tmp_path / "new" / "cluster.json").write_text(json.dumps(made.document()))
     answer = kvstore(*command, "--data-dir", str(tmp_path / "new"))
     assert answer.returncode == (3 if command == ("status",) else 1)
-    assert f"was made in {tmp_path}/old: move it back" in answer.stderr
+    assert f"was created in {tmp_path}/old; move it back" in answer.stderr
     assert sorted(each.name for each in tmp_path.rglob("*")) in (
         ["cluster.json", "new"],
         ["cluster.json", "new", "up.lock"],
@@ -187,7 +187,7 @@ def test_a_cluster_that_was_copied_or_moved_does_not_start_the_nodes_of_the_old_
     status = kvstore("status", "--data-dir", str(tmp_path / "new"))
     assert (status.returncode, status.stderr) == (2, ""), "found, and nothing of it runs"
     assert "is down" in status.stdout
-    assert "To start what is down:" in status.stdout
+    assert "To start everything that is down, run:" in status.stdout
 
 
 def test_a_data_directory_that_is_a_file_is_named(tmp_path: Path) -> None:
@@ -220,10 +220,10 @@ def test_every_command_explains_itself() -> None:
 
 def test_a_node_that_could_never_start_is_not_founded() -> None:
     arguments = ("cluster", "init", "--zookeeper", "127.0.0.1:1", "--node", "N 1", "--node", "n2", "--node", "n3")
-    assert "--node 'N 1': want lower-case letters" in kvstore(*arguments).stderr
+    assert "--node 'N 1': expected lower-case letters" in kvstore(*arguments).stderr
 
 
-def test_it_tells_its_version() -> None:
+def test_the_command_prints_its_version() -> None:
     assert as_process("--version").stdout == f"{VERSION}\n"
 
 
@@ -234,16 +234,16 @@ def test_a_wrong_option_is_wrong_usage() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("up", "--zookeeper", ""), "'--zookeeper': want host:port,host:port/chroot, or etcd:// before it, got ''"),
+        (("up", "--zookeeper", ""), "'--zookeeper': expected host:port,host:port/chroot, or etcd:// before it, got ''"),
         (("cluster", "init", "--node", "n1", "--zookeeper", "zk"), "'--zookeeper' / '--metadata': want host:port,"),
         (("get", "k", "--zookeeper", "127.0.0.1:99999"), "'--zookeeper' / '--metadata': want host:port,"),
         (
             ("up", "--metadata", "mysql"),
-            "'--metadata': want host:port,host:port/chroot, or etcd:// before it, got 'mysql'",
+            "'--metadata': expected host:port,host:port/chroot, or etcd:// before it, got 'mysql'",
         ),
         (
             ("get", "k", "--metadata", "etcd://x"),
-            "want host:port,host:port/chroot, or etcd:// before it, got 'etcd://x'",
+            "expected host:port,host:port/chroot, or etcd:// before it, got 'etcd://x'",
         ),
         (("snapshot", "create", "--to", "/none", "--zookeeper", "zk:x"), "got 'zk:x'"),
         (("ring", "show", "--server", "127.0.0.1:99999"), "'--server': want host:port"),
@@ -273,7 +273,7 @@ def test_a_node_is_known_by_every_path_to_its_file(tmp_path: Path, word: str) ->
             process.kill()
 
 
-def test_a_node_that_has_ended_is_named_at_once_while_another_one_waits_for_it(
+def test_a_node_that_ended_is_named_at_once_while_another_waits_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = LocalCluster(tmp_path)
@@ -285,7 +285,7 @@ def test_a_node_that_has_ended_is_named_at_once_while_another_one_waits_for_it(
         cluster.wait_ready(timeout_s=1)
 
 
-def test_up_repeats_only_what_the_process_that_it_started_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_up_repeats_only_the_output_of_the_process_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It printed the last lines of a process that had been stopped in order."""
     (tmp_path / "logs").mkdir()
     log, output = tmp_path / "logs" / "n1.log", tmp_path / "logs" / "n1.out"
@@ -298,12 +298,12 @@ def test_up_repeats_only_what_the_process_that_it_started_said(tmp_path: Path, m
             return os.getpid()
 
     cluster = Failing(tmp_path)
-    Record(tmp_path).save(layout.plan(Wish(data_dir=tmp_path), None))
+    ClusterRecord(tmp_path).save(layout.plan(Wish(data_dir=tmp_path), None))
     cluster.start_node("n1")
     monkeypatch.setattr("kvstore.devcluster.local.http_ok", lambda *_: False)
     with pytest.raises(Unavailable) as refused:
         cluster.wait_ready(timeout_s=1)
-    assert str(refused.value) == "node n1 ended while starting; it said:\nbegun again"
+    assert str(refused.value) == "node n1 ended while starting; its last output:\nbegun again"
 
 
 def test_up_starts_no_node_that_down_stops_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,7 +316,7 @@ def test_up_starts_no_node_that_down_stops_meanwhile(tmp_path: Path, monkeypatch
             return os.getpid()
 
     cluster = Idle(tmp_path)
-    Record(tmp_path).save(layout.plan(Wish(data_dir=tmp_path), None))
+    ClusterRecord(tmp_path).save(layout.plan(Wish(data_dir=tmp_path), None))
     cluster._found_running = {"n1", "n2", "n3"}
     monkeypatch.setattr("kvstore.devcluster.local.http_ok", lambda *_: False)
     LocalCluster(tmp_path).down()
@@ -325,7 +325,9 @@ def test_up_starts_no_node_that_down_stops_meanwhile(tmp_path: Path, monkeypatch
     assert not started
 
 
-def test_up_tells_what_a_node_says_that_does_not_become_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_up_reports_the_message_of_a_node_that_does_not_become_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A node that had been drained was waited for, and nothing said so."""
 
     class Drained(BaseHTTPRequestHandler):
@@ -346,7 +348,7 @@ def test_up_tells_what_a_node_says_that_does_not_become_ready(tmp_path: Path, mo
         monkeypatch.setattr("kvstore.devcluster.pages._TIMEOUT_S", PATIENCE_S)
         try:
             with pytest.raises(
-                Unavailable, match=r"n1 is not ready after 0\.1 s, it says: draining; see `kvstore stat"
+                Unavailable, match=r"n1 is not ready after 0\.1 s, it reports: draining; see `kvstore stat"
             ):
                 cluster.wait_ready(timeout_s=0.1)
         finally:
@@ -381,7 +383,7 @@ def test_a_port_that_speaks_something_else_is_no_node_that_is_ready() -> None:
 @pytest.mark.parametrize(
     ("last", "said"), [("", []), ("it is held", ["the cluster's version has not risen: it is held"])]
 )
-def test_up_waits_for_version_and_date_of_every_node_but_not_for_what_lasts(
+def test_up_waits_for_the_version_and_clock_of_every_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: str, said: list[str]
 ) -> None:
     """What a new cluster's first command needs was refused for some seconds, and `status` right after `up` found a node
@@ -413,7 +415,7 @@ def test_up_waits_for_version_and_date_of_every_node_but_not_for_what_lasts(
         (["no page of ours"], ("", "")),
     ],
 )
-def test_what_a_node_waits_for_is_on_its_first_page(
+def test_the_first_page_of_a_node_shows_the_reason_it_waits(
     monkeypatch: pytest.MonkeyPatch, page: object, found: tuple[str, str]
 ) -> None:
     monkeypatch.setattr("kvstore.devcluster.pages._get", lambda *_: json.dumps(page).encode())
@@ -474,7 +476,7 @@ def test_a_local_cluster_from_before_there_were_secrets_gets_one(tmp_path: Path)
     assert toml.read(Path(cluster.load().nodes[0].config), NodeConfig).limits.waiting_max == 7
 
 
-def test_secure_cluster_of_an_earlier_release_names_the_clients_of_its_bookies(tmp_path: Path) -> None:
+def test_an_older_secure_cluster_names_the_clients_of_its_bookies(tmp_path: Path) -> None:
     cluster = Started(tmp_path)
     with pytest.raises(Unavailable):
         cluster.up(Wish(data_dir=tmp_path, secure=True))
@@ -488,7 +490,7 @@ def test_secure_cluster_of_an_earlier_release_names_the_clients_of_its_bookies(t
     assert [toml.read(config, NodeConfig).bookie_clients for config in configs] == [wanted] * 3
 
 
-def test_a_nodes_file_that_a_power_cut_left_empty_is_written_anew(tmp_path: Path) -> None:
+def test_a_node_file_left_empty_by_a_power_failure_is_written_again(tmp_path: Path) -> None:
     """One that was not synced has no byte after the cut; a secret alone was written into it, and no node started."""
     cluster = Started(tmp_path)
     secrets_of(cluster)

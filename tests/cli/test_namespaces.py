@@ -20,6 +20,6 @@ def test_numbers_are_read_with_their_units() -> None:
 
 @pytest.mark.parametrize("wrong", ["-1", "1.5", "many", "5 X", "", "999999999999999999T", "9007199254740993"])
 def test_a_number_that_makes_no_sense_is_refused_by_its_option(wrong: str) -> None:
-    with pytest.raises(typer.BadParameter, match="want") as refused:
+    with pytest.raises(typer.BadParameter, match="expected") as refused:
         _limits(None, wrong, None, None, None)
     assert refused.value.param_hint == "--bytes"

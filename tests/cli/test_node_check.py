@@ -86,16 +86,16 @@ x = 2
     assert [line_of(name, found) for name in ("log.quorum.write", "log.roll_age_s", "tls", "")] == [19, 16, None, None]
 
 
-def test_every_fault_is_said_with_its_line(tmp_path: Path) -> None:
+def test_every_fault_is_reported_with_its_line(tmp_path: Path) -> None:
     more = "repair_after_s = -1\nrols = []\n[partition]\nlease_ms = 1.5\n\n[storage]\nlost_dirs = [\n 'a', 7]\n"
     answer = checked(node_file(tmp_path, more))
     assert answer.exit_code == 1
     said = [line.removeprefix(f"{tmp_path}/node.toml") for line in answer.stdout.splitlines()]
     assert said[1].startswith(":6: fault: rols: unknown; did you mean roles? known are id, ")
     assert said[:1] + said[2:] == [
-        ":5: fault: repair_after_s: want 0 to 1000000000, got -1.0",
-        ":8: fault: partition.lease_ms: want int, got 1.5",
-        ":11: fault: storage.lost_dirs[1]: want str, got 7",
+        ":5: fault: repair_after_s: expected 0 to 1000000000, got -1.0",
+        ":8: fault: partition.lease_ms: expected int, got 1.5",
+        ":11: fault: storage.lost_dirs[1]: expected str, got 7",
         ": 4 faults, no warnings",
     ]
     answer = checked(node_file(tmp_path, "repair_after_s = -1\nroles = []\n"), "--json")
@@ -105,7 +105,7 @@ def test_every_fault_is_said_with_its_line(tmp_path: Path) -> None:
     ]
 
 
-def test_a_file_without_faults_is_told_so_and_what_it_names_is_looked_at(tmp_path: Path) -> None:
+def test_a_file_without_faults_is_reported_valid_and_its_paths_are_checked(tmp_path: Path) -> None:
     file = node_file(tmp_path)
     answer = checked(file, "--strict")
     assert answer.stdout == f"{file}: node n1, bookie and server: no faults, no warnings\n"
@@ -136,7 +136,7 @@ def test_certificates_that_do_not_serve_are_faults(tmp_path: Path) -> None:
     assert found(replace(files.bookie, cert=tmp_path / "none.pem")).exit_code == 1
 
 
-def test_what_is_no_toml_is_said_with_its_line(tmp_path: Path) -> None:
+def test_invalid_toml_is_reported_with_its_line(tmp_path: Path) -> None:
     answer = checked(node_file(tmp_path, "zone = \n"))
     assert isinstance(answer.exception, ConfigError)
     assert "not TOML" in str(answer.exception)
@@ -144,7 +144,7 @@ def test_what_is_no_toml_is_said_with_its_line(tmp_path: Path) -> None:
     answer = checked(tmp_path / "none.toml")
     assert "none.toml: cannot be read: No such file" in str(answer.exception)
     (tmp_path / "long.toml").write_bytes(b"#" * ((1 << 20) + 1))
-    assert "want at most 1048576 bytes, got 1048577" in str(checked(tmp_path / "long.toml").exception)
+    assert "expected at most 1048576 bytes, got 1048577" in str(checked(tmp_path / "long.toml").exception)
 
 
 def test_warnings_count_only_if_they_are_to(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ WARNED: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "table"), WARNED, ids=[name for name, _ in WARNED])
-def test_what_is_allowed_and_unsafe_or_odd_is_warned_of(name: str, table: dict[str, Any]) -> None:
+def test_unsafe_or_unusual_settings_give_a_warning(name: str, table: dict[str, Any]) -> None:
     config = toml.from_table({**GOOD, **table}, NodeConfig)
     assert [each.name for each in advice(config)] == [name]
 
@@ -198,7 +198,7 @@ def test_a_plain_file_is_not_warned_of() -> None:
     assert advice(toml.from_table(server, NodeConfig)) == [], "of disks that it does not have"
 
 
-def test_two_doors_do_not_share_an_address() -> None:
+def test_two_listeners_cannot_share_an_address() -> None:
     config = toml.from_table({**GOOD, "grpc": "127.0.0.1:8401"}, NodeConfig)
     assert [each.name for each in clashes(config)] == ["grpc"]
     assert clashes(toml.from_table({**GOOD, "grpc": "127.0.0.1:0", "http": "127.0.0.1:0"}, NodeConfig)) == []
@@ -225,11 +225,11 @@ def test_an_address_is_shared_under_two_names_too(one: str, other: str, do_meet:
     doors = {"insecure": True, "advertise": "node-1.example", "grpc": f"{one}:7401", "resp": f"{other}:7401"}
     found = clashes(toml.from_table({**GOOD, **doors}, NodeConfig))
     assert [each.name for each in found] == (["grpc"] if do_meet else [])
-    assert all(f"resp takes with {other}:7401" in each.text for each in found)
+    assert all(f"resp covers with {other}:7401" in each.text for each in found)
     assert clashes(toml.from_table({**GOOD, **doors, "grpc": f"{one}:7402"}, NodeConfig)) == []
 
 
-def test_what_traces_need_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_requirements_of_traces_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     traces = f'[tracing]\nendpoint = "https://collector:4317"\nca = "{tmp_path}/ca.pem"\n'
     file = node_file(tmp_path, traces)
     assert ":7: fault: tracing.ca: " in (said := checked(file).stdout)
@@ -238,7 +238,7 @@ def test_what_traces_need_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     made = Files.issue(tmp_path / "made").bookie
     assert made.ca is not None
     (tmp_path / "ca.pem").write_text("no certificate")
-    assert ":7: fault: tracing.ca: want a certificate in PEM" in checked(file).stdout
+    assert ":7: fault: tracing.ca: expected a PEM certificate" in checked(file).stdout
     (tmp_path / "ca.pem").write_bytes(Path(made.ca).read_bytes())
     assert checked(file).exit_code == 0
     for name in ("opentelemetry.exporter.otlp.proto.grpc.trace_exporter",):
@@ -248,7 +248,7 @@ def test_what_traces_need_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert checked(node_file(tmp_path)).exit_code == 0, "who wants no traces needs nothing for them"
 
 
-def test_a_setting_that_is_read_no_more_is_a_warning_so_that_nodes_start_with_old_files(tmp_path: Path) -> None:
+def test_an_obsolete_setting_is_only_a_warning(tmp_path: Path) -> None:
     file = node_file(tmp_path, "unsafe = true\n")
     answer = checked(file)
     assert (answer.exit_code, checked(file, "--strict").exit_code) == (0, 1)
@@ -260,7 +260,7 @@ def test_a_setting_that_is_read_no_more_is_a_warning_so_that_nodes_start_with_ol
 def test_never_is_a_number(tmp_path: Path, name: str) -> None:
     answer = checked(node_file(tmp_path), "--set", f"{name}=inf")
     assert (
-        f"fault: {name}: want 0 to 1000000000, got inf, which is no number; where 0 is not never, 1e9 is"
+        f"fault: {name}: expected 0 to 1000000000, got inf, which is not a number; for never, use 0 or 1e9"
         in answer.stdout
     )
     assert checked(node_file(tmp_path), "--set", f"{name}=1e9").exit_code == 0
@@ -268,13 +268,13 @@ def test_never_is_a_number(tmp_path: Path, name: str) -> None:
 
 def test_disks_that_are_one_are_warned_of(tmp_path: Path) -> None:
     answer = checked(node_file(tmp_path, '[storage]\njournal_dirs = ["a", "b"]\n'))
-    assert "journal_dirs: b is on the file system of a: both are lost together" in answer.stdout
+    assert "journal_dirs: b is on the same file system as a, so both are lost together" in answer.stdout
 
 
-def test_what_the_command_line_sets_is_checked_in_place_of_the_file(tmp_path: Path) -> None:
+def test_settings_of_the_command_line_are_checked_before_the_file(tmp_path: Path) -> None:
     file = node_file(tmp_path)
     answer = checked(file, "--set", "id=n7", "--set", "partition.lease_ms=-1", "--set", "http=127.0.0.1:8500")
-    assert f"{file}: fault: partition.lease_ms: want 0 to 120000, got -1\n" in answer.stdout
+    assert f"{file}: fault: partition.lease_ms: expected 0 to 120000, got -1\n" in answer.stdout
     assert f"{file}: node n7, bookie and server: no faults, no warnings\n" == checked(file, "--set", "id=n7").stdout
 
 
@@ -286,7 +286,7 @@ def test_a_disk_that_is_lost_keeps_no_node_down(tmp_path: Path) -> None:
     assert checked(file).exit_code == 1
     file.write_text(f'{file.read_text()}lost_dirs = ["{gone}"]\n')
     answer = checked(file)
-    assert (answer.exit_code, "on the file system of" in answer.stdout) == (0, False), answer.stdout
+    assert (answer.exit_code, "on the same file system as" in answer.stdout) == (0, False), answer.stdout
 
 
 CHECK = """
@@ -321,9 +321,7 @@ def test_node_check_writes_where_the_node_would(
     assert f": {weight}: {name}: {tmp_path}/{place}: expected to " in found.stdout
 
 
-def test_a_disk_that_cannot_be_looked_at_is_a_fault_among_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_disk_is_listed_with_the_other_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk, look = tmp_path / "disk2", Path.stat
 
     def stat(path: Path, **more: Any) -> Any:

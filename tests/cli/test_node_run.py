@@ -39,7 +39,7 @@ def test_a_plain_command_line_is_known(line: str, found: tuple[Path, list[Settin
     assert plain_node_run(line.split()) == found
 
 
-def test_what_reads_command_lines_is_not_in_a_nodes_memory() -> None:
+def test_a_node_does_not_import_the_command_line_parser() -> None:
     code = (
         "import sys, kvstore.__main__, kvstore.server.node; print({'typer', 'pydantic', 'rich'} & sys.modules.keys())"
     )
@@ -47,7 +47,7 @@ def test_what_reads_command_lines_is_not_in_a_nodes_memory() -> None:
     assert done.stdout == "set()\n"
 
 
-def test_a_node_that_cannot_start_says_why_in_one_line(tmp_path: Path) -> None:
+def test_a_node_that_cannot_start_reports_why_in_one_line(tmp_path: Path) -> None:
     line = [sys.executable, "-m", "kvstore", "node", "run", "--config", str(tmp_path / "none.toml")]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
@@ -55,7 +55,7 @@ def test_a_node_that_cannot_start_says_why_in_one_line(tmp_path: Path) -> None:
 
 
 WRONG = {
-    ("--set", "id"): "--set id: want SECTION.NAME=VALUE",
+    ("--set", "id"): "--set id: expected SECTION.NAME=VALUE",
     ("--set", "id.more=5"): "--set id.more: id is a value, not a section",
     ("--set", "limts.waiting_max=5"): "limts: unknown",
 }

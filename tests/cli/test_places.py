@@ -65,14 +65,14 @@ def test_each_path_of_each_command_refuses_a_url_and_makes_nothing(
     code, output = answer_of(*command, *given, columns=300)
     assert code == 2, output
     said = " ".join(output.split())
-    assert "want a path on a file system" in said or "does not exist" in said, said
+    assert "expected a path on a file system" in said or "does not exist" in said, said
     assert sorted(tmp_path.rglob("*")) == [here]
 
 
 @pytest.mark.parametrize("place", [URL, "s3a:/bucket", "hdfs://host/x", "file:///x", "HTTPS://x/y", Path(URL)])
-def test_urls_are_no_paths_and_the_refusal_says_what_is_wanted(place: str | Path) -> None:
+def test_a_url_in_place_of_a_path_is_refused_with_the_expected_form(place: str | Path) -> None:
     with pytest.raises(
-        ConfigError, match=r"want a path on a file system that is mounted here, such as /backups .*, got"
+        ConfigError, match=r"expected a path on a file system that is mounted here, such as /backups .*, got"
     ):
         local_path(place)
 
@@ -84,12 +84,12 @@ def test_paths_are_paths(place: str) -> None:
 
 
 def test_files_of_settings_data_frames_and_programs_refuse_urls_too(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="data_dir: want a path on a file system"):
+    with pytest.raises(ConfigError, match="data_dir: expected a path on a file system"):
         config.from_table({"id": "n1", "data_dir": URL}, NodeConfig)
-    with pytest.raises(ConfigError, match="dataDir: want a path on a file system"):
+    with pytest.raises(ConfigError, match="dataDir: expected a path on a file system"):
         cluster_of({"dataDir": URL}, {})
-    with pytest.raises(ConfigError, match="tlsCa: want a path on a file system"):
+    with pytest.raises(ConfigError, match="tlsCa: expected a path on a file system"):
         cluster_of({"servers": "a:1", "tlsCa": URL}, {})
     for make in (LocalCluster, DirectoryStore):
-        with pytest.raises(ConfigError, match="want a path on a file system"):
+        with pytest.raises(ConfigError, match="expected a path on a file system"):
             make(Path(URL))

@@ -18,7 +18,7 @@ from tests.commands import Done, kvstore
 
 
 @pytest.mark.parametrize(("prefix", "keys"), [(("acme/",), "'acme/'"), ((), "every key"), (("",), "every key")])
-def test_a_right_to_every_key_is_told_as_that(
+def test_a_right_to_every_key_is_shown_as_such(
     monkeypatch: pytest.MonkeyPatch, prefix: tuple[str, ...], keys: str
 ) -> None:
     """It may be the prefix that a shell's variable did not hold."""
@@ -29,7 +29,7 @@ def test_a_right_to_every_key_is_told_as_that(
     assert [each["prefix"] for change in asked for each in change.values()] == ["".join(prefix).encode()] * 2
 
 
-def test_an_administrator_who_is_lost_is_replaced_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_administrator_is_replaced_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     store = MemoryStore()
 
     def with_tools(_: Path, __: str | None, work: Callable[[Any], Awaitable[Any]]) -> Any:
@@ -44,9 +44,9 @@ def test_an_administrator_who_is_lost_is_replaced_when_it_is_asked_for(monkeypat
     monkeypatch.setattr(users, "with_tools", with_tools)
     assert found("root").returncode == 0
     refused = found("anna")
-    assert (refused.returncode, "--replace-lost where nobody knows" in refused.stderr) == (1, True)
+    assert (refused.returncode, "--replace-lost if all administrator" in refused.stderr) == (1, True)
     unasked = found("anna", "--replace-lost")
-    assert (unasked.returncode, "to go on, give --yes" in unasked.stderr) == (2, True)
+    assert (unasked.returncode, "confirm with --yes" in unasked.stderr) == (2, True)
     assert found("anna", "--replace-lost", "--yes").returncode == 0
     table = asyncio.run(AccessStore(store).read())
     assert [(each.name, each.roles) for each in table.users] == [("anna", ("admin",)), ("root", ("admin",))]

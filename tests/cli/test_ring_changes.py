@@ -41,12 +41,12 @@ class Cluster:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("plan", "--add", "p4", "--add-count", "2"), "want the ids of new partitions, or --add-count"),
-        (("plan", "--add", "p4", "--remove", "p1"), "not both at once"),
-        (("add",), "want the ids of new partitions, or --count"),
-        (("add", "p4", "--count", "2"), "want the ids of new partitions, or --count"),
-        (("move", "p1"), "want --source and --share, or --first and --last"),
-        (("throttle",), "want --mib-per-s, --parallel or both"),
+        (("plan", "--add", "p4", "--add-count", "2"), "expected --add or --add-count, got both"),
+        (("plan", "--add", "p4", "--remove", "p1"), "to add or to remove, got both"),
+        (("add",), "expected either ids of new partitions or --count"),
+        (("add", "p4", "--count", "2"), "expected either ids of new partitions or --count"),
+        (("move", "p1"), "expected --source and --share, or --first and --last"),
+        (("throttle",), "expected --mib-per-s, --parallel or both"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -56,12 +56,12 @@ def test_options_that_do_not_go_together_are_wrong_usage(arguments: tuple[str, .
     assert words in answer.stderr.splitlines()[-1]
 
 
-def test_that_moves_are_paused_is_said_also_while_there_are_none() -> None:
+def test_paused_moves_are_reported_even_while_there_are_none() -> None:
     assert "no moves (paused: `kvstore ring resume`)" in status_text(admin_pb2.RingStatusResponse(paused=True))
     assert status_text(admin_pb2.RingStatusResponse()).endswith("no moves")
 
 
-def test_whoever_waits_for_moves_that_are_paused_is_told_once(
+def test_waiting_for_paused_moves_reports_it_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In a script, too, where nothing else is said."""
@@ -74,7 +74,7 @@ def test_whoever_waits_for_moves_that_are_paused_is_told_once(
     assert (looks, capsys.readouterr().err.count("moves are paused")) == ([], 1)
 
 
-def test_what_is_planned_is_done_though_servers_are_away_while_somebody_waits_for_it(
+def test_planned_moves_are_done_though_servers_are_unavailable_meanwhile(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Told as failed it would be asked for again, and done twice."""
@@ -84,7 +84,7 @@ def test_what_is_planned_is_done_though_servers_are_away_while_somebody_waits_fo
     ring_changes.add(count=1, wait=True, json=True)
     shown = capsys.readouterr()
     assert (cluster.changed, cluster.left, json.loads(shown.out)["version"]) == (1, [], 7)
-    assert shown.err.count("what was asked goes on") == 2, "once each time"
+    assert shown.err.count("the change continues") == 2, "once each time"
 
 
 def test_the_plan_is_shown_before_its_end_is_waited_for(
@@ -95,10 +95,10 @@ def test_the_plan_is_shown_before_its_end_is_waited_for(
         ring_changes.add(count=1, wait=True, json=True)
     shown = capsys.readouterr()
     assert json.loads(shown.out)["version"] == 7
-    assert "the moves go on: `kvstore ring status --wait`" in shown.err
+    assert "the moves continue: wait for them with `kvstore ring status --wait`" in shown.err
 
 
-def test_servers_that_are_away_for_long_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_servers_unavailable_for_long_are_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin, "AWAY_S", -1.0)
     cluster = Cluster(monkeypatch, *[Unavailable("connection refused")] * 5)
     with pytest.raises(Unavailable, match="connection refused"):
@@ -106,24 +106,24 @@ def test_servers_that_are_away_for_long_are_given_up(monkeypatch: pytest.MonkeyP
     assert len(cluster.left) == 3
 
 
-def test_whoever_waits_for_the_moves_of_a_cluster_that_is_away_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_moves_of_an_unavailable_cluster_fails_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Cluster(monkeypatch, Unavailable("connection refused"), RingStatus())
     with pytest.raises(Unavailable):
         ring_changes.status(wait=True)
     assert len(cluster.left) == 1
 
 
-def test_a_change_that_is_done_is_not_told_as_failed_because_the_moves_cannot_be_shown(
+def test_a_finished_change_is_no_failure_where_moves_cannot_be_shown(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Cluster(monkeypatch, Unavailable("connection refused"))
     ring_changes.cancel(json=True)
     shown = capsys.readouterr()
     assert json.loads(shown.out) == {"version": 7}
-    assert "it is done, as ring version 7" in shown.err
+    assert "the change is made as ring version 7" in shown.err
 
 
-def test_how_far_a_replica_is_may_not_be_known() -> None:
+def test_the_position_of_a_replica_can_be_unknown() -> None:
     """The metadata store does not answer: it is not as if all had been lost."""
     level = admin_pb2.ReplicaMove(partition="p1", newcomer="n4", leaving="n1", newcomer_sequence=0, leader_sequence=0)
     unknown = admin_pb2.ReplicaMove(partition="p2", newcomer="n4", leaving="n1")
@@ -131,7 +131,7 @@ def test_how_far_a_replica_is_may_not_be_known() -> None:
     assert [line.split()[3:] for line in shown[-2:]] == [["0", "0"], ["-", "-"]]
 
 
-def test_a_replica_that_has_moved_is_told_so_though_servers_were_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_moved_replica_is_reported_though_servers_were_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     away = Unavailable("connection refused")
     moving = RingStatus(replacing=[admin_pb2.ReplicaMove(partition="p1", newcomer="n4", leaving="n1")])
     ring = Ring(partitions=[admin_pb2.RingPartition(id="p1", replicas=["n2", "n3", "n4"])])
@@ -139,11 +139,11 @@ def test_a_replica_that_has_moved_is_told_so_though_servers_were_away(monkeypatc
     replicas.move_replica("p1", "n1", "n4")
     assert (cluster.changed, cluster.left) == (1, [])
     Cluster(monkeypatch, away)
-    with pytest.raises(Unavailable, match="no server says whether the replica of p1 on n4 has caught up within"):
+    with pytest.raises(Unavailable, match="no server reports whether the replica of p1 on n4 has caught up within"):
         replicas.wait_until_replaced("p1", "n4", *NOWHERE, timeout_s=-1)
 
 
-def test_a_node_is_found_empty_though_servers_were_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_is_reported_empty_though_servers_were_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     held = [Ring(partitions=[admin_pb2.RingPartition(id="p1", replicas=each)]) for each in (["n1"], ["n2"])]
     cluster = Cluster(monkeypatch, held[0], Unavailable("connection refused"), held[1])
     replicas.wait_until_empty("n1", *NOWHERE, timeout_s=9)

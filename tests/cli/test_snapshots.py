@@ -22,7 +22,7 @@ from kvstore.spark.snapshots import here
 from kvstore.spark.snapshots.chains import Cut
 from kvstore.spark.snapshots.directory import RESUMABLE_S, DirectoryStore
 from kvstore.spark.snapshots.manifest import NAME, Manifest, encode
-from kvstore.spark.snapshots.planning import NotContinuable, Wanted
+from kvstore.spark.snapshots.planning import NotContinuable, SnapshotRequest
 from tests.spark.snapshots.made import EPOCH_MS, full, incremental, some_log
 
 Run = Callable[..., tuple[int, str, str]]
@@ -58,7 +58,7 @@ def damage(path: Path) -> None:
     path.write_bytes(data)
 
 
-def test_a_list_says_what_is_there_and_what_can_be_used(run: Run, store: DirectoryStore) -> None:
+def test_a_list_shows_all_snapshots_and_which_are_usable(run: Run, store: DirectoryStore) -> None:
     full(store, "z", LOG, hour=5)
     damage(store.root / "a" / NAME)
     store.work("c").mkdir()
@@ -68,12 +68,12 @@ def test_a_list_says_what_is_there_and_what_can_be_used(run: Run, store: Directo
     states = {row["id"]: row["state"] for row in found["snapshots"]}
     assert states["z"] == "usable"
     assert states["b"] == f"snapshot b continues a: {states['a']}"
-    assert "checksum does not fit" in states["a"]
+    assert "checksum does not match" in states["a"]
     assert found["unfinished"] == [".work-c"]
     assert "full" in run("list", store.root)[1]
 
 
-def test_a_list_says_that_there_is_only_unfinished_work(run: Run, tmp_path: Path) -> None:
+def test_a_list_reports_that_there_is_only_unfinished_work(run: Run, tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path / "new")
     store.work("c").mkdir(parents=True)
     code, out, err = run("list", store.root)
@@ -94,7 +94,7 @@ def test_a_list_can_fail_by_age(
 
 def test_verify_proves_a_chain(run: Run, store: DirectoryStore) -> None:
     code, out, _ = run("verify", store.root)
-    assert (code, out.startswith("whole: a, b; ")) == (0, True)
+    assert (code, out.startswith("intact: a, b; ")) == (0, True)
     assert json.loads(run("verify", store.root / "a", "--json")[1])["snapshots"] == ["a"]
 
 
@@ -102,7 +102,7 @@ def test_damage_is_an_exit_code_and_a_line_that_names_the_file(run: Run, store: 
     damage(store.root / "a/data/p1-00000.parquet")
     code, out, _ = run("verify", store.root, "b")
     assert code == 1
-    assert "a/data/p1-00000.parquet its checksum is not the manifest's" in out
+    assert "a/data/p1-00000.parquet its checksum differs from the manifest's" in out
     assert "take a new full snapshot" in out
 
 
@@ -127,10 +127,10 @@ def _renamed(store: DirectoryStore) -> None:
 @pytest.mark.parametrize(
     ("spoil", "told"),
     [
-        (_future, "format 9, written by a later version; this one reads up to 1: upgrade kvstore"),
-        (_no_parent, "b continues a, which is not here"),
-        (_damaged, "damaged: its checksum does not fit; take it from a copy"),
-        (_renamed, "is of snapshot c: a snapshot cannot be renamed"),
+        (_future, "expected format 1 or lower, got 9, written by a later version; upgrade kvstore"),
+        (_no_parent, "b continues a, which is missing"),
+        (_damaged, "damaged: its checksum does not match; restore it from a copy"),
+        (_renamed, "belongs to snapshot c; snapshots cannot be renamed"),
     ],
 )
 def test_a_snapshot_that_cannot_be_used_is_one_line_for_every_command(
@@ -158,12 +158,12 @@ def test_nothing_continues_a_broken_chain(run: Run, store: DirectoryStore, monke
     rmtree(store.root / "a")
     code, _, err = run("create", "--to", store.root, "--incremental", "--server", NOBODY)
     assert code == 1
-    assert "b continues a, which is not here: bring its folder back from a copy, or take a full snapshot" in err
+    assert "b continues a, which is missing; restore its folder from a copy, or take a full snapshot" in err
     assert store.ids() == ["b"]
 
 
 @pytest.mark.parametrize("here", ["nothing", "a broken chain", "what the logs do not reach back to"])
-def test_a_full_snapshot_is_taken_instead_if_that_is_wanted(
+def test_a_full_snapshot_is_taken_instead_on_request(
     run: Run, store: DirectoryStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, here: str
 ) -> None:
     root = tmp_path / "new" if here == "nothing" else store.root
@@ -171,7 +171,7 @@ def test_a_full_snapshot_is_taken_instead_if_that_is_wanted(
         rmtree(store.root / "a")
     tried = list[str | None]()
 
-    def job(_: object, wanted: Wanted, *rest: object) -> Manifest:
+    def job(_: object, wanted: SnapshotRequest, *rest: object) -> Manifest:
         tried.append(wanted.parent_id)
         if wanted.parent is not None:
             raise NotContinuable("the log does not reach back")
@@ -187,7 +187,7 @@ def test_a_full_snapshot_is_taken_instead_if_that_is_wanted(
     tried.clear()
     code, out, err = run(*words, "--or-full", "--server", NOBODY)
     assert (code, out.startswith(f"{root}/z: full snapshot")) == (0, True)
-    assert err.startswith("kvstore: a full snapshot instead: ")
+    assert err.startswith("kvstore: taking a full snapshot instead: ")
     assert tried == [*(["b"] if here.startswith("what") else []), None]
 
 
@@ -197,19 +197,21 @@ def test_list_calls_no_snapshot_usable_that_lacks_a_file(run: Run, store: Direct
     code, out, err = run("list", store.root, "--json", "--max-age-hours", 100_000)
     states = {row["id"]: row["state"] for row in json.loads(out)["snapshots"]}
     assert (code, states["a"], states["b"]) == (0, "usable", "usable")
-    assert states["z"].endswith("/z/data/p1-00000.parquet is missing; take the file from a copy")
+    assert states["z"].endswith("/z/data/p1-00000.parquet is missing; restore the file from a copy")
     with open(store.root / "a" / store.load("a").files[0].path, "ab") as file:
         file.write(b"x")
     code, out, err = run("list", store.root, "--max-age-hours", 100_000)
     assert (code, "usable snapshot in" in err, "does not exist" in err) == (1, True, True)
-    assert out.count("the manifest says") == 2
+    assert out.count("the manifest") == 2
 
 
 @pytest.mark.parametrize("change", [damage, os.unlink])
-def test_list_says_why_a_parent_cannot_be_read(run: Run, store: DirectoryStore, change: Callable[[Path], None]) -> None:
+def test_list_reports_why_a_parent_cannot_be_read(
+    run: Run, store: DirectoryStore, change: Callable[[Path], None]
+) -> None:
     change(store.root / "a" / NAME)
     states = {row["id"]: row["state"] for row in json.loads(run("list", store.root, "--json")[1])["snapshots"]}
-    reason = "its checksum does not fit" if change is damage else "manifest.json is missing"
+    reason = "its checksum does not match" if change is damage else "manifest.json is missing"
     assert states["b"].startswith("snapshot b continues a: ")
     assert reason in states["b"]
     assert reason in states["a"]
@@ -220,7 +222,7 @@ def test_prune_removes_nothing_while_a_snapshot_that_stays_lacks_a_file(run: Run
     path = store.root / "z" / store.load("z").files[0].path
     path.rename(store.root.parent / "elsewhere")
     code, _, err = run("prune", store.root, "--keep", 1)
-    assert (code, "is missing; take the file from a copy" in err) == (1, True)
+    assert (code, "is missing; restore the file from a copy" in err) == (1, True)
     assert store.ids() == ["a", "b", "z"]
     (store.root.parent / "elsewhere").rename(path)
     assert run("prune", store.root, "--keep", 1)[0] == 0
@@ -233,16 +235,16 @@ def test_incremental_continues_no_snapshot_that_lacks_a_file(
     monkeypatch.setattr("kvstore.cli.snapshot_tools.cluster_of", lambda *_: (None, "cluster-1"))
     (store.root / "a" / store.load("a").files[0].path).unlink()
     code, _, err = run("create", "--to", store.root, "--incremental", "--server", NOBODY)
-    assert (code, "is missing; take the file from a copy" in err) == (1, True)
+    assert (code, "is missing; restore the file from a copy" in err) == (1, True)
 
 
-def test_a_restored_cluster_goes_on_in_the_old_ones_directory(
+def test_a_restored_cluster_continues_in_the_old_directory(
     run: Run, store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Night after night it was refused."""
     taken = list[str | None]()
 
-    def job(_: object, wanted: Wanted, *rest: object, **more: object) -> Manifest:
+    def job(_: object, wanted: SnapshotRequest, *rest: object, **more: object) -> Manifest:
         taken.append(wanted.parent_id)
         return store.load("b")
 
@@ -252,8 +254,8 @@ def test_a_restored_cluster_goes_on_in_the_old_ones_directory(
     monkeypatch.setattr("kvstore.cli.snapshot_tools.cluster_of", lambda *_: (None, "another"))
     words = ("create", "--to", store.root, "--incremental", "--server", NOBODY)
     code, _, err = run(*words)
-    assert (code, "there is no snapshot of this cluster in" in err) == (1, True)
-    assert "is of another cluster" in run(*words, "--parent", "b")[2]
+    assert (code, "no snapshot of this cluster in" in err) == (1, True)
+    assert "belongs to another cluster" in run(*words, "--parent", "b")[2]
     assert run(*words, "--or-full")[0] == 0
     made = full(store, "z", LOG, hour=5)
     (store.root / "z" / NAME).write_bytes(encode(replace(made, cluster="another")))
@@ -261,21 +263,21 @@ def test_a_restored_cluster_goes_on_in_the_old_ones_directory(
     assert taken == [None, "z"]
 
 
-def test_a_damaged_manifest_leaves_the_snapshots_that_do_not_stand_on_it(run: Run, store: DirectoryStore) -> None:
+def test_a_damaged_manifest_leaves_the_snapshots_not_based_on_it(run: Run, store: DirectoryStore) -> None:
     full(store, "z", LOG, hour=5)
     (store.root / "z" / NAME).write_bytes(b"")
     assert run("verify", store.root, "b")[0] == 0
     assert "no server of the cluster answers" in run("restore", store.root, "b", "--server", NOBODY)[2]
     code, _, err = run("verify", store.root)
     assert (code, err.count("\n")) == (1, 1)
-    assert err.endswith("; take it from a copy, or remove its folder and take a new snapshot\n")
+    assert err.endswith("; restore it from a copy, or remove its folder and take a new snapshot\n")
 
 
 @pytest.mark.parametrize("command", ["list", "verify", "restore", "prune"])
 def test_a_directory_that_holds_no_snapshot_is_one_line(run: Run, tmp_path: Path, command: str) -> None:
     (tmp_path / "letters").mkdir()
     options = ("--keep", 1) if command == "prune" else ()
-    for path, told in ((tmp_path / "absent", "is no directory of snapshots"), (tmp_path, "holds no snapshot")):
+    for path, told in ((tmp_path / "absent", "is not a directory of snapshots"), (tmp_path, "has no snapshots")):
         code, out, err = run(command, path, *options)
         assert (code, out, err.count("\n")) == (3 if command == "verify" else 1, "", 1)
         assert told in err
@@ -285,10 +287,10 @@ def test_a_directory_that_holds_no_snapshot_is_one_line(run: Run, tmp_path: Path
     ("arguments", "told"),
     [
         (("--server", NOBODY), "no server of the cluster answers at 127.0.0.1:1"),
-        (("--data-dir", "/nonexistent"), "no cluster at /nonexistent/cluster.json: start one"),
+        (("--data-dir", "/nonexistent"), "no cluster at /nonexistent/cluster.json; start one"),
     ],
 )
-def test_what_cannot_be_taken_is_one_line_and_leaves_nothing(
+def test_a_snapshot_that_fails_reports_one_line_and_leaves_nothing(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], told: str
 ) -> None:
     monkeypatch.setattr("kvstore.cli.snapshot_tools.FIND_S", 0.3)
@@ -302,7 +304,7 @@ def test_what_cannot_be_taken_is_one_line_and_leaves_nothing(
     ("options", "told"),
     [
         (("--at", "2001-01-01T00:00:00Z"), "2001-01-01T00:00:00.000Z is before snapshot a"),
-        (("--position", "p1=99999"), "partition p1: want a sequence from"),
+        (("--position", "p1=99999"), "partition p1: expected a sequence from"),
         (("--position", "p9=1"), "snapshot b has no partition p9"),
     ],
 )
@@ -320,20 +322,23 @@ def test_a_cut_that_cannot_be_had_is_one_line(
         ("create --to {} --compression rar", "'--compression'"),
         ("create --to {} --rate nan", "'--rate'"),
         ("create --to {} --hold-hours 169", "'--hold-hours'"),
-        ("create --to {} --or-full", "--or-full: it goes with --incremental"),
-        ("create --to {} --incremental --or-full --parent b", "--or-full: it goes with --incremental, and without"),
-        ("create --to {} --conf x", "'--conf': want NAME=VALUE, got 'x'"),
+        ("create --to {} --or-full", "--or-full: expected together with --incremental"),
+        (
+            "create --to {} --incremental --or-full --parent b",
+            "--or-full: expected together with --incremental, and without",
+        ),
+        ("create --to {} --conf x", "'--conf': expected NAME=VALUE, got 'x'"),
         ("list {} --max-age-hours nan", "'--max-age-hours'"),
-        ("verify {} --at yesterday", "'--at': want a moment like 2026-11-20T20:15:00Z, got 'yesterday'"),
-        ("verify {} --at 0001-01-01T00:00:00+14:00", "'--at': want a moment"),
-        ("verify {} --position p1", "'--position': want PARTITION=SEQUENCE, got 'p1'"),
-        ("restore {} --at yesterday", "'--at': want a moment"),
-        ("restore {} --position p1=-1", "'--position': want PARTITION=SEQUENCE"),
-        ("restore {} --position p1=99999999999999999999", "'--position': want PARTITION=SEQUENCE"),
-        ("prune {}", "--keep, --daily, --weekly: say what to keep"),
+        ("verify {} --at yesterday", "'--at': expected a moment like 2026-11-20T20:15:00Z, got 'yesterday'"),
+        ("verify {} --at 0001-01-01T00:00:00+14:00", "'--at': expected a moment"),
+        ("verify {} --position p1", "'--position': expected PARTITION=SEQUENCE, got 'p1'"),
+        ("restore {} --at yesterday", "'--at': expected a moment"),
+        ("restore {} --position p1=-1", "'--position': expected PARTITION=SEQUENCE"),
+        ("restore {} --position p1=99999999999999999999", "'--position': expected PARTITION=SEQUENCE"),
+        ("prune {}", "--keep, --daily, --weekly: expected at least one"),
         ("diff {} a", "Missing argument"),
         ("diff {} a b --bogus", "No such option"),
-        ("diff {} a b --conf =x", "'--conf': want NAME=VALUE"),
+        ("diff {} a b --conf =x", "'--conf': expected NAME=VALUE"),
     ],
 )
 def test_wrong_usage_is_exit_code_2_and_touches_nothing(run: Run, store: DirectoryStore, words: str, told: str) -> None:
@@ -350,7 +355,7 @@ def test_a_moment_without_a_zone_is_utc(text: str) -> None:
     assert cut_of(moment(text), None) == Cut(time_ms=1_795_205_700_123)
 
 
-def test_spark_is_asked_for_only_when_it_is_needed(
+def test_spark_is_started_only_when_it_is_needed(
     run: Run, store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def absent(*modules: str) -> None:
@@ -363,7 +368,7 @@ def test_spark_is_asked_for_only_when_it_is_needed(
     assert (code, err) == (3, "kvstore: not checked: pyarrow is not installed: install the extra spark\n")
 
 
-def test_little_work_starts_no_spark_unless_it_is_told_to(
+def test_little_work_starts_no_spark_unless_requested(
     run: Run, store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_spark(*_: object, **__: object) -> None:
@@ -382,25 +387,25 @@ def test_little_work_starts_no_spark_unless_it_is_told_to(
     assert run("diff", store.root, "a", "b", "--master", "none")[0] == 1
 
 
-def test_where_no_snapshot_can_be_made_nobody_is_asked_for_one(run: Run, tmp_path: Path) -> None:
+def test_an_unusable_directory_is_reported_before_servers_are_asked(run: Run, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     code, _, err = run("create", "--to", tmp_path / "file", "--data-dir", "/nonexistent")
     assert (code, err.count("\n")) == (1, 1)
-    assert "file is no directory" in err, "not that there is no cluster"
+    assert "file is not a directory" in err, "not that there is no cluster"
 
 
-def test_snapshots_of_two_clusters_are_not_taken_for_each_other(run: Run, store: DirectoryStore) -> None:
+def test_snapshots_of_two_clusters_are_not_confused(run: Run, store: DirectoryStore) -> None:
     """The newest of one was restored as the other's; the retention of one removed all of the other."""
     made = full(store, "z", LOG, hour=5)
     (store.root / "z" / NAME).write_bytes(encode(replace(made, cluster="another")))
     code, _, err = run("restore", store.root, "--server", NOBODY)
-    assert (code, "there are snapshots of 2 clusters here, say which: b, z" in err) == (1, True)
+    assert (code, "expected snapshots of one cluster, got 2; choose one of b, z" in err) == (1, True)
     assert "no server of the cluster" in run("restore", store.root, "b", "--server", NOBODY)[2]
-    assert run("verify", store.root)[1].startswith("whole: z; ")
+    assert run("verify", store.root)[1].startswith("intact: z; ")
     assert run("prune", store.root, "--keep", 1)[1] == "nothing to do\n"
 
 
-def test_what_is_continued_since_a_moment_ago_is_not_removed(store: DirectoryStore) -> None:
+def test_work_that_was_just_continued_is_not_removed(store: DirectoryStore) -> None:
     assert not store.remove("a")
     assert store.ids() == ["a", "b"]
     assert store.remains() == []
@@ -409,7 +414,7 @@ def test_what_is_continued_since_a_moment_ago_is_not_removed(store: DirectorySto
     assert store.ids() == []
 
 
-def test_prune_keeps_chains_whole_and_takes_what_nobody_goes_on_with(run: Run, store: DirectoryStore) -> None:
+def test_prune_keeps_chains_complete_and_removes_abandoned_work(run: Run, store: DirectoryStore) -> None:
     full(store, "z", LOG, hour=5)
     stale, fresh = store.work("old"), store.work("new")
     for folder in (stale, fresh):

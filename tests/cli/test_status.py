@@ -27,13 +27,13 @@ n3    ready  0.1.0    1 h 2 min  rack-3  50.0 GiB of 100.0 GiB  writable      0 
 
 ZooKeeper zk:2181: connected
 partitions: 2 of 2 are served; ring version 4, no moves
-copies: 0 of 40 ledgers lack copies, 0 are at risk; counted 12 s ago
+copies: 0 of 40 ledgers are under-replicated, 0 are at risk; counted 12 s ago
 auto-recovery: on, 0 marked
 access control: off; last snapshot: none is known
-as n1 finds it"""
+as seen by n1"""
 SILENT_LINE = (
     "degraded, all is served: node n3: refuses connections; it has 2 replicas (and 1 more). "
-    "Next: start n3, or look at its log\n"
+    "Next: start n3, or read its log\n"
 )
 SILENT_TEXT = f"""\
 {SILENT_LINE}
@@ -43,21 +43,21 @@ n2    ready      0.1.0    1 h 2 min  rack-2  50.0 GiB of 100.0 GiB  writable    
 n3    no answer  -        -          -       -                      -             0         2  -
 
 !  node n3: refuses connections; it has 2 replicas
-   -> start n3, or look at its log
-!  the log: 2 of 3 bookies can be written to, 3 copies are wanted of each entry
-   -> start the bookies that are away, free space on those that are full, or add one
+   -> start n3, or read its log
+!  the log: 2 of 3 bookies accept writes, but each entry should have 3 copies
+   -> start the bookies that are down, free space on full ones, or add a bookie
 
-ZooKeeper zk:2181: suspended, what is known is 1 min 30 s old
+ZooKeeper zk:2181: suspended, last read 1 min 30 s ago
 partitions: 2 of 2 are served; ring version 4, 3 of 8 moves done, 40%, about 1 min 15 s left
-copies: 0 of 40 ledgers lack copies, 0 are at risk; counted 12 s ago
+copies: 0 of 40 ledgers are under-replicated, 0 are at risk; counted 12 s ago
 auto-recovery: on, 0 marked
 access control: on; last snapshot: 2 d 3 h old
-as n1 finds it"""
+as seen by n1"""
 
 
-def test_the_clusters_version_is_told_where_it_is_known() -> None:
+def test_the_version_of_the_cluster_is_shown_where_it_is_known() -> None:
     report = ClusterReport(server="n1", cluster_version=2)
-    assert "cluster version: 2, which kvstore 0.2.0 can" in status_text(report).splitlines()
+    assert "cluster version: 2, which kvstore 0.2.0 supports" in status_text(report).splitlines()
     assert status_document(report)["cluster_version"] == 2
     older = ClusterReport(server="n1")
     assert "cluster version" not in status_text(older)
@@ -94,21 +94,24 @@ def test_the_text_of_a_healthy_and_of_a_lame_cluster() -> None:
     assert status_text(lame()) == SILENT_TEXT
 
 
-def test_a_partition_that_has_retired_is_not_one_that_nobody_serves() -> None:
+def test_a_retired_partition_is_not_counted_as_unserved() -> None:
     report = well()
     report.partitions.add(id="p0", state="retired")
     text = status_text(whole(report))
     assert text.startswith("healthy: 3 nodes, 2 partitions, all is served")
-    assert "partitions: 2 of 2 are served; retired: p0, held by what `kvstore partition pins` lists; ring" in text
+    assert "partitions: 2 of 2 are served; retired: p0, kept by pins (`kvstore partition pins`); ring" in text
 
 
-def test_status_line_counts_the_ledgers_of_other_clients_and_says_what_is_unknown() -> None:
+def test_the_status_line_counts_foreign_ledgers_and_unknown_ones() -> None:
     report = well()
     report.copies.foreign, report.copies.lacking, report.copies.at_risk = 30, 5, 1
-    line = "copies: 5 of 40 ledgers (30 of them written by other clients) lack copies, 1 are at risk; counted 12 s ago"
+    line = (
+        "copies: 5 of 40 ledgers (30 of them written by other clients) are under-replicated, 1 are at risk; "
+        "counted 12 s ago"
+    )
     assert line in status_text(whole(report)).splitlines()
     report.ClearField("copies")
-    line = "copies: 0 ledgers are known to lack copies, 0 are at risk; not all ledgers are counted"
+    line = "copies: at least 0 ledgers are under-replicated, 0 are at risk; not all are counted yet"
     assert line in status_text(whole(report)).splitlines()
 
 
@@ -170,7 +173,7 @@ def test_no_answer_is_not_served_and_a_refused_login_is_nothing_learnt(
     assert str(error) in answer.output
 
 
-def test_in_a_pipe_each_change_is_a_line_and_what_stays_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_a_pipe_each_change_is_one_line_and_nothing_else_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = [whole(well()), whole(well()), lame(), lame()]
     looks[1].nodes[0].report.uptime_s += 2
 
@@ -188,7 +191,7 @@ def test_in_a_pipe_each_change_is_a_line_and_what_stays_is_none(monkeypatch: pyt
     assert answer.exit_code == 1, "as the last look"
 
 
-def test_on_a_terminal_each_look_is_drawn_over_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_terminal_each_view_is_drawn_over_the_previous(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = [whole(well()), whole(well())]
 
     def ask(_: Any) -> ClusterReport:
@@ -276,28 +279,30 @@ def test_the_metadata_store_is_read_while_it_is_there(
     assert capsys.readouterr().err == ""
 
 
-def test_while_it_is_away_servers_tell_and_the_age_is_said(
+def test_while_the_store_is_unavailable_servers_answer_with_an_age(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster = Cluster(monkeypatch, session="suspended")
     assert cluster.ask() == "told by n1"
     assert cluster.read == 0, "nobody waits for what servers know to be away"
     assert capsys.readouterr().err == (
-        "kvstore: the metadata store cannot be reached (no server that answers reaches it): shown is what n1 read of "
-        "it 34 s ago, and what servers say now\n"
+        "kvstore: the metadata store cannot be reached (no server that answers can reach it); showing what n1 read "
+        "from it 34 s ago, and what servers report now\n"
     )
 
 
-def test_a_store_that_goes_while_it_is_read_is_away_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_lost_during_a_read_is_unavailable_too(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Cluster(monkeypatch, session="connected")
     cluster.is_gone = True
     assert cluster.ask() == "told by n1"
     cluster.answers = False
-    with pytest.raises(Unavailable, match=r"no ZooKeeper answers.*nor can servers: no server can be reached"):
+    with pytest.raises(
+        Unavailable, match=r"no ZooKeeper answers.*nor a server can be reached: no server can be reached"
+    ):
         cluster.ask()
 
 
-def test_a_store_that_is_named_is_asked_and_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_named_store_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Cluster(monkeypatch, session="suspended")
     with pytest.raises(MetadataUnavailable):
         cluster.ask("zk:2181")
@@ -316,7 +321,7 @@ def test_bytes_are_shown_in_the_largest_unit(count: int, shown: str) -> None:
     assert shown_bytes(count) == shown
 
 
-def test_the_text_says_how_far_tls_goes_and_what_still_comes_without() -> None:
+def test_the_text_reports_the_connections_with_and_without_tls() -> None:
     report = well()
     assert "TLS" not in status_text(whole(report)), "nobody has any"
     for node, mode in zip(report.nodes, ("require", "prefer"), strict=False):
@@ -324,7 +329,7 @@ def test_the_text_says_how_far_tls_goes_and_what_still_comes_without() -> None:
     report.nodes[1].report.tls.plain_connections = 1_234
     (line,) = [line for line in status_text(whole(report)).splitlines() if line.startswith("TLS")]
     assert line == (
-        "TLS: required by n1; preferred by n2 (1,234 connections without it); not there at n3; "
+        "TLS: required by n1; preferred by n2 (1,234 connections without it); not used by n3; "
         "the first certificate expires in 100 days"
     )
     report.nodes[0].report.tls.left_s = -1
@@ -354,7 +359,7 @@ def test_one_line_names_the_namespaces_that_are_near_a_quota_or_refuse() -> None
     assert "and 5 more (kvstore namespace list)" in status_text(report)
 
 
-def test_whoever_watches_is_told_that_nothing_is_learnt_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_watch_reports_missing_answers_and_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     """As while a node has no table of users yet, or the metadata store that names the nodes is away."""
     refused = NotAuthenticated("who?")
     looks: list[Any] = [whole(well()), refused, refused, whole(well()), OSError("no file")]

@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-async def test_a_file_that_goes_away_and_a_folder_that_cannot_be_read_are_named_and_the_rest_is_stored(
+async def test_missing_files_and_unreadable_folders_are_named_the_rest_stored(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     walk, scan = trees.walk, os.scandir

@@ -1,4 +1,4 @@
-"""The two clients under one face, so that one suite tests both."""
+"""The two clients behind one interface, so that one suite tests both."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvstore.client import AsyncClient, Client, ClientConfig, Item
 
 
 class AsyncFace:
-    """AsyncClient as it is."""
+    """AsyncClient, unchanged."""
 
     def __init__(self, config: ClientConfig) -> None:
         self.client = AsyncClient(config)
@@ -32,7 +32,7 @@ class AsyncFace:
 
 
 class BlockingFace:
-    """Client, each call in a thread."""
+    """Client, with each call in a thread."""
 
     def __init__(self, config: ClientConfig) -> None:
         self.client = Client(config)

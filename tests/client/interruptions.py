@@ -12,15 +12,15 @@ from types import FrameType
 from typing import Any
 
 UNRAISABLE = ("__del__", "_remove")
-"""Finalizers, and what weak sets do when an element ends: Python drops the exceptions that strike there."""
+"""Finalizers, and the callbacks of weak sets. Python drops exceptions that strike there."""
 
 
 class Struck(BaseException):
-    """The exception; no code of ours knows it."""
+    """The exception that strikes. No code of ours knows it."""
 
 
 def is_interrupted(call: Callable[[], object], step: int) -> bool:
-    """Make the call, and raise Struck at that step of the present thread; False if it ended before."""
+    """Make the call, and raise Struck at that step of the present thread. Returns False if the call ended before."""
     left = step
 
     def strike(frame: FrameType, event: str, _: Any) -> None:
@@ -45,14 +45,15 @@ def is_interrupted(call: Callable[[], object], step: int) -> bool:
 
 
 def _callers(frame: FrameType | None) -> Iterator[FrameType]:
-    """The frame, its caller, and so on: the garbage collector runs finalizers anywhere."""
+    """Yield the frame, its caller, and so on: the garbage collector runs finalizers anywhere."""
     while frame is not None:
         yield frame
         frame = frame.f_back
 
 
 def interruptions(call: Callable[[], object]) -> Iterator[int]:
-    """Interrupt the call at its first step, at its second, and so on, until it ends before. Give the number of each."""
+    """Interrupt the call at its first step, at its second, and so on, until it ends first. Yields the number of each
+    step."""
     step = 0
     while is_interrupted(call, step):
         yield step

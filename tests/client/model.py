@@ -1,6 +1,6 @@
-"""A cluster in memory that keeps the store's promises: what the gRPC servers and both clients are tested against.
+"""A cluster in memory that keeps the store's promises, for tests of the gRPC servers and both clients.
 
-Partitions are dicts, shared by the servers of the cluster; each server is a Backend. Faults are asked for by name.
+Partitions are dicts, shared by the servers of the cluster; each server is a Backend. Tests request faults by name.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class View:
 
 @dataclass
 class ModelPartition:
-    """One partition's state and its table of retries."""
+    """One partition's state and its retry table."""
 
     id: PartitionId
     now_ms: int = 1_000_000
@@ -52,7 +52,7 @@ class ModelPartition:
     data: SortedDict[bytes, Record] = field(default_factory=SortedDict)
     done: dict[tuple[bytes, int], Any] = field(default_factory=dict)
     applied: list[tuple[bytes, int]] = field(default_factory=list)
-    """Request ids in the order in which they were applied: none may stand here twice."""
+    """Request ids in the order in which they were applied; none may occur twice."""
 
     def run(self, op: Op) -> Any:
         request: RequestId | None = op[-1] if isinstance(op[-1], RequestId) else None
@@ -169,7 +169,8 @@ class ModelPartition:
         return results
 
     def _scan(self, start: bytes, end: bytes, limit: int, flags: int) -> Any:
-        """Up to `limit` keys or a page of bytes, and where to go on: a start, or backwards an end."""
+        """Return up to `limit` keys or a page of bytes, and where to continue: a start, or an end when reading
+        backwards."""
         items: list[tuple[bytes, Record]] = []
         size, back, last = 0, bool(flags & Flag.REVERSE), b""
         for key in self.data.irange(start, end or None, inclusive=(True, False), reverse=back):
@@ -188,7 +189,7 @@ class ModelPartition:
 
 
 class ModelCluster:
-    """Partitions, who leads them, and the servers in front."""
+    """Partitions, their leaders, and the servers in front of them."""
 
     def __init__(self, servers: int = 3, partitions: int = 3, id: str = "c1") -> None:
         self.id = id
@@ -214,7 +215,7 @@ class ModelCluster:
             server.refresh()
 
     def key_of(self, partition: PartitionId, number: int = 0) -> bytes:
-        """The `number`th of many keys that the partition owns."""
+        """Return the `number`th of many keys that the partition owns."""
         owned = (key for i in range(10_000) if self.ring.partition_of(key := b"key-%d" % i) == partition)
         return next(key for place, key in enumerate(owned) if place == number)
 
@@ -228,14 +229,14 @@ def _let_pass(op: Op, answer: Callable[[Any], None]) -> bool:
 
 
 class ModelServer:
-    """A Backend over the cluster's partitions. Forwards to the leader as if the way there took no time."""
+    """A Backend over the cluster's partitions. It forwards to the leader in no time."""
 
     def __init__(self, cluster: ModelCluster, id: ServerId) -> None:
         self.cluster, self.id = cluster, id
         self.topology = View(cluster.ring, {}, {})
         self.forwards = True
         self.intercept: Callable[[Op, Callable[[Any], None]], bool] = _let_pass
-        """May answer, keep or lose an operation; True if it has taken it over."""
+        """May answer, keep or drop an operation; returns True if it has done so."""
         self.seen: list[Op] = []
         self._listeners: list[Callable[[], None]] = []
 

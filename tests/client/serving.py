@@ -18,14 +18,14 @@ from kvstore.proto import kv_pb2_grpc
 from kvstore.rpc.server import GrpcServer
 from kvstore.server.access.audit import AuditLog
 from kvstore.server.access.call_gate import CallGate
-from kvstore.server.access.doorman import StreamDoorman
 from kvstore.server.access.identities import Access
 from kvstore.server.access.logins import Logins
+from kvstore.server.access.stream_authenticator import StreamAuthenticator
 from kvstore.server.config import Limits
 from kvstore.server.grpc.kv import KV
 from kvstore.server.grpc.session import Sessions
 from kvstore.server.grpc.stream import SessionStreams
-from kvstore.server.redis.door import RespServer
+from kvstore.server.redis.listener import RespServer
 from kvstore.server.redis.plans import CommandError
 from kvstore.types import ServerId
 from tests.client.model import Endpoint, ModelCluster
@@ -33,7 +33,7 @@ from tests.waiting import PATIENCE_S
 
 SERVICE = "kvstore.v1.KV"
 PATIENT = f"?timeout={PATIENCE_S:g}s&connect_timeout={PATIENCE_S / 2:g}s"
-"""For a client's URL: a machine that stands still for seconds fails no call."""
+"""Options of a client's URL with which a machine that stands still for seconds fails no call."""
 
 
 def refuse_peers(words: list[bytes], stream: Stream, leave: Callable[[], None]) -> StreamHandler:
@@ -41,13 +41,13 @@ def refuse_peers(words: list[bytes], stream: Stream, leave: Callable[[], None]) 
 
 
 def env_of(nursery: TaskNursery) -> Env:
-    """The ports that doors use: time, tasks and connections."""
+    """Return the ports that listeners use: time, tasks and connections."""
     nothing: Any = None
     return Env(ModelClock(), Random(1), TcpTransport(), nothing, nursery, cast(Callable[[str], None], nothing))
 
 
 class ModelClock(Unjudged):
-    """The model keeps its own time, which is always ahead of this one."""
+    """A clock that is always behind the model's own time."""
 
     def now(self) -> float:
         return 0.0
@@ -62,7 +62,7 @@ class Servers:
     def __init__(
         self, cluster: ModelCluster, *, has_streams: bool = True, access: Callable[[], Access] | None = None
     ) -> None:
-        """`access` makes each server's table of users; without it nobody is asked who he is."""
+        """`access` creates each server's table of users; without it no login is required."""
         self.cluster, self._has_streams = cluster, has_streams
         self._make_access = access or Access
         self.access: dict[ServerId, Access] = {}
@@ -74,7 +74,7 @@ class Servers:
         """Set by `serving_in_a_thread`."""
 
     async def start(self, id: ServerId) -> None:
-        """Listen, on the port that the server had before if it had one."""
+        """Listen, on the server's former port if it had one."""
         backend = next(server for server in self.cluster.servers if server.id == id)
         env = env_of(self._nursery)
         sessions = Sessions(backend, env.clock)
@@ -86,7 +86,7 @@ class Servers:
         server = GrpcServer([SERVICE], [lambda grpc: kv_pb2_grpc.add_KVServicer_to_server(service, grpc)], gate=gate)
         known = self.cluster.endpoints.get(id) or Endpoint(*(f"127.0.0.1:{port}" for port in free_ports(2)))
         streams = self.streams[id] = SessionStreams(
-            sessions, id, StreamDoorman(access, logins, self._nursery), self.cluster.id
+            sessions, id, StreamAuthenticator(access, logins, self._nursery), self.cluster.id
         )
         redis = RespServer(env, backend, Limits(), streams.beside(refuse_peers), dict, access, logins)
         resp = await redis.open(known.resp) if self._has_streams else ""
@@ -107,7 +107,7 @@ class Servers:
         await server.stop(0)
 
     def kill_from_outside(self, id: ServerId) -> None:
-        """The same, called in another thread than the servers'."""
+        """Do the same, called in another thread than the servers'."""
         asyncio.run_coroutine_threadsafe(self.kill(id), self.loop).result(PATIENCE_S)
 
     async def close(self) -> None:
@@ -130,7 +130,7 @@ class Servers:
 async def serving(
     cluster: ModelCluster, *, has_streams: bool = True, access: Callable[[], Access] | None = None
 ) -> AsyncIterator[Servers]:
-    """With `has_streams` they have Redis ports, on which clients may have their sessions."""
+    """With `has_streams` the servers have Redis ports for clients' sessions."""
     servers = Servers(cluster, has_streams=has_streams, access=access)
     try:
         for id in cluster.ids:
@@ -142,7 +142,7 @@ async def serving(
 
 @contextmanager
 def serving_in_a_thread(cluster: ModelCluster, access: Callable[[], Access] | None = None) -> Iterator[Servers]:
-    """For blocking clients: the servers have an event loop of their own."""
+    """Run the servers in an event loop of their own, for blocking clients."""
     ready: threading.Event = threading.Event()
     held: dict[str, Any] = {}
 

@@ -1,4 +1,4 @@
-"""Clients of a cluster that asks who they are: both of them, over both of the ways that frames go."""
+"""Clients of a cluster that requires logins: both clients, over both kinds of connections."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def servers(request: pytest.FixtureRequest) -> AsyncIterator[Servers]:
         yield running
 
 
-async def test_a_user_does_what_he_may_and_hears_what_he_may_not(servers: Servers) -> None:
+async def test_user_may_do_what_his_permissions_allow_and_no_more(servers: Servers) -> None:
     async with AsyncClient(url_of(servers, "tenant")) as client:
         await client.put(b"t/a", b"1")
         found = await client.get(b"t/a")
@@ -54,14 +54,14 @@ async def test_a_user_does_what_he_may_and_hears_what_he_may_not(servers: Server
 
 
 @pytest.mark.parametrize(("user", "password"), [("tenant", "wrong"), ("nobody", "secret"), ("", "")])
-async def test_a_stranger_is_told_so_at_once(servers: Servers, user: str, password: str) -> None:
+async def test_unauthenticated_client_is_refused_at_once(servers: Servers, user: str, password: str) -> None:
     url = url_of(servers, user, password) if user else servers.patient_url
     with pytest.raises(NotAuthenticated):
         async with AsyncClient(url):
             pass
 
 
-async def test_the_environment_names_a_user(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_environment_names_the_user(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVSTORE_USER", "tenant")
     monkeypatch.setenv("KVSTORE_PASSWORD", "secret")
     async with AsyncClient(servers.patient_url) as client:
@@ -69,7 +69,7 @@ async def test_the_environment_names_a_user(servers: Servers, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("change", [RemoveUser("tenant"), SetPassword("tenant", OTHER_HASH)])
-async def test_a_user_who_is_none_any_more_is_thrown_out(servers: Servers, change: RemoveUser | SetPassword) -> None:
+async def test_removed_user_is_disconnected(servers: Servers, change: RemoveUser | SetPassword) -> None:
     async with AsyncClient(url_of(servers, "tenant")) as client:
         await client.put(b"t/a", b"1")
         for each in servers.access.values():
@@ -83,7 +83,7 @@ async def test_a_user_who_is_none_any_more_is_thrown_out(servers: Servers, chang
         await wait_until(none_is_open, what="the user's sessions have ended")
 
 
-async def test_a_right_that_is_taken_away_holds_for_open_sessions(servers: Servers) -> None:
+async def test_revoked_permission_applies_to_open_sessions(servers: Servers) -> None:
     async with AsyncClient(url_of(servers, "tenant")) as client:
         await client.put(b"t/a", b"1")
         for each in servers.access.values():
@@ -92,7 +92,7 @@ async def test_a_right_that_is_taken_away_holds_for_open_sessions(servers: Serve
             await client.get(b"t/a")
 
 
-async def test_sessions_outlive_the_switch_if_their_client_can_say_who_he_is(servers: Servers) -> None:
+async def test_sessions_outlive_the_switch_when_their_client_has_a_login(servers: Servers) -> None:
     for each in servers.access.values():
         each.take(table(Switch(False)))
     async with AsyncClient(url_of(servers, "tenant")) as known, AsyncClient(servers.patient_url) as stranger:
@@ -114,7 +114,7 @@ async def test_many_clients_of_one_user_cost_one_hash_at_each_server(servers: Se
     assert all(each.hashes <= 1 for each in servers.logins.values())
 
 
-async def test_too_many_failures_are_refused_without_a_hash_and_the_loop_stays_free(servers: Servers) -> None:
+async def test_too_many_failed_logins_are_refused_without_a_hash(servers: Servers) -> None:
     async def attempt(number: int) -> None:
         with pytest.raises(StoreError):
             async with AsyncClient(url_of(servers, "root", f"guess{number}")):
@@ -131,7 +131,7 @@ def threaded() -> Iterator[Servers]:
         yield running
 
 
-def test_the_blocking_client_says_who_it_is(threaded: Servers) -> None:
+def test_blocking_client_logs_in(threaded: Servers) -> None:
     with Client(url_of(threaded, "tenant")) as client:
         client.put(b"t/a", b"1")
         assert client.get_many([b"t/a", b"t/b"]).keys() == {b"t/a"}
@@ -144,14 +144,14 @@ def test_the_blocking_client_says_who_it_is(threaded: Servers) -> None:
 
 
 def key_led_by(servers: Servers, id: str) -> bytes:
-    """A key of the tenant's that this server leads."""
+    """Return a key of the tenant that this server leads."""
     cluster = servers.cluster
     owned = (b"t/%d" % number for number in range(10_000))
     return next(key for key in owned if cluster.leaders[cluster.ring.partition_of(key)] == id)
 
 
-def test_a_server_that_does_not_know_the_user_stops_no_call_that_others_do(threaded: Servers) -> None:
-    """Its table is old, or it cannot read it. It is asked first for the topology."""
+def test_server_that_does_not_know_the_user_fails_no_call(threaded: Servers) -> None:
+    """Its table is old or unreadable. It is asked first for the topology."""
     key, lost = key_led_by(threaded, "n2"), list[object]()
 
     def lose_the_first_answer(op: object, answer: object) -> bool:
@@ -165,11 +165,11 @@ def test_a_server_that_does_not_know_the_user_stops_no_call_that_others_do(threa
         client.put(key, b"1")
         threaded.cluster.servers[1].intercept = lose_the_first_answer
         client.put(key, b"2")
-        assert len(lost) >= 2, "more often where an answer takes longer than the client waits"
+        assert len(lost) >= 2, "more often if an answer takes longer than the client waits"
     assert threaded.cluster.doubly_applied() == []
 
 
-def test_what_a_server_leads_that_does_not_know_the_user_others_forward(threaded: Servers) -> None:
+def test_calls_for_a_leader_that_does_not_know_the_user_are_forwarded(threaded: Servers) -> None:
     with Client(url_of(threaded, "tenant")) as client:
         client.put(key_led_by(threaded, "n1"), b"1")
         threaded.access[threaded.cluster.ids[0]].take(table(RemoveUser("tenant")))
@@ -184,10 +184,10 @@ def test_what_a_server_leads_that_does_not_know_the_user_others_forward(threaded
         client.put(key_led_by(threaded, "n1"), b"5")
 
 
-def test_once_it_is_late_a_user_is_told_that_the_only_server_does_not_know_him(
+def test_late_caller_learns_that_the_only_server_rejects_the_login(
     threaded: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("MIN_S", "MAX_S"):  # or one that is away may be tried last, and that is told
+    for name in ("MIN_S", "MAX_S"):  # or a server that is down may be tried last, and its error counts
         monkeypatch.setattr(address_backoff, name, PATIENCE_S)
     with Client(url_of(threaded, "tenant")) as client:
         threaded.access[threaded.cluster.ids[0]].take(table(RemoveUser("tenant")))
@@ -197,7 +197,7 @@ def test_once_it_is_late_a_user_is_told_that_the_only_server_does_not_know_him(
             client.get(key_led_by(threaded, "n1"), timeout_s=4.0)
 
 
-async def test_the_same_on_asyncio(servers: Servers) -> None:
+async def test_late_asyncio_caller_learns_that_the_only_server_rejects_the_login(servers: Servers) -> None:
     servers.access[servers.cluster.ids[0]].take(table(RemoveUser("tenant")))
     async with AsyncClient(url_of(servers, "tenant")) as client:
         await client.put(key_led_by(servers, "n2"), b"1")
@@ -205,7 +205,7 @@ async def test_the_same_on_asyncio(servers: Servers) -> None:
 
 @pytest.fixture
 def password_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Of the tenant, as clients without a login of their own have it."""
+    """The tenant's login, as clients without a login of their own get it."""
     file = tmp_path / "password"
     file.write_text("secret")
     monkeypatch.setenv("KVSTORE_USER", "tenant")
@@ -214,14 +214,14 @@ def password_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def replace_login(servers: Servers, file: Path) -> None:
-    """At all servers at once, and in time in the file: as a token's that expires."""
+    """The login is replaced at all servers at once, and in time in the file, like a token that expires."""
     file.write_text("another")
     for each in servers.access.values():
         servers.loop.call_soon_threadsafe(each.take, table(SetPassword("tenant", OTHER_HASH)))
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_calls_go_on_with_the_login_that_there_is_now(password_file: Path, count: int) -> None:
+def test_calls_continue_with_the_present_login(password_file: Path, count: int) -> None:
     with serving_in_a_thread(ModelCluster(count, count), access) as servers, Client(servers.patient_url) as client:
         keys = [key_led_by(servers, each) for each in servers.cluster.ids]
         client.put_many(dict.fromkeys(keys, b"1"))
@@ -237,7 +237,7 @@ def test_calls_go_on_with_the_login_that_there_is_now(password_file: Path, count
             client.put(keys[0], b"3")
 
 
-def test_a_topology_that_is_refused_ends_the_connection_of_an_old_login(threaded: Servers, password_file: Path) -> None:
+def test_refused_topology_ends_the_connection_of_an_old_login(threaded: Servers, password_file: Path) -> None:
     with Client(threaded.patient_url) as client:
         engine = client._engine
         assert engine is not None

@@ -1,4 +1,4 @@
-"""Operations to frames and answers back, against the server's own half."""
+"""Operations to frames and answers back, checked against the server's own half."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ import pytest
 
 from kvstore.client.core import operations
 from kvstore.client.core.batching import FRAME_BYTES_MAX, FRAME_OPERATIONS_MAX, answered, cut, frame_of
-from kvstore.client.core.operation import Numbering, Operation
+from kvstore.client.core.operation import ClientOperation, Numbering
 from kvstore.client.core.values import Item, Level
 from kvstore.errors import ConditionFailed, InvalidRequest, Overloaded, StoreError
 from kvstore.partition.state.commands import Code, Flag, Record, RequestId
@@ -19,17 +19,17 @@ from kvstore.server.grpc.encode import Outbox
 ONE, TWO = Numbering(b"1" * 16), Numbering(b"2" * 16)
 
 
-def begun(operation: Operation, numbering: Numbering = ONE, partition: str = "p1") -> Operation:
+def begun(operation: ClientOperation, numbering: Numbering = ONE, partition: str = "p1") -> ClientOperation:
     operation.partition = partition
     numbering.begin(operation)
     return operation
 
 
-def framed(*wanted: Operation, first: int = 1, **tokens: int) -> tuple[kv_pb2.Frame, dict[int, Operation]]:
+def framed(*wanted: ClientOperation, first: int = 1, **tokens: int) -> tuple[kv_pb2.Frame, dict[int, ClientOperation]]:
     return frame_of(wanted, first, ring_version=7, timeout_ms=500, tokens=tokens)
 
 
-def test_operations_of_a_partition_share_a_lane_in_their_order() -> None:
+def test_operations_of_a_partition_share_a_lane_in_order() -> None:
     wanted = [begun(operations.put(b"a", b"1")), begun(operations.get(b"b")), begun(operations.delete(b"c"))]
     frame, numbered = framed(*wanted, first=5, p1=42)
     (lane,) = frame.lanes
@@ -38,7 +38,7 @@ def test_operations_of_a_partition_share_a_lane_in_their_order() -> None:
     assert numbered == dict(zip((5, 6, 7), wanted, strict=True))
 
 
-def test_partitions_identities_and_levels_have_lanes_of_their_own() -> None:
+def test_partitions_identities_and_levels_have_their_own_lanes() -> None:
     wanted = [
         begun(operations.get(b"a")),
         begun(operations.get(b"b"), TWO, "p2"),
@@ -53,13 +53,13 @@ def test_partitions_identities_and_levels_have_lanes_of_their_own() -> None:
     ] == [key for lane in frame.lanes for key in lane.keys]
 
 
-def test_columns_that_say_nothing_are_left_out() -> None:
+def test_empty_columns_are_left_out() -> None:
     frame, _ = framed(begun(operations.get(b"a")), begun(operations.get(b"b")))
     (lane,) = frame.lanes
     assert (len(lane.values), len(lane.sequences), lane.client, len(lane.options)) == (0, 0, b"", 0)
 
 
-def test_the_server_understands_every_operation_as_it_was_meant() -> None:
+def test_server_decodes_every_operation_as_it_was_encoded() -> None:
     numbering = Numbering(b"x" * 16)
     numbering.see(5_000)
     wanted = [
@@ -101,7 +101,7 @@ def test_the_server_understands_every_operation_as_it_was_meant() -> None:
     )
 
 
-def test_a_frame_is_bounded_in_operations_and_bytes() -> None:
+def test_frame_is_bounded_in_operations_and_bytes() -> None:
     many = deque(begun(operations.get(b"k"), Numbering(b"m" * 16)) for _ in range(FRAME_OPERATIONS_MAX + 1))
     assert (len(cut(many)), len(many)) == (FRAME_OPERATIONS_MAX, 1)
     large = deque(operations.put(b"k", bytes(FRAME_BYTES_MAX // 2)) for _ in range(5))
@@ -119,8 +119,8 @@ def messages(outbox: Outbox) -> Iterator[kv_pb2.Answers]:
         yield outbox.take().message()
 
 
-def roundtrip(*results: tuple[Operation, Any, Any]) -> dict[bytes, Any]:
-    """(operation, the server's operation, its result) → what the client makes of the answer, by key."""
+def roundtrip(*results: tuple[ClientOperation, Any, Any]) -> dict[bytes, Any]:
+    """From (operation, the server's operation, its result), return the client's results by key."""
     outbox, open_ = Outbox(), {}
     for number, (operation, op, result) in enumerate(results, start=1):
         add(outbox, number, op, result)
@@ -136,7 +136,7 @@ def roundtrip(*results: tuple[Operation, Any, Any]) -> dict[bytes, Any]:
     return found
 
 
-def test_answers_reach_their_operations_as_they_were_given() -> None:
+def test_answers_reach_their_operations_unchanged() -> None:
     record = Record(b"v", 3, 1, 1_000, 0)
     brief = Record(b"w", 4, 2, 1_001, 9_000)
     error = ConditionFailed(8)
@@ -174,7 +174,7 @@ def test_answers_reach_their_operations_as_they_were_given() -> None:
     }
 
 
-def test_one_error_of_many_operations_travels_once() -> None:
+def test_error_of_many_operations_is_sent_once() -> None:
     outbox = Outbox()
     error = Overloaded("full")
     for number in range(100):
@@ -198,15 +198,15 @@ def test_answers_come_with_their_numbers() -> None:
     assert list(answered(answers)) == [(9, 1), (8, None)]
 
 
-def test_reads_whose_expiries_may_be_those_of_others_are_not_answered() -> None:
-    """Servers of before 0.2.0 joined messages so; what is not answered is asked again, alone."""
+def test_reads_with_ambiguous_expiries_are_not_answered() -> None:
+    """Servers before 0.2.0 joined messages that way. Unanswered operations are repeated alone."""
     found = {"found": [1, 2], "values": [b"a", b"b"], "found_versions": [1, 2], "created": [1, 2], "written_ms": [1, 2]}
     assert [number for number, _ in answered(kv_pb2.Answers(absent=[3], expiries_ms=[60_000], **found))] == [3]
     assert [number for number, _ in answered(kv_pb2.Answers(absent=[3], **found))] == [1, 2, 3]
 
 
-def test_a_batch_of_more_operations_than_servers_take_is_not_sent() -> None:
-    with pytest.raises(InvalidRequest, match="want 1 to 10000 operations in a batch, got 10001"):
+def test_oversized_batch_is_not_sent() -> None:
+    with pytest.raises(InvalidRequest, match="expected 1 to 10000 operations in a batch, got 10001"):
         operations.batch([operations.get(b"k", 0)] * 10_001)
     with pytest.raises(InvalidRequest, match="got 0"):
         operations.batch([])

@@ -1,4 +1,4 @@
-"""Callers who share a link to one server, when one of them closes it or is interrupted, by Ctrl-C or by a timeout of
+"""Callers that share a link to one server, when one of them closes it or is interrupted by Ctrl-C or a timeout of
 gevent."""
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import pytest
 
 from kvstore.client.blocking import link as blocking_link
 from kvstore.client.blocking.engine import BlockingEngine
-from kvstore.client.blocking.link import BlockingLink, Waiter
+from kvstore.client.blocking.link import BlockingLink, CallWaiter
 from kvstore.client.core import operations
 from kvstore.client.core.config import ClientConfig
-from kvstore.client.core.operation import Numbering, Operation
+from kvstore.client.core.operation import ClientOperation, Numbering
 from kvstore.env.clock import SystemClock
 from kvstore.env.library_env import library_env
 from kvstore.errors import InvalidRequest, OutcomeUnknown, Unavailable
@@ -29,7 +29,7 @@ Execute = Callable[[kv_pb2.Frame], kv_pb2.Answers]
 
 
 class Stub:
-    """A server that is called as the test says, and finds no key."""
+    """A server that the test scripts; by default it finds no key."""
 
     def __init__(self, *calls: Execute) -> None:
         self._calls = list(calls)
@@ -52,7 +52,7 @@ def link_to(stub: Any) -> BlockingLink:
     return link
 
 
-def read() -> Operation:
+def read() -> ClientOperation:
     operation = operations.get(b"k")
     operation.partition = "p1"
     operation.deadline = SystemClock().now() + PATIENCE_S
@@ -60,14 +60,14 @@ def read() -> Operation:
     return operation
 
 
-def test_a_link_that_another_caller_has_closed_gives_no_topology() -> None:
+def test_closed_link_returns_no_topology() -> None:
     link = BlockingLink(NOBODY, SystemClock(), PATIENCE_S, {}, threading.Lock(), None)
     link.close()
     with pytest.raises(Unavailable):
         link.topology(PATIENCE_S)
 
 
-def test_a_write_whose_answer_cannot_be_read_may_have_been_done() -> None:
+def test_write_with_an_unreadable_answer_may_have_been_done() -> None:
     def uneven(frame: kv_pb2.Frame) -> kv_pb2.Answers:
         return kv_pb2.Answers(numbers=[frame.lanes[0].first])
 
@@ -79,7 +79,7 @@ def test_a_write_whose_answer_cannot_be_read_may_have_been_done() -> None:
     assert link.is_broken
 
 
-def test_after_a_caller_was_interrupted_while_it_sent_others_send() -> None:
+def test_other_callers_send_after_the_sender_was_interrupted() -> None:
     link = link_to(Stub(interrupted))
     with pytest.raises(KeyboardInterrupt):
         link.run(read(), 1)
@@ -87,16 +87,16 @@ def test_after_a_caller_was_interrupted_while_it_sent_others_send() -> None:
     assert answer is None
 
 
-def test_whoever_waits_for_a_sender_that_is_interrupted_may_try_again() -> None:
+def test_caller_behind_an_interrupted_sender_may_retry() -> None:
     def both_wait(frame: kv_pb2.Frame) -> kv_pb2.Answers:
-        """The first one's frame: the two others queue meanwhile."""
+        """The frame of the first caller; the two others queue meanwhile."""
         sends.set()
         for _ in range(3):
             assert queued.acquire(timeout=PATIENCE_S)
         return answers(frame)
 
-    class Queue(deque[Operation]):
-        def append(self, operation: Operation) -> None:
+    class Queue(deque[ClientOperation]):
+        def append(self, operation: ClientOperation) -> None:
             super().append(operation)
             queued.release()
 
@@ -105,7 +105,7 @@ def test_whoever_waits_for_a_sender_that_is_interrupted_may_try_again() -> None:
     link._pending = Queue()
     with ThreadPoolExecutor(3) as threads:
         told = [threads.submit(link.run, read(), 1)]
-        assert sends.wait(PATIENCE_S), "or its frame would have another's operation too"
+        assert sends.wait(PATIENCE_S), "or its frame would have another caller's operation, too"
         told += [threads.submit(link.run, read(), 1) for _ in range(2)]
         errors = [each.exception(PATIENCE_S) for each in told]
         found = [each.result()[0] for each in told if each.exception() is None]
@@ -113,7 +113,7 @@ def test_whoever_waits_for_a_sender_that_is_interrupted_may_try_again() -> None:
     assert [str(each) for each in found if each is not None] == ["its sender was interrupted"]
 
 
-def test_a_frame_that_cannot_be_made_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_impossible_frame_blocks_no_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise TypeError("a fault of ours")
 
@@ -121,7 +121,7 @@ def test_a_frame_that_cannot_be_made_keeps_nobody_waiting(monkeypatch: pytest.Mo
     with monkeypatch.context() as patch:
         patch.setattr(blocking_link, "frame_of", fail)
         other = read()
-        other.waiter = Waiter()
+        other.waiter = CallWaiter()
         link._pending.append(other)
         with pytest.raises(TypeError):
             link.run(read(), 1)
@@ -129,8 +129,8 @@ def test_a_frame_that_cannot_be_made_keeps_nobody_waiting(monkeypatch: pytest.Mo
     assert link.run(read(), 1)[0] is None
 
 
-def test_what_has_begun_ends_though_what_follows_cannot_begin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else its numbering would count it as under way for ever, and be full after some time."""
+def test_begun_operations_end_when_the_next_cannot_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the numbering would count it as in flight forever, and be full after some time."""
     engine = BlockingEngine(library_env("test"), ClientConfig(endpoints=(NOBODY,)))
     engine._read_at = float("inf")
     wanted = [operations.put(b"k", b"v") for _ in range(3)]
@@ -138,7 +138,7 @@ def test_what_has_begun_ends_though_what_follows_cannot_begin(monkeypatch: pytes
         each.partition = "p1"
     original = engine._begin
 
-    def fails_at_the_second(operation: Operation, timeout_s: float, *, may_wait: bool) -> bool:
+    def fails_at_the_second(operation: ClientOperation, timeout_s: float, *, may_wait: bool) -> bool:
         if operation is wanted[1]:
             raise InvalidRequest("the client is closed")
         return original(operation, timeout_s, may_wait=may_wait)
@@ -150,15 +150,15 @@ def test_what_has_begun_ends_though_what_follows_cannot_begin(monkeypatch: pytes
     engine.close()
 
 
-def test_the_baton_is_not_passed_to_a_caller_who_was_interrupted_while_it_waited(
+def test_baton_is_not_passed_to_an_interrupted_caller(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Interrupted(Waiter):
+    class Interrupted(CallWaiter):
         def wait(self, timeout_s: float) -> bool:
             raise KeyboardInterrupt
 
     def another_comes(frame: kv_pb2.Frame) -> kv_pb2.Answers:
-        monkeypatch.setattr(blocking_link, "Waiter", Interrupted)
+        monkeypatch.setattr(blocking_link, "CallWaiter", Interrupted)
         with pytest.raises(KeyboardInterrupt):
             link.run(read(), 1)
         monkeypatch.undo()

@@ -1,4 +1,4 @@
-"""Bulk loads: every row is written, those of one key in their order, whatever servers and ring do meanwhile."""
+"""Bulk loads: every row is written, rows of one key in order, whatever servers and ring do meanwhile."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -36,7 +36,7 @@ def rows(count: int, *, value: bytes = b"v") -> list[Row]:
 
 
 def stored(servers: Servers) -> dict[bytes, bytes]:
-    """What the owners of keys hold."""
+    """Return the data of the keys' owners."""
     cluster = servers.cluster
     return {
         key: record.value
@@ -47,7 +47,7 @@ def stored(servers: Servers) -> dict[bytes, bytes]:
 
 
 def on_first_writes(servers: Servers, count: int, happens: Any) -> None:
-    """`happens(op)` gives the answer to each of the first `count` writes; None: what the model answers."""
+    """`happens(op)` returns the answer to each of the first `count` writes; None: the model's answer."""
     left = count
 
     def intercept(op: Op, answer: Any) -> bool:
@@ -72,7 +72,7 @@ async def test_all_rows_are_written_when_the_load_ends(servers: Servers) -> None
     assert load.written == 200
 
 
-async def test_of_the_rows_of_one_key_the_last_one_stays(servers: Servers) -> None:
+async def test_last_row_of_a_key_wins(servers: Servers) -> None:
     on_first_writes(servers, 2, lambda op: Unavailable("no leader"))
     async with loader(servers, batch_rows=3) as load:
         for turn in range(20):
@@ -80,7 +80,7 @@ async def test_of_the_rows_of_one_key_the_last_one_stays(servers: Servers) -> No
     assert stored(servers) == {b"a": b"19", b"b": b"19"}
 
 
-async def test_a_row_may_expire_and_one_without_a_value_deletes(servers: Servers) -> None:
+async def test_row_can_expire_and_row_without_a_value_deletes(servers: Servers) -> None:
     async with loader(servers) as load:
         await load.add([Row(b"gone", b"v"), Row(b"late", b"v", 1 << 40), Row(b"gone", None)])
     assert stored(servers) == {b"late": b"v"}
@@ -88,7 +88,7 @@ async def test_a_row_may_expire_and_one_without_a_value_deletes(servers: Servers
     assert owner.data[b"late"].expires_ms == 1 << 40
 
 
-async def test_keys_that_are_there_can_be_left_alone(servers: Servers) -> None:
+async def test_existing_keys_can_be_skipped(servers: Servers) -> None:
     async with loader(servers) as load:
         await load.add(rows(10))
     async with loader(servers, if_absent=True) as load:
@@ -100,15 +100,15 @@ async def test_keys_that_are_there_can_be_left_alone(servers: Servers) -> None:
 
 
 @pytest.mark.parametrize("if_absent", [False, True])
-async def test_a_value_of_the_largest_size_is_written(servers: Servers, if_absent: bool) -> None:
-    """It leaves no room for its key in a batch."""
+async def test_value_of_the_largest_size_is_written(servers: Servers, if_absent: bool) -> None:
+    """The value leaves no capacity for its key in a batch."""
     async with loader(servers, if_absent=if_absent) as load:
         await load.add([Row(b"large", bytes(1 << 20)), Row(b"large", b"later")])
     assert len(stored(servers)[b"large"]) == (1 << 20 if if_absent else 5)
     assert (load.written, load.kept) == ((1, 1) if if_absent else (2, 0))
 
 
-async def test_a_batch_of_unknown_outcome_is_written_again(servers: Servers) -> None:
+async def test_batch_of_unknown_outcome_is_written_again(servers: Servers) -> None:
     on_first_writes(servers, 3, lambda op: OutcomeUnknown("lost"))
     async with loader(servers) as load:
         await load.add(rows(50))
@@ -116,7 +116,7 @@ async def test_a_batch_of_unknown_outcome_is_written_again(servers: Servers) -> 
     assert servers.cluster.doubly_applied() == []
 
 
-async def test_what_a_batch_wrote_whose_outcome_stayed_unknown_counts_as_kept_and_never_as_written(
+async def test_rows_of_a_batch_of_unknown_outcome_count_as_kept(
     servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load = loader(servers, if_absent=True)
@@ -138,11 +138,11 @@ async def test_what_a_batch_wrote_whose_outcome_stayed_unknown_counts_as_kept_an
     assert (load.written, load.kept) == (50 - lost, lost)
 
 
-async def test_a_batch_that_a_new_ring_cuts_in_two_is_written_in_parts(servers: Servers) -> None:
+async def test_batch_that_a_new_ring_splits_is_written_in_parts(servers: Servers) -> None:
     cluster = servers.cluster
 
     def half_of_p1_moves(op: Op) -> StoreError:
-        """Once, when the first batch of p1 is on its way."""
+        """Once, when the first batch of p1 is in flight."""
         ring = cluster.ring
         if ring.version == 1 and ring.partition_of(op[1]) == P1:
             tokens = SortedDict(ring.tokens)
@@ -162,36 +162,36 @@ async def test_a_batch_that_a_new_ring_cuts_in_two_is_written_in_parts(servers: 
     assert load.written == 600
 
 
-async def test_a_load_that_fails_says_so_and_does_not_wait_for_the_rest(servers: Servers) -> None:
+async def test_failed_load_reports_its_error_and_does_not_wait(servers: Servers) -> None:
     on_first_writes(servers, 1000, lambda op: InvalidRequest("no"))
     with pytest.raises(InvalidRequest, match="no"):
         async with loader(servers) as load:
             await load.add(rows(50))
 
 
-async def test_a_row_that_the_store_would_not_take_is_refused_at_once(servers: Servers) -> None:
-    with pytest.raises(InvalidRequest, match="want a key of 1 to"):
+async def test_row_that_the_store_would_refuse_is_refused_at_once(servers: Servers) -> None:
+    with pytest.raises(InvalidRequest, match="expected a key of 1 to"):
         async with loader(servers) as load:
             await load.add([Row(b"", b"v")])
 
 
-async def test_whoever_goes_on_after_a_refused_row_is_told_again_and_waits_for_nothing(servers: Servers) -> None:
+async def test_adding_after_a_refused_row_raises_its_error_again(servers: Servers) -> None:
     wrong = [*rows(2), Row(b"", b"v")]
     load = await loader(servers).__aenter__()
     async with asyncio.timeout(PATIENCE_S):
         for call in (load.add(wrong), load.add(rows(1)), load.__aexit__(None, None, None)):
-            with pytest.raises(InvalidRequest, match="want a key of 1 to"):
+            with pytest.raises(InvalidRequest, match="expected a key of 1 to"):
                 await call
 
 
-async def test_a_row_that_is_none_ends_the_load_and_does_not_hold_it_up(servers: Servers) -> None:
+async def test_malformed_row_ends_the_load_without_blocking_it(servers: Servers) -> None:
     text: Any = "text"
     with pytest.raises(TypeError):
         async with asyncio.timeout(PATIENCE_S), loader(servers) as load:
             await load.add([Row(b"k", text)])
 
 
-async def test_a_load_holds_only_so_many_rows(servers: Servers) -> None:
+async def test_load_holds_a_bounded_number_of_rows(servers: Servers) -> None:
     for each in servers.cluster.servers:
         each.intercept = lambda op, answer: op[0] in WRITES
     large = [Row(b"key-%d" % number, bytes(1000)) for number in range(BACKLOG_BATCHES + 1)]
@@ -200,7 +200,7 @@ async def test_a_load_holds_only_so_many_rows(servers: Servers) -> None:
             await load.add(large)
 
 
-async def test_without_a_server_a_load_does_not_begin() -> None:
+async def test_load_does_not_begin_without_a_server() -> None:
     with pytest.raises(Unavailable):
         async with Loader(parse_url("kv://127.0.0.1:1?timeout=300ms")):
             raise AssertionError("unreachable")

@@ -1,4 +1,4 @@
-"""Request ids, and what may be concluded from how attempts end."""
+"""Request ids, and conclusions from the outcomes of attempts."""
 
 import itertools
 from collections.abc import Callable
@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from kvstore.client.core import operations, retries
-from kvstore.client.core.operation import IN_FLIGHT_BYTES_MAX, IN_FLIGHT_MAX, SEEN_STEP_MS, Numbering, Operation
-from kvstore.client.core.retries import Nobody, failed_for_good, is_hint, lost, pauses, too_late
+from kvstore.client.core.operation import IN_FLIGHT_BYTES_MAX, IN_FLIGHT_MAX, SEEN_STEP_MS, ClientOperation, Numbering
+from kvstore.client.core.retries import NoServerReachable, deadline_error, final_error_or_none, is_hint, lost, pauses
 from kvstore.client.core.scanning import Bounds
 from kvstore.client.core.values import Level
 from kvstore.errors import (
@@ -29,28 +29,28 @@ from kvstore.errors import (
 CLIENT = b"c" * 16
 
 
-def begun(numbering: Numbering, operation: Operation) -> Operation:
+def begun(numbering: Numbering, operation: ClientOperation) -> ClientOperation:
     numbering.begin(operation)
     operation.is_sent = True
     return operation
 
 
-def a_put(numbering: Numbering | None = None) -> Operation:
+def a_put(numbering: Numbering | None = None) -> ClientOperation:
     return begun(numbering or Numbering(CLIENT), operations.put(b"k", b"v"))
 
 
-def a_get() -> Operation:
+def a_get() -> ClientOperation:
     return begun(Numbering(CLIENT), operations.get(b"k"))
 
 
 @pytest.mark.parametrize("ttl_s", [0, -1, float("nan"), float("inf"), 1e300, "5", b"5"])
-def test_a_time_to_live_that_cannot_be_is_refused(ttl_s: Any) -> None:
+def test_impossible_time_to_live_is_refused(ttl_s: Any) -> None:
     with pytest.raises(InvalidRequest, match="expected ttl_s"):
         operations.put(b"k", b"v", ttl_s=ttl_s)
 
 
 WRONG: Any = ["text", ["k"], 5, None]
-BUILDERS: list[Callable[[Any, Any], Operation]] = [
+BUILDERS: list[Callable[[Any, Any], ClientOperation]] = [
     lambda key, _: operations.get(key),
     lambda key, _: operations.meta(key),
     operations.put,
@@ -66,18 +66,18 @@ BUILDERS: list[Callable[[Any, Any], Operation]] = [
 
 @pytest.mark.parametrize("wrong", WRONG)
 @pytest.mark.parametrize("build", BUILDERS)
-def test_what_is_no_bytes_is_refused_by_its_type_before_it_is_sent(
-    build: Callable[[Any, Any], Operation], wrong: Any
+def test_value_that_is_not_bytes_is_refused_before_it_is_sent(
+    build: Callable[[Any, Any], ClientOperation], wrong: Any
 ) -> None:
-    with pytest.raises(InvalidRequest, match=f"as bytes, got {type(wrong).__name__}"):
+    with pytest.raises(InvalidRequest, match=f"to be bytes, got {type(wrong).__name__}"):
         build(wrong, b"v")
     if build(b"k", b"v").value:
-        with pytest.raises(InvalidRequest, match=f"as bytes, got {type(wrong).__name__}"):
+        with pytest.raises(InvalidRequest, match=f"to be bytes, got {type(wrong).__name__}"):
             build(b"k", wrong)
 
 
 @pytest.mark.parametrize("build", BUILDERS)
-def test_bytes_that_may_change_are_taken_as_they_are_now(build: Callable[[Any, Any], Operation]) -> None:
+def test_mutable_bytes_are_copied(build: Callable[[Any, Any], ClientOperation]) -> None:
     key, value = bytearray(b"k"), bytearray(b"v")
     built = build(key, memoryview(value))
     key[0] = value[0] = 0
@@ -86,35 +86,35 @@ def test_bytes_that_may_change_are_taken_as_they_are_now(build: Callable[[Any, A
 
 
 @pytest.mark.parametrize("level", ["stale", 9, -1])
-def test_a_level_that_there_is_not_is_refused(level: Any) -> None:
+def test_unknown_level_is_refused(level: Any) -> None:
     for build in (operations.get, operations.meta, operations.count):
-        with pytest.raises(InvalidRequest, match="want a Level"):
+        with pytest.raises(InvalidRequest, match="expected a Level"):
             build(b"k", level)
-    with pytest.raises(InvalidRequest, match="want a Level"):
+    with pytest.raises(InvalidRequest, match="expected a Level"):
         operations.scan("p1", b"", b"", 0, level)
     assert operations.get(b"k", Level.STALE).level == operations.get(b"k", 3).level == Level.STALE
 
 
 @pytest.mark.parametrize("bounds", [("a", b"", b""), (b"", "a", b""), (b"", b"", "a")])
-def test_bounds_that_are_no_bytes_are_refused(bounds: Any) -> None:
-    with pytest.raises(InvalidRequest, match="as bytes, got str"):
+def test_bounds_that_are_not_bytes_are_refused(bounds: Any) -> None:
+    with pytest.raises(InvalidRequest, match="to be bytes, got str"):
         Bounds.of(*bounds)
 
 
 @pytest.mark.parametrize("timeout_s", [float("inf"), float("nan"), "5"])
-def test_a_timeout_that_no_clock_could_be_set_to_is_refused(timeout_s: Any) -> None:
-    with pytest.raises(InvalidRequest, match="want a timeout_s of at most"):
+def test_timeout_that_no_timer_can_hold_is_refused(timeout_s: Any) -> None:
+    with pytest.raises(InvalidRequest, match="expected timeout_s to be at most"):
         operations.as_seconds(timeout_s)
 
 
 @pytest.mark.parametrize("version", [-1, 1 << 63])
-def test_a_version_that_cannot_be_is_refused(version: int) -> None:
+def test_impossible_version_is_refused(version: int) -> None:
     with pytest.raises(InvalidRequest, match="expected a version"):
         operations.delete(b"k", if_version=version)
 
 
-def test_a_scan_of_less_than_nothing_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="want a limit"):
+def test_negative_scan_limit_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="expected a limit"):
         operations.scan("p1", b"", b"", -1, 0)
 
 
@@ -126,7 +126,7 @@ def test_sequences_rise_from_one_and_reads_have_none() -> None:
     assert [operation.sequence for operation in wanted] == [1, 0, 2]
 
 
-def test_the_first_unacknowledged_is_the_earliest_that_somebody_waits_for() -> None:
+def test_first_unacknowledged_is_the_earliest_awaited_sequence() -> None:
     numbering = Numbering(CLIENT)
     first, second, third = (a_put(numbering) for _ in range(3))
     assert numbering.first_unacknowledged == 1
@@ -138,40 +138,40 @@ def test_the_first_unacknowledged_is_the_earliest_that_somebody_waits_for() -> N
     assert numbering.first_unacknowledged == 4
 
 
-def test_one_that_stands_still_bounds_the_span_of_what_the_store_must_remember() -> None:
+def test_stalled_operation_bounds_the_span_the_store_must_remember() -> None:
     numbering = Numbering(CLIENT)
     stuck = a_put(numbering)
     for _ in range(IN_FLIGHT_MAX - 1):
-        assert numbering.has_room()
+        assert numbering.has_capacity()
         numbering.end(a_put(numbering))
-    assert not numbering.has_room()
+    assert not numbering.has_capacity()
     numbering.end(stuck)
-    assert numbering.has_room()
+    assert numbering.has_capacity()
 
 
-def test_reads_and_bytes_are_bounded_too() -> None:
+def test_reads_and_bytes_in_flight_are_bounded() -> None:
     numbering = Numbering(CLIENT)
     for _ in range(IN_FLIGHT_MAX):
         begun(numbering, operations.get(b"k"))
-    assert not numbering.has_room()
+    assert not numbering.has_capacity()
     large = Numbering(CLIENT)
-    while large.has_room():
+    while large.has_capacity():
         begun(large, operations.put(b"k", bytes(1 << 20)))
     assert large.first_unacknowledged == 1
     assert IN_FLIGHT_BYTES_MAX >> 20 >= 31
 
 
-def test_a_time_of_the_future_that_a_server_once_told_is_not_kept() -> None:
-    """Leaders refuse requests that carry it, for as long as it is ahead."""
+def test_future_time_from_a_server_is_not_kept() -> None:
+    """Leaders refuse requests with a future time until it is reached."""
     numbering = Numbering(CLIENT)
     numbering.see(3_600_000 + 10_000)
     numbering.see(0)
-    assert a_put(numbering).seen_ms == 3_610_000, "a server that does not know the time tells nothing"
+    assert a_put(numbering).seen_ms == 3_610_000, "a server that does not know the time reports nothing"
     numbering.see(10_000)
     assert a_put(numbering).seen_ms == 10_000
 
 
-def test_the_leader_time_moves_in_steps_and_not_back_a_little() -> None:
+def test_leader_time_moves_in_steps_and_not_back() -> None:
     numbering = Numbering(CLIENT)
     numbering.see(10_000)
     numbering.see(10_000 + SEEN_STEP_MS - 1)
@@ -181,7 +181,7 @@ def test_the_leader_time_moves_in_steps_and_not_back_a_little() -> None:
     assert a_put(numbering).seen_ms == 20_000
 
 
-def test_a_client_id_has_16_bytes() -> None:
+def test_client_id_has_16_bytes() -> None:
     with pytest.raises(ValueError, match="16 bytes"):
         Numbering(b"short")
 
@@ -189,87 +189,87 @@ def test_a_client_id_has_16_bytes() -> None:
 @pytest.mark.parametrize(
     "error", [Overloaded(""), NotLeader("p1"), Moved("p1", 2), Unavailable(""), OutcomeUnknown("")]
 )
-def test_what_may_pass_is_tried_again_under_the_same_id(error: StoreError) -> None:
+def test_retryable_error_is_retried_with_the_same_id(error: StoreError) -> None:
     operation = a_put()
-    assert failed_for_good(operation, error) is None
+    assert final_error_or_none(operation, error) is None
     assert operation.sequence == 1
 
 
 @pytest.mark.parametrize("error", [ConditionFailed(3), InvalidRequest(""), Corrupted("")])
-def test_what_is_final_is_raised_as_it_is(error: StoreError) -> None:
-    assert failed_for_good(a_put(), error) is error
-    assert failed_for_good(a_get(), error) is error
+def test_final_error_is_raised_unchanged(error: StoreError) -> None:
+    assert final_error_or_none(a_put(), error) is error
+    assert final_error_or_none(a_get(), error) is error
 
 
 @pytest.mark.parametrize("error", [ConditionFailed(3), InvalidRequest(""), RequestExpired("")])
-def test_a_refused_retry_of_an_unknown_attempt_is_unknown(error: StoreError) -> None:
+def test_refused_retry_of_an_unknown_attempt_is_unknown(error: StoreError) -> None:
     operation = a_put()
-    failed_for_good(operation, OutcomeUnknown("lost"))
-    assert isinstance(failed_for_good(operation, error), OutcomeUnknown)
+    final_error_or_none(operation, OutcomeUnknown("lost"))
+    assert isinstance(final_error_or_none(operation, error), OutcomeUnknown)
 
 
 @pytest.mark.parametrize("error", [ConditionFailed(3), InvalidRequest("")])
-def test_a_refused_retry_of_a_refused_attempt_is_refused(error: StoreError) -> None:
+def test_refused_retry_of_a_refused_attempt_is_refused(error: StoreError) -> None:
     operation = a_put()
-    failed_for_good(operation, Overloaded("full"))
-    assert failed_for_good(operation, error) is error
+    final_error_or_none(operation, Overloaded("full"))
+    assert final_error_or_none(operation, error) is error
 
 
-def test_a_first_attempt_that_came_too_late_gets_another_id_and_time() -> None:
+def test_expired_first_attempt_gets_another_id_and_time() -> None:
     numbering = Numbering(CLIENT)
     operation = a_put(numbering)
     numbering.see(50_000)
-    assert failed_for_good(operation, RequestExpired("old")) is None
+    assert final_error_or_none(operation, RequestExpired("old")) is None
     assert (operation.sequence, operation.seen_ms) == (2, 50_000)
     assert numbering.first_unacknowledged == 2
 
 
-def test_another_id_is_given_only_a_few_times() -> None:
+def test_number_of_new_ids_is_bounded() -> None:
     operation = a_put()
     for _ in range(2 * retries.RENUMBER_MAX):
-        assert failed_for_good(operation, Unavailable("no leader")) is None, "that takes no id"
+        assert final_error_or_none(operation, Unavailable("no leader")) is None, "that takes no id"
     for _ in range(retries.RENUMBER_MAX):
-        assert failed_for_good(operation, RequestExpired("old")) is None
-    assert isinstance(failed_for_good(operation, RequestExpired("old")), RequestExpired)
+        assert final_error_or_none(operation, RequestExpired("old")) is None
+    assert isinstance(final_error_or_none(operation, RequestExpired("old")), RequestExpired)
 
 
-def test_a_read_is_never_unknown() -> None:
+def test_read_is_never_unknown() -> None:
     operation = a_get()
-    assert failed_for_good(operation, OutcomeUnknown("lost")) is None
-    assert isinstance(too_late(operation, None, 1), Unavailable)
+    assert final_error_or_none(operation, OutcomeUnknown("lost")) is None
+    assert isinstance(deadline_error(operation, None, 1), Unavailable)
 
 
-def test_a_write_that_was_sent_and_not_answered_is_unknown_when_the_time_is_up() -> None:
-    assert isinstance(too_late(a_put(), None, 1), OutcomeUnknown)
+def test_sent_write_without_an_answer_is_unknown_at_its_deadline() -> None:
+    assert isinstance(deadline_error(a_put(), None, 1), OutcomeUnknown)
 
 
-def test_a_write_that_was_never_sent_is_refused_when_the_time_is_up() -> None:
+def test_unsent_write_is_refused_at_its_deadline() -> None:
     operation = a_put()
     operation.is_sent = False
-    assert isinstance(too_late(operation, None, 1), Refused)
+    assert isinstance(deadline_error(operation, None, 1), Refused)
 
 
-def test_a_write_that_was_refused_each_time_is_refused_when_the_time_is_up() -> None:
+def test_always_refused_write_is_refused_at_its_deadline() -> None:
     operation = a_put()
     error = Overloaded("full")
-    failed_for_good(operation, error)
-    assert too_late(operation, error, 1) is error
+    final_error_or_none(operation, error)
+    assert deadline_error(operation, error, 1) is error
 
 
-def test_a_write_refused_after_an_unknown_attempt_is_unknown_when_the_time_is_up() -> None:
+def test_write_refused_after_an_unknown_attempt_is_unknown_at_its_deadline() -> None:
     operation = a_put()
-    failed_for_good(operation, OutcomeUnknown("lost"))
-    failed_for_good(operation, Overloaded("full"))
-    assert isinstance(too_late(operation, Overloaded("full"), 1), OutcomeUnknown)
+    final_error_or_none(operation, OutcomeUnknown("lost"))
+    final_error_or_none(operation, Overloaded("full"))
+    assert isinstance(deadline_error(operation, Overloaded("full"), 1), OutcomeUnknown)
 
 
-def test_an_operation_that_nobody_could_be_asked_for_is_unavailable_when_the_time_is_up() -> None:
+def test_operation_without_a_server_is_unavailable_at_its_deadline() -> None:
     operation = a_put()
-    failed_for_good(operation, Nobody())
-    assert type(too_late(operation, Nobody(), 1)) is Unavailable
+    final_error_or_none(operation, NoServerReachable())
+    assert type(deadline_error(operation, NoServerReachable(), 1)) is Unavailable
 
 
-def test_a_lost_connection_leaves_unknown_only_what_was_sent() -> None:
+def test_lost_connection_leaves_only_sent_operations_unknown() -> None:
     sent, unsent = a_put(), a_put()
     unsent.is_sent = False
     assert isinstance(lost(sent, "reset"), OutcomeUnknown)
@@ -277,7 +277,7 @@ def test_a_lost_connection_leaves_unknown_only_what_was_sent() -> None:
     assert isinstance(lost(a_get(), "reset"), Unavailable)
 
 
-def test_the_first_retry_is_at_once_and_the_others_wait_within_a_bound() -> None:
+def test_first_retry_is_immediate_and_later_ones_wait_within_a_bound() -> None:
     waits = list(itertools.islice(pauses(Random(1)), 20))
     assert waits[0] == 0
     assert all(0 <= each <= 0.25 for each in waits)

@@ -1,16 +1,21 @@
 """Clients of real processes while nodes are killed: nothing acknowledged is lost, nothing read is stale."""
 
 import asyncio
+import doctest
 import json
 import subprocess
 import sys
 import sysconfig
+import types
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from kvstore.client import AsyncClient, Client
+from kvstore.client.blocking import client as blocking_client
+from kvstore.client.blocking import watch as blocking_watch
+from kvstore.client.coordination import blocking as blocking_coordination
 from loadtest.drills.load import Load
 from tests.client.serving import PATIENT
 from tests.cluster.harness import Cluster, running_cluster
@@ -19,7 +24,7 @@ from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 ENOUGH = 150
-"""Acknowledged writes of each partition, so that a run proves something."""
+"""Acknowledged writes of each partition that a run needs to prove something."""
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +34,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 async def under_load(cluster: Cluster, work: Callable[[Load], Awaitable[None]]) -> None:
-    """Run `work` under load; then two checkers judge what was recorded, and what was acknowledged must be there."""
+    """Run `work` under load. Then two checkers judge the recorded history, and all acknowledged writes must exist."""
     async with AsyncClient(cluster.url) as client:
         load = Load(client)
         load.start()
@@ -53,7 +58,7 @@ async def wait_for_writes(load: Load) -> None:
     await wait_until(reached, timeout_s=60, what=f"{ENOUGH} writes of each partition")
 
 
-async def test_a_killed_node_loses_nothing_and_comes_back(cluster: Cluster) -> None:
+async def test_killed_node_loses_nothing_and_comes_back(cluster: Cluster) -> None:
     async def work(load: Load) -> None:
         leaders = await asyncio.to_thread(cluster.wait_led)
         node = sorted(leaders.values())[0]
@@ -65,7 +70,7 @@ async def test_a_killed_node_loses_nothing_and_comes_back(cluster: Cluster) -> N
     await under_load(cluster, work)
 
 
-async def test_a_node_that_stands_still_is_left_by_its_clients(cluster: Cluster) -> None:
+async def test_clients_leave_a_node_that_stands_still(cluster: Cluster) -> None:
     async def work(load: Load) -> None:
         leaders = await asyncio.to_thread(cluster.wait_led)
         node = sorted(leaders.values())[-1]
@@ -79,7 +84,16 @@ async def test_a_node_that_stands_still_is_left_by_its_clients(cluster: Cluster)
     await under_load(cluster, work)
 
 
-def test_a_tree_is_loaded_and_verified_while_nodes_are_killed(cluster: Cluster) -> None:
+@pytest.mark.parametrize("module", [blocking_client, blocking_watch, blocking_coordination])
+def test_docstring_example_with_waiting_runs(cluster: Cluster, module: types.ModuleType) -> None:
+    with Client(cluster.url) as client:
+        for each in doctest.DocTestFinder().find(module):
+            each.globs["client"] = client
+            if any(example.options.pop(doctest.SKIP, False) for example in each.examples):
+                assert doctest.DocTestRunner().run(each).failed == 0, each.name
+
+
+def test_tree_is_loaded_and_verified_while_nodes_are_killed(cluster: Cluster) -> None:
     folder = Path(sysconfig.get_path("stdlib")) / "encodings"
     options = ["--data-dir", str(cluster.local.data_dir), "--json", "--timeout", "60", "--prefix", "tree/"]
     for verb, node in (("load-tree", "n1"), ("verify-tree", "n2")):

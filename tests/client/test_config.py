@@ -1,4 +1,4 @@
-"""URLs name a cluster, or say what is wrong with them."""
+"""URLs name a cluster; errors say what is wrong with them."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from kvstore.client.core.config import ClientConfig, parse_url
 from kvstore.rpc.login import Login
 
 
-def test_a_url_names_endpoints_and_times() -> None:
+def test_url_names_endpoints_and_times() -> None:
     config = parse_url("kv://a:1,b,[::1]:7402?timeout=250ms&silence=2s")
     assert config.endpoints == ("a:1", "b:7401", "[::1]:7402")
     assert (config.timeout_s, config.silence_s, config.connect_timeout_s) == (0.25, 2.0, 1.0)
@@ -30,7 +30,7 @@ def test_a_url_names_endpoints_and_times() -> None:
         ("kv://a:1?timeout=0s", "more than 0"),
     ],
 )
-def test_a_wrong_url_is_told_what_is_wrong(url: str, what: str) -> None:
+def test_wrong_url_error_says_what_is_wrong(url: str, what: str) -> None:
     with pytest.raises(ValueError, match=what) as raised:
         parse_url(url)
     assert "secret" not in str(raised.value)
@@ -47,7 +47,7 @@ def test_a_wrong_url_is_told_what_is_wrong(url: str, what: str) -> None:
         "kv:/anna:secret@a:1",
     ],
 )
-def test_an_error_about_a_password_that_is_not_encoded_shows_nothing_of_it(url: str) -> None:
+def test_error_about_an_unencoded_password_does_not_show_it(url: str) -> None:
     with pytest.raises(ValueError, match="percent-encoded") as raised:
         parse_url(url)
     assert ":se" not in str(raised.value)
@@ -56,13 +56,13 @@ def test_an_error_about_a_password_that_is_not_encoded_shows_nothing_of_it(url: 
     assert raised.value.__suppress_context__ or raised.value.__context__ is None
 
 
-def test_a_file_with_an_at_in_its_name_is_no_password() -> None:
+def test_file_name_with_an_at_sign_is_no_password() -> None:
     config = parse_url("kvs://a:1?ca=/etc/x@y.pem")
     assert config.tls is not None
     assert str(config.tls.ca) == "/etc/x@y.pem"
 
 
-def test_a_url_names_a_user_whose_password_is_not_shown() -> None:
+def test_url_names_a_user_and_hides_the_password() -> None:
     config = parse_url("kv://an%40na:s%3Acret@a:1,b:2")
     assert config.endpoints == ("a:1", "b:2")
     assert config.login == Login("an@na", b"s:cret")
@@ -75,6 +75,6 @@ def test_all_wrong_times_are_named_at_once() -> None:
 
 
 @pytest.mark.parametrize("time_s", [float("inf"), float("nan"), 1e300])
-def test_a_time_that_no_clock_could_be_set_to_is_refused(time_s: float) -> None:
-    with pytest.raises(ValueError, match="timeout_s: want more than 0 and at most 1e"):
+def test_time_that_no_timer_can_hold_is_refused(time_s: float) -> None:
+    with pytest.raises(ValueError, match="timeout_s: expected more than 0 and at most 1e"):
         ClientConfig(endpoints=("a:1",), timeout_s=time_s)

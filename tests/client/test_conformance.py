@@ -1,5 +1,5 @@
-"""What every client does with every cluster: {asyncio, blocking} × {a model behind real doors, the same
-on gRPC alone, real processes}."""
+"""The behaviour of every client with every cluster: {asyncio, blocking} × {a model behind real endpoints, the same with
+gRPC only, real processes}."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -33,8 +33,8 @@ def real_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(params=["model", "grpc", pytest.param("cluster", marks=pytest.mark.cluster)])
 def world(request: pytest.FixtureRequest) -> str:
-    """What there is: a model, the same without Redis ports, or the address of a real cluster. Starting that one needs a
-    thread without an event loop."""
+    """The kind of cluster: a model, the same without Redis ports, or the address of a real one, which needs a thread
+    without an event loop to start."""
     kind: str = request.param
     return request.getfixturevalue("real_cluster") if kind == "cluster" else kind
 
@@ -50,7 +50,7 @@ async def endpoints(world: str) -> AsyncIterator[str]:
 
 
 async def empty(url: str) -> None:
-    """Delete what the test before left in the real cluster."""
+    """Delete what the previous test left in the real cluster."""
     async with AsyncClient(url + PATIENT) as client:
         keys = [key async for key in client.keys(b"")]
         await asyncio.gather(*(client.delete(key) for key in keys))
@@ -58,7 +58,7 @@ async def empty(url: str) -> None:
 
 @pytest.fixture(params=FACES.keys())
 async def subject(request: pytest.FixtureRequest, endpoints: str) -> AsyncIterator[Subject]:
-    # A write that is asked again because a node stood still would be told as unknown where its condition fails.
+    # A write that is retried because a node stood still would be unknown if its condition failed.
     config: ClientConfig = parse_url(f"{endpoints}{PATIENT}&silence={PATIENCE_S:g}s")
     client, other = await FACES[request.param](config).open(), await FACES[request.param](config).open()
     yield Subject(client, other)
@@ -71,7 +71,7 @@ def client(subject: Subject) -> Face:
     return subject.client
 
 
-async def test_what_was_put_is_got_with_its_version(client: Face) -> None:
+async def test_put_value_is_returned_with_its_version(client: Face) -> None:
     version = await client.call("put", b"k", b"v")
     item: Item = await client.call("get", b"k")
     assert (item.value, item.version, item.created, item.expires_ms) == (b"v", version, version, 0)
@@ -91,7 +91,7 @@ async def test_versions_rise_and_the_creation_stays(client: Face) -> None:
     assert item.created == first
 
 
-async def test_an_absent_key_is_none(client: Face) -> None:
+async def test_absent_key_is_none(client: Face) -> None:
     assert await client.call("get", b"nothing") is None
     assert await client.call("meta", b"nothing") is None
     assert await client.call("pop", b"nothing") is None
@@ -99,7 +99,7 @@ async def test_an_absent_key_is_none(client: Face) -> None:
     assert await client.call("expire", b"nothing", 5) is False
 
 
-async def test_every_level_reads_what_this_client_wrote_but_stale(client: Face) -> None:
+async def test_every_level_but_stale_reads_own_writes(client: Face) -> None:
     await client.call("put", b"k", b"v")
     for level in (Level.LINEARIZABLE, Level.STRICT, Level.SESSION):
         assert (await client.call("get", b"k", level=level)).value == b"v"
@@ -107,7 +107,7 @@ async def test_every_level_reads_what_this_client_wrote_but_stale(client: Face) 
     assert stale is None or stale.value == b"v"
 
 
-async def test_one_client_writes_and_another_reads_as_far_as_its_token(subject: Subject) -> None:
+async def test_client_reads_as_far_as_the_token_of_another(subject: Subject) -> None:
     await subject.client.call("put", b"k", b"v")
     token = subject.client.client.token
     assert token[subject.client.client.cluster.partition_of(b"k")] > 0
@@ -115,7 +115,7 @@ async def test_one_client_writes_and_another_reads_as_far_as_its_token(subject: 
     assert (await subject.other.call("get", b"k", level=Level.SESSION)).value == b"v"
 
 
-async def test_of_two_writers_at_one_version_the_second_is_told_the_version(subject: Subject) -> None:
+async def test_second_writer_at_one_version_gets_the_version_found(subject: Subject) -> None:
     version = await subject.client.call("put", b"k", b"0")
     newer = await subject.client.call("put", b"k", b"1", if_version=version)
     with pytest.raises(ConditionFailed) as caught:
@@ -144,7 +144,7 @@ async def test_presence_and_absence_are_conditions(client: Face) -> None:
     ],
     ids=lambda options: "+".join(options),
 )
-async def test_put_refuses_options_that_contradict_each_other(client: Face, options: dict[str, Any]) -> None:
+async def test_put_refuses_contradictory_options(client: Face, options: dict[str, Any]) -> None:
     for value in (b"absent", b"present"):
         with pytest.raises(InvalidRequest, match="expected"):
             await client.call("put", b"k", value, **options)
@@ -153,7 +153,7 @@ async def test_put_refuses_options_that_contradict_each_other(client: Face, opti
         await client.call("put", b"k", b"kept")
 
 
-async def test_a_delete_may_name_the_version(client: Face) -> None:
+async def test_delete_accepts_a_version(client: Face) -> None:
     version = await client.call("put", b"k", b"v")
     with pytest.raises(ConditionFailed):
         await client.call("delete", b"k", if_version=version + 1)
@@ -161,7 +161,7 @@ async def test_a_delete_may_name_the_version(client: Face) -> None:
     assert await client.call("get", b"k") is None
 
 
-async def test_replace_tells_what_was_there(client: Face) -> None:
+async def test_replace_returns_the_old_item(client: Face) -> None:
     first = await client.call("replace", b"k", b"1")
     assert (first.applied, first.old) == (True, None)
     second = await client.call("replace", b"k", b"2")
@@ -171,7 +171,7 @@ async def test_replace_tells_what_was_there(client: Face) -> None:
     assert (await client.call("pop", b"k")).value == b"2"
 
 
-async def test_numbers_are_added_to(client: Face) -> None:
+async def test_increment_adds_to_a_number(client: Face) -> None:
     assert await client.call("increment", b"n") == 1
     assert await client.call("increment", b"n", -11) == -10
     assert (await client.call("get", b"n")).value == b"-10"
@@ -180,13 +180,13 @@ async def test_numbers_are_added_to(client: Face) -> None:
         await client.call("increment", b"n")
 
 
-async def test_values_are_lengthened(client: Face) -> None:
+async def test_append_lengthens_a_value(client: Face) -> None:
     assert await client.call("append", b"k", b"ab") == 2
     assert await client.call("append", b"k", b"c") == 3
     assert (await client.call("meta", b"k")).length == 3
 
 
-async def test_a_time_to_live_can_be_given_and_taken(client: Face) -> None:
+async def test_expiry_can_be_set_and_removed(client: Face) -> None:
     await client.call("put", b"k", b"v", ttl_s=1000)
     item = await client.call("get", b"k")
     assert 990_000 < item.expires_ms - item.written_ms <= 1_000_000
@@ -196,7 +196,7 @@ async def test_a_time_to_live_can_be_given_and_taken(client: Face) -> None:
     assert (await client.call("meta", b"k")).expires_ms > 0
 
 
-async def test_a_batch_is_done_whole_and_answers_each(client: Face) -> None:
+async def test_batch_is_atomic_and_returns_each_result(client: Face) -> None:
     await client.call("put", b"{t}n", b"1")
     batch = Batch().put(b"{t}a", b"A").increment(b"{t}n", 4).append(b"{t}a", b"B").get(b"{t}a").delete(b"{t}x")
     put, number, length, item, deleted = await client.call("batch", batch)
@@ -205,7 +205,7 @@ async def test_a_batch_is_done_whole_and_answers_each(client: Face) -> None:
     assert (await client.call("get", b"{t}a")).value == b"AB"
 
 
-async def test_a_batch_of_which_one_fails_does_nothing(client: Face) -> None:
+async def test_batch_with_a_failing_operation_does_nothing(client: Face) -> None:
     version = await client.call("put", b"{t}a", b"1")
     with pytest.raises(ConditionFailed):
         await client.call("batch", Batch().put(b"{t}b", b"2").put(b"{t}a", b"2", if_version=version + 1))
@@ -213,7 +213,7 @@ async def test_a_batch_of_which_one_fails_does_nothing(client: Face) -> None:
     assert (await client.call("get", b"{t}a")).value == b"1"
 
 
-async def test_a_batch_under_conditions_on_keys_that_it_does_not_write(client: Face) -> None:
+async def test_batch_accepts_conditions_on_keys_it_does_not_write(client: Face) -> None:
     version = await client.call("put", b"{t}a", b"1")
     conditions = Batch().check(b"{t}a", version=version).check(b"{t}none", version=0).check(b"{t}a", present=True)
     checked = await client.call("batch", conditions.put(b"{t}b", b"2"))
@@ -222,11 +222,11 @@ async def test_a_batch_under_conditions_on_keys_that_it_does_not_write(client: F
         with pytest.raises(ConditionFailed):
             await client.call("batch", refused.put(b"{t}b", b"3"))
     assert (await client.call("get", b"{t}b")).value == b"2"
-    with pytest.raises(InvalidRequest, match="want a version or whether the key is there"):
+    with pytest.raises(InvalidRequest, match="expected either a version or whether the key is present"):
         Batch().check(b"{t}a")
 
 
-async def test_a_batch_over_two_partitions_is_refused_and_names_both(client: Face) -> None:
+async def test_batch_over_two_partitions_is_refused_and_names_both(client: Face) -> None:
     owners = {client.client.cluster.partition_of(b"k%d" % i): b"k%d" % i for i in range(100)}
     (one, first), (two, second), *_ = sorted(owners.items())
     with pytest.raises(InvalidRequest) as caught:
@@ -244,7 +244,7 @@ async def test_many_keys_are_put_and_got(client: Face) -> None:
     assert await client.call("count") == 3000
 
 
-async def test_a_scan_gives_keys_in_order_within_its_bounds(client: Face) -> None:
+async def test_scan_returns_keys_in_order_within_its_bounds(client: Face) -> None:
     keys = [b"a-%04d" % i for i in range(2500)]
     await client.call("put_many", dict.fromkeys([*keys, b"b", b"a"], b"v"))
     assert [key for key, _ in await client.scan()] == [b"a", *keys, b"b"]
@@ -255,7 +255,7 @@ async def test_a_scan_gives_keys_in_order_within_its_bounds(client: Face) -> Non
 
 
 # docs/protocol.md P37
-async def test_a_range_is_read_backwards_as_keys_alone_and_counted(client: Face) -> None:
+async def test_range_is_read_backwards_as_keys_alone_and_counted(client: Face) -> None:
     keys = [b"a-%04d" % number for number in range(2300)]
     await client.call("put_many", dict.fromkeys([*keys, b"a", b"b", b"\xff\xff"], b"v"))
     assert [key for key, _ in await client.scan(reverse=True)] == [b"\xff\xff", b"b", *keys[::-1], b"a"]
@@ -283,7 +283,7 @@ async def pages_of(client: Face, **options: Any) -> list[list[bytes]]:
 
 
 # docs/protocol.md P37
-async def test_pages_go_on_by_a_token_alone_at_any_client(subject: Subject) -> None:
+async def test_pages_continue_by_token_at_any_client(subject: Subject) -> None:
     keys = [b"a-%03d" % number for number in range(25)]
     await subject.client.call("put_many", dict.fromkeys([*keys, b"b"], b"v"))
     assert await pages_of(subject.client, prefix=b"a-", limit=10) == [keys[:10], keys[10:20], keys[20:]]
@@ -299,21 +299,21 @@ async def test_pages_go_on_by_a_token_alone_at_any_client(subject: Subject) -> N
     assert second.token is None
     assert await subject.client.call("page", prefix=b"zz") == ([], None)
     for wrong in ({"prefix": b"b"}, {"start": b"a-1"}, {"end": b"a-00"}):
-        with pytest.raises(InvalidRequest, match="want a page token of keys from"):
+        with pytest.raises(InvalidRequest, match="expected a page token of keys from"):
             await subject.client.call("page", first.token, **wrong)
     for options in ({"token": "nonsense"}, {"limit": 0}, {"limit": 10_001}):
         with pytest.raises(InvalidRequest):
             await subject.client.call("page", **options)
 
 
-async def test_a_page_of_large_values_ends_early_and_has_a_token(client: Face) -> None:
+async def test_page_of_large_values_ends_early_with_a_token(client: Face) -> None:
     await client.call("put_many", {b"big-%d" % number: b"v" * (1 << 19) for number in range(6)})
     pages = await pages_of(client, prefix=b"big-", limit=1000)
     assert [key for page in pages for key in page] == [b"big-%d" % number for number in range(6)]
     assert len(pages) > 1
 
 
-async def test_a_prefix_is_deleted_in_batches_that_tell_how_far_it_has_come(subject: Subject) -> None:
+async def test_prefix_is_deleted_in_batches_with_progress(subject: Subject) -> None:
     keys = [b"gone/%05d" % number for number in range(2300)]
     kept = [b"gone", b"gone.", b"gone0"]
     await subject.client.call("put_many", dict.fromkeys([*keys, *kept], b"v"))
@@ -335,11 +335,11 @@ async def test_a_prefix_is_deleted_in_batches_that_tell_how_far_it_has_come(subj
     assert [each.token is None for each in told] == [False, True]
     assert await subject.client.keys() == kept
     assert await subject.client.call("delete_prefix", b"gone/") == 0
-    with pytest.raises(InvalidRequest, match="an empty one is every key"):
+    with pytest.raises(InvalidRequest, match="got an empty one, which matches every key"):
         await subject.client.call("delete_prefix", b"")
 
 
-async def test_a_deletion_goes_on_by_its_token(subject: Subject) -> None:
+async def test_deletion_continues_by_its_token(subject: Subject) -> None:
     keys = [b"gone/%05d" % number for number in range(1500)]
     await subject.client.call("put_many", dict.fromkeys(keys, b"v"))
     told: list[Deleted] = []
@@ -349,13 +349,13 @@ async def test_a_deletion_goes_on_by_its_token(subject: Subject) -> None:
     assert await subject.client.keys() == []
 
 
-async def test_a_scan_of_large_values_comes_in_pages(client: Face) -> None:
+async def test_scan_of_large_values_comes_in_pages(client: Face) -> None:
     items = {b"big-%d" % i: bytes([i]) * 400_000 for i in range(12)}
     await client.call("put_many", items)
     assert {key: item.value for key, item in await client.scan(prefix=b"big-")} == items
 
 
-async def test_many_calls_at_once_are_all_done_and_done_once(client: Face) -> None:
+async def test_many_concurrent_calls_are_all_done_once(client: Face) -> None:
     results = await asyncio.gather(*(client.call("increment", b"n-%d" % (i % 7)) for i in range(700)))
     assert sorted(results) == sorted(list(range(1, 101)) * 7)
 
@@ -363,18 +363,18 @@ async def test_many_calls_at_once_are_all_done_and_done_once(client: Face) -> No
 @pytest.mark.parametrize(
     ("key", "value"), [(b"", b"v"), (b"k" * 4097, b"v"), (b"k", b"v" * ((1 << 20) + 1))], ids=["empty", "key", "value"]
 )
-async def test_what_no_server_would_take_is_refused(client: Face, key: bytes, value: bytes) -> None:
+async def test_invalid_calls_are_refused(client: Face, key: bytes, value: bytes) -> None:
     with pytest.raises(InvalidRequest):
         await client.call("put", key, value)
 
 
-async def test_a_closed_client_refuses(client: Face) -> None:
+async def test_closed_client_refuses_calls(client: Face) -> None:
     await client.close()
     with pytest.raises(InvalidRequest):
         await client.call("get", b"k")
 
 
 @pytest.mark.parametrize("face", FACES.values(), ids=FACES.keys())
-async def test_a_cluster_that_is_not_there_is_unavailable(face: type[Face]) -> None:
+async def test_absent_cluster_is_unavailable(face: type[Face]) -> None:
     with pytest.raises(Unavailable):
         await face(ClientConfig(endpoints=("127.0.0.1:1",), timeout_s=0.3)).open()

@@ -1,19 +1,30 @@
-"""The Python in README.md, the tutorials and the how-to guides does what it says, against real endpoints."""
+"""The Python in README.md, the tutorials, the how-to guides and the clients' docstrings runs against real servers."""
 
 from __future__ import annotations
 
 import ast
 import asyncio
+import contextlib
+import doctest
 import inspect
+import io
 import re
 import types
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from kvstore.client import Client
+from kvstore.client import AsyncClient, Client
+from kvstore.client.aio import client as aio_client
+from kvstore.client.aio import typed as aio_typed
+from kvstore.client.blocking import client as blocking_client
+from kvstore.client.blocking import typed as blocking_typed
+from kvstore.client.coordination import aio as aio_coordination
+from kvstore.client.coordination import blocking as blocking_coordination
+from kvstore.client.core import batch
 from tests.client.model import ModelCluster
-from tests.client.serving import serving_in_a_thread
+from tests.client.serving import serving, serving_in_a_thread
 from tests.pages import all_blocks
 
 BLOCKS = [
@@ -24,7 +35,7 @@ HOSTS = re.compile(r"kv://[\w.:,]+")
 
 
 def run(name: str, code: str, url: str) -> dict[str, Any]:
-    """Run it, with `await` at its top where it stands there; returns its names."""
+    """Run the code, which may have `await` at its top level, and return its names."""
     compiled = compile(HOSTS.sub(url, code), name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     names: dict[str, Any] = {"__name__": "example"}
     if compiled.co_flags & inspect.CO_COROUTINE:
@@ -41,10 +52,63 @@ def test_examples_are_found() -> None:
 
 
 @pytest.mark.parametrize(("name", "code"), BLOCKS, ids=[name for name, _ in BLOCKS])
-def test_an_example_runs(name: str, code: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_example_runs(name: str, code: str, capsys: pytest.CaptureFixture[str]) -> None:
     with serving_in_a_thread(ModelCluster()) as servers:
         run(name, code.replace("range(100_000)", "range(1_000)"), servers.patient_url.partition("?")[0])
         with Client(servers.patient_url) as client:
             assert client.count() > 0, "it wrote something"
     if "print(" in code and "except" not in code:
         assert capsys.readouterr().out in ("b'hello'\n", "b'new'\n", "home\n", "home 1 False\n")
+
+
+def docstrings(module: types.ModuleType) -> Iterator[doctest.DocTest]:
+    """Yield the docstrings of a module that have examples to run."""
+    for each in doctest.DocTestFinder().find(module):
+        each.examples = [example for example in each.examples if doctest.SKIP not in example.options]
+        if each.examples:
+            yield each
+
+
+def forget_all(cluster: ModelCluster) -> None:
+    """Let each docstring begin with an empty store."""
+    for partition in cluster.partitions.values():
+        partition.data.clear()
+
+
+@pytest.mark.parametrize(
+    ("module", "count"), [(blocking_client, 18), (blocking_typed, 1), (blocking_coordination, 5), (batch, 1)]
+)
+def test_docstring_example_runs(module: types.ModuleType, count: int) -> None:
+    cluster, ran = ModelCluster(), 0
+    with serving_in_a_thread(cluster) as servers, Client(servers.patient_url) as client:
+        for each in docstrings(module):
+            forget_all(cluster)
+            each.globs["client"] = client
+            assert doctest.DocTestRunner().run(each).failed == 0, each.name
+            ran += 1
+    assert ran == count
+
+
+@pytest.mark.parametrize(("module", "count"), [(aio_client, 18), (aio_typed, 1), (aio_coordination, 5)])
+async def test_docstring_example_runs_on_asyncio(module: types.ModuleType, count: int) -> None:
+    cluster, ran = ModelCluster(), 0
+    async with serving(cluster) as servers, AsyncClient(servers.patient_url) as client:
+        for each in docstrings(module):
+            forget_all(cluster)
+            each.globs["client"] = client
+            for example in each.examples:
+                shown = await shown_by(example.source, each)
+                assert doctest.OutputChecker().check_output(example.want, shown, 0), (each.name, example.source, shown)
+            ran += 1
+    assert ran == count
+
+
+async def shown_by(source: str, docstring: doctest.DocTest) -> str:
+    """Run one example, in which `await` may stand, and return what the interpreter would print."""
+    code = compile(source, docstring.name, "single", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    with contextlib.redirect_stdout(io.StringIO()) as shown:
+        if code.co_flags & inspect.CO_COROUTINE:
+            await types.FunctionType(code, docstring.globs)()
+        else:
+            exec(code, docstring.globs)
+    return shown.getvalue()

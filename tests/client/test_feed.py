@@ -1,4 +1,4 @@
-"""What can be in no request is refused as the reader's other errors are, before a server is asked."""
+"""Values that no request can carry are refused like the reader's other errors, before a server is asked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NOBODY = "kv://127.0.0.1:9?timeout=1ms"
 
 
 @pytest.mark.parametrize("wrong", [-1, 1 << 63, 1 << 64, "7", 1.5, None, True])
-def test_what_is_no_position_is_refused(wrong: Any) -> None:
+def test_impossible_position_is_refused(wrong: Any) -> None:
     with FeedReader(NOBODY) as feed:
         for given in ({"after": wrong}, {"after": 0, "until": wrong}):
             with pytest.raises(InvalidRequest, match=f"from 0 to {(1 << 63) - 1}, got {wrong!r}"):
@@ -22,7 +22,7 @@ def test_what_is_no_position_is_refused(wrong: Any) -> None:
             feed.hold("h", {"p1": wrong}, 1.0)
 
 
-def test_a_partition_that_is_no_word_has_no_position() -> None:
+def test_partition_that_is_not_text_is_refused() -> None:
     numbered: Any = {1: 7}
     with FeedReader(NOBODY) as feed, pytest.raises(InvalidRequest, match="got 1: 7"):
         feed.hold("h", numbered, 1.0)
@@ -30,12 +30,12 @@ def test_a_partition_that_is_no_word_has_no_position() -> None:
 
 @pytest.mark.parametrize("name", ["rows_max", "bytes_max", "wait_ms"])
 @pytest.mark.parametrize("wrong", [-1, 1 << 32, 0.5])
-def test_a_bound_that_cannot_be_sent_is_refused(name: str, wrong: Any) -> None:
-    with FeedReader(NOBODY) as feed, pytest.raises(InvalidRequest, match=f"want `{name}` .*, got {wrong!r}"):
+def test_bound_that_cannot_be_sent_is_refused(name: str, wrong: Any) -> None:
+    with FeedReader(NOBODY) as feed, pytest.raises(InvalidRequest, match=f"expected `{name}` to be .*, got {wrong!r}"):
         feed.changes("p1", 0, **{name: wrong})
 
 
 @pytest.mark.parametrize("wrong", [-1.0, float("nan"), float("inf"), 1e30])
-def test_a_hold_for_no_time_that_can_be_is_refused(wrong: float) -> None:
-    with FeedReader(NOBODY) as feed, pytest.raises(InvalidRequest, match="want `ttl_s` from 0 on"):
+def test_hold_for_an_impossible_time_is_refused(wrong: float) -> None:
+    with FeedReader(NOBODY) as feed, pytest.raises(InvalidRequest, match="expected `ttl_s` to be 0 or more"):
         feed.hold("h", {"p1": 0}, wrong)

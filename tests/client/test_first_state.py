@@ -8,12 +8,12 @@ import pytest
 
 from kvstore.client.core import first_state
 from kvstore.client.core.first_state import FirstState
-from kvstore.client.core.operation import Operation
+from kvstore.client.core.operation import ClientOperation
 from kvstore.client.core.operations import Part
 from kvstore.client.core.routing import PartitionRoute, Routing
-from kvstore.client.core.session import Seen
+from kvstore.client.core.session import ClientState
 from kvstore.client.core.values import Item
-from kvstore.client.core.watching import Change, Reading, Watched
+from kvstore.client.core.watching import Change, WatchCursor, WatchedKeys
 from kvstore.errors import InvalidRequest, Overloaded
 from kvstore.proto import kv_pb2
 
@@ -21,7 +21,7 @@ KEYS = [b"k%d" % number for number in range(12)]
 
 
 class Ring(Routing):
-    """Whom each key belongs to, by hand."""
+    """Owners of keys, set by the test."""
 
     owner_of: dict[bytes, str]
 
@@ -30,11 +30,11 @@ class Ring(Routing):
 
 
 class Store:
-    """Two partitions whose keys are written and move, and everything that they log."""
+    """Two partitions whose keys are written and moved, and everything that they log."""
 
     def __init__(self, random: Random) -> None:
         self.random = random
-        self.seen = Seen(random)
+        self.seen = ClientState(random)
         self.ring = self.seen.routing = Ring(
             ring_version=1, partitions={each: PartitionRoute() for each in ("p1", "p2")}, owners=["p1", "p2"]
         )
@@ -64,7 +64,7 @@ class Store:
         self.sequences[target] = max(self.sequences.values()) + 1
         self.ring.ring_version += 1
 
-    def answer(self, op: Operation) -> Part:
+    def answer(self, op: ClientOperation) -> Part:
         end = op.value or b"\xff"
         keys = [key for key in sorted(self.held) if self.ring.owner_of[key] == op.partition and op.key <= key < end]
         page = self.random.randint(1, 3)
@@ -76,12 +76,12 @@ class Store:
 # docs/protocol.md F8
 @pytest.mark.parametrize("moves", [0.0, 0.15])
 @pytest.mark.parametrize("seed", range(150))
-def test_the_state_and_what_follows_are_each_change_once(seed: int, moves: float) -> None:
+def test_state_and_later_changes_come_exactly_once(seed: int, moves: float) -> None:
     random = Random(seed)
     store = Store(random)
     for _ in range(15):
         store.write()
-    state = FirstState(Watched(b"", b""), store.seen, store.seen.absorb)
+    state = FirstState(WatchedKeys(b"", b""), store.seen, store.seen.absorb)
     if random.random() < moves:
         store.move()
     begun, behind = dict(store.sequences), len(store.log)
@@ -113,7 +113,7 @@ def test_the_state_and_what_follows_are_each_change_once(seed: int, moves: float
     for key, version in before.items():
         assert shown.get(key, 0) >= version or any(
             change.key == key and change.item is None for change in store.log[behind:]
-        ), "what was there is shown, unless it was deleted meanwhile"
+        ), "each key that existed is returned, unless it was deleted meanwhile"
     copy: dict[bytes, int] = {}
     for change in given:
         copy.pop(change.key, None)
@@ -122,9 +122,9 @@ def test_the_state_and_what_follows_are_each_change_once(seed: int, moves: float
     assert copy == store.held
 
 
-def test_what_is_remembered_is_bounded_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remembered_keys_are_bounded_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store(Random(1))
-    state = FirstState(Watched(b"", b""), store.seen, store.seen.absorb)
+    state = FirstState(WatchedKeys(b"", b""), store.seen, store.seen.absorb)
     state.begin(store.sequences)
     for _ in range(40):
         store.write()
@@ -137,7 +137,7 @@ def test_what_is_remembered_is_bounded_and_forgotten(monkeypatch: pytest.MonkeyP
     assert state.is_news(late, {each: max(store.sequences.values()) for each in store.sequences})
     assert not state._versions
     monkeypatch.setattr(first_state, "REMEMBERED_MAX", 2)
-    state = FirstState(Watched(b"", b""), store.seen, store.seen.absorb)
+    state = FirstState(WatchedKeys(b"", b""), store.seen, store.seen.absorb)
     state.begin({"p1": 0, "p2": 0})
     answers = [store.answer(op) for op in state.wanted()]
     with pytest.raises(Overloaded, match="more than 2 keys were written while the state was read"):
@@ -150,21 +150,24 @@ def read_on(state: FirstState, store: Store, answers: list[Part]) -> None:
         answers = [store.answer(op) for op in state.wanted()]
 
 
-def test_the_state_is_not_asked_for_together_with_a_position() -> None:
-    seen = Seen(Random(1))
-    with pytest.raises(InvalidRequest, match="not both"):
-        FirstState.of(Watched(b"", b""), {"p1": 3}, seen, seen.absorb)
+def test_state_together_with_a_position_is_refused() -> None:
+    seen = ClientState(Random(1))
+    with pytest.raises(InvalidRequest, match="got both"):
+        FirstState.of(WatchedKeys(b"", b""), {"p1": 3}, seen, seen.absorb)
 
 
-def test_a_key_that_comes_to_a_partition_that_is_not_followed_yet_is_remembered_until_that_one_is() -> None:
-    """The watch of one key names its owner's position alone; one of everything names a partition that has joined only
-    once it follows it. Either has all of that one's log before it."""
-    seen = Seen(Random(1))
+def test_key_that_moves_to_an_unfollowed_partition_is_remembered() -> None:
+    """The watch of one key has only its owner's position. A watch of everything has the position of a new partition
+    only once it follows it. Either still has all of that partition's log before it."""
+    seen = ClientState(Random(1))
     ring = seen.routing = Ring(
         ring_version=1, partitions={each: PartitionRoute() for each in ("p1", "p2")}, owners=["p1", "p2"]
     )
     ring.owner_of = {b"k": "p1"}
-    state, reading = FirstState(Watched(b"k", b"k\0"), seen, seen.absorb), Reading(Watched(b"k", b"k\0"), None, {})
+    state, reading = (
+        FirstState(WatchedKeys(b"k", b"k\0"), seen, seen.absorb),
+        WatchCursor(WatchedKeys(b"k", b"k\0"), None, {}),
+    )
     reading.take(kv_pb2.WatchResponse(positions={"p1": 80}))
     state.begin(reading.position)
     ring.ring_version, ring.owner_of = 2, {b"k": "p2"}
@@ -184,36 +187,36 @@ def test_a_key_that_comes_to_a_partition_that_is_not_followed_yet_is_remembered_
 
 
 # docs/protocol.md F8
-def test_a_client_that_hears_of_the_ring_by_its_first_read_remembers_no_more_than_others() -> None:
-    """It was idle while the ring changed: nothing has moved since the watch began."""
+def test_client_that_learns_the_ring_by_its_first_read_remembers_no_more() -> None:
+    """The client was idle while the ring changed: nothing has moved since the watch began."""
     store = Store(Random(3))
     for _ in range(40):
         store.write()
-    state = FirstState(Watched(b"", b""), store.seen, store.seen.absorb)
+    state = FirstState(WatchedKeys(b"", b""), store.seen, store.seen.absorb)
     begun = dict(store.sequences)
     state.begin(begun)
     answers = [store.answer(op) for op in state.wanted()]
     store.ring.ring_version += 1
     state.take(answers)
-    assert state.begins_anew()
-    assert not state.begins_anew(), "it has no positions yet"
+    assert state.should_restart()
+    assert not state.should_restart(), "it has no positions yet"
     state.begin(begun)
     while not state.is_over:
         if state.is_short:
             state.take([store.answer(op) for op in state.wanted()])
-            assert not state.begins_anew()
+            assert not state.should_restart()
         state.give()
     assert not state._versions
 
 
-def test_a_watch_begins_anew_a_few_times_at_most() -> None:
+def test_watch_restarts_a_bounded_number_of_times() -> None:
     store = Store(Random(3))
-    state = FirstState(Watched(b"", b""), store.seen, store.seen.absorb)
+    state = FirstState(WatchedKeys(b"", b""), store.seen, store.seen.absorb)
     times = 0
     while True:
         state.begin(store.sequences)
         store.ring.ring_version += 1
-        if not state.begins_anew():
+        if not state.should_restart():
             break
         times += 1
-    assert times == first_state.ANEW_MAX
+    assert times == first_state.RESTARTS_MAX

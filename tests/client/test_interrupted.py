@@ -1,5 +1,5 @@
-"""Blocking clients whose callers are interrupted by an exception of a signal handler, at each step of a call: a client
-serves all threads at once again. And calls that hang in gRPC: another connection takes the place of theirs."""
+"""Blocking clients whose callers are interrupted by an exception of a signal handler at each step of a call: the client
+must serve all threads again at once. Also calls that hang in gRPC: another connection replaces theirs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kvstore.client.blocking.link import BlockingLink
 from kvstore.client.coordination.blocking import Session
 from kvstore.client.core import operation as operation_module
 from kvstore.client.core import operations
-from kvstore.client.core.operation import IN_FLIGHT_MAX, OVERDUE_S, Numbering, Operation
+from kvstore.client.core.operation import IN_FLIGHT_MAX, OVERDUE_S, ClientOperation, Numbering
 from kvstore.env.clock import SystemClock
 from kvstore.env.library_env import library_env
 from kvstore.errors import OutcomeUnknown, StoreError, Unavailable
@@ -48,7 +48,7 @@ def client(servers: Servers) -> Iterator[Client]:
 
 
 def in_time(call: Callable[[], Any]) -> Any:
-    """Make a call in a thread of its own, for which a call that hangs is no reason to wait."""
+    """Make a call in a thread of its own, so that a call that hangs does not block the test."""
     outcome: list[Any] = []
     thread = threading.Thread(target=lambda: outcome.append(call()), daemon=True)
     thread.start()
@@ -83,11 +83,11 @@ def _assert_nothing_is_held(client: Client) -> None:
     assert engine is not None
     wait_until_blocking(lambda: not any(each._under_way or each._size for each in engine.seen.numberings.values()))
     wait_until_blocking(lambda: not any(link.is_busy or link._pending for link in engine._links.values()))
-    assert not engine._room.waiting
+    assert not engine._admission.waiting
     assert engine._reader is None
 
 
-def test_interrupted_opening_and_closing_leave_other_clients_alone(servers: Servers, client: Client) -> None:
+def test_interrupted_opening_and_closing_affect_no_other_client(servers: Servers, client: Client) -> None:
     def open_and_close() -> None:
         with Client(servers.patient_url) as another:
             another.get(b"k")
@@ -120,11 +120,11 @@ def test_session_whose_opening_is_interrupted_is_closed(client: Client) -> None:
     wait_until_blocking(lambda: "kvstore session" not in [thread.name for thread in threading.enumerate()])
 
 
-# ── a call that gRPC keeps ──
+# ── a call that gRPC does not return ──
 
 
 class Hanging:
-    """A server whose first call never ends, though its time is over."""
+    """A server whose first call never ends, not even after its time."""
 
     def __init__(self) -> None:
         self.hangs, self.released = threading.Event(), threading.Event()
@@ -176,7 +176,7 @@ def test_client_replaces_a_link_whose_sender_hangs(client: Client, monkeypatch: 
     in_time(lambda: client.get(b"k"))
     assert client.statistics()["link_breaks"] >= 1
     hung.join(PATIENCE_S)
-    assert not hung.is_alive(), "its caller waits by our clock, not by gRPC's"
+    assert not hung.is_alive(), "its caller uses our clock, not gRPC's"
     server.released.set()
 
 
@@ -203,7 +203,7 @@ def test_topology_is_read_again_when_its_reader_hangs(monkeypatch: pytest.Monkey
     engine.close()
 
 
-def test_operations_of_a_hung_worker_give_their_room_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operations_of_a_hung_worker_free_their_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operation_module, "OVERDUE_S", 0.0)
     engine = BlockingEngine(library_env("test"), ClientConfig(endpoints=(NOBODY,)))
     engine._read_at = float("inf")
@@ -214,20 +214,18 @@ def test_operations_of_a_hung_worker_give_their_room_to_others(monkeypatch: pyte
     for each in hung:
         engine._begin(each, 0.0, may_wait=False)
     assert engine._begin(wanted, PATIENCE_S, may_wait=False)
-    engine._room.end([hung[0]])
+    engine._admission.end([hung[0]])
     assert engine.seen.numberings["p1"].first_unacknowledged == wanted.sequence
     engine.close()
 
 
-def test_write_of_a_worker_that_stands_still_is_not_reported_as_not_done(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_write_of_a_stalled_worker_is_not_reported_as_not_done(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """The caller got Unavailable, and the worker sent the write after that."""
     engine, released = client._engine, threading.Event()
     assert engine is not None
     choose = engine._choose
 
-    def choose_late(operation: Operation) -> BlockingLink | None:
+    def choose_late(operation: ClientOperation) -> BlockingLink | None:
         released.wait(PATIENCE_S)
         return choose(operation)
 
@@ -240,7 +238,7 @@ def test_write_of_a_worker_that_stands_still_is_not_reported_as_not_done(
     released.set()
 
 
-def test_session_waits_no_longer_than_its_call_for_a_worker_that_stands_still(
+def test_session_does_not_outwait_its_call_for_a_stalled_worker(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its steps made their calls in a worker, where nothing bounded them."""
@@ -249,7 +247,7 @@ def test_session_waits_no_longer_than_its_call_for_a_worker_that_stands_still(
     with Session(client, b"still") as session:
         choose = engine._choose
 
-        def choose_late(operation: Operation) -> BlockingLink | None:
+        def choose_late(operation: ClientOperation) -> BlockingLink | None:
             released.wait()
             return choose(operation)
 
@@ -267,8 +265,8 @@ def test_session_waits_no_longer_than_its_call_for_a_worker_that_stands_still(
             released.set()
 
 
-def test_overdue_operation_that_gets_another_id_holds_no_room() -> None:
-    """The id stayed open for ever, and after 1,024 further writes the partition had no room for another one."""
+def test_overdue_operation_with_another_id_holds_no_slot() -> None:
+    """The id stayed open forever, and after 1,024 further writes the partition had no free slot."""
     numbering, overdue = Numbering(b"c" * CLIENT_BYTES), operations.put(b"k", b"v")
     numbering.begin(overdue)
     assert numbering.end_overdue(OVERDUE_S + 1)
@@ -323,7 +321,7 @@ print(interrupted, sum(done), all(now > then for now, then in zip(done, before))
 os._exit(0)
 """
 STORM_S = 4.0
-"""The channel of gRPC that callers' threads used died within one to three seconds of this."""
+"""The gRPC channel that callers' threads used died within one to three seconds of this."""
 
 
 @pytest.mark.skipif(not hasattr(os, "register_at_fork"), reason="signals of POSIX")

@@ -57,7 +57,7 @@ def test_call_on_another_loop_is_refused(servers: Servers, call: str, has_ended:
         asyncio.run(client.close())
 
 
-def test_client_is_opened_again_after_its_loop_has_ended(servers: Servers) -> None:
+def test_client_can_be_opened_again_after_its_loop_has_ended(servers: Servers) -> None:
     client = AsyncClient(servers.patient_url)
     asyncio.run(_discard(client.open()))
 

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from kvstore.client.pinned.arrow import batch_of, batches_of
-from kvstore.client.pinned.read import Page
+from kvstore.client.pinned.read import SplitPage
 from kvstore.partition.state.operations import EXPIRES_MS_MAX
 from kvstore.partition.state.rows import data_key, encode_record
 from kvstore.proto import pinned_page
@@ -17,8 +17,8 @@ from kvstore.proto import pinned_page
 NOW_MS = 1_700_000_000_000
 
 
-def pages(times_ms: Sequence[int], seed: int = 0) -> list[Page]:
-    """One for each time by which records have expired (0: none has), of records of all kinds."""
+def pages(times_ms: Sequence[int], seed: int = 0) -> list[SplitPage]:
+    """Pages with records of all kinds, one for each time by which records have expired (0: none has)."""
     random, found = Random(seed), []
     for number, time_ms in enumerate(times_ms):
         keys = [b"key-%d-%d" % (number, each) for each in range(random.randrange(1, 30))]
@@ -32,19 +32,19 @@ def pages(times_ms: Sequence[int], seed: int = 0) -> list[Page]:
             )
             for _ in keys
         ]
-        found.append(Page.of(pinned_page.encode(list(map(data_key, keys)), rows, time_ms, keys[-1], ends=False)))
+        found.append(SplitPage.of(pinned_page.encode(list(map(data_key, keys)), rows, time_ms, keys[-1], ends=False)))
     return found
 
 
 @pytest.mark.parametrize("bytes_min", [1, 700, 1 << 20])
 @pytest.mark.parametrize("times_ms", [[], [0] * 9, [NOW_MS] * 9, [0, NOW_MS, NOW_MS, NOW_MS - 9, 0]])
-def test_records_of_joined_pages_are_those_of_the_pages(times_ms: list[int], bytes_min: int) -> None:
+def test_records_of_joined_pages_equal_those_of_the_pages(times_ms: list[int], bytes_min: int) -> None:
     given = pages(times_ms)
     expected = [row for page in given for row in batch_of(page, "p1").to_pylist()]
     assert [row for batch in batches_of(given, "p1", bytes_min) for row in batch.to_pylist()] == expected
 
 
-def test_a_batch_holds_pages_until_they_are_large_enough() -> None:
+def test_batch_collects_pages_until_they_are_large_enough() -> None:
     given = pages([0] * 40)
     sizes = [len(page.columns.keys) + len(page.columns.rows) for page in given]
     batches = list(batches_of(given, "p1", 2 * max(sizes)))
@@ -52,8 +52,8 @@ def test_a_batch_holds_pages_until_they_are_large_enough() -> None:
 
 
 @pytest.mark.parametrize("expires_ms", [EXPIRES_MS_MAX, (1 << 63) // 1000 + 1, 253_402_300_800_000])
-def test_an_expiry_that_no_timestamp_can_say_lies_far_ahead_and_not_in_the_past(expires_ms: int) -> None:
+def test_expiry_beyond_all_timestamps_is_far_in_the_future(expires_ms: int) -> None:
     row = encode_record(b"v", 1, 1, NOW_MS, expires_ms)
-    page = Page.of(pinned_page.encode([data_key(b"k")], [row], NOW_MS, b"k", ends=True))
+    page = SplitPage.of(pinned_page.encode([data_key(b"k")], [row], NOW_MS, b"k", ends=True))
     (found,) = batch_of(page, "p1").to_pylist()
     assert found["expires_at"] == datetime(9999, 12, 30, tzinfo=UTC)

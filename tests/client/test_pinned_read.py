@@ -1,4 +1,4 @@
-"""Readers of pinned splits against servers that fail in every way: what comes is whole and in order, or an error."""
+"""Readers of pinned splits against servers that fail in every way: the result is complete and in order, or an error."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvstore.client import feed as feed_module
 from kvstore.client.core.config import ClientConfig
 from kvstore.client.feed import FeedReader
 from kvstore.client.pinned import pins
-from kvstore.client.pinned.pins import PinnedPartition, PinnedStore, Split, pin_store, renew_pin, turned
+from kvstore.client.pinned.pins import PinnedPartition, PinnedStore, Split, pin_store, renew_pin, rotated
 from kvstore.client.pinned.read import read_pinned
 from kvstore.devcluster.zookeeper import free_port
 from kvstore.env.clock import Unjudged
@@ -48,18 +48,18 @@ NOBODY = "127.0.0.1:9"
 
 
 class Replica(data_pb2_grpc.DataServicer, feed_pb2_grpc.FeedServicer):
-    """Gives pages of four keys, and fails after `good` of them."""
+    """Returns pages of four keys, and fails after `good` of them."""
 
     def __init__(self, port: int = 0) -> None:
         self.good, self.failure = 1_000, StoreError("")
         self.heal = False
-        """Fail once only."""
+        """True to fail only once."""
         self.requests: list[data_pb2.ReadPinnedRequest] = []
         self.logins: list[str] = []
         self.asked: list[str] = []
         """Names of pins."""
         self.clusters: list[str] = []
-        """Whom requests were meant for."""
+        """Clusters that requests were meant for."""
         self.pinned = data_pb2.PinResponse(id="x", deadline_ms=1, ring_version=1)
         self._server = grpc.server(ThreadPoolExecutor(4))
         data_pb2_grpc.add_DataServicer_to_server(self, self._server)
@@ -127,8 +127,8 @@ def replicas() -> Iterator[list[Replica]]:
 
 
 class FewLooks(Unjudged):
-    """A clock on which it is late once it has been looked at some times: after some rounds through the servers, however
-    long these take."""
+    """A clock that is past the deadline after some readings: after some rounds through the servers, however long these
+    take."""
 
     def __init__(self) -> None:
         self._left = 12
@@ -148,7 +148,7 @@ def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Pages(Replica):
-    """Gives pages of a MiB."""
+    """Returns pages of a MiB."""
 
     COUNT = 96
 
@@ -172,13 +172,13 @@ def keys_of(split: Split, **options: Any) -> list[bytes]:
     return [row.key for page in read_pinned(split, **options) for row in page.rows()]
 
 
-def test_a_read_says_who_reads(replicas: list[Replica]) -> None:
+def test_read_sends_its_login(replicas: list[Replica]) -> None:
     login = Login("ann", b"secret")
     assert keys_of(split_of(replicas), login=login) == KEYS
     assert replicas[0].logins == [login.header]
 
 
-def test_a_read_asks_the_first_replica_and_no_other(replicas: list[Replica]) -> None:
+def test_read_asks_only_the_first_replica(replicas: list[Replica]) -> None:
     assert keys_of(split_of(replicas), keys_only=True, prefix=b"k") == KEYS
     (asked,) = replicas[0].requests
     assert (asked.id, asked.partition, asked.ledger, asked.entry) == ("pin", "p1", 3, 5)
@@ -192,30 +192,32 @@ def test_a_read_asks_the_first_replica_and_no_other(replicas: list[Replica]) -> 
     ids=lambda error: type(error).__name__,
 )
 @pytest.mark.parametrize("pages", [0, 1, 7])
-def test_another_replica_goes_on_behind_the_last_page(replicas: list[Replica], failure: StoreError, pages: int) -> None:
+def test_another_replica_continues_behind_the_last_page(
+    replicas: list[Replica], failure: StoreError, pages: int
+) -> None:
     replicas[0].fail_after(pages, failure)
     assert keys_of(split_of(replicas)) == KEYS
     assert replicas[1].requests[0].after == (ROW_KEYS[pages * PAGE - 1] if pages else b"")
 
 
-def test_a_replica_that_is_gone_is_passed_over(replicas: list[Replica]) -> None:
+def test_replica_without_the_pin_is_skipped(replicas: list[Replica]) -> None:
     replicas[0].close()
     assert keys_of(split_of(replicas)) == KEYS
 
 
-def test_every_replica_may_fail_again_and_again_as_long_as_pages_come(replicas: list[Replica]) -> None:
+def test_replicas_may_fail_repeatedly_while_pages_come(replicas: list[Replica]) -> None:
     for each in replicas:
         each.fail_after(1, Unavailable("x"))
     assert keys_of(split_of(replicas), patience_s=0.01) == KEYS
 
 
-def test_a_replica_is_asked_again_when_all_have_failed(replicas: list[Replica]) -> None:
+def test_replica_is_asked_again_when_all_have_failed(replicas: list[Replica]) -> None:
     for each in replicas:
         each.fail_after(0, Unavailable("x"), heal=True)
     assert keys_of(split_of(replicas)) == KEYS
 
 
-def test_a_read_fails_at_once_when_no_replica_keeps_the_pin(replicas: list[Replica]) -> None:
+def test_read_fails_at_once_when_no_replica_keeps_the_pin(replicas: list[Replica]) -> None:
     for each in replicas:
         each.fail_after(0, NoSuchPin("gone"))
     with pytest.raises(NoSuchPin, match="gone"):
@@ -223,7 +225,7 @@ def test_a_read_fails_at_once_when_no_replica_keeps_the_pin(replicas: list[Repli
     assert [len(each.requests) for each in replicas] == [1, 1, 1]
 
 
-def test_a_server_that_does_not_know_the_user_ends_nothing_unless_all_say_so(replicas: list[Replica]) -> None:
+def test_rejected_login_is_final_only_when_all_replicas_reject_it(replicas: list[Replica]) -> None:
     cluster = ClientConfig(endpoints=tuple(each.address for each in replicas), timeout_s=PATIENCE_S)
     replicas[0].fail_after(0, NotAuthenticated("who?"))
     assert renew_pin(cluster, "x", ttl_s=1.0) == 7
@@ -236,7 +238,7 @@ def test_a_server_that_does_not_know_the_user_ends_nothing_unless_all_say_so(rep
                 call()
 
 
-def test_a_read_fails_when_nobody_answers_for_long(replicas: list[Replica]) -> None:
+def test_read_fails_when_no_replica_answers_for_long(replicas: list[Replica]) -> None:
     for each in replicas:
         each.fail_after(2, Unavailable("busy"))
     pages = read_pinned(split_of(replicas), patience_s=0.3)
@@ -248,14 +250,14 @@ def test_a_read_fails_when_nobody_answers_for_long(replicas: list[Replica]) -> N
         list(pages)
 
 
-def test_what_can_never_succeed_is_not_asked_of_others(replicas: list[Replica]) -> None:
+def test_permanent_error_is_not_retried_at_other_replicas(replicas: list[Replica]) -> None:
     replicas[0].fail_after(0, InvalidRequest("wrong"))
     with pytest.raises(InvalidRequest):
         keys_of(split_of(replicas))
     assert replicas[1].requests == []
 
 
-def test_a_stream_that_ends_before_the_last_page_is_no_end(replicas: list[Replica]) -> None:
+def test_stream_that_ends_before_the_last_page_is_not_the_end(replicas: list[Replica]) -> None:
     whole: Callable[..., Iterator[data_pb2.PinnedPage]] = replicas[0].ReadPinned
 
     def cut(request: data_pb2.ReadPinnedRequest, context: Any) -> Iterator[data_pb2.PinnedPage]:
@@ -272,7 +274,7 @@ def test_a_stream_that_ends_before_the_last_page_is_no_end(replicas: list[Replic
     server.stop(0).wait()
 
 
-def test_without_any_replica_a_read_says_so() -> None:
+def test_read_without_replicas_fails() -> None:
     with pytest.raises(NoSuchPin, match="no replica is known"):
         keys_of(split_of([]))
 
@@ -284,7 +286,7 @@ def partition(name: str, spans: tuple[tuple[int, int], ...], ends: tuple[int, ..
     return PinnedPartition(name, POSITION, 9, 9, spans, ("a:1", "b:1", "c:1"), 90, 900, ends, 1)
 
 
-def test_splits_cover_what_a_partition_owns_without_overlap_and_can_be_pickled() -> None:
+def test_splits_cover_a_partition_without_overlap_and_can_be_pickled() -> None:
     store = PinnedStore("pin", 1, 1, (partition("p1", ((10, 50), (70, 99)), (30, 80)), partition("p2", ())))
     splits = pickle.loads(pickle.dumps(store)).splits()
     assert [(each.partition, each.first, each.last) for each in splits] == [
@@ -296,25 +298,25 @@ def test_splits_cover_what_a_partition_owns_without_overlap_and_can_be_pickled()
 
 
 def test_followers_are_asked_in_turn_and_the_leader_last() -> None:
-    assert [turned(("a", "b", "leader"), number) for number in range(3)] == [
+    assert [rotated(("a", "b", "leader"), number) for number in range(3)] == [
         ("a", "b", "leader"),
         ("b", "a", "leader"),
         ("a", "b", "leader"),
     ]
-    assert turned(("leader",), 3) == ("leader",)
+    assert rotated(("leader",), 3) == ("leader",)
 
 
-def test_a_pin_is_asked_of_the_next_server_when_the_first_fails(replicas: list[Replica]) -> None:
+def test_pin_is_requested_at_the_next_server_when_the_first_fails(replicas: list[Replica]) -> None:
     replicas[0].fail_after(0, Unavailable("x"))
     replicas[1].pinned.partitions.add(partition="p1", first_tokens=[0], last_tokens=[(1 << 32) - 1])
     cluster = "kv://" + ",".join(each.address for each in replicas)
     assert [each.partition for each in pin_store(cluster, ttl_s=1).partitions] == ["p1"]
     (first,), (second,) = replicas[0].asked, replicas[1].asked
-    assert first == second != "", "else the first one, which may have pinned after all, holds the logs in vain"
+    assert first == second != "", "otherwise the first server, which may have pinned, holds the logs for nothing"
 
 
-def test_a_pin_that_has_ended_is_told_also_while_a_server_is_down(replicas: list[Replica]) -> None:
-    """Else nobody begins anew: what comes last is that the last server is down."""
+def test_ended_pin_is_reported_although_a_server_is_down(replicas: list[Replica]) -> None:
+    """Otherwise nobody would start over: the last error would be that the last server is down."""
     replicas[0].fail_after(0, NoSuchPin("ended"))
     replicas[1].fail_after(0, Unavailable("not led"))
     servers = [NOBODY, replicas[0].address, replicas[1].address, NOBODY]
@@ -323,8 +325,8 @@ def test_a_pin_that_has_ended_is_told_also_while_a_server_is_down(replicas: list
     assert renew_pin(f"kv://{NOBODY},{replicas[0].address},{replicas[2].address}", "pin", ttl_s=1) == 7
 
 
-def test_a_server_that_is_just_starting_is_waited_for() -> None:
-    """A refused connection is told at once: with one address, as a load balancer's, each restart ended all jobs."""
+def test_starting_server_is_waited_for() -> None:
+    """A refused connection fails at once. With one address, such as a load balancer's, each restart ended all jobs."""
     port, late = free_port(), list[Replica]()
     timer = threading.Timer(0.3, lambda: late.append(Replica(port)))
     timer.start()
@@ -337,10 +339,8 @@ def test_a_server_that_is_just_starting_is_waited_for() -> None:
 
 @pytest.mark.usefixtures("few_rounds")
 @pytest.mark.parametrize("turn", [1, -1])
-def test_an_unknown_outcome_is_told_as_such_though_another_server_does_not_know_the_user(
-    replicas: list[Replica], turn: int
-) -> None:
-    """That one is told as if nothing had been done, and the pin may hold the log."""
+def test_unknown_outcome_counts_more_than_a_rejected_login(replicas: list[Replica], turn: int) -> None:
+    """The error said that nothing was done, although the pin may hold the log."""
     replicas[0].fail_after(0, OutcomeUnknown("p1 did not answer"))
     replicas[1].fail_after(0, NotAuthenticated("its table is old"))
     addresses = tuple(each.address for each in replicas[:2])[::turn]
@@ -353,7 +353,7 @@ def test_an_unknown_outcome_is_told_as_such_though_another_server_does_not_know_
 
 @pytest.mark.usefixtures("few_rounds")
 @pytest.mark.parametrize("turn", [1, -1])
-def test_what_a_server_says_that_knows_the_user_counts_for_more(replicas: list[Replica], turn: int) -> None:
+def test_answer_of_a_server_that_accepts_the_login_counts_more(replicas: list[Replica], turn: int) -> None:
     replicas[0].fail_after(0, Unavailable("p2 is not led"))
     replicas[1].fail_after(0, NotAuthenticated("its table is old"))
     addresses = (*(each.address for each in replicas[:2]), NOBODY)[::turn]
@@ -366,7 +366,7 @@ def test_what_a_server_says_that_knows_the_user_counts_for_more(replicas: list[R
         renew_pin(replace(config, endpoints=(replicas[1].address, NOBODY)), "pin", ttl_s=1, timeout_s=PATIENCE_S)
 
 
-def test_a_feed_reader_goes_on_with_the_login_that_there_is_now(replicas: list[Replica]) -> None:
+def test_feed_reader_continues_with_the_present_login(replicas: list[Replica]) -> None:
     with FeedReader(f"kv://{replicas[0].address}") as feed:
         feed.positions()
         replicas[0].fail_after(0, NotAuthenticated("the token has expired"), heal=True)
@@ -376,15 +376,15 @@ def test_a_feed_reader_goes_on_with_the_login_that_there_is_now(replicas: list[R
             feed.positions()
 
 
-def test_a_pin_is_asked_for_in_the_cluster_that_is_meant(replicas: list[Replica]) -> None:
+def test_pin_is_requested_in_the_configured_cluster(replicas: list[Replica]) -> None:
     replicas[0].pinned.partitions.add(partition="p1", first_tokens=[0], last_tokens=[(1 << 32) - 1])
     pin_store(replicas[0].address, ttl_s=1, identity="c1")
     renew_pin(replicas[0].address, "pin", ttl_s=1, identity="c1")
     assert replicas[0].clusters == ["c1", "c1"]
 
 
-def test_a_file_that_is_away_for_a_moment_is_a_server_that_cannot_be_reached(tmp_path: Path) -> None:
-    """Secrets are rewritten while jobs run: none ends by that."""
+def test_missing_certificate_file_counts_as_an_unreachable_server(tmp_path: Path) -> None:
+    """Secrets are rewritten while jobs run, and must not end them."""
     config = ClientConfig(endpoints=(NOBODY,), timeout_s=0.1, tls=Tls(ca=tmp_path / "ca.pem"))
     for call in (
         lambda: renew_pin(config, "pin", ttl_s=1, timeout_s=0.1),
@@ -395,7 +395,7 @@ def test_a_file_that_is_away_for_a_moment_is_a_server_that_cannot_be_reached(tmp
             call()
 
 
-def test_a_pin_in_which_a_token_is_missing_is_no_pin(replicas: list[Replica]) -> None:
+def test_pin_without_a_token_is_not_a_pin(replicas: list[Replica]) -> None:
     replicas[0].pinned.partitions.add(partition="p1", first_tokens=[1], last_tokens=[(1 << 32) - 1])
     with pytest.raises(OutcomeUnknown, match="nobody owns tokens 00000000 to 00000000"):
         pin_store(replicas[0].address, ttl_s=1)
@@ -405,8 +405,8 @@ def _fields(split: Split) -> dict[str, Any]:
     return {name: getattr(split, name) for name in Split.__slots__}
 
 
-def test_a_reader_that_takes_its_time_has_few_pages_ahead() -> None:
-    """gRPC would fetch more and more of them."""
+def test_slow_reader_has_few_pages_buffered() -> None:
+    """gRPC would buffer more and more of them."""
     replica, ahead = Pages(), 0
     try:
         for number, _ in enumerate(read_pinned(split_of([replica])), 1):

@@ -1,13 +1,13 @@
-"""An address rests for longer with each connection that breaks, and not at all once there is one."""
+"""The backoff of an address grows with each broken connection, and ends when there is one."""
 
 from kvstore.client.core.address_backoff import KEPT_S, MAX_S, MIN_S, AddressBackoff
 
 
-def test_an_unknown_address_does_not_rest() -> None:
+def test_unknown_address_has_no_backoff() -> None:
     assert not AddressBackoff().is_left_alone("a:1", 100.0)
 
 
-def test_rests_double_up_to_a_bound() -> None:
+def test_backoff_doubles_up_to_a_bound() -> None:
     rests, now, lengths = AddressBackoff(), 100.0, []
     for _ in range(8):
         rests.broke("a:1", now)
@@ -23,7 +23,7 @@ def test_rests_double_up_to_a_bound() -> None:
     assert not rests.is_left_alone("b:1", now)
 
 
-def test_after_a_connection_the_first_rest_is_short_again() -> None:
+def test_first_backoff_after_a_connection_is_short() -> None:
     rests = AddressBackoff()
     for _ in range(5):
         rests.broke("a:1", 100.0)
@@ -33,7 +33,7 @@ def test_after_a_connection_the_first_rest_is_short_again() -> None:
     assert not rests.is_left_alone("a:1", 100.0 + MIN_S)
 
 
-def test_addresses_that_nobody_tries_any_more_are_forgotten() -> None:
+def test_unused_addresses_are_forgotten() -> None:
     rests = AddressBackoff()
     for number in range(100):
         rests.broke(f"a:{number}", 100.0 + number * KEPT_S)

@@ -1,4 +1,4 @@
-"""What clients do when servers fail: every write is applied at most once, and its outcome is told as it is."""
+"""Clients when servers fail: every write is applied at most once, and its outcome is reported correctly."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -51,7 +51,7 @@ def server_of(servers: Servers, id: ServerId) -> ModelServer:
 
 
 def fail_next(servers: Servers, count: int, error: StoreError, *, applied: bool = False) -> None:
-    """The next `count` mutations end with `error`, at whichever server they arrive."""
+    """Make the next `count` mutations fail with `error`, at any server."""
     left = count
 
     def install(server: ModelServer) -> None:
@@ -72,7 +72,7 @@ def fail_next(servers: Servers, count: int, error: StoreError, *, applied: bool 
 
 
 @pytest.mark.parametrize("applied", [True, False])
-async def test_a_write_whose_answer_is_lost_is_applied_once(client: Face, servers: Servers, applied: bool) -> None:
+async def test_write_whose_answer_is_lost_is_applied_once(client: Face, servers: Servers, applied: bool) -> None:
     fail_next(servers, 2, OutcomeUnknown("lost"), applied=applied)
     assert await client.call("increment", b"n") == 1
     assert (await client.call("get", b"n")).value == b"1"
@@ -80,12 +80,12 @@ async def test_a_write_whose_answer_is_lost_is_applied_once(client: Face, server
 
 
 @pytest.mark.parametrize("error", [Overloaded("full"), NotLeader("p1"), Unavailable("no leader")])
-async def test_a_refusal_that_may_pass_is_tried_again(client: Face, servers: Servers, error: StoreError) -> None:
+async def test_retryable_refusal_is_retried(client: Face, servers: Servers, error: StoreError) -> None:
     fail_next(servers, 3, error)
     assert await client.call("increment", b"n") == 1
 
 
-async def test_a_condition_refused_after_an_unknown_attempt_is_unknown(client: Face, servers: Servers) -> None:
+async def test_condition_refused_after_an_unknown_attempt_is_unknown(client: Face, servers: Servers) -> None:
     """The first attempt may arrive late, when the condition holds."""
     await client.call("put", b"k", b"v")
     fail_next(servers, 1, OutcomeUnknown("lost"))
@@ -93,15 +93,15 @@ async def test_a_condition_refused_after_an_unknown_attempt_is_unknown(client: F
         await client.call("put", b"k", b"w", if_absent=True)
 
 
-async def test_a_condition_refused_at_the_first_attempt_is_not_done(client: Face, servers: Servers) -> None:
+async def test_condition_refused_at_the_first_attempt_is_not_done(client: Face, servers: Servers) -> None:
     await client.call("put", b"k", b"v")
     fail_next(servers, 1, Overloaded("full"))
     with pytest.raises(ConditionFailed):
         await client.call("put", b"k", b"w", if_absent=True)
 
 
-async def test_a_write_without_any_answer_is_unknown_at_its_deadline(client: Face, servers: Servers) -> None:
-    await client.call("put", b"k", b"v")  # so that there is a connection: what was not sent is no unknown write
+async def test_write_without_an_answer_is_unknown_at_its_deadline(client: Face, servers: Servers) -> None:
+    await client.call("put", b"k", b"v")  # so that there is a connection: an unsent write is not unknown
     for server in servers.cluster.servers:
         server.intercept = lambda op, answer: True
     with pytest.raises(OutcomeUnknown):
@@ -110,18 +110,18 @@ async def test_a_write_without_any_answer_is_unknown_at_its_deadline(client: Fac
         await client.call("get", b"k", timeout_s=0.3)
 
 
-async def test_a_write_that_was_always_refused_is_not_unknown(client: Face, servers: Servers) -> None:
-    """Unless its last attempt is under way at the deadline, which a busy machine can do to a few in a row."""
+async def test_always_refused_write_is_not_unknown(client: Face, servers: Servers) -> None:
+    """Unless its last attempt is in flight at the deadline, which a busy machine can cause for a few in a row."""
     fail_next(servers, 1_000_000, Overloaded("full"))
     for _ in range(40):
         with pytest.raises((Overloaded, Unavailable, OutcomeUnknown)) as told:
             await client.call("put", b"k", b"v", timeout_s=0.5)
         if not told.errisinstance(OutcomeUnknown):
             return
-    pytest.fail("40 writes that were refused each time were all told as unknown")
+    pytest.fail("all of 40 writes that were refused each time were reported as unknown")
 
 
-async def test_a_client_whom_the_store_has_forgotten_gets_another_id(client: Face, servers: Servers) -> None:
+async def test_client_that_the_store_has_forgotten_gets_another_id(client: Face, servers: Servers) -> None:
     assert await client.call("increment", b"n") == 1
     for partition in servers.cluster.partitions.values():
         partition.now_ms += 2 * WINDOW_MS
@@ -129,7 +129,7 @@ async def test_a_client_whom_the_store_has_forgotten_gets_another_id(client: Fac
     assert servers.cluster.doubly_applied() == []
 
 
-async def test_an_expired_retry_is_unknown(client: Face, servers: Servers) -> None:
+async def test_expired_retry_is_unknown(client: Face, servers: Servers) -> None:
     left = [OutcomeUnknown("lost"), RequestExpired("old")]
 
     def intercept(op: Op, answer: Any) -> bool:
@@ -144,7 +144,7 @@ async def test_an_expired_retry_is_unknown(client: Face, servers: Servers) -> No
         await client.call("put", b"k", b"v")
 
 
-async def test_the_new_leader_is_asked_after_a_move_of_the_lead(client: Face, servers: Servers) -> None:
+async def test_new_leader_is_asked_after_the_lead_moves(client: Face, servers: Servers) -> None:
     cluster = servers.cluster
     for server in cluster.servers:
         server.forwards = False
@@ -155,7 +155,7 @@ async def test_the_new_leader_is_asked_after_a_move_of_the_lead(client: Face, se
     assert (await client.call("get", key)).value == b"2"
 
 
-async def test_a_killed_leader_costs_no_acknowledged_write_and_no_double_one(client: Face, servers: Servers) -> None:
+async def test_killed_leader_loses_no_acknowledged_write_and_doubles_none(client: Face, servers: Servers) -> None:
     cluster = servers.cluster
     key = cluster.key_of(P1)
     done = 0
@@ -180,7 +180,7 @@ async def _is(value: bool) -> bool:
     return value
 
 
-async def test_a_cluster_with_one_server_left_is_reached_through_it(client: Face, servers: Servers) -> None:
+async def test_cluster_with_one_server_left_is_reached_through_it(client: Face, servers: Servers) -> None:
     await client.call("put", b"k", b"v")
     await servers.kill(N1)
     await servers.kill(N2)
@@ -190,7 +190,7 @@ async def test_a_cluster_with_one_server_left_is_reached_through_it(client: Face
     await client.call("put", b"k", b"w")
 
 
-async def test_a_server_that_comes_back_is_used_again(client: Face, servers: Servers) -> None:
+async def test_server_that_comes_back_is_used_again(client: Face, servers: Servers) -> None:
     key = servers.cluster.key_of(P1)
     for id in (N1, N2, N3):
         await servers.kill(id)
@@ -208,7 +208,7 @@ async def test_a_server_that_comes_back_is_used_again(client: Face, servers: Ser
     await wait_until(asks_the_leader, what="the leader is asked directly")
 
 
-async def test_an_unreachable_cluster_is_unavailable_in_time(client: Face, servers: Servers) -> None:
+async def test_unreachable_cluster_is_unavailable_in_time(client: Face, servers: Servers) -> None:
     for id in (N1, N2, N3):
         await servers.kill(id)
     with pytest.raises(Unavailable):
@@ -219,14 +219,14 @@ async def test_reads_carry_the_sequence_that_the_client_has_seen(client: Face, s
     key = servers.cluster.key_of(P2)
     version = await client.call("put", key, b"v")
     for server in servers.cluster.servers:
-        server.intercept = lambda op, answer: False  # it looks at each: none is answered at once
+        server.intercept = lambda op, answer: False  # the server sees each operation: none takes the fast path
     for level in (Level.SESSION, Level.LINEARIZABLE):
         await client.call("get", key, level=level)
         seen = [op for server in servers.cluster.servers for op in server.seen if op[:3] == (Code.GET, key, level)]
-        assert {op[3] >= version for op in seen} == {True}  # it may be asked again
+        assert {op[3] >= version for op in seen} == {True}  # it may be retried
 
 
-async def test_reads_carry_the_sequence_of_a_token_that_was_taken_over(client: Face, servers: Servers) -> None:
+async def test_reads_carry_the_sequence_of_an_absorbed_token(client: Face, servers: Servers) -> None:
     key = servers.cluster.key_of(P2)
     client.client.absorb({"p2": 7})
     client.client.absorb({"p2": 5})
@@ -235,10 +235,8 @@ async def test_reads_carry_the_sequence_of_a_token_that_was_taken_over(client: F
     assert {op[3] for server in servers.cluster.servers for op in server.seen if op[0] == Code.GET} == {7}
 
 
-async def test_a_session_read_is_the_leaders_until_the_ring_is_known_that_a_token_speaks_of(
-    client: Face, servers: Servers
-) -> None:
-    """A replica by the older ring might understand what the session has seen of another partition."""
+async def test_session_read_goes_to_the_leader_until_a_tokens_ring_is_known(client: Face, servers: Servers) -> None:
+    """A replica with the older ring might take the token for another partition's."""
     key = servers.cluster.key_of(P2)
     levels = []
     for later in (0, 1):
@@ -256,13 +254,13 @@ async def test_writes_carry_the_leaders_time_and_rising_sequences(client: Face, 
         await client.call("put", key, b"v")
     requests = [op[-1] for server in servers.cluster.servers for op in server.seen if op[0] == Code.PUT]
     told = [(request.sequence, request.first_unacked) for request in requests]
-    assert list(dict.fromkeys(told)) == [(1, 1), (2, 2), (3, 3)]  # one whose answer is slow is asked again
+    assert list(dict.fromkeys(told)) == [(1, 1), (2, 2), (3, 3)]  # an operation whose answer is slow is retried
     assert len({request.client for request in requests}) == 1
     assert all(request.seen_ms > 0 for request in requests)
 
 
 @pytest.mark.parametrize(("method", "wanted"), [("put", (b"k", b"v")), ("put_many", ({b"k": b"v"},))])
-async def test_a_call_under_way_at_close_ends_with_an_error(
+async def test_call_in_flight_ends_with_an_error_at_close(
     client: Face, servers: Servers, method: str, wanted: tuple[Any, ...]
 ) -> None:
     arrived = asyncio.Event()
@@ -281,7 +279,7 @@ async def test_a_call_under_way_at_close_ends_with_an_error(
 
 
 @pytest.mark.parametrize("face", FACES.values(), ids=FACES.keys())
-async def test_more_calls_than_there_is_room_for_wait_their_turn(face: type[Face], servers: Servers) -> None:
+async def test_calls_beyond_the_limit_wait_their_turn(face: type[Face], servers: Servers) -> None:
     client = await face(parse_url(servers.patient_url)).open()
     key = servers.cluster.key_of(P1)
     keys = {key + b"{}" + b"%d" % i: b"v" for i in range(10)}
@@ -290,8 +288,8 @@ async def test_more_calls_than_there_is_room_for_wait_their_turn(face: type[Face
     await client.close()
 
 
-async def test_a_write_that_left_in_another_callers_frame_is_unknown_at_its_deadline(servers: Servers) -> None:
-    """Of three blocking callers the first one sends; the next one takes over and sends for itself and the third. They
+async def test_write_sent_in_another_callers_frame_is_unknown_at_its_deadline(servers: Servers) -> None:
+    """Of three blocking callers the first one sends. The next one takes over and sends for itself and the third. They
     get more time until it was enough for that."""
     for timeout_s in (0.6, 3.0, 15.0):
         client = await FACES["blocking"](parse_url(servers.patient_url)).open()
@@ -299,11 +297,11 @@ async def test_a_write_that_left_in_another_callers_frame_is_unknown_at_its_dead
         await client.close()
         if {type(each) for each in told} == {OutcomeUnknown}:
             return
-    pytest.fail(f"of the third's write its caller is told {told}")
+    pytest.fail(f"the caller of the third write gets {told}")
 
 
 async def _sent_by_others(client: Face, servers: Servers, timeout_s: float) -> list[Any]:
-    """What two callers are told whose writes waited until a third one's was answered."""
+    """Return the outcomes of two callers whose writes waited until a third one's was answered."""
     key = servers.cluster.key_of(P1)
     held: list[Any] = []
 
@@ -325,7 +323,7 @@ async def _sent_by_others(client: Face, servers: Servers, timeout_s: float) -> l
     return told
 
 
-async def test_a_write_given_up_by_its_caller_is_not_sent_twice(servers: Servers) -> None:
+async def test_write_abandoned_by_its_caller_is_not_sent_twice(servers: Servers) -> None:
     client = await FACES["async"](parse_url(servers.patient_url)).open()
     held: list[Any] = []
 
@@ -348,8 +346,8 @@ async def test_a_write_given_up_by_its_caller_is_not_sent_twice(servers: Servers
     await client.close()
 
 
-async def test_a_scan_goes_on_when_the_ring_changes_and_no_leader_does(client: Face, servers: Servers) -> None:
-    """A link that went on naming the old ring was refused for ever."""
+async def test_scan_continues_when_the_ring_changes_and_no_leader_does(client: Face, servers: Servers) -> None:
+    """A link that kept naming the old ring was refused forever."""
     cluster = servers.cluster
     await client.call("put", b"k", b"v")
     for _ in range(2):
@@ -359,7 +357,7 @@ async def test_a_scan_goes_on_when_the_ring_changes_and_no_leader_does(client: F
         assert await client.call("count") == 1
 
 
-async def test_a_scan_goes_on_without_a_partition_that_left(client: Face, servers: Servers) -> None:
+async def test_scan_continues_without_a_partition_that_left(client: Face, servers: Servers) -> None:
     cluster = servers.cluster
     keys = [cluster.key_of(partition, number) for partition in cluster.partitions for number in range(3)]
     for key in keys:
@@ -376,7 +374,7 @@ async def test_a_scan_goes_on_without_a_partition_that_left(client: Face, server
     assert await client.call("count") == len(keys)
 
 
-async def test_a_client_that_is_opened_twice_at_once_finds_the_cluster_once(
+async def test_client_opened_twice_at_once_reads_the_topology_once(
     servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[AsyncEngine] = []

@@ -1,4 +1,4 @@
-"""What a client concludes from topologies and errors about where to go."""
+"""A client's conclusions from topologies and errors about which server to ask."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ from kvstore.ring.hashing import TOKENS, token_of
 
 
 def topology(version: int = 1, *, leader: str = "n1", epoch: int = 1, owners: str = "01") -> kv_pb2.TopologyResponse:
-    """Two partitions that own half of the ring each; p1 is led by `leader`."""
+    """Two partitions that each own half of the ring; p1 is led by `leader`."""
     message = kv_pb2.TopologyResponse(
         ring_version=version, tokens=[TOKENS // 2 - 1, TOKENS - 1], owners=[int(each) for each in owners]
     )
@@ -31,19 +31,19 @@ def routing() -> Routing:
     return known
 
 
-def test_a_key_belongs_to_the_owner_of_the_range_of_its_token(routing: Routing) -> None:
+def test_key_belongs_to_the_owner_of_its_tokens_range(routing: Routing) -> None:
     for number in range(200):
         key = b"key-%d" % number
         assert routing.partition_of(key) == ("p1" if token_of(key) < TOKENS // 2 else "p2")
 
 
-def test_owners_are_those_that_own_something(routing: Routing) -> None:
+def test_owners_are_partitions_that_own_a_range(routing: Routing) -> None:
     assert routing.owners == ["p1", "p2"]
     routing.learn(topology(2, owners="11"))
     assert (routing.owners, sorted(routing.partitions)) == (["p2"], ["p1", "p2"])
 
 
-def test_tokens_after_the_last_one_wrap_round() -> None:
+def test_tokens_after_the_last_one_wrap_around() -> None:
     routing = Routing()
     message = topology()
     message.tokens[:] = [10, 20]
@@ -51,7 +51,7 @@ def test_tokens_after_the_last_one_wrap_round() -> None:
     assert {routing.partition_of(b"key-%d" % number) for number in range(100)} == {"p1"}
 
 
-def test_another_thread_sees_one_ring_while_the_next_is_taken_over(routing: Routing) -> None:
+def test_another_thread_sees_one_ring_while_the_next_is_learned(routing: Routing) -> None:
     looked = list[str]()
 
     class Message:
@@ -69,26 +69,26 @@ def test_another_thread_sees_one_ring_while_the_next_is_taken_over(routing: Rout
     assert {routing.partition_of(b"key-%d" % number) for number in range(50)} == {"p2"}
 
 
-def test_the_leader_is_asked_first_then_the_replicas_then_everybody(routing: Routing) -> None:
+def test_leader_is_asked_first_then_replicas_then_everybody(routing: Routing) -> None:
     asked = list(routing.candidates("p1", ("seed:1",), follow=False, turn=1))
     assert asked[0] == "host1:1"
     assert asked[1:4] == ["host2:1", "host3:1", "host1:1"]
     assert "seed:1" in asked
 
 
-def test_a_read_that_any_replica_may_answer_starts_at_this_clients_favourite(routing: Routing) -> None:
+def test_read_from_any_replica_starts_at_the_clients_favourite(routing: Routing) -> None:
     asked = list(routing.candidates("p1", (), follow=True, turn=2))
     assert asked[:3] == ["host3:1", "host1:1", "host2:1"]
 
 
-def test_session_reads_are_the_leaders_until_the_ring_is_known_that_an_answer_has_named(routing: Routing) -> None:
-    assert not routing.hear(1)
+def test_session_reads_go_to_the_leader_until_the_named_ring_is_known(routing: Routing) -> None:
+    assert not routing.note_ring_version(1)
     asked = [get(b"k", level) for level in Level]
     for operation in asked:
         routing.strengthen(operation)
     assert [operation.level for operation in asked] == list(Level)
-    assert routing.hear(3)
-    assert not routing.hear(1)
+    assert routing.note_ring_version(3)
+    assert not routing.note_ring_version(1)
     for operation in asked:
         routing.strengthen(operation)
     assert [operation.level for operation in asked] == [
@@ -103,50 +103,50 @@ def test_session_reads_are_the_leaders_until_the_ring_is_known_that_an_answer_ha
     assert again.level == Level.SESSION
 
 
-def test_a_later_epoch_knows_better(routing: Routing) -> None:
+def test_later_epoch_replaces_the_leader(routing: Routing) -> None:
     assert routing.learn(topology(leader="n3", epoch=2))
     assert routing.leader_of("p1") == "host3:1"
 
 
-def test_an_earlier_epoch_is_not_believed(routing: Routing) -> None:
+def test_earlier_epoch_is_ignored(routing: Routing) -> None:
     routing.learn(topology(leader="n3", epoch=2))
     assert not routing.learn(topology(leader="n1", epoch=1))
     assert routing.leader_of("p1") == "host3:1"
 
 
-def test_a_server_that_knows_no_leader_takes_none_away(routing: Routing) -> None:
+def test_server_that_knows_no_leader_removes_none(routing: Routing) -> None:
     assert not routing.learn(topology(leader="", epoch=0))
     assert routing.leader_of("p1") == "host1:1"
 
 
-def test_a_later_ring_replaces_the_earlier_and_not_the_other_way(routing: Routing) -> None:
+def test_later_ring_replaces_an_earlier_one_only(routing: Routing) -> None:
     routing.learn(topology(2, owners="11"))
     assert {routing.partition_of(b"key-%d" % number) for number in range(100)} == {"p2"}
     routing.learn(topology(1))
     assert {routing.partition_of(b"key-%d" % number) for number in range(100)} == {"p2"}
 
 
-def test_a_refusal_that_names_the_leader_is_a_hint_until_a_topology_knows_better(routing: Routing) -> None:
+def test_leader_named_by_a_refusal_is_a_hint_until_a_newer_topology(routing: Routing) -> None:
     assert routing.learn_from(NotLeader("p1", "n2", "host2:1"))
     assert routing.leader_of("p1") == "host2:1"
     routing.learn(topology(leader="n3", epoch=2))
     assert routing.leader_of("p1") == "host3:1"
 
 
-def test_an_address_that_moved_is_followed(routing: Routing) -> None:
+def test_changed_address_is_followed(routing: Routing) -> None:
     message = topology()
     message.servers[0].grpc = "elsewhere:2"
     assert routing.learn(message)
     assert routing.leader_of("p1") == "elsewhere:2"
 
 
-def test_a_moved_key_asks_for_a_ring_only_if_ours_is_older(routing: Routing) -> None:
+def test_moved_key_requests_a_ring_only_if_ours_is_older(routing: Routing) -> None:
     assert routing.learn_from(Moved("p2", 2))
     assert not routing.learn_from(Moved("p2", 1))
     assert not routing.learn_from(ConditionFailed(3))
 
 
-def test_a_partition_that_nobody_told_of_has_no_leader(routing: Routing) -> None:
+def test_unknown_partition_has_no_leader(routing: Routing) -> None:
     assert routing.leader_of("p9") == ""
     assert routing.replicas_of("p9") == []
 
@@ -161,19 +161,19 @@ def replaced(version: int) -> kv_pb2.TopologyResponse:
     return message
 
 
-def test_servers_that_are_gone_for_good_are_forgotten() -> None:
+def test_removed_servers_are_forgotten() -> None:
     routing = Routing()
     for version in range(1, 21):
         routing.learn(replaced(version))
         routing.check(replaced(version), f"host{version + 2}:1")
     assert routing.everybody(()) == ["host1:1", "host22:1", "host2:1"]
     assert routing.answered == {"host22:1"}
-    assert set(routing.doors) == {"host22:1"}
+    assert set(routing.stream_endpoints) == {"host22:1"}
     assert not routing.is_ours("host7:1")
 
 
 @pytest.mark.parametrize("is_older", [True, False], ids=["an older ring", "a server that sees fewer"])
-def test_nobody_is_forgotten_for_what_a_server_says_that_lags(routing: Routing, *, is_older: bool) -> None:
+def test_lagging_server_makes_no_server_forgotten(routing: Routing, *, is_older: bool) -> None:
     message = topology(2)
     message.servers.add(id="n4", grpc="host4:1")
     routing.learn(message)
@@ -186,7 +186,7 @@ def test_nobody_is_forgotten_for_what_a_server_says_that_lags(routing: Routing, 
     assert routing.everybody(()) == [f"host{number}:1" for number in (1, 2, 3)]
 
 
-def test_an_address_at_which_another_cluster_was_met_stays_foreign(routing: Routing) -> None:
+def test_address_of_another_cluster_stays_foreign(routing: Routing) -> None:
     routing.check(kv_pb2.TopologyResponse(cluster="ours"), "host1:1")
     with pytest.raises(Unavailable):
         routing.check(kv_pb2.TopologyResponse(cluster="theirs"), "host3:1")

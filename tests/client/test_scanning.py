@@ -18,13 +18,13 @@ def scan(
     end: bytes = b"",
     backwards: bool = False,
 ) -> tuple[list[bytes], int, tuple[bytes, bytes] | None]:
-    """The keys in the order in which the merge gives them, the most that it held, and what is left."""
+    """Return the keys in the order of the merge, the largest number that it held, and the rest."""
     merge: Merge[int] = Merge(list(stored), start, end, limit=limit, backwards=backwards)
     given: list[bytes] = []
     held = 0
     while not merge.is_done:
         wanted = merge.wanted()
-        assert wanted, "a scan that is not done must want something"
+        assert wanted, "a scan that is not done needs a page"
         for each in wanted:
             size = min(page, each.limit)
             keys = [key for key in stored[each.partition] if key >= each.start and (not each.end or key < each.end)]
@@ -38,7 +38,7 @@ def scan(
 
 @pytest.mark.parametrize("backwards", [False, True])
 @pytest.mark.parametrize("number", range(30))
-def test_any_pages_of_any_partitions_come_out_in_order_and_whole(number: int, backwards: bool) -> None:
+def test_pages_of_any_partitions_merge_in_order_and_completely(number: int, backwards: bool) -> None:
     random = Random(number)
     keys = sorted({random.randbytes(random.randint(1, 3)) for _ in range(random.randint(0, 300))})
     stored: dict[str, list[bytes]] = {f"p{i}": [] for i in range(random.randint(1, 6))}
@@ -59,24 +59,24 @@ def test_any_pages_of_any_partitions_come_out_in_order_and_whole(number: int, ba
     assert walked == expected
 
 
-def test_a_key_that_moved_meanwhile_is_given_once() -> None:
+def test_key_that_moved_meanwhile_is_returned_once() -> None:
     merge: Merge[int] = Merge(["p1", "p2"], b"")
     merge.feed("p1", [(b"k", 1)], None)
     merge.feed("p2", [(b"k", 2)], None)
     assert [key for key, _ in merge.take()] == [b"k"]
 
 
-def test_a_scan_with_a_limit_asks_for_no_more_than_that() -> None:
+def test_scan_with_a_limit_requests_no_more_keys() -> None:
     assert [page.limit for page in Merge[int](["p1", "p2"], b"", limit=3).wanted()] == [3, 3]
     assert Merge[int](["p1"], b"").wanted()[0].limit == PAGE_KEYS
 
 
 @pytest.mark.parametrize(("prefix", "end"), [(b"a", b"b"), (b"a\xff", b"b"), (b"\xff\xff", b""), (b"a\x00", b"a\x01")])
-def test_a_prefix_ends_before_the_next_key_that_does_not_have_it(prefix: bytes, end: bytes) -> None:
+def test_prefix_ends_before_the_next_key_without_it(prefix: bytes, end: bytes) -> None:
     assert scan_bounds(b"", b"", prefix) == (prefix, end)
 
 
-def test_a_prefix_and_bounds_are_refused_together() -> None:
+def test_prefix_together_with_bounds_is_refused() -> None:
     with pytest.raises(InvalidRequest):
         scan_bounds(b"a", b"", b"p")
 
@@ -92,5 +92,5 @@ def test_keys_with_the_tag_of_their_prefix_are_in_one_partition(prefix: bytes) -
     ("start", "end"),
     [(b"{t", b"{u"), (b"{}", b"{~"), (b"{t}", b""), (b"{t}", b"{u}"), (b"{t}", b"{t~\0"), (b"t", b"u"), (b"", b"")],
 )
-def test_other_ranges_may_be_anywhere(start: bytes, end: bytes) -> None:
+def test_other_ranges_may_span_partitions(start: bytes, end: bytes) -> None:
     assert tagged_key_or_none(start, end) is None

@@ -1,9 +1,9 @@
-"""What a client has seen never becomes less, and its request ids carry the leader's time."""
+"""A client's progress never decreases, and its request ids carry the leader's time."""
 
 from random import Random
 
 from kvstore.client.core.operation import SEEN_STEP_MS
-from kvstore.client.core.session import Seen
+from kvstore.client.core.session import ClientState
 from kvstore.client.core.values import RING
 from kvstore.proto import kv_pb2
 
@@ -13,40 +13,40 @@ def answers(partition: str, sequence: int, *, time_ms: int = 0, ring_version: in
     return kv_pb2.Answers(progress=[progress], ring_version=ring_version)
 
 
-def test_what_was_seen_never_becomes_less() -> None:
-    seen = Seen(Random(1))
-    seen.hear(answers("p1", 7))
-    seen.hear(answers("p1", 5))
+def test_progress_never_decreases() -> None:
+    seen = ClientState(Random(1))
+    seen.absorb_answers(answers("p1", 7))
+    seen.absorb_answers(answers("p1", 5))
     seen.absorb({"p1": 6, "p2": 3})
     assert seen.tokens == {"p1": 7, "p2": 3}
 
 
-def test_a_token_carries_the_newest_ring_that_was_heard_of() -> None:
-    seen, other = Seen(Random(1)), Seen(Random(2))
-    assert seen.hear(answers("p1", 7, ring_version=4))
+def test_token_carries_the_newest_known_ring() -> None:
+    seen, other = ClientState(Random(1)), ClientState(Random(2))
+    assert seen.absorb_answers(answers("p1", 7, ring_version=4))
     assert seen.token == {"p1": 7, RING: 4}
     other.absorb(seen.token)
     assert other.token == seen.token
 
 
-def test_request_ids_of_a_partition_carry_the_time_that_its_leader_told() -> None:
-    seen = Seen(Random(1))
-    seen.hear(answers("p1", 1, time_ms=50 * SEEN_STEP_MS))
+def test_request_ids_carry_the_time_of_their_partitions_leader() -> None:
+    seen = ClientState(Random(1))
+    seen.absorb_answers(answers("p1", 1, time_ms=50 * SEEN_STEP_MS))
     topology = kv_pb2.TopologyResponse()
     topology.partitions.add(id="p2").progress.time_ms = 60 * SEEN_STEP_MS
     seen.learn(topology)
     assert (seen.numberings["p1"].seen_ms, seen.numberings["p2"].seen_ms) == (50 * SEEN_STEP_MS, 60 * SEEN_STEP_MS)
 
 
-def test_each_partition_has_a_client_id_of_its_own() -> None:
-    seen = Seen(Random(1))
+def test_each_partition_has_its_own_client_id() -> None:
+    seen = ClientState(Random(1))
     assert seen.numberings["p1"].client != seen.numberings["p2"].client
     assert seen.numberings["p1"] is seen.numberings["p1"]
 
 
-def test_the_cluster_has_the_time_of_the_partition_that_is_least_ahead() -> None:
-    """A log may be ahead of the date; keys of the others must not count as expired by it."""
-    seen = Seen(Random(1))
+def test_cluster_time_is_that_of_the_earliest_partition() -> None:
+    """One log may be ahead of the clock; keys of the other partitions must not count as expired by it."""
+    seen = ClientState(Random(1))
     assert seen.time_ms == 0
     topology = kv_pb2.TopologyResponse(ring_version=1, tokens=[0], owners=[0])
     for partition, time_ms in (("p1", 90_000_000), ("p2", 5_000_000), ("p3", 0)):

@@ -1,4 +1,4 @@
-"""Clients' sessions on Redis ports: taken where there is one, given up where there is none, and watched for silence."""
+"""Clients' sessions on Redis ports: used if offered, replaced by gRPC if not, and probed when silent."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import pytest
 from kvstore.client import AsyncClient, ClientConfig
 from kvstore.client.aio import engine as engine_module
 from kvstore.client.aio import link as link_module
+from kvstore.client.aio.connections import GrpcConnection, StreamConnection
 from kvstore.client.aio.engine import AsyncEngine
-from kvstore.client.aio.link import KEEPALIVE_S, Link, State
-from kvstore.client.aio.wires import GrpcWire, StreamWire
+from kvstore.client.aio.link import KEEPALIVE_S, AsyncLink, LinkState
 from kvstore.client.core import operations
 from kvstore.client.core.batching import answered, brief_frame_of, single_frame_of
-from kvstore.client.core.operation import Numbering, Operation
+from kvstore.client.core.operation import ClientOperation, Numbering
 from kvstore.client.core.routing import Routing
-from kvstore.client.core.stream_doors import BARRED_S, StreamDoors, door_in
+from kvstore.client.core.stream_endpoints import BARRED_S, StreamEndpoints, stream_endpoint_in
 from kvstore.client.core.values import Item
 from kvstore.env.library_env import library_env
 from kvstore.env.transport import TcpTransport
 from kvstore.errors import OutcomeUnknown
 from kvstore.partition.state.commands import Code, Op
-from kvstore.proto import brief, kv_pb2
+from kvstore.proto import compact, kv_pb2
 from kvstore.proto.session_stream import WELCOME, message_of, protobuf_message_of
 from kvstore.types import PartitionId, ServerId
 from tests.client.model import Endpoint, ModelCluster
@@ -33,7 +33,7 @@ from tests.waiting import PATIENCE_S, wait_until
 NOBODY = "127.0.0.1:1"
 
 
-async def test_operations_go_over_the_redis_port(servers: Servers) -> None:
+async def test_operations_use_the_redis_port(servers: Servers) -> None:
     async with AsyncClient(servers.patient_url) as client:
         versions = await asyncio.gather(*(client.put(b"key-%d" % number, b"v") for number in range(100)))
         assert min(versions) > 0
@@ -43,7 +43,7 @@ async def test_operations_go_over_the_redis_port(servers: Servers) -> None:
         assert sum(each.statistics()["session_streams"] for each in servers.streams.values()) > 0
 
 
-async def test_a_client_that_names_a_server_otherwise_than_the_cluster_does_finds_its_redis_port(
+async def test_client_finds_the_redis_port_under_another_name_of_the_server(
     servers: Servers,
 ) -> None:
     port = servers.cluster.endpoints[ServerId("n1")].grpc.rpartition(":")[2]
@@ -51,7 +51,7 @@ async def test_a_client_that_names_a_server_otherwise_than_the_cluster_does_find
         assert client.statistics()["streams_up"] == 1
 
 
-async def test_where_the_redis_port_cannot_be_reached_grpc_carries_the_session(servers: Servers) -> None:
+async def test_grpc_carries_the_session_when_the_redis_port_is_unreachable(servers: Servers) -> None:
     cluster = servers.cluster
     cluster.endpoints = {id: Endpoint(each.grpc, NOBODY) for id, each in cluster.endpoints.items()}
     cluster.changed()
@@ -61,7 +61,7 @@ async def test_where_the_redis_port_cannot_be_reached_grpc_carries_the_session(s
         assert client.statistics()["links_up"] > 0
 
 
-async def test_a_redis_port_of_another_server_is_not_used(servers: Servers) -> None:
+async def test_redis_port_of_another_server_is_not_used(servers: Servers) -> None:
     cluster = servers.cluster
     ports = [each.resp for each in cluster.endpoints.values()]
     others = [*ports[1:], ports[0]]
@@ -74,12 +74,12 @@ async def test_a_redis_port_of_another_server_is_not_used(servers: Servers) -> N
         assert client.statistics()["streams_up"] == 0
 
 
-async def test_calls_end_in_their_time_though_a_look_at_a_link_has_failed(
+async def test_calls_end_in_time_when_the_check_of_a_link_fails(
     servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original, failed = Link.tick, 0
+    original, failed = AsyncLink.tick, 0
 
-    def fails_at_first(self: Link, now: float) -> None:
+    def fails_at_first(self: AsyncLink, now: float) -> None:
         nonlocal failed
         failed += 1
         if failed < 3:
@@ -90,17 +90,15 @@ async def test_calls_end_in_their_time_though_a_look_at_a_link_has_failed(
         return failed > 2
 
     async with AsyncClient(servers.patient_url) as client:
-        monkeypatch.setattr(Link, "tick", fails_at_first)
+        monkeypatch.setattr(AsyncLink, "tick", fails_at_first)
         await wait_until(has_failed)
-        monkeypatch.setattr(StreamWire, "send", lambda _wire, _message: None)
+        monkeypatch.setattr(StreamConnection, "send", lambda _connection, _message: None)
         async with asyncio.timeout(PATIENCE_S):
             with pytest.raises(OutcomeUnknown):
                 await client.put(b"k", b"v", timeout_s=0.01)
 
 
-async def test_a_topology_that_nobody_understands_is_not_the_last_one(
-    servers: Servers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_unreadable_topology_does_not_end_the_updates(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     original, learnt, failed = AsyncEngine._learn, 0, 0
 
     def fails_at_first(self: AsyncEngine, message: kv_pb2.TopologyResponse) -> None:
@@ -122,10 +120,10 @@ async def test_a_topology_that_nobody_understands_is_not_the_last_one(
         assert failed
 
 
-async def test_answers_that_nobody_understands_end_a_session_of_grpc(servers: Servers) -> None:
+async def test_unreadable_answers_end_a_grpc_session(servers: Servers) -> None:
     class Call:
         def cancel(self) -> None:
-            """It has ended."""
+            """A channel that has ended."""
 
         async def read(self) -> kv_pb2.Answers:
             return kv_pb2.Answers(numbers=[1])
@@ -135,14 +133,14 @@ async def test_answers_that_nobody_understands_end_a_session_of_grpc(servers: Se
             list(answered(answers))
 
     owner = Puzzled()
-    wire = GrpcWire(owner, cast("Any", None), cast("Any", None), 1.0)
-    wire._call = Call()
+    connection = GrpcConnection(owner, cast("Any", None), cast("Any", None), 1.0)
+    connection._call = Call()
     async with asyncio.timeout(PATIENCE_S):
-        await wire._read()
+        await connection._read()
     assert len(owner.fell) == 1
 
 
-async def test_a_write_whose_stream_breaks_is_applied_once(servers: Servers) -> None:
+async def test_write_whose_stream_breaks_is_applied_once(servers: Servers) -> None:
     cluster, key = servers.cluster, servers.cluster.key_of(PartitionId("p1"))
     leader = next(each for each in cluster.servers if each.id == cluster.leaders[PartitionId("p1")])
     broken = 0
@@ -164,37 +162,37 @@ async def test_a_write_whose_stream_breaks_is_applied_once(servers: Servers) -> 
     assert (broken, cluster.doubly_applied()) == (1, [])
 
 
-def test_who_has_no_stream_is_not_asked_again_for_a_while() -> None:
-    doors = StreamDoors(Routing(doors={"a:1": ("n1", "a:2")}))
-    assert (doors.door_or_none("a:1"), doors.door_or_none("b:1")) == (("n1", "a:2"), None)
-    assert doors.may_try("a:1", 100.0)
-    doors.bar("a:1", 100.0)
-    assert not doors.may_try("a:1", 100.0 + BARRED_S / 2)
-    assert doors.may_try("b:1", 100.0)
-    assert doors.may_try("a:1", 100.0 + BARRED_S)
+def test_server_without_streams_is_not_asked_again_for_a_while() -> None:
+    stream_endpoints = StreamEndpoints(Routing(open_listeners={"a:1": ("n1", "a:2")}))
+    assert (stream_endpoints.door_or_none("a:1"), stream_endpoints.door_or_none("b:1")) == (("n1", "a:2"), None)
+    assert stream_endpoints.may_try("a:1", 100.0)
+    stream_endpoints.bar("a:1", 100.0)
+    assert not stream_endpoints.may_try("a:1", 100.0 + BARRED_S / 2)
+    assert stream_endpoints.may_try("b:1", 100.0)
+    assert stream_endpoints.may_try("a:1", 100.0 + BARRED_S)
 
 
-def test_the_door_of_who_gives_a_topology_is_in_it() -> None:
+def test_topology_has_the_endpoint_of_its_sender() -> None:
     listed = [kv_pb2.Server(id="n1", grpc="a:1", resp="a:2"), kv_pb2.Server(id="n2", grpc="b:1")]
-    assert door_in(kv_pb2.TopologyResponse(servers=listed, server="n1")) == ("n1", "a:2")
-    assert door_in(kv_pb2.TopologyResponse(servers=listed, server="n2")) is None
-    assert door_in(kv_pb2.TopologyResponse(servers=listed)) is None
+    assert stream_endpoint_in(kv_pb2.TopologyResponse(servers=listed, server="n1")) == ("n1", "a:2")
+    assert stream_endpoint_in(kv_pb2.TopologyResponse(servers=listed, server="n2")) is None
+    assert stream_endpoint_in(kv_pb2.TopologyResponse(servers=listed)) is None
     routing = Routing()
     routing.learn(kv_pb2.TopologyResponse(servers=listed))
-    assert routing.doors == {"a:1": ("n1", "a:2")}
+    assert routing.stream_endpoints == {"a:1": ("n1", "a:2")}
 
 
-# ── a link and its wire ──
+# ── a link and its connection ──
 
 
-class Wire:
-    """Counts what it is asked for."""
+class FrameConnection:
+    """Counts the probes that it receives."""
 
     is_brief = True
 
     def __init__(self) -> None:
         self.is_ready = True
-        self.sent: list[brief.Frame] = []
+        self.sent: list[compact.CompactFrame] = []
         self.probes = 0
         self.is_closed = False
 
@@ -213,88 +211,88 @@ async def link() -> Any:
     env = library_env("test")
     config = ClientConfig(endpoints=(NOBODY,), silence_s=1.0)
     routing = Routing()
-    found = Link(
+    found = AsyncLink(
         NOBODY,
         env,
         config,
         routing,
         {},
         TcpTransport(),
-        StreamDoors(routing),
+        StreamEndpoints(routing),
         changed=lambda link: None,
-        heard=lambda answers: None,
+        on_answers=lambda answers: None,
     )
-    found._wire, found.state = Wire(), State.UP
+    found._connection, found.state = FrameConnection(), LinkState.UP
     yield found
-    found.fall("the test is over")
+    found.disconnect("the test is over")
     await env.nursery.close()
 
 
-def put_under_way(link: Link, *, deadline: float = 1e9) -> Operation:
+def put_under_way(link: AsyncLink, *, deadline: float = 1e9) -> ClientOperation:
     operation = operations.put(b"k", b"v")
     operation.partition, operation.deadline = "p1", deadline
     operation.waiter = asyncio.get_running_loop().create_future()
     Numbering(b"c" * 16).begin(operation)
     link.send(operation)
-    link.go_on()
+    link.flush()
     return operation
 
 
-async def test_a_server_that_owes_answers_and_is_silent_is_asked_and_given_up(link: Link) -> None:
-    wire = cast("Wire", link._wire)
+async def test_silent_server_that_owes_answers_is_probed_and_left(link: AsyncLink) -> None:
+    connection = cast("FrameConnection", link._connection)
     operation = put_under_way(link)
-    sent_at = link._heard_at
+    sent_at = link._received_at
     link.tick(sent_at + 0.9)
-    assert wire.probes == 0
+    assert connection.probes == 0
     link.tick(sent_at + 1.1)
     link.tick(sent_at + 2.0)
-    assert (wire.probes, link.state) == (1, State.UP), "asked once, and waited for"
+    assert (connection.probes, link.state) == (1, LinkState.UP), "asked once, and waited for"
     link.tick(sent_at + 2.2)
-    assert (link.state, wire.is_closed) == (State.DOWN, True)
+    assert (link.state, connection.is_closed) == (LinkState.DOWN, True)
     assert isinstance(operation.waiter.result(), OutcomeUnknown)
 
 
-async def test_any_message_is_a_sign_of_life(link: Link) -> None:
-    wire = cast("Wire", link._wire)
+async def test_any_message_is_a_sign_of_life(link: AsyncLink) -> None:
+    connection = cast("FrameConnection", link._connection)
     put_under_way(link)
-    sent_at = link._heard_at
+    sent_at = link._received_at
     link.tick(sent_at + 1.1)
-    link.take(brief.Answers(0, [], [], [], [], [], []))
+    link.take(compact.CompactAnswers(0, [], [], [], [], [], []))
     link.tick(sent_at + 0.5)
-    assert (wire.probes, link.state) == (1, State.UP)
+    assert (connection.probes, link.state) == (1, LinkState.UP)
 
 
-async def test_an_idle_server_is_asked_now_and_then(link: Link) -> None:
-    wire, heard_at = cast("Wire", link._wire), link._heard_at
+async def test_idle_server_is_probed_periodically(link: AsyncLink) -> None:
+    connection, heard_at = cast("FrameConnection", link._connection), link._received_at
     link.tick(heard_at + KEEPALIVE_S * 0.9)
-    assert wire.probes == 0
+    assert connection.probes == 0
     link.tick(heard_at + KEEPALIVE_S * 1.1)
-    assert wire.probes == 1
+    assert connection.probes == 1
 
 
-async def test_a_frame_over_grpc_names_its_cluster(link: Link) -> None:
-    """The channel connects again by itself: another cluster's server may be there by then."""
-    wire = cast("Wire", link._wire)
-    wire.is_brief, link._routing.cluster = False, "ours"
+async def test_grpc_frame_names_its_cluster(link: AsyncLink) -> None:
+    """The channel reconnects by itself: a server of another cluster may listen there by then."""
+    connection = cast("FrameConnection", link._connection)
+    connection.is_brief, link._routing.cluster = False, "ours"
     put_under_way(link)
-    assert [frame.cluster for frame in cast("list[kv_pb2.Frame]", wire.sent)] == ["ours"]
+    assert [frame.cluster for frame in cast("list[kv_pb2.Frame]", connection.sent)] == ["ours"]
 
 
-async def test_operations_of_one_turn_share_a_frame_and_wait_while_the_wire_is_full(link: Link) -> None:
-    wire = cast("Wire", link._wire)
-    wire.is_ready = False
+async def test_operations_of_one_turn_share_a_frame_and_wait_when_it_is_full(link: AsyncLink) -> None:
+    connection = cast("FrameConnection", link._connection)
+    connection.is_ready = False
     for _ in range(3):
         put_under_way(link)
-    assert wire.sent == []
-    wire.is_ready = True
-    link.go_on()
-    (frame,) = wire.sent
+    assert connection.sent == []
+    connection.is_ready = True
+    link.flush()
+    (frame,) = connection.sent
     assert sum(len(lane.keys) for lane in frame.lanes) == 3
 
 
-async def test_a_lone_operation_behind_a_lone_one_leaves_at_once_and_others_together(link: Link) -> None:
+async def test_second_single_operation_leaves_at_once(link: AsyncLink) -> None:
     def answer(*numbers: int) -> None:
-        link.take(brief.Answers(0, [], list(numbers), [1] * len(numbers), [], [], []))
+        link.take(compact.CompactAnswers(0, [], list(numbers), [1] * len(numbers), [], [], []))
 
     def begin() -> None:
         operation = operations.get(b"k")
@@ -304,7 +302,7 @@ async def test_a_lone_operation_behind_a_lone_one_leaves_at_once_and_others_toge
         link.send(operation)
 
     def frames() -> list[int]:
-        return [sum(len(lane.keys) for lane in frame.lanes) for frame in cast("Wire", link._wire).sent]
+        return [sum(len(lane.keys) for lane in frame.lanes) for frame in cast("FrameConnection", link._connection).sent]
 
     begin()
     assert frames() == [], "others of this turn may follow"
@@ -325,48 +323,48 @@ async def test_a_lone_operation_behind_a_lone_one_leaves_at_once_and_others_toge
     assert frames() == [1, 1, 2, 1]
 
 
-async def test_what_nobody_waits_for_any_more_is_not_sent(link: Link) -> None:
-    wire = cast("Wire", link._wire)
-    wire.is_ready = False
+async def test_operation_without_a_waiter_is_not_sent(link: AsyncLink) -> None:
+    connection = cast("FrameConnection", link._connection)
+    connection.is_ready = False
     late = put_under_way(link, deadline=0.0)
-    link.tick(link._heard_at)
+    link.tick(link._received_at)
     assert late.waiter.done()
-    wire.is_ready = True
-    link.go_on()
-    assert wire.sent == []
+    connection.is_ready = True
+    link.flush()
+    assert connection.sent == []
 
 
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("what", ["make", "send"])
-async def test_operations_of_which_no_frame_can_be_made_are_answered(
-    link: Link, monkeypatch: pytest.MonkeyPatch, count: int, what: str
+async def test_operations_without_a_possible_frame_are_answered(
+    link: AsyncLink, monkeypatch: pytest.MonkeyPatch, count: int, what: str
 ) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise TypeError("a fault of ours")
 
-    wire = cast("Wire", link._wire)
-    wire.is_ready = False
+    connection = cast("FrameConnection", link._connection)
+    connection.is_ready = False
     wanted = [put_under_way(link) for _ in range(count)]
-    wire.is_ready = True
+    connection.is_ready = True
     with monkeypatch.context() as patch:
         if what == "make":
             patch.setattr(link_module, "brief_frame_of", fail)
             patch.setattr(link_module, "single_frame_of", fail)
         else:
-            patch.setattr(wire, "send", fail)
-        link.go_on()
+            patch.setattr(connection, "send", fail)
+        link.flush()
     why = f"{NOBODY}: a frame of {count} operations cannot be sent: TypeError"
     assert {str(each.waiter.result()).removesuffix("; nothing was sent") for each in wanted} == {why}
-    assert link.owed == 0
+    assert link.operations_pending == 0
     put_under_way(link)
-    assert len(wire.sent) == 1, "what comes later is sent"
+    assert len(connection.sent) == 1, "what comes later is sent"
 
 
 # ── the wire itself ──
 
 
 class Owner:
-    """Keeps what a wire brings."""
+    """Keeps what a connection delivers."""
 
     def __init__(self) -> None:
         self.taken: list[Any] = []
@@ -375,15 +373,15 @@ class Owner:
     def take(self, answers: Any) -> None:
         self.taken.append(answers)
 
-    def go_on(self) -> None:
-        """Nothing waits."""
+    def flush(self) -> None:
+        """Do nothing: no frame waits."""
 
-    def fall(self, why: str) -> None:
+    def disconnect(self, why: str) -> None:
         self.fell.append(why)
 
 
 class Transport:
-    """Connects to a server that has said `greeting`."""
+    """Connects to a server that has sent `greeting`."""
 
     def __init__(self, *greeting: bytes) -> None:
         self._greeting = greeting
@@ -399,42 +397,42 @@ class _Sink:
     is_aborted = False
 
     def set_write_buffer_limits(self, high: int) -> None:
-        """Nothing is kept."""
+        """Do nothing: no answer is kept."""
 
     def write(self, data: bytes) -> None:
-        """Nobody reads it."""
+        """Do nothing: nobody reads the reason."""
 
     def abort(self) -> None:
         self.is_aborted = True
 
 
-async def opened(*greeting: bytes) -> tuple[StreamWire, Owner]:
+async def opened(*greeting: bytes) -> tuple[StreamConnection, Owner]:
     owner = Owner()
-    wire = StreamWire(owner, "n1")
-    await wire.open(cast("Any", Transport(*greeting)), NOBODY)
-    return wire, owner
+    connection = StreamConnection(owner, "n1")
+    await connection.open(cast("Any", Transport(*greeting)), NOBODY)
+    return connection, owner
 
 
-async def test_a_wire_is_open_once_the_whole_welcome_has_come() -> None:
-    wire, owner = await opened(WELCOME[:5], WELCOME[5:])
-    wire.data_received(message_of(brief.Answers(3, [], [1], [7], [2], [Item(b"v", 1, 1, 1, 0)], [3])))
-    wire.data_received(protobuf_message_of(kv_pb2.Answers(numbers=[4], versions=[8])))
+async def test_connection_is_open_once_the_whole_welcome_has_come() -> None:
+    connection, owner = await opened(WELCOME[:5], WELCOME[5:])
+    connection.data_received(message_of(compact.CompactAnswers(3, [], [1], [7], [2], [Item(b"v", 1, 1, 1, 0)], [3])))
+    connection.data_received(protobuf_message_of(kv_pb2.Answers(numbers=[4], versions=[8])))
     assert [list(answered(each)) for each in owner.taken] == [
         [(1, 7), (2, Item(b"v", 1, 1, 1, 0)), (3, None)],
         [(4, 8)],
     ]
 
 
-async def test_who_refuses_has_no_stream_and_the_link_goes_on_without() -> None:
+async def test_refusing_server_has_no_stream_and_the_link_uses_grpc() -> None:
     with pytest.raises(EOFError, match="session: this is server n2"):
         await opened(b"-ERR session: this is server n2\r\n")
     with pytest.raises(EOFError):
         await opened(b"HTTP/1.1 400 Bad Request" + bytes(2_000))
 
 
-async def test_who_gives_up_opening_leaves_no_connection() -> None:
+async def test_abandoned_opening_leaves_no_connection() -> None:
     transport = Transport()
-    opening = asyncio.ensure_future(StreamWire(Owner(), "n1").open(cast("Any", transport), NOBODY))
+    opening = asyncio.ensure_future(StreamConnection(Owner(), "n1").open(cast("Any", transport), NOBODY))
     await asyncio.sleep(0)
     opening.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -442,42 +440,42 @@ async def test_who_gives_up_opening_leaves_no_connection() -> None:
     assert transport.sink.is_aborted
 
 
-async def test_bytes_that_are_no_answers_end_the_link() -> None:
+async def test_bytes_that_are_not_answers_end_the_link() -> None:
     for data in (b"\x00\x00\x00\x02\x01?", b"\x00\x00\x00\x02\x02\xff", b"\x00\x00\x00\x00", b"\xff\xff\xff\xff"):
-        wire, owner = await opened(WELCOME)
-        wire.data_received(data)
+        connection, owner = await opened(WELCOME)
+        connection.data_received(data)
         assert len(owner.fell) == 1
 
 
 # ── frames ──
 
 
-def begun(operation: Operation, numbering: Numbering) -> Operation:
+def begun(operation: ClientOperation, numbering: Numbering) -> ClientOperation:
     operation.partition = "p1"
     assert numbering.begin(operation)
     return operation
 
 
-def test_a_lone_operation_has_the_frame_that_many_would_have() -> None:
+def test_single_operation_has_the_same_frame_as_many() -> None:
     numbering = Numbering(b"c" * 16)
     numbering.see(70_000)
     for operation in (operations.get(b"k"), operations.put(b"k", b"v"), operations.get(b"k", kv_pb2.SESSION)):
         alone = begun(operation, numbering)
         frame, _ = brief_frame_of([alone], 5, ring_version=3, timeout_ms=100, tokens={"p1": 9})
         single = single_frame_of(alone, 5, ring_version=3, timeout_ms=100, token=9)
-        assert isinstance(frame, brief.Frame)
+        assert isinstance(frame, compact.CompactFrame)
         for lane in (frame.lanes[0], single.lanes[0]):
             if not alone.is_read:
                 lane.token = 0  # of reads only
         assert single == frame
 
 
-def test_brief_frames_are_what_protobuf_frames_are() -> None:
+def test_compact_frames_equal_protobuf_frames() -> None:
     first, second = Numbering(b"a" * 16), Numbering(b"b" * 16)
     mixed = [begun(operations.put(b"k%d" % place, b"v"), first if place % 2 else second) for place in range(6)]
     mixed += [begun(operations.get(b"g", level), first) for level in (0, kv_pb2.STALE)]
     frame, numbered = brief_frame_of(mixed, 10, ring_version=3, timeout_ms=100, tokens={"p1": 9})
-    assert isinstance(frame, brief.Frame)
+    assert isinstance(frame, compact.CompactFrame)
     assert sorted(numbered) == list(range(10, 18))
     for lane in frame.lanes:
         for place, (code, key) in enumerate(zip(lane.codes, lane.keys, strict=True)):

@@ -1,4 +1,4 @@
-"""Values of an application's own types: what was put comes back, and what a codec does not know is said by name."""
+"""Values of an application's own types: a put value is returned, and an unsupported one is named in an error."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def near_servers() -> AsyncIterator[Servers]:
         yield running
 
 
-def test_the_examples_are_true(servers: Servers) -> None:
+def test_docstring_examples_run(servers: Servers) -> None:
     tried = doctest.testmod(codecs)
     assert (tried.failed, tried.attempted) == (0, 8)
     with Client(servers.patient_url) as client:
@@ -63,7 +63,7 @@ def test_the_examples_are_true(servers: Servers) -> None:
 
 
 @pytest.mark.parametrize("layout", Layout)
-def test_what_was_put_comes_back(servers: Servers, layout: Layout) -> None:
+def test_put_value_is_returned(servers: Servers, layout: Layout) -> None:
     with Client(servers.patient_url) as client:
         visits = TypedClient(client, typed_codec(Visit, layout))
         version = visits.put(b"v/1", Visit("home", 7))
@@ -95,7 +95,7 @@ def test_what_was_put_comes_back(servers: Servers, layout: Layout) -> None:
         assert visits.decoded(b"v/5", raw).value == Visit("batched")
 
 
-async def test_the_same_in_an_event_loop(near_servers: Servers) -> None:
+async def test_put_value_is_returned_on_asyncio(near_servers: Servers) -> None:
     async with AsyncClient(near_servers.patient_url) as client:
         anything = AsyncTypedClient(client, json_codec())
         await anything.put(b"k", {"a": [1, None]})
@@ -116,11 +116,11 @@ async def test_the_same_in_an_event_loop(near_servers: Servers) -> None:
         assert popped.value == 3
 
 
-def test_what_a_codec_does_not_know_is_said_with_the_key_and_not_sent(servers: Servers) -> None:
+def test_value_that_cannot_be_encoded_is_named_and_not_sent(servers: Servers) -> None:
     with Client(servers.patient_url) as client:
         anything = TypedClient(client, json_codec())
         for value in (object(), {1: 2}, 1 << 70, "\ud800"):
-            with pytest.raises(InvalidRequest, match="the value for b'k'"):
+            with pytest.raises(InvalidRequest, match="value of b'k'"):
                 anything.put(b"k", value)
         with pytest.raises(InvalidRequest, match="b'bad'"):
             anything.put_many({b"good": 1, b"bad": object()})
@@ -137,7 +137,7 @@ def test_what_a_codec_does_not_know_is_said_with_the_key_and_not_sent(servers: S
             list(anything.scan())
 
 
-def test_what_cannot_be_decoded_is_neither_deleted_nor_overwritten(servers: Servers) -> None:
+def test_value_that_cannot_be_decoded_is_neither_deleted_nor_overwritten(servers: Servers) -> None:
     with Client(servers.patient_url) as client:
         visits = TypedClient(client, typed_codec(Visit))
         client.put(b"k", b"somebody else's")
@@ -150,7 +150,7 @@ def test_what_cannot_be_decoded_is_neither_deleted_nor_overwritten(servers: Serv
         assert found.value == b"somebody else's"
 
 
-async def test_nor_is_it_in_an_event_loop(near_servers: Servers) -> None:
+async def test_undecodable_value_is_neither_deleted_nor_overwritten_on_asyncio(near_servers: Servers) -> None:
     async with AsyncClient(near_servers.patient_url) as client:
         visits = AsyncTypedClient(client, typed_codec(Visit))
         await client.put(b"k", b"somebody else's")
@@ -183,11 +183,11 @@ def test_conditions_of_pop_and_replace_hold(servers: Servers) -> None:
         assert popped.value == Visit("c")
 
 
-def test_another_ones_write_in_between_is_looked_at_too() -> None:
-    """The version that goes is the one that was decoded."""
+def test_concurrent_write_between_read_and_write_is_read_again() -> None:
+    """The deleted version is the one that was decoded."""
 
     class Contended:
-        """A client of a key that others write between two calls."""
+        """A client whose key others write between two calls."""
 
         def __init__(self) -> None:
             self.version, self.given = 5, []  # type: ignore[var-annotated]
@@ -214,7 +214,7 @@ def test_another_ones_write_in_between_is_looked_at_too() -> None:
     assert replaced.old is not None
     assert (replaced.old.value, client.given[3:]) == (10, [9, 10])
     client.version = -ATTEMPTS_MAX - 1
-    with pytest.raises(Overloaded, match="written by others"):
+    with pytest.raises(Overloaded, match="changed by other clients"):
         numbers.pop(b"k")
     client.version = 5
     with pytest.raises(ConditionFailed):
@@ -240,7 +240,7 @@ def test_numbers_that_json_does_not_have_are_refused(number: float) -> None:
         (typed_codec(Weight), Weight(number)),
     ]
     for codec, value in values:
-        with pytest.raises(InvalidRequest, match=f"want numbers that JSON has, got {number}"):
+        with pytest.raises(InvalidRequest, match=f"expected numbers that JSON has, got {number}"):
             Coding(codec).encode(b"k", value)
     assert json_codec().encode({"a": None, "b": "null"}) == b'{"a":null,"b":"null"}'
     assert typed_codec(Weight).encode(Weight(None)) == b'{"kilos":null}'
@@ -248,16 +248,16 @@ def test_numbers_that_json_does_not_have_are_refused(number: float) -> None:
     assert str(packed.decode(packed.encode(Weight(number))).kilos) == str(number), "MessagePack has them"
 
 
-def test_both_are_one_interface() -> None:
+def test_both_typed_clients_have_the_same_interface() -> None:
     for name, call in vars(TypedClient).items():
         twin = vars(AsyncTypedClient)[name]
         if inspect.isfunction(call) and not name.startswith("_"):
-            assert inspect.getdoc(call) == inspect.getdoc(twin), name
+            assert inspect.getdoc(call) == (inspect.getdoc(twin) or "").replace("AsyncClient", "Client"), name
             assert inspect.signature(call).parameters == inspect.signature(twin).parameters, name
 
 
 def step_of(random: Random) -> Callable[[MutableMapping[bytes, int]], object]:
-    """Something that code does with a dict."""
+    """Return a random operation of code that works with a dict."""
     key, value, other = b"%d" % random.randrange(5), random.randrange(100), b"%d" % random.randrange(5)
     steps: list[Callable[[MutableMapping[bytes, int]], object]] = [
         lambda mapping: mapping[key],
@@ -278,7 +278,7 @@ def step_of(random: Random) -> Callable[[MutableMapping[bytes, int]], object]:
     return random.choice(steps)
 
 
-def test_a_stored_mapping_is_a_dict_that_is_stored(servers: Servers) -> None:
+def test_stored_mapping_behaves_like_a_dict(servers: Servers) -> None:
     random, twin = Random(20), dict[bytes, int]()
 
     def done(mapping: MutableMapping[bytes, int], step: Callable[[MutableMapping[bytes, int]], object]) -> object:
@@ -302,8 +302,8 @@ def test_a_stored_mapping_is_a_dict_that_is_stored(servers: Servers) -> None:
         assert sorted(client.keys()) == [b"m", b"m0"], "what does not begin so is not touched"
 
 
-def test_pages_of_a_mapping_are_read_and_not_each_key(servers: Servers) -> None:
-    """Also when keys go meanwhile: a dict would end there, and Python's own views too."""
+def test_mapping_reads_pages_and_not_each_key(servers: Servers) -> None:
+    """Also when keys are deleted meanwhile: a dict would end there, and so would Python's own views."""
     with Client(servers.patient_url) as client:
         mapping = StoredMapping(client, b"m/", bytes_codec())
         mapping.update({b"%03d" % number: b"x" for number in range(500)})
@@ -318,7 +318,7 @@ def test_pages_of_a_mapping_are_read_and_not_each_key(servers: Servers) -> None:
         assert (seen, bool(mapping)) == (500, False)
 
 
-def test_one_client_gets_what_several_take_out_of_a_mapping(servers: Servers) -> None:
+def test_one_client_gets_an_item_that_several_pop(servers: Servers) -> None:
     with Client(servers.patient_url) as client, Client(servers.patient_url) as other:
         mappings = [StoredMapping(each, b"m/", json_codec()) for each in (client, other)]
         mappings[0].update({b"%d" % number: number for number in range(40)})
@@ -339,17 +339,17 @@ def test_one_client_gets_what_several_take_out_of_a_mapping(servers: Servers) ->
         assert agreed == {mappings[0][b"k"]}
 
 
-def test_what_a_mapping_cannot_have_is_refused(servers: Servers) -> None:
+def test_mapping_refuses_wrong_keys_and_values(servers: Servers) -> None:
     with Client(servers.patient_url) as client:
         mapping: Any = StoredMapping(client, b"", bytes_codec())
         mapping[b"k"] = b"v"
         for call, reason in [
-            (lambda: mapping["k"], "want a key of bytes, got 'k'"),
-            (lambda: 5 in mapping, "want a key of bytes, got 5"),
-            (lambda: mapping.update(k=b"v"), "want keys of bytes, got the name 'k'"),
-            (lambda: mapping.setdefault(b"l"), "the value for b'l': .* want bytes, got None"),
-            (lambda: mapping[b""], "want a key of 1 to 4096 bytes"),
-            (lambda: mapping[b"k" * 5000], "want a key of 1 to 4096 bytes"),
+            (lambda: mapping["k"], "expected key to be bytes, got 'k'"),
+            (lambda: 5 in mapping, "expected key to be bytes, got 5"),
+            (lambda: mapping.update(k=b"v"), "expected keys to be bytes, got the name 'k'"),
+            (lambda: mapping.setdefault(b"l"), "value of b'l': .* expected bytes, got None"),
+            (lambda: mapping[b""], "expected a key of 1 to 4096 bytes"),
+            (lambda: mapping[b"k" * 5000], "expected a key of 1 to 4096 bytes"),
             (mapping.clear, "prefix"),
         ]:
             with pytest.raises(InvalidRequest, match=reason):

@@ -1,4 +1,4 @@
-"""Watches at a server of their own: how they end, and how they go on after a reader who stopped waiting."""
+"""Watches at a server of their own: how they end, and how they continue after a reader that stopped waiting."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from kvstore.client.blocking.watch import Watch
 from kvstore.client.core import first_state
 from kvstore.client.core.config import ClientConfig
 from kvstore.client.core.first_state import FirstState
-from kvstore.client.core.operation import Operation
+from kvstore.client.core.operation import ClientOperation
 from kvstore.client.core.operations import Part
 from kvstore.client.core.routing import PartitionRoute, Routing
-from kvstore.client.core.session import Seen
+from kvstore.client.core.session import ClientState
 from kvstore.client.core.values import Item
-from kvstore.client.core.watching import Reading, Watched
+from kvstore.client.core.watching import WatchCursor, WatchedKeys
 from kvstore.env.clock import Unjudged
 from kvstore.env.events import wait_within
 from kvstore.env.library_env import library_env
@@ -37,7 +37,7 @@ from kvstore.rpc.status import abort
 from tests.client.interruptions import interruptions
 from tests.waiting import PATIENCE_S
 
-EVERYTHING = Watched(b"", b"", heartbeat_s=PATIENCE_S)
+EVERYTHING = WatchedKeys(b"", b"", heartbeat_s=PATIENCE_S)
 NOBODY = "127.0.0.1:1"
 
 
@@ -48,9 +48,9 @@ class Server(kv_pb2_grpc.KVServicer):
         self.address, self.cluster = "", cluster
         self.watches, self.stream_s = 0, 0.0
         self.finds_its_place_s = 0.0
-        self.knows_users, self.ends_as_strangers = True, False
+        self.knows_users, self.refuses_logins = True, False
         self.was_asked, self.may_tell = asyncio.Event(), asyncio.Event()
-        """Who it is."""
+        """The server's identity."""
         self.may_watch = asyncio.Event()
         for each in (self.may_tell, self.may_watch):
             each.set()
@@ -73,7 +73,7 @@ class Server(kv_pb2_grpc.KVServicer):
             self._news.notify_all()
 
     async def end_all(self) -> None:
-        """As a server does that stops."""
+        """End the stream as a stopping server does."""
         async with self._news:
             self._ended += 1
             self._news.notify_all()
@@ -104,7 +104,7 @@ class Server(kv_pb2_grpc.KVServicer):
                 yield kv_pb2.WatchResponse(positions={"p1": shown})
                 continue
             if self._ended != ended:
-                if self.ends_as_strangers:
+                if self.refuses_logins:
                     await abort(context, NotAuthenticated("the token has expired"))
                 return
             shown += 1
@@ -113,7 +113,7 @@ class Server(kv_pb2_grpc.KVServicer):
 
 
 class Leaping(Unjudged):
-    """A clock at which each look is long after the one before."""
+    """A clock that jumps far ahead at each reading."""
 
     def __init__(self) -> None:
         self._looks = itertools.count()
@@ -126,7 +126,7 @@ class Leaping(Unjudged):
 
 
 class Standing(Unjudged):
-    """A clock by which no time passes."""
+    """A clock that stands still."""
 
     def now(self) -> float:
         return 0.0
@@ -149,11 +149,11 @@ async def serving(cluster: str = "c1") -> AsyncIterator[Server]:
 
 def watching(address: str) -> AsyncWatch:
     config = ClientConfig(endpoints=(address,), timeout_s=PATIENCE_S)
-    return AsyncWatch(library_env("watch"), config, Reading(EVERYTHING, None, {}), lambda: [address])
+    return AsyncWatch(library_env("watch"), config, WatchCursor(EVERYTHING, None, {}), lambda: [address])
 
 
-async def test_a_reader_who_stopped_waiting_goes_on_where_it_was() -> None:
-    """gRPC ends a call with the wait for it."""
+async def test_watch_continues_after_its_reader_stopped_waiting() -> None:
+    """gRPC ends a call together with the wait for it."""
     async with serving() as server, watching(server.address) as watch:
         await server.put()
         assert (await anext(watch)).version == 1
@@ -168,23 +168,23 @@ async def test_a_reader_who_stopped_waiting_goes_on_where_it_was() -> None:
             assert [(await anext(watch)).version for _ in range(2)] == [2, 3]
 
 
-async def test_a_watch_whose_server_ends_after_a_long_calm_goes_on_at_another_one() -> None:
-    """The time for which one is looked for begins when the watch has none, not with the calm before."""
+async def test_watch_continues_elsewhere_when_its_server_ends_after_a_calm() -> None:
+    """The time to find a server starts when the watch has none, not with the calm before."""
     async with serving() as server:
         config = ClientConfig(endpoints=(server.address,), timeout_s=PATIENCE_S)
         ports = replace(library_env("watch"), clock=Leaping())
-        async with AsyncWatch(ports, config, Reading(EVERYTHING, None, {}), lambda: [server.address]) as watch:
+        async with AsyncWatch(ports, config, WatchCursor(EVERYTHING, None, {}), lambda: [server.address]) as watch:
             await server.end_all()
             await server.put()
             assert (await anext(watch)).version == 1
             assert watch.connections == 2
 
 
-async def test_a_blocking_watch_goes_on_as_well() -> None:
+async def test_blocking_watch_continues_elsewhere() -> None:
     async with serving() as server:
         config = ClientConfig(endpoints=(server.address,), timeout_s=PATIENCE_S)
         ports = replace(library_env("watch"), clock=Leaping())
-        watch = Watch(ports, config, Reading(EVERYTHING, None, {}), lambda: [server.address])
+        watch = Watch(ports, config, WatchCursor(EVERYTHING, None, {}), lambda: [server.address])
         await asyncio.to_thread(watch.ready)
         await server.end_all()
         await server.put()
@@ -193,12 +193,12 @@ async def test_a_blocking_watch_goes_on_as_well() -> None:
         watch.close()
 
 
-async def test_a_blocking_watch_gives_each_change_once_wherever_it_is_interrupted() -> None:
-    """By a signal handler, say. Its position is never behind what its reader has not had."""
+async def test_blocking_watch_returns_each_change_once_wherever_interrupted() -> None:
+    """For example by a signal handler. The position must never be behind changes that the reader has not received."""
     given: list[int] = []
     async with serving() as server:
         config = ClientConfig(endpoints=(server.address,), timeout_s=PATIENCE_S)
-        watch = Watch(library_env("watch"), config, Reading(EVERYTHING, None, {}), lambda: [server.address])
+        watch = Watch(library_env("watch"), config, WatchCursor(EVERYTHING, None, {}), lambda: [server.address])
         loop = asyncio.get_running_loop()
 
         def take() -> None:
@@ -219,7 +219,8 @@ async def test_a_blocking_watch_gives_each_change_once_wherever_it_is_interrupte
 
 
 async def test_worker_of_an_interrupted_watch_ends_at_the_next_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each watch that was interrupted and dropped, as by a soft time limit, kept a thread and a stream for ever."""
+    """Each watch that was interrupted and dropped, for example by a soft time limit, kept a thread and a stream
+    forever."""
 
     def struck(job: workers.Job[Any], wait_s: float = 0.0) -> None:
         raise KeyboardInterrupt
@@ -234,32 +235,32 @@ async def test_worker_of_an_interrupted_watch_ends_at_the_next_message(monkeypat
 
     async with serving() as server:
         config = ClientConfig(endpoints=(server.address,), timeout_s=PATIENCE_S)
-        watch = Watch(library_env("watch"), config, Reading(EVERYTHING, None, {}), lambda: [server.address])
+        watch = Watch(library_env("watch"), config, WatchCursor(EVERYTHING, None, {}), lambda: [server.address])
         await asyncio.to_thread(watch.ready)
         left = await asyncio.to_thread(interrupt)
         await server.beat()
         assert await asyncio.to_thread(left.join, PATIENCE_S)
         await server.put()
-        assert (await asyncio.to_thread(next, watch)).version == 1, "a caller that comes back gets the next change"
+        assert (await asyncio.to_thread(next, watch)).version == 1, "a caller that returns gets the next change"
         assert server.watches == 1
         await asyncio.to_thread(watch.close)
 
 
-async def test_nobody_waits_for_a_watch_that_was_closed() -> None:
+async def test_closed_watch_blocks_nobody() -> None:
     watch = watching(NOBODY)
     await watch.close()
     assert await watch.ready() is watch
     assert [change async for change in watch] == []
 
 
-async def test_a_blocking_watch_that_is_closed_while_it_dials_keeps_no_connection() -> None:
+async def test_blocking_watch_closed_while_connecting_keeps_no_connection() -> None:
     def addresses() -> list[str]:
         watch.close()  # as another thread may at any time
         return [server.address]
 
     async with serving() as server:
         config = ClientConfig(endpoints=(server.address,), timeout_s=PATIENCE_S)
-        watch = Watch(library_env("watch"), config, Reading(EVERYTHING, None, {}), addresses)
+        watch = Watch(library_env("watch"), config, WatchCursor(EVERYTHING, None, {}), addresses)
         assert await asyncio.to_thread(list, watch) == []
         assert watch._channel is None
 
@@ -269,12 +270,14 @@ class OnePartition(Routing):
         return "p1"
 
 
-def idle_client(reads: list[Sequence[Operation]]) -> tuple[FirstState, Callable[[Sequence[Operation]], list[Part]]]:
-    """One that hears of the ring by its first read."""
-    seen = Seen(Random(1))
+def idle_client(
+    reads: list[Sequence[ClientOperation]],
+) -> tuple[FirstState, Callable[[Sequence[ClientOperation]], list[Part]]]:
+    """A client that learns the ring from its first read."""
+    seen = ClientState(Random(1))
     seen.routing = OnePartition(ring_version=1, partitions={"p1": PartitionRoute()}, owners=["p1"])
 
-    def read(wanted: Sequence[Operation]) -> list[Part]:
+    def read(wanted: Sequence[ClientOperation]) -> list[Part]:
         reads.append(wanted)
         seen.routing.ring_version = 2
         return [Part([(b"k", Item(b"", 1, 1, 0, 0))], None, 0)]
@@ -283,16 +286,19 @@ def idle_client(reads: list[Sequence[Operation]]) -> tuple[FirstState, Callable[
 
 
 # docs/protocol.md F8
-async def test_a_watch_with_state_begins_anew_at_the_ring_of_its_first_read() -> None:
+async def test_watch_with_state_restarts_at_the_ring_of_its_first_read() -> None:
     async with serving() as server:
         await server.put()
-        config, reads = ClientConfig(endpoints=(server.address,), timeout_s=PATIENCE_S), list[Sequence[Operation]]()
+        config, reads = (
+            ClientConfig(endpoints=(server.address,), timeout_s=PATIENCE_S),
+            list[Sequence[ClientOperation]](),
+        )
         state, read = idle_client(reads)
 
-        async def read_later(wanted: Sequence[Operation]) -> list[Part]:
+        async def read_later(wanted: Sequence[ClientOperation]) -> list[Part]:
             return read(wanted)
 
-        ports, reading = library_env("watch"), Reading(EVERYTHING, None, {})
+        ports, reading = library_env("watch"), WatchCursor(EVERYTHING, None, {})
         async with AsyncWatch(ports, config, reading, lambda: [server.address], state, read_later) as watch:
             assert (await anext(watch)).key == b"k"
             assert (watch.connections, len(reads)) == (2, 2)
@@ -302,24 +308,27 @@ async def test_a_watch_with_state_begins_anew_at_the_ring_of_its_first_read() ->
 
 
 # docs/protocol.md F8
-async def test_a_watch_begins_anew_also_for_a_reader_who_stops_waiting_meanwhile() -> None:
-    """By the newer ring the positions of before would make old news of what its state has."""
+async def test_watch_restarts_when_its_reader_stops_waiting_meanwhile() -> None:
+    """With the newer ring, the former positions would make old changes of what the state already has."""
     async with serving() as server:
-        config, reads = ClientConfig(endpoints=(server.address,), timeout_s=PATIENCE_S), list[Sequence[Operation]]()
+        config, reads = (
+            ClientConfig(endpoints=(server.address,), timeout_s=PATIENCE_S),
+            list[Sequence[ClientOperation]](),
+        )
         state, read = idle_client(reads)
 
-        async def read_later(wanted: Sequence[Operation]) -> list[Part]:
+        async def read_later(wanted: Sequence[ClientOperation]) -> list[Part]:
             return read(wanted)
 
-        ports, reading = library_env("watch"), Reading(EVERYTHING, None, {})
+        ports, reading = library_env("watch"), WatchCursor(EVERYTHING, None, {})
         watch = AsyncWatch(ports, config, reading, lambda: [server.address], state, read_later)
-        hang_up, is_closing = watch._hang_up, asyncio.Event()
+        hang_up, is_closing = watch._disconnect, asyncio.Event()
 
         async def hang_up_slowly() -> None:
             is_closing.set()
             await asyncio.Event().wait()
 
-        watch._hang_up = hang_up_slowly  # type: ignore[method-assign]
+        watch._disconnect = hang_up_slowly  # type: ignore[method-assign]
         waits = asyncio.ensure_future(anext(watch))
         async with asyncio.timeout(PATIENCE_S):
             await is_closing.wait()
@@ -327,19 +336,22 @@ async def test_a_watch_begins_anew_also_for_a_reader_who_stops_waiting_meanwhile
         with pytest.raises(asyncio.CancelledError):
             await waits
         await hang_up()
-        watch._hang_up = hang_up  # type: ignore[method-assign]
+        watch._disconnect = hang_up  # type: ignore[method-assign]
         await server.put()
         assert (await anext(watch)).key == b"k"
         assert state._begin == {"p1": 1}, "told after the newer ring was known"
         await watch.close()
 
 
-async def test_a_blocking_watch_with_state_begins_anew_as_well() -> None:
+async def test_blocking_watch_with_state_restarts() -> None:
     async with serving() as server:
         await server.put()
-        config, reads = ClientConfig(endpoints=(server.address,), timeout_s=PATIENCE_S), list[Sequence[Operation]]()
+        config, reads = (
+            ClientConfig(endpoints=(server.address,), timeout_s=PATIENCE_S),
+            list[Sequence[ClientOperation]](),
+        )
         state, read = idle_client(reads)
-        ports, reading = library_env("watch"), Reading(EVERYTHING, None, {})
+        ports, reading = library_env("watch"), WatchCursor(EVERYTHING, None, {})
         watch = Watch(ports, config, reading, lambda: [server.address], state, read)
         assert (await asyncio.to_thread(next, watch)).key == b"k"
         assert (watch.connections, len(reads)) == (2, 2)
@@ -347,60 +359,61 @@ async def test_a_blocking_watch_with_state_begins_anew_as_well() -> None:
         watch.close()
 
 
-async def test_a_blocking_watch_ends_itself_while_its_thread_waits_for_a_change() -> None:
+async def test_blocking_watch_ends_itself_while_its_thread_waits() -> None:
     async with serving() as server:
         config = ClientConfig(endpoints=(server.address,), timeout_s=PATIENCE_S)
-        watch = Watch(library_env("watch"), config, Reading(EVERYTHING, None, {}), lambda: [server.address])
+        watch = Watch(library_env("watch"), config, WatchCursor(EVERYTHING, None, {}), lambda: [server.address])
         end_in(watch, 0.2)
         async with asyncio.timeout(PATIENCE_S):
             assert await asyncio.to_thread(next, watch, None) is None
             assert await asyncio.to_thread(next, watch, None) is None
 
 
-async def test_a_server_that_takes_a_watch_and_says_nothing_is_left_for_another() -> None:
+async def test_server_that_accepts_a_watch_and_stays_silent_is_left() -> None:
     async with serving() as silent, serving() as server:
         silent.may_watch.clear()
         config = ClientConfig(endpoints=(server.address,), timeout_s=2.0, connect_timeout_s=0.2, silence_s=PATIENCE_S)
         addresses = [silent.address, *[server.address] * 9]
         ports = replace(library_env("watch"), clock=Standing())  # the test may take longer than the two seconds
         async with asyncio.timeout(PATIENCE_S):
-            async with AsyncWatch(ports, config, Reading(EVERYTHING, None, {}), lambda: addresses) as watch:
+            async with AsyncWatch(ports, config, WatchCursor(EVERYTHING, None, {}), lambda: addresses) as watch:
                 await server.put()
                 assert (await anext(watch)).version == 1
 
 
-async def test_a_server_that_has_taken_a_watch_has_time_to_find_its_place() -> None:
-    """It says at once that it has: to find the place in the logs of many partitions takes longer."""
+async def test_server_that_accepted_a_watch_has_time_to_find_its_place() -> None:
+    """The server reports at once that it has accepted: finding the place in the logs of many partitions takes
+    longer."""
     async with serving() as server:
         server.finds_its_place_s = 0.5
         config = ClientConfig(endpoints=(server.address,), timeout_s=0.4, connect_timeout_s=0.2, silence_s=PATIENCE_S)
         ports = replace(library_env("watch"), clock=Standing())
         async with asyncio.timeout(PATIENCE_S):
-            async with AsyncWatch(ports, config, Reading(EVERYTHING, None, {}), lambda: [server.address]) as watch:
+            async with AsyncWatch(ports, config, WatchCursor(EVERYTHING, None, {}), lambda: [server.address]) as watch:
                 await server.put()
                 assert (await anext(watch)).version == 1
 
 
-async def test_a_server_has_the_same_time_for_a_blocking_watch_however_short_the_heartbeat() -> None:
+async def test_blocking_watch_gives_its_server_time_despite_a_short_heartbeat() -> None:
     async with serving() as server:
         server.finds_its_place_s = 1.0
         config = ClientConfig(endpoints=(server.address,), timeout_s=0.4)
-        reading = Reading(EVERYTHING._replace(heartbeat_s=0.01), None, {})
+        reading = WatchCursor(EVERYTHING._replace(heartbeat_s=0.01), None, {})
         watch = Watch(library_env("watch"), config, reading, lambda: [server.address])
         await asyncio.to_thread(watch.ready)
         watch.close()
         assert server.watches == 1
 
 
-async def test_a_blocking_watch_leaves_a_server_that_answers_pings_and_tells_nothing(
+async def test_blocking_watch_leaves_a_server_that_only_answers_pings(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A thread cannot stop waiting for a message: it waits until the stream's time is over."""
+    """A thread cannot stop waiting for a message: it waits until the time of the stream is over."""
     monkeypatch.setattr(stream_module, "STREAM_S_MIN", 0.6)
     async with serving() as silent, serving() as server:
         config = ClientConfig(endpoints=(server.address,), timeout_s=PATIENCE_S)
         addresses = [silent.address, *[server.address] * 9]
-        reading = Reading(EVERYTHING._replace(heartbeat_s=0.01), None, {})
+        reading = WatchCursor(EVERYTHING._replace(heartbeat_s=0.01), None, {})
         watch = Watch(library_env("watch"), config, reading, lambda: addresses)
         await asyncio.to_thread(watch.ready)
         await server.put()
@@ -408,26 +421,26 @@ async def test_a_blocking_watch_leaves_a_server_that_answers_pings_and_tells_not
             async with asyncio.timeout(PATIENCE_S):
                 assert (await asyncio.to_thread(next, watch)).version == 1
         finally:
-            await silent.end_all()  # the thread would wait for ever
+            await silent.end_all()  # the thread would wait forever
             watch.close()
         assert silent.stream_s <= 60 * 0.01
 
 
 # docs/protocol.md F8
 @pytest.mark.parametrize("is_done", [False, True], ids=["more follows", "the last page"])
-async def test_a_state_that_was_too_much_has_no_rest(monkeypatch: pytest.MonkeyPatch, *, is_done: bool) -> None:
-    """It lacks keys of the page at which that was seen."""
-    seen = Seen(Random(1))
+async def test_state_that_was_too_large_has_no_rest(monkeypatch: pytest.MonkeyPatch, *, is_done: bool) -> None:
+    """The state lacks keys of the page at which the limit was reached."""
+    seen = ClientState(Random(1))
     seen.routing = OnePartition(ring_version=1, partitions={"p1": PartitionRoute()}, owners=["p1"])
     page = [(b"k%d" % number, Item(b"", number, number, 0, 0)) for number in range(1, 6)]
 
-    def read(wanted: Sequence[Operation]) -> list[Part]:
+    def read(wanted: Sequence[ClientOperation]) -> list[Part]:
         return [Part(page, None if is_done else b"l", 0)]
 
     monkeypatch.setattr(first_state, "REMEMBERED_MAX", 2)
     async with serving() as server:
         config = ClientConfig(endpoints=(server.address,), timeout_s=PATIENCE_S)
-        given = (library_env("watch"), config, Reading(EVERYTHING, None, {}), lambda: [server.address])
+        given = (library_env("watch"), config, WatchCursor(EVERYTHING, None, {}), lambda: [server.address])
         watch = Watch(*given, FirstState(EVERYTHING, seen, seen.absorb), read)
         for _ in range(3):
             with pytest.raises(Overloaded, match="more than 2 keys were written while the state was read"):
@@ -437,12 +450,17 @@ async def test_a_state_that_was_too_much_has_no_rest(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("is_blocking", [False, True])
-async def test_no_watch_is_asked_of_another_cluster_that_listens_where_the_own_one_did(*, is_blocking: bool) -> None:
-    """From its first message on one that only follows another cluster looks like one without changes."""
+async def test_watch_is_not_requested_from_another_cluster(*, is_blocking: bool) -> None:
+    """After its first message, a watch of another cluster looks like one without changes."""
     async with serving("theirs") as theirs, serving("ours") as ours:
         config = ClientConfig(endpoints=(ours.address,), timeout_s=PATIENCE_S, connect_timeout_s=PATIENCE_S)
         routing = Routing(cluster="ours")
-        given = (library_env("watch"), config, Reading(EVERYTHING, None, {}), lambda: [theirs.address, ours.address])
+        given = (
+            library_env("watch"),
+            config,
+            WatchCursor(EVERYTHING, None, {}),
+            lambda: [theirs.address, ours.address],
+        )
         if is_blocking:
             blocking = Watch(*given, check=routing.check)
             await asyncio.to_thread(blocking.ready)
@@ -458,7 +476,7 @@ async def test_no_watch_is_asked_of_another_cluster_that_listens_where_the_own_o
 
 
 @pytest.mark.parametrize("is_blocking", [False, True])
-async def test_a_server_that_does_not_know_the_user_ends_no_watch_unless_all_say_so(*, is_blocking: bool) -> None:
+async def test_rejected_login_ends_a_watch_only_when_all_servers_reject_it(*, is_blocking: bool) -> None:
     async def next_change() -> int:
         if isinstance(watch, Watch):
             return (await asyncio.to_thread(next, watch)).version
@@ -468,7 +486,7 @@ async def test_a_server_that_does_not_know_the_user_ends_no_watch_unless_all_say
         stranger.knows_users = False
         config = ClientConfig(endpoints=(server.address,), timeout_s=PATIENCE_S)
         addresses = [stranger.address, server.address]
-        given = (library_env("watch"), config, Reading(EVERYTHING, {"p1": 0}, {}), lambda: addresses)
+        given = (library_env("watch"), config, WatchCursor(EVERYTHING, {"p1": 0}, {}), lambda: addresses)
         watch = Watch(*given) if is_blocking else AsyncWatch(*given)
         await server.put()
         assert await next_change() == 1
@@ -486,12 +504,12 @@ async def test_a_server_that_does_not_know_the_user_ends_no_watch_unless_all_say
 
 
 @pytest.mark.parametrize("is_blocking", [False, True])
-async def test_a_watch_whose_login_has_ended_goes_on_with_the_one_that_there_is_now(*, is_blocking: bool) -> None:
-    """The only server ends it, and takes the next one."""
+async def test_watch_with_an_ended_login_continues_with_the_present_one(*, is_blocking: bool) -> None:
+    """The only server ends the watch, and accepts the next one."""
     async with serving() as server:
-        server.ends_as_strangers = True
+        server.refuses_logins = True
         config = ClientConfig(endpoints=(server.address,), timeout_s=PATIENCE_S)
-        given = (library_env("watch"), config, Reading(EVERYTHING, None, {}), lambda: [server.address])
+        given = (library_env("watch"), config, WatchCursor(EVERYTHING, None, {}), lambda: [server.address])
         if is_blocking:
             with await asyncio.to_thread(Watch(*given).ready) as watch:
                 await server.end_all()
@@ -512,11 +530,11 @@ async def test_a_watch_whose_login_has_ended_goes_on_with_the_one_that_there_is_
                 await anext(watch)
 
 
-async def test_a_watch_that_is_closed_while_its_server_says_who_it_is_ends() -> None:
+async def test_watch_closed_during_its_cluster_check_ends() -> None:
     async with serving("ours") as ours:
         config = ClientConfig(endpoints=(ours.address,), timeout_s=PATIENCE_S, connect_timeout_s=PATIENCE_S)
         ours.may_tell.clear()
-        reading = Reading(EVERYTHING, None, {})
+        reading = WatchCursor(EVERYTHING, None, {})
         watch = AsyncWatch(library_env("watch"), config, reading, lambda: [ours.address], check=Routing().check)
         waits = asyncio.ensure_future(watch.ready())
         await ours.was_asked.wait()

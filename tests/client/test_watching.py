@@ -1,4 +1,4 @@
-"""The place of one who watches: what it stands behind, and what it asks of the next server."""
+"""The cursor of a watch: its position, and its request to the next server."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from kvstore.client.core.values import Item
-from kvstore.client.core.watching import Reading, Watched, is_final
+from kvstore.client.core.watching import WatchCursor, WatchedKeys, is_final
 from kvstore.errors import InvalidRequest, OutcomeUnknown, Overloaded, PositionTrimmed, Unavailable
 from kvstore.proto import kv_pb2
 
-EVERYTHING = Watched(b"", b"")
+EVERYTHING = WatchedKeys(b"", b"")
 
 
 def positions(**at: int) -> kv_pb2.WatchResponse:
@@ -26,15 +26,15 @@ def changes(partition: str, sequence: int, *sequences: int) -> kv_pb2.WatchRespo
     return message
 
 
-def test_a_watch_from_now_says_what_its_client_has_seen_until_it_has_a_position() -> None:
-    reading = Reading(EVERYTHING, None, {"p1": 7})
+def test_watch_from_now_sends_its_clients_progress_until_it_has_a_position() -> None:
+    reading = WatchCursor(EVERYTHING, None, {"p1": 7})
     assert (dict(reading.request().after), dict(reading.request().seen)) == ({}, {"p1": 7})
     reading.take(positions(p1=9, p2=0))
     assert (dict(reading.request().after), dict(reading.request().seen)) == ({"p1": 9, "p2": 0}, {})
 
 
-def test_the_position_stands_behind_what_was_given_out_and_no_further() -> None:
-    reading = Reading(EVERYTHING, None, {})
+def test_position_is_behind_the_returned_changes_and_no_further() -> None:
+    reading = WatchCursor(EVERYTHING, None, {})
     reading.take(positions(p1=0, p2=4))
     reading.take(changes("p1", 9, 3, 5))
     assert reading.position == {"p1": 0, "p2": 4}
@@ -47,14 +47,14 @@ def test_the_position_stands_behind_what_was_given_out_and_no_further() -> None:
     assert reading.position == {"p1": 9, "p2": 4}, "all up to there has come"
 
 
-def test_a_partition_that_is_not_named_any_more_is_forgotten() -> None:
-    reading = Reading(EVERYTHING, {"p1": 1, "p2": 2}, {})
+def test_partition_that_is_no_longer_named_is_forgotten() -> None:
+    reading = WatchCursor(EVERYTHING, {"p1": 1, "p2": 2}, {})
     reading.take(positions(p2=2))
     assert reading.position == {"p2": 2}
 
 
-def test_a_change_is_given_as_it_came() -> None:
-    reading = Reading(EVERYTHING, {"p1": 0}, {})
+def test_change_is_returned_unchanged() -> None:
+    reading = WatchCursor(EVERYTHING, {"p1": 0}, {})
     message = changes("p1", 4, 3)
     message.changes.append(kv_pb2.Change(key=b"k", sequence=4, time_ms=6, expired=True))
     reading.take(message)
@@ -62,34 +62,36 @@ def test_a_change_is_given_as_it_came() -> None:
     assert reading.give() == (b"k", None, 4, 6, "p1", True)
 
 
-def test_a_watch_is_of_one_key_or_of_a_range() -> None:
-    assert Watched.of(b"k", b"", b"", b"", keys_only=False, heartbeat_s=1.0).key == b"k"
-    assert Watched.of(None, b"k", b"", b"", keys_only=False, heartbeat_s=1.0)[:2] == (b"k", b"l")
+def test_watch_follows_one_key_or_a_range() -> None:
+    assert WatchedKeys.of(b"k", b"", b"", b"", keys_only=False, heartbeat_s=1.0).key == b"k"
+    assert WatchedKeys.of(None, b"k", b"", b"", keys_only=False, heartbeat_s=1.0)[:2] == (b"k", b"l")
     for key, prefix, start in ((b"k", b"p", b""), (b"k", b"", b"s"), (None, b"p", b"s"), (b"", b"", b"")):
         with pytest.raises(InvalidRequest):
-            Watched.of(key, prefix, start, b"", keys_only=False, heartbeat_s=1.0)
+            WatchedKeys.of(key, prefix, start, b"", keys_only=False, heartbeat_s=1.0)
 
 
 @pytest.mark.parametrize("heartbeat_s", [0.0, -1.0, float("inf"), float("nan")])
-def test_a_heartbeat_that_cannot_be_is_refused(heartbeat_s: float) -> None:
-    with pytest.raises(InvalidRequest, match="want a heartbeat_s"):
-        Watched.of(b"k", b"", b"", b"", keys_only=False, heartbeat_s=heartbeat_s)
+def test_impossible_heartbeat_is_refused(heartbeat_s: float) -> None:
+    with pytest.raises(InvalidRequest, match="expected heartbeat_s"):
+        WatchedKeys.of(b"k", b"", b"", b"", keys_only=False, heartbeat_s=heartbeat_s)
 
 
 @pytest.mark.parametrize("of", [("k", b""), (None, "k")])
-def test_a_watch_of_what_is_no_bytes_is_refused(of: Any) -> None:
-    with pytest.raises(InvalidRequest, match="as bytes, got str"):
-        Watched.of(*of, b"", b"", keys_only=False, heartbeat_s=1.0)
+def test_watch_of_a_value_that_is_not_bytes_is_refused(of: Any) -> None:
+    with pytest.raises(InvalidRequest, match="to be bytes, got str"):
+        WatchedKeys.of(*of, b"", b"", keys_only=False, heartbeat_s=1.0)
 
 
-def test_only_what_no_server_can_mend_ends_a_watch() -> None:
+def test_only_permanent_errors_end_a_watch() -> None:
     assert is_final(PositionTrimmed("p1", 1, 2))
     assert is_final(InvalidRequest("x"))
     assert not any(is_final(error) for error in (Unavailable("x"), Overloaded("x"), OutcomeUnknown("x")))
 
 
 @pytest.mark.parametrize("wrong", [-1, 1 << 64, "7", 1.5, None, True])
-def test_what_is_no_position_is_refused_before_a_server_is_asked(wrong: Any) -> None:
-    """No server would get it: the watch would say, when its time is over, that nobody answers."""
-    with pytest.raises(InvalidRequest, match=r"want `after` as \{partition: sequence\}, from 0 on, got 'p1'"):
-        Reading(EVERYTHING, {"p1": wrong}, {})
+def test_impossible_position_is_refused_before_a_server_is_asked(wrong: Any) -> None:
+    """No server would get it: the watch would report at its deadline that nobody answers."""
+    with pytest.raises(
+        InvalidRequest, match=r"expected `after` as \{partition: sequence\} with sequences from 0 on, got 'p1'"
+    ):
+        WatchCursor(EVERYTHING, {"p1": wrong}, {})

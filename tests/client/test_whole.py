@@ -1,10 +1,10 @@
-"""Scans and counts of all partitions hold to one ring, and begin anew with the next one."""
+"""Scans and counts of all partitions belong to one ring, and start over with the next one."""
 
 from __future__ import annotations
 
 import pytest
 
-from kvstore.client.core.fanout import Count, Scan
+from kvstore.client.core.fanout import RangeCount, RangeScan
 from kvstore.client.core.routing import PartitionRoute, Routing
 from kvstore.client.core.scanning import Bounds
 from kvstore.client.core.values import Item, Level
@@ -25,8 +25,8 @@ def learn(routing: Routing, version: int, *partitions: str) -> None:
     routing.owners = list(partitions)
 
 
-def scan_of(routing: Routing, *, limit: int = 0) -> Scan:
-    return Scan(routing, Bounds(b"a", b""), limit=limit, level=Level.LINEARIZABLE)
+def scan_of(routing: Routing, *, limit: int = 0) -> RangeScan:
+    return RangeScan(routing, Bounds(b"a", b""), limit=limit, level=Level.LINEARIZABLE)
 
 
 def page(*keys: bytes, then: bytes | None = None) -> tuple[list[tuple[bytes, Item]], bytes | None]:
@@ -37,7 +37,7 @@ def keys_of(found: list[tuple[bytes, Item]]) -> list[bytes]:
     return [key for key, _ in found]
 
 
-def test_pages_of_two_rings_are_not_the_end_even_if_all_were_empty() -> None:
+def test_empty_pages_of_two_rings_are_not_the_end() -> None:
     """p1 answered before a key came to it, p2 after the key had gone."""
     routing = routing_of(1, "p1", "p2")
     scan = scan_of(routing)
@@ -50,7 +50,7 @@ def test_pages_of_two_rings_are_not_the_end_even_if_all_were_empty() -> None:
     assert scan.is_done
 
 
-def test_a_scan_goes_on_by_the_next_ring_behind_what_it_gave_out() -> None:
+def test_scan_continues_with_the_next_ring_behind_its_last_key() -> None:
     routing = routing_of(1, "p1", "p2")
     scan = scan_of(routing, limit=5)
     scan.wanted()
@@ -63,7 +63,7 @@ def test_a_scan_goes_on_by_the_next_ring_behind_what_it_gave_out() -> None:
     assert [each.options.limit for each in asked if each.options is not None] == [2, 2]
 
 
-def test_a_scan_that_gave_nothing_out_begins_where_it_began() -> None:
+def test_scan_without_returned_keys_starts_over() -> None:
     routing = routing_of(1, "p1")
     scan = scan_of(routing)
     scan.wanted()
@@ -72,8 +72,8 @@ def test_a_scan_that_gave_nothing_out_begins_where_it_began() -> None:
     assert [each.key for each in scan.wanted()] == [b"a", b"a"]
 
 
-def test_moved_is_an_error_if_no_newer_ring_is_known() -> None:
-    scan, count = scan_of(routing_of(1, "p1")), Count(routing_of(1, "p1"), Level.LINEARIZABLE)
+def test_moved_is_an_error_when_no_newer_ring_is_known() -> None:
+    scan, count = scan_of(routing_of(1, "p1")), RangeCount(routing_of(1, "p1"), Level.LINEARIZABLE)
     scan.wanted()
     count.wanted()
     with pytest.raises(Moved):
@@ -82,12 +82,12 @@ def test_moved_is_an_error_if_no_newer_ring_is_known() -> None:
         count.take(MOVED)
 
 
-def test_who_owns_nothing_is_not_asked() -> None:
-    """A partition that joins, or that has given all away, need not be led by anybody."""
+def test_partition_without_a_range_is_not_asked() -> None:
+    """A partition that joins, or that has lost all its ranges, need not have a leader."""
     routing = routing_of(1, "p1", "p2", "p3")
     routing.owners = ["p1", "p3"]
     assert [each.partition for each in scan_of(routing).wanted()] == ["p1", "p3"]
-    assert [each.partition for each in Count(routing, Level.LINEARIZABLE).wanted()] == ["p1", "p3"]
+    assert [each.partition for each in RangeCount(routing, Level.LINEARIZABLE).wanted()] == ["p1", "p3"]
     scan = scan_of(routing)
     scan.wanted()
     learn(routing, 2, "p1", "p2", "p3")
@@ -96,9 +96,9 @@ def test_who_owns_nothing_is_not_asked() -> None:
     assert [each.partition for each in scan.wanted()] == ["p2"]
 
 
-def test_a_count_is_of_one_ring() -> None:
+def test_count_belongs_to_one_ring() -> None:
     routing = routing_of(1, "p1", "p2")
-    count = Count(routing, Level.LINEARIZABLE)
+    count = RangeCount(routing, Level.LINEARIZABLE)
     assert [each.partition for each in count.wanted()] == ["p1", "p2"]
     learn(routing, 2, "p2", "p3")
     count.take([3, 4])

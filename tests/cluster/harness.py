@@ -28,7 +28,7 @@ from kvstore.devcluster.local import LocalCluster
 from kvstore.devcluster.processes import is_alive
 from kvstore.devcluster.settings import parse
 from kvstore.errors import ConfigError, Unavailable
-from kvstore.meta.address import Kind
+from kvstore.meta.address import MetadataKind
 from kvstore.rpc.login import without_login
 from kvstore.types import PartitionId
 from kvstore.wal.config import Keepers
@@ -98,7 +98,7 @@ class Cluster:
         partitions: int = 3,
         replicas: int = 3,
         zookeepers: int = 1,
-        metadata: Kind = Kind.ZOOKEEPER,
+        metadata: MetadataKind = MetadataKind.ZOOKEEPER,
         external_at: str = "",
         settings: Sequence[str] = (),
         secure: bool = False,

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.meta.address import Kind
+from kvstore.meta.address import MetadataKind
 from tests.cluster.harness import Cluster, running_cluster
 from tests.commands import Done, kvstore
 
@@ -22,7 +22,9 @@ KEYS = 300
 WHOLE_S = 150.0
 
 
-@pytest.fixture(scope="module", params=[Kind.ZOOKEEPER, pytest.param(Kind.ETCD, marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module", params=[MetadataKind.ZOOKEEPER, pytest.param(MetadataKind.ETCD, marks=pytest.mark.slow)]
+)
 def cluster(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Cluster]:
     with running_cluster(tmp_path_factory.mktemp("autorecovery"), metadata=request.param) as started:
         for number in range(KEYS):
@@ -66,9 +68,9 @@ def test_of_a_ledger_that_lacks_nothing_nothing_is_given_up(cluster: Cluster) ->
 
     def is_told_so() -> bool:  # a bookie that is late for an answer may have what is asked for
         answer = on(cluster, "ledger", "give-up", str(whole))
-        return answer.returncode == 0 and "nothing is given up" in answer.stdout
+        return answer.returncode == 0 and "nothing is lost" in answer.stdout
 
-    cluster.wait_until(is_told_so, "nothing is given up")
+    cluster.wait_until(is_told_so, "nothing is lost")
     for _ in range(5):  # a leader may close it in between, because it rolls or another one takes over
         written = next(each for each in document(cluster, "ledger", "list") if each["state"] == "OPEN")
         refused = on(cluster, "ledger", "give-up", str(written["id"]), "--yes")

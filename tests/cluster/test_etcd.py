@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.meta.address import Kind
+from kvstore.meta.address import MetadataKind
 from tests.cluster.harness import Cluster, running_cluster
 from tests.cluster.test_kill import (
     cluster,
@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with running_cluster(tmp_path_factory.mktemp("cluster"), metadata=Kind.ETCD) as cluster:
+    with running_cluster(tmp_path_factory.mktemp("cluster"), metadata=MetadataKind.ETCD) as cluster:
         yield cluster
 
 

@@ -57,7 +57,7 @@ def test_a_cluster_is_founded_beside_what_a_bookkeeper_has_and_touches_none_of_i
         *("cluster", "init", "--zookeeper", outside.address, "--node", "n1", "--node", "n2", "--node", "n3"),
         *("--secret-file", cluster.file.secret_file),
     )
-    assert (again.returncode, "it was there already" in again.stdout) == (0, True), again.stderr
+    assert (again.returncode, "the cluster existed already" in again.stdout) == (0, True), again.stderr
     assert outside.identity() == found_there
     assert outside.writable() <= set(outside.bookies), "no node has registered one"
     cluster.wait_until(lambda: outside.writable() == set(outside.bookies), "they are all there")
@@ -107,7 +107,7 @@ def test_without_bookies_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     outside = Outside(tmp_path / "bookkeeper")
     try:
         with (
-            pytest.raises(AssertionError, match=f"want at least 2 writable bookies .*{outside.address}, got none"),
+            pytest.raises(AssertionError, match=f"expected at least 2 writable bookies .*{outside.address}, got none"),
             running_cluster(tmp_path / "cluster", external_at=outside.address),
         ):
             pass

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvstore.cli.fsck import UNCHECKED
-from kvstore.meta.address import Kind
+from kvstore.meta.address import MetadataKind
 from tests.cluster.harness import Cluster, running_cluster
 from tests.commands import Done, kvstore
 from tests.waiting import wait_until_blocking
@@ -16,7 +16,9 @@ from tests.waiting import wait_until_blocking
 pytestmark = [pytest.mark.cluster]
 
 
-@pytest.fixture(scope="module", params=[Kind.ZOOKEEPER, pytest.param(Kind.ETCD, marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module", params=[MetadataKind.ZOOKEEPER, pytest.param(MetadataKind.ETCD, marks=pytest.mark.slow)]
+)
 def cluster(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Cluster]:
     with running_cluster(tmp_path_factory.mktemp("fsck"), metadata=request.param) as started:
         yield started
@@ -47,7 +49,7 @@ def test_a_node_that_is_down_is_named_and_nothing_is_wrong_once_it_is_back(clust
         strict = fsck(cluster, "--strict", "--json")
         if strict.returncode == UNCHECKED:
             return False
-        assert (strict.returncode == 0) == (json.loads(strict.stdout)["verdict"] == "All is well"), strict.stdout
+        assert (strict.returncode == 0) == (json.loads(strict.stdout)["verdict"] == "Healthy"), strict.stdout
         return strict.returncode == 0
 
     cluster.start_node("n2")

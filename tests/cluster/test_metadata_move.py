@@ -40,7 +40,7 @@ def test_a_cluster_moves_from_zookeeper_to_etcd_and_keeps_every_key(
     cluster.redis("n1").mset({f"k{number}": number for number in range(200)})
     refused = kvstore("cluster", "metadata", "export", str(file), "--metadata", old)
     assert (refused.returncode, file.exists()) == (1, False)
-    assert "is a running process's: stop every node" in refused.stderr
+    assert "belongs to a running process: stop every node" in refused.stderr
     for node in cluster.ids:
         cluster.terminate(node)
     told: list[Done] = []
@@ -56,7 +56,7 @@ def test_a_cluster_moves_from_zookeeper_to_etcd_and_keeps_every_key(
     assert json.loads(imported.stdout) == json.loads(told[-1].stdout)
     again = kvstore("cluster", "metadata", "import", str(file), "--metadata", new)
     assert again.returncode == 1
-    assert "want an empty place, got a cluster" in again.stderr
+    assert "expected an empty place, got a cluster" in again.stderr
     for node in cluster.ids:
         name_store(Path(cluster.file.node(node).config), new)
         cluster.start_node(node)

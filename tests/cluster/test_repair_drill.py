@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvstore.meta.registration import Bookies
+from kvstore.meta.registration import RegisteredBookies
 from kvstore.types import BookieId, Fragment, LedgerId, LedgerMetadata, LedgerState, Quorum
 from loadtest.drills.repair_stage import RepairStage, faults_of
 from loadtest.drills.repairs import SCENES, destroyed, stood_still, wiped
@@ -55,7 +55,7 @@ def judge(stage: RepairStage) -> None:
 
 def test_the_verdict_on_places_sees_what_is_wrong() -> None:
     a, b, c, d = (BookieId(f"n{number}-{0:012x}") for number in range(1, 5))
-    there = Bookies(dict.fromkeys((a, b, c), ""), {}, {a: "a", b: "b", c: "c", d: "a"})
+    there = RegisteredBookies(dict.fromkeys((a, b, c), ""), {}, {a: "a", b: "b", c: "c", d: "a"})
 
     def faults(*ensemble: BookieId, write: int = 3, state: LedgerState = LedgerState.CLOSED) -> int:
         fragments = (Fragment(0, ensemble),)  # type: ignore[arg-type]

@@ -138,7 +138,7 @@ def test_a_node_that_is_killed_is_named_with_the_reason_and_watchers_are_told(cl
     local = wait_said(
         cluster, lambda code, said: code == 1 and "node n3: n3 refuses connections" in said, "the same, by the folder"
     )
-    assert "To start what is down: " in local
+    assert "To start everything that is down, run: " in local
     cluster.start_node("n3")
     wait_whole(cluster)
 
@@ -173,7 +173,7 @@ def wait_same(cluster: Cluster, *words: str) -> Any:
 def test_while_the_metadata_store_is_away_servers_tell_what_they_know_and_its_age(cluster: Cluster) -> None:
     cluster.redis("n1").set("k", "v")
     wait_open_ledgers_whole(cluster)
-    away = "ZooKeeper: no node reaches it; what they know is "
+    away = "ZooKeeper: no node reaches it; their knowledge is "
     cluster.pause_zookeeper()
     try:
         _, found = wait_for(
@@ -228,7 +228,7 @@ def test_a_bookie_with_a_full_disk_is_named_with_what_is_free(cluster: Cluster) 
     [full] = [each for each in found["findings"] if each["code"] == "bookie_readonly"]
     assert full["subject"].startswith("bookie n3-")
     assert "its disk is full: " in full["reason"]
-    assert full["next_step"] == "make room on its disk, or add a bookie"
+    assert full["next_step"] == "free space on its disk, or add a bookie"
     cluster.terminate("n3")
     config.write_text(before)
     cluster.start_node("n3")
@@ -268,8 +268,8 @@ def test_lost_disk_is_told_by_every_report_while_nothing_is_repaired(cluster: Cl
     status = kvstore("autorecovery", "status", "--json", *folder)
     assert (status.returncode, len(json.loads(status.stdout)["away"])) == (1, 1)
     checked = kvstore("fsck", *folder)
-    assert not checked.stdout.splitlines()[-1].startswith("All is well"), checked.stdout
-    assert "lack copies; none is marked for repair yet" in checked.stdout
+    assert not checked.stdout.splitlines()[-1].startswith("Healthy"), checked.stdout
+    assert "under-replicated; none is marked for repair yet" in checked.stdout
     for node in cluster.ids:
         cluster.wait_until(lambda node=node: tells(page(cluster, node, "/metrics")), f"{node}'s metrics of 15 s ago")
         cluster.wait_ready(node)  # by /clusterz: all is served

@@ -23,7 +23,7 @@ from kvstore.errors import StoreError
 from kvstore.meta.layout import LayoutStore
 from kvstore.meta.zookeeper.store import ZooKeeperStore
 from kvstore.server.peer.frames import FrameError
-from kvstore.server.peer.proof import NONCE_BYTES, PURPOSE, Caller, Credentials
+from kvstore.server.peer.proof import NONCE_BYTES, PURPOSE, CallingSide, Credentials
 from kvstore.types import ServerId
 from kvstore.versions import LINK_LATEST
 from tests.cluster.harness import Cluster, running_cluster
@@ -182,7 +182,7 @@ def greeted_as_n1(secured: Secured, secret: ClusterSecret, cert: Path, key: Path
 
     nonce = partial(os.urandom, NONCE_BYTES)
     credentials = Credentials(ServerId("n1"), asyncio.run(instance()), secret.derive_all(PURPOSE), nonce)
-    caller = Caller(credentials, ServerId("n3"), LINK_LATEST)
+    caller = CallingSide(credentials, ServerId("n3"), LINK_LATEST)
     context = ssl.create_default_context(cafile=str(secured.ca))
     context.load_cert_chain(cert, key)
     host, port = secured.cluster.address("n3", "resp")
@@ -222,4 +222,4 @@ def test_commands_reach_it_by_the_files_that_the_environment_names(secured: Secu
     for arguments in (["put", "from", "a shell"], ["get", "from"], ["fsck"]):
         answer = kvstore(*arguments, *where, environ=files)
         assert answer.returncode == 0, answer.stdout + answer.stderr
-    assert "All is well" in answer.stdout or "Nothing is lost" in answer.stdout
+    assert "Healthy" in answer.stdout or "Nothing is lost" in answer.stdout

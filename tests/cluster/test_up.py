@@ -288,7 +288,7 @@ def test_up_beside_a_running_cluster_returns_and_leaves_it_running(cluster: Clus
     before = (cluster.local.data_dir / "cluster.json").read_bytes()
     answer = as_process(cluster, "up")
     assert answer.returncode == 0, answer.stderr
-    assert "it ran before this command, and goes on" in answer.stderr
+    assert "the cluster was already running and keeps running" in answer.stderr
     assert (cluster.local.data_dir / "cluster.json").read_bytes() == before
     assert all(node["running"] for node in cluster.local.status()["nodes"])
 
@@ -331,7 +331,7 @@ def test_processes_that_the_file_does_not_know_are_found(cluster: Cluster) -> No
 def test_up_refuses_to_change_a_cluster(cluster: Cluster) -> None:
     answer = on(cluster, "up", "--detach", "--nodes", "5")
     assert answer.returncode == 1
-    assert "was made with 3" in answer.stderr
+    assert "was created with 3" in answer.stderr
 
 
 def test_a_second_cluster_on_the_same_ports_names_the_one_that_is_taken(cluster: Cluster, tmp_path: Path) -> None:
@@ -368,7 +368,7 @@ def test_a_cluster_that_is_down_comes_back_on_other_ports(cluster: Cluster) -> N
     with claimed_offset() as other:
         answer = as_process(cluster, "up", "--detach", "--port-offset", other)
         assert answer.returncode == 1
-        assert "runs on other ports; `kvstore down` first" in answer.stderr
+        assert "runs on other ports; run `kvstore down` first" in answer.stderr
         assert cluster.file == before
         assert as_process(cluster, "down").returncode == 0
         answer = as_process(cluster, "up", "--detach", "--port-offset", other)

@@ -148,7 +148,7 @@ def test_a_tree_is_opened_and_closed_again_under_a_node_that_runs(place: Place, 
     assert place.command("bookie", "list", is_known=False).returncode == 0
     unnamed = place.command("cluster", "metadata", "secure", is_known=False)
     assert unnamed.returncode == 1
-    assert "want KVSTORE_METADATA_USER" in unnamed.stderr
+    assert "expected KVSTORE_METADATA_USER" in unnamed.stderr
     closed = json.loads(place.command("cluster", "metadata", "secure", "--json").stdout)
     assert closed["denied"] == []
     assert closed["changed"] > 20
@@ -166,5 +166,5 @@ def test_a_node_without_the_login_ends_and_says_so(place: Place) -> None:
     line = [*KVSTORE, "node", "run", "--config", str(place.config)]
     ended = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 1
-    assert "ZooKeeper does not let us" in ended.stderr
+    assert "ZooKeeper denies access" in ended.stderr
     assert "Traceback" not in ended.stderr

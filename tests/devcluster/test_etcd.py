@@ -20,19 +20,19 @@ def program(folder: Path, says: str) -> Path:
     return path
 
 
-def test_a_program_that_says_nothing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_without_output_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     silent = program(tmp_path, "")
     silent.write_text("#!/bin/sh\nexec sleep 60\n")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(module, "_ASK_TIMEOUT_S", 0.2)
-    with pytest.raises(ConfigError, match=r"etcd --version says nothing for 0\.2 s"):
+    with pytest.raises(ConfigError, match=r"etcd --version did not answer within 0\.2 s"):
         find_etcd()
 
 
-def test_without_etcd_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_etcd_the_error_names_the_package_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(module.sys, "executable", str(tmp_path / "python"))
-    with pytest.raises(ConfigError, match=r"no etcd on the PATH: install it .* run `make setup`"):
+    with pytest.raises(ConfigError, match=r"no etcd on the PATH; install it .* run `make setup`"):
         find_etcd()
     beside = program(tmp_path, "etcd Version: 3.5.1")
     assert find_etcd() == beside
@@ -42,11 +42,11 @@ def test_without_etcd_the_error_says_what_to_install(tmp_path: Path, monkeypatch
 def test_an_etcd_that_is_too_old_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str) -> None:
     program(tmp_path, says)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    with pytest.raises(ConfigError, match=r"want etcd of at least 3\.4, it says"):
+    with pytest.raises(ConfigError, match=r"expected etcd 3\.4 or newer, got"):
         find_etcd()
 
 
-def test_the_number_of_another_process_is_not_taken_for_a_server(tmp_path: Path) -> None:
+def test_a_reused_process_id_is_not_mistaken_for_a_server(tmp_path: Path) -> None:
     assert find_running(tmp_path) is None
     (tmp_path / "etcd.pid").write_text(f"{os.getpid()} 127.0.0.1:1\n")
     assert find_running(tmp_path) is None
@@ -89,7 +89,7 @@ def test_a_server_is_found_whose_number_was_not_written_down(tmp_path: Path, tex
 
 
 @pytest.mark.needs_etcd
-def test_a_server_is_not_given_the_logins_of_whoever_starts_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_does_not_inherit_the_logins_of_its_starter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("KVSTORE_PASSWORD", "KVSTORE_METADATA_PASSWORD"):
         monkeypatch.setenv(name, "s3cret")
     process = start_standalone(tmp_path)

@@ -39,7 +39,7 @@ async def test_where_access_control_is_on_nothing_is_changed() -> None:
     assert await access.read() == before
 
 
-async def test_where_it_was_switched_off_the_password_of_the_file_holds_again() -> None:
+async def test_after_authentication_was_disabled_the_file_password_applies_again() -> None:
     store = MemoryStore()
     await found_access(store, LOGIN)
     access = AccessStore(store)
@@ -56,7 +56,7 @@ class Crash(Exception):
 
 
 @pytest.mark.parametrize("after", range(8))
-async def test_whenever_it_is_interrupted_nobody_is_let_in_early_and_the_next_attempt_ends_it(
+async def test_an_interrupted_founding_admits_no_user_early_and_can_be_repeated(
     after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, done = MemoryStore(), 0

@@ -10,7 +10,7 @@ import pytest
 from kvstore.devcluster.layout import ClusterFile, Wish, addresses, listeners, node_config, plan, store_listeners
 from kvstore.env.tls import Tls
 from kvstore.errors import ConfigError
-from kvstore.meta.address import Kind
+from kvstore.meta.address import MetadataKind
 from kvstore.server.config import Role
 from kvstore.wal.config import Keepers, LogConfig
 
@@ -28,16 +28,16 @@ def test_node_i_has_the_default_ports_plus_i() -> None:
     assert (second.data_dir, second.config) == ("/data/n2", "/data/n2/node.toml")
 
 
-def test_etcd_takes_zookeepers_place_if_that_is_said_the_first_time() -> None:
-    made = plan(Wish(data_dir=DATA, metadata=Kind.ETCD, port_offset=20_000), None)
+def test_etcd_replaces_zookeeper_if_requested_at_the_first_start() -> None:
+    made = plan(Wish(data_dir=DATA, metadata=MetadataKind.ETCD, port_offset=20_000), None)
     assert made.zookeeper == "etcd://127.0.0.1:22379/kvstore"
     assert made.own_zookeeper
     assert dict(store_listeners(made)) == {"etcd": "127.0.0.1:22379", "etcd's members": "127.0.0.1:22380"}
     config = node_config(made, made.nodes[0], DATA)
     assert (config.zookeeper, config.metadata_address) == ("", "etcd://127.0.0.1:22379/kvstore")
-    assert plan(Wish(data_dir=DATA), made) == plan(Wish(data_dir=DATA, metadata=Kind.ETCD), made) == made
-    with pytest.raises(ConfigError, match="--metadata zookeeper: the cluster in /data was made with etcd"):
-        plan(Wish(data_dir=DATA, metadata=Kind.ZOOKEEPER), made)
+    assert plan(Wish(data_dir=DATA), made) == plan(Wish(data_dir=DATA, metadata=MetadataKind.ETCD), made) == made
+    with pytest.raises(ConfigError, match="--metadata zookeeper: the cluster in /data was created with etcd"):
+        plan(Wish(data_dir=DATA, metadata=MetadataKind.ZOOKEEPER), made)
     assert dict(store_listeners(plan(Wish(data_dir=DATA), None))) == {"ZooKeeper": "127.0.0.1:2181"}
 
 
@@ -49,7 +49,7 @@ def test_the_offset_is_added_to_every_port() -> None:
 
 @pytest.mark.parametrize("offset", [-1, 100, 500, 1000, 20_050, 60_000])
 def test_an_offset_that_would_mix_ports_up_is_refused(offset: int) -> None:
-    with pytest.raises(ConfigError, match="--port-offset: want"):
+    with pytest.raises(ConfigError, match="--port-offset: expected"):
         plan(Wish(data_dir=DATA, port_offset=offset), None)
 
 
@@ -82,7 +82,7 @@ def test_fewer_than_three_nodes_only_if_that_is_meant(nodes: int) -> None:
     ],
 )
 def test_numbers_that_do_not_fit_are_refused(wish: Wish) -> None:
-    with pytest.raises(ConfigError, match="want"):
+    with pytest.raises(ConfigError, match="expected"):
         plan(wish, None)
 
 
@@ -92,12 +92,12 @@ def test_a_cluster_that_was_made_is_kept_as_it_is() -> None:
     assert plan(Wish(data_dir=DATA, nodes=3, port_offset=7), made) == made
 
 
-def test_a_cluster_that_was_made_can_get_other_ports_and_nothing_else_changes() -> None:
+def test_an_existing_cluster_can_change_its_ports_and_nothing_else() -> None:
     made = plan(Wish(data_dir=DATA, port_offset=7), None)
     assert plan(Wish(data_dir=DATA, port_offset=20_000), made) == plan(Wish(data_dir=DATA, port_offset=20_000), None)
     elsewhere = plan(Wish(data_dir=DATA, zookeeper="zk:2181/kvstore"), None)
     assert plan(Wish(data_dir=DATA, port_offset=20_000), elsewhere).zookeeper == "zk:2181/kvstore"
-    with pytest.raises(ConfigError, match="--port-offset: want"):
+    with pytest.raises(ConfigError, match="--port-offset: expected"):
         plan(Wish(data_dir=DATA, port_offset=500), made)
     moved = plan(Wish(data_dir=DATA, port_offset=8), made)
     for node in moved.nodes:
@@ -118,18 +118,21 @@ def test_the_cluster_file_survives_its_document() -> None:
 @pytest.mark.parametrize(
     ("document", "fault"),
     [
-        ([], "want an object, got list"),
+        ([], "expected an object, got list"),
         ({"nodes": [{"id": "n1"}]}, "zookeeper: missing"),
-        ({"zookeeper": 5, "zookeeper_pid": None, "nodes": []}, "zookeeper: want str, got 5"),
-        ({"zookeeper": "z:1", "zookeeper_pid": None, "nodes": [{"pid": "7"}]}, r"nodes\[0\].pid: want int, got '7'"),
+        ({"zookeeper": 5, "zookeeper_pid": None, "nodes": []}, "zookeeper: expected str, got 5"),
+        (
+            {"zookeeper": "z:1", "zookeeper_pid": None, "nodes": [{"pid": "7"}]},
+            r"nodes\[0\].pid: expected int, got '7'",
+        ),
     ],
 )
-def test_what_is_no_cluster_file_is_refused_with_its_faults(document: object, fault: str) -> None:
+def test_an_invalid_cluster_file_is_refused_with_its_faults(document: object, fault: str) -> None:
     with pytest.raises(ConfigError, match=fault):
         ClusterFile.from_document(document)
 
 
-def test_a_node_is_told_what_the_cluster_file_says() -> None:
+def test_a_node_receives_the_settings_of_the_cluster_file() -> None:
     made = plan(Wish(data_dir=DATA, zookeeper="zk:2181/x"), None)
     assert not made.own_zookeeper
     config = node_config(made, made.nodes[2], DATA)
@@ -137,8 +140,8 @@ def test_a_node_is_told_what_the_cluster_file_says() -> None:
     assert (config.log_dir, config.secret_file) == (Path("/data/logs"), Path("/data/cluster.secret"))
 
 
-def test_external_bookies_are_found_by_their_metadata_store_and_take_no_ports() -> None:
-    with pytest.raises(ConfigError, match="--bookies external: want --metadata too"):
+def test_external_bookies_are_found_by_their_store_and_take_no_ports() -> None:
+    with pytest.raises(ConfigError, match="--bookies external: expected --metadata"):
         plan(Wish(data_dir=DATA, bookies=Keepers.EXTERNAL), None)
     made = plan(Wish(data_dir=DATA, bookies=Keepers.EXTERNAL, zookeeper="zk:2181"), None)
     assert not [name for name, _ in listeners(made, {"n1"}) if name.startswith("bookie")]
@@ -146,7 +149,7 @@ def test_external_bookies_are_found_by_their_metadata_store_and_take_no_ports() 
     assert (config.log.bookies, config.plays) == (Keepers.EXTERNAL, (Role.SERVER,))
     assert ClusterFile.from_document(json.loads(json.dumps(made.document()))) == made
     assert plan(Wish(data_dir=DATA), made) == made
-    with pytest.raises(ConfigError, match="--bookies nodes: the cluster in /data was made with external"):
+    with pytest.raises(ConfigError, match="--bookies nodes: the cluster in /data was created with external"):
         plan(Wish(data_dir=DATA, bookies=Keepers.NODES), made)
 
 
@@ -165,11 +168,11 @@ def test_a_secure_cluster_names_its_files_and_stays_secure() -> None:
     assert config.bookie_clients == (*(node.id for node in made.nodes), "bookie-tools")
     assert config.metadata.password_file == DATA / "secure" / "metadata.password"
     assert plan(Wish(data_dir=DATA), made) == plan(Wish(data_dir=DATA, secure=True), made) == made
-    etcd = plan(Wish(data_dir=DATA, secure=True, metadata=Kind.ETCD), None)
+    etcd = plan(Wish(data_dir=DATA, secure=True, metadata=MetadataKind.ETCD), None)
     assert node_config(etcd, etcd.nodes[0], DATA).metadata.password_file is None
     plain = plan(Wish(data_dir=DATA), None)
     assert not node_config(plain, plain.nodes[0], DATA).tls.serves
-    with pytest.raises(ConfigError, match="--secure: the cluster in /data was made without it"):
+    with pytest.raises(ConfigError, match="--secure: the cluster in /data was created without it"):
         plan(Wish(data_dir=DATA, secure=True), plain)
-    with pytest.raises(ConfigError, match="--secure: want the nodes' own bookies"):
+    with pytest.raises(ConfigError, match="--secure: expected the nodes' own bookies"):
         plan(Wish(data_dir=DATA, secure=True, bookies=Keepers.EXTERNAL, zookeeper="127.0.0.1:1"), None)

@@ -35,7 +35,7 @@ class Up(local.LocalCluster):
 
 
 @pytest.mark.parametrize("ends", [True, False])
-def test_up_starts_a_store_again_only_if_it_ended_while_it_was_asked(
+def test_up_restarts_a_store_only_if_it_ended_during_the_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: bool
 ) -> None:
     """A store that had received SIGTERM answered once more, and `up` failed."""

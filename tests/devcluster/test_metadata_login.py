@@ -28,14 +28,14 @@ def user_of(cluster: ClusterFile, said: list[str] | None = None) -> str | None:
     return None if found is None else found.user
 
 
-def test_a_plain_cluster_with_a_store_of_its_own_is_nobodys(other: None, tmp_path: Path) -> None:
+def test_a_plain_cluster_with_its_own_store_has_no_owner(other: None, tmp_path: Path) -> None:
     """Its nodes log in as nobody: what another user had made would be closed to them for good."""
     said: list[str] = []
     assert user_of(plan(Wish(data_dir=tmp_path), None), said) is None
     assert "user other of the environment" in said[0]
 
 
-def test_nodes_that_name_a_user_have_their_cluster_made_by_the_environments(other: None, tmp_path: Path) -> None:
+def test_nodes_with_a_user_have_the_environment_user_create_the_cluster(other: None, tmp_path: Path) -> None:
     cluster = plan(Wish(data_dir=tmp_path), None)
     password = tmp_path / "password"
     settings = [Setting("metadata.user", "other"), Setting("metadata.password_file", str(password))]

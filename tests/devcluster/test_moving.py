@@ -16,7 +16,7 @@ from kvstore import config as toml
 from kvstore.devcluster import layout
 from kvstore.devcluster.layout import Wish
 from kvstore.devcluster.moving import move_here, with_paths
-from kvstore.devcluster.record import Record
+from kvstore.devcluster.record import ClusterRecord
 from kvstore.errors import ConfigError
 from tests.waiting import wait_until_blocking
 
@@ -29,11 +29,11 @@ def a_cluster(folder: Path) -> None:
         config.parent.mkdir(parents=True)
         text = toml.to_toml(layout.node_config(made, node, folder))
         config.write_text(f'{text}\n[storage]\njournal_dir = "{folder}-fast/{node.id}"\n', encoding="utf-8")
-    Record(folder).save(made)
+    ClusterRecord(folder).save(made)
 
 
 @pytest.mark.parametrize("name", ["a b & c", "jörg", "old/deeper", "old-2"])
-def test_a_folder_that_was_moved_goes_on_where_it_is(tmp_path: Path, name: str) -> None:
+def test_a_moved_folder_continues_in_its_new_place(tmp_path: Path, name: str) -> None:
     old, new = tmp_path / "old", tmp_path / name
     a_cluster(old)
     (tmp_path / "away").mkdir()
@@ -41,11 +41,11 @@ def test_a_folder_that_was_moved_goes_on_where_it_is(tmp_path: Path, name: str) 
     new.parent.mkdir(exist_ok=True)
     (tmp_path / "away" / "x").rename(new)
     with pytest.raises(ConfigError) as refused:
-        Record(new).load_or_none()
+        ClusterRecord(new).load_or_none()
     told = str(refused.value).partition("`")[2].partition("`")[0]
     assert shlex.split(told) == ["kvstore", "up", "--moved", "--data-dir", str(new)]
     move_here(new)
-    found = Record(new).load_or_none()
+    found = ClusterRecord(new).load_or_none()
     assert found is not None
     assert (found.data_dir, found.zookeeper_pid, found.nodes[0].pid) == (new, None, None)
     for node in found.nodes:
@@ -75,7 +75,9 @@ def test_a_copy_of_a_cluster_that_runs_is_none_that_was_moved(tmp_path: Path) ->
         try:
             # They are not there for a moment, while the process takes its program.
             wait_until_blocking(psutil.Process(process.pid).cmdline, what="the process' words")
-            with pytest.raises(ConfigError, match=rf"process {process.pid} .*n2/node.toml\) runs in {tmp_path}/old"):
+            with pytest.raises(
+                ConfigError, match=rf"process {process.pid} .*n2/node.toml\) still runs in {tmp_path}/old"
+            ):
                 move_here(tmp_path / "new")
         finally:
             process.kill()

@@ -58,7 +58,7 @@ def folder(tmp_path: Path) -> SecureFolder:
 
 
 @pytest.mark.parametrize("is_secure", [False, True])
-def test_no_proxy_of_the_environment_is_asked(
+def test_no_proxy_of_the_environment_is_used(
     folder: SecureFolder, monkeypatch: pytest.MonkeyPatch, is_secure: bool
 ) -> None:
     """Its loopback is another machine's."""
@@ -71,6 +71,6 @@ def test_no_proxy_of_the_environment_is_asked(
 
 
 @pytest.mark.parametrize(("code", "is_one"), [(401, True), (403, False), (503, False), (200, False)])
-def test_whoever_is_not_known_by_his_password_is_a_stranger(folder: SecureFolder, code: int, is_one: bool) -> None:
+def test_a_login_with_a_wrong_password_is_rejected(folder: SecureFolder, code: int, is_one: bool) -> None:
     with answering(code, folder) as address:
         assert is_stranger(address, folder) is is_one

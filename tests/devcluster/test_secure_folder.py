@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.devcluster import authority
-from kvstore.devcluster.authority import Authority
+from kvstore.devcluster.authority import CertificateAuthority
 from kvstore.devcluster.secure_folder import SecureFolder
 from kvstore.env.certificates import Certificates, expiry_of
 from kvstore.errors import ConfigError
@@ -31,7 +31,7 @@ def contents(folder: SecureFolder) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.path.iterdir()}
 
 
-def test_nobody_but_the_owner_may_use_any_of_it(folder: SecureFolder) -> None:
+def test_only_the_owner_can_read_the_files(folder: SecureFolder) -> None:
     assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.path.iterdir()}
     assert set(modes.values()) == {0o600}
@@ -41,7 +41,7 @@ def test_nobody_but_the_owner_may_use_any_of_it(folder: SecureFolder) -> None:
     }
 
 
-def test_what_is_there_is_kept_and_what_is_missing_is_made(folder: SecureFolder) -> None:
+def test_existing_files_are_kept_and_missing_ones_are_created(folder: SecureFolder) -> None:
     before = contents(folder)
     folder.make(NODES, is_new=True)
     assert contents(folder) == before
@@ -51,7 +51,7 @@ def test_what_is_there_is_kept_and_what_is_missing_is_made(folder: SecureFolder)
     assert {name for name in before if before[name] != after[name]} == {"n2.pem"}
 
 
-def test_a_certificate_that_is_about_to_expire_is_replaced_and_its_authority_stays(
+def test_an_expiring_certificate_is_replaced_and_its_authority_stays(
     folder: SecureFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = contents(folder)
@@ -68,27 +68,27 @@ def test_a_certificate_that_is_about_to_expire_is_replaced_and_its_authority_sta
     assert expiry_of(after["n1.pem"]) >= expiry_of(before["n1.pem"])
 
 
-def test_what_was_cut_off_before_the_authority_was_whole_is_made_anew(tmp_path: Path) -> None:
+def test_an_incomplete_authority_is_created_again(tmp_path: Path) -> None:
     (tmp_path / "ca.key").write_text("half of a")
-    made = Authority(tmp_path).issue("n1", ("127.0.0.1",))
+    made = CertificateAuthority(tmp_path).issue("n1", ("127.0.0.1",))
     assert made.read_bytes().startswith(b"-----BEGIN PRIVATE KEY-----")
 
 
 @pytest.mark.parametrize("spoil", ["gone", "another", "Dear Sir"])
-def test_an_authority_without_its_key_issues_nothing_and_says_so(tmp_path: Path, spoil: str) -> None:
-    made, key = Authority(tmp_path), tmp_path / "ca.key"
+def test_an_authority_without_its_key_reports_that_it_issues_nothing(tmp_path: Path, spoil: str) -> None:
+    made, key = CertificateAuthority(tmp_path), tmp_path / "ca.key"
     made.issue("n1", ("127.0.0.1",))
     if spoil == "gone":
         key.unlink()
     elif spoil == "another":
         (tmp_path / "other").mkdir()
-        Authority(tmp_path / "other")
+        CertificateAuthority(tmp_path / "other")
         key.write_bytes((tmp_path / "other" / "ca.key").read_bytes())
     else:
         key.write_text(spoil)
-    Authority(tmp_path).issue("n1", ("127.0.0.1",))  # there is one
+    CertificateAuthority(tmp_path).issue("n1", ("127.0.0.1",))  # there is one
     with pytest.raises(ConfigError, match=str(tmp_path)):
-        Authority(tmp_path).issue("n2", ("127.0.0.1",))
+        CertificateAuthority(tmp_path).issue("n2", ("127.0.0.1",))
     assert not (tmp_path / "n2.pem").exists()
 
 
@@ -130,7 +130,7 @@ def test_nodes_and_clients_know_each_other_by_them(folder: SecureFolder, host: s
     greeted(node.serving, Certificates(folder.of_node("n2")).calling, host)
 
 
-def test_another_folder_of_the_same_form_is_a_stranger(folder: SecureFolder, tmp_path: Path) -> None:
+def test_another_folder_with_a_partition_name_is_unknown(folder: SecureFolder, tmp_path: Path) -> None:
     other = SecureFolder(tmp_path / "other", has_own_zookeeper=True)
     other.make(["n1"], is_new=True)
     with pytest.raises((ssl.SSLError, OSError, AssertionError)):
@@ -144,7 +144,7 @@ def test_openssl_itself_finds_nothing_amiss(folder: SecureFolder) -> None:
         assert answer.returncode == 0, answer.stderr
 
 
-def test_the_clients_files_name_the_user_and_the_places_and_not_the_password(folder: SecureFolder) -> None:
+def test_the_client_files_name_the_user_and_paths_and_not_the_password(folder: SecureFolder) -> None:
     login = folder.login()
     assert login.user == "admin"
     assert len(login.password) >= 32
@@ -183,7 +183,7 @@ def test_no_authority_takes_the_place_of_one_whose_certificates_are_there(folder
     (folder.path / "ca.pem").unlink()
     before = contents(folder)
     with pytest.raises(
-        ConfigError, match=r"ca\.pem is missing, and bookie-tools\.pem, client\.pem, n1\.pem, .* are issued by it"
+        ConfigError, match=r"ca\.pem is missing, but it issued bookie-tools\.pem, client\.pem, n1\.pem, .* restore it"
     ):
         folder.make(NODES, is_new=False)
     assert contents(folder) == before
@@ -195,6 +195,6 @@ def test_no_authority_takes_the_place_of_one_whose_certificates_are_there(folder
 
 def test_no_other_password_is_made_for_metadata_that_are_closed_by_one(folder: SecureFolder) -> None:
     folder.metadata_password.unlink()
-    with pytest.raises(ConfigError, match=r"metadata\.password is missing: bring it back"):
+    with pytest.raises(ConfigError, match=r"metadata\.password is missing; restore it"):
         folder.make(NODES, is_new=False)
     assert not folder.metadata_password.exists()

@@ -37,14 +37,14 @@ def read(text: str) -> NodeConfig:
         ("zone=1\nunsafe = true", "1\nunsafe = true"),
     ],
 )
-def test_a_value_is_toml_or_a_word(text: str, value: object) -> None:
+def test_a_value_is_toml_or_a_plain_string(text: str, value: object) -> None:
     assert parse(text) == Setting(text.partition("=")[0], value)
 
 
 @pytest.mark.parametrize(
     "text", ["", "zone", "=5", ".a=5", "a..b=5", "log.=5", "Log.roll_bytes=5", *map("{}=5".format, PLACED)]
 )
-def test_what_is_no_setting_or_not_the_same_on_all_nodes_is_refused(text: str) -> None:
+def test_an_unknown_or_node_specific_setting_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--set"):
         parse(text)
 
@@ -69,8 +69,8 @@ def test_settings_of_any_depth_are_written_and_all_others_stay() -> None:
     ("setting", "says"),
     [
         ("log.roll_byte=5", "log.roll_byte: unknown"),
-        ("log.roll_bytes=five", "log.roll_bytes: want int, got 'five'"),
-        ("log.roll_bytes=0", "roll_bytes: want 1 to 1099511627776"),
+        ("log.roll_bytes=five", "log.roll_bytes: expected int, got 'five'"),
+        ("log.roll_bytes=0", "roll_bytes: expected 1 to 1099511627776"),
         ("zone.a=5", "zone is a value"),
         ("nothing.a=5", "nothing: unknown"),
     ],

@@ -1,4 +1,4 @@
-"""A name server on loopback that answers as it is told, and the lines of the shell that have the system ask it."""
+"""A scripted name server on loopback, and the shell commands that make the system use it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _NO_SUCH_NAME = 3
 
 
 class NameServer:
-    """Tells 127.0.0.1 for every name, in the families that it answers. `mode`: "A only" never answers a question about
-    IPv6 addresses; "both" says that there are none; "silent" answers nothing; "no such name" says so."""
+    """Answers 127.0.0.1 for every name, in the families that it answers. `mode`: "A only" never answers questions about
+    IPv6 addresses; "both" answers that there are none; "silent" answers nothing; "no such name" answers that."""
 
     def __init__(self, mode: str) -> None:
         self.mode = mode

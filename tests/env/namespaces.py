@@ -14,17 +14,16 @@ COMMAND_S_MAX = 60.0
 
 
 def need_mounts(directory: Path) -> None:
-    """Skip the test if this kernel lets the user mount nothing."""
+    """Skip the test if this kernel does not let the user mount file systems."""
     if not _runs(["mount", "-t", "tmpfs", "tmpfs", str(directory)]):
-        pytest.skip("this kernel lets nobody but root mount a file system")
+        pytest.skip("this kernel lets only root mount a file system")
 
 
 def run_mounted(
     prepare: str, program: str, *arguments: str | Path, has_own_network: bool = False
 ) -> subprocess.CompletedProcess[str]:
-    """Run `prepare`, lines of the shell with `arguments` as $1, $2, ..., and then a Python program with the same
-    arguments, in a mount namespace that ends with it. `has_own_network`: in a network namespace, too, which has
-    nothing but loopback."""
+    """Run `prepare`, shell lines with `arguments` as $1, $2, ..., and then a Python program with the same arguments, in
+    a mount namespace that ends with it. `has_own_network`: also in a network namespace, which has only loopback."""
     shell = f'set -e\n{prepare}\nexec "$PYTHON" -c "$PROGRAM" "$@"'
     own = (*OWN, "--net") if has_own_network else OWN
     return subprocess.run(

@@ -1,4 +1,4 @@
-"""Ways to run one coroutine function: on the real loops and in the simulation. One contract, every driver."""
+"""Ways to run a coroutine function: on the real loops and in the simulation. One contract, every driver."""
 
 from __future__ import annotations
 

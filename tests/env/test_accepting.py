@@ -30,7 +30,7 @@ on_both = pytest.mark.parametrize("run", [on_asyncio, on_uvloop])
 
 
 class Port:
-    """A port that echoes, and those who connect to it."""
+    """A port that echoes, and its clients."""
 
     def __init__(self, transport: TcpTransport, listener: Any) -> None:
         self.transport, self.address = transport, listener.address
@@ -38,7 +38,7 @@ class Port:
         self.idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
     async def connect_idle(self, count: int) -> None:
-        """So many who say nothing, not even a TLS hello."""
+        """Connect this many clients that send nothing, not even a TLS hello."""
         host, _, port = self.address.rpartition(":")
         for _ in range(count):
             self.idle.append(await asyncio.open_connection(host, int(port)))
@@ -58,7 +58,7 @@ class Port:
         await wait_until(begun)
 
     async def echoes(self) -> bool:
-        """Whether one more client is served."""
+        """Return True if one more client is served."""
         caller = Recorder()
         try:
             await self.transport.connect(self.address, caller)
@@ -70,13 +70,13 @@ class Port:
         return bytes(caller.received) == b"hello"
 
     async def open_count(self) -> int:
-        """How many of the idle ones the port has not closed."""
+        """Return how many of the idle connections the port has not closed."""
         await one_moment()
         return sum(not reader.at_eof() and reader.exception() is None for reader, _ in self.idle)
 
 
 async def one_moment(seconds: float = 0.1) -> None:
-    """What is to happen by itself has time to."""
+    """Give background work the time to happen."""
     with suppress(TimeoutError):
         await asyncio.wait_for(asyncio.Event().wait(), seconds)
 
@@ -130,7 +130,7 @@ HALF_HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
 
 
 async def connect_from(host: str, address: str, said: bytes = HALF_HELLO) -> asyncio.StreamWriter:
-    """Connect from one of the addresses of 127.0.0.0/8, all of which are this machine's, and send the first bytes."""
+    """Connect from one of the addresses of 127.0.0.0/8, which all belong to this machine, and send the first bytes."""
     place, _, number = address.rpartition(":")
     _, writer = await asyncio.open_connection(place, int(number), local_addr=(host, 0))
     writer.write(said)
@@ -138,8 +138,8 @@ async def connect_from(host: str, address: str, said: bytes = HALF_HELLO) -> asy
 
 
 @on_both
-def test_half_hellos_take_no_handshake_slot(run: Run, tls: Any, monkeypatch: Any) -> None:
-    """400 connections that each send 11 bytes kept everybody out: a handshake had begun for each."""
+def test_half_a_hello_takes_no_handshake_slot(run: Run, tls: Any, monkeypatch: Any) -> None:
+    """400 connections that each sent 11 bytes kept everybody out: a handshake had begun for each."""
     monkeypatch.setattr(accepting, "OPENING_S", 1e9)
 
     async def scenario() -> None:
@@ -173,7 +173,7 @@ def test_network_with_few_connections_keeps_them_when_another_has_many(run: Run,
 
 @on_both
 def test_peers_of_many_networks_do_not_displace_a_known_one(run: Run, tls: Any, monkeypatch: Any) -> None:
-    """Known are the addresses that this transport has connected to, as a node does to the others."""
+    """The addresses that this transport has connected to are known, as the other nodes are to a node."""
     monkeypatch.setattr(accepting, "WAITING_MAX", 20)
     monkeypatch.setattr(accepting, "OPENING_S", 1e9)
 
@@ -211,14 +211,14 @@ def test_handshakes_of_one_network_give_way_to_another_network(run: Run, tls: An
                 assert await found.echoes()
                 return found.transport.statistics()["connections_gave_way_total"] == 1
 
-            await wait_until(has_given_way)  # the first callers may come before all slots are taken
+            await wait_until(has_given_way)  # the first clients may arrive before all slots are taken
 
     run(scenario)
 
 
 @on_both
 def test_handshakes_of_a_known_network_keep_no_unknown_client_out(run: Run, tls: Any, monkeypatch: Any) -> None:
-    """Anyone behind the address of a client that has logged in could lock out every client that has not."""
+    """Anyone behind the address of an authenticated client could lock out every unknown client."""
     monkeypatch.setattr(accepting, "HANDSHAKES_MAX", 10)
     monkeypatch.setattr(accepting, "HANDSHAKE_SURE_S", 1e9)
     monkeypatch.setattr(accepting, "OPENING_S", 1e9)
@@ -239,8 +239,8 @@ def test_handshakes_of_a_known_network_keep_no_unknown_client_out(run: Run, tls:
 
 
 @on_both
-def test_a_crowd_ends_no_connection_that_has_no_handshake(run: Run, monkeypatch: Any) -> None:
-    """By uvloop its handler would never hear of it, and the process end at the handler's next write."""
+def test_many_connections_end_none_that_has_no_handshake(run: Run, monkeypatch: Any) -> None:
+    """Uvloop would never notify its handler, and the process would end at the handler's next write."""
     monkeypatch.setattr(accepting, "WAITING_MAX", 1)
 
     def crowd(address: str) -> int:
@@ -267,8 +267,9 @@ def _heard(caller: socket.socket) -> bool:
 
 
 @on_both
-def test_a_handshake_that_has_begun_gives_way_to_no_idle_connection(run: Run, tls: Any, monkeypatch: Any) -> None:
-    """On a busy machine all of a crowd take longer than what is sure, and the oldest are the next to be done."""
+def test_begun_handshake_gives_way_to_no_idle_connection(run: Run, tls: Any, monkeypatch: Any) -> None:
+    """On a busy machine many handshakes take longer than their guaranteed time, and the oldest are the next to
+    finish."""
     monkeypatch.setattr(accepting, "WAITING_MAX", 20)
     monkeypatch.setattr(accepting, "HANDSHAKE_SURE_S", 1e9)
     monkeypatch.setattr(accepting, "OPENING_S", 1e9)
@@ -292,7 +293,7 @@ def test_a_handshake_that_has_begun_gives_way_to_no_idle_connection(run: Run, tl
 
 
 class Begun:
-    """A caller who has said the first word of a handshake, and takes its time."""
+    """A client that has sent the first record of a handshake, and takes its time."""
 
     def __init__(self, tls: ssl.SSLContext, host: str, number: int) -> None:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -306,13 +307,13 @@ class Begun:
         self._socket.sendall(self._outgoing.read())
 
     def hello(self) -> bytes:
-        """Return the first word, and send nothing."""
+        """Return the first record, and send nothing."""
         with suppress(ssl.SSLWantReadError):
             self._tls.do_handshake()
         return self._outgoing.read()
 
     def finish(self) -> bytes:
-        """Ends the handshake, and returns what is echoed."""
+        """End the handshake, and return what is echoed."""
         with self._socket, suppress(OSError):
             self._until(self._tls.do_handshake)
             self._tls.write(b"x")
@@ -334,7 +335,7 @@ class Begun:
 
 
 @on_both
-def test_a_handshake_has_a_time(run: Run, tls: Any, monkeypatch: Any) -> None:
+def test_handshake_has_a_time_limit(run: Run, tls: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(accepting, "OPENING_S", 0.2)
 
     async def scenario() -> None:
@@ -357,7 +358,7 @@ def test_a_handshake_has_a_time(run: Run, tls: Any, monkeypatch: Any) -> None:
 
 
 @on_both
-def test_handshake_keeps_its_slot_for_some_time(run: Run, tls: Any, monkeypatch: Any) -> None:
+def test_handshake_keeps_its_slot_for_its_guaranteed_time(run: Run, tls: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(accepting, "HANDSHAKES_MAX", 2)
     monkeypatch.setattr(accepting, "HANDSHAKE_SURE_S", 1e9)
     monkeypatch.setattr(accepting, "OPENING_S", 1e9)
@@ -396,7 +397,7 @@ def test_handshake_gives_way_to_its_own_network_after_its_time(run: Run, tls: An
 
 
 @on_both
-def test_the_last_descriptors_are_no_connections(run: Run, monkeypatch: Any) -> None:
+def test_last_descriptors_are_reserved_for_files(run: Run, monkeypatch: Any) -> None:
     below = len(os.listdir("/proc/self/fd")) + 60
 
     async def scenario() -> None:
@@ -412,11 +413,9 @@ def test_the_last_descriptors_are_no_connections(run: Run, monkeypatch: Any) -> 
 
 
 @on_both
-def test_without_any_descriptor_nothing_is_accepted_for_a_while_and_the_loop_goes_on(
-    run: Run, monkeypatch: Any
-) -> None:
-    """A listener that fails to accept is ready again at once, so that the loop would do nothing else; uvloop's own
-    closes it."""
+def test_accepting_pauses_without_descriptors_and_the_loop_continues(run: Run, monkeypatch: Any) -> None:
+    """A listener whose accept fails is ready again at once, so the loop would do nothing else; uvloop closes its own
+    one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 
     async def scenario() -> None:
@@ -452,7 +451,7 @@ def test_without_any_descriptor_nothing_is_accepted_for_a_while_and_the_loop_goe
     run(scenario)
 
 
-def test_a_quarter_of_all_descriptors_is_kept_and_not_more_than_some(monkeypatch: Any) -> None:
+def test_quarter_of_all_descriptors_is_reserved_up_to_a_maximum(monkeypatch: Any) -> None:
     for files, wanted in ((1024, 768), (2048, 1536), (20_000, 18_976), (resource.RLIM_INFINITY, 1 << 30)):
         monkeypatch.setattr(resource, "getrlimit", lambda _which, files=files: (files, files))
         assert files_for_connections() == wanted

@@ -1,4 +1,4 @@
-"""When looks that come now and then are due."""
+"""The alignment of periodic jobs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PHASE_S = 0.07
 
 
 @pytest.mark.parametrize("seconds", [0.25, 0.3, 0.55, 1.0, 1.17, 10.0])
-async def test_looks_of_one_process_come_together(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_jobs_of_one_process_run_together(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1234.5
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
     beat = SharedBeat(PHASE_S)
@@ -28,6 +28,6 @@ async def test_looks_of_one_process_come_together(seconds: float, monkeypatch: p
         now += again_s
 
 
-async def test_what_is_due_sooner_than_the_next_beat_comes_in_its_own_time() -> None:
+async def test_job_due_before_the_next_beat_is_not_aligned() -> None:
     assert SharedBeat(PHASE_S).delay_s(0.02) == 0.02
     assert Beat().delay_s(1.234) == 1.234

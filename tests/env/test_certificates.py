@@ -1,4 +1,4 @@
-"""Certificates replaced while everything runs: at listeners, towards others, and at a gRPC server."""
+"""Certificates that are replaced while everything runs: at listeners, towards others, and at a gRPC server."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class Files:
         return Tls(cert=self.directory / "cert.pem", key=self.directory / "key.pem", ca=self.directory / "ca.pem")
 
     def put(self, name: str, data: bytes) -> None:
-        """Replace a file as a careful tool does: whole, by a rename."""
+        """Replace a file atomically, by a rename."""
         path = self.directory / name
         new = path.with_suffix(".new")
         new.write_bytes(data)
         new.replace(path)
 
     def issue(self, authority: trustme.CA | None = None) -> int:
-        """Replace key and certificate; returns the serial number."""
+        """Replace key and certificate, and return the serial number."""
         self.issued += 1
         made = (authority or self.authority).issue_cert(
             "127.0.0.1", "localhost", not_after=BEGUN + timedelta(days=self.issued)
@@ -83,7 +83,8 @@ async def served(certificates: Certificates) -> AsyncIterator[tuple[str, int]]:
 
 
 async def days_of(address: tuple[str, int], context: ssl.SSLContext) -> int:
-    """Which certificate a new connection is shown, by its days; and that bytes come back."""
+    """Return the validity in days of the certificate that a new connection gets, after checking that bytes are
+    echoed."""
     reader, writer = await asyncio.open_connection(*address, ssl=context)
     writer.write(b"x")
     assert await reader.readexactly(1) == b"x"
@@ -93,7 +94,7 @@ async def days_of(address: tuple[str, int], context: ssl.SSLContext) -> int:
     return (until - BEGUN).days
 
 
-async def test_new_connections_get_the_new_certificate_and_open_ones_go_on_under_load(files: Files) -> None:
+async def test_new_connections_get_the_new_certificate_and_open_ones_continue(files: Files) -> None:
     certificates = Certificates(files.tls)
     context = files.tls.client_context()
     async with served(certificates) as address:
@@ -111,7 +112,7 @@ async def test_new_connections_get_the_new_certificate_and_open_ones_go_on_under
             assert certificates.look()
             assert set(await asyncio.gather(*(days_of(address, context) for _ in range(8)))) == {number}
         is_over = True
-        await asyncio.gather(*clients)  # raises what failed
+        await asyncio.gather(*clients)  # raises the failure
         assert set(shown) <= set(range(1, 6))
         writer.write(b"still")
         assert await reader.readexactly(5) == b"still"
@@ -136,7 +137,7 @@ def _empty_ca(files: Files) -> None:
 
 
 @pytest.mark.parametrize("spoil", [_cut, _gone, _key_of_another, _empty_ca])
-async def test_files_that_cannot_be_used_change_nothing_and_are_named_once(
+async def test_unusable_files_change_nothing_and_are_logged_once(
     files: Files, spoil: Callable[[Files], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     certificates, context = Certificates(files.tls), files.tls.client_context()
@@ -146,7 +147,7 @@ async def test_files_that_cannot_be_used_change_nothing_and_are_named_once(
             assert not certificates.look()
         assert await days_of(address, context) == 1
         assert certificates.statistics()["tls_failing"] == 1
-        assert caplog.text.count("those read before hold") == 1
+        assert caplog.text.count("keeping the old ones") == 1
         assert str(files.directory) in caplog.text
         files.issue()
         assert certificates.look()
@@ -154,7 +155,7 @@ async def test_files_that_cannot_be_used_change_nothing_and_are_named_once(
         assert certificates.statistics()["tls_failing"] == 0
 
 
-def test_the_old_files_put_back_after_others_that_could_not_be_used_are_no_failure(files: Files) -> None:
+def test_restored_old_files_are_not_a_failure(files: Files) -> None:
     files.issue()
     certificates = Certificates(files.tls)
     old, kept = files.directory / "cert.pem", files.directory / "cert.kept"
@@ -162,13 +163,13 @@ def test_the_old_files_put_back_after_others_that_could_not_be_used_are_no_failu
     files.put("cert.pem", b"no certificate")
     assert not certificates.look()
     assert certificates.is_failing
-    kept.rename(old)  # the same file again: its date, its number and its size are as they were
+    kept.rename(old)  # the same file again, with its former time, inode and size
     certificates.look()
     assert not certificates.is_failing
     assert not certificates.look(), "and they are read once"
 
 
-async def test_a_ca_that_is_taken_out_is_trusted_no_more(files: Files) -> None:
+async def test_removed_ca_is_no_longer_trusted(files: Files) -> None:
     other = trustme.CA()
     caller = Files(files.directory / "caller", other)
     caller.directory.mkdir()
@@ -185,7 +186,7 @@ async def test_a_ca_that_is_taken_out_is_trusted_no_more(files: Files) -> None:
         assert await days_of(address, files.tls.client_context()) == 1
 
 
-async def test_connections_to_others_show_and_trust_the_newest(files: Files) -> None:
+async def test_connections_to_others_use_the_newest_files(files: Files) -> None:
     certificates = Certificates(files.tls)
     transport = transport_of(certificates)
     other = trustme.CA()
@@ -201,7 +202,7 @@ async def test_connections_to_others_show_and_trust_the_newest(files: Files) -> 
         stream.abort()
 
 
-async def test_a_grpc_server_goes_by_the_newest_without_a_failed_call(files: Files) -> None:
+async def test_grpc_server_uses_the_newest_files_without_a_failed_call(files: Files) -> None:
     certificates = Certificates(files.tls)
     server = GrpcServer((), ())
     port = await server.start("127.0.0.1:0", certificates)
@@ -236,7 +237,7 @@ async def test_a_grpc_server_goes_by_the_newest_without_a_failed_call(files: Fil
     await server.stop(0)
 
 
-async def test_what_changes_while_it_is_read_is_taken_by_the_next_look(
+async def test_files_that_change_while_read_are_loaded_by_the_next_check(
     files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     certificates = Certificates(files.tls)
@@ -254,14 +255,14 @@ async def test_what_changes_while_it_is_read_is_taken_by_the_next_look(
     assert certificates.expires_s == (BEGUN + timedelta(days=3)).timestamp()
 
 
-def test_the_expiry_is_that_of_the_certificate(files: Files) -> None:
+def test_expiry_is_that_of_the_certificate(files: Files) -> None:
     pem = (files.directory / "cert.pem").read_bytes()
     assert expiry_of(pem) == (BEGUN + timedelta(days=1)).timestamp()
     far = files.authority.issue_cert("a.example", not_after=datetime(2060, 1, 2, tzinfo=UTC))
     assert expiry_of(far.cert_chain_pems[0].bytes()) == datetime(2060, 1, 2, tzinfo=UTC).timestamp()
     half = b"-----BEGIN CERTIFICATE-----\nMAA=\n-----END CERTIFICATE-----\n"
     for wrong in (b"", b"Dear Sir", pem[:200], half, os.urandom(99)):
-        with pytest.raises(ValueError, match="want a certificate"):
+        with pytest.raises(ValueError, match="expected a certificate"):
             expiry_of(wrong)
 
 
@@ -269,7 +270,7 @@ DAY_S = 86_400
 
 
 @pytest.mark.parametrize(("left_days", "words"), [(40, ""), (29, "expires in 28 days"), (0, "replace it, no restart")])
-def test_the_log_says_once_a_day_that_a_certificate_will_expire_or_has(
+def test_expiring_certificate_is_logged_once_a_day(
     files: Files, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, left_days: int, words: str
 ) -> None:
     certificates = Certificates(files.tls)
@@ -283,7 +284,7 @@ def test_the_log_says_once_a_day_that_a_certificate_will_expire_or_has(
     assert len(caplog.text.splitlines()) == (2 if words else 0)
 
 
-def test_an_expired_certificate_is_a_fault_until_another_holds(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expired_certificate_is_a_fault_until_it_is_replaced(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     certificates = Certificates(files.tls)
     monkeypatch.setattr("kvstore.env.certificates.time.time", lambda: certificates.expires_s - 1)
     assert (certificates.fault(), certificates.left_s) == ("", 1)
@@ -295,7 +296,7 @@ def test_an_expired_certificate_is_a_fault_until_another_holds(files: Files, mon
     assert certificates.fault() == ""
 
 
-async def test_each_call_of_a_client_goes_by_its_files_as_they_are_then(files: Files) -> None:
+async def test_each_call_of_a_client_uses_its_present_files(files: Files) -> None:
     other = trustme.CA()
     far = Files(files.directory / "far", other)
     far.directory.mkdir()
@@ -318,7 +319,7 @@ async def test_each_call_of_a_client_goes_by_its_files_as_they_are_then(files: F
             await call()
 
 
-def test_a_client_begins_with_files_that_can_be_used_or_not_at_all(files: Files) -> None:
+def test_client_does_not_start_with_unusable_files(files: Files) -> None:
     files.put("ca.pem", b"Dear Sir")
     with pytest.raises(OSError, match=r"ca\.pem"):
         CallingContext(Tls(ca=files.tls.ca))

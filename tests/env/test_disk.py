@@ -1,4 +1,4 @@
-"""What files and names do, on a real directory with each way to sync, and on the simulated disk."""
+"""Files and names on a real directory with each way to sync, and on the simulated disk."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
 
 
 async def synced(file: File, times: int = 1) -> list[OSError | None]:
-    """Submit so many syncs at once and return their results."""
+    """Submit this many syncs at once and return their results."""
     results: list[OSError | None] = []
     over = asyncio.get_running_loop().create_future()
 
@@ -62,7 +62,7 @@ async def synced(file: File, times: int = 1) -> list[OSError | None]:
     return results
 
 
-def test_what_is_written_is_read_wherever_it_is(disk: Disk) -> None:
+def test_written_data_can_be_read_at_any_offset(disk: Disk) -> None:
     file = disk.open("f", create=True)
     assert (file.size(), file.read(0, 10)) == (0, b"")
     file.pwrite(3, b"abc")
@@ -75,7 +75,7 @@ def test_what_is_written_is_read_wherever_it_is(disk: Disk) -> None:
     file.close()
 
 
-def test_space_can_be_reserved_and_given_back(disk: Disk) -> None:
+def test_space_can_be_allocated_and_freed(disk: Disk) -> None:
     file = disk.open("f", create=True)
     file.pwrite(0, b"abc")
     file.allocate(10_000)
@@ -88,7 +88,7 @@ def test_space_can_be_reserved_and_given_back(disk: Disk) -> None:
     assert file.read(0, 5) == b"ab\0\0", "what was cut off does not come back"
 
 
-def test_a_file_is_made_only_when_asked(disk: Disk) -> None:
+def test_file_is_created_only_on_request(disk: Disk) -> None:
     with pytest.raises(FileNotFoundError):
         disk.open("f")
     with pytest.raises(FileNotFoundError):
@@ -108,7 +108,7 @@ def test_names_are_listed_sorted_and_one_level_deep(disk: Disk) -> None:
     assert [disk.exists(path) for path in ("", "a", "a/b/c", "a/c")] == [True, True, True, False]
 
 
-def test_a_rename_replaces_and_a_removal_removes(disk: Disk) -> None:
+def test_rename_replaces_and_remove_deletes(disk: Disk) -> None:
     disk.mkdir("d")
     disk.open("d/new", create=True).pwrite(0, b"new")
     disk.open("old", create=True).pwrite(0, b"old")
@@ -127,7 +127,7 @@ def test_a_rename_replaces_and_a_removal_removes(disk: Disk) -> None:
         disk.rename("old", "new")
 
 
-def test_a_directory_moves_with_what_is_in_it_and_goes_only_when_empty(disk: Disk) -> None:
+def test_directory_moves_with_its_contents_and_is_removed_only_when_empty(disk: Disk) -> None:
     disk.mkdir("d/e")
     disk.open("d/e/f", create=True).pwrite(0, b"x")
     disk.rename("d", "c")
@@ -138,7 +138,7 @@ def test_a_directory_moves_with_what_is_in_it_and_goes_only_when_empty(disk: Dis
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../f", "a/../../f", "a//f", "./f", "a/", "."])
-def test_no_path_leads_out(disk: Disk, path: str) -> None:
+def test_no_path_leads_out_of_the_root(disk: Disk, path: str) -> None:
     with pytest.raises(ValueError, match="relative to the"):
         disk.open(path, create=True)
 
@@ -180,7 +180,7 @@ def run_on(loop: str, disk: Disk, work: Work) -> None:
     LOOPS[loop](work)
 
 
-def test_a_file_may_be_closed_while_it_syncs(disk: Disk) -> None:
+def test_file_may_be_closed_while_it_syncs(disk: Disk) -> None:
     async def work() -> None:
         file = disk.open("f", create=True)
         file.pwrite(0, b"x")
@@ -200,7 +200,7 @@ def test_a_file_may_be_closed_while_it_syncs(disk: Disk) -> None:
 
 
 @pytest.mark.parametrize("use", [lambda f: f.read(0, 1), lambda f: f.pwrite(0, b"x"), lambda f: f.size()])
-def test_a_closed_file_is_of_no_use(disk: Disk, use: Callable[[File], Any]) -> None:
+def test_closed_file_cannot_be_used(disk: Disk, use: Callable[[File], Any]) -> None:
     file = disk.open("f", create=True)
     file.close()
     with pytest.raises(OSError, match=r"descriptor|closed") as caught:
@@ -208,7 +208,7 @@ def test_a_closed_file_is_of_no_use(disk: Disk, use: Callable[[File], Any]) -> N
     assert caught.value.errno == errno.EBADF
 
 
-def test_a_closed_file_is_not_synced(disk: Disk) -> None:
+def test_closed_file_is_not_synced(disk: Disk) -> None:
     async def work() -> None:
         file = disk.open("f", create=True)
         file.close()
@@ -218,12 +218,12 @@ def test_a_closed_file_is_not_synced(disk: Disk) -> None:
     asyncio.run(work())
 
 
-def test_the_disk_knows_what_is_left(disk: Disk) -> None:
+def test_disk_reports_free_bytes_and_files(disk: Disk) -> None:
     assert disk.free_bytes() > 0
 
 
 class StubbornSyncs:
-    """Ends syncs when told to, in the order it is told, with the errors it is told."""
+    """Ends syncs on demand, in any order and with any error."""
 
     def __init__(self) -> None:
         self.submitted: list[Done] = []
@@ -232,14 +232,14 @@ class StubbornSyncs:
         self.submitted.append(done)
 
     def report(self) -> None:
-        """They say themselves when they have ended."""
+        """Do nothing: these syncs report themselves."""
 
     def close(self) -> None:
         self.submitted.clear()
 
 
-def test_a_ring_that_is_forgotten_leaves_no_descriptor() -> None:
-    """With rings of forgotten bookies a process of tests came to a thousand descriptors; systems give it 1,024."""
+def test_forgotten_ring_leaves_no_descriptor() -> None:
+    """With the rings of forgotten bookies a test process came to a thousand descriptors; systems give it 1,024."""
 
     def held() -> int:
         gc.collect()
@@ -251,7 +251,7 @@ def test_a_ring_that_is_forgotten_leaves_no_descriptor() -> None:
     assert held() == before
 
 
-def test_a_sync_that_ends_early_waits_for_those_before_it(tmp_path: Path) -> None:
+def test_early_sync_waits_for_those_before_it(tmp_path: Path) -> None:
     syncs = StubbornSyncs()
     file = DirectoryDisk(tmp_path, syncs).open("f", create=True)
     reports: list[tuple[int, OSError | None]] = []
@@ -264,7 +264,7 @@ def test_a_sync_that_ends_early_waits_for_those_before_it(tmp_path: Path) -> Non
     assert reports == [(0, None), (1, broken), (2, None)]
 
 
-def test_a_closed_file_is_let_go_of_once_its_syncs_are_over(tmp_path: Path) -> None:
+def test_closed_file_is_released_once_its_syncs_are_over(tmp_path: Path) -> None:
     def is_held() -> bool:
         links = Path("/proc/self/fd").iterdir()
         return any(os.path.realpath(link) == str(tmp_path / "f") for link in links)
@@ -281,7 +281,7 @@ def test_a_closed_file_is_let_go_of_once_its_syncs_are_over(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("make", [ring, ThreadSyncs])
-def test_a_sync_that_fails_says_so(make: Callable[[], Syncs]) -> None:
+def test_failed_sync_is_reported(make: Callable[[], Syncs]) -> None:
     """A pipe cannot be synced."""
 
     async def work() -> None:
@@ -299,7 +299,7 @@ def test_a_sync_that_fails_says_so(make: Callable[[], Syncs]) -> None:
     asyncio.run(work())
 
 
-def test_a_callback_that_does_not_end_can_have_syncs_reported_meanwhile(tmp_path: Path) -> None:
+def test_long_callback_can_have_syncs_reported_meanwhile(tmp_path: Path) -> None:
     async def work() -> None:
         syncs = ring()
         disk = DirectoryDisk(tmp_path, syncs)
@@ -322,7 +322,7 @@ def test_a_callback_that_does_not_end_can_have_syncs_reported_meanwhile(tmp_path
 
 
 @pytest.mark.parametrize("make", [ring, ThreadSyncs])
-def test_more_syncs_than_there_is_room_for_wait_their_turn(make: Callable[[], Syncs], tmp_path: Path) -> None:
+def test_syncs_beyond_the_limit_wait_their_turn(make: Callable[[], Syncs], tmp_path: Path) -> None:
     async def work() -> None:
         disk = DirectoryDisk(tmp_path, make())
         file = disk.open("f", create=True)
@@ -341,7 +341,7 @@ def test_no_write_is_cut_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert file.read(0, 100) == b"\0\0\0\0\0" + b"0123456789"
 
 
-def test_a_full_disk_refuses() -> None:
+def test_full_disk_refuses_a_write() -> None:
     disk = SimDisk(Random(1))
     disk.set_capacity(100)
     file = disk.open("f", create=True)
@@ -357,7 +357,7 @@ def test_a_full_disk_refuses() -> None:
     disk.open("g", create=True).pwrite(0, bytes(100))
 
 
-def test_a_directory_has_one_owner_at_a_time(tmp_path: Path) -> None:
+def test_directory_has_one_owner_at_a_time(tmp_path: Path) -> None:
     program = f"from pathlib import Path; from kvstore.env.disk import lock_dir; lock_dir(Path({str(tmp_path)!r}))"
     lock = lock_dir(tmp_path)
     for _ in range(2):
@@ -371,10 +371,8 @@ def test_a_directory_has_one_owner_at_a_time(tmp_path: Path) -> None:
     lock_dir(tmp_path).close()
 
 
-def test_a_directory_is_locked_though_its_disk_has_no_room_for_the_number_of_its_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A node starts on a full disk, and waits for room."""
+def test_directory_is_locked_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node starts on a full disk, and waits for free space."""
     (tmp_path / LOCK_NAME).write_text("4711\n")
 
     def full(fd: int, data: bytes, offset: int) -> int:
@@ -390,9 +388,7 @@ def test_a_directory_is_locked_though_its_disk_has_no_room_for_the_number_of_its
     assert (tmp_path / LOCK_NAME).read_text().split() == [str(os.getpid())]
 
 
-def test_a_directory_that_cannot_be_locked_is_not_called_in_use(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unlockable_directory_is_not_reported_as_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def none_left(fd: int, operation: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
@@ -401,7 +397,7 @@ def test_a_directory_that_cannot_be_locked_is_not_called_in_use(
         lock_dir(tmp_path)
 
 
-def test_a_device_that_hangs_holds_up_no_other_ones_syncs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_hanging_device_delays_no_other_devices_syncs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     hanging = [os.open(tmp_path / str(number), os.O_RDWR | os.O_CREAT) for number in range(2 * ThreadSyncs.THREADS)]
     sound = os.open(tmp_path / "sound", os.O_RDWR | os.O_CREAT)
     goes_on = threading.Event()
@@ -440,10 +436,10 @@ def test_a_device_that_hangs_holds_up_no_other_ones_syncs(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("startable", [0, 1])
-def test_where_no_thread_can_be_started_a_sync_is_refused_and_later_ones_are_done(
+def test_sync_is_refused_when_no_thread_can_be_started(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, startable: int
 ) -> None:
-    """As in a container that has as many as it may. One is enough."""
+    """As in a container with its maximum number of threads. One thread is enough."""
     start, left = threading.Thread.start, [None] * startable
 
     def bounded(thread: threading.Thread) -> None:
@@ -471,7 +467,7 @@ def test_where_no_thread_can_be_started_a_sync_is_refused_and_later_ones_are_don
     os.close(fd)
 
 
-def test_other_directories_are_reached_by_their_own_paths_and_nothing_else_is(tmp_path: Path) -> None:
+def test_other_directories_are_reached_by_their_own_paths_only(tmp_path: Path) -> None:
     other = tmp_path / "fast"
     disk = DirectoryDisk(tmp_path / "data", others=[other])
     disk.mkdir(f"{other}/j")

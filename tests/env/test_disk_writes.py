@@ -1,4 +1,4 @@
-"""Writes beside the event loop: what is in the file when they are reported, and what is said of those that fail."""
+"""Writes off the event loop: the contents of the file when they are reported, and the errors of those that fail."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ from tests.env.test_disk import ring
 
 
 @pytest.mark.parametrize("make", [ring, ThreadSyncs])
-def test_writes_beside_the_loop_are_in_the_file_when_they_are_reported(
-    make: Callable[[], Syncs], tmp_path: Path
-) -> None:
+def test_submitted_writes_are_in_the_file_when_they_are_reported(make: Callable[[], Syncs], tmp_path: Path) -> None:
     async def work() -> None:
         disk = DirectoryDisk(tmp_path, make())
         file = disk.open("f", create=True)
@@ -47,10 +45,10 @@ def test_writes_beside_the_loop_are_in_the_file_when_they_are_reported(
 
 @pytest.mark.parametrize("make", [ring, ThreadSyncs])
 @pytest.mark.parametrize("is_synced", [True, False])
-def test_write_beside_the_loop_that_fails_differs_from_a_sync_that_fails(
+def test_failed_submitted_write_differs_from_a_failed_sync(
     make: Callable[[], Syncs], tmp_path: Path, is_synced: bool
 ) -> None:
-    """The write stops at the limit on the size of a file, after it has written a part."""
+    """The write stops at the limit on the size of a file, after a part."""
 
     async def work() -> None:
         syncs = make()
@@ -73,10 +71,8 @@ def test_write_beside_the_loop_that_fails_differs_from_a_sync_that_fails(
 
 
 # docs/protocol.md L12
-def test_write_that_the_kernel_begins_without_its_sync_is_reported_as_failed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """The kernel lacks memory for the second request of the pair. A sync that is begun later is not linked with the
+def test_write_that_the_kernel_starts_without_its_sync_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The kernel lacks memory for the second request of the pair. A sync that starts later is not linked with the
     write, and may end before it."""
 
     async def work() -> None:

@@ -1,4 +1,4 @@
-"""A wait ends with what is waited for, or with the time."""
+"""A bounded wait ends with the event or with the time."""
 
 import asyncio
 
@@ -7,23 +7,23 @@ import pytest
 from kvstore.env.events import end_task, wait_within
 
 
-async def test_what_has_happened_is_told_at_once() -> None:
+async def test_set_event_ends_the_wait_at_once() -> None:
     event = asyncio.Event()
     event.set()
     assert await wait_within(event, 0)
 
 
-async def test_what_does_not_happen_is_told_after_the_time() -> None:
+async def test_unset_event_ends_the_wait_after_the_time() -> None:
     assert not await wait_within(asyncio.Event(), 0)
 
 
-async def test_without_a_bound_the_wait_ends_with_the_event() -> None:
+async def test_unbounded_wait_ends_with_the_event() -> None:
     event = asyncio.Event()
     asyncio.get_running_loop().call_soon(event.set)
     assert await wait_within(event, None)
 
 
-async def test_a_cancel_is_no_end_of_the_time() -> None:
+async def test_cancellation_is_not_a_timeout() -> None:
     waiting = asyncio.ensure_future(wait_within(asyncio.Event(), 60))
     await asyncio.sleep(0)
     waiting.cancel()
@@ -31,7 +31,7 @@ async def test_a_cancel_is_no_end_of_the_time() -> None:
     assert waiting.cancelled()
 
 
-async def test_whoever_ends_a_task_goes_on_and_is_cancelled_only_itself() -> None:
+async def test_caller_that_ends_a_task_is_cancelled_only_itself() -> None:
     async def ends_slowly() -> None:
         try:
             await asyncio.Event().wait()

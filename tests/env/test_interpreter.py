@@ -1,4 +1,4 @@
-"""Which Python runs this."""
+"""Recognition of the Python that runs this."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from kvstore.env.interpreter import is_profile_guided
         (("", "", ""), False),
     ],
 )
-def test_a_build_with_profile_guided_optimisation_is_known(told: tuple[str, str, str], expected: bool) -> None:
+def test_profile_guided_build_is_recognised(told: tuple[str, str, str], expected: bool) -> None:
     assert is_profile_guided(*told) is expected
 
 
-def test_setup_asks_a_candidate_by_running_the_file() -> None:
-    """Alone: nothing is installed yet when it is asked."""
+def test_setup_tests_a_candidate_by_running_the_file() -> None:
+    """The file runs alone: nothing is installed yet when setup runs it."""
     asked = subprocess.run([sys.executable, "-I", str(Path(interpreter.__file__))], check=False)
     assert asked.returncode == (0 if interpreter.is_this_profile_guided() else 1)
     assert interpreter.interpreter().startswith(f"{platform.python_version()} (")

@@ -58,7 +58,7 @@ def seconds_until_healthy(judge: Evidence) -> float:
 
 # docs/protocol.md P45
 @pytest.mark.parametrize(("silent", "said"), [("loop", "the event loop has been blocked"), ("disk1", "disk of disk1")])
-def test_evidence_fails_after_the_bound_and_names_what_is_silent(silent: str, said: str) -> None:
+def test_evidence_fails_after_the_bound_and_names_the_silent_subject(silent: str, said: str) -> None:
     judge = evidence(disks=DISKS)
     ticks(judge, SILENCE_S, **{silent: SILENT})
     assert judge.failure == ""
@@ -113,7 +113,7 @@ def test_evidence_that_comes_and_goes_does_not_count_as_fresh() -> None:
 
 
 # docs/protocol.md B24
-def test_one_directory_of_several_that_hangs_is_given_up_without_a_failure() -> None:
+def test_one_hanging_directory_of_several_is_abandoned_without_a_failure() -> None:
     judge = evidence(disks=("",), spares=DISKS)
     assert ticks(judge, 3 * SILENCE_S, disk2=SILENT) == ["disk2"]
     assert judge.failure == ""
@@ -133,7 +133,7 @@ def test_directories_that_hang_together_fail_the_evidence() -> None:
 
 @asynccontextmanager
 async def watched(base: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Watchdog, list[str]]]:
-    """A watchdog that takes half a second for what takes four, and what it would have ended the process for."""
+    """A watchdog that is eight times as fast, and the reasons for which it would have ended the process."""
     ended: list[str] = []
 
     for name, seconds in (("TICK_S", 0.02), ("TICK_MAX_S", 0.04), ("SILENCE_S", 0.5), ("FRESH_S", 0.1)):
@@ -199,10 +199,10 @@ async def test_watchdog_ends_the_process_when_a_session_cannot_be_ended(
 
 
 # docs/protocol.md P45, B24
-async def test_write_that_ends_while_its_directory_is_given_up_raises_nothing(
+async def test_write_that_ends_while_its_directory_is_abandoned_raises_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The journal reports the write on the event loop, and the watchdog's thread gives the directory up meanwhile."""
+    """The journal reports the write on the event loop, and the watchdog's thread abandons the directory meanwhile."""
     async with watched(tmp_path, monkeypatch) as (dog, _):
         reasons: list[str] = []
         dog.watch_disk("", reasons.append)
@@ -223,7 +223,7 @@ async def test_write_that_ends_while_its_directory_is_given_up_raises_nothing(
 
 
 # docs/protocol.md P45
-async def test_watchdog_probes_a_disk_only_while_it_completes_no_other_writes(
+async def test_watchdog_probes_a_disk_only_when_it_completes_no_other_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with watched(tmp_path, monkeypatch) as (dog, _):
@@ -236,7 +236,7 @@ async def test_watchdog_probes_a_disk_only_while_it_completes_no_other_writes(
 
         await wait_until(is_probed, what="probes of an idle disk")
         assert list(tmp_path.iterdir()) == []
-        for _ in range(50):  # as the watchdog sees them, one tick after the other
+        for _ in range(50):  # one tick after the other, as the watchdog does
             disk.sign(0.02)
             disk.works += 1
         assert disk.sign(0.02).is_alive
@@ -244,7 +244,7 @@ async def test_watchdog_probes_a_disk_only_while_it_completes_no_other_writes(
 
 
 def test_probe_hangs_alone_while_its_disk_does(tmp_path: Path) -> None:
-    """A named pipe that nobody reads stands for the disk: to open it for writing blocks."""
+    """A named pipe that nobody reads replaces the disk: opening it for writing blocks."""
     os.mkfifo(tmp_path / "PROBE")
     probe = DiskProbe(str(tmp_path))
     probe.ask()
@@ -253,7 +253,7 @@ def test_probe_hangs_alone_while_its_disk_does(tmp_path: Path) -> None:
     assert probe.completed == 0
     reader = os.open(tmp_path / "PROBE", os.O_RDONLY)
     wait_until_blocking(lambda: not probe.is_under_way, what="the end of the write")
-    assert probe.completed == 1  # a pipe has no sync: an error is an answer
+    assert probe.completed == 1  # a pipe cannot be synced: an error is an answer, too
     os.close(reader)
     probe.close()
 

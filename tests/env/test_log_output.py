@@ -1,4 +1,4 @@
-"""The log as text and as JSON: fields, levels at run time, and messages that come too often."""
+"""The log as text and as JSON: fields, levels at run time, and messages that are too frequent."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_fields_of_a_message_become_fields_of_the_line(tmp_path: Path) -> None:
     }
 
 
-def test_a_field_cannot_take_the_place_of_one_that_each_line_has(tmp_path: Path) -> None:
+def test_field_cannot_replace_a_field_of_each_line(tmp_path: Path) -> None:
     opened(tmp_path)
     log.info("level=%s time=%d", "low", 3)
     (line,) = documents(tmp_path)
@@ -72,7 +72,7 @@ def test_fields_are_found_in_any_message(template: object, arguments: object, fi
     assert fields_of(template, arguments) == fields
 
 
-def test_an_exception_is_a_field_and_stays_on_its_line(tmp_path: Path) -> None:
+def test_exception_is_a_field_and_stays_on_its_line(tmp_path: Path) -> None:
     opened(tmp_path)
     try:
         raise ValueError("what\nwas wrong")
@@ -83,7 +83,7 @@ def test_an_exception_is_a_field_and_stays_on_its_line(tmp_path: Path) -> None:
     assert line["task"] == "t1"
 
 
-def test_text_is_dated_and_a_stranger_cannot_begin_a_line_of_his_own(tmp_path: Path) -> None:
+def test_text_line_has_a_date_and_cannot_be_broken_by_input(tmp_path: Path) -> None:
     opened(tmp_path, LogFormat.TEXT)
     log.warning("address=%s says %s", "h:1", "x\n2026-01-01 INFO kvstore forged\x1b[2J")
     (line,) = lines_of(tmp_path / "n1.log")
@@ -92,20 +92,20 @@ def test_text_is_dated_and_a_stranger_cannot_begin_a_line_of_his_own(tmp_path: P
     assert rest == "address=h:1 says x\\n2026-01-01 INFO kvstore forged\\x1b[2J"
 
 
-def test_text_that_is_no_unicode_is_written_nevertheless(tmp_path: Path) -> None:
+def test_text_that_is_not_unicode_is_written_nevertheless(tmp_path: Path) -> None:
     opened(tmp_path)
     log.warning("path=%s", "a\udcff")
     assert documents(tmp_path)[0]["path"] == "a\udcff"
 
 
-def test_a_level_holds_from_the_start(tmp_path: Path) -> None:
+def test_level_applies_from_the_start(tmp_path: Path) -> None:
     opened(tmp_path, level=LogLevel.WARNING)
     log.info("quiet")
     log.warning("loud")
     assert [each["event"] for each in documents(tmp_path)] == ["loud"]
 
 
-def test_a_level_that_is_set_at_run_time_holds_below_its_logger_until_it_is_set_back(tmp_path: Path) -> None:
+def test_level_set_at_run_time_applies_below_its_logger_until_reset(tmp_path: Path) -> None:
     output = opened(tmp_path)
     elsewhere = logging.getLogger("kvstore.env.nursery")
     log.debug("1")
@@ -126,19 +126,19 @@ def test_a_level_that_is_set_at_run_time_holds_below_its_logger_until_it_is_set_
 @pytest.mark.parametrize(
     ("logger", "level", "said"),
     [
-        ("kazoo", "DEBUG", "want the logger kvstore or one below it"),
-        ("kvstorex", "DEBUG", "want the logger kvstore or one below it"),
+        ("kazoo", "DEBUG", "expected the logger kvstore or one below it"),
+        ("kvstorex", "DEBUG", "expected the logger kvstore or one below it"),
         ("kvstore.no.such", "DEBUG", "no logger 'kvstore.no.such' here"),
-        ("kvstore", "LOUD", "want one of DEBUG"),
+        ("kvstore", "LOUD", "expected one of DEBUG"),
         ("kvstore.audit", "ERROR", "no logger 'kvstore.audit' here"),
     ],
 )
-def test_a_level_that_cannot_be_set_is_refused(tmp_path: Path, logger: str, level: str, said: str) -> None:
+def test_impossible_level_is_refused(tmp_path: Path, logger: str, level: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         opened(tmp_path).set_level(logger, level)
 
 
-def test_loggers_with_levels_of_their_own_are_bounded() -> None:
+def test_loggers_with_their_own_level_are_bounded() -> None:
     output = Output(LogOutput())
     for number in range(LOGGERS_SET_MAX):
         output._set[f"kvstore.x{number}"] = "DEBUG"
@@ -146,7 +146,7 @@ def test_loggers_with_levels_of_their_own_are_bounded() -> None:
         output.set_level("kvstore.tests.log_output", "DEBUG")
 
 
-def test_a_message_that_comes_too_often_is_counted_and_its_count_is_told_when_its_time_is_over(tmp_path: Path) -> None:
+def test_frequent_message_is_counted_and_reported_after_its_window(tmp_path: Path) -> None:
     now = 0.0
     handler = logging.FileHandler(tmp_path / "n1.log")
     handler.setFormatter(formatter(LogFormat.JSON, "n1"))
@@ -173,7 +173,7 @@ def test_a_message_that_comes_too_often_is_counted_and_its_count_is_told_when_it
     }
 
 
-def test_each_message_has_a_window_of_its_own_and_their_number_is_bounded() -> None:
+def test_each_message_has_its_own_window_and_windows_are_bounded() -> None:
     limit, a, b = LogLimit(), ("x", "a"), ("x", "b")
     assert [limit.admit(a, 0.0) for _ in range(LINES_MAX + 1)] == [True] * LINES_MAX + [False]
     assert limit.admit(b, 1.0)
@@ -185,7 +185,7 @@ def test_each_message_has_a_window_of_its_own_and_their_number_is_bounded() -> N
     assert len(limit._windows) == MESSAGES_MAX
 
 
-def test_a_count_that_ends_since_there_are_too_many_messages_is_told_all_the_same() -> None:
+def test_count_of_a_window_that_ends_early_is_reported() -> None:
     limit, loud = LogLimit(), ("x", "loud")
     for _ in range(LINES_MAX + 3):
         limit.admit(loud, 0.0)
@@ -195,7 +195,7 @@ def test_a_count_that_ends_since_there_are_too_many_messages_is_told_all_the_sam
     assert limit.ended(WINDOW_S) == []
 
 
-def test_a_finalizer_may_log_while_a_line_is_logged() -> None:
+def test_finalizer_may_log_while_a_line_is_logged() -> None:
     """The garbage collector runs it in the middle of anything, in the same thread."""
 
     class Lines(logging.Handler):
@@ -224,7 +224,7 @@ def test_a_finalizer_may_log_while_a_line_is_logged() -> None:
     }
 
 
-def test_the_audit_log_is_a_file_of_its_own_and_not_limited_here(tmp_path: Path) -> None:
+def test_audit_log_is_a_file_of_its_own_without_a_limit(tmp_path: Path) -> None:
     output = opened(tmp_path)
     for number in range(LINES_MAX + 5):
         output.audit.put(json.dumps({"call": number}))

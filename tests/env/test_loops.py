@@ -12,7 +12,7 @@ async def coroutine() -> None:
 
 
 @pytest.mark.parametrize("use", [lambda loop: loop.call_soon(print), lambda loop: loop.call_later(1, print)])
-async def test_another_thread_may_not_call_what_is_not_for_it(use: Callable[[asyncio.AbstractEventLoop], None]) -> None:
+async def test_another_thread_may_not_call_loop_methods(use: Callable[[asyncio.AbstractEventLoop], None]) -> None:
     loop = asyncio.get_running_loop()
     with pytest.raises(RuntimeError, match="Non-thread-safe operation"):
         await asyncio.to_thread(use, loop)
@@ -27,7 +27,7 @@ async def test_another_thread_may_not_call_what_is_not_for_it(use: Callable[[asy
         lambda loop: loop.run_in_executor(None, coroutine),
     ],
 )
-async def test_a_coroutine_is_no_callback(use: Callable[[asyncio.AbstractEventLoop], None]) -> None:
+async def test_coroutine_is_not_a_callback(use: Callable[[asyncio.AbstractEventLoop], None]) -> None:
     with pytest.raises(TypeError, match="coroutines cannot be used with"):
         use(asyncio.get_running_loop())
 

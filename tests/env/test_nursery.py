@@ -44,7 +44,7 @@ def test_close_cancels_in_order_and_waits(perform: Perform) -> None:
     perform(work)
 
 
-def test_close_waits_for_work_that_takes_its_time_to_end(perform: Perform) -> None:
+def test_close_waits_for_tasks_that_end_slowly(perform: Perform) -> None:
     async def work() -> None:
         log: list[str] = []
 
@@ -65,7 +65,7 @@ def test_close_waits_for_work_that_takes_its_time_to_end(perform: Perform) -> No
     perform(work)
 
 
-def test_nothing_starts_in_a_closed_nursery(perform: Perform) -> None:
+def test_closed_nursery_starts_nothing(perform: Perform) -> None:
     async def work() -> None:
         nursery = TaskNursery("n")
         child = nursery.child("c")
@@ -80,7 +80,7 @@ def test_nothing_starts_in_a_closed_nursery(perform: Perform) -> None:
     perform(work)
 
 
-def test_an_error_is_logged_with_the_name_and_reported_and_touches_nobody_else(
+def test_error_is_logged_with_the_task_name_and_affects_no_other_task(
     perform: Perform, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def work() -> None:
@@ -105,7 +105,7 @@ def test_an_error_is_logged_with_the_name_and_reported_and_touches_nobody_else(
     assert "n/c/failing" in caplog.text
 
 
-def test_a_task_can_be_awaited_and_cancelled(perform: Perform) -> None:
+def test_task_can_be_awaited_and_cancelled(perform: Perform) -> None:
     async def work() -> None:
         nursery = TaskNursery("n")
 
@@ -124,7 +124,7 @@ def test_a_task_can_be_awaited_and_cancelled(perform: Perform) -> None:
     perform(work)
 
 
-def test_a_task_may_close_the_nursery_it_runs_in(perform: Perform) -> None:
+def test_task_may_close_its_own_nursery(perform: Perform) -> None:
     async def work() -> None:
         log: list[str] = []
         nursery = TaskNursery("n")
@@ -140,7 +140,7 @@ def test_a_task_may_close_the_nursery_it_runs_in(perform: Perform) -> None:
     perform(work)
 
 
-def test_a_close_that_is_cancelled_can_be_done_again(perform: Perform) -> None:
+def test_cancelled_close_can_be_repeated(perform: Perform) -> None:
     async def work() -> None:
         released = asyncio.Event()
         nursery = TaskNursery("n")
@@ -163,7 +163,7 @@ def test_a_close_that_is_cancelled_can_be_done_again(perform: Perform) -> None:
     perform(work)
 
 
-def test_a_task_that_only_its_own_future_knows_is_not_collected(perform: Perform) -> None:
+def test_task_referenced_only_by_its_own_future_is_not_collected(perform: Perform) -> None:
     async def work() -> None:
         log: list[str] = []
         nursery = TaskNursery("n")
@@ -190,7 +190,7 @@ def test_ended_children_and_tasks_are_forgotten(perform: Perform) -> None:
     perform(work)
 
 
-def test_tasks_run_in_copies_of_the_context_they_are_given(perform: Perform) -> None:
+def test_tasks_run_in_copies_of_the_given_context(perform: Perform) -> None:
     variable = contextvars.ContextVar("variable", default="none")
 
     async def work() -> None:
@@ -212,7 +212,7 @@ def test_tasks_run_in_copies_of_the_context_they_are_given(perform: Perform) -> 
     perform(work)
 
 
-def test_what_is_shielded_gives_its_result_or_its_error(perform: Perform) -> None:
+def test_shielded_work_returns_its_result_or_error(perform: Perform) -> None:
     async def work() -> None:
         loop = asyncio.get_running_loop()
         done, failed, late = (loop.create_future() for _ in range(3))
@@ -228,7 +228,7 @@ def test_what_is_shielded_gives_its_result_or_its_error(perform: Perform) -> Non
 
 
 @pytest.mark.parametrize("ends", ["result", "error", "cancelled"])
-def test_what_is_shielded_goes_on_without_its_caller_and_ends_unheard(
+def test_shielded_work_continues_without_its_caller_and_ends_silently(
     perform: Perform, ends: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def work() -> None:

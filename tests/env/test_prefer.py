@@ -24,7 +24,7 @@ from tests.waiting import PATIENCE_S, wait_until
 
 Prelude = Callable[[], BookiesPrelude] | None
 LIST = wire.encode_bookie_info(1, requested=0)
-"""Of a client of a bookie that has no TLS."""
+"""First bytes of a bookie client without TLS."""
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def bookies_prelude() -> BookiesPrelude:
 
 
 class Echo(asyncio.Protocol):
-    """Says what it hears, and before it whether by TLS."""
+    """Echoes what it receives, after a byte that says whether TLS is used."""
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
@@ -52,7 +52,7 @@ class Echo(asyncio.Protocol):
 
 
 class Heard(asyncio.Protocol):
-    """A caller that says x."""
+    """A caller that sends x."""
 
     def __init__(self) -> None:
         self.answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -79,7 +79,7 @@ async def served(tls: Tls | None, prelude: Prelude = None) -> AsyncIterator[tupl
 
 
 async def answered(address: str, *data: bytes, context: ssl.SSLContext | None = None) -> bytes:
-    """What a listener says to these bytes, each sent by itself; nothing if it hangs up."""
+    """Return a listener's answer to these bytes, each sent by itself; empty if it hangs up."""
     host, port = split_address(address)
     reader, writer = await asyncio.open_connection(host, port, ssl=context)
     try:
@@ -95,7 +95,7 @@ async def answered(address: str, *data: bytes, context: ssl.SSLContext | None = 
 
 
 async def called(tls: Tls | None, address: str, prelude: Any = None) -> bytes:
-    """What a caller with these files hears, first whether by TLS. Raises OSError."""
+    """Return what a caller with these files receives, first whether TLS is used. Raises OSError."""
     transport = transport_of(None if tls is None else Certificates(tls))
     handler = Heard()
     stream = await transport.connect(address, handler, prelude=prelude)  # type: ignore[arg-type]
@@ -106,7 +106,7 @@ async def called(tls: Tls | None, address: str, prelude: Any = None) -> bytes:
 
 
 @pytest.mark.parametrize("prelude", [None, bookies_prelude], ids=["any port", "a bookie's"])
-async def test_a_port_that_prefers_tls_takes_both_and_counts_what_is_plain(files: Files, prelude: Prelude) -> None:
+async def test_port_that_prefers_tls_accepts_both_and_counts_plain_connections(files: Files, prelude: Prelude) -> None:
     async with served(prefer(files.bookie), prelude) as (transport, address):
         assert await answered(address, LIST) == b"plain " + LIST
         assert await answered(address, b"x", context=files.client.client_context()) == b"tls x"
@@ -120,14 +120,14 @@ async def none_opening(transport: TcpTransport) -> bool:
 
 
 @pytest.mark.parametrize("prelude", [None, bookies_prelude], ids=["any port", "a bookie's"])
-async def test_a_port_that_requires_it_takes_nothing_plain(files: Files, prelude: Prelude) -> None:
+async def test_port_that_requires_tls_accepts_no_plain_connection(files: Files, prelude: Prelude) -> None:
     async with served(files.bookie, prelude) as (transport, address):
         for said in (LIST, b"*1\r\n$4\r\nPING\r\n", b"\x01" * 1000):
             assert b"plain" not in await answered(address, said, b"x" * 300)
         assert transport.statistics()["connections_plain_total"] == 0
 
 
-async def test_a_bookies_port_hears_start_tls_as_ever_and_what_comes_in_pieces(files: Files) -> None:
+async def test_bookie_port_accepts_start_tls_in_pieces(files: Files) -> None:
     asks = wire.encode_start_tls(7)
     async with served(prefer(files.bookie), bookies_prelude) as (transport, address):
         host, port = split_address(address)
@@ -151,7 +151,7 @@ async def test_a_bookies_port_hears_start_tls_as_ever_and_what_comes_in_pieces(f
         writer.transport.abort()
 
 
-async def test_whoever_leaves_before_he_says_anything_or_says_half_is_nobody(files: Files) -> None:
+async def test_client_that_leaves_early_is_ignored(files: Files) -> None:
     async with served(prefer(files.bookie), bookies_prelude) as (transport, address):
         host, port = split_address(address)
         for said in (b"", b"\0", LIST[:6]):
@@ -164,7 +164,7 @@ async def test_whoever_leaves_before_he_says_anything_or_says_half_is_nobody(fil
         assert transport.statistics()["connections_plain_total"] == 0
 
 
-async def test_whoever_is_silent_holds_a_place_no_longer_than_a_handshake_may_take(
+async def test_silent_client_holds_a_slot_no_longer_than_a_handshake(
     files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(accepting, "OPENING_S", 0.01)
@@ -177,7 +177,7 @@ async def test_whoever_is_silent_holds_a_place_no_longer_than_a_handshake_may_ta
 
 
 @pytest.mark.parametrize("prelude", [None, bookies_prelude], ids=["any port", "a bookie's"])
-async def test_a_call_goes_by_tls_wherever_there_is_any(files: Files, prelude: Prelude) -> None:
+async def test_call_uses_tls_when_the_server_has_it(files: Files, prelude: Prelude) -> None:
     says = None if prelude is None else lambda: ClientsPrelude(7)
     for there in (files.bookie, prefer(files.bookie)):
         for here in (files.client, prefer(files.client)):
@@ -186,7 +186,7 @@ async def test_a_call_goes_by_tls_wherever_there_is_any(files: Files, prelude: P
 
 
 class Deaf(asyncio.Protocol):
-    """Has no TLS, and takes what it hears for a fault."""
+    """Has no TLS, and takes a handshake for an error."""
 
     def __init__(self, says: bytes) -> None:
         self._says, self._heard = says, b""
@@ -211,21 +211,19 @@ async def deaf(says: bytes) -> AsyncIterator[str]:
     listener.close()
 
 
-REFUSES = wire.encode_status(7, wire.Operation.START_TLS, wire.Status.BAD_REQUEST)
+REFUSES = wire.encode_status(7, wire.BookieOperation.START_TLS, wire.Status.BAD_REQUEST)
 
 
 @pytest.mark.parametrize("says", [b"", b"-ERR Protocol error\r\n", REFUSES], ids=["hangs up", "an error", "refuses"])
 @pytest.mark.parametrize("says_first", [None, lambda: ClientsPrelude(7)], ids=["any port", "a bookie's"])
-async def test_only_who_prefers_tls_calls_without_it_those_who_have_none(
-    files: Files, says: bytes, says_first: Any
-) -> None:
+async def test_only_a_caller_that_prefers_tls_calls_without_it(files: Files, says: bytes, says_first: Any) -> None:
     async with deaf(says) as address:
         assert await called(prefer(files.bookie), address, says_first) == b"plain x"
         with pytest.raises(OSError):  # noqa: PT011 - of many kinds
             await called(files.bookie, address, says_first)
 
 
-async def test_a_certificate_that_is_not_trusted_is_no_reason_to_go_without(files: Files) -> None:
+async def test_untrusted_certificate_is_no_reason_to_call_without_tls(files: Files) -> None:
     for there in (files.stranger, files.expired):
         async with served(prefer(there)) as (transport, address):
             with pytest.raises(OSError, match="CERTIFICATE_VERIFY_FAILED"):
@@ -233,14 +231,14 @@ async def test_a_certificate_that_is_not_trusted_is_no_reason_to_go_without(file
             assert transport.statistics()["connections_plain_total"] == 0
 
 
-async def test_nobody_there_is_no_reason_either(files: Files) -> None:
+async def test_refused_connection_is_no_reason_to_call_without_tls(files: Files) -> None:
     async with served(None) as (_, address):
         pass
     with pytest.raises(ConnectionRefusedError):
         await called(prefer(files.client), address)
 
 
-async def test_calls_without_it_are_counted(files: Files) -> None:
+async def test_calls_without_tls_are_counted(files: Files) -> None:
     async with deaf(b"") as address:
         transport, handler = transport_of(prefer(files.bookie)), Heard()
         stream = await transport.connect(address, handler)  # type: ignore[arg-type]
@@ -249,6 +247,6 @@ async def test_calls_without_it_are_counted(files: Files) -> None:
         assert transport.statistics()["connections_plain_calls_total"] == 1
 
 
-def test_without_a_certificate_there_is_nothing_to_prefer(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="want cert and key where it is"):
+def test_prefer_without_a_certificate_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="expected cert and key with"):
         Tls(mode=Mode.PREFER)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from kvstore.env import profiler
-from kvstore.env.profiler import OTHERS, RATE_MAX, SECONDS_MAX, Profiler, look_for, name_of
+from kvstore.env.profiler import OTHERS, RATE_MAX, SECONDS_MAX, Profiler, name_of, sample_for
 from kvstore.errors import InvalidRequest, Overloaded
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -37,7 +37,7 @@ class Work:
         self.turns += sum(range(1_000)) > 0
 
     def progress(self, looks: int) -> Iterator[bool]:
-        """For so many looks: let the one that runs come forward between two of them."""
+        """Run for this many samples, and let the running thread proceed between two of them."""
         for _ in range(looks):
             before = self.turns
             while self.turns < before + 10:
@@ -59,10 +59,10 @@ def working() -> Iterator[Work]:
             thread.join(PATIENCE_S)
 
 
-def test_what_runs_has_processor_time_and_what_waits_has_none() -> None:
+def test_running_code_has_processor_time_and_waiting_code_has_none() -> None:
     with working() as work:
         steps = work.progress(LOOKS)
-        profile = look_for(PATIENCE_S, RATE_MAX, lambda _: next(steps))
+        profile = sample_for(PATIENCE_S, RATE_MAX, lambda _: next(steps))
     assert profile.looks == LOOKS
     cpu_ns, looks = dict[str, int](), dict[str, int]()
     functions: dict[str, set[str]] = {}
@@ -76,10 +76,10 @@ def test_what_runs_has_processor_time_and_what_waits_has_none() -> None:
     assert "Event.wait" in functions["waits"]
 
 
-def test_the_thread_that_looks_does_not_see_itself() -> None:
+def test_sampling_thread_does_not_see_itself() -> None:
     with working() as work:
         steps = work.progress(3)
-        profile = look_for(PATIENCE_S, RATE_MAX, lambda _: next(steps))
+        profile = sample_for(PATIENCE_S, RATE_MAX, lambda _: next(steps))
     assert threading.current_thread().name not in {thread for thread, _ in profile.stacks}
 
 
@@ -88,14 +88,14 @@ def test_stacks_are_bounded_in_number_and_depth(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(profiler, "DEPTH_MAX", 2)
     with working() as work:
         steps = work.progress(LOOKS)
-        profile = look_for(PATIENCE_S, RATE_MAX, lambda _: next(steps))
+        profile = sample_for(PATIENCE_S, RATE_MAX, lambda _: next(steps))
     assert len(profile.stacks) == 2
     assert (OTHERS, ()) in profile.stacks
     assert all(len(calls) <= 2 for _, calls in profile.stacks)
     assert profile.stacks[OTHERS, ()].looks >= LOOKS
 
 
-async def test_one_is_taken_at_a_time_and_the_next_when_it_is_over() -> None:
+async def test_profiles_are_taken_one_at_a_time() -> None:
     taken = Profiler()
     first = asyncio.ensure_future(taken.take(SECONDS_MAX))
     await asyncio.sleep(0)
@@ -113,11 +113,11 @@ async def test_one_is_taken_at_a_time_and_the_next_when_it_is_over() -> None:
 
 
 async def has_looked(profiler: Profiler) -> bool:
-    """Whether there was a look: a thread that stands still for so short a time has none."""
+    """Return True if there was a sample: a profile that is too short has none."""
     return (await profiler.take(0.05, RATE_MAX)).looks > 0
 
 
-async def test_the_next_is_taken_though_no_thread_could_be_started_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_profile_can_be_taken_after_a_thread_could_not_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -132,12 +132,12 @@ async def test_the_next_is_taken_though_no_thread_could_be_started_for_one(monke
 @pytest.mark.parametrize(
     ("seconds", "rate"), [(0, 1), (-1, 1), (SECONDS_MAX + 1, 1), (float("nan"), 1), (1, RATE_MAX + 1)]
 )
-async def test_a_profile_has_bounds(seconds: float, rate: int) -> None:
-    with pytest.raises(InvalidRequest, match="want"):
+async def test_profile_parameters_are_bounded(seconds: float, rate: int) -> None:
+    with pytest.raises(InvalidRequest, match="expected"):
         await Profiler().take(seconds, rate)
 
 
-def test_a_function_is_named_with_its_file_as_people_know_it() -> None:
-    assert name_of(look_for.__code__).startswith("look_for (kvstore/env/profiler.py:")
+def test_function_is_named_with_its_file() -> None:
+    assert name_of(sample_for.__code__).startswith("sample_for (kvstore/env/profiler.py:")
     assert name_of(pytest.main.__code__).split("(")[1].startswith("_pytest/")
     assert sys.prefix not in name_of(threading.Thread.start.__code__)

@@ -26,9 +26,9 @@ def test_main_runs_on_uvloop_and_returns() -> None:
     sys.setswitchinterval(interval)
 
 
-def test_collections_of_garbage_do_not_look_through_what_was_imported() -> None:
-    """That took 30 ms of the event loop. What is frozen stays so, because tests/conftest.py freezes what it collected:
-    with that unfrozen, each full collection in this process takes a second."""
+def test_garbage_collections_skip_imported_objects() -> None:
+    """The collection took 30 ms of the event loop. Frozen objects stay frozen, because tests/conftest.py freezes what
+    it collected: otherwise each full collection in this process takes a second."""
 
     async def main() -> int:
         return gc.get_freeze_count()
@@ -39,7 +39,7 @@ def test_collections_of_garbage_do_not_look_through_what_was_imported() -> None:
     sys.setswitchinterval(interval)
 
 
-def test_durations_are_counted_from_boot_and_dates_from_1970(tmp_path: Path) -> None:
+def test_durations_count_from_boot_and_dates_from_1970(tmp_path: Path) -> None:
     clock = real_env(tmp_path).clock
     before, now = time.clock_gettime(time.CLOCK_BOOTTIME), clock.now()
     assert before - 1 < now < time.clock_gettime(time.CLOCK_BOOTTIME) + 1
@@ -54,11 +54,11 @@ def test_files_are_below_the_root(tmp_path: Path) -> None:
     assert disk.real_path("f") == str(tmp_path / "made" / "here" / "f")
 
 
-def test_each_process_has_its_own_luck(tmp_path: Path) -> None:
+def test_each_process_has_its_own_randomness(tmp_path: Path) -> None:
     assert real_env(tmp_path).random.random() != real_env(tmp_path).random.random()
 
 
-def test_without_io_uring_threads_do_the_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_sync_without_io_uring(monkeypatch: pytest.MonkeyPatch) -> None:
     def forbidden() -> None:
         raise PermissionError("io_uring is forbidden here")
 
@@ -66,7 +66,7 @@ def test_without_io_uring_threads_do_the_syncs(monkeypatch: pytest.MonkeyPatch) 
     assert isinstance(best_syncs(), ThreadSyncs)
 
 
-def test_a_fatal_error_ends_the_process_at_once_and_says_why() -> None:
+def test_fatal_error_ends_the_process_at_once_and_logs_why() -> None:
     program = """
 import asyncio, pathlib, tempfile
 from kvstore.env.real import real_env, run

@@ -49,13 +49,13 @@ def test_newcomer_displaces_only_a_network_that_has_more(newcomer: str, gone: st
     assert shares_of(*places, known="k").displaced_by(newcomer) == gone
 
 
-def test_unknown_newcomer_displaces_no_known_network_when_others_have_the_share() -> None:
+def test_unknown_newcomer_displaces_no_known_network_beyond_its_share() -> None:
     places = [("k1", "k"), ("k2", "k"), ("k3", "k"), ("b1", "b")]
     assert shares_of(*places, known="k").displaced_by("a") is None
 
 
 def test_unknown_networks_keep_a_share_of_the_slots() -> None:
-    """A network becomes known by one login, and may then hold as many connections as there are slots."""
+    """One login makes a network known; it may then hold as many connections as there are slots."""
     shares = shares_of(*((f"k{number}", "k") for number in range(UNKNOWN_SHARE)), known="k")
     assert shares.displaced_by("a") == "k0"
     assert shares.order_of("a") < shares.order_of("k")

@@ -1,4 +1,4 @@
-"""What a process makes of its own lack of descriptors, memory or ports (docs/protocol.md, B39)."""
+"""A process that lacks descriptors, memory or ports (docs/protocol.md, B39)."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ LACKING = ("EMFILE", "ENFILE", "ENOBUFS", "ENOMEM", "EADDRNOTAVAIL")
 
 
 class Handler(asyncio.Protocol):
-    """A handler of a connection that says nothing."""
+    """A handler of a connection that sends nothing."""
 
 
 def refuse_connections(monkeypatch: pytest.MonkeyPatch, name: str, times: int) -> list[int]:
-    """Let so many attempts to connect fail by this errno; returns what counts the attempts."""
+    """Make this many attempts to connect fail with this errno. Returns the list that counts the attempts."""
     attempts: list[int] = []
     number, connected = getattr(errno, name), TcpTransport._connected
 
@@ -40,7 +40,7 @@ def refuse_connections(monkeypatch: pytest.MonkeyPatch, name: str, times: int) -
 
 
 @pytest.mark.parametrize("name", LACKING)
-async def test_connect_tries_again_when_this_side_lacks_something(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+async def test_connect_retries_when_this_side_lacks_resources(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     attempts = refuse_connections(monkeypatch, name, 3)
     tcp = TcpTransport()
     listener = await tcp.listen("127.0.0.1:0", Handler)
@@ -50,7 +50,7 @@ async def test_connect_tries_again_when_this_side_lacks_something(monkeypatch: p
     listener.close()
 
 
-async def test_connect_gives_up_in_the_end_when_this_side_lacks_something(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connect_fails_in_the_end_when_this_side_lacks_resources(monkeypatch: pytest.MonkeyPatch) -> None:
     attempts = refuse_connections(monkeypatch, "EMFILE", 1_000)
     with pytest.raises(OSError, match="Too many open files"):
         await TcpTransport().connect("127.0.0.1:1", Handler())
@@ -58,7 +58,7 @@ async def test_connect_gives_up_in_the_end_when_this_side_lacks_something(monkey
 
 
 @pytest.mark.parametrize("name", ["ECONNREFUSED", "EHOSTUNREACH", "ETIMEDOUT"])
-async def test_connect_does_not_try_again_when_the_other_side_fails(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+async def test_connect_does_not_retry_when_the_other_side_fails(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     attempts = refuse_connections(monkeypatch, name, 1)
     with pytest.raises(OSError, match="Errno"):
         await TcpTransport().connect("127.0.0.1:1", Handler())
@@ -83,7 +83,7 @@ def config_of(home: Path) -> NodeConfig:
 
 
 @pytest.mark.parametrize("name", ["ENOSPC", "EDQUOT", "EFBIG", "ENOMEM", "EMFILE"])
-def test_node_logs_to_standard_error_when_its_log_takes_no_file(
+def test_node_logs_to_standard_error_when_its_log_file_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     refuse_log_files(monkeypatch, name)

@@ -21,7 +21,7 @@ class Time:
         return SlowLog(slow_ms, lambda: self.now, lambda: int(self.now * 1000), lambda: 0.25)
 
 
-def test_a_note_has_the_hash_of_its_key_and_the_parts_of_its_time(caplog: pytest.LogCaptureFixture) -> None:
+def test_note_has_the_hash_of_its_key_and_the_parts_of_its_time(caplog: pytest.LogCaptureFixture) -> None:
     log = Time().log()
     with caplog.at_level(logging.INFO, "kvstore.slow"):
         log.note("leader", "write", 0.5, key=KEY, partition="p1", operations=3, queue=0.1, log=0.4)
@@ -43,20 +43,20 @@ def test_a_note_has_the_hash_of_its_key_and_the_parts_of_its_time(caplog: pytest
     assert record.__dict__["fields"] == {"queue_ms": 100.0, "log_ms": 400.0}
 
 
-def test_the_hash_is_what_it_was() -> None:
-    """Operators compare it with that of keys they know, over versions."""
+def test_hash_of_a_key_is_stable() -> None:
+    """Operators compare the hash with that of keys they know, also across versions."""
     assert hash_of(KEY) == "7f872529588df953"
     assert hash_of(KEY + b"x") != hash_of(KEY)
 
 
-def test_what_is_no_key_has_no_hash() -> None:
+def test_missing_key_has_no_hash() -> None:
     log = Time().log()
     for key in (None, b"", 7, "text"):
         log.note("door", "SCAN", 1.0, key=key)
     assert {each.key for each in log.latest()} == {""}
 
 
-def test_nothing_is_slow_where_it_is_off() -> None:
+def test_nothing_is_slow_when_the_log_is_off() -> None:
     log = Time().log(0)
     assert log.limit_s == math.inf
     log.note("door", "GET", 99.0, key=KEY)
@@ -64,7 +64,7 @@ def test_nothing_is_slow_where_it_is_off() -> None:
     assert SlowLog().limit_s == math.inf
 
 
-def test_in_one_second_some_are_kept_and_all_are_counted() -> None:
+def test_some_notes_are_kept_and_all_are_counted_in_one_second() -> None:
     time = Time()
     log = time.log()
     for _ in range(PER_SECOND_MAX + 7):
@@ -83,7 +83,7 @@ def test_in_one_second_some_are_kept_and_all_are_counted() -> None:
     assert log.latest(1)[0].at == "link"
 
 
-def test_the_ring_is_bounded_and_the_latest_come_first() -> None:
+def test_ring_is_bounded_and_the_latest_come_first() -> None:
     time = Time()
     log = time.log()
     for number in range(KEPT + 5):

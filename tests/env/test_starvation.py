@@ -1,4 +1,4 @@
-"""Whether a thread that is ready to run and gets no processor is said to be starved."""
+"""Measurements of a thread that is ready to run and has no processor."""
 
 import os
 import select
@@ -33,8 +33,8 @@ def wait_for_events(seconds: float) -> None:
     select.select([], [], [], seconds)
 
 
-@pytest.mark.skipif(not told_by_kernel(), reason="this kernel does not tell how long threads wait")
-def test_who_shares_a_processor_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(not told_by_kernel(), reason="this kernel has no statistics of how long threads wait")
+def test_thread_that_shares_a_processor_is_starved(monkeypatch: pytest.MonkeyPatch) -> None:
     allowed = os.sched_getaffinity(0)
     one = {min(allowed)}
     others = [subprocess.Popen([sys.executable, "-c", SPIN]) for _ in range(3)]
@@ -61,8 +61,8 @@ def test_who_shares_a_processor_waits_for_it(monkeypatch: pytest.MonkeyPatch) ->
             other.wait()
 
 
-def test_who_waits_for_events_is_not_starved() -> None:
-    """On a machine that is full it waits for a processor too once they are there, but not all the time."""
+def test_thread_that_waits_for_events_is_not_starved() -> None:
+    """On a full machine it also waits for a processor after the events, but not all the time."""
     starved = LoopStarvation()
 
     def is_told() -> bool:
@@ -80,9 +80,7 @@ def told(monkeypatch: pytest.MonkeyPatch, path: Path, text: str | None) -> None:
     monkeypatch.setattr(starvation, "SCHEDSTAT", str(path))
 
 
-def test_the_share_is_what_was_waited_of_the_time_between_two_looks(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_share_is_the_waiting_time_between_two_measurements(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     now = 10.0
     monkeypatch.setattr(starvation.time, "monotonic", lambda: now)
     told(monkeypatch, tmp_path / "s", "5 1000000000 7\n")
@@ -97,7 +95,7 @@ def test_the_share_is_what_was_waited_of_the_time_between_two_looks(
 
 
 @pytest.mark.parametrize("text", [None, "", "5\n", "a b c\n"])
-def test_a_look_that_fails_says_that_nothing_is_short(
+def test_failed_measurement_reports_no_starvation(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str | None
 ) -> None:
     now = 10.0

@@ -1,4 +1,4 @@
-"""What may be said about TLS."""
+"""The TLS settings."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def node(**table: object) -> NodeConfig:
     )
 
 
-def test_a_certificate_needs_its_key_and_clients_are_verified_by_a_ca() -> None:
+def test_certificate_needs_its_key_and_verified_clients_need_a_ca() -> None:
     for wrong in ({"cert": CERT}, {"key": KEY}):
         with pytest.raises(ValueError, match="both or neither"):
             Tls(**wrong)
@@ -40,7 +40,7 @@ def test_a_certificate_needs_its_key_and_clients_are_verified_by_a_ca() -> None:
         Tls(cert=CERT, key=KEY, verify_clients=True)
 
 
-def test_listeners_beyond_loopback_need_tls_or_to_be_allowed() -> None:
+def test_listeners_beyond_loopback_need_tls_or_a_permission() -> None:
     with pytest.raises(ConfigError, match="has no TLS"):
         node(resp="10.0.0.1:6401")
     files = {"cert": str(CERT), "key": str(KEY)}
@@ -48,8 +48,8 @@ def test_listeners_beyond_loopback_need_tls_or_to_be_allowed() -> None:
     assert not node(resp="10.0.0.1:6401", insecure=True).tls.serves
 
 
-def test_listeners_offer_no_cipher_suite_without_authenticated_encryption(tmp_path: Path) -> None:
-    """CBC suites of TLS 1.2 were offered at the endpoints whose TLS is Python's. gRPC has none by itself."""
+def test_listeners_offer_only_authenticated_encryption(tmp_path: Path) -> None:
+    """CBC suites of TLS 1.2 were offered at the endpoints whose TLS is Python's. gRPC offers none by default."""
     cert = tmp_path / "cert.pem"
     trustme.CA().issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(str(cert))
     context = Tls(cert=cert, key=cert).server_context()
@@ -59,12 +59,12 @@ def test_listeners_offer_no_cipher_suite_without_authenticated_encryption(tmp_pa
     assert [each["name"] for each in suites if not each["aead"]] == []
 
 
-def test_a_ca_alone_makes_no_node_secure() -> None:
+def test_ca_alone_does_not_secure_a_node() -> None:
     with pytest.raises(ConfigError, match="cert and key beside ca"):
         node(tls={"ca": str(CA)})
 
 
-def test_a_node_file_keeps_its_tls_table() -> None:
+def test_node_file_keeps_its_tls_table() -> None:
     config = node(tls={"cert": str(CERT), "key": str(KEY), "ca": str(CA), "verify_clients": True})
     assert toml.from_table(_table(toml.to_toml(config)), NodeConfig) == config
 
@@ -75,7 +75,7 @@ def _table(text: str) -> dict[str, object]:
     return tomllib.loads(text)
 
 
-def test_files_that_cannot_be_used_are_an_os_error_that_names_them(tmp_path: Path) -> None:
+def test_unusable_files_raise_an_os_error_that_names_them(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"No such file.*cert\.pem and key\.pem"):
         Tls(cert=CERT, key=KEY).server_context()
     assert Tls(ca=CA).server_context() is None
@@ -102,8 +102,8 @@ for context in (tls.server_context, tls.client_context):
 """
 
 
-def test_nobody_is_asked_at_the_terminal_for_the_password_of_a_key(tmp_path: Path) -> None:
-    """A node that runs in one would stand still until somebody types it."""
+def test_encrypted_key_does_not_prompt_at_the_terminal(tmp_path: Path) -> None:
+    """A node on a terminal would wait until someone types the password."""
     made = trustme.CA().issue_cert("localhost")
     key = load_pem_private_key(made.private_key_pem.bytes(), None)
     secret = BestAvailableEncryption(b"secret")
@@ -117,7 +117,7 @@ def test_nobody_is_asked_at_the_terminal_for_the_password_of_a_key(tmp_path: Pat
     assert done.stdout.count("not a certificate or key in PEM form") == 2
 
 
-def test_zookeeper_is_reached_by_a_ca_and_perhaps_a_certificate() -> None:
+def test_zookeeper_is_reached_with_a_ca_and_an_optional_certificate() -> None:
     assert node().zookeeper_tls is None
     config = node(zookeeper_tls={"ca": str(CA), "cert": str(CERT), "key": str(KEY)})
     assert config.zookeeper_tls == Tls(ca=CA, cert=CERT, key=KEY)
@@ -126,7 +126,7 @@ def test_zookeeper_is_reached_by_a_ca_and_perhaps_a_certificate() -> None:
         node(zookeeper_tls={})
 
 
-def test_a_client_names_its_files_in_its_url() -> None:
+def test_client_names_its_files_in_its_url() -> None:
     found = parse_url("kvs://a:1,b:2?ca=/etc/ca.pem&timeout=2s")
     assert found.tls == Tls(ca=Path("/etc/ca.pem"))
     assert (found.endpoints, found.timeout_s) == (("a:1", "b:2"), 2.0)

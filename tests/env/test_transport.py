@@ -1,4 +1,4 @@
-"""What a handler may rely on, over real TCP and in the simulated network."""
+"""The guarantees of a handler, over real TCP and in the simulated network."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Place:
         self._handlers: list[Recorder] = []
 
     def handler(self, handler: Recorder | None = None) -> Recorder:
-        """A new one unless it is given; its connection is closed at the end."""
+        """Return a network, a new one unless it is given, and close its connections at the end."""
         self._handlers.append(handler or Recorder())
         return self._handlers[-1]
 
@@ -58,7 +58,7 @@ class Place:
 
 
 class Recorder:
-    """A handler that keeps what it is told."""
+    """A handler that records its calls."""
 
     def __init__(self) -> None:
         self.stream: Stream
@@ -152,7 +152,7 @@ class Echo(Recorder):
 Perform = Callable[[Scenario], None]
 
 
-def test_bytes_arrive_whole_and_in_order_both_ways(perform: Perform) -> None:
+def test_bytes_arrive_complete_and_in_order_both_ways(perform: Perform) -> None:
     async def scenario(place: Place) -> None:
         accepted, caller = await place.connect()
         data = Random(1).randbytes(300_000)
@@ -166,7 +166,7 @@ def test_bytes_arrive_whole_and_in_order_both_ways(perform: Perform) -> None:
     perform(scenario)
 
 
-def test_the_handler_knows_its_connection_before_connect_returns(perform: Perform) -> None:
+def test_handler_has_its_connection_before_connect_returns(perform: Perform) -> None:
     async def scenario(place: Place) -> None:
         listener = await place.server.listen(place.any_port, place.handler)
         caller = place.handler()
@@ -188,7 +188,7 @@ def test_both_ends_agree_on_their_addresses(perform: Perform) -> None:
     perform(scenario)
 
 
-def test_an_address_is_taken_once(perform: Perform) -> None:
+def test_address_can_be_used_by_one_listener(perform: Perform) -> None:
     async def scenario(place: Place) -> None:
         listener = await place.server.listen(place.any_port, Recorder)
         with pytest.raises(OSError, match=listener.address.rpartition(":")[2]):
@@ -198,7 +198,7 @@ def test_an_address_is_taken_once(perform: Perform) -> None:
     perform(scenario)
 
 
-def test_where_nobody_listens_the_connection_is_refused(perform: Perform) -> None:
+def test_connection_is_refused_where_nobody_listens(perform: Perform) -> None:
     async def scenario(place: Place) -> None:
         with pytest.raises(ConnectionRefusedError):
             await place.client.connect(place.nobody, Recorder())
@@ -208,9 +208,9 @@ def test_where_nobody_listens_the_connection_is_refused(perform: Perform) -> Non
 
 @pytest.mark.parametrize("run", [on_asyncio, on_uvloop])
 @pytest.mark.parametrize("address", [":3181", "n1:70000", f"{'a' * 64}:3181", "n1..example:3181", "n1\0:3181"])
-def test_an_address_that_is_none_is_an_error_of_the_connection(run: Callable[[Any], None], address: str) -> None:
-    """Bookies that are not ours register what they like. Another error would end the task that connects, and with it
-    every node that hears of such a bookie."""
+def test_malformed_address_is_an_error_of_connect(run: Callable[[Any], None], address: str) -> None:
+    """Other bookies register any text. Another error would end the task that connects, and with it every node that
+    reads such a registration."""
 
     async def scenario() -> None:
         for calling in (None, ssl.create_default_context()):
@@ -221,7 +221,7 @@ def test_an_address_that_is_none_is_an_error_of_the_connection(run: Callable[[An
     run(scenario)
 
 
-def test_a_closed_listener_lets_its_connections_live(perform: Perform) -> None:
+def test_closed_listener_leaves_its_connections_open(perform: Perform) -> None:
     async def scenario(place: Place) -> None:
         accepted, caller = await place.connect()
         caller.stream.write(b"still here")
@@ -230,7 +230,7 @@ def test_a_closed_listener_lets_its_connections_live(perform: Perform) -> None:
     perform(scenario)
 
 
-def test_close_sends_what_is_buffered_and_then_ends_both_sides(perform: Perform) -> None:
+def test_close_sends_the_buffer_and_then_ends_both_sides(perform: Perform) -> None:
     async def scenario(place: Place) -> None:
         accepted, caller = await place.connect()
         data = Random(2).randbytes(5_000_000)
@@ -262,7 +262,7 @@ def test_abort_ends_both_sides_once(perform: Perform) -> None:
     perform(scenario)
 
 
-def test_a_closing_side_is_told_nothing_more(perform: Perform) -> None:
+def test_closing_side_receives_nothing_more(perform: Perform) -> None:
     async def scenario(place: Place) -> None:
         accepted, caller = await place.connect()
         accepted.stream.write(b"x" * 100)
@@ -274,7 +274,7 @@ def test_a_closing_side_is_told_nothing_more(perform: Perform) -> None:
     perform(scenario)
 
 
-def test_a_writer_whose_bytes_nobody_reads_is_held_until_somebody_does(perform: Perform) -> None:
+def test_writer_is_paused_until_the_peer_reads(perform: Perform) -> None:
     async def scenario(place: Place) -> None:
         accepted, caller = await place.connect()
         accepted.stream.pause_reading()
@@ -293,7 +293,7 @@ def test_a_writer_whose_bytes_nobody_reads_is_held_until_somebody_does(perform: 
     perform(scenario)
 
 
-def test_the_limits_of_the_write_buffer_can_be_set(perform: Perform) -> None:
+def test_write_buffer_limits_can_be_set(perform: Perform) -> None:
     async def scenario(place: Place) -> None:
         accepted, caller = await place.connect()
         accepted.stream.pause_reading()
@@ -308,7 +308,7 @@ def test_the_limits_of_the_write_buffer_can_be_set(perform: Perform) -> None:
     perform(scenario)
 
 
-def test_a_paused_reader_gets_all_when_it_resumes(perform: Perform) -> None:
+def test_paused_reader_gets_all_bytes_when_it_resumes(perform: Perform) -> None:
     async def scenario(place: Place) -> None:
         accepted, caller = await place.connect()
         accepted.stream.pause_reading()
@@ -322,7 +322,7 @@ def test_a_paused_reader_gets_all_when_it_resumes(perform: Perform) -> None:
     perform(scenario)
 
 
-def test_a_handler_that_keeps_its_half_open_can_still_send(perform: Perform) -> None:
+def test_handler_that_keeps_its_half_open_can_still_send(perform: Perform) -> None:
     class HalfOpen(Recorder):
         def eof_received(self) -> bool:
             super().eof_received()
@@ -343,7 +343,7 @@ def test_a_handler_that_keeps_its_half_open_can_still_send(perform: Perform) -> 
     perform(scenario)
 
 
-def test_a_caller_that_gives_up_leaves_no_connection_and_no_handler_in_doubt(perform: Perform) -> None:
+def test_cancelled_connect_leaves_no_connection_and_notifies_its_handler(perform: Perform) -> None:
     async def scenario(place: Place) -> None:
         accepted: list[Recorder] = []
 
@@ -373,7 +373,7 @@ def test_a_caller_that_gives_up_leaves_no_connection_and_no_handler_in_doubt(per
 
 
 @pytest.mark.parametrize("run", [on_asyncio, on_uvloop])
-def test_small_frames_are_not_held_back(run: Callable[[Any], None]) -> None:
+def test_small_frames_are_not_delayed(run: Callable[[Any], None]) -> None:
     async def scenario(place: Place) -> None:
         for end in await place.connect():
             sock = end.stream.get_extra_info("socket")
@@ -383,7 +383,7 @@ def test_small_frames_are_not_held_back(run: Callable[[Any], None]) -> None:
 
 
 @pytest.mark.parametrize("run", [on_asyncio, on_uvloop])
-def test_a_connection_whose_other_side_has_vanished_is_not_held_for_ever(run: Callable[[Any], None]) -> None:
+def test_connection_to_a_vanished_peer_is_not_held_forever(run: Callable[[Any], None]) -> None:
     async def scenario(place: Place) -> None:
         accepted, _ = await place.connect()
         sock = accepted.stream.get_extra_info("socket")
@@ -397,12 +397,12 @@ def test_a_connection_whose_other_side_has_vanished_is_not_held_for_ever(run: Ca
 @pytest.mark.parametrize(
     ("address", "parts"), [("n1:80", ("n1", 80)), ("127.0.0.1:0", ("127.0.0.1", 0)), ("[::1]:65535", ("::1", 65535))]
 )
-def test_an_address_has_a_host_and_a_port(address: str, parts: tuple[str, int]) -> None:
+def test_address_has_a_host_and_a_port(address: str, parts: tuple[str, int]) -> None:
     assert split_address(address) == parts
     assert join_address(*parts) == address
 
 
 @pytest.mark.parametrize("address", ["", "n1", "n1:", ":80", "n1:x", "n1:-1", "n1:65536", "n1:8_0"])
-def test_anything_else_is_no_address(address: str) -> None:
+def test_malformed_address_is_refused(address: str) -> None:
     with pytest.raises(ValueError, match="host:port"):
         split_address(address)

@@ -18,11 +18,11 @@ from kvstore.env.ports import Env
 from kvstore.env.real import real_env
 from kvstore.errors import StoreError
 from kvstore.meta.bookies import BookieView
-from kvstore.meta.layout import Identity
+from kvstore.meta.layout import ClusterIdentity
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.zookeeper.store import ZooKeeperStore
 from kvstore.types import LedgerId, PartitionId
-from kvstore.wal.bookies import Bookies
+from kvstore.wal.bookies import BookieClients
 from kvstore.wal.choice import BookieChoice
 from kvstore.wal.config import LogConfig
 from kvstore.wal.creator import LedgerCreator
@@ -46,10 +46,10 @@ async def client(zookeeper: str) -> AsyncIterator[tuple[Env, LedgerPorts, Ledger
         store = await ZooKeeperStore.connect(zookeeper)
         view = BookieView(store)
         await view.start(env.nursery)
-        bookies = Bookies(env, view.address)
+        bookies = BookieClients(env, view.address)
         choice = BookieChoice(view, store, clock=env.clock, random=env.random)
         ledgers = LedgerStore(store)
-        ids = NewLedgerIds(store, bookies, choice, Identity(store), clock=env.clock, nursery=env.nursery)
+        ids = NewLedgerIds(store, bookies, choice, ClusterIdentity(store), clock=env.clock, nursery=env.nursery)
         creator = LedgerCreator(ids, ledgers, choice, LogConfig(), clock=env.clock, random=env.random)
         try:
             yield env, LedgerPorts(env.clock, bookies, ledgers, choice), creator

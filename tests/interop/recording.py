@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kvstore.proto import bookkeeper as wire
 from kvstore.proto import bookkeeper_pb2 as pb
-from kvstore.proto.bookkeeper import Operation
+from kvstore.proto.bookkeeper import BookieOperation
 from kvstore.proto.frames import FrameReader
 
 
@@ -22,21 +22,21 @@ class Recording:
     def request(self, payload: bytes) -> None:
         request = pb.Request.FromString(payload)
         header = request.header
-        kind = ["request", Operation(header.operation).name]
+        kind = ["request", BookieOperation(header.operation).name]
         if header.priority:
             kind.append(f"priority={header.priority}")
-        if header.operation == Operation.READ_ENTRY:
+        if header.operation == BookieOperation.READ_ENTRY:
             read = request.read
             kind += [pb.ReadRequest.Flag.Name(read.flag)] * read.HasField("flag")
             kind += ["last"] * (read.entry == wire.LAST_ENTRY) + ["poll"] * read.HasField("previous_lac")
-        if header.operation == Operation.ADD_ENTRY:
+        if header.operation == BookieOperation.ADD_ENTRY:
             kind += ["recovery"] * request.add.HasField("flag")
         self.frames.setdefault(" ".join(kind), payload)
 
     def response(self, payload: bytes) -> None:
         response = pb.Response.FromString(payload)
         status = pb.StatusCode.Name(response.status)
-        self.frames.setdefault(f"response {Operation(response.header.operation).name} {status}", payload)
+        self.frames.setdefault(f"response {BookieOperation(response.header.operation).name} {status}", payload)
 
     def write(self, path: Path, source: str) -> None:
         """One line per kind: its name, a colon, its payload in hexadecimal."""

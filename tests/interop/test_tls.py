@@ -15,7 +15,7 @@ from kvstore.env.tls import Tls
 from kvstore.errors import BookieError, StoreError
 from kvstore.proto.digest import EntryDigest, master_key
 from kvstore.types import BookieId, DigestType, EntryId, LedgerId
-from kvstore.wal.bookies import Bookies
+from kvstore.wal.bookies import BookieClients
 from tests.certificates import ROLE, Files
 from tests.interop import java
 from tests.interop.processes import Processes
@@ -70,10 +70,10 @@ async def test_where_our_bookies_verify_clients_a_certificate_lets_java_in(tmp_p
 
 
 @asynccontextmanager
-async def client(address: str, directory: Path, tls: Tls | None) -> AsyncIterator[Bookies]:
+async def client(address: str, directory: Path, tls: Tls | None) -> AsyncIterator[BookieClients]:
     """Our client of bookies, all of which are at `address`."""
     env = real_env(directory, tls=tls)
-    bookies = Bookies(env, lambda _: address)
+    bookies = BookieClients(env, lambda _: address)
     try:
         yield bookies
     finally:
@@ -85,7 +85,7 @@ def packet(entry: int) -> bytes:
     return EntryDigest(DigestType.CRC32C).packet(L, EntryId(entry), EntryId(entry - 1), 100 * (entry + 1), bytes(100))
 
 
-async def stored(bookies: Bookies, bookie: BookieId, entry: int) -> StoreError | None:
+async def stored(bookies: BookieClients, bookie: BookieId, entry: int) -> StoreError | None:
     answered: asyncio.Future[StoreError | None] = asyncio.get_running_loop().create_future()
     bookies.add(bookie, L, EntryId(entry), packet(entry), KEY, False, answered.set_result)
     return await answered

@@ -27,13 +27,13 @@ def test_a_programs_own_time_explains_that_it_is_slower() -> None:
     assert (row["apart"], row["left"], is_too_far(row)) == (0.5, 0.0, False)
 
 
-def test_what_its_own_time_does_not_explain_is_too_far() -> None:
+def test_a_difference_not_explained_by_service_time_is_too_large() -> None:
     found = rows(c=([1.0], [0.1]), near=([1.2], [0.16]), far=([1.3], [0.13]), below=([0.8], [0.1]))
     assert found["near"]["left"] == 0.14
     assert {name for name, row in found.items() if is_too_far(row)} == {"far", "below"}
 
 
-def test_figures_that_agree_as_they_are_need_no_explanation() -> None:
+def test_matching_figures_need_no_explanation() -> None:
     row = rows(c=([1.0], [0.01]), python=([1.1], [0.3]))["python"]
     assert (row["apart"], row["left"], is_too_far(row)) == (0.1, -0.19, False)
 

@@ -18,7 +18,7 @@ LOG = """\
 """
 
 
-def test_an_engines_log_tells_what_its_flushes_and_its_compactions_wrote() -> None:
+def test_the_engine_log_gives_bytes_of_flushes_and_compactions() -> None:
     assert tables_in(LOG) == {"engine: flushes": 1000, "engine: compaction": 520}
 
 

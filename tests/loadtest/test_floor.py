@@ -123,7 +123,7 @@ def is_refused_at(door: str, key: bytes) -> bool:
 
 
 @pytest.mark.cluster
-def test_what_is_set_at_one_door_is_read_at_all(running: peers.Floor) -> None:
+def test_a_value_set_at_one_endpoint_is_read_at_all(running: peers.Floor) -> None:
     clients = [Client(door) for door in running.doors]
     for number, client in enumerate(clients):
         keys = [b"%d-%d" % (number, n) for n in range(100)]
@@ -159,7 +159,7 @@ def test_the_three_end_with_what_started_them(running: peers.Floor) -> None:
 
 
 @pytest.mark.parametrize("is_looking_up", [False, True])
-async def test_all_three_write_what_is_confirmed_and_with_lookup_the_order_of_new_keys(
+async def test_all_three_write_confirmed_records_and_the_order_of_new_keys(
     is_looking_up: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(floor_member, "JOURNAL_BYTES", 4 << 20)
@@ -199,7 +199,7 @@ async def test_all_three_write_what_is_confirmed_and_with_lookup_the_order_of_ne
         (["--data", "full/file", "--port", "0"], "full/file: File exists"),
     ],
 )
-def test_what_cannot_be_is_told_in_one_line(words: list[str], told: str, tmp_path: Path) -> None:
+def test_an_impossible_option_is_refused_in_one_line(words: list[str], told: str, tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full/file").touch()
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -212,9 +212,7 @@ def test_what_cannot_be_is_told_in_one_line(words: list[str], told: str, tmp_pat
     assert not (tmp_path / "new").exists()
 
 
-def test_a_record_is_stored_when_its_group_is_synced_and_what_comes_meanwhile_is_the_next_group(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_records_that_arrive_during_a_sync_form_the_next_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     syncs = HeldSyncs()
     stored: list[list[floor_member.Mark]] = []
     monkeypatch.setattr(floor_member, "best_syncs", lambda: syncs)

@@ -19,7 +19,7 @@ from kvstore.cli.main import build
 from kvstore.client import AsyncClient
 from kvstore.errors import InvalidRequest, NotAuthenticated, Overloaded
 from kvstore.loadtest import loads
-from kvstore.loadtest.loads import Call, Generator, Load, Outcome, parse_mix
+from kvstore.loadtest.loads import Call, Generator, LoadResult, LoadSpec, parse_mix
 from tests.client.model import ModelCluster
 from tests.client.serving import serving_in_a_thread
 from tests.sim.world.env import SimWorld
@@ -71,22 +71,22 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimWorld]:
 
 
 def test_a_closed_loop_keeps_so_many_under_way(world: SimWorld, calls: Calls) -> None:
-    found = world.run(Generator(Load(seconds=0.2, warmup_s=0, in_flight=7), calls.all()).run())
+    found = world.run(Generator(LoadSpec(seconds=0.2, warmup_s=0, in_flight=7), calls.all()).run())
     assert calls.most == 7
     assert found.operations == sum(calls.seen.values()) > 7
     assert found.rate == pytest.approx(found.operations / found.took_s)
 
 
 def test_the_warm_up_is_not_counted(world: SimWorld, calls: Calls) -> None:
-    found = world.run(Generator(Load(seconds=0.1, warmup_s=0.1, in_flight=2), calls.all()).run())
+    found = world.run(Generator(LoadSpec(seconds=0.1, warmup_s=0.1, in_flight=2), calls.all()).run())
     assert 0 < found.operations < sum(calls.seen.values())
 
 
 def test_failures_of_the_warm_up_are_not_counted_either(world: SimWorld, calls: Calls) -> None:
-    async def begun() -> Outcome:
+    async def begun() -> LoadResult:
         calls.fails = True
         asyncio.get_running_loop().call_later(0.1, setattr, calls, "fails", False)
-        return await Generator(Load(seconds=0.1, warmup_s=0.3, in_flight=3), calls.all()).run()
+        return await Generator(LoadSpec(seconds=0.1, warmup_s=0.3, in_flight=3), calls.all()).run()
 
     found = world.run(begun())
     assert found.operations > 0
@@ -94,20 +94,20 @@ def test_failures_of_the_warm_up_are_not_counted_either(world: SimWorld, calls: 
 
 
 @pytest.mark.parametrize("wrong", [{"rate": math.nan}, {"seconds": math.nan}, {"warmup_s": math.inf}])
-def test_what_would_never_end_is_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(InvalidRequest, match="want a number"):
-        Load(**wrong)  # type: ignore[arg-type]
+def test_a_run_that_would_never_end_is_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(InvalidRequest, match="expected a finite number"):
+        LoadSpec(**wrong)  # type: ignore[arg-type]
 
 
 def test_an_open_loop_begins_so_many_per_second(world: SimWorld, calls: Calls) -> None:
-    found = world.run(Generator(Load(seconds=0.5, warmup_s=0, rate=200, in_flight=20), calls.all()).run())
+    found = world.run(Generator(LoadSpec(seconds=0.5, warmup_s=0, rate=200, in_flight=20), calls.all()).run())
     assert found.operations == 100
 
 
 def test_an_open_loop_counts_the_wait_for_a_caller_as_latency(world: SimWorld, calls: Calls) -> None:
     """One call stalls for 200 ms; with one caller, those that should have begun meanwhile are late, and say so."""
     calls.stall_s = 0.2
-    load = Load(seconds=0.4, warmup_s=0, rate=100, in_flight=1, mix=(("get", 1),))
+    load = LoadSpec(seconds=0.4, warmup_s=0, rate=100, in_flight=1, mix=(("get", 1),))
     found = world.run(Generator(load, calls.all()).run())
     (row,) = found.rows()
     assert row["count"] == 40
@@ -118,7 +118,7 @@ def test_an_open_loop_counts_the_wait_for_a_caller_as_latency(world: SimWorld, c
 
 
 def test_a_mix_and_its_keys_are_drawn_by_the_seed(world: SimWorld, calls: Calls) -> None:
-    load = Load(seconds=0.3, warmup_s=0, in_flight=8, keys=5, mix=(("get", 9), ("put", 1)), prefix=b"{t}")
+    load = LoadSpec(seconds=0.3, warmup_s=0, in_flight=8, keys=5, mix=(("get", 9), ("put", 1)), prefix=b"{t}")
     world.run(Generator(load, calls.all()).run())
     assert calls.seen["get"] > 3 * calls.seen["put"] > 0
     assert calls.keys == {b"{t}%012d" % number for number in range(5)}
@@ -126,13 +126,13 @@ def test_a_mix_and_its_keys_are_drawn_by_the_seed(world: SimWorld, calls: Calls)
 
 def test_failures_are_counted_by_name_and_not_as_operations(world: SimWorld, calls: Calls) -> None:
     calls.fails = True
-    found = world.run(Generator(Load(seconds=0.05, warmup_s=0, in_flight=2), calls.all()).run())
+    found = world.run(Generator(LoadSpec(seconds=0.05, warmup_s=0, in_flight=2), calls.all()).run())
     assert found.operations == 0
     assert found.errors["Overloaded"] == sum(calls.seen.values())
 
 
-async def test_a_load_that_is_cancelled_tells_what_was_done(calls: Calls) -> None:
-    load = asyncio.create_task(Generator(Load(seconds=60, warmup_s=0, in_flight=2), calls.all()).run())
+async def test_a_cancelled_load_returns_its_result(calls: Calls) -> None:
+    load = asyncio.create_task(Generator(LoadSpec(seconds=60, warmup_s=0, in_flight=2), calls.all()).run())
 
     async def is_begun() -> bool:
         return sum(calls.seen.values()) > 10
@@ -146,9 +146,9 @@ async def test_a_load_that_is_cancelled_tells_what_was_done(calls: Calls) -> Non
 
 
 def test_stopped_open_loop_begins_no_more_and_ends_when_calls_have_ended(world: SimWorld, calls: Calls) -> None:
-    generator = Generator(Load(seconds=1e9, warmup_s=0, rate=1, in_flight=50), calls.all())
+    generator = Generator(LoadSpec(seconds=1e9, warmup_s=0, rate=1, in_flight=50), calls.all())
 
-    async def stopped() -> Outcome:
+    async def stopped() -> LoadResult:
         asyncio.get_running_loop().call_later(10.5, generator.stop)
         return await generator.run()
 
@@ -159,10 +159,10 @@ def test_stopped_open_loop_begins_no_more_and_ends_when_calls_have_ended(world: 
 
 
 def test_operations_are_recorded_in_the_outcome_of_when_they_begin(world: SimWorld, calls: Calls) -> None:
-    generator = Generator(Load(seconds=2, warmup_s=0, rate=100, in_flight=10), calls.all())
-    first, second = generator.outcome, Outcome(Load())
+    generator = Generator(LoadSpec(seconds=2, warmup_s=0, rate=100, in_flight=10), calls.all())
+    first, second = generator.outcome, LoadResult(LoadSpec())
 
-    async def switched() -> Outcome:
+    async def switched() -> LoadResult:
         asyncio.get_running_loop().call_later(0.995, setattr, generator, "outcome", second)
         return await generator.run()
 
@@ -171,7 +171,7 @@ def test_operations_are_recorded_in_the_outcome_of_when_they_begin(world: SimWor
 
 
 @pytest.mark.parametrize("in_flight", [1, 7])
-def test_closed_loop_does_each_number_once_and_no_more_at_a_time(world: SimWorld, in_flight: int) -> None:
+def test_a_closed_loop_does_each_number_once_within_its_concurrency(world: SimWorld, in_flight: int) -> None:
     seen: list[int] = []
     under_way = most = 0
 
@@ -233,7 +233,7 @@ def test_the_command_runs_a_load_and_prints_percentiles(monkeypatch: pytest.Monk
     assert all(row["p50_ms"] <= row["p99_ms"] <= row["max_ms"] for row in document["latencies"])
 
 
-def test_a_load_that_is_interrupted_prints_its_figures_and_says_so() -> None:
+def test_an_interrupted_load_prints_its_figures_and_a_note() -> None:
     cluster = ModelCluster()
     with serving_in_a_thread(cluster) as servers:
         arguments = ["--seconds", "60", "--warmup", "0", "--in-flight", "2", "--json"]

@@ -22,7 +22,7 @@ from kvstore.errors import (
     Unavailable,
 )
 from kvstore.loadtest import loads
-from kvstore.loadtest.loads import Generator, Load
+from kvstore.loadtest.loads import Generator, LoadSpec
 from kvstore.loadtest.resp import Lost, ReplyError, RespCallers, connect
 from kvstore.server.redis.replies import failure
 from tests.loadtest.test_loads import ticking
@@ -60,7 +60,7 @@ async def door(answer: Answer, pong: bytes | None = b"+PONG\r\n") -> AsyncIterat
                 await writer.wait_closed()
 
 
-async def callers(address: str, load: Load) -> RespCallers:
+async def callers(address: str, load: LoadSpec) -> RespCallers:
     found = RespCallers(address, load, timeout_s=30)
     await found.open(load.in_flight)
     return found
@@ -68,7 +68,7 @@ async def callers(address: str, load: Load) -> RespCallers:
 
 async def test_every_operation_is_the_command_of_its_name() -> None:
     seen: list[list[bytes]] = []
-    load = Load(in_flight=1, value_bytes=3)
+    load = LoadSpec(in_flight=1, value_bytes=3)
     async with door(lambda command: seen.append(command) or b"+OK\r\n") as address:
         opened = await callers(address, load)
         for call in opened.calls().values():
@@ -81,7 +81,7 @@ async def test_every_operation_is_the_command_of_its_name() -> None:
 
 async def test_a_load_is_run_over_as_many_connections_as_callers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loads, "time", ticking())
-    load = Load(seconds=0.2, warmup_s=0, in_flight=3, mix=(("get", 1),))
+    load = LoadSpec(seconds=0.2, warmup_s=0, in_flight=3, mix=(("get", 1),))
     async with door(lambda command: b"$-1\r\n") as address:
         opened = await callers(address, load)
         found = await Generator(load, opened.calls()).run()
@@ -92,10 +92,10 @@ async def test_a_load_is_run_over_as_many_connections_as_callers(monkeypatch: py
     assert row["service_p50_ms"] <= row["p50_ms"]
 
 
-async def test_an_error_reply_is_an_error_and_the_connection_stays() -> None:
+async def test_an_error_reply_is_an_error_and_the_connection_stays_open() -> None:
     replies = iter([b"-ERR no\r\n", b"+OK\r\n"])
     async with door(lambda command: next(replies)) as address:
-        opened = await callers(address, Load(in_flight=1))
+        opened = await callers(address, LoadSpec(in_flight=1))
         put = opened.calls()["put"]
         with pytest.raises(InvalidRequest, match="ERR no"):
             await put(b"k")
@@ -103,24 +103,24 @@ async def test_an_error_reply_is_an_error_and_the_connection_stays() -> None:
         opened.close()
 
 
-async def test_a_door_that_refuses_is_heard_at_once_and_by_its_kind() -> None:
+async def test_a_refused_connection_is_reported_at_once_with_its_kind() -> None:
     for words, kind in (
         (b"NOAUTH Authentication required.", NotAuthenticated),
         (b"NOPERM user a lacks the right read", PermissionDenied),
     ):
         async with door(lambda command, words=words: b"-%b\r\n" % words, pong=None) as address:  # type: ignore[misc]
             with pytest.raises(kind, match=words.decode()):
-                await callers(address, Load(in_flight=1))
+                await callers(address, LoadSpec(in_flight=1))
 
 
 @pytest.mark.parametrize(
     "reason",
     [OutcomeUnknown("lost"), Overloaded("full"), RateExceeded("n", 1, 1, 1), Unavailable("nobody"), NotEnoughBookies()],
 )
-async def test_what_may_be_done_or_tried_again_is_told_as_that(reason: StoreError) -> None:
+async def test_unknown_outcomes_and_retryable_errors_are_distinguished(reason: StoreError) -> None:
     """As a node's Redis door says it; a write of unknown outcome is no wrong request."""
     async with door(lambda _: failure(reason)) as address:
-        opened = await callers(address, Load(in_flight=1))
+        opened = await callers(address, LoadSpec(in_flight=1))
         with pytest.raises(StoreError) as told:
             await opened.calls()["put"](b"k")
         opened.close()
@@ -130,7 +130,7 @@ async def test_what_may_be_done_or_tried_again_is_told_as_that(reason: StoreErro
 
 async def test_errors_open_no_more_connections() -> None:
     async with door(lambda command: b"-ERR no\r\n") as address:
-        opened = await callers(address, Load(in_flight=1))
+        opened = await callers(address, LoadSpec(in_flight=1))
         first = opened._free[0]
         for _ in range(3):
             with pytest.raises(InvalidRequest):
@@ -142,7 +142,7 @@ async def test_errors_open_no_more_connections() -> None:
 async def test_a_connection_that_is_lost_leaves_the_outcome_open_and_is_replaced() -> None:
     replies = iter([None, b"+OK\r\n"])
     async with door(lambda command: next(replies)) as address:
-        opened = await callers(address, Load(in_flight=1))
+        opened = await callers(address, LoadSpec(in_flight=1))
         put = opened.calls()["put"]
         with pytest.raises(OutcomeUnknown):
             await put(b"k")
@@ -152,7 +152,7 @@ async def test_a_connection_that_is_lost_leaves_the_outcome_open_and_is_replaced
 
 async def test_a_connection_that_is_lost_while_nobody_uses_it_is_replaced() -> None:
     async with door(lambda command: b"+OK\r\n") as address:
-        opened = await callers(address, Load(in_flight=1))
+        opened = await callers(address, LoadSpec(in_flight=1))
         put = opened.calls()["put"]
         await put(b"k")
         opened.close()
@@ -163,14 +163,14 @@ async def test_a_connection_that_is_lost_while_nobody_uses_it_is_replaced() -> N
 
 async def test_an_address_is_judged_before_it_is_used() -> None:
     with pytest.raises(InvalidRequest, match="--resp"):
-        RespCallers("nowhere", Load(), timeout_s=30)
-    with pytest.raises(InvalidRequest, match="no user or password") as raised:
-        RespCallers("anna:secret@127.0.0.1:6379", Load(), timeout_s=30)
+        RespCallers("nowhere", LoadSpec(), timeout_s=30)
+    with pytest.raises(InvalidRequest, match="without user or password") as raised:
+        RespCallers("anna:secret@127.0.0.1:6379", LoadSpec(), timeout_s=30)
     assert "secret" not in str(raised.value)
     async with door(lambda command: None) as address:
         pass
     with pytest.raises(Unavailable, match=address):
-        await callers(address, Load(in_flight=1))
+        await callers(address, LoadSpec(in_flight=1))
 
 
 async def test_commands_of_one_turn_leave_together_and_are_answered_in_order() -> None:
@@ -188,7 +188,7 @@ async def test_commands_of_one_turn_leave_together_and_are_answered_in_order() -
     assert [command[1] for command in seen] == [b"n%d" % number for number in range(100)]
 
 
-async def test_error_replies_are_raised_by_ask_and_listed_by_ask_all() -> None:
+async def test_error_replies_are_raised_by_ask_and_returned_by_ask_all() -> None:
     replies = {b"GET": b"$-1\r\n", b"BAD": b"-ERR no\r\n", b"EXEC": b"*2\r\n+OK\r\n-ERR half\r\n"}
     async with door(lambda command: replies[command[0]]) as address:
         connection = await connect(address, timeout_s=30)

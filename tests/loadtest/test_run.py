@@ -25,19 +25,19 @@ from tests.waiting import PATIENCE_S
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--rate", "0"], "--rate: want more than 0"),
-        (["--workload", "ycsb-z"], "--workload: want some of ycsb-a"),
+        (["--rate", "0"], "--rate: expected a number above 0"),
+        (["--workload", "ycsb-z"], "--workload: expected one or more of ycsb-a"),
         (["--keys-by", "luck"], "luck"),
-        (["--seconds", "5"], "--warmup: want 0 to less than --seconds"),
-        (["--rate", "inf"], "--rate: want more than 0 and less than infinity"),
-        (["--errors-max", "5"], "--errors-max: want 0 to 1"),
-        (["--report", "x.json"], "--report: want a file for the HTML"),
+        (["--seconds", "5"], "--warmup: expected 0 up to but not including --seconds"),
+        (["--rate", "inf"], "--rate: expected a number above 0 and below infinity"),
+        (["--errors-max", "5"], "--errors-max: expected 0 to 1"),
+        (["--report", "x.json"], "--report: expected an HTML file"),
         (["--report", "/dev/null/x.html"], "--report: cannot write /dev/null/x.html"),
         (["--baseline", "nosuch.json"], "--baseline: "),
         (["--data-dir", "nosuch"], "--data-dir: no cluster serves in nosuch"),
     ],
 )
-def test_wrong_options_are_told_at_once(
+def test_wrong_options_are_refused_at_once(
     words: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -82,7 +82,7 @@ def test_one_sigterm_ends_a_load_test_in_the_background(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "wanted"), [([], "127.0.0.1"), (["--web-host", "::1"], "::1"), (["--web-host=::1"], "::1")]
 )
-def test_pages_listen_on_this_machine_alone_unless_told(
+def test_web_pages_listen_on_localhost_by_default(
     words: list[str], wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "locust.py").write_text("import sys; open('words', 'w').write(' '.join(sys.argv))")
@@ -104,7 +104,7 @@ while True:
 """In place of Locust: one that does not end when it is asked to."""
 
 
-def test_after_a_second_interrupt_nothing_loads_a_cluster_that_goes_away(tmp_path: Path) -> None:
+def test_after_a_second_interrupt_no_load_reaches_the_stopping_cluster(tmp_path: Path) -> None:
     (tmp_path / "locust.py").write_text(DEAF)
     program = "from kvstore.loadtest.run import run_locust; run_locust([])"
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
@@ -125,7 +125,7 @@ def test_after_a_second_interrupt_nothing_loads_a_cluster_that_goes_away(tmp_pat
     ("module", "words"),
     [(drill, []), (drill, ["--nemesis"]), (ring_drill, [])],
 )
-def test_a_drill_of_which_nothing_is_wanted_is_no_drill_that_was_passed(
+def test_a_drill_without_requirements_does_not_pass(
     module: Any, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["drill", "--only", "kils", *words])

@@ -1,4 +1,4 @@
-"""Every test here that asks for a `driver` or a `store` runs on each driver of the metadata store."""
+"""Runs each test with a `driver` or a `store` on each driver of the metadata store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The drivers of the metadata store as the conformance suite sees them: connect, and trouble on demand."""
+"""The drivers of the metadata store as the conformance suite sees them: connect, and cause trouble on demand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.waiting import PATIENCE_S, wait_until
 
 T = TypeVar("T")
 SESSION_S = 40
-"""Of sessions with real servers that a test does not let expire, although it may stand still for some seconds."""
+"""Timeout of sessions with real servers that must not expire although the test may stand still for some seconds."""
 
 
 class Driver(Protocol):
@@ -27,11 +27,11 @@ class Driver(Protocol):
     async def connect(self) -> MetadataStore: ...
 
     async def blink(self, store: MetadataStore) -> None:
-        """Break the session's connection; return when it is connected again, in the same session."""
+        """Break the session's connection, and return when it is connected again, in the same session."""
         ...
 
     async def expire(self, store: MetadataStore) -> None:
-        """End the session at the server; return when a new one is connected."""
+        """End the session at the server, and return when a new one is connected."""
         ...
 
     async def close(self) -> None: ...
@@ -59,7 +59,7 @@ class MemoryDriver:
 
 
 class SimDriver:
-    """The simulation's store, in real time: what tests rely on in simulation is held to the same promises."""
+    """The simulation's store, in real time, so that it is held to the same promises."""
 
     def __init__(self) -> None:
         config = MetadataConfig(latency_s=(0.0001, 0.001), slow_p=0.0, lag_s=(0.0, 0.01), retry_s=(0.001, 0.01))
@@ -89,7 +89,7 @@ class SimDriver:
 
 
 class Hint:
-    """Counts a watch's calls and lets a test wait for one more."""
+    """Counts a watch's calls and lets a test wait for the next one."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -100,14 +100,14 @@ class Hint:
         self._event.set()
 
     async def wait(self) -> None:
-        """Until the next call after the last `wait`."""
+        """Wait until the next call after the last `wait`."""
         async with asyncio.timeout(PATIENCE_S):
             await self._event.wait()
         self._event.clear()
 
 
 async def wait_until_gone(store: MetadataStore, path: str) -> None:
-    """By what is read: a hint may be of the node's own creation, and come late."""
+    """Wait until a read returns the expected value: a hint may be about the node's own creation, and come late."""
 
     async def is_gone() -> bool:
         try:
@@ -132,7 +132,7 @@ class States:
         self._event.set()
 
     async def wait_for(self, state: SessionState, *, timeout_s: float = PATIENCE_S) -> None:
-        """Until `state` has been seen since this object was made."""
+        """Wait until `state` has been seen since this object was made."""
         async with asyncio.timeout(timeout_s):
             while state not in self.seen:
                 self._event.clear()
@@ -140,7 +140,7 @@ class States:
 
 
 async def let_run() -> None:
-    """Give everything that is ready, and what it makes ready, its turn."""
+    """Let everything run that is ready, and what it makes ready."""
     for _ in range(20):
         await asyncio.sleep(0)
 

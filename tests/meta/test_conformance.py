@@ -1,4 +1,4 @@
-"""What every driver of the metadata store promises about nodes, versions and transactions."""
+"""The promises of every driver of the metadata store about nodes, versions and transactions."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from kvstore.errors import MetadataError, NodeExists, NoSuchNode, NotEmpty, Vers
 from kvstore.meta.store import Check, Create, Delete, MetadataStore, SetData, ensure_path
 
 
-async def test_a_created_node_holds_its_bytes_at_version_zero(store: MetadataStore) -> None:
+async def test_created_node_holds_its_bytes_at_version_zero(store: MetadataStore) -> None:
     data = bytes(range(256))
     assert await store.create("/a", data) == "/a"
     found, stat = await store.get("/a")
     assert (found, stat.version, stat.owner) == (data, 0, 0)
 
 
-async def test_a_node_may_be_empty(store: MetadataStore) -> None:
+async def test_node_may_be_empty(store: MetadataStore) -> None:
     await store.create("/a")
     assert (await store.get("/a"))[0] == b""
 
 
-async def test_what_is_absent_is_said_to_be_absent(store: MetadataStore) -> None:
+async def test_absent_node_is_reported_as_absent(store: MetadataStore) -> None:
     for call in (store.get("/a"), store.children("/a"), store.set("/a", b"", 0), store.delete("/a", 0)):
         with pytest.raises(NoSuchNode):
             await call
 
 
-async def test_a_path_is_created_once(store: MetadataStore, other: MetadataStore) -> None:
+async def test_path_is_created_once(store: MetadataStore, other: MetadataStore) -> None:
     await store.create("/a", b"first")
     with pytest.raises(NodeExists):
         await other.create("/a", b"second")
@@ -36,12 +36,12 @@ async def test_a_path_is_created_once(store: MetadataStore, other: MetadataStore
     assert (await other.get("/a"))[0] == b"first"
 
 
-async def test_a_child_needs_its_parent(store: MetadataStore) -> None:
+async def test_child_needs_its_parent(store: MetadataStore) -> None:
     with pytest.raises(NoSuchNode):
         await store.create("/a/b")
 
 
-async def test_of_two_writers_at_one_version_the_second_loses(store: MetadataStore, other: MetadataStore) -> None:
+async def test_second_of_two_writers_at_one_version_loses(store: MetadataStore, other: MetadataStore) -> None:
     await store.create("/a", b"0")
     assert await store.set("/a", b"1", 0) == 1
     with pytest.raises(VersionConflict):
@@ -51,7 +51,7 @@ async def test_of_two_writers_at_one_version_the_second_loses(store: MetadataSto
     assert (await store.get("/a"))[0] == b"2"
 
 
-async def test_a_delete_names_a_version_too(store: MetadataStore) -> None:
+async def test_delete_compares_the_version(store: MetadataStore) -> None:
     await store.create("/a")
     await store.set("/a", b"1", 0)
     with pytest.raises(VersionConflict):
@@ -68,13 +68,13 @@ async def test_version_minus_one_is_any_version(store: MetadataStore) -> None:
     await store.delete("/a", -1)
 
 
-async def test_a_node_with_children_is_not_deleted(store: MetadataStore) -> None:
+async def test_node_with_children_is_not_deleted(store: MetadataStore) -> None:
     await ensure_path(store, "/a/b")
     with pytest.raises(NotEmpty):
         await store.delete("/a", -1)
 
 
-async def test_children_are_names_in_order(store: MetadataStore) -> None:
+async def test_children_are_sorted_names(store: MetadataStore) -> None:
     for path in ("/d", "/d/b", "/d/a", "/d/c", "/d/a/below"):
         await store.create(path)
     assert await store.children("/d") == ["a", "b", "c"]
@@ -82,7 +82,7 @@ async def test_children_are_names_in_order(store: MetadataStore) -> None:
     assert "d" in await store.children("/")
 
 
-async def test_a_path_created_anew_can_be_told_from_the_old_one(store: MetadataStore) -> None:
+async def test_recreated_path_differs_from_the_old_one(store: MetadataStore) -> None:
     await store.create("/a")
     _, before = await store.get("/a")
     await store.delete("/a", 0)
@@ -92,27 +92,27 @@ async def test_a_path_created_anew_can_be_told_from_the_old_one(store: MetadataS
     assert after.created > before.created
 
 
-async def test_children_that_come_and_go_leave_their_parents_version(store: MetadataStore) -> None:
+async def test_children_leave_their_parents_version_unchanged(store: MetadataStore) -> None:
     await store.create("/d")
     await store.create("/d/a")
     await store.delete("/d/a", 0)
     assert (await store.get("/d"))[1].version == 0
 
 
-async def test_an_ephemeral_names_its_session(store: MetadataStore, other: MetadataStore) -> None:
+async def test_ephemeral_names_its_session(store: MetadataStore, other: MetadataStore) -> None:
     await store.create("/e", b"mine", ephemeral=True)
     await other.sync("/e")
     assert (await other.get("/e"))[1].owner == store.session != other.session
     assert store.session != 0
 
 
-async def test_an_ephemeral_has_no_children(store: MetadataStore) -> None:
+async def test_ephemeral_has_no_children(store: MetadataStore) -> None:
     await store.create("/e", ephemeral=True)
     with pytest.raises(MetadataError):
         await store.create("/e/below")
 
 
-async def test_sequential_nodes_get_rising_numbers_that_are_not_used_again(store: MetadataStore) -> None:
+async def test_sequential_nodes_get_rising_numbers_that_are_not_reused(store: MetadataStore) -> None:
     await store.create("/d")
     assert await store.create("/d/n-", sequential=True) == "/d/n-0000000000"
     assert await store.create("/d/n-", b"x", sequential=True, ephemeral=True) == "/d/n-0000000001"
@@ -121,7 +121,7 @@ async def test_sequential_nodes_get_rising_numbers_that_are_not_used_again(store
     assert await store.create("/d/n-", sequential=True) == "/d/n-0000000003"
 
 
-async def test_a_transaction_does_all_in_order(store: MetadataStore) -> None:
+async def test_transaction_makes_all_changes_in_order(store: MetadataStore) -> None:
     await store.create("/term")
     await store.create("/list", b"old")
     await store.multi(
@@ -155,7 +155,7 @@ async def test_a_transaction_does_all_in_order(store: MetadataStore) -> None:
     ],
 )
 @pytest.mark.parametrize("place", [0, 1, 2])
-async def test_a_transaction_with_a_failing_change_does_nothing_and_says_which_error(
+async def test_transaction_with_a_failing_change_does_nothing_and_raises_it(
     store: MetadataStore, failing: Check | Create | SetData | Delete, error: type[MetadataError], place: int
 ) -> None:
     await ensure_path(store, "/a/b")
@@ -167,8 +167,8 @@ async def test_a_transaction_with_a_failing_change_does_nothing_and_says_which_e
     assert (await store.get("/a/b"))[0] == b""
 
 
-async def test_a_directory_that_each_new_child_writes_tells_one_that_was_made_anew(store: MetadataStore) -> None:
-    """Whose own version is that of the former one."""
+async def test_check_of_a_directory_version_detects_a_recreated_one(store: MetadataStore) -> None:
+    """The recreated directory has the version of the former one."""
     await store.create("/d")
     for _ in range(2):
         read = (await store.get("/d"))[1].version
@@ -178,14 +178,14 @@ async def test_a_directory_that_each_new_child_writes_tells_one_that_was_made_an
         await store.multi([Check("/d", read + 1), Delete("/d/child", 0)])
 
 
-async def test_a_check_of_version_minus_one_asks_for_presence_only(store: MetadataStore) -> None:
+async def test_check_of_version_minus_one_requires_presence_only(store: MetadataStore) -> None:
     await store.create("/a")
     await store.set("/a", b"1", 0)
     await store.multi([Check("/a", -1), Create("/b")])
     assert "b" in await store.children("/")
 
 
-async def test_a_stale_ephemeral_is_replaced_in_one_step(store: MetadataStore, other: MetadataStore) -> None:
+async def test_stale_ephemeral_is_replaced_in_one_step(store: MetadataStore, other: MetadataStore) -> None:
     await store.create("/leader", b"old", ephemeral=True)
     await other.multi([Delete("/leader", 0), Create("/leader", b"new", ephemeral=True)])
     await store.sync("/leader")
@@ -194,14 +194,14 @@ async def test_a_stale_ephemeral_is_replaced_in_one_step(store: MetadataStore, o
 
 
 @pytest.mark.parametrize("path", ["relative", "/a/", "//a", "/a//b", "/a/../b", ""])
-async def test_a_malformed_path_is_a_mistake_of_the_caller(store: MetadataStore, path: str) -> None:
+async def test_malformed_path_raises_a_value_error(store: MetadataStore, path: str) -> None:
     with pytest.raises(ValueError, match="absolute path"):
         await store.get(path)
     with pytest.raises(ValueError, match="absolute path"):
         store.watch(path, lambda: None)
 
 
-async def test_more_bytes_than_the_store_takes_are_refused_and_break_nothing(store: MetadataStore) -> None:
+async def test_oversized_call_is_refused_and_breaks_nothing(store: MetadataStore) -> None:
     await store.create("/a", bytes(900_000))
     session = store.session
     with pytest.raises(MetadataError, match="at most"):
@@ -214,9 +214,7 @@ async def test_more_bytes_than_the_store_takes_are_refused_and_break_nothing(sto
     assert store.session == session
 
 
-async def test_after_a_sync_a_session_reads_what_others_had_committed(
-    store: MetadataStore, other: MetadataStore
-) -> None:
+async def test_sync_makes_a_session_read_what_others_had_committed(store: MetadataStore, other: MetadataStore) -> None:
     for number in range(20):
         await store.create(f"/n{number}")
         await other.sync("/")
@@ -230,7 +228,7 @@ async def test_ensuring_a_path_twice_changes_nothing(store: MetadataStore) -> No
     assert (await store.get("/a/b"))[0] == b"kept"
 
 
-async def test_a_hundred_calls_at_once_all_come_back(store: MetadataStore) -> None:
+async def test_hundred_concurrent_calls_all_return(store: MetadataStore) -> None:
     await store.create("/d")
     async with asyncio.TaskGroup() as group:
         for number in range(100):

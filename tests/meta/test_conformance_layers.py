@@ -1,4 +1,4 @@
-"""What stands on the metadata store, on every driver: ledgers, ids, layout, registrations."""
+"""The layers on top of the metadata store, on every driver: ledgers, ids, layout, registrations."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def ledger(ledger_id: int, token: int = 42) -> LedgerMetadata:
     return LedgerMetadata(LedgerId(ledger_id), Quorum(2, 2, 2), (Fragment(EntryId(0), (B1, B2)),), token=token)
 
 
-async def test_of_all_who_ensure_a_cluster_at_once_one_names_it(store: MetadataStore, other: MetadataStore) -> None:
+async def test_one_of_all_concurrent_founders_names_the_cluster(store: MetadataStore, other: MetadataStore) -> None:
     names = await asyncio.gather(*(LayoutStore(each).ensure(name) for each, name in ((store, "a"), (other, "b"))))
     assert len(set(names)) == 1
     await LayoutStore(store).check()
 
 
-async def test_a_ledgers_life(store: MetadataStore, other: MetadataStore) -> None:
+async def test_ledger_passes_through_its_life(store: MetadataStore, other: MetadataStore) -> None:
     await LayoutStore(store).ensure("id")
     writer, recovery = LedgerStore(store), LedgerStore(other)
     for ledger_id in (7, 123456789, 2**31 - 1, 2**40):
@@ -56,7 +56,7 @@ async def test_a_ledgers_life(store: MetadataStore, other: MetadataStore) -> Non
     assert await recovery.list_ids() == [123456789, 2**31 - 1, 2**40]
 
 
-async def test_no_id_is_given_twice(store: MetadataStore, other: MetadataStore) -> None:
+async def test_no_id_is_assigned_twice(store: MetadataStore, other: MetadataStore) -> None:
     generators = [LedgerIdGenerator(store), LedgerIdGenerator(other)]
     await generators[0].next_id()
     ids = await asyncio.gather(*(generator.next_id() for generator in generators * 10))
@@ -65,7 +65,7 @@ async def test_no_id_is_given_twice(store: MetadataStore, other: MetadataStore) 
     assert await store.children(paths.IDGEN) == []
 
 
-async def test_a_bookie_registers_again_after_a_lost_session_and_others_see_it(
+async def test_bookie_registers_again_after_a_lost_session(
     driver: Driver, store: MetadataStore, other: MetadataStore, nursery: TestNursery
 ) -> None:
     await LayoutStore(store).ensure("id")
@@ -90,7 +90,7 @@ async def test_a_bookie_registers_again_after_a_lost_session_and_others_see_it(
     assert view.current.writable == {B1: A1}
 
 
-async def test_a_bookie_started_anew_replaces_its_predecessors_registration(
+async def test_restarted_bookie_replaces_its_predecessors_registration(
     store: MetadataStore, other: MetadataStore, nursery: TestNursery
 ) -> None:
     await LayoutStore(store).ensure("id")
@@ -102,7 +102,7 @@ async def test_a_bookie_started_anew_replaces_its_predecessors_registration(
     assert (await RegistrationClient(other).bookies()).writable == {B1: A1}
 
 
-async def test_a_bookie_moves_between_writable_and_read_only(store: MetadataStore, nursery: TestNursery) -> None:
+async def test_bookie_moves_between_writable_and_read_only(store: MetadataStore, nursery: TestNursery) -> None:
     await LayoutStore(store).ensure("id")
     bookie, client = BookieRegistration(store, B1, A1), RegistrationClient(store)
     await bookie.start(nursery)
@@ -116,7 +116,7 @@ async def test_a_bookie_moves_between_writable_and_read_only(store: MetadataStor
     assert (await client.bookies())[:2] == ({B1: A1}, {})
 
 
-async def test_a_cookie_is_written_once_and_then_by_version(store: MetadataStore, other: MetadataStore) -> None:
+async def test_cookie_is_written_once_and_then_by_version(store: MetadataStore, other: MetadataStore) -> None:
     await LayoutStore(store).ensure("id")
     cookie = Cookie(bookie=B1, journal_dirs=("/j",), ledger_dirs=("/l",), instance_id="id")
     assert await CookieStore(store).write(cookie, None) == 0
@@ -124,7 +124,7 @@ async def test_a_cookie_is_written_once_and_then_by_version(store: MetadataStore
     assert await CookieStore(other).bookies() == [B1]
 
 
-async def test_a_kept_node_is_made_again_when_somebody_removes_it(
+async def test_kept_node_is_recreated_after_its_deletion(
     store: MetadataStore, other: MetadataStore, nursery: TestNursery
 ) -> None:
     kept = KeptEphemeral(store, "/servers/n1")

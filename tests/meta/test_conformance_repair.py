@@ -1,4 +1,4 @@
-"""What auto-recovery keeps in the metadata store, on every driver: marks, locks, switches, the auditor's election."""
+"""Auto-recovery's data in the metadata store, on every driver: marks, locks, switches, the auditor's election."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def test_marks_of_one_ledger_are_merged(store: MetadataStore, other: Metad
     assert list(await marked(store)) == [7, 8, 2**40], "rising"
 
 
-async def test_marked_ledgers_are_named_for_a_request_for_many(store: MetadataStore) -> None:
+async def test_marked_ledgers_are_listed_many_per_request(store: MetadataStore) -> None:
     repair = Underreplication(store)
     ledgers = [LedgerId(each) for each in (3, *range(1_000, 1_040), 2**40, 2**63 - 1)]
     for ledger in reversed(ledgers):
@@ -60,7 +60,7 @@ async def test_marked_ledgers_are_named_for_a_request_for_many(store: MetadataSt
     assert len(asked) < len(ledgers) / 2
 
 
-async def test_what_a_worker_that_died_has_left_of_a_mark_goes_with_the_next_lock(store: MetadataStore) -> None:
+async def test_remains_of_a_dead_workers_mark_are_removed_by_the_next_lock(store: MetadataStore) -> None:
     repair = Underreplication(store)
     await repair.mark(SEVEN, [B1], 5)
     await repair.mark(LedgerId(8), [B1], 5)
@@ -72,12 +72,12 @@ async def test_what_a_worker_that_died_has_left_of_a_mark_goes_with_the_next_loc
 
 
 # docs/protocol.md A1
-async def test_damage_found_anew_makes_a_mark_another_one(store: MetadataStore) -> None:
+async def test_newly_found_damage_rewrites_a_mark(store: MetadataStore) -> None:
     repair = Underreplication(store)
     await repair.ensure()
     await repair.mark(SEVEN, [B1], 5)
     before = await repair.get(SEVEN)
-    assert await repair.mark(SEVEN, [B1], 4, anew=True), "also where a clock went back"
+    assert await repair.mark(SEVEN, [B1], 4, rewrite=True), "also where a clock went back"
     after = await repair.get(SEVEN)
     assert before is not None
     assert after is not None
@@ -85,7 +85,7 @@ async def test_damage_found_anew_makes_a_mark_another_one(store: MetadataStore) 
 
 
 # docs/protocol.md A1
-async def test_a_mark_without_a_readable_word_is_written_anew(store: MetadataStore) -> None:
+async def test_unreadable_mark_is_rewritten(store: MetadataStore) -> None:
     repair = Underreplication(store)
     await repair.mark(SEVEN, [B1], 5)
     await store.set(paths.mark(SEVEN), b"\xff", 0)
@@ -95,7 +95,7 @@ async def test_a_mark_without_a_readable_word_is_written_anew(store: MetadataSto
 
 
 # docs/protocol.md A2
-async def test_one_worker_has_a_marked_ledger(store: MetadataStore, other: MetadataStore) -> None:
+async def test_one_worker_holds_the_lock_of_a_marked_ledger(store: MetadataStore, other: MetadataStore) -> None:
     mine, theirs = Underreplication(store), Underreplication(other)
     await mine.ensure()
     assert await mine.lock(SEVEN, "n1") is None, "nothing is marked"
@@ -118,7 +118,7 @@ async def test_one_worker_has_a_marked_ledger(store: MetadataStore, other: Metad
 
 
 # docs/protocol.md A2
-async def test_a_lock_ends_with_its_session_and_then_releases_nobody_elses(
+async def test_lock_ends_with_its_session_and_then_releases_no_other_lock(
     driver: Driver, store: MetadataStore, other: MetadataStore
 ) -> None:
     mine, theirs = Underreplication(store), Underreplication(other)
@@ -134,7 +134,7 @@ async def test_a_lock_ends_with_its_session_and_then_releases_nobody_elses(
 
 
 # docs/protocol.md A3
-async def test_a_repaired_ledgers_mark_goes_and_its_parents_with_it(store: MetadataStore) -> None:
+async def test_mark_of_a_repaired_ledger_is_removed_with_its_parents(store: MetadataStore) -> None:
     repair = Underreplication(store)
     await repair.ensure()
     for ledger in (SEVEN, LedgerId(8)):
@@ -149,7 +149,7 @@ async def test_a_repaired_ledgers_mark_goes_and_its_parents_with_it(store: Metad
 
 
 # docs/protocol.md A3
-async def test_a_mark_that_grew_during_the_repair_stays(store: MetadataStore, other: MetadataStore) -> None:
+async def test_mark_that_grew_during_the_repair_stays(store: MetadataStore, other: MetadataStore) -> None:
     repair = Underreplication(store)
     await repair.mark(SEVEN, [B1], 5)
     lock = await repair.lock(SEVEN, "n1")
@@ -160,7 +160,7 @@ async def test_a_mark_that_grew_during_the_repair_stays(store: MetadataStore, ot
     assert await repair.lock(SEVEN, "n1") is not None, "released all the same"
 
 
-async def test_the_switch_the_delay_and_the_times_are_seen_by_all(store: MetadataStore, other: MetadataStore) -> None:
+async def test_switch_delay_and_times_are_seen_by_all(store: MetadataStore, other: MetadataStore) -> None:
     mine, theirs = RecoverySettings(store), RecoverySettings(other)
     turned, set_to = Hint(), Hint()
     watches = [theirs.watch_enabled(turned), theirs.watch_lost_bookie_delay(set_to)]
@@ -187,7 +187,7 @@ async def test_the_switch_the_delay_and_the_times_are_seen_by_all(store: Metadat
         watch.close()
 
 
-async def test_what_cannot_be_read_is_named(store: MetadataStore) -> None:
+async def test_unreadable_node_is_named(store: MetadataStore) -> None:
     repair = Underreplication(store)
     await repair.ensure()
     await store.create(paths.LOST_BOOKIE_DELAY, b"soon")
@@ -201,7 +201,7 @@ async def test_what_cannot_be_read_is_named(store: MetadataStore) -> None:
 
 
 # docs/protocol.md A4
-async def test_the_first_candidate_is_the_auditor_until_its_session_ends(
+async def test_first_candidate_is_the_auditor_until_its_session_ends(
     driver: Driver, store: MetadataStore, other: MetadataStore
 ) -> None:
     await LayoutStore(store).ensure("id")
@@ -257,7 +257,7 @@ async def test_calls_of_unknown_outcome_are_recognised(kind: str) -> None:
 
 
 # docs/protocol.md A3
-async def test_a_removal_whose_answer_was_lost_does_not_take_the_next_mark() -> None:
+async def test_removal_whose_answer_was_lost_does_not_remove_the_next_mark() -> None:
     class Remarking(FaultyStore):
         """Another auditor marks the ledger between the removal and its repetition."""
 
@@ -279,9 +279,9 @@ async def test_a_removal_whose_answer_was_lost_does_not_take_the_next_mark() -> 
     assert await marked(store) == {SEVEN: (B2,)}
 
 
-async def test_a_lock_whose_mark_cannot_be_read_is_given_back() -> None:
+async def test_lock_whose_mark_cannot_be_read_is_released() -> None:
     class Forgetful(FaultyStore):
-        """Reads nothing of a mark once its lock is there."""
+        """Fails to read a mark once its lock exists."""
 
         async def get(self, path: str) -> tuple[bytes, Stat]:
             if path == paths.mark(SEVEN) and await self.children(paths.MARK_LOCKS):

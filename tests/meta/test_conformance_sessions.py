@@ -1,4 +1,4 @@
-"""What every driver of the metadata store promises about watches and about sessions that break, expire and end."""
+"""The promises of every driver of the metadata store about watches and about sessions that break, expire and end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHANGES: dict[str, Callable[[MetadataStore], Awaitable[object]]] = {
 
 
 @pytest.mark.parametrize("what", CHANGES)
-async def test_a_watch_is_called_after(what: str, store: MetadataStore, other: MetadataStore) -> None:
+async def test_watch_is_called_after_a_change(what: str, store: MetadataStore, other: MetadataStore) -> None:
     await ensure_path(store, "/d/old")
     hint = Hint()
     store.watch("/absent" if what == "created" else "/d", hint)
@@ -29,7 +29,7 @@ async def test_a_watch_is_called_after(what: str, store: MetadataStore, other: M
     await hint.wait()
 
 
-async def test_a_watch_is_called_after_a_delete_and_after_the_next_create(
+async def test_watch_is_called_after_a_delete_and_after_the_next_create(
     store: MetadataStore, other: MetadataStore
 ) -> None:
     await store.create("/a")
@@ -46,7 +46,9 @@ async def test_a_watch_is_called_after_a_delete_and_after_the_next_create(
     await hint.wait()
 
 
-async def test_whoever_reads_when_called_ends_with_the_last_value(store: MetadataStore, other: MetadataStore) -> None:
+async def test_reader_that_reads_when_called_ends_with_the_last_value(
+    store: MetadataStore, other: MetadataStore
+) -> None:
     """However the changes, the calls and the re-arming of watches interleave."""
     await store.create("/a", b"0")
     hint = Hint()
@@ -62,7 +64,7 @@ async def test_whoever_reads_when_called_ends_with_the_last_value(store: Metadat
         seen = (await store.get("/a"))[0]
 
 
-async def test_two_watches_of_one_path_are_both_called_and_a_closed_one_is_not(store: MetadataStore) -> None:
+async def test_both_watches_of_one_path_are_called_and_a_closed_one_is_not(store: MetadataStore) -> None:
     await store.create("/a")
     first, second, closed = Hint(), Hint(), Hint()
     store.watch("/a", first)
@@ -85,7 +87,7 @@ async def test_closing_a_watch_twice_is_allowed(store: MetadataStore) -> None:
     watch.close()
 
 
-async def test_a_watch_may_close_itself_when_called(store: MetadataStore) -> None:
+async def test_watch_may_close_itself_when_called(store: MetadataStore) -> None:
     await store.create("/a")
     hint = Hint()
 
@@ -103,7 +105,7 @@ async def test_a_watch_may_close_itself_when_called(store: MetadataStore) -> Non
     assert hint.calls == 1
 
 
-async def test_after_a_broken_connection_every_watch_is_called_and_works(
+async def test_every_watch_is_called_and_works_after_a_broken_connection(
     driver: Driver, store: MetadataStore, other: MetadataStore
 ) -> None:
     await store.create("/a")
@@ -121,7 +123,7 @@ async def test_after_a_broken_connection_every_watch_is_called_and_works(
     await absent.wait()
 
 
-async def test_a_broken_connection_keeps_the_session_and_its_ephemerals(
+async def test_broken_connection_keeps_the_session_and_its_ephemerals(
     driver: Driver, store: MetadataStore, other: MetadataStore
 ) -> None:
     await store.create("/e", ephemeral=True)
@@ -134,9 +136,7 @@ async def test_a_broken_connection_keeps_the_session_and_its_ephemerals(
     assert (await other.get("/e"))[1].owner == session
 
 
-async def test_an_expired_session_is_lost_and_a_new_one_takes_its_place(
-    driver: Driver, store: MetadataStore, other: MetadataStore
-) -> None:
+async def test_expired_session_is_lost_and_replaced(driver: Driver, store: MetadataStore, other: MetadataStore) -> None:
     await store.create("/e", ephemeral=True)
     await store.create("/p")
     session, states = store.session, States(store)
@@ -152,9 +152,7 @@ async def test_an_expired_session_is_lost_and_a_new_one_takes_its_place(
     assert (await store.get("/e"))[1].owner == store.session
 
 
-async def test_watches_stand_over_an_expired_session(
-    driver: Driver, store: MetadataStore, other: MetadataStore
-) -> None:
+async def test_watches_survive_an_expired_session(driver: Driver, store: MetadataStore, other: MetadataStore) -> None:
     await store.create("/e", ephemeral=True)
     hint, others = Hint(), Hint()
     store.watch("/e", hint)
@@ -169,7 +167,7 @@ async def test_watches_stand_over_an_expired_session(
     await hint.wait()
 
 
-async def test_closing_a_session_removes_its_ephemerals_and_refuses_calls(
+async def test_closing_a_session_deletes_its_ephemerals_and_refuses_calls(
     store: MetadataStore, other: MetadataStore
 ) -> None:
     await store.create("/e", ephemeral=True)
@@ -184,7 +182,7 @@ async def test_closing_a_session_removes_its_ephemerals_and_refuses_calls(
     await store.close()
 
 
-async def test_a_listener_hears_states_in_order_on_the_event_loop(driver: Driver, store: MetadataStore) -> None:
+async def test_listener_gets_states_in_order_on_the_event_loop(driver: Driver, store: MetadataStore) -> None:
     states = States(store)
     await driver.blink(store)
     await states.wait_for(SessionState.CONNECTED)

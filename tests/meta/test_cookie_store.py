@@ -21,7 +21,7 @@ def store() -> FaultyStore:
     return FaultyStore()
 
 
-async def test_a_cookie_is_kept_under_a_version(store: FaultyStore) -> None:
+async def test_cookie_is_stored_under_a_version(store: FaultyStore) -> None:
     cookies = CookieStore(store)
     assert await cookies.write(COOKIE, None) == 0
     assert await cookies.read(BOOKIE) == (COOKIE, 0)
@@ -40,7 +40,7 @@ async def test_a_cookie_is_kept_under_a_version(store: FaultyStore) -> None:
 
 
 @pytest.mark.parametrize("kind", ["lost", "done"])
-async def test_a_cookie_of_unknown_outcome_is_recognised(store: FaultyStore, kind: str) -> None:
+async def test_cookie_of_unknown_outcome_is_recognised(store: FaultyStore, kind: str) -> None:
     await ensure_path(store, paths.COOKIES)
     cookies = CookieStore(store)
     store.faults = [("create", "lost"), ("create", "lost"), ("create", kind)]
@@ -49,7 +49,7 @@ async def test_a_cookie_of_unknown_outcome_is_recognised(store: FaultyStore, kin
 
 
 @pytest.mark.parametrize("kind", ["lost", "done"])
-async def test_a_cookie_goes_together_with_its_age_or_not_at_all(store: FaultyStore, kind: str) -> None:
+async def test_cookie_is_deleted_together_with_its_age_or_not_at_all(store: FaultyStore, kind: str) -> None:
     cookies = CookieStore(store)
     await cookies.write(COOKIE, None)
     await cookies.set_age(BOOKIE, 7, None)
@@ -61,7 +61,7 @@ async def test_a_cookie_goes_together_with_its_age_or_not_at_all(store: FaultySt
     )
 
 
-async def test_a_bookie_that_was_given_up_and_goes_on_leaves_no_age(store: FaultyStore) -> None:
+async def test_decommissioned_bookie_that_continues_leaves_no_age(store: FaultyStore) -> None:
     cookies = CookieStore(store)
     await cookies.write(COOKIE, None)
     await cookies.delete(BOOKIE, 0)
@@ -71,7 +71,7 @@ async def test_a_bookie_that_was_given_up_and_goes_on_leaves_no_age(store: Fault
 
 
 class Lagging(MemoryStore):
-    """At a server that shows what was there before, until somebody syncs."""
+    """At a server that shows the former state until a sync."""
 
     def __init__(self, before: MemoryTree, now: MemoryTree) -> None:
         super().__init__(before)
@@ -81,7 +81,7 @@ class Lagging(MemoryStore):
         self.tree = self._now
 
 
-async def test_a_start_never_goes_by_an_older_cookie_or_age(store: FaultyStore) -> None:
+async def test_start_never_uses_an_older_cookie_or_age(store: FaultyStore) -> None:
     cookies = CookieStore(store)
     await cookies.write(COOKIE, None)
     await cookies.set_age(BOOKIE, 1, None)
@@ -92,5 +92,5 @@ async def test_a_start_never_goes_by_an_older_cookie_or_age(store: FaultyStore) 
     assert await CookieStore(Lagging(before, store.tree)).age(BOOKIE) == (2, 1)
 
 
-async def test_without_a_cookie_nobody_is_known(store: FaultyStore) -> None:
+async def test_bookie_without_a_cookie_is_unknown(store: FaultyStore) -> None:
     assert await CookieStore(store).bookies() == []

@@ -12,22 +12,22 @@ COOKIE = Cookie(
 GOLDEN = b'5\nbookieHost: "b1-3f2a9c"\njournalDir: "/a,/b"\nledgerDirs: "1\\t/data/bk"\ninstanceId: "0e3c7b1c"\n'
 
 
-def test_the_bytes_are_apaches() -> None:
+def test_cookie_bytes_are_apaches() -> None:
     assert encode_cookie(COOKIE) == GOLDEN
     assert decode_cookie(GOLDEN, what="/c") == COOKIE
 
 
-def test_directories_of_an_index_are_kept_if_there_are_any() -> None:
+def test_index_directories_are_kept_if_there_are_any() -> None:
     with_index = replace(COOKIE, ledger_dirs=("/x", "/y"), index_dirs=("/i",))
     assert encode_cookie(with_index).endswith(b'indexDirs: "1\\t/i"\n')
     assert decode_cookie(encode_cookie(with_index), what="/c") == with_index
 
 
-def test_the_layout_before_this_one_is_read() -> None:
+def test_previous_layout_is_read() -> None:
     assert decode_cookie(b"4" + GOLDEN[1:], what="/c") == COOKIE
 
 
-def test_an_unknown_layout_is_refused_by_number() -> None:
+def test_unknown_layout_is_refused_by_number() -> None:
     with pytest.raises(Corrupted, match="/c has cookie layout version '6'"):
         decode_cookie(b"6" + GOLDEN[1:], what="/c")
 
@@ -45,6 +45,6 @@ def test_an_unknown_layout_is_refused_by_number() -> None:
         GOLDEN.replace(b'"1\\t/data', b'"x'),
     ],
 )
-def test_what_is_no_cookie_is_reported_with_its_place(data: bytes) -> None:
+def test_malformed_cookie_is_reported_with_its_place(data: bytes) -> None:
     with pytest.raises(Corrupted, match="/c"):
         decode_cookie(data, what="/c")

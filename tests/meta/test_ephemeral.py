@@ -23,17 +23,17 @@ def other(store: FaultyStore) -> MemoryStore:
 
 
 async def held(store: MemoryStore) -> tuple[bytes, bool]:
-    """The node's data and whether it is this session's."""
+    """Return the node's data, and whether it is this session's."""
     data, stat = await store.get(PATH)
     return data, stat.owner == store.session
 
 
-async def test_publishing_creates_the_node_and_its_parents(store: FaultyStore) -> None:
+async def test_publish_creates_the_node_and_its_parents(store: FaultyStore) -> None:
     await KeptEphemeral(store, PATH).publish(b"a")
     assert await held(store) == (b"a", True)
 
 
-async def test_publishing_again_changes_the_data_and_nothing_else(store: FaultyStore) -> None:
+async def test_publish_again_changes_only_the_data(store: FaultyStore) -> None:
     kept = KeptEphemeral(store, PATH)
     await kept.publish(b"a")
     created = (await store.get(PATH))[1].created
@@ -43,7 +43,7 @@ async def test_publishing_again_changes_the_data_and_nothing_else(store: FaultyS
     assert (data, stat.created, stat.version) == (b"b", created, 1)
 
 
-async def test_publishing_nothing_removes_the_node(store: FaultyStore) -> None:
+async def test_publish_none_removes_the_node(store: FaultyStore) -> None:
     kept = KeptEphemeral(store, PATH)
     await kept.publish(b"a")
     await kept.publish(None)
@@ -52,7 +52,7 @@ async def test_publishing_nothing_removes_the_node(store: FaultyStore) -> None:
 
 
 @pytest.mark.parametrize("kind", ["lost", "done"])
-async def test_a_create_of_unknown_outcome_is_put_right(store: FaultyStore, nursery: TestNursery, kind: str) -> None:
+async def test_create_of_unknown_outcome_is_corrected(store: FaultyStore, nursery: TestNursery, kind: str) -> None:
     kept = KeptEphemeral(store, PATH)
     kept.start(nursery)
     await let_run()
@@ -63,7 +63,7 @@ async def test_a_create_of_unknown_outcome_is_put_right(store: FaultyStore, nurs
     assert await held(store) == (b"a", True)
 
 
-async def test_after_a_lost_session_the_node_is_made_again(store: FaultyStore, nursery: TestNursery) -> None:
+async def test_node_is_recreated_after_a_lost_session(store: FaultyStore, nursery: TestNursery) -> None:
     kept = KeptEphemeral(store, PATH)
     await kept.publish(b"a")
     kept.start(nursery)
@@ -74,7 +74,7 @@ async def test_after_a_lost_session_the_node_is_made_again(store: FaultyStore, n
     assert await held(store) == (b"a", True)
 
 
-async def test_a_node_that_somebody_removes_is_made_again(
+async def test_node_is_recreated_after_its_deletion(
     store: FaultyStore, other: MemoryStore, nursery: TestNursery
 ) -> None:
     kept = KeptEphemeral(store, PATH)
@@ -86,9 +86,7 @@ async def test_a_node_that_somebody_removes_is_made_again(
     assert await held(store) == (b"a", True)
 
 
-async def test_what_is_wanted_while_the_store_is_away_is_done_when_it_is_back(
-    store: FaultyStore, nursery: TestNursery
-) -> None:
+async def test_desired_value_is_written_when_the_store_is_back(store: FaultyStore, nursery: TestNursery) -> None:
     kept = KeptEphemeral(store, PATH)
     kept.start(nursery)
     await let_run()
@@ -100,14 +98,14 @@ async def test_what_is_wanted_while_the_store_is_away_is_done_when_it_is_back(
     assert await held(store) == (b"a", True)
 
 
-async def test_the_node_of_another_session_is_never_taken_for_ones_own(store: FaultyStore, other: MemoryStore) -> None:
+async def test_node_of_another_session_does_not_count_as_own(store: FaultyStore, other: MemoryStore) -> None:
     await KeptEphemeral(other, PATH).publish(b"a")
     with pytest.raises(NodeExists):
         await KeptEphemeral(store, PATH).publish(b"a")
     assert await held(other) == (b"a", True)
 
 
-async def test_the_node_of_another_session_is_waited_out(
+async def test_node_of_another_session_is_waited_for(
     store: FaultyStore, other: MemoryStore, nursery: TestNursery
 ) -> None:
     await KeptEphemeral(other, PATH).publish(b"old")
@@ -121,7 +119,7 @@ async def test_the_node_of_another_session_is_waited_out(
     assert await held(store) == (b"new", True)
 
 
-async def test_the_node_of_ones_own_earlier_session_is_replaced(store: FaultyStore, other: MemoryStore) -> None:
+async def test_node_of_an_earlier_own_session_is_replaced(store: FaultyStore, other: MemoryStore) -> None:
     await KeptEphemeral(other, PATH).publish(b"mine")
     await KeptEphemeral(store, PATH, is_our_former=b"mine".__eq__).publish(b"mine")
     assert await held(store) == (b"mine", True)
@@ -129,13 +127,13 @@ async def test_the_node_of_ones_own_earlier_session_is_replaced(store: FaultySto
     assert await held(store) == (b"mine", True)
 
 
-async def test_nothing_of_others_is_removed(store: FaultyStore, other: MemoryStore) -> None:
+async def test_node_of_others_is_not_removed(store: FaultyStore, other: MemoryStore) -> None:
     await KeptEphemeral(other, PATH).publish(b"theirs")
     await KeptEphemeral(store, PATH).publish(None)
     assert await held(other) == (b"theirs", True)
 
 
-async def test_without_any_hint_it_looks_again(
+async def test_node_is_checked_periodically_without_a_hint(
     store: FaultyStore, nursery: TestNursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ephemeral, "LOOK_AGAIN_S", 0)
@@ -155,9 +153,7 @@ async def test_without_any_hint_it_looks_again(
     assert await held(deaf) == (b"a", True)
 
 
-async def test_who_is_told_when_the_node_is_placed_is_told_of_a_create_whose_answer_was_lost(
-    store: FaultyStore, nursery: TestNursery
-) -> None:
+async def test_on_placed_is_called_for_a_create_whose_answer_was_lost(store: FaultyStore, nursery: TestNursery) -> None:
     placed: list[int] = []
     kept = KeptEphemeral(store, PATH, on_placed=lambda: placed.append(1))
     kept.start(nursery)
@@ -174,15 +170,15 @@ async def test_who_is_told_when_the_node_is_placed_is_told_of_a_create_whose_ans
     assert (await held(store), placed) == ((b"b", True), [1, 1])
 
 
-async def test_two_processes_that_take_each_other_for_former_ones_do_not_replace_each_other_all_the_time(
+async def test_processes_with_one_name_do_not_replace_each_other_all_the_time(
     store: FaultyStore, nursery: TestNursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two machines that were given one server's id: each of them sees at once that its node is gone."""
+    """Two machines with the same server id: each of them sees at once that its node is gone."""
 
     async def rest(_seconds: float) -> None:
         await asyncio.Event().wait()  # however long the turns below take
 
-    monkeypatch.setattr(ephemeral, "rest", rest)
+    monkeypatch.setattr(ephemeral, "pause", rest)
     twin = FaultyStore(store.tree)
     for each in (store, twin):
         kept = KeptEphemeral(each, PATH, is_our_former=lambda _: True)
@@ -194,7 +190,7 @@ async def test_two_processes_that_take_each_other_for_former_ones_do_not_replace
     assert 1 <= replaced <= 3, f"replaced {replaced} times within a moment"
 
 
-async def test_a_node_that_is_replaced_again_and_again_is_put_back_ever_more_rarely_and_then_at_once_again(
+async def test_repeatedly_replaced_node_is_put_back_ever_more_rarely(
     store: FaultyStore, nursery: TestNursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rests: list[float] = []
@@ -202,7 +198,7 @@ async def test_a_node_that_is_replaced_again_and_again_is_put_back_ever_more_rar
     async def rest(seconds: float) -> None:
         rests.append(seconds)
 
-    monkeypatch.setattr(ephemeral, "rest", rest)
+    monkeypatch.setattr(ephemeral, "pause", rest)
     kept = KeptEphemeral(store, PATH, is_our_former=lambda _: True)
     kept.start(nursery)
     await kept.publish(b"mine")
@@ -212,7 +208,7 @@ async def test_a_node_that_is_replaced_again_and_again_is_put_back_ever_more_rar
         assert await held(store) == (b"mine", True)
     assert rests == [0.2, 0.4, 0.8, 1.6]
     monkeypatch.setattr(ephemeral, "LOOK_AGAIN_S", 0.01)
-    await kept.publish(b"still mine")  # a hint; and from then on nobody touches it for as long as that
+    await kept.publish(b"still mine")  # a hint; from then on nobody touches the node for that long
     await wait_until(lambda: has_calmed(kept))
     await be_replaced(store)
     await wait_until(lambda: is_mine(store))
@@ -229,4 +225,4 @@ async def is_mine(store: FaultyStore) -> bool:
 
 
 async def has_calmed(kept: KeptEphemeral) -> bool:
-    return kept._rest_s == ephemeral.RETRY_S
+    return kept._pause_s == ephemeral.RETRY_S

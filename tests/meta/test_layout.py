@@ -14,7 +14,7 @@ def store() -> FaultyStore:
     return FaultyStore()
 
 
-async def test_a_new_cluster_has_apaches_nodes(store: FaultyStore) -> None:
+async def test_new_cluster_has_apaches_nodes(store: FaultyStore) -> None:
     await LayoutStore(store).initialise(ID)
     layout, _ = await store.get(paths.LAYOUT)
     assert layout == b"2\norg.apache.bookkeeper.meta.HierarchicalLedgerManagerFactory:1"
@@ -25,7 +25,7 @@ async def test_a_new_cluster_has_apaches_nodes(store: FaultyStore) -> None:
     assert await store.children(paths.AVAILABLE) == ["readonly"]
 
 
-async def test_a_cluster_is_made_once(store: FaultyStore) -> None:
+async def test_cluster_is_created_once(store: FaultyStore) -> None:
     await LayoutStore(store).initialise(ID)
     with pytest.raises(NodeExists):
         await LayoutStore(MemoryStore(store.tree)).initialise(OTHER_ID)
@@ -33,18 +33,18 @@ async def test_a_cluster_is_made_once(store: FaultyStore) -> None:
 
 
 @pytest.mark.parametrize("kind", ["lost", "done"])
-async def test_a_making_of_unknown_outcome_is_recognised(store: FaultyStore, kind: str) -> None:
+async def test_creation_of_unknown_outcome_is_recognised(store: FaultyStore, kind: str) -> None:
     store.faults = [("multi", kind)]
     await LayoutStore(store).initialise(ID)
     assert await LayoutStore(store).instance_id() == ID
 
 
-async def test_all_who_ensure_a_cluster_agree_on_its_identity(store: FaultyStore) -> None:
+async def test_all_founders_agree_on_the_clusters_identity(store: FaultyStore) -> None:
     assert await LayoutStore(store).ensure(ID) == ID
     assert await LayoutStore(MemoryStore(store.tree)).ensure(OTHER_ID) == ID
 
 
-async def test_without_a_cluster_there_is_no_identity(store: FaultyStore) -> None:
+async def test_chroot_without_a_cluster_has_no_identity(store: FaultyStore) -> None:
     with pytest.raises(ConfigError, match="no cluster"):
         await LayoutStore(store).instance_id()
 
@@ -60,7 +60,7 @@ async def test_without_a_cluster_there_is_no_identity(store: FaultyStore) -> Non
         (b"", "format ''"),
     ],
 )
-async def test_a_layout_that_we_do_not_work_with_is_refused(store: FaultyStore, layout: bytes, says: str) -> None:
+async def test_unsupported_layout_is_refused(store: FaultyStore, layout: bytes, says: str) -> None:
     layouts = LayoutStore(store)
     await layouts.initialise(ID)
     await store.set(paths.LAYOUT, layout, 0)
@@ -68,7 +68,7 @@ async def test_a_layout_that_we_do_not_work_with_is_refused(store: FaultyStore, 
         await layouts.ensure(OTHER_ID)
 
 
-async def test_a_cluster_without_layout_is_refused(store: FaultyStore) -> None:
+async def test_cluster_without_layout_is_refused(store: FaultyStore) -> None:
     layouts = LayoutStore(store)
     await layouts.initialise(ID)
     await store.delete(paths.LAYOUT, 0)

@@ -19,13 +19,13 @@ async def test_ids_rise_over_all_creators(store: FaultyStore) -> None:
     assert ids == sorted(set(ids))
 
 
-async def test_no_node_is_left_of_an_id(store: FaultyStore) -> None:
+async def test_id_leaves_no_node(store: FaultyStore) -> None:
     await LedgerIdGenerator(store).next_id()
     assert await store.children(paths.IDGEN) == []
 
 
 @pytest.mark.parametrize("fault", [("create", "done"), ("create", "lost"), ("delete", "done"), ("delete", "lost")])
-async def test_a_broken_connection_costs_at_most_an_id(store: FaultyStore, fault: tuple[str, str]) -> None:
+async def test_broken_connection_costs_at_most_one_id(store: FaultyStore, fault: tuple[str, str]) -> None:
     generator = LedgerIdGenerator(store)
     ids = [await generator.next_id()]
     store.faults = [fault]
@@ -38,11 +38,11 @@ async def test_a_broken_connection_costs_at_most_an_id(store: FaultyStore, fault
 
 
 async def use_up(tree: MemoryTree, path: str) -> None:
-    """Bring the counter below `path` to its last number."""
+    """Raise the counter below `path` to its last number."""
     tree._nodes[path].births = 2**31 - 1
 
 
-async def test_when_31_bits_are_used_up_everybody_counts_with_high_order_bits(store: FaultyStore) -> None:
+async def test_ids_continue_with_high_order_bits_after_31_bits(store: FaultyStore) -> None:
     before, later = LedgerIdGenerator(store), LedgerIdGenerator(MemoryStore(store.tree))
     await before.next_id()
     await use_up(store.tree, paths.IDGEN)
@@ -51,7 +51,7 @@ async def test_when_31_bits_are_used_up_everybody_counts_with_high_order_bits(st
     assert await store.children(paths.IDGEN_LONG) == ["HOB-0000000001"]
 
 
-async def test_used_up_low_bits_raise_the_high_ones(store: FaultyStore) -> None:
+async def test_exhausted_low_bits_raise_the_high_ones(store: FaultyStore) -> None:
     await ensure_path(store, "/ledgers/idgen-long/HOB-0000000001")
     await use_up(store.tree, "/ledgers/idgen-long/HOB-0000000001")
     assert await LedgerIdGenerator(store).next_id() == 2 << 32

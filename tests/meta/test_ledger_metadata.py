@@ -29,21 +29,21 @@ GOLDEN = bytes.fromhex(
 )
 
 
-def test_the_bytes_are_apaches() -> None:
+def test_ledger_metadata_bytes_are_apaches() -> None:
     assert encode(LEDGER) == GOLDEN
     assert len(GOLDEN) == 89
     assert decode(ID, GOLDEN) == LEDGER
     assert decode(ID, GOLDEN).token == 42
 
 
-def test_the_end_of_a_ledger_is_kept_only_once_it_is_closed() -> None:
+def test_end_of_a_ledger_is_stored_only_when_closed() -> None:
     recovering = replace(LEDGER, state=LedgerState.IN_RECOVERY, last_entry=EntryId(5), length=99)
     assert (decode(ID, encode(recovering)).last_entry, decode(ID, encode(recovering)).length) == (NO_ENTRY, 0)
     closed = LEDGER.closed(EntryId(5), 99)
     assert (decode(ID, encode(closed)).last_entry, decode(ID, encode(closed)).length) == (5, 99)
 
 
-def test_an_empty_ledger_closes_before_its_first_entry() -> None:
+def test_empty_ledger_closes_before_its_first_entry() -> None:
     assert decode(ID, encode(LEDGER.closed(NO_ENTRY, 0))).last_entry == NO_ENTRY
 
 
@@ -61,7 +61,7 @@ entries = st.integers(1, 2**40)
     ctime_ms=st.integers(0, 2**50),
     token=st.integers(0, 2**63 - 1),
 )
-def test_what_is_written_is_what_is_read(
+def test_written_metadata_are_read_back(
     firsts: set[int],
     state: LedgerState,
     last_entry: int,
@@ -113,7 +113,7 @@ customMetadata {
 """
 
 
-def test_the_text_of_version_2_is_read() -> None:
+def test_text_of_version_2_is_read() -> None:
     expected = replace(
         LEDGER.closed(EntryId(5), 99), digest=DigestType.HMAC, password=b"pass\0wd", custom=(("owner", b"\1x"),)
     )
@@ -133,7 +133,7 @@ VERSION_1 = b"BookieMetadataFormatVersion\t1\n2\n3\n99\n0\tb1:3181\tb2:3181\tb3:
         (b"\n-102\tCLOSED", LedgerState.IN_RECOVERY, NO_ENTRY),
     ],
 )
-def test_the_lines_of_version_1_are_read(last_line: bytes, state: LedgerState, last_entry: int) -> None:
+def test_lines_of_version_1_are_read(last_line: bytes, state: LedgerState, last_entry: int) -> None:
     found = decode(ID, VERSION_1 + last_line)
     assert (found.state, found.last_entry) == (state, last_entry)
     assert found.quorum == Quorum(ensemble=3, write=2, ack=2)
@@ -142,12 +142,12 @@ def test_the_lines_of_version_1_are_read(last_line: bytes, state: LedgerState, l
     assert found.digest is DigestType.CRC32
 
 
-def test_without_an_ack_quorum_every_write_counts() -> None:
+def test_missing_ack_quorum_means_every_write_counts() -> None:
     without_ack = GOLDEN.replace(bytes.fromhex("4802602a"), b"").replace(b"\n\x3a", b"\n\x36")
     assert decode(ID, without_ack).quorum == Quorum(ensemble=3, write=2, ack=2)
 
 
-def test_an_unknown_version_is_refused_by_number() -> None:
+def test_unknown_metadata_version_is_refused_by_number() -> None:
     with pytest.raises(Corrupted, match="ledger 7: metadata has format version 4"):
         decode(ID, GOLDEN.replace(b"\t3\n", b"\t4\n"))
 
@@ -172,6 +172,6 @@ def test_an_unknown_version_is_refused_by_number() -> None:
         ("closed without an end", VERSION_2.replace(b"lastEntryId: 5\n", b"")),
     ],
 )
-def test_malformed_metadata_is_reported_with_its_ledger(what: str, data: bytes) -> None:
+def test_malformed_metadata_are_reported_with_their_ledger(what: str, data: bytes) -> None:
     with pytest.raises(Corrupted, match="ledger 7"):
         decode(ID, data)

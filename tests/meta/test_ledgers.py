@@ -30,18 +30,18 @@ async def ledgers(store: FaultyStore) -> LedgerStore:
     return LedgerStore(store)
 
 
-async def test_a_created_ledger_is_read_with_its_version(ledgers: LedgerStore) -> None:
+async def test_created_ledger_is_read_with_its_version(ledgers: LedgerStore) -> None:
     assert await ledgers.create(ledger(7)) == 0
     assert await ledgers.read(LedgerId(7)) == (ledger(7), 0)
 
 
-async def test_an_unknown_ledger_is_no_such_ledger(ledgers: LedgerStore) -> None:
+async def test_unknown_ledger_is_no_such_ledger(ledgers: LedgerStore) -> None:
     for call in (ledgers.read(LedgerId(7)), ledgers.write(ledger(7), 0), ledgers.update(LedgerId(7), lambda it: it)):
         with pytest.raises(NoSuchLedger):
             await call
 
 
-async def test_pages_go_through_the_ledgers_by_rising_ids(ledgers: LedgerStore) -> None:
+async def test_pages_list_ledgers_by_rising_ids(ledgers: LedgerStore) -> None:
     ids = (7, 9_999, 10_000, 2**30, 2**31, 2**40)
     for ledger_id in reversed(ids):
         await ledgers.create(ledger(ledger_id))
@@ -49,14 +49,14 @@ async def test_pages_go_through_the_ledgers_by_rising_ids(ledgers: LedgerStore) 
     assert pages == [[7, 9_999], [10_000], [2**30], [2**31], [2**40]]
 
 
-async def test_an_id_belongs_to_its_first_creator(ledgers: LedgerStore) -> None:
+async def test_id_belongs_to_its_first_creator(ledgers: LedgerStore) -> None:
     await ledgers.create(ledger(7, token=1))
     with pytest.raises(NodeExists):
         await ledgers.create(ledger(7, token=2))
 
 
 @pytest.mark.parametrize("kind", ["lost", "done"])
-async def test_a_creator_recognises_its_own_create_after_a_broken_connection(
+async def test_creator_recognises_its_own_create_after_a_broken_connection(
     ledgers: LedgerStore, store: FaultyStore, kind: str
 ) -> None:
     await ensure_path(store, "/ledgers/00/0000")
@@ -66,35 +66,33 @@ async def test_a_creator_recognises_its_own_create_after_a_broken_connection(
     assert not store.faults
 
 
-async def test_a_create_that_a_recovery_has_taken_over_is_not_ones_own_any_more(
-    ledgers: LedgerStore, store: FaultyStore
-) -> None:
+async def test_create_taken_over_by_a_recovery_is_no_longer_own(ledgers: LedgerStore, store: FaultyStore) -> None:
     await ledgers.create(ledger(7))
     await ledgers.update(LedgerId(7), LedgerMetadata.recovering)
     with pytest.raises(NodeExists):
         await ledgers.create(ledger(7))
 
 
-async def test_a_create_without_a_token_is_a_mistake(ledgers: LedgerStore) -> None:
+async def test_create_without_a_token_is_refused(ledgers: LedgerStore) -> None:
     with pytest.raises(ValueError, match="token"):
         await ledgers.create(ledger(7, token=0))
 
 
-async def test_of_two_writers_at_one_version_the_second_loses(ledgers: LedgerStore) -> None:
+async def test_second_ledger_writer_at_one_version_loses(ledgers: LedgerStore) -> None:
     await ledgers.create(ledger(7))
     assert await ledgers.write(ledger(7).recovering(), 0) == 1
     with pytest.raises(VersionConflict):
         await ledgers.write(ledger(7).closed(EntryId(3), 30), 0)
 
 
-async def test_an_update_is_decided_on_what_is_stored(ledgers: LedgerStore) -> None:
+async def test_update_is_decided_on_the_stored_value(ledgers: LedgerStore) -> None:
     await ledgers.create(ledger(7))
     metadata, version = await ledgers.update(LedgerId(7), LedgerMetadata.recovering)
     assert (metadata.state, version) == (LedgerState.IN_RECOVERY, 1)
     assert await ledgers.read(LedgerId(7)) == (metadata, 1)
 
 
-async def test_removing_a_ledger_leaves_no_empty_parents(ledgers: LedgerStore, store: FaultyStore) -> None:
+async def test_removed_ledger_leaves_no_empty_parents(ledgers: LedgerStore, store: FaultyStore) -> None:
     await ledgers.create(ledger(7))
     await ledgers.create(ledger(10007))
     await ledgers.remove(LedgerId(7), 0)
@@ -104,7 +102,7 @@ async def test_removing_a_ledger_leaves_no_empty_parents(ledgers: LedgerStore, s
     assert await store.children(paths.LEDGERS) == []
 
 
-async def test_removing_what_is_gone_is_done_already(ledgers: LedgerStore, store: FaultyStore) -> None:
+async def test_removing_an_absent_ledger_is_no_error(ledgers: LedgerStore, store: FaultyStore) -> None:
     await ledgers.remove(LedgerId(7), 0)
     await ledgers.create(ledger(7))
     store.faults = [("delete", "done")]
@@ -112,14 +110,14 @@ async def test_removing_what_is_gone_is_done_already(ledgers: LedgerStore, store
     assert await ledgers.list_ids() == []
 
 
-async def test_a_ledger_that_changed_is_not_removed(ledgers: LedgerStore) -> None:
+async def test_changed_ledger_is_not_removed(ledgers: LedgerStore) -> None:
     await ledgers.create(ledger(7))
     await ledgers.update(LedgerId(7), LedgerMetadata.recovering)
     with pytest.raises(VersionConflict):
         await ledgers.remove(LedgerId(7), 0)
 
 
-async def test_parents_removed_under_a_create_are_made_again(ledgers: LedgerStore, store: FaultyStore) -> None:
+async def test_parents_removed_during_a_create_are_recreated(ledgers: LedgerStore, store: FaultyStore) -> None:
     class Sweeping(MemoryStore):
         sweeps = 3
 
@@ -145,14 +143,14 @@ async def test_all_ids_are_listed_in_order_short_and_long(ledgers: LedgerStore) 
     assert await ledgers.list_ids() == ids
 
 
-async def test_what_is_not_a_ledger_is_not_listed(ledgers: LedgerStore, store: FaultyStore) -> None:
+async def test_other_nodes_are_not_listed_as_ledgers(ledgers: LedgerStore, store: FaultyStore) -> None:
     for path in ("/ledgers/available/b1", "/ledgers/idgen", "/ledgers/00/0000/L12345", "/ledgers/00/xxxx/L0001"):
         await ensure_path(store, path)
     assert await ledgers.list_ids() == []
 
 
 @pytest.mark.parametrize("broken_call", range(8))
-async def test_a_listing_that_breaks_anywhere_raises(
+async def test_broken_listing_raises_wherever_it_breaks(
     ledgers: LedgerStore, store: FaultyStore, broken_call: int
 ) -> None:
     for each in (7, 10007, 2**31 + 1):
@@ -177,13 +175,13 @@ class _BreakingAt(FaultyStore):
         return await super().children(path)
 
 
-async def test_a_listing_without_a_connection_or_a_cluster_raises(ledgers: LedgerStore, store: FaultyStore) -> None:
+async def test_listing_without_a_connection_or_a_cluster_raises(ledgers: LedgerStore, store: FaultyStore) -> None:
     store.suspend()
     with pytest.raises(MetadataUnavailable):
         await ledgers.list_ids()
 
 
-async def test_a_watch_is_called_when_the_metadata_changes(ledgers: LedgerStore) -> None:
+async def test_watch_is_called_when_the_metadata_change(ledgers: LedgerStore) -> None:
     await ledgers.create(ledger(7))
     hint = Hint()
     ledgers.watch(LedgerId(7), hint)

@@ -1,4 +1,4 @@
-"""Who a process is to the metadata store, by settings and environment; what must not show the password."""
+"""The login of a process at the metadata store, from settings and environment, and that nothing shows the password."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def node(tmp_path: Path, **metadata: str) -> NodeConfig:
     return config.from_table(table, NodeConfig)
 
 
-def test_a_nodes_file_names_user_and_file_beside_zookeeper(tmp_path: Path) -> None:
+def test_node_file_names_user_and_password_file(tmp_path: Path) -> None:
     file = tmp_path / "password"
     file.write_text("s3cret\nanother line\n")
     found = node(tmp_path, user="kvstore", password_file=str(file), auth="sasl", acl="open")
@@ -35,7 +35,7 @@ def test_half_a_login_in_a_file_is_refused(tmp_path: Path) -> None:
             node(tmp_path, **half)
 
 
-def test_the_environment_speaks_where_the_file_is_silent(tmp_path: Path) -> None:
+def test_environment_applies_when_the_file_names_no_user(tmp_path: Path) -> None:
     assert metadata_login_of_environment(ENVIRON) == MetadataLogin("kvstore", b"s3cret")
     environ = ENVIRON | {"KVSTORE_METADATA_AUTH": "sasl", "KVSTORE_METADATA_ACL": "open"}
     assert metadata_login("", None, Mechanism.DIGEST, Acl.CREATOR, environ) == MetadataLogin(
@@ -51,20 +51,20 @@ def test_the_environment_speaks_where_the_file_is_silent(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("user", "password"), [("", b"x"), ("a:b", b"x"), ("a\n", b"x"), ("a", b""), ("a", b"hid\xff"), ("a", b"hid\0den")]
 )
-def test_what_no_store_takes_is_refused_without_showing_the_password(user: str, password: bytes) -> None:
-    with pytest.raises(ValueError, match="want") as refusal:
+def test_impossible_login_is_refused_without_showing_the_password(user: str, password: bytes) -> None:
+    with pytest.raises(ValueError, match="expected") as refusal:
         MetadataLogin(user, password)
     assert "hid" not in str(refusal.value)
 
 
-def test_a_repr_does_not_show_the_password() -> None:
+def test_repr_does_not_show_the_password() -> None:
     assert "s3cret" not in repr(MetadataLogin("kvstore", b"s3cret"))
 
 
 @pytest.mark.parametrize(
     "address", ["kvstore:s3cret@zk:2181/kv", "zookeeper://kvstore:s3cret@zk:2181", "etcd://u:s3cret@e:2379/kv"]
 )
-def test_an_address_with_a_password_is_refused_and_not_repeated(address: str, tmp_path: Path) -> None:
+def test_address_with_a_password_is_refused_and_not_repeated(address: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"metadata\.password_file") as refusal:
         parse(address)
     assert "s3cret" not in str(refusal.value)

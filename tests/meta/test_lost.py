@@ -1,4 +1,4 @@
-"""Entries that were given up stand in a ledger's custom metadata."""
+"""Entries that are marked as lost in a ledger's custom metadata."""
 
 import pytest
 
@@ -10,19 +10,19 @@ from tests.wal.ledgers import e, ledger
 @pytest.mark.parametrize(
     ("entries", "text"), [((3,), b"3"), ((5, 3, 4), b"3-5"), ((0, 1, 7, 9, 10), b"0-1,7,9-10")], ids=str
 )
-def test_lost_entries_are_noted_as_rows(entries: tuple[int, ...], text: bytes) -> None:
+def test_lost_entries_are_stored_as_ranges(entries: tuple[int, ...], text: bytes) -> None:
     metadata = with_lost(ledger(), map(EntryId, entries))
     assert dict(metadata.custom) == {LOST_KEY: text}
     assert {each for run in lost_entries(metadata) for each in run} == set(entries)
     assert without_lost(metadata, [e(each) for each in (*entries, 99)]) == {99}
 
 
-def test_of_nothing_nothing_is_noted_and_others_notes_stay() -> None:
+def test_empty_loss_is_not_stored_and_other_metadata_stay() -> None:
     metadata = with_lost(with_lost(ledger(), [e(3)]), [])
     assert metadata == ledger()
 
 
-def test_a_note_that_cannot_be_read_gives_nothing_up() -> None:
+def test_unreadable_loss_marks_nothing_as_lost() -> None:
     metadata = with_lost(ledger(), [e(3)])
     object.__setattr__(metadata, "custom", ((LOST_KEY, b"3-x"),))
     assert lost_entries(metadata) == []

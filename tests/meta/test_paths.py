@@ -16,13 +16,13 @@ LEDGER_PATHS = {
 
 
 @pytest.mark.parametrize(("ledger", "path"), LEDGER_PATHS.items())
-def test_a_ledger_has_the_path_that_apaches_tools_look_for(ledger: int, path: str) -> None:
+def test_ledger_has_the_path_of_apaches_tools(ledger: int, path: str) -> None:
     assert paths.ledger(LedgerId(ledger)) == path
     assert paths.ledger_of(path) == ledger
 
 
 @given(st.integers(0, 2**63 - 1))
-def test_a_ledger_path_says_its_ledger(ledger: int) -> None:
+def test_ledger_path_gives_its_ledger(ledger: int) -> None:
     assert paths.ledger_of(paths.ledger(LedgerId(ledger))) == ledger
 
 
@@ -45,17 +45,17 @@ def test_other_paths_are_no_ledgers(path: str) -> None:
 
 
 @pytest.mark.parametrize("ledger", [-1, 2**63])
-def test_an_id_out_of_range_has_no_path(ledger: int) -> None:
+def test_id_out_of_range_has_no_path(ledger: int) -> None:
     with pytest.raises(ValueError, match=str(ledger)):
         paths.ledger(LedgerId(ledger))
 
 
-def test_the_listing_tells_ledger_trees_from_the_rest() -> None:
+def test_listing_distinguishes_ledger_trees() -> None:
     names = ["00", "21", "000", "available", "cookies", "LAYOUT", "idgen", "underreplication", "1", "0000"]
     assert [name for name in names if paths.is_ledger_tree(name)] == ["00", "21", "000"]
 
 
-def test_our_own_nodes_stand_beside_the_ledgers() -> None:
+def test_our_own_nodes_are_beside_the_ledgers() -> None:
     partition, server = PartitionId("p1"), ServerId("n1")
     assert paths.server(server) == "/servers/n1"
     assert paths.partition(partition) == "/partitions/p1"
@@ -75,7 +75,7 @@ def test_bookies_register_under_their_ids() -> None:
     assert paths.cookie(bookie) == "/ledgers/cookies/b1-3f2a9c"
 
 
-def test_a_path_is_taken_apart_and_put_together() -> None:
+def test_path_can_be_split_and_joined() -> None:
     assert paths.parent("/a/b") == "/a"
     assert paths.parent("/a") == "/"
     assert paths.join("/", "a") == "/a"

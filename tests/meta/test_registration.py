@@ -6,7 +6,7 @@ from kvstore.errors import MetadataDenied, MetadataError, MetadataUnavailable, M
 from kvstore.meta import paths, registration
 from kvstore.meta.bookies import BookieView
 from kvstore.meta.memory import MemoryStore
-from kvstore.meta.registration import BookieRegistration, Bookies, RegistrationClient
+from kvstore.meta.registration import BookieRegistration, RegisteredBookies, RegistrationClient
 from kvstore.meta.service_info import encode_service_info
 from kvstore.meta.store import ensure_path
 from kvstore.types import BookieId
@@ -28,15 +28,15 @@ def other(store: FaultyStore) -> MemoryStore:
     return MemoryStore(store.tree)
 
 
-async def test_a_registered_bookie_is_found_with_its_address(store: FaultyStore, nursery: TestNursery) -> None:
+async def test_registered_bookie_is_found_with_its_address(store: FaultyStore, nursery: TestNursery) -> None:
     await BookieRegistration(store, B1, A1).start(nursery)
     await BookieRegistration(store, B2, A2).start(nursery, readonly=True)
     found = await RegistrationClient(store).bookies()
-    assert found == Bookies(writable={B1: A1}, readonly={B2: A2})
+    assert found == RegisteredBookies(writable={B1: A1}, readonly={B2: A2})
     assert found.all == {B1: A1, B2: A2}
 
 
-async def test_a_bookie_that_turns_read_only_is_never_in_neither_set(store: FaultyStore, nursery: TestNursery) -> None:
+async def test_bookie_that_turns_read_only_is_never_in_neither_set(store: FaultyStore, nursery: TestNursery) -> None:
     bookie = BookieRegistration(store, B1, A1)
     await bookie.start(nursery)
     present: list[set[str]] = []
@@ -55,10 +55,8 @@ async def test_a_bookie_that_turns_read_only_is_never_in_neither_set(store: Faul
 
 
 @pytest.mark.parametrize("last", [True, False])
-async def test_moves_that_follow_each_other_at_once_end_as_the_last_one_says(
-    store: FaultyStore, nursery: TestNursery, last: bool
-) -> None:
-    """A disk that is freed while the store is told that it is full."""
+async def test_consecutive_moves_end_as_the_last_one_says(store: FaultyStore, nursery: TestNursery, last: bool) -> None:
+    """The disk is freed while the store is being updated that it is full."""
     bookie = BookieRegistration(store, B1, A1)
     await bookie.start(nursery, readonly=last)
     await let_run()
@@ -68,10 +66,10 @@ async def test_moves_that_follow_each_other_at_once_end_as_the_last_one_says(
             await asyncio.sleep(0)
         await asyncio.gather(first, bookie.set_readonly(last))
         found = await RegistrationClient(store).bookies()
-        assert found == Bookies(*({}, {B1: A1}) if last else ({B1: A1}, {})), f"{delay} turns apart"
+        assert found == RegisteredBookies(*({}, {B1: A1}) if last else ({B1: A1}, {})), f"{delay} turns apart"
 
 
-async def test_after_a_lost_session_a_bookie_registers_again(store: FaultyStore, nursery: TestNursery) -> None:
+async def test_bookie_registers_again_after_its_session_was_lost(store: FaultyStore, nursery: TestNursery) -> None:
     await BookieRegistration(store, B1, A1).start(nursery)
     await let_run()
     store.expire()
@@ -80,7 +78,7 @@ async def test_after_a_lost_session_a_bookie_registers_again(store: FaultyStore,
     assert (await RegistrationClient(store).bookies()).writable == {B1: A1}
 
 
-async def test_a_move_that_the_store_interrupts_is_made_later(
+async def test_interrupted_move_is_completed_later(
     store: FaultyStore, nursery: TestNursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(registration, "RETRY_S", 0)
@@ -91,20 +89,20 @@ async def test_a_move_that_the_store_interrupts_is_made_later(
         await bookie.set_readonly(True)
     store.resume()
     await let_run()
-    assert await RegistrationClient(store).bookies() == Bookies(writable={}, readonly={B1: A1})
+    assert await RegistrationClient(store).bookies() == RegisteredBookies(writable={}, readonly={B1: A1})
 
 
-async def test_the_registration_of_a_dead_predecessor_is_replaced_at_once(
+async def test_registration_of_a_dead_predecessor_is_replaced_at_once(
     store: FaultyStore, other: MemoryStore, nursery: TestNursery
 ) -> None:
-    """It named the address on which this process listens now, so nobody else is behind it."""
+    """It named the address on which this process listens now, so its process is gone."""
     await other.create(paths.available(B1), encode_service_info(A1), ephemeral=True)
     await BookieRegistration(store, B1, A1).start(nursery)
     other.expire()
     assert (await RegistrationClient(store).bookies()).writable == {B1: A1}
 
 
-async def test_a_registration_with_another_address_is_waited_out(
+async def test_registration_with_another_address_is_waited_for(
     store: FaultyStore, other: MemoryStore, nursery: TestNursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(registration, "RETRY_S", 0)
@@ -117,7 +115,7 @@ async def test_a_registration_with_another_address_is_waited_out(
     assert (await RegistrationClient(store).bookies()).writable == {B1: A1}
 
 
-async def test_an_id_that_a_live_process_holds_is_refused_in_the_end(
+async def test_id_held_by_a_live_process_is_refused_in_the_end(
     store: FaultyStore, other: MemoryStore, nursery: TestNursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(registration, "RETRY_S", 0)
@@ -126,20 +124,20 @@ async def test_an_id_that_a_live_process_holds_is_refused_in_the_end(
         await BookieRegistration(store, B1, A1).start(nursery)
 
 
-async def test_a_stopped_bookie_is_in_no_set(store: FaultyStore, nursery: TestNursery) -> None:
+async def test_stopped_bookie_is_in_no_set(store: FaultyStore, nursery: TestNursery) -> None:
     bookie = BookieRegistration(store, B1, A1)
     await bookie.start(nursery)
     await bookie.stop()
-    assert await RegistrationClient(store).bookies() == Bookies({}, {})
+    assert await RegistrationClient(store).bookies() == RegisteredBookies({}, {})
 
 
-async def test_a_bookie_whose_registration_cannot_be_read_is_left_out(store: FaultyStore) -> None:
+async def test_bookie_with_an_unreadable_registration_is_left_out(store: FaultyStore) -> None:
     await store.create(paths.available(B1), b"\xff", ephemeral=True)
     await store.create(paths.available(B2), encode_service_info(A2), ephemeral=True)
     assert (await RegistrationClient(store).bookies()).writable == {B2: A2}
 
 
-async def test_a_watch_on_bookies_is_called_for_both_sets(store: FaultyStore, nursery: TestNursery) -> None:
+async def test_watch_on_bookies_is_called_for_both_sets(store: FaultyStore, nursery: TestNursery) -> None:
     hint = Hint()
     RegistrationClient(store).watch(hint)
     bookie = BookieRegistration(store, B1, A1)
@@ -149,9 +147,9 @@ async def test_a_watch_on_bookies_is_called_for_both_sets(store: FaultyStore, nu
     await hint.wait()
 
 
-async def test_a_view_follows_the_bookies(store: FaultyStore, other: MemoryStore, nursery: TestNursery) -> None:
+async def test_view_follows_the_bookies(store: FaultyStore, other: MemoryStore, nursery: TestNursery) -> None:
     view = BookieView(store)
-    changes: list[Bookies] = []
+    changes: list[RegisteredBookies] = []
     view.on_change(lambda: changes.append(view.current))
     await view.start(nursery)
     assert view.address(B1) is None
@@ -163,7 +161,7 @@ async def test_a_view_follows_the_bookies(store: FaultyStore, other: MemoryStore
     assert changes == [view.current]
 
 
-async def test_a_view_stays_as_it_was_while_the_store_is_away(
+async def test_view_stays_unchanged_while_the_store_is_away(
     store: FaultyStore, other: MemoryStore, nursery: TestNursery
 ) -> None:
     await BookieRegistration(other, B1, A1).start(nursery)
@@ -176,14 +174,15 @@ async def test_a_view_stays_as_it_was_while_the_store_is_away(
 
 
 @pytest.mark.parametrize("error", [MetadataDenied, MetadataUnknown, MetadataError])
-async def test_whatever_the_store_answers_a_view_stays_as_it_was_and_goes_on(
+async def test_view_stays_unchanged_and_continues_after_any_error(
     store: FaultyStore,
     other: MemoryStore,
     nursery: TestNursery,
     monkeypatch: pytest.MonkeyPatch,
     error: type[MetadataError],
 ) -> None:
-    """A node whose task has ended ends: were it for an answer of the metadata store, all nodes would together."""
+    """A node whose task has ended ends. All nodes would end together if an answer of the metadata store could
+    cause it."""
 
     async def refuse(path: str) -> list[str]:
         raise error(f"{path}: not now")
@@ -203,10 +202,10 @@ async def test_whatever_the_store_answers_a_view_stays_as_it_was_and_goes_on(
     assert view.current.writable == {B1: A1, B2: A2}
 
 
-async def test_a_bookie_that_becomes_writable_between_two_reads_is_in_one_of_them(
+async def test_bookie_that_becomes_writable_between_two_reads_is_in_one_of_them(
     store: FaultyStore, other: MemoryStore, nursery: TestNursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In neither it would be taken for gone."""
+    """A bookie in neither set would count as gone."""
     moving = BookieRegistration(other, B1, A1)
     await moving.start(nursery, readonly=True)
     children = store.children
@@ -222,9 +221,7 @@ async def test_a_bookie_that_becomes_writable_between_two_reads_is_in_one_of_the
     assert (found.writable, found.readonly) == ({B1: A1}, {})
 
 
-async def test_an_address_outlives_its_registration(
-    store: FaultyStore, other: MemoryStore, nursery: TestNursery
-) -> None:
+async def test_address_outlives_its_registration(store: FaultyStore, other: MemoryStore, nursery: TestNursery) -> None:
     await other.create(paths.available(B1), encode_service_info(A1), ephemeral=True)
     view = BookieView(store)
     await view.start(nursery)

@@ -30,7 +30,7 @@ CLUSTER = "7c2d2a3e-0000-4000-8000-000000000002"
 LATER = 20
 """Writes after the copy."""
 SETTLED_S = 15.0
-"""Members that are there have elected a leader by then."""
+"""Time in which the present members elect a leader."""
 
 
 class Restorable(Protocol):
@@ -41,7 +41,7 @@ class Restorable(Protocol):
         ...
 
     def restore(self, copy: Path) -> None:
-        """Put the copy in the place of every member's data, with all of them stopped."""
+        """Replace every member's data by the copy, with all of them stopped."""
         ...
 
     def kill(self) -> None: ...
@@ -82,7 +82,7 @@ class Ensemble:
         self._wait_ready()
 
     def set_back(self, place: int, copy: Path) -> None:
-        """Put the copy in the place of the data of one member, which is stopped."""
+        """Replace the data of one member, which is stopped, by the copy."""
         data = self._members[place].directory / "data"
         shutil.rmtree(data)
         shutil.copytree(copy, data)
@@ -113,7 +113,7 @@ class EtcdEnsemble(Ensemble):
         self.start(0, 1, 2)
 
     def keep(self, to: Path) -> None:
-        self._run("--endpoints", self._members[2].address, "get", "/")  # once the last member has all
+        self._run("--endpoints", self._members[2].address, "get", "/")  # once the last member has everything
         self.kill()
         for place, each in enumerate(self._members):
             shutil.copytree(each.directory / "data", to / f"{place}")
@@ -128,7 +128,7 @@ class EtcdEnsemble(Ensemble):
         self._run("--endpoints", self._members[0].address, "snapshot", "save", str(file))
 
     def restore_snapshot(self, file: Path) -> None:
-        """Make all members anew from a snapshot, which gives them a new cluster id."""
+        """Create all members again from a snapshot, which gives them a new cluster id."""
         self.kill()
         for each in self._members:
             shutil.rmtree(each.directory / "data")
@@ -145,7 +145,7 @@ _OF_RESTORE = ("--name", "--initial-cluster", "--initial-advertise-peer-urls")
 
 
 def _last(command: Sequence[str], flag: str) -> str:
-    """Return the value of the last flag of this name, which counts."""
+    """Return the value of the last flag with this name, which counts."""
     return command[len(command) - list(reversed(command)).index(flag)]
 
 
@@ -219,7 +219,7 @@ async def opened(
 
 
 async def marked(store: VerifiedStore) -> None:
-    """Until a high-water mark of all that has happened is confirmed."""
+    """Wait until a high-water mark of everything that has happened is confirmed."""
 
     async def is_marked() -> bool:
         mark = store._verifier.mark
@@ -230,7 +230,7 @@ async def marked(store: VerifiedStore) -> None:
 
 
 async def written(store: MetadataStore, path: str, data: bytes) -> None:
-    """The same value, over lost connections."""
+    """Read the same value, over lost connections."""
 
     async def write() -> bool:
         with suppress(MetadataError):
@@ -245,8 +245,8 @@ async def written(store: MetadataStore, path: str, data: bytes) -> None:
 async def test_restored_older_copy_is_used_by_no_process_and_the_later_one_is(
     place: Restorable, nursery: TestNursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`runs` goes on through the restore with its session, `starts` comes afterwards with its directory, and `idle`
-    has seen nothing since the copy. A process from before the copy would use it: it is told by the others' mark."""
+    """`runs` continues through the restore with its session, `starts` comes afterwards with its directory, and `idle`
+    has seen nothing since the copy. A process from before the copy would use it; the mark of the others stops it."""
     monkeypatch.setattr(verifier, "RAISE_S", 0.1)
     runs = await opened(place, nursery, tmp_path / "runs", "runs")
     await LayoutStore(runs).initialise(CLUSTER)
@@ -271,7 +271,7 @@ async def test_restored_older_copy_is_used_by_no_process_and_the_later_one_is(
         await opened(place, nursery, tmp_path / "starts", "starts")
     stranger = await connect(place.address, timeout_s=60)
     for number in range(3 * LATER):
-        await stranger.set("/other", b"%d" % number, -1)  # so that its revision says nothing any more
+        await stranger.set("/other", b"%d" % number, -1)  # so that its revision proves nothing
     await stranger.close()
 
     async def is_older() -> bool:
@@ -299,7 +299,7 @@ async def test_restored_older_copy_is_used_by_no_process_and_the_later_one_is(
 
 
 class Used:
-    """A store that two processes have used: `runs` goes on, `starts` was stopped at the end. A copy of it was taken
+    """A store that two processes have used: `runs` continues, `starts` was stopped at the end. A copy of it was taken
     before the last writes to /list."""
 
     def __init__(self, runs: VerifiedStore, later: Stat) -> None:
@@ -308,7 +308,7 @@ class Used:
         """/list as it was last acknowledged."""
 
     async def check_used(self, store: VerifiedStore, timeout_s: float = PATIENCE_S) -> None:
-        """Wait until the store gives /list, as it was last acknowledged. Raises TimeoutError."""
+        """Wait until the store returns /list as it was last acknowledged. Raises TimeoutError."""
 
         async def is_read() -> bool:
             with suppress(MetadataUnavailable, MetadataUnknown):
@@ -347,11 +347,11 @@ async def used(
 
 
 # docs/protocol.md B29
-async def test_one_member_that_is_set_back_makes_nobody_deny_a_write(
+async def test_set_back_member_makes_nobody_deny_a_write(
     ensemble: Ensemble, nursery: TestNursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A ZooKeeper that is set back copies from the others. An etcd that is set back panics, because its leader counts
-    on what it had, until another leader is elected."""
+    """A ZooKeeper member that is set back copies from the others. An etcd member that is set back panics, because its
+    leader counts on what it had, until another leader is elected."""
     found = await used(ensemble, nursery, tmp_path, ensemble.copy, monkeypatch)
     ensemble.kill(0)
     ensemble.set_back(0, tmp_path / "older")
@@ -370,11 +370,11 @@ async def test_one_member_that_is_set_back_makes_nobody_deny_a_write(
 
 
 # docs/protocol.md B29
-async def test_older_copy_of_two_members_is_not_used_whenever_the_third_comes_back(
+async def test_older_copy_of_two_members_is_unused_whenever_the_third_returns(
     ensemble: Ensemble, nursery: TestNursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two members set back are a majority. The third one has all. In etcd the terms decide: the others catch up, or it
-    panics. In ZooKeeper it does not join. The older copy stays until a later one is restored."""
+    """Two members that are set back are a majority. The third one has everything. In etcd the terms decide: the others
+    catch up, or it panics. In ZooKeeper it does not join, and the older copy stays until a later one is restored."""
     found = await used(ensemble, nursery, tmp_path, ensemble.copy, monkeypatch)
     await asyncio.to_thread(ensemble.keep, tmp_path / "later")
     for place in (0, 1):

@@ -1,4 +1,4 @@
-"""Metadata that moves to another store: all of it or none, at rest, once; and no ledger's id is given twice."""
+"""Moves of metadata to another store: complete or nothing, unused, once; and no ledger id is assigned twice."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ import pytest
 from kvstore.errors import ConfigError, MetadataError
 from kvstore.meta import dump, paths
 from kvstore.meta.layout import LayoutStore
-from kvstore.meta.ledger_ids import Counted, FormerCount, LedgerIdGenerator, decode_former, encode_former, former_counts
+from kvstore.meta.ledger_ids import (
+    FormerCount,
+    LedgerIdCount,
+    LedgerIdGenerator,
+    decode_former,
+    encode_former,
+    former_counts,
+)
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.memory import MemoryStore
 from kvstore.meta.store import MetadataStore, ensure_path
@@ -20,7 +27,7 @@ INSTANCE = "0f8f2d4e-0000-4000-8000-000000000001"
 
 
 async def founded(ledgers: int = 3) -> MemoryStore:
-    """A cluster's metadata, at rest."""
+    """A cluster's metadata that nobody uses."""
     store = MemoryStore()
     await LayoutStore(store).initialise(INSTANCE)
     for _ in range(ledgers):
@@ -32,7 +39,7 @@ async def founded(ledgers: int = 3) -> MemoryStore:
     return store
 
 
-async def test_a_store_that_has_taken_a_file_holds_what_the_other_held(store: MetadataStore) -> None:
+async def test_imported_store_equals_the_exported_one(store: MetadataStore) -> None:
     nodes, instance = await export(await founded(ledgers=2 * BATCH_NODES))
     await restore(store, *dump.decode(dump.encode(nodes, instance)))
     moved, name = await export(store)
@@ -45,8 +52,8 @@ async def test_a_store_that_has_taken_a_file_holds_what_the_other_held(store: Me
     await LayoutStore(store).check()
 
 
-async def test_after_a_move_no_ledger_gets_an_id_that_one_had(store: MetadataStore) -> None:
-    """Also not one that was removed before: bookies may have entries of it."""
+async def test_no_ledger_gets_a_used_id_after_a_move(store: MetadataStore) -> None:
+    """Also the id of a removed ledger: bookies may have entries of it."""
     source = await founded(ledgers=3)
     await LedgerStore(source).remove(LedgerId(2), 0)
     nodes, instance = await export(source)
@@ -59,31 +66,31 @@ async def test_after_a_move_no_ledger_gets_an_id_that_one_had(store: MetadataSto
 
 
 # docs/protocol.md B29
-async def test_after_a_move_it_is_known_how_far_ids_were_counted_in_all_former_places(store: MetadataStore) -> None:
+async def test_former_id_counters_are_known_after_a_move(store: MetadataStore) -> None:
     await restore(store, *await export(await founded(ledgers=3)))
     assert await former_counts(store) == (FormerCount(LedgerId(3), is_sure=True),)
     second = MemoryStore()
     await restore(second, *await export(store))
     former = await former_counts(second)
     assert former == (FormerCount(LedgerId(3), is_sure=True), FormerCount(LedgerId(1 << 32), is_sure=True))
-    counted = Counted(await LedgerIdGenerator(second).next_id(), former)
+    counted = LedgerIdCount(await LedgerIdGenerator(second).next_id(), former)
     given = {0, 2, 3, (1 << 32) - 1, 1 << 32, (1 << 32) + 1, 2 << 32, (2 << 32) + 1, 3 << 32}
     assert {each for each in given if not counted.never_gave(each)} == {0, 2}
     assert {each for each in given if not counted.may_lack(each)} == {0, 2, 3 << 32}, "of others, of another range"
 
 
 # docs/protocol.md B29
-async def test_of_a_file_that_tells_no_count_the_id_behind_its_last_ledger_may_have_been_given() -> None:
+async def test_id_behind_the_last_ledger_may_be_used_when_the_file_has_no_count() -> None:
     nodes, instance = await export(await founded(ledgers=3))
     del nodes[paths.COUNTED]
     store = MemoryStore()
     await restore(store, nodes, instance)
-    counted = Counted(LedgerId(1 << 32), await former_counts(store))
+    counted = LedgerIdCount(LedgerId(1 << 32), await former_counts(store))
     assert counted.former == (FormerCount(LedgerId(3), is_sure=False),)
     assert (counted.may_lack(2), counted.may_lack(3), counted.never_gave(3)) == (False, True, False)
 
 
-def test_counts_are_the_bytes_that_the_formats_say() -> None:
+def test_counts_have_the_documented_bytes() -> None:
     golden = b'{"format":1,"former":[{"to":3,"is_sure":false},{"to":4294967296,"is_sure":true}]}'
     former = (FormerCount(LedgerId(3), is_sure=False), FormerCount(LedgerId(1 << 32), is_sure=True))
     assert encode_former(reversed(former)) == golden
@@ -91,9 +98,9 @@ def test_counts_are_the_bytes_that_the_formats_say() -> None:
 
 
 # docs/protocol.md A12
-async def test_after_a_move_no_bookie_is_taken_for_older_than_a_ledger(store: MetadataStore) -> None:
-    """One that was set up anew after a ledger was made may say nothing about what it does not have of it; the file does
-    not tell which was first."""
+async def test_no_bookie_seems_older_than_a_ledger_after_a_move(store: MetadataStore) -> None:
+    """A bookie that was set up after a ledger was created may not report its entries as absent; the file does not show
+    which was first."""
     source = await founded(ledgers=3)
     await ensure_path(source, paths.cookie(BookieId("10.0.0.1:3181")))
     await restore(store, *await export(source))
@@ -103,27 +110,27 @@ async def test_after_a_move_no_bookie_is_taken_for_older_than_a_ledger(store: Me
         assert made.created < cookie.created
 
 
-async def test_a_second_import_is_refused(store: MetadataStore) -> None:
+async def test_second_import_is_refused(store: MetadataStore) -> None:
     nodes, instance = await export(await founded())
     await restore(store, nodes, instance)
-    with pytest.raises(ConfigError, match="want an empty place, got a cluster: /counted, /ledgers, /partitions"):
+    with pytest.raises(ConfigError, match="expected an empty place, got a cluster: /counted, /ledgers, /partitions"):
         await restore(store, nodes, instance)
     there, _ = await export(store)
     assert {**nodes, **there, paths.COUNTED: b""} == {**there, paths.COUNTED: b""}
 
 
-async def test_while_a_process_holds_anything_nothing_is_exported() -> None:
+async def test_nothing_is_exported_while_a_process_holds_an_ephemeral() -> None:
     source = await founded()
     node = MemoryStore(source.tree)
     await node.create("/servers")
     await node.create("/servers/n1", ephemeral=True)
-    with pytest.raises(ConfigError, match="/servers/n1 is a running process's: stop every node"):
+    with pytest.raises(ConfigError, match="/servers/n1 belongs to a running process: stop every node"):
         await export(source)
     await node.close()
     await export(source)
 
 
-async def test_what_changes_while_it_is_read_is_not_exported() -> None:
+async def test_metadata_that_change_while_read_are_not_exported() -> None:
     source = await founded()
     children = source.children
 
@@ -137,8 +144,8 @@ async def test_what_changes_while_it_is_read_is_not_exported() -> None:
         await export(source)
 
 
-async def test_an_import_that_does_not_end_makes_no_cluster() -> None:
-    """And what it has left is not taken for an empty place."""
+async def test_unfinished_import_makes_no_cluster() -> None:
+    """And its remains do not count as an empty place."""
     nodes, instance = await export(await founded())
     store = MemoryStore()
     create = store.create
@@ -157,7 +164,7 @@ async def test_an_import_that_does_not_end_makes_no_cluster() -> None:
         await restore(store, nodes, instance)
 
 
-async def test_a_place_without_a_cluster_has_nothing_to_export(store: MetadataStore) -> None:
+async def test_place_without_a_cluster_has_nothing_to_export(store: MetadataStore) -> None:
     with pytest.raises(ConfigError, match="holds no cluster"):
         await export(store)
 
@@ -168,13 +175,13 @@ GOLDEN = (
 )
 
 
-def test_the_file_is_the_bytes_that_the_formats_say() -> None:
+def test_dump_file_has_the_documented_bytes() -> None:
     nodes = {"/a/b": b"\0\xff", "/a": b""}
     assert dump.encode(nodes, "i") == GOLDEN
     assert dump.decode(GOLDEN) == (nodes, "i")
 
 
-def test_a_file_with_any_damage_is_refused() -> None:
+def test_damaged_dump_file_is_refused() -> None:
     for place in range(len(GOLDEN) - 1):
         damaged = bytearray(GOLDEN)
         damaged[place] ^= 1
@@ -186,14 +193,14 @@ def test_a_file_with_any_damage_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "fault"), [({"/a/b": b""}, "/a/b has no parent in the file"), ({"a": b""}, "want an absolute path")]
+    ("nodes", "fault"), [({"/a/b": b""}, "/a/b has no parent in the file"), ({"a": b""}, "expected an absolute path")]
 )
-def test_a_file_that_is_no_tree_is_refused(nodes: dict[str, bytes], fault: str) -> None:
+def test_dump_file_that_is_no_tree_is_refused(nodes: dict[str, bytes], fault: str) -> None:
     with pytest.raises(ConfigError, match=fault):
         dump.decode(dump.encode(nodes, "i"))
 
 
-def test_a_later_format_is_refused_by_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_later_dump_format_is_refused_by_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dump, "FORMAT", 2)
     later = dump.encode({}, "i")
     monkeypatch.undo()

@@ -8,7 +8,7 @@ from kvstore.meta.update import until_known, update
 
 
 class Cell:
-    """A versioned number whose writes go wrong as told: `faults` holds what happens before each one."""
+    """A versioned number whose writes fail on demand: `faults` has what happens before each one."""
 
     def __init__(self, *faults: Callable[["Cell"], None], reads: tuple[type[Exception], ...] = ()) -> None:
         self.value, self.version = 0, 0
@@ -65,30 +65,30 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RECONNECT_DELAY_S", 0)
 
 
-async def test_whoever_loses_decides_again_on_the_winners_value() -> None:
+async def test_losing_writer_decides_again_on_the_winners_value() -> None:
     cell = Cell(another_writer, another_writer)
     assert await cell.add(1) == (21, 3)
 
 
-async def test_a_change_that_changes_nothing_writes_nothing() -> None:
+async def test_change_that_changes_nothing_writes_nothing() -> None:
     cell = Cell()
     assert await cell.add(0) == (0, 0)
     assert cell.writes == 0
 
 
-async def test_a_write_that_was_done_after_all_is_recognised() -> None:
+async def test_write_that_was_done_after_all_is_recognised() -> None:
     cell = Cell(done_but_unknown)
     assert await cell.raise_to(5) == (5, 1)
     assert cell.writes == 1
 
 
-async def test_a_write_that_was_not_done_is_written_again() -> None:
+async def test_write_that_was_not_done_is_repeated() -> None:
     cell = Cell(lost_and_unknown)
     assert await cell.raise_to(5) == (5, 1)
     assert cell.writes == 2
 
 
-async def test_what_cannot_be_learnt_in_time_is_unknown_and_never_unavailable() -> None:
+async def test_outcome_not_learned_in_time_is_unknown_and_never_unavailable() -> None:
     with pytest.raises(MetadataUnknown):
         await Cell(lost_for_good).add(1)
 
@@ -101,25 +101,25 @@ async def test_unavailable_after_unknown_stays_unknown() -> None:
         await Cell(lost, *[unavailable] * 100).add(1)
 
 
-async def test_unavailable_at_first_is_passed_on_at_once() -> None:
+async def test_unavailable_at_first_is_raised_at_once() -> None:
     cell = Cell(reads=(MetadataUnavailable,))
     with pytest.raises(MetadataUnavailable):
         await cell.add(1)
 
 
-async def test_a_first_read_that_breaks_leaves_nothing_unknown() -> None:
+async def test_broken_first_read_leaves_nothing_unknown() -> None:
     with pytest.raises(MetadataUnavailable):
         await Cell(reads=(MetadataUnknown,)).add(1)
 
 
-async def test_attempts_are_bounded() -> None:
+async def test_attempts_of_an_update_are_bounded() -> None:
     cell = Cell(*[another_writer] * 100)
     with pytest.raises(VersionConflict):
         await cell.add(1)
     assert cell.writes == module.ATTEMPTS_MAX
 
 
-async def test_a_change_may_give_up() -> None:
+async def test_change_may_abandon_the_update() -> None:
     cell = Cell()
 
     def refuse(_: int) -> int:
@@ -130,7 +130,7 @@ async def test_a_change_may_give_up() -> None:
     assert cell.writes == 0
 
 
-async def test_a_call_is_repeated_while_its_outcome_is_unknown() -> None:
+async def test_call_is_repeated_while_its_outcome_is_unknown() -> None:
     answers: list[Exception | int] = [MetadataUnknown(), MetadataUnavailable(), MetadataUnknown(), 7]
 
     async def call() -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TypeVar
 
-from kvstore.partition.election.jury import NO_ORIGINS, Origins, Verdict, is_borne_out, judge
+from kvstore.partition.election.jury import NO_ORIGINS, Origins, StateVerdict, is_copy_confirmed, judge
 from kvstore.types import Seq, ServerId
 from tests.models.search import Broken
 
@@ -74,14 +74,14 @@ class Model:
     def _is_borne_out(self, state: State, one: int) -> bool:
         if not self.rules.by_others:
             return bool(state.had[one])
-        return any(is_borne_out(SERVERS[one], SERVERS, heard, _named(state)) for heard in _hearings(state, one))
+        return any(is_copy_confirmed(SERVERS[one], SERVERS, heard, _named(state)) for heard in _hearings(state, one))
 
     def _judged(self, state: State, one: int) -> Iterator[tuple[str, Broken]]:
         if state.damaged[one] or not state.is_harmed:
             return
         origins = _named(state) if self.rules.one_witness else NO_ORIGINS
         for heard in _hearings(state, one):
-            if judge(SERVERS[one], Seq(1), SERVERS, heard, None, origins) is Verdict.OUTVOTED:
+            if judge(SERVERS[one], Seq(1), SERVERS, heard, None, origins) is StateVerdict.OUTVOTED:
                 yield f"s{one} hears {sorted(heard)}", Broken("a replica that is well is outvoted")
 
 

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from kvstore.errors import QuotaExceeded
-from kvstore.namespaces import Book, Meter, Namespace, NamespaceTable, Report
-from kvstore.namespaces.book import Amount, Amounts, Said, add, decode, encode
+from kvstore.namespaces import Book, Meter, Namespace, NamespaceTable, UsageReport
+from kvstore.namespaces.book import Amount, Amounts, UsageAnswer, add, decode, encode
 from kvstore.types import PartitionId
 
 LIMIT = 200
@@ -30,39 +30,39 @@ class Led:
     def count_some(self) -> bool:
         return True
 
-    def report(self) -> Report:
-        return Report(self.partition, self.epoch, self.amounts)
+    def report(self) -> UsageReport:
+        return UsageReport(self.partition, self.epoch, self.amounts)
 
     def forget(self, names: Iterable[str]) -> None:
         for name in names:
             self.amounts.pop(name, None)
 
 
-def copied(book: Book) -> list[Report]:
-    return decode(encode(Said(book.reports()))).reports
+def copied(book: Book) -> list[UsageReport]:
+    return decode(encode(UsageAnswer(book.reports()))).reports
 
 
-def of(partition: PartitionId, epoch: int, keys: int) -> Report:
-    return Report(partition, epoch, {"n": Amount(keys, keys)})
+def of(partition: PartitionId, epoch: int, keys: int) -> UsageReport:
+    return UsageReport(partition, epoch, {"n": Amount(keys, keys)})
 
 
 # docs/protocol.md N3
 def test_a_former_leader_does_not_take_back_what_its_successor_says() -> None:
     book = Book()
-    book.hear([of(P1, 2, 5)])
-    book.hear([of(P1, 1, 50)])
+    book.take_reports([of(P1, 2, 5)])
+    book.take_reports([of(P1, 1, 50)])
     assert book.used("n").keys == 5
-    book.hear([of(P1, 2, 6), of(P2, 1, 1)])
+    book.take_reports([of(P1, 2, 6), of(P2, 1, 1)])
     assert book.used("n") == Amount(7, 7)
 
 
 def test_what_is_led_here_counts_once_whatever_others_said_of_it() -> None:
     book, own = Book(), Led(P1, epoch=3)
-    book.hear([of(P1, 2, 50), of(P2, 1, 1)])
+    book.take_reports([of(P1, 2, 50), of(P2, 1, 1)])
     assert book.lead(P1, own) == {"n": Amount(50, 50)}
     own.amounts = {"n": Amount(3, 3)}
     assert book.used("n").keys == 4
-    book.hear([of(P1, 2, 60)])
+    book.take_reports([of(P1, 2, 60)])
     assert book.used("n").keys == 4
 
 
@@ -72,7 +72,7 @@ def test_what_a_lead_had_stays_until_its_successor_reports() -> None:
     own.amounts = {"n": Amount(9, 9)}
     book.leave(P1, own)
     assert book.used("n").keys == 9
-    book.hear([of(P1, 2, 8)])
+    book.take_reports([of(P1, 2, 8)])
     assert book.used("n").keys == 8
     book.keep_only([P2])  # it has left the ring
     assert book.used("n").keys == 0
@@ -94,20 +94,20 @@ def test_a_name_that_comes_again_with_another_prefix_has_nothing_of_the_former_o
     book.take(SPACE)
     book.lead(P1, own)
     own.amounts = {"n": Amount(9, 9)}
-    book.hear([of(P2, 1, 5)])
+    book.take_reports([of(P2, 1, 5)])
     assert book.used("n").keys == 14
     same = NamespaceTable(namespaces=(Namespace(name="n", prefix=b"n/", keys_max=7),))
     book.take(same)
     assert book.used("n").keys == 14, "another quota is no other namespace"
-    former = encode(Said([of(P2, 1, 5)], marks=book.marks()))
+    former = encode(UsageAnswer([of(P2, 1, 5)], marks=book.marks()))
     book.take(NamespaceTable())
     book.take(NamespaceTable(namespaces=(Namespace(name="n", prefix=b"other/", keys_max=7),)))
     assert book.used("n").keys == 0
     late = decode(former)  # of a server that has not heard of it
-    book.hear(late.reports, late.marks)
+    book.take_reports(late.reports, late.marks)
     assert book.used("n").keys == 0
     own.amounts = {}
-    book.hear([of(P2, 1, 3)], book.marks())
+    book.take_reports([of(P2, 1, 3)], book.marks())
     assert book.used("n").keys == 3
 
 
@@ -115,7 +115,7 @@ def test_who_deletes_more_than_is_known_of_makes_no_room_for_others() -> None:
     book, own = Book(), Led(P1)
     book.lead(P1, own)
     own.amounts = {"n": Amount(-40, -40)}
-    book.hear([of(P2, 1, 30), of(PartitionId("p3"), 1, -20)])
+    book.take_reports([of(P2, 1, 30), of(PartitionId("p3"), 1, -20)])
     assert book.used("n") == Amount(30, 30)
     assert book.led_amounts() == {"n": Amount(0, 0)}
 
@@ -169,7 +169,7 @@ def test_a_quota_is_exceeded_by_no_more_than_what_others_admit_between_two_repor
             exceeded = max(exceeded, total - LIMIT)
         if random.random() < 0.05:
             teller, hearer = random.sample(range(3), 2)
-            books[hearer].hear(copied(books[teller]))
+            books[hearer].take_reports(copied(books[teller]))
             untold[teller, hearer] = 0
         if random.random() < 0.1:  # a delete is never refused
             server, led = leads[random.choice(sorted(leads))]

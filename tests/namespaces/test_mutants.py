@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvstore.namespaces import book, rates
-from kvstore.namespaces.book import Book, Report
+from kvstore.namespaces.book import Book, UsageReport
 from kvstore.namespaces.meter import Meter
 from kvstore.partition.leading.evaluate import Evaluator
 from kvstore.partition.leading.usage import Usage
@@ -69,11 +69,11 @@ def go_by_nothing_until_it_is_counted(patch: Patch) -> None:
 
 
 def believe_whoever_spoke_last(patch: Patch) -> None:
-    def hear(self: Book, reports: Iterable[Report], marks: Any = None) -> None:
-        self.heard |= {report.partition: report for report in reports}
+    def hear(self: Book, reports: Iterable[UsageReport], marks: Any = None) -> None:
+        self.reported |= {report.partition: report for report in reports}
         self._elsewhere = None
 
-    patch.setattr(Book, "hear", hear)
+    patch.setattr(Book, "take_reports", hear)
 
 
 def forget_a_lead_that_has_ended(patch: Patch) -> None:
@@ -85,8 +85,8 @@ def take_a_name_for_the_keys_that_it_was_before(patch: Patch) -> None:
 
 
 def believe_counts_of_other_keys(patch: Patch) -> None:
-    hear = Book.hear
-    patch.setattr(Book, "hear", lambda self, reports, marks=None: hear(self, reports))
+    hear = Book.take_reports
+    patch.setattr(Book, "take_reports", lambda self, reports, marks=None: hear(self, reports))
 
 
 def let_deletes_of_what_is_not_counted_make_room(patch: Patch) -> None:
@@ -94,7 +94,7 @@ def let_deletes_of_what_is_not_counted_make_room(patch: Patch) -> None:
 
 
 def go_by_what_is_led_here_alone(patch: Patch) -> None:
-    patch.setattr(Book, "hear", lambda self, reports, marks=None: None)
+    patch.setattr(Book, "take_reports", lambda self, reports, marks=None: None)
 
 
 def give_no_default_ttl(patch: Patch) -> None:
@@ -119,17 +119,15 @@ def take_from_the_bucket_what_is_refused(patch: Patch) -> None:
 
 MUTANTS: dict[Callable[[Patch], None], Callable[[Patch], Any]] = {
     let_writes_of_a_namespace_take_the_short_way: lambda patch: (
-        test_usage.test_a_write_above_the_quota_of_keys_is_refused_and_says_how_much()
+        test_usage.test_write_above_the_key_quota_is_refused_with_numbers()
     ),
-    refuse_what_makes_nothing_more: lambda patch: test_usage.test_what_is_above_a_lowered_quota_stays_and_can_shrink(),
-    judge_a_batch_write_by_write: lambda patch: test_usage.test_a_batch_is_judged_by_what_it_comes_to(),
-    keep_what_an_undone_batch_has_added: lambda patch: (
-        test_usage.test_a_batch_that_is_undone_counts_for_nothing_in_the_entry_of_others()
-    ),
+    refuse_what_makes_nothing_more: lambda patch: test_usage.test_usage_above_a_lowered_quota_stays_and_can_shrink(),
+    judge_a_batch_write_by_write: lambda patch: test_usage.test_batch_is_judged_by_its_total(),
+    keep_what_an_undone_batch_has_added: lambda patch: test_usage.test_undone_batch_does_not_count(),
     count_what_comes_behind_the_cursor_only_once_it_is_there: lambda patch: _some_seeds(patch),
     count_without_what_is_in_flight: lambda patch: _some_seeds(patch),
     go_by_nothing_until_it_is_counted: lambda patch: (
-        test_usage.test_a_new_leader_goes_by_what_was_known_until_it_has_counted()
+        test_usage.test_new_leader_uses_the_known_count_until_it_has_counted()
     ),
     believe_whoever_spoke_last: lambda patch: (
         test_book.test_a_former_leader_does_not_take_back_what_its_successor_says()
@@ -144,8 +142,8 @@ MUTANTS: dict[Callable[[Patch], None], Callable[[Patch], Any]] = {
     let_deletes_of_what_is_not_counted_make_room: lambda patch: (
         test_book.test_who_deletes_more_than_is_known_of_makes_no_room_for_others()
     ),
-    go_by_what_is_led_here_alone: lambda patch: test_usage.test_other_leaders_use_counts(),
-    give_no_default_ttl: lambda patch: test_usage.test_a_write_that_names_no_ttl_gets_that_of_the_namespace(),
+    go_by_what_is_led_here_alone: lambda patch: test_usage.test_usage_at_other_leaders_counts(),
+    give_no_default_ttl: lambda patch: test_usage.test_write_without_ttl_gets_that_of_its_namespace(),
     give_each_server_the_whole_rate: lambda patch: (
         test_rates.test_all_servers_together_let_the_rate_through_once_they_have_told_each_other()
     ),
@@ -156,7 +154,7 @@ MUTANTS: dict[Callable[[Patch], None], Callable[[Patch], Any]] = {
 
 def _some_seeds(patch: Patch) -> None:
     for seed in range(10):
-        test_usage.test_the_count_is_that_of_the_state_whatever_is_written_while_it_is_made(seed, patch)
+        test_usage.test_count_equals_the_state_despite_concurrent_writes(seed, patch)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)

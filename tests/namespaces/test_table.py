@@ -49,7 +49,7 @@ def test_without_a_namespace_no_key_is_in_one() -> None:
 )
 def test_what_makes_no_sense_is_refused(wrong: dict[str, object]) -> None:
     given = {"name": "a", "prefix": b"a", **wrong}
-    with pytest.raises(ValueError, match="want"):
+    with pytest.raises(ValueError, match="expected"):
         Namespace(**given)  # type: ignore[arg-type]
 
 
@@ -82,7 +82,7 @@ def test_limits_that_are_not_named_stay() -> None:
 
 def test_a_name_with_another_prefix_is_another_namespace() -> None:
     table = applied(NamespaceTable(), Add(SHOP))
-    with pytest.raises(InvalidRequest, match="there already"):
+    with pytest.raises(InvalidRequest, match="already exists"):
         applied(table, Add(Namespace(name="shop", prefix=b"other/")))
     with pytest.raises(InvalidRequest, match="at least one limit"):
         applied(table, Set(name="shop"))

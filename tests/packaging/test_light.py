@@ -118,7 +118,7 @@ def test_spark_wants_no_more_than_its_extra_and_a_zookeeper_that_of_nodes() -> N
     wanted = sorted(each for each in theirs if not each.startswith("kvstore.meta."))
     assert {"kvstore.env.real", "kvstore.client.bulk"} <= set(wanted)
     done = alone(SPARK, "kvstore.spark.session", *wanted, extras=("spark",))
-    said = r"zookeeper: no module \w+: on the driver run `.*`.*, or name servers\n"
+    said = r"zookeeper: no module \w+; on the driver run `.*`.*, or set the option servers\n"
     assert re.fullmatch(said, done.stdout), done.stderr[-2000:]
 
 

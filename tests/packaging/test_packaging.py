@@ -26,7 +26,7 @@ from kvstore.__main__ import plain_node_run
 from kvstore.cli.node.advice import advice, clashes
 from kvstore.env.tls import Tls
 from kvstore.server.config import NodeConfig
-from kvstore.server.http import door
+from kvstore.server.http import listener
 from kvstore.server.node import FILES_MIN, STOP_TIMEOUT_S
 from tests.certificates import Files
 from tests.cli.test_help import TREE
@@ -72,7 +72,7 @@ def config_of(words: Sequence[str], file: str) -> NodeConfig:
     assert found is not None, words
     path, settings = found
     assert path == Path("/etc/kvstore/node.toml")
-    config, faults = toml.look_at(toml.with_settings(tomllib.loads(file), settings), NodeConfig)
+    config, faults = toml.build_or_faults(toml.with_settings(tomllib.loads(file), settings), NodeConfig)
     assert faults == []
     assert config is not None
     assert clashes(config) == []
@@ -172,7 +172,7 @@ def test_pods_are_asked_for_pages_that_there_are_and_live_by_their_event_loop_al
         "livenessProbe": "/healthz",
         "readinessProbe": "/readyz",
     }
-    source = Path(door.__file__).read_text()
+    source = Path(listener.__file__).read_text()
     assert all(f'"{each["path"]}"' in source for each in probes.values())
 
 
@@ -291,7 +291,7 @@ def test_the_way_to_tls_in_the_docs_has_files_that_a_node_takes(step: str) -> No
     table |= {name: f"0.0.0.0:{port}" for name, port in PORTS.items()} | {"advertise": "n1", "insecure": True}
     words = re.findall(r"--set ([a-z.]+=\w+)", last[1]) if step == "require" else []
     assert words == ([] if step == "prefer" else ["insecure=false", "tls.mode=require"])
-    config, faults = toml.look_at(toml.with_settings(table, [toml.setting(word) for word in words]), NodeConfig)
+    config, faults = toml.build_or_faults(toml.with_settings(table, [toml.setting(word) for word in words]), NodeConfig)
     assert (faults, config is not None) == ([], True)
 
 

@@ -14,12 +14,12 @@ from kvstore.partition.state.entry import (
     OVERWRITE,
     REPLACES,
     Entry,
-    Kind,
+    EntryKind,
     Requests,
     control,
 )
 from kvstore.partition.state.retry_table import key_hash
-from kvstore.partition.state.state import State
+from kvstore.partition.state.state import ReplicaState
 from kvstore.types import EntryId, LedgerId, PartitionId, Position
 from kvstore.wal.ports import LogEntry
 
@@ -28,16 +28,16 @@ TIME_MS = 1_700_000_000_000
 CONFIG = PartitionConfig(retry_window_ms=5_000)
 
 
-def state_over(engine: Engine, config: PartitionConfig = CONFIG) -> State:
-    return State(P1, engine, config)
+def state_over(engine: Engine, config: PartitionConfig = CONFIG) -> ReplicaState:
+    return ReplicaState(P1, engine, config)
 
 
-def all_records(state: State) -> dict[bytes, Record]:
+def all_records(state: ReplicaState) -> dict[bytes, Record]:
     """Also those past their expiry."""
     return {rows.key_of_data(key): rows.record_of(row) for key, row in state.engine.iterate(*rows.ALL_DATA)}
 
 
-def check_indexes(state: State) -> None:
+def check_indexes(state: ReplicaState) -> None:
     """The state's indexes and counts agree with its records, its request ids with the retry table."""
     records = all_records(state)
     assert state.key_count == len(records)
@@ -73,7 +73,7 @@ class Writer:
             self.models.append(dict(self.model))
         return logged
 
-    def control(self, kind: Kind) -> LogEntry:
+    def control(self, kind: EntryKind) -> LogEntry:
         return self.add(control(P1, self.epoch, self.seq + 1, self.time_ms, kind))
 
     def put(self, **values: str) -> LogEntry:
@@ -94,7 +94,7 @@ class Writer:
         roll = self.random.random()
         if roll < 0.1:
             self.epoch += self.random.randrange(2)
-            return self.control(self.random.choice((Kind.EPOCH_START, Kind.EMPTY, Kind.RELEASE_LEAD)))
+            return self.control(self.random.choice((EntryKind.EPOCH_START, EntryKind.EMPTY, EntryKind.RELEASE_LEAD)))
         entry = self._begin()
         requests = Requests([], [], [], [], [], [], [], [], [])
         for _ in range(self.random.randint(1, 6)):

@@ -7,7 +7,7 @@ import asyncio
 import sys
 
 from kvstore.partition.state.engine_rocks import RocksEngine
-from kvstore.partition.state.state import State
+from kvstore.partition.state.state import ReplicaState
 from tests.partition.effects import Writer, state_over
 
 KEYS = 300
@@ -19,7 +19,7 @@ def open_engine(path: str) -> RocksEngine:
     return RocksEngine(path, write_buffer_bytes=64 << 10)
 
 
-async def flush(state: State) -> None:
+async def flush(state: ReplicaState) -> None:
     done: asyncio.Future[OSError | None] = asyncio.get_running_loop().create_future()
     state.submit_flush(done.set_result)
     assert await done is None

@@ -17,9 +17,9 @@ from kvstore.partition.leading.leader import Leader
 from kvstore.partition.state.commands import NotNow, Op, Record, Sink
 from kvstore.partition.state.engine import Engine
 from kvstore.partition.state.engine_memory import MemoryEngine
-from kvstore.partition.state.entry import Entry, Kind, decode
+from kvstore.partition.state.entry import Entry, EntryKind, decode
 from kvstore.partition.state.rows import record_of
-from kvstore.partition.state.state import State
+from kvstore.partition.state.state import ReplicaState
 from kvstore.ring.hashing import tokens_of
 from kvstore.types import EntryId, LedgerId, PartitionId, Position, Seq
 from kvstore.wal.ports import AppendDone, LogEntry
@@ -117,7 +117,7 @@ class Partition(Unjudged):
         self.loop = SimLoop(Random(seed))
         self.config = config or PartitionConfig(expiry_sweep_s=0, lease_ms=500)
         self.engine = engine or MemoryEngine()
-        self.state = State(partition, self.engine, self.config)
+        self.state = ReplicaState(partition, self.engine, self.config)
         self.caller = Caller()
         self.wall_offset_ms = 0
         self.stopped: list[StoreError] = []
@@ -215,9 +215,9 @@ class Partition(Unjudged):
     def under_way(self) -> list[Entry]:
         return [decode(logged.payload) for logged, _, _ in self.log.under_way]
 
-    def sent_kinds(self) -> list[Kind]:
+    def sent_kinds(self) -> list[EntryKind]:
         """Of the control records under way."""
-        return [Kind(entry.kinds[0]) for entry in self.under_way() if entry.is_control]
+        return [EntryKind(entry.kinds[0]) for entry in self.under_way() if entry.is_control]
 
 
 MADE: list[Partition] = []

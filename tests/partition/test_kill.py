@@ -34,7 +34,7 @@ def run_and_kill(path: Path, seed: int, lines: int) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
-def test_after_kill_9_the_engine_holds_the_log_up_to_its_position(tmp_path: Path, seed: int) -> None:
+def test_engine_holds_the_log_up_to_its_position_after_kill_9(tmp_path: Path, seed: int) -> None:
     random = Random(seed)
     for _ in range(3):
         durable = run_and_kill(tmp_path / "engine", seed, random.randint(1, 6))

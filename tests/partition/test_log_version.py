@@ -17,21 +17,21 @@ from kvstore.env.real import real_env
 from kvstore.errors import ClusterTooNew, Corrupted, StoreError, WrittenByNewer
 from kvstore.partition import versioning
 from kvstore.partition.config import PartitionConfig
-from kvstore.partition.election.following import Following
+from kvstore.partition.election.following import LogFollower
 from kvstore.partition.election.publishing import TAKEN_S, Publishing
 from kvstore.partition.election.ranking import Published
-from kvstore.partition.election.role_machine import Role
+from kvstore.partition.election.role_machine import ReplicaRole
 from kvstore.partition.election.tail import Tail
 from kvstore.partition.state import entry as entries
 from kvstore.partition.state import move_records, rows
 from kvstore.partition.state.engine_memory import MemoryEngine
-from kvstore.partition.state.entry import Kind, control
+from kvstore.partition.state.entry import EntryKind, control
 from kvstore.partition.state.move_records import Founded, Freeze, ImportEnd, LogVersion
 from kvstore.partition.state.ownership import Ownership
 from kvstore.partition.state.retry_table import decode_row
-from kvstore.partition.state.state import State
-from kvstore.partition.state.tokens import Span, Tokens
-from kvstore.partition.state.transfer import Export, Import
+from kvstore.partition.state.state import ReplicaState
+from kvstore.partition.state.tokens import Tokens, TokenSpan
+from kvstore.partition.state.transfer import StateExport, StateImport
 from kvstore.partition.versioning import Versioning
 from kvstore.proto import entry_pb2
 from kvstore.types import EntryId, LedgerId, PartitionId, Position, ServerId
@@ -45,62 +45,62 @@ def raised(version: int, release: str = "") -> Writer:
     """A log that says that it is written by `version`, between two puts."""
     writer = Writer(1)
     writer.put(a="1")
-    record = control(P1, writer.epoch, writer.seq + 1, writer.time_ms, Kind.LOG_VERSION)
+    record = control(P1, writer.epoch, writer.seq + 1, writer.time_ms, EntryKind.LOG_VERSION)
     record.control = move_records.encode(LogVersion(version, release))
     writer.add(record)
     writer.put(b="2")
     return writer
 
 
-def applied(writer: Writer, state: State) -> State:
+def applied(writer: Writer, state: ReplicaState) -> ReplicaState:
     for entry in writer.log:
         state.apply(entry)
     return state
 
 
-def test_the_bytes_of_the_record_and_of_its_row_are_these() -> None:
+def test_version_record_and_row_have_golden_bytes() -> None:
     said = move_records.encode(LogVersion(2, "0.2.0"))
     assert said.hex() == "9202a5302e322e30"
-    assert move_records.decode(Kind.LOG_VERSION, said) == LogVersion(2, "0.2.0")
-    assert Kind.LOG_VERSION == 29
+    assert move_records.decode(EntryKind.LOG_VERSION, said) == LogVersion(2, "0.2.0")
+    assert EntryKind.LOG_VERSION == 29
     assert (rows.VERSION_KEY, rows.encode_version(2).hex()) == (b"v", "0100000002")
     assert rows.version_of(None) == versions.FIRST
 
 
 # docs/protocol.md V4
-def test_a_state_keeps_its_logs_version_over_a_restart_and_in_a_copy() -> None:
+def test_log_version_survives_restart_and_copy() -> None:
     engine = MemoryEngine()
     state = applied(raised(2), state_over(engine))
     assert (state.log_version, state.seq, state.key_count) == (2, 2, 2)
     assert state_over(engine).log_version == 2
     copy = state_over(MemoryEngine())
-    export, taking = Export(state), Import(copy, frozenset({ServerId("n1")}))
+    export, taking = StateExport(state), StateImport(copy, frozenset({ServerId("n1")}))
     while (chunk := export.next_chunk(10)) is not None:
         taking.add(chunk)
     assert copy.log_version == 2
     assert state_over(MemoryEngine()).log_version == versions.FIRST
 
 
-def chunks(export: Export) -> Iterator[bytes]:
+def chunks(export: StateExport) -> Iterator[bytes]:
     while (chunk := export.next_chunk(10)) is not None:
         yield chunk
 
 
 # docs/protocol.md V4
-def test_a_server_that_cannot_do_a_logs_version_does_not_take_the_state_of_another_either() -> None:
-    donor = State(P1, MemoryEngine(), PartitionConfig(), can=7)
+def test_state_of_an_unsupported_log_version_is_not_installed() -> None:
+    donor = ReplicaState(P1, MemoryEngine(), PartitionConfig(), can=7)
     applied(raised(7, "0.7.0"), donor)
     engine = MemoryEngine()
-    own = State(P1, engine, PartitionConfig(), can=2)
+    own = ReplicaState(P1, engine, PartitionConfig(), can=2)
     own.apply(Writer(1).put(old="1"))
     before = own.fingerprint()
-    taking = Import(own, frozenset({ServerId("n1")}))
-    with pytest.raises(ClusterTooNew, match="version 7, this server can do 2"):
-        taking.add(next(chunks(Export(donor))))
+    taking = StateImport(own, frozenset({ServerId("n1")}))
+    with pytest.raises(ClusterTooNew, match="version 7, this server supports 2"):
+        taking.add(next(chunks(StateExport(donor))))
     assert (own.fingerprint(), own.log_version, own.is_whole) == (before, 1, True)
 
 
-def test_a_state_that_cannot_be_read_once_it_is_whole_is_empty_and_nothing_is_applied_to_it(
+def test_state_unreadable_once_complete_is_emptied(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     donor = applied(raised(2), state_over(MemoryEngine()))
@@ -113,14 +113,14 @@ def test_a_state_that_cannot_be_read_once_it_is_whole_is_empty_and_nothing_is_ap
             raise WrittenByNewer("a row of another format")
 
     monkeypatch.setattr(own, "_load_retries", unknown)
-    taking = Import(own, frozenset({ServerId("n1")}))
+    taking = StateImport(own, frozenset({ServerId("n1")}))
     with pytest.raises(WrittenByNewer):
-        any(map(taking.add, chunks(Export(donor))))
+        any(map(taking.add, chunks(StateExport(donor))))
     assert (own.position, own.seq, next(own.engine.iterate(*rows.EVERYTHING), None)) == (None, 0, None)
 
 
 @pytest.mark.parametrize("error", [ClusterTooNew("a"), WrittenByNewer("b")], ids=lambda error: type(error).__name__)
-async def test_a_replica_that_cannot_read_what_it_is_given_stops(error: StoreError) -> None:
+async def test_replica_stops_when_it_cannot_read_its_log(error: StoreError) -> None:
     async def install() -> None:
         raise error
 
@@ -129,19 +129,19 @@ async def test_a_replica_that_cannot_read_what_it_is_given_stops(error: StoreErr
         await Tail._install(cast(Any, tail))
 
 
-def test_a_server_that_cannot_do_a_logs_version_applies_nothing_from_there_on_and_says_what_to_install() -> None:
+def test_unsupported_log_version_is_reported_and_nothing_applied() -> None:
     writer, engine = raised(7, "0.7.0"), MemoryEngine()
-    state = State(P1, engine, PartitionConfig(), can=2)
-    with pytest.raises(ClusterTooNew, match=r"version 7, this server can do 2: install kvstore 0\.7\.0"):
+    state = ReplicaState(P1, engine, PartitionConfig(), can=2)
+    with pytest.raises(ClusterTooNew, match=r"version 7, this server supports 2: install kvstore 0\.7\.0"):
         applied(writer, state)
     assert (state.seq, state.log_version, state.is_whole) == (1, 1, True)
-    applied(writer, State(P1, engine, PartitionConfig(), can=7))
+    applied(writer, ReplicaState(P1, engine, PartitionConfig(), can=7))
     with pytest.raises(ClusterTooNew, match="version 7"):
-        State(P1, engine, PartitionConfig(), can=2)
+        ReplicaState(P1, engine, PartitionConfig(), can=2)
 
 
 # docs/protocol.md V5
-def test_a_field_that_is_not_known_is_passed_over_and_what_changes_a_meaning_is_refused() -> None:
+def test_unknown_field_is_ignored_and_unknown_meaning_refused() -> None:
     writer = Writer(1)
     payload = writer.put(a="1").payload
     more = payload + bytes.fromhex("ba0302" + "6869")  # field 55, two bytes
@@ -156,7 +156,7 @@ def test_a_field_that_is_not_known_is_passed_over_and_what_changes_a_meaning_is_
 
 
 @pytest.mark.parametrize(("error", "is_made_anew"), [(Corrupted("a"), True), (WrittenByNewer("b"), False)])
-async def test_what_a_newer_release_has_written_is_no_reason_to_set_a_copy_aside(
+async def test_copy_is_not_discarded_for_data_of_a_newer_release(
     env: Env, error: Corrupted, is_made_anew: bool
 ) -> None:
     done = asyncio.Event()
@@ -165,10 +165,10 @@ async def test_what_a_newer_release_has_written_is_no_reason_to_set_a_copy_aside
     async def run() -> None:
         raise error
 
-    following = Following(
+    following = LogFollower(
         env,
         cast(Any, SimpleNamespace(run=run)),
-        cast(Any, SimpleNamespace(role=Role.FOLLOWING, leader=ServerId("n2"))),
+        cast(Any, SimpleNamespace(role=ReplicaRole.FOLLOWING, leader=ServerId("n2"))),
         cast(Any, SimpleNamespace(on_outvoted=lambda: outvoted.append(True))),
         feed=lambda _: done.set(),
         role_change=cast(Any, None),
@@ -186,7 +186,7 @@ async def test_what_a_newer_release_has_written_is_no_reason_to_set_a_copy_aside
 class Lead:
     """A leader that logs what it is given, and applies it."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: ReplicaState) -> None:
         self.state = state
         self.logged: list[LogVersion] = []
 
@@ -202,9 +202,7 @@ async def env(tmp_path: Path) -> AsyncIterator[Env]:
     await made.nursery.close()
 
 
-async def test_a_leader_logs_the_version_once_the_cluster_has_risen_and_not_before(
-    env: Env, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_leader_logs_the_version_once_the_cluster_has_risen(env: Env, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(versioning, "LOOK_S", 0.001)
     state = state_over(MemoryEngine())
     lead, known, looks = Lead(state), SimpleNamespace(can=2, cluster=1), 0
@@ -233,59 +231,59 @@ async def test_a_leader_logs_the_version_once_the_cluster_has_risen_and_not_befo
 
 
 # docs/protocol.md V5
-def test_fields_behind_those_that_are_known_of_a_record_are_passed_over_at_any_depth() -> None:
+def test_unknown_trailing_fields_are_ignored_at_any_depth() -> None:
     version = msgspec.msgpack.encode([2, "0.2.0", {"more": 1}])
-    assert move_records.decode(Kind.LOG_VERSION, version) == LogVersion(2, "0.2.0")
-    freeze = Freeze(7, PartitionId("p2"), Span(1, 9))
+    assert move_records.decode(EntryKind.LOG_VERSION, version) == LogVersion(2, "0.2.0")
+    freeze = Freeze(7, PartitionId("p2"), TokenSpan(1, 9))
     longer = msgspec.msgpack.encode([7, "p2", [1, 9, "more"], "more"])
-    assert move_records.decode(Kind.FREEZE, longer) == freeze
+    assert move_records.decode(EntryKind.FREEZE, longer) == freeze
     founded = msgspec.msgpack.encode([[[0, 4, "more"], [9, 12]], "more"])
-    assert move_records.decode(Kind.EPOCH_START, founded) == Founded((Span(0, 4), Span(9, 12)))
+    assert move_records.decode(EntryKind.EPOCH_START, founded) == Founded((TokenSpan(0, 4), TokenSpan(9, 12)))
     for bad in (msgspec.msgpack.encode(["2", "0.2.0", 1]), msgspec.msgpack.encode([]), version[:-1], b""):
         with pytest.raises(Corrupted) as raised:
-            move_records.decode(Kind.LOG_VERSION, bad)
+            move_records.decode(EntryKind.LOG_VERSION, bad)
         assert not isinstance(raised.value, WrittenByNewer)
 
 
 # docs/protocol.md V5
-def test_more_fields_in_the_row_of_what_is_owned_are_passed_over_and_another_format_is_a_newer_releases() -> None:
-    owned = Ownership(Tokens((Span(3, 7),)), True)
+def test_ownership_row_ignores_more_fields_and_refuses_another_format() -> None:
+    owned = Ownership(Tokens((TokenSpan(3, 7),)), True)
     row = owned.encode()
     fields = msgspec.msgpack.decode(row[1:])
     move = [1, 1, "p1", [8, 9, "more"], [1, 2], b"d", [1, 2], [1, [1, 2], 3, 4, "more"], False, b"", "more"]
     found = Ownership.decode(row[:1] + msgspec.msgpack.encode([fields[0], [move], *fields[2:], "more"]))
     assert (found.owned.spans, found.is_founded) == (owned.owned.spans, True)
-    assert (found.imports[0].span, found.imports[0].end) == (Span(8, 9), ImportEnd(1, PIN, 3, 4))
+    assert (found.imports[0].span, found.imports[0].end) == (TokenSpan(8, 9), ImportEnd(1, PIN, 3, 4))
     with pytest.raises(WrittenByNewer, match="format 2"):
         Ownership.decode(b"\x02" + row[1:])
-    with pytest.raises(Corrupted, match="cannot be read"):
+    with pytest.raises(Corrupted, match="cannot read"):
         Ownership.decode(row[:1] + msgspec.msgpack.encode([1]))
 
 
-def test_chunks_and_rows_of_another_format_are_a_newer_releases_and_no_damage() -> None:
-    own = State(P1, MemoryEngine(), PartitionConfig())
+def test_chunks_and_rows_of_another_format_raise_written_by_newer() -> None:
+    own = ReplicaState(P1, MemoryEngine(), PartitionConfig())
     own.apply(Writer(1).put(old="1"))
     before = own.fingerprint()
-    chunk = entry_pb2.Chunk.FromString(next(chunks(Export(own))))
+    chunk = entry_pb2.Chunk.FromString(next(chunks(StateExport(own))))
     chunk.format = 2
     with pytest.raises(WrittenByNewer, match="format 2"):
-        Import(own, frozenset({ServerId("n1")})).add(chunk.SerializeToString())
+        StateImport(own, frozenset({ServerId("n1")})).add(chunk.SerializeToString())
     assert (own.fingerprint(), own.is_whole) == (before, True)
     with pytest.raises(WrittenByNewer, match="format 9"):
         decode_row(bytes((9,)) + bytes(8))
 
 
-def test_replicas_whose_logs_versions_differ_have_other_fingerprints() -> None:
+def test_fingerprints_differ_with_the_log_version() -> None:
     one, other = (
         applied(raised(2), state_over(MemoryEngine())),
-        applied(raised(3), State(P1, MemoryEngine(), CONFIG, 3)),
+        applied(raised(3), ReplicaState(P1, MemoryEngine(), CONFIG, 3)),
     )
     assert (one.seq, one.key_count) == (other.seq, other.key_count)
     assert one.fingerprint() != other.fingerprint()
 
 
 # docs/protocol.md V4
-async def test_a_replica_that_has_failed_says_so_where_others_look_how_far_it_is() -> None:
+async def test_failed_replica_publishes_that_it_has_stopped() -> None:
     said: list[Published] = []
     claims = SimpleNamespace(publish=None)
 
@@ -314,7 +312,7 @@ async def test_a_replica_that_has_failed_says_so_where_others_look_how_far_it_is
 
 
 # docs/protocol.md H6
-async def test_a_replica_without_a_state_publishes_how_much_of_anothers_it_has() -> None:
+async def test_replica_without_state_publishes_installed_bytes() -> None:
     said: list[Published] = []
 
     async def publish(mine: Published) -> None:
@@ -342,7 +340,7 @@ async def test_a_replica_without_a_state_publishes_how_much_of_anothers_it_has()
 
 
 # docs/protocol.md H6
-async def test_that_entries_without_a_sequence_were_applied_is_published_now_and_then() -> None:
+async def test_entries_without_sequences_are_published_now_and_then() -> None:
     said: list[Published] = []
     rests = 0
 
@@ -365,7 +363,7 @@ async def test_that_entries_without_a_sequence_were_applied_is_published_now_and
     assert [each.taken for each in said[1:]] == [(7, TAKEN_S), (7, 2 * TAKEN_S)]
 
 
-async def test_a_log_gets_its_version_as_soon_as_it_is_led(env: Env, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_log_gets_its_version_as_soon_as_it_is_led(env: Env, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of a move wait for that."""
     monkeypatch.setattr(versioning, "LOOK_S", 1e6)
     lead, leads = Lead(state_over(MemoryEngine())), False

@@ -17,8 +17,8 @@ from kvstore.partition import in_time, pinning
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.pinning import EXPIRE_S, IDLE_S, Pinning
 from kvstore.partition.state.engine_memory import MemoryEngine
-from kvstore.partition.state.marks import Mark
-from kvstore.partition.state.state import State
+from kvstore.partition.state.marks import MarkRecord
+from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.state.tokens import EVERYTHING
 from kvstore.types import EntryId, LedgerId, PartitionId, Position, Seq
 
@@ -36,32 +36,32 @@ class Noting(Beat):
         await asyncio.get_running_loop().create_future()
 
 
-async def test_a_replica_that_keeps_nothing_looks_less_often(tmp_path: Path) -> None:
+async def test_replica_without_views_checks_less_often(tmp_path: Path) -> None:
     for is_held in (False, True):
         beat = Noting()
         env = replace(real_env(tmp_path), beat=beat)
-        state = State(P1, MemoryEngine(), PartitionConfig())
+        state = ReplicaState(P1, MemoryEngine(), PartitionConfig())
         if is_held:
             stand: dict[str, Any] = {"position": Position(LedgerId(1), EntryId(0)), "seq": Seq(1), "time_ms": 1}
-            state.held.apply(Mark("pin", 1 << 60, takes=True), **stand, owned=EVERYTHING, records=0)
+            state.held.apply(MarkRecord("pin", 1 << 60, takes=True), **stand, owned=EVERYTHING, records=0)
         Pinning(env, P1, state, lambda: None, cast(Any, None)).start()
         await asyncio.sleep(0)
         assert (EXPIRE_S in beat.rests, IDLE_S in beat.rests) == (is_held, not is_held)
         await env.nursery.close()
 
 
-async def test_an_answer_that_waits_for_a_stuck_entry_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_answer_ends_when_it_waits_for_a_stuck_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever renews a pin asks again and again: the answers would take the place of all calls from its server."""
     monkeypatch.setattr(in_time, "ANSWER_S", 0.01)
-    state = State(P1, MemoryEngine(), PartitionConfig())
+    state = ReplicaState(P1, MemoryEngine(), PartitionConfig())
 
     async def extend(*_: object) -> bool:
         return True
 
-    async def append_record(record: Mark) -> None:
+    async def append_record(record: MarkRecord) -> None:
         await asyncio.get_running_loop().create_future()
 
     leader, pins = SimpleNamespace(append_record=append_record), SimpleNamespace(extend=extend)
     one = Pinning(real_env(tmp_path), P1, state, *cast(Any, (lambda: leader, pins)))
-    with pytest.raises(OutcomeUnknown, match="p1: pin-renew was not through"):
-        await one.answer(pinning.RENEW, pinning.encode(pinning.Asked("pin", 1_000)))
+    with pytest.raises(OutcomeUnknown, match="p1: pin-renew took longer"):
+        await one.answer(pinning.RENEW, pinning.encode(pinning.PinRequest("pin", 1_000)))

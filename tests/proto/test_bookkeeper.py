@@ -11,7 +11,7 @@ from kvstore.bookie.index.entry_index import EntryIndex
 from kvstore.proto import bookkeeper as wire
 from kvstore.proto import bookkeeper_pb2 as pb
 from kvstore.proto.availability import decode_availability, encode_availability
-from kvstore.proto.bookkeeper import BadFrame, BadRequest, Operation, Status
+from kvstore.proto.bookkeeper import BadFrame, BadRequest, BookieOperation, Status
 from kvstore.proto.digest import EntryDigest, master_key
 from kvstore.proto.shortcuts import TXN_END
 from kvstore.types import NO_ENTRY, DigestType, EntryId, LedgerId
@@ -49,12 +49,12 @@ GOLDEN = {
 
 
 @pytest.mark.parametrize("name", GOLDEN)
-def test_frames_are_apaches_bytes(name: str) -> None:
+def test_frames_match_apaches_bytes(name: str) -> None:
     frame, expected = GOLDEN[name]
     assert frame.hex() == expected.replace(" ", "")
 
 
-def test_a_context_names_a_bookie_and_a_cluster() -> None:
+def test_context_names_a_bookie_and_a_cluster() -> None:
     request = wire.decode_request(wire.encode_bookie_info(1, context=wire.bookie_context("b1-3f", "c7"))[4:])
     assert {pair.key: pair.value for pair in request.context} == {"kvstore-bookie": "b1-3f", "kvstore-cluster": "c7"}
     assert wire.bookie_context("b1-3f", "c7").hex() == (
@@ -67,7 +67,7 @@ NUMBERS = [0, 1, 127, 128, 16383, 16384, 2**28 - 1, 2**28, 2**31, 2**62]
 
 @pytest.mark.parametrize("txn", NUMBERS)
 @pytest.mark.parametrize("number", [-1, *NUMBERS])
-def test_what_is_put_together_by_hand_reads_back_and_is_what_protobuf_writes(txn: int, number: int) -> None:
+def test_hand_encoded_messages_match_protobuf(txn: int, number: int) -> None:
     context = wire.bookie_context("b1-3f2a9c")
     for recovery in (False, True):
         payload = wire.encode_add(txn, number, number, KEY, b"x" * 300, recovery, context)[4:]
@@ -86,14 +86,21 @@ def test_what_is_put_together_by_hand_reads_back_and_is_what_protobuf_writes(txn
     for status in Status:
         payload = wire.encode_add_response(txn, status, number, number)[4:]
         assert pb.Response.FromString(payload).SerializeToString() == payload
-        assert wire.decode_response(payload) == (txn, Operation.ADD_ENTRY, status, number, number, *[None] * 6)
+        assert wire.decode_response(payload) == (txn, BookieOperation.ADD_ENTRY, status, number, number, *[None] * 6)
         assert wire.stored_txn(payload) == (txn if status is Status.OK and txn < TXN_END else -1)
         payload = wire.encode_read_response(txn, status, number, number, b"y" * 300, number)[4:]
         assert pb.Response.FromString(payload).SerializeToString() == payload
-        assert wire.decode_response(payload)[1:7] == (Operation.READ_ENTRY, status, number, number, b"y" * 300, number)
+        assert wire.decode_response(payload)[1:7] == (
+            BookieOperation.READ_ENTRY,
+            status,
+            number,
+            number,
+            b"y" * 300,
+            number,
+        )
 
 
-def test_only_the_very_bytes_of_a_stored_answer_take_the_short_way() -> None:
+def test_fast_path_takes_only_the_exact_bytes_of_a_stored_answer() -> None:
     payload = wire.encode_add_response(300, Status.OK, 7, 9)[4:]
     assert wire.stored_txn(payload) == 300
     for cut in range(len(payload)):
@@ -103,17 +110,17 @@ def test_only_the_very_bytes_of_a_stored_answer_take_the_short_way() -> None:
     assert wire.stored_txn(b"\x0a\x06\x08\x03\x10\x02\x18" + b"\xff" * 30) == -1
 
 
-def test_every_txn_of_ours_takes_the_short_ways_and_they_never_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_own_txn_takes_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
     for txn in (1, 127, 128, 1 << 14, 1 << 21, TXN_END - 1):
         assert wire.stored_txn(wire.encode_add_response(txn, Status.OK, 7, 9)[4:]) == txn
         assert wire.plain_add(wire.encode_add(txn, 7, 9, KEY, b"x" * 300)[4:]) == (txn, 7, 9, KEY, b"x" * 300)
     monkeypatch.setattr(bookies, "TXN_END", 4)
-    ours = bookies.Bookies(SimpleNamespace(nursery=None), lambda bookie: None)  # type: ignore[arg-type]
+    ours = bookies.BookieClients(SimpleNamespace(nursery=None), lambda bookie: None)  # type: ignore[arg-type]
     assert [ours._next_txn() for _ in range(7)] == [1, 2, 3, 1, 2, 3, 1]
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_only_an_ordinary_add_in_the_usual_bytes_takes_the_short_way_and_reads_the_same(seed: int) -> None:
+def test_fast_path_takes_only_ordinary_adds_and_decodes_the_same(seed: int) -> None:
     random = Random(seed)
     txn, ledger, entry = (random.choice([0, 127, 128, 16384, 2**28 - 1, random.getrandbits(20)]) for _ in range(3))
     body = random.randbytes(random.choice([0, 1, 200, 70_000]))
@@ -138,18 +145,18 @@ def test_only_an_ordinary_add_in_the_usual_bytes_takes_the_short_way_and_reads_t
 
 CONTEXT = wire.bookie_context("b1-3f2a9c")
 REQUESTS = {
-    Operation.READ_ENTRY: wire.encode_read(5, 7, 3),
-    Operation.ADD_ENTRY: wire.encode_add(5, 7, 3, KEY, PACKET),
-    Operation.WRITE_LAC: wire.encode_write_lac(5, 7, 3, KEY, b"lac"),
-    Operation.READ_LAC: wire.encode_read_lac(5, 7),
-    Operation.GET_BOOKIE_INFO: wire.encode_bookie_info(5),
-    Operation.FORCE_LEDGER: wire.encode_force(5, 7),
-    Operation.LIST_ENTRIES: wire.encode_list_entries(5, 7),
+    BookieOperation.READ_ENTRY: wire.encode_read(5, 7, 3),
+    BookieOperation.ADD_ENTRY: wire.encode_add(5, 7, 3, KEY, PACKET),
+    BookieOperation.WRITE_LAC: wire.encode_write_lac(5, 7, 3, KEY, b"lac"),
+    BookieOperation.READ_LAC: wire.encode_read_lac(5, 7),
+    BookieOperation.GET_BOOKIE_INFO: wire.encode_bookie_info(5),
+    BookieOperation.FORCE_LEDGER: wire.encode_force(5, 7),
+    BookieOperation.LIST_ENTRIES: wire.encode_list_entries(5, 7),
 }
 
 
 @pytest.mark.parametrize("operation", REQUESTS)
-def test_a_request_without_its_part_or_a_required_field_is_a_bad_request(operation: Operation) -> None:
+def test_request_without_its_part_or_a_required_field_is_bad(operation: BookieOperation) -> None:
     request = wire.decode_request(REQUESTS[operation][4:])
     assert (request.header.operation, request.header.txn_id) == (operation, 5)
     part = wire.PART[operation]
@@ -161,7 +168,7 @@ def test_a_request_without_its_part_or_a_required_field_is_a_bad_request(operati
             wire.decode_request(damaged.SerializePartialToString())
         assert (caught.value.txn, caught.value.operation) == (5, operation)
     request.ClearField(part)
-    with pytest.raises(BadRequest, match="without its part"):
+    with pytest.raises(BadRequest, match="lacks its part"):
         wire.decode_request(request.SerializePartialToString())
 
 
@@ -169,7 +176,7 @@ def test_a_request_without_its_part_or_a_required_field_is_a_bad_request(operati
     "payload",
     [b"", b"\x02\x01\x00\x00", b"\x0a\x04\x08\x03\x10\x02", b"\xff" * 20, b"\x0a\x06\x08\x03\x10\x63\x18\x01"],
 )
-def test_a_payload_without_a_readable_header_cannot_be_answered(payload: bytes) -> None:
+def test_payload_without_a_readable_header_raises_bad_frame(payload: bytes) -> None:
     with pytest.raises(BadFrame):
         wire.decode_request(payload)
     with pytest.raises(BadFrame):
@@ -177,28 +184,28 @@ def test_a_payload_without_a_readable_header_cannot_be_answered(payload: bytes) 
 
 
 @pytest.mark.parametrize("operation", wire.PART)
-def test_a_refusal_always_carries_its_part_with_the_ids_that_were_asked_for(operation: Operation) -> None:
+def test_refusal_carries_its_part_with_the_requested_ids(operation: BookieOperation) -> None:
     payload = wire.encode_status(9, operation, Status.IO_ERROR, 7, 3)[4:]
     response = pb.Response.FromString(payload)
     assert response.IsInitialized()
     answer = wire.decode_response(payload)
     assert (answer.txn, answer.operation, answer.status) == (9, operation, Status.IO_ERROR)
-    if operation in (Operation.AUTH, Operation.START_TLS):
+    if operation in (BookieOperation.AUTH, BookieOperation.START_TLS):
         return
     assert response.HasField(wire.PART[operation])
     part = getattr(response, wire.PART[operation])
     assert part.status == Status.IO_ERROR
-    if operation != Operation.GET_BOOKIE_INFO:
+    if operation != BookieOperation.GET_BOOKIE_INFO:
         assert part.ledger == 7
 
 
-def test_availability_is_apaches_bytes() -> None:
+def test_availability_matches_apaches_bytes() -> None:
     data = encode_availability([(0, 2), (3, 2), (6, 2)])
     assert data.hex() == "0000000000000001" + "00" * 56 + "0000000000000000000000000000000600000002" + "00000003"
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_availability_reads_back(seed: int) -> None:
+def test_availability_round_trips(seed: int) -> None:
     random = Random(seed)
     index = EntryIndex()
     entries = sorted(random.sample(range(60), random.randint(0, 60)))
@@ -210,7 +217,7 @@ def test_availability_reads_back(seed: int) -> None:
     assert held.between(first, last) == {entry for entry in entries if first <= entry <= last}
 
 
-def test_an_availability_has_no_bound_since_a_ledger_has_none() -> None:
+def test_availability_is_unbounded() -> None:
     """The ledger of a list that is too long is never rolled (docs/protocol.md, G21), and its copies are made all the
     same."""
     held = decode_availability(encode_availability([(0, 1 << 25), (2 << 25, 1 << 25)]))
@@ -218,7 +225,7 @@ def test_an_availability_has_no_bound_since_a_ledger_has_none() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\0" * 65, b"\0\0\0\1" + b"\0" * 60, encode_availability([(1, 1)])[:64]])
-def test_a_malformed_availability_is_refused(data: bytes) -> None:
+def test_malformed_availability_is_refused(data: bytes) -> None:
     with pytest.raises(BadFrame):
         decode_availability(data)
 
@@ -226,7 +233,7 @@ def test_a_malformed_availability_is_refused(data: bytes) -> None:
 JAVA = recorded("shell.hex")
 
 
-def test_our_requests_are_what_java_sends_byte_for_byte() -> None:
+def test_own_requests_match_javas_byte_for_byte() -> None:
     for name, (payload,) in JAVA.items():
         if not name.startswith("request"):
             continue
@@ -234,20 +241,20 @@ def test_our_requests_are_what_java_sends_byte_for_byte() -> None:
         txn, read, add = request.header.txn_id, request.read, request.add
         key = read.master_key if read.HasField("master_key") else None
         match request.header.operation:
-            case Operation.ADD_ENTRY:
+            case BookieOperation.ADD_ENTRY:
                 frame = wire.encode_add(txn, add.ledger, add.entry, add.master_key, add.body, "recovery" in name)
-            case Operation.READ_ENTRY:
+            case BookieOperation.READ_ENTRY:
                 frame = wire.encode_read(txn, read.ledger, read.entry, fence_key=key, priority=request.header.priority)
-            case Operation.READ_LAC:
+            case BookieOperation.READ_LAC:
                 frame = wire.encode_read_lac(txn, request.read_lac.ledger)
-            case Operation.GET_BOOKIE_INFO:
+            case BookieOperation.GET_BOOKIE_INFO:
                 frame = wire.encode_bookie_info(txn, request.bookie_info.requested)
             case operation:
                 raise AssertionError(operation)
         assert frame[4:].hex() == payload.hex(), name
 
 
-def test_what_apaches_bookie_answered_is_understood() -> None:
+def test_recorded_answers_of_apaches_bookie_decode() -> None:
     answers = {name: wire.decode_response(answer) for name, (_, answer) in recorded("bookie.hex").items()}
     assert {name: Status(answer.status) for name, answer in answers.items() if answer.status} == {
         "read an unknown ledger": Status.NO_LEDGER,
@@ -275,14 +282,14 @@ def test_what_apaches_bookie_answered_is_understood() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in JAVA if name.startswith("request")])
-def test_no_cut_of_a_request_of_javas_is_taken_for_a_whole_one(name: str) -> None:
+def test_truncated_java_request_is_not_taken_for_a_whole_one(name: str) -> None:
     (payload,) = JAVA[name]
     for size in range(len(payload)):
         with pytest.raises((BadFrame, BadRequest)):
             wire.decode_request(payload[:size])
 
 
-def test_runs_farther_from_each_other_than_a_period_can_say_are_listed_too() -> None:
+def test_availability_lists_runs_beyond_the_maximum_period() -> None:
     runs = [(0, 1), (1 << 40, 1), (1 << 41, 1), ((1 << 63) - 1, 1)]
     listed = decode_availability(encode_availability(runs))
     assert list(listed) == [first for first, _ in runs]

@@ -20,7 +20,7 @@ DIGESTS = {
 
 
 @pytest.mark.parametrize("kind", DigestType)
-def test_entry_packets_are_apaches_bytes(kind: DigestType) -> None:
+def test_entry_packets_match_apaches_bytes(kind: DigestType) -> None:
     packet = EntryDigest(kind).packet(L, E0, NO_ENTRY, 5, b"hello")
     assert packet.hex() == HEADER + DIGESTS[kind] + b"hello".hex()
     assert EntryDigest(kind).open(L, E0, packet) == (0, -1, 5, b"hello")
@@ -30,7 +30,7 @@ def test_entry_packets_are_apaches_bytes(kind: DigestType) -> None:
     ("kind", "digest"),
     [(DigestType.CRC32C, "851054f0"), (DigestType.HMAC, "3c545e5be09e4ff512aa44441c44c48e52db94b4")],
 )
-def test_lac_packets_are_apaches_bytes(kind: DigestType, digest: str) -> None:
+def test_lac_packets_match_apaches_bytes(kind: DigestType, digest: str) -> None:
     packet = EntryDigest(kind).lac_packet(L, E0)
     assert packet.hex() == "0000000000000007" + "0000000000000000" + digest
     assert EntryDigest(kind).open_lac(L, packet) == 0
@@ -40,13 +40,13 @@ def test_lac_packets_are_apaches_bytes(kind: DigestType, digest: str) -> None:
     ("password", "key"),
     [(b"", "850bf1071c5e3d8c24235676f8816ae0cbe2f14f"), (b"passwd", "9596625852f7fafc2c9cf0f9f7f3e5995206452b")],
 )
-def test_master_keys_are_apaches(password: bytes, key: str) -> None:
+def test_master_keys_match_apaches(password: bytes, key: str) -> None:
     assert master_key(password).hex() == key
 
 
 # docs/protocol.md L14
 @pytest.mark.parametrize("kind", [DigestType.CRC32C, DigestType.CRC32, DigestType.HMAC])
-def test_no_flipped_bit_passes(kind: DigestType) -> None:
+def test_flipped_bits_are_detected(kind: DigestType) -> None:
     digest = EntryDigest(kind, b"secret")
     packet = digest.packet(L, E0, NO_ENTRY, 5, b"hello")
     lac = digest.lac_packet(L, E0)
@@ -58,13 +58,13 @@ def test_no_flipped_bit_passes(kind: DigestType) -> None:
             digest.open_lac(L, flipped(lac, bit))
 
 
-def test_another_password_does_not_open_a_packet() -> None:
+def test_packet_does_not_open_with_another_password() -> None:
     packet = EntryDigest(DigestType.HMAC, b"mine").packet(L, E0, NO_ENTRY, 5, b"hello")
     with pytest.raises(Corrupted):
         EntryDigest(DigestType.HMAC, b"yours").open(L, E0, packet)
 
 
-def test_a_packet_of_another_ledger_or_entry_is_refused() -> None:
+def test_packet_of_another_ledger_or_entry_is_refused() -> None:
     digest = EntryDigest(DigestType.CRC32C)
     packet = digest.packet(L, EntryId(3), NO_ENTRY, 5, b"hello")
     with pytest.raises(Corrupted, match="entry=3"):
@@ -75,7 +75,7 @@ def test_a_packet_of_another_ledger_or_entry_is_refused() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 31, 35])
-def test_a_short_packet_is_refused(size: int) -> None:
+def test_short_packet_is_refused(size: int) -> None:
     with pytest.raises(Corrupted, match=f"{size} bytes"):
         EntryDigest(DigestType.CRC32C).open(L, E0, b"\0" * size)
 

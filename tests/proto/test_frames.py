@@ -10,7 +10,7 @@ from kvstore.proto.frames import FrameReader, frame
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_frames_come_out_whole_however_the_stream_is_cut(seed: int) -> None:
+def test_frames_are_complete_however_the_stream_is_cut(seed: int) -> None:
     random = Random(seed)
     payloads = [random.randbytes(random.choice([0, 1, 3, 100, 5000])) for _ in range(30)]
     stream = b"".join(frame(payload) for payload in payloads)
@@ -25,12 +25,12 @@ def test_frames_come_out_whole_however_the_stream_is_cut(seed: int) -> None:
 
 
 @pytest.mark.parametrize("length", [b"\x00\x00\x00\x11", b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff"])
-def test_an_oversized_or_negative_length_ends_the_stream_after_the_frames_before_it(length: bytes) -> None:
+def test_invalid_length_ends_the_stream_after_earlier_frames(length: bytes) -> None:
     reader = FrameReader(16)
     assert reader.feed(frame(b"good") + length + b"x" * 100) == [b"good"]
-    assert "the largest is 16" in reader.fault
+    assert "at most 16 bytes" in reader.fault
     assert reader.buffered_bytes == 0
 
 
-def test_a_frame_of_the_largest_size_passes() -> None:
+def test_frame_of_the_largest_size_is_accepted() -> None:
     assert FrameReader(16).feed(frame(b"x" * 16)) == [b"x" * 16]

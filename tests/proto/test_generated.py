@@ -10,7 +10,7 @@ def generated_under(root: Path) -> dict[str, str]:
     return {file.name: file.read_text() for file in (root / "kvstore/proto").glob("*_pb2*")}
 
 
-def test_regenerating_changes_nothing(tmp_path: Path) -> None:
+def test_regenerating_protobuf_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "kvstore/proto").mkdir(parents=True)
     subprocess.run([ROOT / "scripts/proto.sh", tmp_path], check=True, timeout=60)
     committed, fresh = generated_under(ROOT), generated_under(tmp_path)

@@ -28,24 +28,24 @@ def sealed(data: bytes) -> str:
         (PageToken(b"", b"", True), "AQEAAJg60k4"),
     ],
 )
-def test_golden_tokens(token: PageToken, text: str) -> None:
+def test_page_tokens_have_golden_bytes(token: PageToken, text: str) -> None:
     """DO NOT CHANGE: applications keep tokens, and give them to each other."""
     assert (token.encode(), decode(text)) == (text, token)
 
 
 # docs/protocol.md P37
 @given(start=BOUND, end=BOUND, reverse=st.booleans())
-def test_a_token_says_what_was_put_into_it(start: bytes, end: bytes, reverse: bool) -> None:
+def test_page_token_round_trips(start: bytes, end: bytes, reverse: bool) -> None:
     assert decode(PageToken(start, end, reverse).encode()) == PageToken(start, end, reverse)
 
 
-def test_the_longest_keys_have_a_token() -> None:
+def test_page_token_fits_the_longest_keys() -> None:
     token = PageToken(b"k" * KEY_BYTES_MAX + b"\0", b"l" * KEY_BYTES_MAX)
     assert len(token.encode()) <= TOKEN_CHARS_MAX
     assert decode(token.encode()) == token
 
 
-def test_no_flipped_bit_and_no_cut_passes() -> None:
+def test_page_token_detects_flipped_bits_and_cuts() -> None:
     text = PageToken(b"user/17\0", b"user0").encode()
     data = urlsafe_b64decode(text + "=" * (-len(text) % 4))
     for bit in range(8 * len(data)):
@@ -61,13 +61,13 @@ def test_no_flipped_bit_and_no_cut_passes() -> None:
 @pytest.mark.parametrize(
     "text", ["", "x", "nonsense", "AQEAAJg60k4=", " AQEAADBjcwE", "AQEAAFndZy\n", "ключ", "A" * (TOKEN_CHARS_MAX + 1)]
 )
-def test_what_is_no_token_is_refused_with_what_was_expected(text: str) -> None:
-    with pytest.raises(InvalidRequest, match="want a page token as an earlier page gave it"):
+def test_malformed_page_token_is_refused_with_the_expected_form(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="expected a page token of an earlier page"):
         decode(text)
 
 
-def test_a_version_of_the_future_is_refused_by_number() -> None:
-    with pytest.raises(InvalidRequest, match="want a page token of version 1, got version 2"):
+def test_future_page_token_version_is_refused_by_number() -> None:
+    with pytest.raises(InvalidRequest, match="expected a page token of version 1, got version 2"):
         decode(sealed(b"\x02\0\0\0"))
 
 
@@ -81,8 +81,8 @@ def test_a_version_of_the_future_is_refused_by_number() -> None:
         b"\x01\0\x82\x20",
     ],
 )
-def test_sealed_nonsense_is_refused(data: bytes) -> None:
-    with pytest.raises(InvalidRequest, match="want a page token as an earlier page gave it"):
+def test_page_token_with_a_valid_checksum_and_nonsense_is_refused(data: bytes) -> None:
+    with pytest.raises(InvalidRequest, match="expected a page token of an earlier page"):
         decode(sealed(data))
 
 
@@ -97,7 +97,7 @@ def test_sealed_nonsense_is_refused(data: bytes) -> None:
         (Bounds(b"", b""), PageToken(b"a", b"a5", True)),
     ],
 )
-def test_a_token_of_the_range_beside_it_says_what_is_left(bounds: Bounds, token: PageToken) -> None:
+def test_page_token_next_to_a_range_reports_what_remains(bounds: Bounds, token: PageToken) -> None:
     assert bounds.rest(token.encode()) == token
 
 
@@ -115,7 +115,7 @@ def test_a_token_of_the_range_beside_it_says_what_is_left(bounds: Bounds, token:
         (Bounds(b"b", b"c"), PageToken(b"b5", b"")),
     ],
 )
-def test_a_token_of_another_range_ends_no_walk(bounds: Bounds, token: PageToken) -> None:
+def test_page_token_of_another_range_ends_no_scan(bounds: Bounds, token: PageToken) -> None:
     """docs/protocol.md P37."""
     with pytest.raises(InvalidRequest, match="want a page token of keys from"):
         bounds.rest(token.encode())

@@ -6,40 +6,40 @@ import msgspec
 import pytest
 
 from kvstore.client.core.values import Item
-from kvstore.proto import brief, kv_pb2
+from kvstore.proto import compact, kv_pb2
 from kvstore.proto.session_stream import WELCOME, WORD, hello, message_of, protobuf_message_of, refusal_or_none
 
-LANE = brief.Lane("p1", 7, [3, 3], [b"a", b"b"], 0, 0, [b"v", b""], [1, 2], b"c" * 16, 1, 1_000)
-FRAME = brief.Frame(4, 5_000, [LANE])
-ANSWERS = brief.Answers(
-    4, [brief.Progress("p1", 300, 1_000)], [7, 8], [299, 300], [9], [Item(b"v", 299, 1, 1_000, 0)], [10]
+LANE = compact.CompactLane("p1", 7, [3, 3], [b"a", b"b"], 0, 0, [b"v", b""], [1, 2], b"c" * 16, 1, 1_000)
+FRAME = compact.CompactFrame(4, 5_000, [LANE])
+ANSWERS = compact.CompactAnswers(
+    4, [compact.CompactProgress("p1", 300, 1_000)], [7, 8], [299, 300], [9], [Item(b"v", 299, 1, 1_000, 0)], [10]
 )
 
 
-def test_golden_bytes_of_the_greeting() -> None:
+def test_greeting_has_golden_bytes() -> None:
     assert hello("n1") == b"*4\r\n$12\r\nKVSTORE.PEER\r\n$7\r\nSESSION\r\n$1\r\n1\r\n$2\r\nn1\r\n"
     assert WELCOME == b"+KVSTORE SESSION 1\r\n"
 
 
-def test_golden_bytes_of_a_brief_frame() -> None:
+def test_compact_frame_has_golden_bytes() -> None:
     assert message_of(FRAME).hex() == (
         "00000037019304cd1388919ba270310792030392c40161c401620000"
         "92c40176c400920102c410" + "63" * 16 + "01cd03e8"
     )  # fmt: skip
-    assert brief.decode_frame(message_of(FRAME)[5:]) == FRAME
+    assert compact.decode_frame(message_of(FRAME)[5:]) == FRAME
 
 
-def test_golden_bytes_of_brief_answers() -> None:
+def test_compact_answers_have_golden_bytes() -> None:
     assert message_of(ANSWERS).hex() == (
         "000000290197049193a27031cd012ccd03e892070892cd012bcd012c9109"
         "9195c40176cd012b01cd03e800910a"
     )  # fmt: skip
-    found = brief.decoder_of_answers(Item)(message_of(ANSWERS)[5:])
+    found = compact.decoder_of_answers(Item)(message_of(ANSWERS)[5:])
     assert found == ANSWERS
     assert found.records[0].__class__ is Item
 
 
-def test_what_is_not_brief_is_protobuf() -> None:
+def test_other_messages_are_sent_as_protobuf() -> None:
     message = kv_pb2.Answers(ring_version=4, absent=[1])
     assert protobuf_message_of(message) == b"\x00\x00\x00\x06\x02" + message.SerializeToString()
 
@@ -56,18 +56,18 @@ def test_what_is_not_brief_is_protobuf() -> None:
         {"ring_version": 4},
     ],
 )
-def test_a_frame_that_does_not_fit_is_refused(wrong: object) -> None:
+def test_inconsistent_frame_is_refused(wrong: object) -> None:
     with pytest.raises(msgspec.MsgspecError):
-        brief.decode_frame(msgspec.msgpack.encode(wrong))
+        compact.decode_frame(msgspec.msgpack.encode(wrong))
 
 
-def test_columns_of_nothing_may_be_left_out() -> None:
-    frame = brief.decode_frame(msgspec.msgpack.encode([4, 0, [["p1", 7, [1], [b"k"]]]]))
+def test_empty_columns_may_be_left_out() -> None:
+    frame = compact.decode_frame(msgspec.msgpack.encode([4, 0, [["p1", 7, [1], [b"k"]]]]))
     (lane,) = frame.lanes
     assert (lane.values, lane.sequences, lane.client, lane.level, lane.token) == ([], [], b"", 0, 0)
 
 
-def test_a_server_takes_up_only_streams_of_this_version_that_are_meant_for_it() -> None:
+def test_server_accepts_only_streams_of_this_version_meant_for_it() -> None:
     assert refusal_or_none([WORD, b"1", b"n1"], "n1") is None
     assert refusal_or_none([WORD, b"1", b"n2"], "n1") == "session: this is server n1"
     assert refusal_or_none([WORD, b"2", b"n1"], "n1") == "session version: want 1"

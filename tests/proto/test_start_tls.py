@@ -7,7 +7,7 @@ import pytest
 from kvstore.proto import bookkeeper as wire
 from kvstore.proto import bookkeeper_pb2 as pb
 from kvstore.proto import version_two
-from kvstore.proto.bookkeeper import Operation, Status
+from kvstore.proto.bookkeeper import BookieOperation, Status
 from kvstore.proto.digest import master_key
 from kvstore.proto.start_tls import BookiesPrelude, ClientsPrelude
 from tests.proto.golden import recorded
@@ -37,38 +37,38 @@ class Door:
         self.refusals += 1
 
 
-def test_the_request_and_the_answer_are_apaches_bytes() -> None:
+def test_start_tls_messages_match_apaches_bytes() -> None:
     assert wire.encode_start_tls(18).hex() == REQUEST
     assert wire.encode_start_tls(18)[4:] == recorded("bookie.hex")["start TLS"][0]
     door = Door()
-    assert door.prelude.hear(bytes.fromhex(REQUEST)[4:]).hex() == ANSWER
+    assert door.prelude.receive(bytes.fromhex(REQUEST)[4:]).hex() == ANSWER
     assert (door.prelude.is_over, door.prelude.greeting, door.refusals) == (True, b"", 0)
 
 
 @pytest.mark.parametrize(
     ("request_frame", "operation", "ids"),
     [
-        (wire.encode_add(5, 7, 3, KEY, BODY), Operation.ADD_ENTRY, (7, 3)),
-        (wire.encode_add(5, 7, 3, KEY, BODY, True), Operation.ADD_ENTRY, (7, 3)),
-        (wire.encode_read(5, 7, 3, fence_key=KEY), Operation.READ_ENTRY, (7, 3)),
-        (wire.encode_read_lac(5, 7), Operation.READ_LAC, None),
-        (wire.encode_write_lac(5, 7, 3, KEY, b"lac"), Operation.WRITE_LAC, None),
-        (wire.encode_bookie_info(5, context=wire.bookie_context("b1")), Operation.GET_BOOKIE_INFO, None),
-        (wire.encode_force(5, 7), Operation.FORCE_LEDGER, None),
-        (wire.encode_list_entries(5, 7), Operation.LIST_ENTRIES, None),
-        (b"0000" + AUTH, Operation.AUTH, None),
-        (b"0000" + WITHOUT_ITS_PART, Operation.START_TLS, None),
+        (wire.encode_add(5, 7, 3, KEY, BODY), BookieOperation.ADD_ENTRY, (7, 3)),
+        (wire.encode_add(5, 7, 3, KEY, BODY, True), BookieOperation.ADD_ENTRY, (7, 3)),
+        (wire.encode_read(5, 7, 3, fence_key=KEY), BookieOperation.READ_ENTRY, (7, 3)),
+        (wire.encode_read_lac(5, 7), BookieOperation.READ_LAC, None),
+        (wire.encode_write_lac(5, 7, 3, KEY, b"lac"), BookieOperation.WRITE_LAC, None),
+        (wire.encode_bookie_info(5, context=wire.bookie_context("b1")), BookieOperation.GET_BOOKIE_INFO, None),
+        (wire.encode_force(5, 7), BookieOperation.FORCE_LEDGER, None),
+        (wire.encode_list_entries(5, 7), BookieOperation.LIST_ENTRIES, None),
+        (b"0000" + AUTH, BookieOperation.AUTH, None),
+        (b"0000" + WITHOUT_ITS_PART, BookieOperation.START_TLS, None),
     ],
 )
-def test_everything_else_is_unauthorized(
-    request_frame: bytes, operation: Operation, ids: tuple[int, int] | None
+def test_other_requests_before_tls_are_unauthorized(
+    request_frame: bytes, operation: BookieOperation, ids: tuple[int, int] | None
 ) -> None:
     door = Door()
-    answer = wire.decode_response(door.prelude.hear(request_frame[4:])[4:])
+    answer = wire.decode_response(door.prelude.receive(request_frame[4:])[4:])
     assert (answer.txn, answer.operation, answer.status) == (5, operation, Status.UNAUTHORIZED)
     assert ids is None or (answer.ledger, answer.entry) == ids
     assert (door.prelude.is_over, door.refusals) == (False, 1)
-    assert door.prelude.hear(bytes.fromhex(REQUEST)[4:]).hex() == ANSWER
+    assert door.prelude.receive(bytes.fromhex(REQUEST)[4:]).hex() == ANSWER
     assert door.prelude.is_over, "and START_TLS may follow"
 
 
@@ -76,7 +76,7 @@ def place(ledger: int, entry: int) -> bytes:
     return ledger.to_bytes(8, "big") + entry.to_bytes(8, "big")
 
 
-def test_version_two_is_refused_in_its_own_words() -> None:
+def test_version_two_request_before_tls_is_refused_in_its_format() -> None:
     code = (102).to_bytes(4, "big")
     for payload, operation in (
         (b"\x02\x01\0\0" + KEY + place(7, 3) + BODY, 1),
@@ -84,36 +84,38 @@ def test_version_two_is_refused_in_its_own_words() -> None:
         (b"\x02\x07\0\0" + place(7, 3) + place(99, 0)[:8] + bytes(12), 7),
     ):
         door = Door()
-        answer = door.prelude.hear(payload)[4:]
+        answer = door.prelude.receive(payload)[4:]
         assert answer[:24] == bytes([2, operation, 0, 0]) + code + place(7, 3)
         assert (door.prelude.is_over, door.refusals) == (False, 1)
     door = Door()
     with pytest.raises(ConnectionError, match="AUTH of version 2"):
-        door.prelude.hear(version_two.MARK + b"\x03\0\0" + pb.AuthMessage(plugin="x", payload=b"").SerializeToString())
+        door.prelude.receive(
+            version_two.MARK + b"\x03\0\0" + pb.AuthMessage(plugin="x", payload=b"").SerializeToString()
+        )
     assert door.refusals == 1
 
 
-def test_what_is_no_request_closes_the_connection() -> None:
+def test_payload_without_a_request_closes_the_connection() -> None:
     for payload in (b"", b"GET / HTTP/1.1", b"\x02\x63\0\0"):
         door = Door()
-        with pytest.raises(ConnectionError, match="want START_TLS"):
-            door.prelude.hear(payload)
+        with pytest.raises(ConnectionError, match="expected START_TLS"):
+            door.prelude.receive(payload)
         assert not door.prelude.is_over
 
 
-def test_a_client_takes_nothing_but_the_answer_to_its_own_question_for_consent() -> None:
+def test_client_accepts_only_the_answer_to_its_own_start_tls() -> None:
     client = ClientsPrelude(18)
     assert client.greeting.hex() == REQUEST
-    assert client.hear(bytes.fromhex(ANSWER)[4:]) == b""
+    assert client.receive(bytes.fromhex(ANSWER)[4:]) == b""
     assert client.is_over
     for answer, reason in (
-        (recorded("bookie.hex")["start TLS"][1], "answered status 404"),
-        (wire.encode_start_tls_response(19)[4:], "want the answer to START_TLS"),
-        (wire.encode_add_response(18, 0, 7, 3)[4:], "want the answer to START_TLS, got one to operation 2"),
-        (wire.encode_status(18, Operation.START_TLS, Status.UNAUTHORIZED)[4:], "answered status 502"),
-        (b"\x15\x03\x03", "want the answer to START_TLS"),
+        (recorded("bookie.hex")["start TLS"][1], "refused TLS with status 404"),
+        (wire.encode_start_tls_response(19)[4:], "expected the answer to START_TLS"),
+        (wire.encode_add_response(18, 0, 7, 3)[4:], "expected the answer to START_TLS, got one to operation 2"),
+        (wire.encode_status(18, BookieOperation.START_TLS, Status.UNAUTHORIZED)[4:], "refused TLS with status 502"),
+        (b"\x15\x03\x03", "expected the answer to START_TLS"),
     ):
         client = ClientsPrelude(18)
         with pytest.raises(ConnectionError, match=reason):
-            client.hear(answer)
+            client.receive(answer)
         assert not client.is_over

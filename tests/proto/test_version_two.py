@@ -6,7 +6,7 @@ import pytest
 
 from kvstore.proto import bookkeeper_pb2 as pb
 from kvstore.proto import version_two as two
-from kvstore.proto.bookkeeper import BadFrame, Operation, Status
+from kvstore.proto.bookkeeper import BadFrame, BookieOperation, Status
 from kvstore.proto.digest import EntryDigest, master_key
 from kvstore.proto.version_two import BatchRead
 from kvstore.types import DigestType, EntryId, LedgerId
@@ -24,16 +24,16 @@ def request(name: str) -> pb.Request:
     return found
 
 
-def test_javas_adds_are_understood() -> None:
+def test_javas_adds_decode() -> None:
     plain, recovery = request("add"), request("recovery add")
     for each in (plain, recovery):
-        assert each.header.operation == Operation.ADD_ENTRY
+        assert each.header.operation == BookieOperation.ADD_ENTRY
         assert (each.add.ledger, each.add.entry, each.add.master_key, each.add.body) == (7, 3, KEY, PACKET)
     assert (plain.add.flag, plain.header.priority) == (pb.AddRequest.NONE, 0)
     assert (recovery.add.flag, recovery.header.priority) == (pb.AddRequest.RECOVERY_ADD, 100)
 
 
-def test_javas_reads_are_understood() -> None:
+def test_javas_reads_decode() -> None:
     plain, last, fence = (request(name) for name in ("read", "read the last", "fence and read the last"))
     assert [(each.read.ledger, each.read.entry) for each in (plain, last, fence)] == [(7, 3), (7, -1), (7, -1)]
     assert (plain.read.flag, plain.read.HasField("master_key"), plain.header.priority) == (
@@ -46,13 +46,13 @@ def test_javas_reads_are_understood() -> None:
     assert two.decode_request(GOLDEN["batched read that fences"]) == BATCH._replace(fence_key=KEY, is_priority=True)
 
 
-def test_a_fence_without_a_key_is_one_with_an_empty_key() -> None:
+def test_fence_without_a_key_has_an_empty_key() -> None:
     found = two.decode_request(GOLDEN["fence and read the last"][:20])
     assert isinstance(found, pb.Request)
     assert (found.read.flag, found.read.master_key) == (pb.ReadRequest.FENCE_LEDGER, b"")
 
 
-def test_answers_are_apaches_bytes() -> None:
+def test_version_two_answers_match_apaches_bytes() -> None:
     frames = {
         "stored": two.encode_add_response(0, Status.OK, 7, 3),
         "fenced": two.encode_add_response(0, Status.FENCED, 7, 3),
@@ -70,7 +70,7 @@ def test_answers_are_apaches_bytes() -> None:
     assert request("auth").auth.plugin == "AuthDisabledPlugin"
 
 
-def test_no_status_is_one_that_java_breaks_on() -> None:
+def test_no_status_code_breaks_java() -> None:
     known = {0, 1, 2, *range(100, 107)}  # of any other its client has no answer, but an exception
     for status in Status:
         code = int.from_bytes(two.encode_add_response(0, status, 7, 3)[8:12], "big")
@@ -78,7 +78,7 @@ def test_no_status_is_one_that_java_breaks_on() -> None:
         assert code not in (1, 2) or status in (Status.NO_LEDGER, Status.NO_ENTRY), "no unknown becomes a negative"
 
 
-def test_our_batched_reads_are_javas_bytes() -> None:
+def test_own_batched_reads_match_javas_bytes() -> None:
     for name, asked in {
         "batched read": BATCH,
         "batched read that fences": BATCH._replace(fence_key=KEY, is_priority=True),
@@ -91,16 +91,16 @@ def test_our_batched_reads_are_javas_bytes() -> None:
     assert two.decode_request(two.encode_batch_read(ours)[4:]) == ours
 
 
-def test_javas_answers_to_batched_reads_are_understood() -> None:
+def test_javas_answers_to_batched_reads_decode() -> None:
     found, none = (two.decode_batch_response(GOLDEN[name]) for name in ("entries", "no entries"))
-    assert (found.txn, found.operation, found.status) == (99, Operation.BATCH_READ_ENTRY, Status.OK)
+    assert (found.txn, found.operation, found.status) == (99, BookieOperation.BATCH_READ_ENTRY, Status.OK)
     assert two.packets_of(found.body or b"") == [b"first", b"second"]
     assert (none.txn, none.status, none.body) == (99, Status.NO_ENTRY, b"")
     unknown = two.decode_batch_response(GOLDEN["no entries"].replace(b"\0\0\0\x02", b"\0\0\x01\0", 1))
     assert unknown.status == Status.IO_ERROR, "no code that nobody knows is a negative"
 
 
-def test_an_answer_that_is_cut_or_of_something_else_is_refused() -> None:
+def test_truncated_or_foreign_batch_answer_is_refused() -> None:
     for cut in range(len(GOLDEN["entries"])):
         try:
             found = two.packets_of(two.decode_batch_response(GOLDEN["entries"][:cut]).body or b"")
@@ -113,7 +113,7 @@ def test_an_answer_that_is_cut_or_of_something_else_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["add", "read", "batched read", "auth"])
-def test_a_cut_request_cannot_be_answered_or_is_another_one(name: str) -> None:
+def test_truncated_version_two_request_is_refused_or_another_one(name: str) -> None:
     for cut in range(len(GOLDEN[name])):
         try:
             found = two.decode_request(GOLDEN[name][:cut])
@@ -123,12 +123,12 @@ def test_a_cut_request_cannot_be_answered_or_is_another_one(name: str) -> None:
         assert found.add.body != PACKET
 
 
-def test_an_operation_that_is_not_known_cannot_be_answered() -> None:
+def test_unknown_version_two_operation_is_refused() -> None:
     for operation in (0, 4, 5, 6, 8, 255):
         with pytest.raises(BadFrame):
             two.decode_request(bytes([2, operation, 0, 0]) + bytes(60))
 
 
-def test_a_batch_has_bounds_whatever_is_asked() -> None:
+def test_batched_read_is_bounded() -> None:
     assert BATCH.limits == (30, 4096)
     assert BATCH._replace(entries_max=0, bytes_max=1 << 40).limits == (two.BATCH_ENTRIES_MAX, two.BATCH_BYTES_MAX)

@@ -1,7 +1,7 @@
-"""The tests of go-redis that its published module brings along, against a cluster of three nodes.
+"""The tests in go-redis's published module, run against a cluster of three nodes.
 
 `python -m tests.redis_clients.go_redis` fetches the module, builds its tests, which takes minutes, starts a cluster and
-runs those about a single server's strings, keys, scans and transactions. It needs Go.
+runs the tests about a single server's strings, keys, scans and transactions. It needs Go.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.redis_clients.judge import PLACE, TIMEOUT_S, judge
 VERSION = "v9.23.0"
 CHOSEN = "[ ^]Commands (server|keys|scanning|strings|marshaling|json marshaling|Eval)|[ ^]Tx |[ ^]pipelining "
 NOT_CHOSEN = "Cluster|Ring|TLS"
-"""They want more servers than one, at ports of their own."""
+"""Tests that need several servers, at ports of their own."""
 
 EXCUSED = {
     "should Wait": "wants no replica to have a write; here two have it",
@@ -38,7 +38,7 @@ EXCUSED = {
 
 
 def built() -> Path:
-    """The folder of the module with its test program, built if it is not there yet."""
+    """Return the folder of the module with its test program, built if it is missing."""
     place = PLACE / f"go-redis-{VERSION}"
     program = place / "suite.test"
     if not program.exists():
@@ -54,7 +54,7 @@ def built() -> Path:
 
 
 def run(place: Path, address: str, report: Path) -> None:
-    """Run the tests against a server; the report is JUnit's."""
+    """Run the tests against a server. The report has JUnit's format."""
     host, _, port = address.rpartition(":")
     config = report.with_name("endpoints.json")
     config.write_text(json.dumps({"store": {"raw_endpoints": [{"dns_name": host, "port": int(port)}]}}))

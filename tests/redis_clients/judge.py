@@ -1,7 +1,7 @@
-"""What the tests of a Redis client may fail for, and what they may not.
+"""The judge of the test results of Redis clients.
 
-What fails has to fail because of a command that the store does not have (`ABSENT`), or to be named by its client's
-module with the reason: all else is a fault of ours, and so is a reason that is not needed any more.
+A test may fail because of a command that the store does not support (`ABSENT`), or for a reason that its client's
+module gives with the test's name. Any other failure is a fault of ours, and so is a reason that is no longer needed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from xml.etree import ElementTree
 
 PLACE = Path(__file__).parent.parent.parent / ".interop"
-"""Where what is fetched is kept; git ignores it."""
+"""Folder of the fetched sources; git ignores it."""
 TIMEOUT_S = 1800
 
 ABSENT = {
@@ -36,27 +36,27 @@ ABSENT = {
         "BGSAVE COMMAND CONFIG DEBUG LASTSAVE LATENCY LOLWUT MEMORY MODULE MONITOR REPLICAOF ROLE SAVE SLAVEOF WAITAOF"
     ),
 }
-"""Commands that the store does not have, by what they are about."""
+"""Commands that the store does not support, by topic."""
 
 _KINDS = {name: kind for kind, names in ABSENT.items() for name in names.split()}
 _REFUSALS = (
     re.compile(r"unknown command '(\w+)'"),
-    re.compile(r"unknown subcommand.*? (ACL|CLIENT|COMMAND|LATENCY|MEMORY|MODULE|OBJECT|SLOWLOG) has"),
-    re.compile(r"(CONFIG) can only GET here"),
+    re.compile(r"unknown subcommand.*? (ACL|CLIENT|COMMAND|LATENCY|MEMORY|MODULE|OBJECT|SLOWLOG) supports"),
+    re.compile(r"(CONFIG) supports only GET here"),
     re.compile(r"Command # \d+ \((\w+) .* caused error: .*(?:unknown command|unknown subcommand)"),
 )
-_SCRIPT = re.compile(r"scripts are not run here|No matching script")
+_SCRIPT = re.compile(r"only the scripts of lock libraries are supported|No matching script")
 
 
 class Outcome(NamedTuple):
-    """One test; `failure` is empty if it passed, None if the client's own suite skipped it."""
+    """One test. `failure` is empty if it passed, None if the client's own suite skipped it."""
 
     name: str
     failure: str | None
 
 
 def outcomes(report: Path) -> Iterator[Outcome]:
-    """Yield what JUnit's report says."""
+    """Yield the outcomes in a report of JUnit's format."""
     for case in ElementTree.parse(report).iter("testcase"):
         bad = [found for found in (case.find("failure"), case.find("error")) if found is not None]
         name = f"{case.get('classname', '')}::{case.get('name')}"
@@ -67,11 +67,11 @@ def outcomes(report: Path) -> Iterator[Outcome]:
 
 
 def judge(client: str, report: Path, excused: Mapping[str, str]) -> int:
-    """Print what is not here by its reason, and the faults; returns the exit code. `excused`: a reason by a part of a
+    """Print failures by their reason, and the faults. Returns the exit code. `excused`: reasons by a part of a
     test's name."""
 
     def reason(outcome: Outcome) -> str:
-        """Why a test may fail; empty if it may not."""
+        """Return the reason why a test may fail; empty if it may not."""
         failure = outcome.failure or ""
         name = max((each for each in excused if each in outcome.name), key=len, default="")
         if name:

@@ -1,4 +1,4 @@
-"""The tests of redis-py that its published package brings along, against a cluster of three nodes.
+"""The tests in redis-py's published package, run against a cluster of three nodes.
 
 `python -m tests.redis_clients.redis_py` fetches the package's sources, starts a cluster and runs them, sync and async.
 """
@@ -45,7 +45,7 @@ EXCUSED = {
 
 
 def sources() -> Path:
-    """The package's sources, of the version that is installed here; fetched if they are not there yet."""
+    """Return the package's sources of the installed version, fetched if they are missing."""
     name = f"redis-{version('redis')}"
     if not (PLACE / name).is_dir():
         PLACE.mkdir(exist_ok=True)
@@ -57,7 +57,7 @@ def sources() -> Path:
 
 
 def run(place: Path, address: str, report: Path) -> None:
-    """Run the tests against a server; the report is JUnit's."""
+    """Run the tests against a server. The report has JUnit's format."""
     files = [f"tests/{folder}test_{file}.py" for folder in ("", "test_asyncio/") for file in FILES]
     options = ["-q", "--tb=line", "--timeout=60", "-p", "no:cacheprovider", "-o", "addopts=", "-o", "asyncio_mode=auto"]
     command = [sys.executable, "-m", "pytest", *options, f"--junitxml={report}", f"--redis-url=redis://{address}/0"]

@@ -22,5 +22,5 @@ LAST = TOKENS - 1
         ({"a": [(0, LAST)], "b": [(5, 7)]}, "a and b own token 00000005"),
     ],
 )
-def test_what_is_wrong_with_a_cover_is_said_in_words(owned: dict[str, list[tuple[int, int]]], wrong: str) -> None:
+def test_flaw_describes_gaps_and_overlaps(owned: dict[str, list[tuple[int, int]]], wrong: str) -> None:
     assert flaw(owned) == wrong

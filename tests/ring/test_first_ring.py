@@ -13,27 +13,27 @@ from tests.ring.rings import SERVERS, advance, balance, differences, grown, ids,
 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.text("abcdefgh", min_size=1, max_size=6), min_size=2, max_size=40, unique=True))
-def test_whatever_partitions_are_called_each_has_tokens_of_its_own(names: list[str]) -> None:
+def test_partitions_have_tokens_whatever_their_names(names: list[str]) -> None:
     ring = new_ring([PartitionId(name) for name in names], SERVERS, 3)
     assert set(ring.tokens.values()) == set(names)
     assert all(size > 0 for size in owned(ring).values())
     assert len(ring.tokens) == sum(list(ring.tokens.values()).count(PartitionId(name)) for name in names)
 
 
-def test_a_join_takes_nobodys_last_token() -> None:
+def test_join_takes_no_partitions_last_token() -> None:
     ring = ring_of(2)
     for number in range(3, 60):
         ring = settle(plan.join(ring, members([PartitionId(f"p{number}")])))
         assert set(ring.tokens.values()) == set(ring.partitions), f"after p{number} has joined"
 
 
-def test_a_thousand_partitions_share_the_ring_evenly() -> None:
+def test_thousand_partitions_share_the_ring_evenly() -> None:
     ring = ring_of(1_000)
     assert balance(ring) <= 1.05
     assert min(owned(ring).values()) > TOKENS // 1_000 // 2
 
 
-def test_a_partition_that_is_removed_owns_nothing_and_no_key_is_sent_to_it() -> None:
+def test_removed_partition_owns_nothing_and_gets_no_keys() -> None:
     gone = PartitionId("p2")
     ring = settle(plan.leave(ring_of(5), [gone]))
     assert gone not in ring.partitions
@@ -41,7 +41,7 @@ def test_a_partition_that_is_removed_owns_nothing_and_no_key_is_sent_to_it() -> 
     assert all(ring.partition_of(b"key%d" % number) != gone for number in range(10_000))
 
 
-def test_views_of_one_version_send_every_key_to_the_same_partition_and_others_have_another_version() -> None:
+def test_equal_versions_route_alike_and_changes_have_a_new_version() -> None:
     seen: dict[int, Ring] = {}
     ring = grown(3, 2)
     while ring.moves:
@@ -53,7 +53,7 @@ def test_views_of_one_version_send_every_key_to_the_same_partition_and_others_ha
         ring = advance(ring, min(ring.moves))
 
 
-def test_of_two_that_change_one_version_the_second_has_to_look_again() -> None:
+def test_second_of_two_concurrent_changes_must_reread() -> None:
     """The store refuses the second write (tests/server/cluster/test_ring_store.py); what it then finds has both or its
     reason."""
     ring = ring_of(3)

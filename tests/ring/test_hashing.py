@@ -18,7 +18,7 @@ from kvstore.ring import hash_tag, token_of
         (b"}{a}", b"a"),
     ],
 )
-def test_the_tag_stands_between_the_first_brace_and_the_next_closing_one(key: bytes, tag: bytes) -> None:
+def test_hash_tag_is_between_the_first_brace_and_the_next_closing_one(key: bytes, tag: bytes) -> None:
     assert hash_tag(key) == tag
     assert token_of(key) == token_of(tag) or b"{" in tag
 

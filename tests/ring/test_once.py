@@ -26,28 +26,28 @@ def after(ring: Ring, count: int, name: str = "later") -> Ring:
 
 
 @pytest.mark.parametrize("others", [0, REMEMBERED_MAX - 1, REMEMBERED_MAX, 5 * REMEMBERED_MAX])
-def test_an_operation_is_never_made_twice_however_many_came_after_it(others: int) -> None:
+def test_operation_is_never_repeated_after_any_number_of_others(others: int) -> None:
     ring = decode(encode(after(once(ONE, "mine", "asked", turned), others)))
     if find(ring.operations, "mine"):
         assert once(ring, "mine", "asked", turned) is ring
     else:
-        with pytest.raises(ValueError, match="operation mine was made already"):
+        with pytest.raises(ValueError, match="operation mine was done too many"):
             once(ring, "mine", "asked", turned)
 
 
-def test_what_is_kept_of_forgotten_operations_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_marks_of_forgotten_operations_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operations, "FORGOTTEN_MAX", 8)
     ring = after(ONE, REMEMBERED_MAX + 20)
     assert ring.forgotten == tuple(mark_of(f"later-{number}") for number in range(12, 20))
     assert 2 * MARK_BYTES * FORGOTTEN_MAX <= 32 << 10, "of the znode's 512 KiB"
 
 
-def test_what_was_forgotten_is_no_part_of_a_plans_name() -> None:
+def test_forgotten_operations_do_not_change_the_plan_token() -> None:
     shown = turned(ONE)
     assert plan_token(ONE, replace(shown, forgotten=(mark_of("mine"),))) == plan_token(ONE, shown)
 
 
-def test_marks_have_golden_bytes_and_are_absent_from_rings_without_them() -> None:
+def test_marks_have_golden_bytes_and_are_optional() -> None:
     ring = after(ONE, REMEMBERED_MAX + 1)
     assert b'"forgotten":"%s"' % mark_of("later-0").encode() in encode(ring)
     assert mark_of("mine") == "9eee0b46"

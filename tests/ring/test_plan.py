@@ -16,14 +16,14 @@ from tests.ring.rings import advance, balance, differences, grown, ids, members,
 P1, P2, P4 = PartitionId("p1"), PartitionId("p2"), PartitionId("p4")
 
 
-def test_a_newcomer_owns_nothing_until_its_first_move_is_through() -> None:
+def test_newcomer_owns_nothing_until_its_first_move_is_done() -> None:
     ring = grown(3, 1)
     assert owned(ring)[P4] == 0
     assert ring.partitions[P4].state is PartitionState.JOINING
     assert differences(ring, ring_of(3)) == 0
 
 
-def test_a_join_moves_no_more_than_the_newcomers_share() -> None:
+def test_join_moves_at_most_the_newcomers_share() -> None:
     ring = grown(9, 1)
     moved = sum(move.size for move in ring.moves.values())
     assert len(ring.moves) <= 16
@@ -33,7 +33,7 @@ def test_a_join_moves_no_more_than_the_newcomers_share() -> None:
 
 # docs/protocol.md H4
 @pytest.mark.parametrize(("count", "more"), [(1, 2), (3, 5), (3, 1), (10, 10), (17, 2), (40, 1), (100, 4)])
-def test_after_a_join_no_partition_owns_more_than_a_twentieth_above_the_mean(count: int, more: int) -> None:
+def test_join_leaves_no_partition_a_twentieth_above_the_mean(count: int, more: int) -> None:
     ring = settle(grown(count, more))
     assert balance(ring) <= 1.05
     assert len(ring.partitions) == count + more
@@ -41,14 +41,14 @@ def test_after_a_join_no_partition_owns_more_than_a_twentieth_above_the_mean(cou
 
 
 # docs/protocol.md H2
-def test_many_that_join_at_once_get_their_ranges_straight_from_those_who_own_them() -> None:
+def test_partitions_joining_together_get_ranges_from_present_owners() -> None:
     ring = grown(3, 5)
     assert {move.source for move in ring.moves.values()} <= set(ids(1, 3))
     assert settle(ring).shares() == pytest.approx(ring_of(8).shares())
 
 
 @pytest.mark.parametrize(("count", "leavers"), [(8, 3), (3, 1), (3, 2), (40, 15)])
-def test_leavers_give_all_that_they_own_and_the_rest_stays_balanced(count: int, leavers: int) -> None:
+def test_leavers_give_everything_and_the_rest_stays_balanced(count: int, leavers: int) -> None:
     ring = ring_of(count)
     after = settle(plan.leave(ring, ids(1, leavers)))
     assert set(after.partitions) == set(ids(leavers + 1, count))
@@ -67,18 +67,18 @@ def test_one_to_three_to_eight_to_five_stays_balanced() -> None:
     assert not ring.moves
 
 
-def test_a_partition_that_was_removed_cannot_come_back_under_its_id() -> None:
+def test_removed_partition_cannot_return_under_its_id() -> None:
     ring = settle(plan.leave(ring_of(3), [P2]))
     with pytest.raises(ValueError, match="p2 is or was in the ring"):
         plan.join(ring, members([P2]))
 
 
-def test_the_last_partition_cannot_leave() -> None:
+def test_last_partition_cannot_leave() -> None:
     with pytest.raises(ValueError, match="at least one partition to stay"):
         plan.leave(ring_of(3), ids(1, 3))
 
 
-def test_cancelling_a_plan_restores_the_ring_that_was() -> None:
+def test_cancelling_a_plan_restores_the_ring() -> None:
     for before in (ring_of(3), settle(grown(3, 2))):
         for ring in (plan.join(before, members(ids(8, 9))), plan.leave(before, [P1])):
             after = settle(steps.cancel(ring, ring.moves))
@@ -89,7 +89,7 @@ def test_cancelling_a_plan_restores_the_ring_that_was() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_cancel_at_any_moment_leaves_every_range_where_its_move_had_come_to(seed: int) -> None:
+def test_cancel_leaves_every_range_where_its_move_stands(seed: int) -> None:
     random = Random(seed)
     before = ring = plan.leave(grown(3, 2), [P1])
     for _ in range(random.randrange(60)):
@@ -102,13 +102,13 @@ def test_a_cancel_at_any_moment_leaves_every_range_where_its_move_had_come_to(se
     assert not after.moves
 
 
-def test_a_plan_on_top_of_another_plans_anew_what_nobody_has_begun() -> None:
+def test_second_plan_replans_moves_that_have_not_begun() -> None:
     ring = settle(plan.join(grown(3, 1), members(ids(5, 5))))
     assert balance(ring) <= 1.05
     assert set(ring.partitions) == set(ids(1, 5))
 
 
-def test_a_plan_on_top_of_another_leaves_moves_under_way_alone() -> None:
+def test_second_plan_keeps_moves_in_progress() -> None:
     ring = grown(3, 1)
     begun = sorted(ring.moves)[:5]
     for id in begun:
@@ -117,7 +117,7 @@ def test_a_plan_on_top_of_another_leaves_moves_under_way_alone() -> None:
     assert [again.moves[id] for id in begun] == [ring.moves[id] for id in begun]
 
 
-def test_a_newcomer_that_is_removed_at_once_gives_its_moves_up_and_retires() -> None:
+def test_newcomer_removed_at_once_cancels_its_moves_and_retires() -> None:
     ring = grown(3, 1)
     ring = steps.begin(ring, min(ring.moves), 1)
     ring = plan.leave(ring, [P4])
@@ -127,7 +127,7 @@ def test_a_newcomer_that_is_removed_at_once_gives_its_moves_up_and_retires() -> 
     assert after.retired == (P4,)
 
 
-def test_a_leaver_that_still_gets_a_range_passes_it_on() -> None:
+def test_leaver_passes_on_a_range_that_it_still_gets() -> None:
     ring = grown(3, 1)
     first = min(ring.moves)
     ring = plan.leave(steps.begin(ring, first, 1), [P4])
@@ -136,19 +136,19 @@ def test_a_leaver_that_still_gets_a_range_passes_it_on() -> None:
     assert settle(ring).retired == (P4,)
 
 
-def test_a_single_move_takes_the_largest_ranges_and_cuts_the_last() -> None:
+def test_shift_takes_the_largest_ranges_and_cuts_the_last() -> None:
     ring = plan.shift(ring_of(3), P1, P2, 100_000_000)
     assert sum(move.size for move in ring.moves.values()) == 100_000_000
     assert {(move.source, move.target) for move in ring.moves.values()} == {(P1, P2)}
     assert owned(settle(ring))[P2] == owned(ring_of(3))[P2] + 100_000_000
 
 
-def test_more_than_a_partition_owns_cannot_move() -> None:
+def test_shift_of_more_than_a_partition_owns_is_refused() -> None:
     with pytest.raises(ValueError, match="tokens of p1 to move"):
         plan.shift(ring_of(3), P1, P2, TOKENS)
 
 
-def test_a_range_moves_whoever_owns_its_parts() -> None:
+def test_range_moves_from_all_its_owners() -> None:
     ring = plan.shift_range(ring_of(3), 0, TOKENS // 8, P2)
     after = settle(ring)
     assert all(after.owner_of(token) == P2 for token in range(0, TOKENS // 8, 1_000_003))
@@ -157,28 +157,28 @@ def test_a_range_moves_whoever_owns_its_parts() -> None:
 
 
 # docs/protocol.md M12
-def test_a_range_that_is_under_way_cannot_move_again() -> None:
+def test_range_in_progress_cannot_move_again() -> None:
     ring = grown(3, 1)
     move = ring.moves[min(ring.moves)]
     with pytest.raises(ValueError, match="is under way"):
         plan.shift_range(steps.begin(ring, move.id, 1), move.first, move.first, P2)
 
 
-def test_a_range_larger_than_a_32nd_of_the_ring_moves_in_parts() -> None:
+def test_large_range_moves_in_parts_of_a_32nd() -> None:
     whole = Ring(1, {P1: Member(P1, ()), P2: Member(P2, ())}, SortedDict({TOKENS - 1: P1}))
     ring = plan.shift(whole, P1, P2, TOKENS // 2)
     assert len(ring.moves) == 16
     assert len(settle(ring).tokens) == 2
 
 
-def test_no_move_wraps_round_whatever_the_ring_was() -> None:
+def test_moves_never_wrap_around() -> None:
     odd = Ring(1, {P1: Member(P1, ())}, SortedDict({5: P1}))
     ring = plan.join(odd, members([P2]))
     assert all(move.first <= move.end for move in ring.moves.values())
     assert balance(settle(ring)) <= 1.05
 
 
-def test_progress_is_measured_against_all_that_was_planned() -> None:
+def test_progress_counts_everything_planned() -> None:
     ring = plan.join(ring_of(3), members([P4]), now_ms=77)
     planned = sum(move.size for move in ring.moves.values())
     assert (ring.journey.moves, ring.journey.tokens, ring.journey.began_ms) == (len(ring.moves), planned, 77)
@@ -188,7 +188,7 @@ def test_progress_is_measured_against_all_that_was_planned() -> None:
     assert settle(ring).journey.moves == 0
 
 
-def test_moves_that_are_given_up_do_not_count_as_progress() -> None:
+def test_cancelled_moves_do_not_count_as_progress() -> None:
     ring = grown(3, 1)
     done, under_way, *rest = sorted(ring.moves)
     ring = steps.finish(steps.flip(steps.begin(ring, done, 1), done), done)
@@ -203,14 +203,14 @@ def test_moves_that_are_given_up_do_not_count_as_progress() -> None:
 
 
 # docs/protocol.md H3
-def test_a_flip_of_a_move_that_nobody_began_is_refused() -> None:
+def test_flip_of_a_move_that_has_not_begun_is_refused() -> None:
     ring = grown(3, 1)
-    with pytest.raises(ValueError, match="want it copying or cancelling or flipped, is planned"):
+    with pytest.raises(ValueError, match="copying or cancelling or flipped, but it is planned"):
         steps.flip(ring, min(ring.moves))
 
 
 # docs/protocol.md H7
-def test_only_what_routes_keys_elsewhere_makes_others_look_again() -> None:
+def test_routed_version_changes_only_with_routing() -> None:
     ring = grown(3, 1)
     id = min(ring.moves)
     assert ring.routed == ring_of(3).routed
@@ -220,7 +220,7 @@ def test_only_what_routes_keys_elsewhere_makes_others_look_again() -> None:
     assert steps.finish(flipped, id).routed == flipped.version
 
 
-def test_steps_that_are_done_already_change_nothing() -> None:
+def test_move_steps_are_idempotent() -> None:
     ring = grown(3, 1)
     id = min(ring.moves)
     ring = steps.begin(ring, id, 1)
@@ -233,7 +233,7 @@ def test_steps_that_are_done_already_change_nothing() -> None:
     assert steps.set_pace(ring, ring.pace) is ring
 
 
-def test_a_move_beside_the_ranges_of_its_ring_is_refused() -> None:
+def test_move_outside_the_rings_ranges_is_refused() -> None:
     ring = ring_of(3)
     bad = Move(MoveId(1), P1, P2, 3, 5)
     with pytest.raises(ValueError, match="is not a range of ring version"):
@@ -325,7 +325,7 @@ TestChanges.settings = settings(max_examples=30, stateful_step_count=20, deadlin
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(-3, 3).filter(bool), min_size=1, max_size=8), st.randoms(use_true_random=False))
-def test_chains_of_joins_and_leaves_converge_to_a_balanced_ring(changes: list[int], random: Random) -> None:
+def test_chains_of_joins_and_leaves_stay_balanced(changes: list[int], random: Random) -> None:
     ring, names = ring_of(3), 3
     for change in changes:
         if change > 0:

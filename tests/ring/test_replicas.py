@@ -12,7 +12,7 @@ N1, N2, N3, N4 = (ServerId(f"n{i}") for i in range(1, 5))
 
 
 # docs/protocol.md H6
-def test_the_newcomer_takes_the_place_of_the_one_that_it_replaces() -> None:
+def test_newcomer_takes_the_replaced_replicas_place() -> None:
     before = ring_of(3)
     ring = begin_replacing(before, P1, N4, N1)
     assert set(ring.partitions[P1].replicas) == {N1, N2, N3, N4}
@@ -21,13 +21,13 @@ def test_the_newcomer_takes_the_place_of_the_one_that_it_replaces() -> None:
     assert after.partitions[P1].replacing == ()
 
 
-def test_giving_up_restores_the_replicas() -> None:
+def test_abandoning_a_replacement_restores_the_replicas() -> None:
     before = ring_of(3)
     after = give_up_replacing(begin_replacing(before, P1, N4, N1), P1, N4)
     assert after.partitions == before.partitions
 
 
-def test_the_znode_says_who_replaces_whom() -> None:
+def test_znode_names_replacements() -> None:
     ring = drain(begin_replacing(ring_of(3), P1, N4, N1), N1)
     again = decode(encode(ring))
     assert (again.partitions, again.draining) == (ring.partitions, (N1,))
@@ -35,12 +35,12 @@ def test_the_znode_says_who_replaces_whom() -> None:
 
 
 @pytest.mark.parametrize(("newcomer", "leaving"), [(N2, N1), (N4, N4)])
-def test_a_replica_goes_from_a_server_that_has_one_to_one_that_has_none(newcomer: ServerId, leaving: ServerId) -> None:
-    with pytest.raises(ValueError, match="want a replica of n1, n2, n3 to go to another server"):
+def test_replica_moves_only_from_a_holder_to_a_server_without_one(newcomer: ServerId, leaving: ServerId) -> None:
+    with pytest.raises(ValueError, match="a replica on n1, n2, n3 to move to another server"):
         begin_replacing(ring_of(3), P1, newcomer, leaving)
 
 
-def test_one_replica_is_replaced_by_one_newcomer() -> None:
+def test_replica_is_replaced_by_one_newcomer_at_a_time() -> None:
     ring = begin_replacing(ring_of(3), P1, N4, N1)
     with pytest.raises(ValueError, match="is being replaced"):
         begin_replacing(ring, P1, ServerId("n5"), N1)
@@ -48,7 +48,7 @@ def test_one_replica_is_replaced_by_one_newcomer() -> None:
         begin_replacing(ring, P1, ServerId("n5"), N4)
 
 
-def test_steps_that_are_done_already_change_nothing() -> None:
+def test_replica_steps_are_idempotent() -> None:
     ring = begin_replacing(ring_of(3), P1, N4, N1)
     assert begin_replacing(ring, P1, N4, N1) is ring
     ring = finish_replacing(ring, P1, N4)
@@ -59,13 +59,13 @@ def test_steps_that_are_done_already_change_nothing() -> None:
     assert undrain(ring, N2) is ring
 
 
-def test_a_retired_partition_is_on_no_server() -> None:
+def test_retired_partition_is_on_no_server() -> None:
     ring = ring_of(3)
     ring = plan.leave(ring, [P1])
     while ring.moves:
         ring = advance(ring, min(ring.moves))
     assert not ring.partitions[P1].is_on(N1)
     assert P1 not in settle(ring).partitions
-    with pytest.raises(ValueError, match="want one of"):
+    with pytest.raises(ValueError, match="expected one of"):
         begin_replacing(ring, P1, N4, N1)
     assert steps.forget(ring, P1).retired == (P1,)

@@ -11,7 +11,7 @@ from sortedcontainers import SortedDict
 from kvstore.errors import Corrupted, UndecodableNode
 from kvstore.ring import TOKENS, Member, Ring, decode, encode, new_ring, place_replicas, with_partitions
 from kvstore.ring.balance import Balance
-from kvstore.ring.operations import Operation
+from kvstore.ring.operations import RingOperation
 from kvstore.types import PartitionId, ServerId
 
 SERVERS = {ServerId(f"n{i}"): "" for i in range(1, 4)}
@@ -31,11 +31,11 @@ def ring_of(tokens: dict[int, str]) -> Ring:
     ("token", "owner"),
     [(0, "a"), (9, "a"), (10, "a"), (11, "b"), (20, "b"), (21, "a"), (TOKENS - 1, "a")],
 )
-def test_a_range_ends_with_its_token_and_the_last_one_wraps(token: int, owner: str) -> None:
+def test_range_ends_with_its_token_and_the_last_one_wraps(token: int, owner: str) -> None:
     assert ring_of({10: "a", 20: "b"}).owner_of(token) == owner
 
 
-def test_the_largest_token_is_a_key_like_any_other() -> None:
+def test_largest_token_routes_like_any_other() -> None:
     ring = ring_of({10: "a", TOKENS - 1: "b"})
     assert ring.owner_of(TOKENS - 1) == "b"
     assert ring.owner_of(0) == "a"
@@ -53,13 +53,13 @@ def test_lookups_agree_with_the_listed_ranges(tokens: dict[int, str]) -> None:
 @pytest.mark.parametrize(
     ("count", "limit"), [(1, 1.0), (2, 1.0001), (3, 1.0001), (10, 1.05), (100, 1.05), (1000, 1.05)]
 )
-def test_no_partition_owns_more_than_a_twentieth_above_the_mean(count: int, limit: float) -> None:
+def test_partitions_own_at_most_a_twentieth_above_the_mean(count: int, limit: float) -> None:
     shares = new_ring(ids(count), SERVERS, 3).shares()
     assert sum(shares.values()) == pytest.approx(1)
     assert max(shares.values()) * count <= limit
 
 
-def test_joining_moves_ranges_only_to_the_newcomer() -> None:
+def test_join_moves_ranges_only_to_the_newcomer() -> None:
     before = new_ring(ids(9), SERVERS, 3)
     newcomer = PartitionId("p10")
     after = with_partitions(before, [Member(newcomer, tuple(SERVERS))])
@@ -68,22 +68,22 @@ def test_joining_moves_ranges_only_to_the_newcomer() -> None:
         assert after.owner_of(token) in (before.owner_of(token), newcomer)
 
 
-def test_a_ring_of_a_thousand_partitions_fits_its_znode() -> None:
+def test_ring_of_a_thousand_partitions_fits_its_znode() -> None:
     assert len(encode(new_ring(ids(1000), SERVERS, 3))) <= 512 * 1024
 
 
-def test_a_ring_survives_its_encoding() -> None:
+def test_ring_round_trips() -> None:
     ring = new_ring(ids(5), SERVERS, 3)
     again = decode(encode(ring))
     assert encode(again) == encode(ring)
     assert (again.version, again.partitions, again.tokens) == (ring.version, ring.partitions, ring.tokens)
 
 
-def test_operations_stand_in_the_ring_as_documented_and_a_ring_without_is_as_it_was() -> None:
+def test_ring_encodes_operations_as_documented_and_optionally() -> None:
     """docs/reference/formats.md."""
     ring = new_ring(ids(1), SERVERS, 1)
     assert b"operations" not in encode(ring)
-    done = Operation("a1", "00ff", 1, 2, 1, 3, (PartitionId("p2"),))
+    done = RingOperation("a1", "00ff", 1, 2, 1, 3, (PartitionId("p2"),))
     data = encode(replace(ring, operations=(done,)))
     assert data.endswith(b',"operations":[["a1","00ff",1,2,1,3,["p2"]]]}')
     assert decode(data).operations == (done,)
@@ -91,21 +91,21 @@ def test_operations_stand_in_the_ring_as_documented_and_a_ring_without_is_as_it_
 
 
 @pytest.mark.parametrize("operations", [b'[["a1"]]', b"7", b'[["a1","00",1,2,1,3,[],4]]'])
-def test_operations_that_are_none_are_refused(operations: bytes) -> None:
+def test_malformed_operations_are_refused(operations: bytes) -> None:
     data = encode(new_ring(ids(1), SERVERS, 1))
     with pytest.raises(Corrupted):
         decode(data[:-1] + b',"operations":' + operations + b"}")
 
 
-def test_a_ring_of_an_unknown_format_is_refused_by_number() -> None:
-    with pytest.raises(Corrupted, match="want format 1 or 2, got 7"):
+def test_ring_of_an_unknown_format_is_refused_by_number() -> None:
+    with pytest.raises(Corrupted, match="expected format 1 or 2, got 7"):
         decode(b'{"format": 7}')
 
 
 @pytest.mark.parametrize(
     "data", [b"", b"[]", b'{"format": 1}', b'{"format":1,"version":1,"partitions":[],"tokens":[[1,0]]}']
 )
-def test_what_is_not_a_ring_is_refused(data: bytes) -> None:
+def test_document_that_is_not_a_ring_is_refused(data: bytes) -> None:
     with pytest.raises(Corrupted):
         decode(data)
 
@@ -129,7 +129,7 @@ def test_what_is_not_a_ring_is_refused(data: bytes) -> None:
         ("partitions", [{"id": "p1", "state": "serving", "replicas": ["n1"], "owned": [1, "2"]}]),
     ],
 )
-def test_a_ring_whose_fields_are_of_other_types_is_refused(field: str, value: object) -> None:
+def test_ring_with_fields_of_other_types_is_refused(field: str, value: object) -> None:
     """It would end whoever compares its version, or sorts its servers (docs/protocol.md, P34)."""
     ring = ring_of({TOKENS - 1: "p1"})
     document = orjson.loads(encode(ring))
@@ -138,7 +138,7 @@ def test_a_ring_whose_fields_are_of_other_types_is_refused(field: str, value: ob
         decode(orjson.dumps({**document, field: value}))
 
 
-def test_preferred_leaders_and_replicas_are_spread_over_servers() -> None:
+def test_leaders_and_replicas_are_spread_over_servers() -> None:
     ring = new_ring(ids(6), SERVERS, 2)
     leads = [member.replicas[0] for member in ring.partitions.values()]
     assert sorted(leads) == ["n1", "n1", "n2", "n2", "n3", "n3"]
@@ -153,7 +153,7 @@ def test_replicas_go_to_distinct_zones_first() -> None:
 
 
 def test_more_replicas_than_servers_are_refused() -> None:
-    with pytest.raises(ValueError, match="want 1 to 3 replicas"):
+    with pytest.raises(ValueError, match="expected 1 to 3 replicas"):
         place_replicas(SERVERS, 4, {}, {})
 
 

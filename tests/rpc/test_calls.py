@@ -52,7 +52,7 @@ async def test_calls_without_their_message_keep_no_others_out(
 ) -> None:
     monkeypatch.setattr(calls, "HALF_SENT_MAX", 4)
     strangers = [half_sent(channel) for _ in range(30)]
-    wanted = (grpc.StatusCode.RESOURCE_EXHAUSTED, "the call's message has not come, and other calls have")
+    wanted = (grpc.StatusCode.RESOURCE_EXHAUSTED, "the message of the call did not arrive in time")
 
     async def have_given_way() -> bool:
         return [await status_of(each) for each in strangers if each.done()].count(wanted) >= 3
@@ -79,7 +79,7 @@ async def test_a_message_has_its_time_to_come(channel: grpc.aio.Channel, monkeyp
 async def test_a_call_that_ends_without_its_message_is_refused(channel: grpc.aio.Channel) -> None:
     call = half_sent(channel)
     await call.done_writing()
-    assert await status_of(call) == (grpc.StatusCode.INVALID_ARGUMENT, "a call without its message")
+    assert await status_of(call) == (grpc.StatusCode.INVALID_ARGUMENT, "expected a message in the call, got none")
 
 
 async def test_one_address_does_not_take_all_calls(
@@ -93,7 +93,7 @@ async def test_one_address_does_not_take_all_calls(
     refused = channel.unary_stream(WATCH)(REQUEST)
     assert await status_of(refused) == (
         grpc.StatusCode.RESOURCE_EXHAUSTED,
-        "2 calls of one address are under way",
+        "expected at most 2 concurrent calls from one address; end some calls",
     )
     watching[0].cancel()
 
@@ -123,7 +123,7 @@ async def test_health_watches_of_one_address_are_bounded(
     monkeypatch.setattr(calls, "ADDRESS_WATCHES_MAX", 2)
     under_way = await watches(channel, 2)
     code, text = await status_of(channel.unary_stream(WATCH)(REQUEST))
-    assert (code, "2 watches of health of one address" in text) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
+    assert (code, "2 health watches from one address" in text) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
     assert await health_of(port, "") == NOT_SERVING, "a check is no watch"
     under_way.pop().cancel()
 
@@ -149,7 +149,7 @@ async def test_oldest_call_without_a_user_gives_way(
     under_way = await watches(channel, 3)
     assert await health_of(port, "") == NOT_SERVING, "a probe is answered, however many watch"
     code, text = await status_of(under_way[0])
-    assert (code, "3 calls without a user" in text) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
+    assert (code, "3 concurrent calls without a login" in text) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
     under_way += await watches(channel, 1)
     for each in under_way:
         each.cancel()
@@ -175,7 +175,10 @@ def test_costly_calls_are_few_and_half_of_them_of_one_address(monkeypatch: pytes
     with ExitStack() as one, ExitStack() as another:
         for _ in range(2):
             one.enter_context(few.place(Context("10.0.0.1")))
-        with pytest.raises(Overloaded, match="4 surveys at once, 2 of one address"), few.place(Context("10.0.0.1")):
+        with (
+            pytest.raises(Overloaded, match="4 concurrent surveys, and 2 from one address"),
+            few.place(Context("10.0.0.1")),
+        ):
             pass
         for _ in range(2):
             another.enter_context(few.place(Context("10.0.0.2")))

@@ -45,7 +45,7 @@ def test_a_token_needs_no_user_and_shows_itself_in_no_error(tmp_path: Path) -> N
     assert (
         login_of_environment({TOKEN: word}) == login_of_environment({TOKEN_FILE: str(file)}) == Login("", word.encode())
     )
-    with pytest.raises(ConfigError, match="all are set"):
+    with pytest.raises(ConfigError, match="got both"):
         login_of_environment({TOKEN: word, USER: "anna", PASSWORD: "x"})
     with pytest.raises(ConfigError, match="kvstore token add") as failed:
         login_of_environment({TOKEN: word[:-1]})

@@ -8,7 +8,7 @@ import pytest
 
 from kvstore import errors
 from kvstore.rpc.channels import channel_options, server_options
-from kvstore.rpc.status import FIELDS, STATUS, abort, describe, from_rpc_error, reason_of, restore
+from kvstore.rpc.status import FIELDS, STATUS, abort, describe, from_rpc_error, http_status, reason_of, restore
 from tests.waiting import PATIENCE_S
 
 
@@ -40,6 +40,12 @@ def test_every_error_with_fields_names_them() -> None:
     """An error that carries more than its message must be in FIELDS, or its hint would be lost on the way."""
     with_fields = {kind for kind in of_the_tree() if "__init__" in vars(kind)}
     assert set(FIELDS) == with_fields
+
+
+def test_http_status_tells_clients_to_repeat_every_retryable_error() -> None:
+    statuses = {kind: http_status(an_error(kind)) for kind in of_the_tree() if issubclass(kind, errors.Retryable)}
+    assert statuses[errors.NoSuchPin] == 503
+    assert set(statuses.values()) <= {429, 503}
 
 
 def same(a: errors.StoreError, b: errors.StoreError) -> bool:

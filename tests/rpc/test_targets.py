@@ -86,9 +86,9 @@ def named(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> An
         )
 
     monkeypatch.setattr(NAMES, "_lookup", lookup)
-    NAMES.leave_to_parent()
+    NAMES.after_fork_in_child()
     yield
-    NAMES.leave_to_parent()
+    NAMES.after_fork_in_child()
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -15,7 +15,7 @@ from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading.leader import Leader
 from kvstore.partition.state.commands import NOT_NOW, Code, NotNow, Op, Sink, get
 from kvstore.partition.state.engine_memory import MemoryEngine
-from kvstore.partition.state.state import State
+from kvstore.partition.state.state import ReplicaState
 from kvstore.ring.builder import new_ring
 from kvstore.ring.hashing import tokens_of
 from kvstore.server.cluster.topology import ClusterTopology
@@ -77,7 +77,7 @@ class LedPartition:
     def __init__(self, env: Env, partition: PartitionId) -> None:
         self.id = partition
         config = PartitionConfig(lease_ms=60_000, expiry_sweep_s=0)
-        self.state = State(partition, MemoryEngine(), config)
+        self.state = ReplicaState(partition, MemoryEngine(), config)
         self.log = MemoryLog(env)
         self.leader = Leader(env, config, self.state, self.log, lambda _: None)
         self.is_up = True

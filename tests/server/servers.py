@@ -26,14 +26,14 @@ from kvstore.server.cluster.membership import Membership
 from kvstore.server.cluster.topology import Member
 from kvstore.server.config import Limits
 from kvstore.server.peer.links import PeerLinks
-from kvstore.server.peer.proof import NONCE_BYTES, PURPOSE, Caller, Credentials
+from kvstore.server.peer.proof import NONCE_BYTES, PURPOSE, CallingSide, Credentials
 from kvstore.server.peer.server import PeerServer
-from kvstore.server.redis.door import RespServer
+from kvstore.server.redis.listener import RespServer
 from kvstore.server.routing.dispatch import Dispatcher
 from kvstore.types import PartitionId, ServerId
 from kvstore.versions import LINK_FIRST
 from tests.server.backends import Collector, LedPartition
-from tests.server.redis.door import Raw
+from tests.server.redis.resp_port import Raw
 from tests.waiting import wait_until
 
 
@@ -83,7 +83,7 @@ class Server:
 
     async def introduce(self, raw: Raw, to: str, version: int = LINK_FIRST) -> None:
         """Prove on a fresh connection to another of them that it is from this one."""
-        caller = Caller(self.credentials, ServerId(to), version)
+        caller = CallingSide(self.credentials, ServerId(to), version)
         raw.writer.write(caller.hello())
         proof, _ = caller.take(await raw.read_line())
         raw.writer.write(proof)

@@ -35,11 +35,11 @@ def test_every_fault_is_named_at_once() -> None:
         toml.from_table(table, NodeConfig)
     message = str(raised.value)
     for fault in (
-        "id: want str, got 5",
+        "id: expected str, got 5",
         "secret_file: missing",
         "rols: unknown",
-        "roles[0]: want one of bookie, server, got 'cook'",
-        "limits.waiting_max: want int, got 'x'",
+        "roles[0]: expected one of bookie, server, got 'cook'",
+        "limits.waiting_max: expected int, got 'x'",
     ):
         assert fault in message
 
@@ -50,7 +50,9 @@ def test_every_fault_is_named_at_once() -> None:
 def test_unknown_and_missing_names_hide_no_other_fault(hiding: dict[str, Any]) -> None:
     """`node check` was run, mended and run again, once for each kind of fault."""
     table = {**GOOD, "http": "nowhere", "repair_after_s": -1, "storage": {"scrub_first_s": 0.5, "index": "x"}} | hiding
-    found, faults = toml.look_at({name: value for name, value in table.items() if value is not None}, NodeConfig)
+    found, faults = toml.build_or_faults(
+        {name: value for name, value in table.items() if value is not None}, NodeConfig
+    )
     assert found is None
     named = {name for name, _ in faults}
     assert named >= {"repair_after_s", "storage.scrub_first_s", "storage.index"}
@@ -63,7 +65,7 @@ def test_checks_of_the_whole_file_are_made_beside_unknown_and_missing_names(hidi
     table = {
         name: value for name, value in ({**GOOD, "http": "nowhere", "roles": []} | hiding).items() if value is not None
     }
-    _, faults = toml.look_at(table, NodeConfig)
+    _, faults = toml.build_or_faults(table, NodeConfig)
     assert {"http", "roles"} < {name for name, _ in faults}
     assert len(faults) == 3
 
@@ -71,12 +73,15 @@ def test_checks_of_the_whole_file_are_made_beside_unknown_and_missing_names(hidi
 def test_faults_of_meaning_are_named_at_once_too() -> None:
     with pytest.raises(ConfigError) as raised:
         toml.from_table({**GOOD, "id": "N 1", "roles": [], "http": "nowhere"}, NodeConfig)
-    assert all(fault in str(raised.value) for fault in ("id: want lower-case", "roles: want", "http: want host:port"))
+    assert all(
+        fault in str(raised.value)
+        for fault in ("id: expected lower-case", "roles: expected", "http: expected host:port")
+    )
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:6401", "10.0.0.1:6401", "[::]:6401", "example.org:6401"])
 def test_a_listener_beyond_loopback_is_refused_unless_insecure(address: str) -> None:
-    with pytest.raises(ConfigError, match=r"resp: .*no TLS"):
+    with pytest.raises(ConfigError, match=r"resp: .*without TLS"):
         toml.from_table({**GOOD, "resp": address}, NodeConfig)
     assert toml.from_table({**GOOD, "resp": address, "insecure": True, "advertise": "n1"}, NodeConfig).resp == address
 
@@ -106,29 +111,29 @@ def test_a_bookie_that_others_reach_wants_certificates_of_them() -> None:
 
 def test_a_bookies_id_is_given_as_host_and_port_or_not_at_all() -> None:
     assert toml.from_table({**GOOD, "bookie_id": "n1.example:3181"}, NodeConfig).bookie_id == "n1.example:3181"
-    with pytest.raises(ConfigError, match="bookie_id: want host:port, got 'n1'"):
+    with pytest.raises(ConfigError, match="bookie_id: expected host:port, got 'n1'"):
         toml.from_table({**GOOD, "bookie_id": "n1"}, NodeConfig)
 
 
 def test_others_are_told_a_host_that_they_can_connect_to() -> None:
     table = {**GOOD, "resp": "0.0.0.0:6401", "grpc": "[::]:7401", "http": "0.0.0.0:8401", "insecure": True}
     with pytest.raises(
-        ConfigError, match=r"resp: others cannot connect to 0.0.0.0:6401; set advertise .*; grpc: "
+        ConfigError, match=r"resp: other machines cannot connect to 0.0.0.0:6401; set advertise .*; grpc: "
     ) as it:
         toml.from_table(table, NodeConfig)
     assert "http" not in str(it.value)
     config = toml.from_table({**table, "advertise": "n1.example"}, NodeConfig)
-    assert (config.told(config.resp), config.told(config.grpc)) == ("n1.example:6401", "n1.example:7401")
+    assert (config.advertised(config.resp), config.advertised(config.grpc)) == ("n1.example:6401", "n1.example:7401")
     config = toml.from_table(GOOD, NodeConfig)
-    assert config.told(config.resp) == config.resp
-    with pytest.raises(ConfigError, match="advertise: want a host without port, got 'n1:80'"):
+    assert config.advertised(config.resp) == config.resp
+    with pytest.raises(ConfigError, match="advertise: expected a host without port, got 'n1:80'"):
         toml.from_table({**GOOD, "advertise": "n1:80"}, NodeConfig)
 
 
 @pytest.mark.parametrize("address", ["", "/kv", "zk", "zk:0", "zk:99999", "a b:1", "zk:1,/kv", "zk:1,x:y/kv", "zk :1"])
 def test_a_zookeeper_that_cannot_be_one_is_refused(address: str) -> None:
     with pytest.raises(
-        ConfigError, match=r"zookeeper: want host:port|metadata.uri: want it, or zookeeper in its place"
+        ConfigError, match=r"zookeeper: .*host:port|metadata.uri: expected either metadata.uri or zookeeper"
     ):
         toml.from_table({**GOOD, "zookeeper": address}, NodeConfig)
 
@@ -140,15 +145,15 @@ def test_a_zookeeper_is_hosts_with_ports_and_perhaps_a_chroot(address: str) -> N
 
 def test_a_metadata_store_is_named_once() -> None:
     del (bare := dict(GOOD))["zookeeper"]
-    with pytest.raises(ConfigError, match=r"metadata.uri: want it, or zookeeper in its place, got neither"):
+    with pytest.raises(ConfigError, match=r"metadata.uri: expected either metadata.uri or zookeeper, got neither"):
         toml.from_table(bare, NodeConfig)
-    with pytest.raises(ConfigError, match=r"metadata.uri: want it, or zookeeper in its place, got both"):
+    with pytest.raises(ConfigError, match=r"metadata.uri: expected either metadata.uri or zookeeper, got both"):
         toml.from_table({**GOOD, "metadata": {"uri": "etcd://e:2379"}}, NodeConfig)
-    with pytest.raises(ConfigError, match=r"metadata.uri: want etcd://.* got 'mysql://e:1'"):
+    with pytest.raises(ConfigError, match=r"metadata.uri: .*etcd://.* got 'mysql://e:1'"):
         toml.from_table({**bare, "metadata": {"uri": "mysql://e:1"}}, NodeConfig)
-    with pytest.raises(ConfigError, match=r"zookeeper: etcd://e:1 is none; name it as metadata.uri"):
+    with pytest.raises(ConfigError, match=r"zookeeper: expected a ZooKeeper, got etcd://e:1"):
         toml.from_table({**bare, "zookeeper": "etcd://e:1"}, NodeConfig)
-    with pytest.raises(ConfigError, match=r"metadata.tls: want ca"):
+    with pytest.raises(ConfigError, match=r"metadata.tls: expected ca"):
         toml.from_table({**bare, "metadata": {"uri": "etcd://e:1", "tls": {"cert": "c", "key": "k"}}}, NodeConfig)
     for uri in ("etcd://a:1,[::1]:2/kv", "zookeeper://a:1,b:2/kv", "a:1/kv"):
         config = toml.from_table({**bare, "metadata": {"uri": uri, "tls": {"ca": "c"}}}, NodeConfig)
@@ -232,7 +237,7 @@ class Outer:
 def test_nested_tables_lists_and_optional_values() -> None:
     table = {"inner": {"ratio": 1}, "names": ["a", "b"], "colour": "red"}
     assert toml.from_table(table, Outer) == Outer(Inner(1.0), ("a", "b"), Colour.RED)
-    with pytest.raises(ConfigError, match=r"inner: want a table, got 5; names: want a list, got 'a'"):
+    with pytest.raises(ConfigError, match=r"inner: expected a table, got 5; names: expected a list, got 'a'"):
         toml.from_table({"inner": 5, "names": "a"}, Outer)
 
 
@@ -245,7 +250,7 @@ def test_connections_leave_open_files_for_journals_and_engines() -> None:
 
 def test_a_node_does_not_start_where_clients_could_take_all_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, FILES_MIN - 1))
-    with pytest.raises(ConfigError, match=f"want at least {FILES_MIN} open files, got {FILES_MIN - 1}: raise the"):
+    with pytest.raises(ConfigError, match=f"at least {FILES_MIN} open files, got {FILES_MIN - 1}"):
         raise_file_limit()
 
 
@@ -265,11 +270,11 @@ def test_what_an_operator_says_of_the_bookies_disks_reaches_it(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("line", "fault"),
     [
-        ("segment_bytes = 4096", "storage.segment_bytes: want 1 MiB to 2 GiB, got 4096"),
-        ("reserve_bytes = -1", "storage.reserve_bytes: want 0 to 1099511627776, got -1"),
+        ("segment_bytes = 4096", "storage.segment_bytes: expected 1 MiB to 2 GiB, got 4096"),
+        ("reserve_bytes = -1", "storage.reserve_bytes: expected 0 to 1099511627776, got -1"),
         ('journal_dir = "../x"', "storage.journal_dir: want a path without . and .., got '../x'"),
         ('index_dir = "bookie/journal"', "want another directory than journal_dir"),
-        ("scrub_first_s = 0.5", "storage.scrub_first_s: want 1 to 1000000000, got 0.5"),
+        ("scrub_first_s = 0.5", "storage.scrub_first_s: expected 1 to 1000000000, got 0.5"),
         (
             "scrub_byte_per_s = 1",
             "storage.scrub_byte_per_s: unknown; did you mean scrub_bytes_per_s? known are journal_dir",
@@ -290,9 +295,9 @@ def test_with_external_bookies_a_node_is_a_server_alone() -> None:
     assert "bookie" not in config.listeners()
     assert toml.from_table({**external, "roles": ["server"]}, NodeConfig).plays == config.plays
     for roles in (["bookie"], ["bookie", "server"]):
-        with pytest.raises(ConfigError, match=r'roles: want server alone.*log.bookies is "external".*got bookie'):
+        with pytest.raises(ConfigError, match=r'roles: expected server alone.*log.bookies is "external".*got bookie'):
             toml.from_table({**external, "roles": roles}, NodeConfig)
-    with pytest.raises(ConfigError, match=r"log.bookies: want one of nodes, external, got 'apache'"):
+    with pytest.raises(ConfigError, match=r"log.bookies: expected one of nodes, external, got 'apache'"):
         toml.from_table({**GOOD, "log": {"bookies": "apache"}}, NodeConfig)
 
 
@@ -301,12 +306,12 @@ def test_a_listener_that_only_prefers_tls_is_not_safe_beyond_loopback() -> None:
     made = toml.from_table(GOOD | {"tls": {"cert": "c", "key": "k", "mode": "prefer"}}, NodeConfig)
     assert made.tls.mode is Mode.PREFER
     assert replace(made, resp="10.0.0.1:1", insecure=True).tls.admits_plain
-    with pytest.raises(ValueError, match="takes what comes without"):
+    with pytest.raises(ValueError, match="accepts connections without TLS"):
         replace(made, resp="10.0.0.1:1")
     required = replace(made, tls=replace(made.tls, mode=Mode.REQUIRE))
     assert toml.from_table(GOOD | {"tls": {"cert": "c", "key": "k"}}, NodeConfig) == required, "the default"
     assert replace(required, resp="10.0.0.1:1").wants_access_control
-    with pytest.raises(ValueError, match="want no mode"):
+    with pytest.raises(ValueError, match="expected no mode"):
         replace(required, zookeeper_tls=replace(made.tls, ca=Path("c")))
     with pytest.raises(ConfigError, match="mode"):
         toml.from_table(GOOD | {"tls": {"cert": "c", "key": "k", "mode": "perhaps"}}, NodeConfig)

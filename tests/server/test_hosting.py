@@ -13,7 +13,7 @@ from kvstore.meta.memory import MemoryStore
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.state import rows
 from kvstore.partition.state.engine_memory import MemoryEngine
-from kvstore.partition.state.state import State
+from kvstore.partition.state.state import ReplicaState
 from kvstore.ring import codec, new_ring
 from kvstore.server import hosting as module
 from kvstore.server.hosting import Hosting
@@ -49,15 +49,15 @@ async def test_a_copy_that_is_found_damaged_while_another_is_set_aside_is_set_as
 async def test_one_replica_whose_copy_a_newer_release_has_written_stands_still_and_the_others_serve() -> None:
     hosting: Any = object.__new__(Hosting)
     engines = {each: MemoryEngine() for each in (P1, P2)}
-    State(P1, engines[P1], PartitionConfig()).apply(Writer(1).put(a="1"))
+    ReplicaState(P1, engines[P1], PartitionConfig()).apply(Writer(1).put(a="1"))
     batch = engines[P1].batch()
     batch.put(rows.VERSION_KEY, rows.encode_version(9))
     engines[P1].write(batch)
-    hosting._hosted, hosting._standing, hosting._open_engine = {}, {}, engines.__getitem__
-    hosting._make_anew, hosting._dispatcher = print, SimpleNamespace(host=lambda *_: None)
+    hosting._hosted, hosting._blocked, hosting._open_engine = {}, {}, engines.__getitem__
+    hosting._rebuild, hosting._dispatcher = print, SimpleNamespace(host=lambda *_: None)
 
     def made(partition: PartitionId, engine: MemoryEngine) -> Any:
-        state = State(partition, engine, PartitionConfig())
+        state = ReplicaState(partition, engine, PartitionConfig())
 
         async def start() -> None:
             """Serve."""
@@ -71,7 +71,7 @@ async def test_one_replica_whose_copy_a_newer_release_has_written_stands_still_a
     assert list(hosting.statistics()) == [P1, P2]
     report = replica_report(P1, hosting.statistics()[P1], None)
     assert (report.role, report.leader) == ("stopped", "")
-    assert "its log is written by cluster version 9, this server can do 2" in report.failure
+    assert "its log is written by cluster version 9, this server supports 2" in report.failure
     assert not engines[P1]._open, "its files are let go"
 
 
@@ -99,7 +99,7 @@ async def test_what_drained_replicas_have_published_is_taken_back_after_an_undra
     hosting._env = SimpleNamespace(nursery=SimpleNamespace(child=lambda _: nursery), beat=SimpleNamespace(rest=nothing))
     hosting._membership, hosting._changed = SimpleNamespace(on_topology=lambda _: None), asyncio.Event()
     hosting._after_drain = SimpleNamespace(close=nothing)
-    hosting._server, hosting._standing, hosting._taking_back = N1, {}, asyncio.Lock()
+    hosting._server, hosting._blocked, hosting._taking_back = N1, {}, asyncio.Lock()
     hosting._hosted, hosting._leaving, hosting._drained = {}, {}, {each: drained(each) for each in (P1, P2)}
     hosting._set_spoilt_aside = hosting._retire_left = nothing
     hosting._begin_if_there_is_room = begin
@@ -144,7 +144,7 @@ async def test_a_state_that_has_moved_away_is_set_aside_once_the_metadata_store_
 
     hosting._retire_engine = retire
     store.suspend()
-    await hosting._retire_strangers()
+    await hosting._retire_unassigned()
     assert aside == []
     aging = asyncio.create_task(hosting._age())
     store.resume()
@@ -153,10 +153,10 @@ async def test_a_state_that_has_moved_away_is_set_aside_once_the_metadata_store_
         return bool(aside)
 
     await wait_until(is_aside)
-    await hosting._retire_strangers()
+    await hosting._retire_unassigned()
     aging.cancel()
     assert (aside, engines) == ([P1], [P2]), "one whose files may be open stays"
     hosting._rings.ring = new_ring([P1, P2], {N1: ""}, 1)
     engines.append(P1)
-    await hosting._retire_strangers()
+    await hosting._retire_unassigned()
     assert aside == [P1], "one that is about to begin here stays, whatever a former ring says"

@@ -59,7 +59,7 @@ def faults_with(name: str, value: float) -> list[str]:
     for each in sections:
         inner = inner.setdefault(each, {})
     inner[last] = value
-    return [str(each) for each in toml.look_at(table, NodeConfig)[1] if each.name == name]
+    return [str(each) for each in toml.build_or_faults(table, NodeConfig)[1] if each.name == name]
 
 
 def test_every_number_has_a_range_with_two_ends() -> None:
@@ -74,7 +74,7 @@ def test_what_is_beyond_its_range_is_refused_by_name(name: str, kind: type, foun
     if found.is_zero_allowed:
         beyond[0] = found.least / 2
     for value in beyond:
-        assert faults_with(name, kind(value)) == [f"{name}: want {found}, got {kind(value)}"]
+        assert faults_with(name, kind(value)) == [f"{name}: expected {found}, got {kind(value)}"]
     if kind is float:
         assert [len(faults_with(name, value)) for value in (math.nan, math.inf, -math.inf)] == [1, 1, 1]
     within = kind(0 if found.is_zero_allowed else found.least)
@@ -119,7 +119,7 @@ def test_a_range_is_said_in_plain_numbers() -> None:
     ],
 )
 def test_settings_that_collide_are_refused_together(settings: dict[str, Any], fault: str) -> None:
-    assert [str(each) for each in toml.look_at({**GOOD, **settings}, NodeConfig)[1]] == [fault]
+    assert [str(each) for each in toml.build_or_faults({**GOOD, **settings}, NodeConfig)[1]] == [fault]
 
 
 def test_leaders_bounds_fit_in_those_of_the_log_and_of_its_bookies() -> None:
@@ -154,5 +154,7 @@ def test_the_reference_has_every_setting_once() -> None:
     page = configuration.reference()
     names = [name.rpartition(".")[2] for name, *_ in NUMBERS]
     assert [name for name in names if f"| `{name}` |" not in page] == []
-    assert "| `retired_keep_s` | `86400` (1 day) | 0 to 1000000000 | How long the state" in page
+    assert (
+        "| `retired_keep_s` | `86400` (1 day) | 0 to 1000000000 | Seconds of running time for which the state" in page
+    )
     assert "| `ack` | `2` | a whole number |" in page, "by the default of [log], which the class has none of"

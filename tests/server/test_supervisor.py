@@ -62,7 +62,7 @@ def ear(tmp_path: Path) -> Iterator[Ear]:
 def test_a_reason_with_a_path_that_is_no_utf_8_is_said(ear: Ear) -> None:
     """That of a certificate that has expired ended the node."""
     supervisor = Supervisor(ear.address, None)
-    supervisor._say_standing(["the certificate in /etc/\udcff.pem has expired"])
+    supervisor._report_status(["the certificate in /etc/\udcff.pem has expired"])
     assert ear.said == ["STATUS=the certificate in /etc/?.pem has expired"]
 
 

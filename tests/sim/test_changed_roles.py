@@ -40,7 +40,7 @@ def test_a_bookie_that_others_count_on_is_not_left_behind() -> None:
         assert node.served.bookie is not None
         bookie = node.served.bookie.id
         await node.stop()
-        with pytest.raises(ConfigError, match=f"holds what bookie {bookie} stores"):
+        with pytest.raises(ConfigError, match=f"has the entries of bookie {bookie}"):
             await starts_without_a_bookie(stage, node)
         node.start()
         await stage.until(lambda: node.served is not None and node.served.is_open)

@@ -15,8 +15,8 @@ from kvstore.errors import NoSuchNode
 from kvstore.meta import paths
 from kvstore.meta.history.high_water import HighWater
 from kvstore.meta.history.seen import SeenVersions
-from kvstore.meta.layout import Identity
-from kvstore.meta.memory_tree import Node as MetaNode
+from kvstore.meta.layout import ClusterIdentity
+from kvstore.meta.memory_tree import TreeNode
 from kvstore.partition.election.peer_replicas import PeerReplicas
 from kvstore.proto.digest import PAYLOAD_AT
 from kvstore.types import LedgerId
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.sim
 KNOBS = knobs(roll_entries=4)
 LISTED = paths.partition_log(P)
 
-Nodes = dict[str, MetaNode]
+Nodes = dict[str, TreeNode]
 
 
 def is_of_logs(path: str) -> bool:
@@ -46,7 +46,7 @@ def copied(metadata: SimMetadata) -> Nodes:
 def restore(metadata: SimMetadata, copy: Nodes) -> None:
     """Let the ensemble have these nodes, as if it had never had others. Nobody is told."""
     nodes = metadata.tree._nodes
-    touched: dict[str, MetaNode | None] = {path: copy.get(path) for path in copied(metadata).keys() | copy.keys()}
+    touched: dict[str, TreeNode | None] = {path: copy.get(path) for path in copied(metadata).keys() | copy.keys()}
     for path, node in touched.items():
         above = nodes[paths.parent(path)] = nodes[paths.parent(path)].copy()
         name = path.rpartition("/")[2]
@@ -176,7 +176,7 @@ class Kept(Exception):
 def test_bookies_overwrite_nothing_where_ledger_ids_are_given_again(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if nobody noticed the older copy."""
     monkeypatch.setattr(NewLedgerIds, "next_id", any_id)
-    monkeypatch.setattr(Identity, "mark_older", nothing)
+    monkeypatch.setattr(ClusterIdentity, "mark_older", nothing)
     monkeypatch.setattr(PeerReplicas, "furthest", nothing)
     monkeypatch.setattr(LedgerList, "explains", lambda *_: True)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvstore.partition.config import PartitionConfig
-from kvstore.partition.leading.queue import Queue
+from kvstore.partition.leading.queue import WriteQueue
 from tests.sim.judges import branches
 from tests.sim.many import BRANCH_SEEDS, Tally, split, tallies
 
@@ -36,7 +36,7 @@ def test_branches_that_are_not_taken_are_listed_with_a_reason() -> None:
 
 def test_branch_is_noticed_when_it_is_new_or_its_listing_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     with branches.measuring() as measured:
-        Queue(PartitionConfig()).take_older(0.0)
+        WriteQueue(PartitionConfig()).take_older(0.0)
     taken, missed = branches.names_of(measured.arcs)
     some = next(name for name in taken if "take_older" in name)
     monkeypatch.setattr(branches, "listed", lambda: dict.fromkeys([some, *sorted(missed)[1:]], "why"))

@@ -16,8 +16,8 @@ from kvstore.errors import MetadataError, NoSuchPin, OutcomeUnknown, Retryable, 
 from kvstore.partition import pinning
 from kvstore.partition.state import rows
 from kvstore.partition.state.engine_memory import MemoryEngine
-from kvstore.partition.state.state import State
-from kvstore.partition.state.tokens import Span
+from kvstore.partition.state.state import ReplicaState
+from kvstore.partition.state.tokens import TokenSpan
 from kvstore.proto import data_pb2
 from kvstore.proto.pinned_page import lengths_of
 from kvstore.ring import PartitionState
@@ -130,7 +130,7 @@ class Reader:
     def _fold(self, partition: PartitionId, position: Position) -> list[tuple[bytes, bytes]]:
         """What is owned there, by the log alone."""
         if (partition, position) not in self._expected:
-            state = State(partition, MemoryEngine(), self._cluster.knobs.partition)
+            state = ReplicaState(partition, MemoryEngine(), self._cluster.knobs.partition)
             for at, noted in sorted(self._cluster.logbook.entries[partition].items()):
                 if at <= position:
                     state.apply(LogEntry(at, noted.payload))
@@ -240,14 +240,14 @@ async def a_partition_retires_under_a_pin(world: World, users: Users) -> None:
 async def a_partition_owns_nothing(world: World, users: Users) -> None:
     """Keys have changed there, and it may own some again: snapshots go on from where it stands."""
     emptied, target = sorted((await world.read_ring()).partitions)
-    await world.shift(Span(0, TOKENS - 1), target)
+    await world.shift(TokenSpan(0, TOKENS - 1), target)
     await world.moved()
     await users.stop()
     _, pinned = await reader_that_has_pinned(world.cluster, 60_000)
     found = {each.partition: each for each in pinned.partitions}
     assert list(found[emptied].first_tokens) == []
     assert found[emptied].sequence > 0
-    await world.shift(Span(0, TOKENS // 2), emptied)
+    await world.shift(TokenSpan(0, TOKENS // 2), emptied)
     await world.moved()
     again = await Reader(world.cluster, world.cluster.world.fork("again")).pin("again")
     assert again is not None

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from kvstore.partition.config import PartitionConfig
-from kvstore.partition.moves.import_steps import Step
+from kvstore.partition.moves.import_steps import ImportStep
 from tests.sim.moving.moves import LONG_PAUSE_S, Users, World, at_each_step, first_range, keys_in, play
 from tests.sim.moving.moves_accidents import Accident, crash
 from tests.sim.moving.test_moves_chaos import drawn
@@ -84,7 +84,12 @@ def test_a_key_is_followed_to_where_it_goes_and_back() -> None:
 @pytest.mark.parametrize("parties", [("p1",), ("p2",)], ids=("source", "target"))
 @pytest.mark.parametrize(
     "step",
-    ["after freeze", "after release", f"after {Step.ASK}", pytest.param(f"after {Step.FLIP}", marks=pytest.mark.slow)],
+    [
+        "after freeze",
+        "after release",
+        f"after {ImportStep.ASK}",
+        pytest.param(f"after {ImportStep.FLIP}", marks=pytest.mark.slow),
+    ],
 )
 def test_watches_survive_a_crash_in_a_move(step: str, parties: tuple[str, ...]) -> None:
     accident = Accident(step)

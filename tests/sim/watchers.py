@@ -10,7 +10,7 @@ from itertools import islice
 from random import Random
 from typing import Any
 
-from kvstore.client.core.watching import Change, Reading, Watched, is_final
+from kvstore.client.core.watching import Change, WatchCursor, WatchedKeys, is_final
 from kvstore.errors import ConditionFailed, StoreError
 from kvstore.partition.state.commands import Code
 from kvstore.proto import kv_pb2
@@ -68,8 +68,8 @@ class Watcher:
         self.ready_at: float | None = None
         self.positions: list[dict[str, int]] = []
         self._cluster, self._random, self._key = cluster, random, key
-        watched = Watched.of(key, b"", b"", b"", keys_only=False, heartbeat_s=0.3)
-        self._reading = Reading(watched, None, {})
+        watched = WatchedKeys.of(key, b"", b"", b"", keys_only=False, heartbeat_s=0.3)
+        self._reading = WatchCursor(watched, None, {})
         self._failure: StoreError | None = None
         self._checked = 0
         self._latest: dict[bytes, int] = {}

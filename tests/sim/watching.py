@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from kvstore.partition.state.entry import Entry
-from kvstore.partition.state.state import State
+from kvstore.partition.state.state import ReplicaState
 from kvstore.types import BookieId, EntryId, Position
-from kvstore.wal.writer import Append, Command, Confirm, Event, LedgerWriter, Stored
+from kvstore.wal.writer import AddStored, Append, Command, Confirm, Event, LedgerWriter
 from tests.sim.judges.logbook import Logbook
 from tests.sim.judges.rules import MetadataRules
 from tests.sim.world.loop import current_node
@@ -21,7 +21,7 @@ from tests.sim.world.loop import current_node
 def watching(logbook: Logbook, rules: MetadataRules) -> Iterator[None]:
     """Note everything that happens meanwhile, in whatever node."""
     handle, append, stored = LedgerWriter.handle, LedgerWriter.append, LedgerWriter.stored
-    apply_decoded, apply_run = State.apply_decoded, State.apply_run
+    apply_decoded, apply_run = ReplicaState.apply_decoded, ReplicaState.apply_run
 
     def is_watched(writer: LedgerWriter) -> bool:
         return writer._frozen_lac is None  # a recovery writes back: what it confirms was found, not appended
@@ -35,7 +35,7 @@ def watching(logbook: Logbook, rules: MetadataRules) -> Iterator[None]:
 
     def handle_and_note(self: LedgerWriter, event: Event) -> list[Command]:
         commands = handle(self, event)
-        is_noted = isinstance(event, Append | Stored)  # by those two below
+        is_noted = isinstance(event, Append | AddStored)  # by those two below
         return commands if is_noted or not is_watched(self) else note_confirmed(self, commands)
 
     def append_and_note(self: LedgerWriter, payload: bytes, now: float) -> list[Command]:
@@ -50,12 +50,12 @@ def watching(logbook: Logbook, rules: MetadataRules) -> Iterator[None]:
         logbook.stored(self.metadata.ledger, entry, bookie)
         return note_confirmed(self, stored(self, entry, bookie))
 
-    def apply_and_note(self: State, position: Position, entry: Entry, data_keys: Any) -> None:
+    def apply_and_note(self: ReplicaState, position: Position, entry: Entry, data_keys: Any) -> None:
         node = current_node.get()
         logbook.apply(node.name if node else "test", self.partition, position, entry)
         apply_decoded(self, position, entry, data_keys)
 
-    def apply_and_note_all(self: State, run: Sequence[tuple[Position, Entry]]) -> None:
+    def apply_and_note_all(self: ReplicaState, run: Sequence[tuple[Position, Entry]]) -> None:
         node = current_node.get()
         for position, entry in run:
             logbook.apply(node.name if node else "test", self.partition, position, entry)
@@ -65,6 +65,6 @@ def watching(logbook: Logbook, rules: MetadataRules) -> Iterator[None]:
         patch.setattr(LedgerWriter, "handle", handle_and_note)
         patch.setattr(LedgerWriter, "append", append_and_note)
         patch.setattr(LedgerWriter, "stored", store_and_note)
-        patch.setattr(State, "apply_decoded", apply_and_note)
-        patch.setattr(State, "apply_run", apply_and_note_all)
+        patch.setattr(ReplicaState, "apply_decoded", apply_and_note)
+        patch.setattr(ReplicaState, "apply_run", apply_and_note_all)
         yield

@@ -34,7 +34,7 @@ def test_growth_is_shown_between_two_snapshots_only() -> None:
     assert "Growth in bytes, s1 to s2" in page({**FOUND, "growth": grown})
 
 
-def test_a_long_name_is_cut_in_its_middle_and_whole_in_its_tooltip() -> None:
+def test_a_long_name_is_cut_in_the_middle_and_complete_in_its_tooltip() -> None:
     name = "a" * 60 + "z"
     shown = chart("Sizes", [(name, 1.0)])
     assert f'<td title="{name}">{"a" * 23}…{"a" * 22}z<td>1' in shown
@@ -58,13 +58,13 @@ def test_nothing_is_no_error() -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("--data-dir", "nope"), "analytics: dataDir: there is no cluster at"),
+        (("--data-dir", "nope"), "analytics: dataDir: no cluster at"),
         (("--servers", "127.0.0.1:1"), "analytics: no server of the cluster answers at 127.0.0.1:1"),
         (("--depth", "0"), "--depth: want 1 or more, got 0"),
         (("--out", "nowhere/report.html"), "--out: there is no directory"),
     ],
 )
-def test_what_is_wrong_is_told_in_a_line_before_spark_starts(
+def test_an_error_is_reported_in_one_line_before_spark_starts(
     arguments: tuple[str, ...],
     told: str,
     tmp_path: Path,

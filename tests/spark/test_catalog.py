@@ -47,7 +47,7 @@ def test_table_without_columns_is_refused_before_it_is_made(spark: SparkSession,
         lambda spark, table: spark.table(table).writeTo(table).append(),
     ],
 )
-def test_table_with_columns_says_what_to_use_instead(
+def test_a_table_with_columns_names_the_alternative(
     spark: SparkSession, folder: str, use: Callable[[SparkSession, str], object]
 ) -> None:
     spark.sql(f"create table {folder}.t (key string, value string) using kvstore options ({NOBODY})")
@@ -56,14 +56,14 @@ def test_table_with_columns_says_what_to_use_instead(
     assert ADVICE in str(raised.value)
 
 
-def test_overwrite_says_that_spark_dropped_the_table(spark: SparkSession, folder: str) -> None:
+def test_overwrite_reports_that_spark_dropped_the_table(spark: SparkSession, folder: str) -> None:
     frame = spark.sql("select 'k' as key, 'v' as value")
     spark.sql(f"create table {folder}.t (key string, value string) using kvstore")
-    with pytest.raises(Exception, match="Spark dropped the former table before it asked kvstore"):
+    with pytest.raises(Exception, match="Spark dropped the former table before it called kvstore"):
         frame.write.format("kvstore").option("servers", "127.0.0.1:1").mode("overwrite").saveAsTable(f"{folder}.t")
 
 
-def test_temporary_view_reads_and_a_saved_table_says_that_it_cannot_be_read(
+def test_a_temporary_view_can_be_read_and_a_saved_table_cannot(
     spark: SparkSession, folder: str, shared_cluster: Cluster
 ) -> None:
     """`saveAsTable` writes the rows: what kvstore is asked is the same as for `save()`."""

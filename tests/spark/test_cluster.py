@@ -41,12 +41,12 @@ async def test_a_notebook_whose_thread_has_a_loop_can_name_a_zookeeper(monkeypat
     with pytest.raises(Unavailable, match=r"^zookeeper: z:2181 does not answer: z:2181$"):
         find({"zookeeper": "z:2181"})
     with pytest.raises(
-        ConfigError, match=r"^zookeeper: want host:port,host:port/chroot, or etcd:// before it, got 'z'$"
+        ConfigError, match=r"^zookeeper: expected host:port,host:port/chroot, or etcd:// before it, got 'z'$"
     ):
         find({"zookeeper": "z"})
 
 
-def test_a_directory_that_is_a_file_is_told_in_one_line(tmp_path: Path) -> None:
+def test_a_directory_that_is_a_file_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "data").write_bytes(b"")
     with pytest.raises(ConfigError, match=r"^dataDir: .*/data/cluster.json: Not a directory$"):
         find({"dataDir": str(tmp_path / "data")})

@@ -10,11 +10,11 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, Str
 from kvstore.client.bulk import Row
 from kvstore.errors import ConfigError, InvalidRequest
 from kvstore.spark import columns
-from kvstore.spark.columns import Plan
+from kvstore.spark.columns import ColumnPlan
 from kvstore.spark.options import Types, types_of, write_options
 
 
-def plan(schema: StructType, **options: str) -> Plan:
+def plan(schema: StructType, **options: str) -> ColumnPlan:
     return columns.plan(schema, write_options(options))
 
 
@@ -32,7 +32,7 @@ def test_keys_and_values_may_be_text_or_bytes() -> None:
     assert list(found) == [Row("ä".encode(), b"\xff"), Row(b"b", b"")]
 
 
-def test_columns_may_have_other_names_and_stand_anywhere() -> None:
+def test_columns_can_have_other_names_and_any_order() -> None:
     schema = StructType().add("v", BinaryType()).add("k", BinaryType())
     found = plan(schema, keyColumn="k", valueColumn="v").rows(batch(v=[b"1"], k=[b"2"]))
     assert list(found) == [Row(b"2", b"1")]
@@ -45,7 +45,7 @@ def test_times_become_expiries_in_milliseconds() -> None:
     assert [expires_ms for _, _, expires_ms in found] == [1_893_456_000_000, 0]
 
 
-def test_what_was_read_from_a_store_can_be_written() -> None:
+def test_rows_read_from_a_store_can_be_written() -> None:
     schema = StructType()
     for name, kind in columns.COLUMNS.items():
         types = {"STRING": StringType(), "BINARY": BinaryType(), "BIGINT": LongType(), "TIMESTAMP": TimestampType()}
@@ -56,11 +56,14 @@ def test_what_was_read_from_a_store_can_be_written() -> None:
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
-        (StructType().add("key", StringType()), "want a column 'value' of binary or string .*, got key string"),
-        (StructType().add("key", IntegerType()).add("value", BinaryType()), "want a column 'key' of binary or string"),
-        (pairs().add("n", LongType()), "column 'n' would be lost: select only key"),
+        (StructType().add("key", StringType()), "expected a column 'value' of binary or string .*, got key string"),
+        (
+            StructType().add("key", IntegerType()).add("value", BinaryType()),
+            "expected a column 'key' of binary or string",
+        ),
+        (pairs().add("n", LongType()), "column 'n' would be lost; select only key"),
         (StructType(), "got no columns"),
-        (pairs().add("key", StringType()), "want each column once, got key, value, key"),
+        (pairs().add("key", StringType()), "expected each column once, got key, value, key"),
     ],
 )
 def test_a_data_frame_that_does_not_fit_is_refused(schema: StructType, message: str) -> None:
@@ -70,19 +73,19 @@ def test_a_data_frame_that_does_not_fit_is_refused(schema: StructType, message: 
 
 def test_a_column_of_expiries_holds_times() -> None:
     schema = StructType().add("key", StringType()).add("value", BinaryType()).add("ttl", IntegerType())
-    with pytest.raises(ConfigError, match="want a column 'ttl' of timestamps"):
+    with pytest.raises(ConfigError, match="expected a column 'ttl' of timestamps"):
         plan(schema, expiresColumn="ttl")
-    with pytest.raises(ConfigError, match="does not say in which time zone: cast it to timestamp"):
+    with pytest.raises(ConfigError, match="has no time zone; cast it to timestamp"):
         plan(pairs().add("expires_at", TimestampNTZType()))
 
 
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        (None, b"v", "want keys of 1 to 4096 bytes, got no key"),
-        (b"", b"v", "want keys of 1 to 4096 bytes, got the key of 0 bytes"),
-        (bytes(4097), b"v", "want keys of 1 to 4096 bytes"),
-        (b"k", bytes((1 << 20) + 1), "want values of at most 1048576 bytes, got 1048577 for the key of 1 b"),
+        (None, b"v", "expected keys of 1 to 4096 bytes, got no key"),
+        (b"", b"v", "expected keys of 1 to 4096 bytes, got the key of 0 bytes"),
+        (bytes(4097), b"v", "expected keys of 1 to 4096 bytes"),
+        (b"k", bytes((1 << 20) + 1), "expected values of at most 1048576 bytes, got 1048577 for the key of 1 b"),
         (b"k", None, "of 1 bytes for which .* has no value; set onNull to delete"),
     ],
 )
@@ -107,7 +110,7 @@ def read_as(values: list[bytes | None], **options: str) -> list[object]:
     return columns.typed(found, types_of(options)).column("value").to_pylist()
 
 
-def test_values_are_read_as_what_their_bytes_say() -> None:
+def test_values_are_read_by_the_type_of_their_bytes() -> None:
     """As Redis' counters are kept, and text; null stays null."""
     assert read_as([b"17", b"-3", None], valueType="long") == [17, -3, None]
     assert read_as([None], valueType="long") == [None]
@@ -132,9 +135,9 @@ def test_a_value_that_is_none_is_named_by_the_checksum_of_its_key(value: bytes, 
     with pytest.raises(InvalidRequest) as raised:
         read_as([good, value, good], valueType=kind)
     assert str(raised.value) == (
-        f"valueType {kind}: expected a value that is a {kind}, got {len(value)} bytes that are not, of the key of 2 "
-        f"bytes for which sha2(key, 256) begins with {hashlib.sha256(b'k1').hexdigest()[:16]}; read it as binary, or "
-        "leave such keys out"
+        f"valueType {kind}: expected a value that is a {kind}, got {len(value)} other bytes for the key of 2 bytes "
+        f"for which sha2(key, 256) begins with {hashlib.sha256(b'k1').hexdigest()[:16]}; read it as binary, or exclude "
+        "such keys"
     )
     assert raised.value.__suppress_context__, "pyarrow's error has the value in it"
 
@@ -164,5 +167,5 @@ def test_errors_about_rows_show_neither_keys_nor_values(column: str) -> None:
 
 @pytest.mark.parametrize("options", [{"keyType": "long"}, {"valueType": "json"}])
 def test_types_that_there_are_not_are_refused(options: dict[str, str]) -> None:
-    with pytest.raises(ConfigError, match="Type: want binary or string"):
+    with pytest.raises(ConfigError, match="Type: expected binary or string"):
         types_of(options)

@@ -115,7 +115,7 @@ def is_idle(spark: SparkSession) -> bool:
     return not [each for each in tasks(spark) if each["status"] == "RUNNING"]
 
 
-def test_an_attempt_that_wakes_up_when_a_copy_was_first_changes_nothing_in_the_snapshot(
+def test_a_late_attempt_changes_nothing_in_a_published_snapshot(
     spark: SparkSession, cluster: Cluster, stored: dict[bytes, bytes], tmp_path: Path
 ) -> None:
     store = DirectoryStore(tmp_path / "snapshots")
@@ -181,7 +181,7 @@ def test_of_a_load_task_that_hangs_the_copy_writes_the_same_rows_again(
     assert 0 < once.count(False) < ROWS / 4, "what the attempt that hung had written, and nothing else"
 
 
-def test_a_load_that_keeps_what_is_there_leaves_one_version_of_each_row(
+def test_a_load_that_keeps_existing_rows_leaves_one_version_of_each(
     spark: SparkSession, cluster: Cluster, tmp_path: Path
 ) -> None:
     with copied(spark):

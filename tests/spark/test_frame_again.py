@@ -110,7 +110,7 @@ def test_a_function_of_python_sees_every_row(frame: DataFrame) -> None:
     assert frame.mapInArrow(lambda batches: batches, frame.schema).count() == ROWS
 
 
-def test_what_options_narrow_is_narrow_in_every_use(
+def test_options_that_narrow_a_read_apply_in_every_use(
     spark: SparkSession, cluster: Cluster, stored: dict[bytes, bytes]
 ) -> None:
     wanted = ["f-17", "f-1700000", "f-3", "f-3"]
@@ -135,7 +135,7 @@ def test_a_partition_that_is_not_there_is_an_error_and_not_a_count_of_zero(
         read(spark, cluster, partition="p77").count()
 
 
-def test_why_no_filters_are_taken_spark_keeps_those_of_one_scan_for_the_next(spark: SparkSession) -> None:
+def test_spark_keeps_the_filters_of_one_scan_for_the_next(spark: SparkSession) -> None:
     """A source that takes them as Spark's own documents say, without a store: a later action on its frame misses rows.
 
     Once this fails Spark has mended it. Then `PinnedReader` can have `pushFilters`, on by default, for that Spark and

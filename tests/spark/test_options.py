@@ -27,9 +27,9 @@ def test_a_cluster_is_named_in_one_way() -> None:
     assert cluster_of({"servers": "a:1,b:2"}, {}).servers == ("a:1", "b:2")
     assert cluster_of({"servers": "kv://a:1"}, {}).servers == ("a:1",)
     assert cluster_of({"dataDir": "data"}, {}).data_dir == "data"
-    with pytest.raises(ConfigError, match=r"want one of the options .*, got servers and dataDir"):
+    with pytest.raises(ConfigError, match=r"expected one of the options .*, got servers and dataDir"):
         cluster_of({"servers": "a:1", "dataDir": "data"}, {})
-    with pytest.raises(ConfigError, match="no cluster is named: set the option servers"):
+    with pytest.raises(ConfigError, match="no cluster given; set the option servers"):
         cluster_of({}, {})
 
 
@@ -44,10 +44,10 @@ def test_tls_comes_from_options_or_as_for_commands_from_the_environment() -> Non
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"servers": "a:b"}, "servers: want HOST:PORT,..."),
-        ({"servers": "a:1", "timeout": "soon"}, "timeout: want a time like 30s"),
-        ({"servers": "a:1", "timeout": "9h"}, "timeout: want a time like 30s"),
-        ({"servers": "a:1", "tlsCert": "/c"}, "want both or neither"),
+        ({"servers": "a:b"}, "servers: expected HOST:PORT,..."),
+        ({"servers": "a:1", "timeout": "soon"}, "timeout: expected a time like 30s"),
+        ({"servers": "a:1", "timeout": "9h"}, "timeout: expected a time like 30s"),
+        ({"servers": "a:1", "tlsCert": "/c"}, "expected both or neither"),
     ],
 )
 def test_a_wrong_address_is_named(options: dict[str, str], message: str) -> None:
@@ -55,7 +55,7 @@ def test_a_wrong_address_is_named(options: dict[str, str], message: str) -> None
         cluster_of(options, {})
 
 
-def test_writing_has_defaults_and_reads_what_is_set() -> None:
+def test_writing_has_defaults_and_uses_the_given_options() -> None:
     assert write_options({}).on_conflict is OnConflict.overwrite
     found = write_options({"onConflict": "KEEP", "batchBytes": "64KiB", "keyColumn": "id"})
     assert (found.on_conflict, found.batch_bytes, found.key_column) == (OnConflict.keep, 65_536, "id")
@@ -65,13 +65,13 @@ def test_writing_has_defaults_and_reads_what_is_set() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"bogus": "1"}, "unknown option 'bogus' for writing; there are servers"),
-        ({"onConflict": "maybe"}, "onConflict: want overwrite or keep, got 'maybe'"),
-        ({"onNull": ""}, "onNull: want error or delete"),
-        ({"onNull": "delete", "onConflict": "keep"}, "onConflict=keep leaves what is there, onNull=delete removes it"),
-        ({"batchRows": "0"}, "batchRows: want a number from 1 to 50000, alone or with KiB"),
-        ({"batchBytes": "2MiB"}, "batchBytes: want a number from 1 to 1048576"),
-        ({"path": "/x"}, "there are no paths in a store"),
+        ({"bogus": "1"}, "unknown option 'bogus' for writing; expected one of servers"),
+        ({"onConflict": "maybe"}, "onConflict: expected overwrite or keep, got 'maybe'"),
+        ({"onNull": ""}, "onNull: expected error or delete"),
+        ({"onNull": "delete", "onConflict": "keep"}, "expected onConflict=keep or onNull=delete, got both"),
+        ({"batchRows": "0"}, "batchRows: expected a number from 1 to 50000, alone or with KiB"),
+        ({"batchBytes": "2MiB"}, "batchBytes: expected a number from 1 to 1048576"),
+        ({"path": "/x"}, "expected load\\(\\) or save\\(\\) without a path"),
     ],
 )
 def test_a_wrong_option_of_a_write_is_named(options: dict[str, str], message: str) -> None:
@@ -79,7 +79,7 @@ def test_a_wrong_option_of_a_write_is_named(options: dict[str, str], message: st
         write_options(options)
 
 
-def test_reading_has_defaults_and_reads_what_is_set() -> None:
+def test_reading_has_defaults_and_uses_the_given_options() -> None:
     found = read_options({}, KNOWN)
     assert found.columns == KNOWN
     assert found.keys == KeyRange()
@@ -96,17 +96,20 @@ def test_reading_has_defaults_and_reads_what_is_set() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"columns": "key,vlaue"}, "there is no column 'vlaue'; there are partition, key, value"),
-        ({"columns": "key,key"}, "want each once"),
-        ({"columns": " ,"}, "columns: want some of partition, key, value"),
-        ({"keyEncoding": "hex", "prefix": "xy"}, "prefix: want hexadecimal digits"),
-        ({"keyEncoding": "rot13"}, "keyEncoding: want utf8 or hex"),
+        ({"columns": "key,vlaue"}, "no column 'vlaue'; expected partition, key, value"),
+        ({"columns": "key,key"}, "expected each column once"),
+        ({"columns": " ,"}, "columns: expected one or more of partition, key, value"),
+        ({"keyEncoding": "hex", "prefix": "xy"}, "prefix: expected hexadecimal digits"),
+        ({"keyEncoding": "rot13"}, "keyEncoding: expected utf8 or hex"),
         ({"batchRows": "1"}, "unknown option 'batchRows' for reading"),
-        ({"pushfilters": "once"}, "pushFilters: Spark applied the filters of one action to the next"),
-        ({"keys": "user/1"}, "keys: want a list as JSON"),
-        ({"keys": "[1]"}, "keys: want a list as JSON"),
-        ({"keys": '["zz"]', "keyEncoding": "hex"}, "keys: want hexadecimal digits"),
-        ({"keys": json.dumps([str(number) for number in range(KEYS_MAX + 1)])}, "keys: want at most 10000, got 10001"),
+        ({"pushfilters": "once"}, "pushFilters does not exist"),
+        ({"keys": "user/1"}, "keys: expected a list as JSON"),
+        ({"keys": "[1]"}, "keys: expected a list as JSON"),
+        ({"keys": '["zz"]', "keyEncoding": "hex"}, "keys: expected hexadecimal digits"),
+        (
+            {"keys": json.dumps([str(number) for number in range(KEYS_MAX + 1)])},
+            "keys: expected at most 10000, got 10001",
+        ),
     ],
 )
 def test_a_wrong_option_of_a_read_is_named(options: dict[str, str], message: str) -> None:
@@ -114,7 +117,7 @@ def test_a_wrong_option_of_a_read_is_named(options: dict[str, str], message: str
         read_options(options, KNOWN)
 
 
-def test_a_stream_begins_where_it_is_told() -> None:
+def test_a_stream_begins_at_the_given_position() -> None:
     assert stream_options({}, KNOWN, KNOWN[:2]).start == "latest"
     assert stream_options({}, KNOWN, KNOWN[:2]).columns == ("partition", "key")
     assert stream_options({"startingPosition": '{"p1": 7}'}, KNOWN, KNOWN).start == {"p1": 7}
@@ -123,12 +126,12 @@ def test_a_stream_begins_where_it_is_told() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"startingPosition": "yesterday"}, "startingPosition: want earliest, latest or an offset"),
-        ({"startingPosition": "[1]"}, "startingPosition: want earliest, latest or an offset"),
-        ({"startingPosition": ""}, "startingPosition: want earliest, latest or an offset"),
-        ({"maxRowsPerTrigger": "1", "maxBytesPerTrigger": "1"}, "want one of the options maxRowsPerTrigger and"),
-        ({"holdName": "a b"}, "holdName: want 1 to 64 letters"),
-        ({"holdTtl": "2d"}, "holdTtl: want a time like 30s"),
+        ({"startingPosition": "yesterday"}, "startingPosition: expected earliest, latest or an offset"),
+        ({"startingPosition": "[1]"}, "startingPosition: expected earliest, latest or an offset"),
+        ({"startingPosition": ""}, "startingPosition: expected earliest, latest or an offset"),
+        ({"maxRowsPerTrigger": "1", "maxBytesPerTrigger": "1"}, "expected maxRowsPerTrigger or"),
+        ({"holdName": "a b"}, "holdName: expected 1 to 64 letters"),
+        ({"holdTtl": "2d"}, "holdTtl: expected a time like 30s"),
         ({"pinttl": "10s"}, "unknown option 'pinTtl' for reading a stream"),
         ({"keys": "[]"}, "unknown option 'keys' for reading a stream"),
     ],
@@ -138,7 +141,7 @@ def test_a_wrong_option_of_a_stream_is_named(options: dict[str, str], message: s
         stream_options(options, KNOWN, KNOWN)
 
 
-def test_before_spark_says_what_it_wants_options_of_reads_and_streams_are_both_right() -> None:
+def test_before_the_mode_is_known_options_of_reads_and_streams_are_valid() -> None:
     assert columns_of({"pinTtl": "10s", "holdTtl": "10s", "columns": "key"}, KNOWN, KNOWN) == ("key",)
     with pytest.raises(ConfigError, match="unknown option 'onNull' for reading"):
         columns_of({"onNull": "error"}, KNOWN, KNOWN)
@@ -156,12 +159,12 @@ def test_a_prefix_is_a_range(prefix: bytes, end: bytes) -> None:
 
 
 def test_a_range_that_ends_before_it_starts_is_refused() -> None:
-    with pytest.raises(ConfigError, match="start, end: want start below end, got 'z' and 'a'"):
+    with pytest.raises(ConfigError, match="start, end: expected start below end, got 'z' and 'a'"):
         key_range({"start": "z", "end": "a"})
     assert key_range({"start": "a", "end": "a"}).is_empty
 
 
-def test_ranges_meet_in_what_both_have() -> None:
+def test_ranges_intersect() -> None:
     assert KeyRange(b"b", b"") & KeyRange(b"a", b"m") == KeyRange(b"b", b"m")
     assert (KeyRange(b"m", b"") & KeyRange(b"a", b"m")).is_empty
     assert not KeyRange(b"m", b"").is_empty

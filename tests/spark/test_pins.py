@@ -48,7 +48,7 @@ def test_a_pin_is_renewed_while_it_is_used(renewals: Renewals) -> None:
     assert set(renewals.ids) == {"a"}
 
 
-def test_a_short_task_renews_a_pin_that_is_due_and_no_other(renewals: Renewals) -> None:
+def test_a_short_task_renews_only_a_pin_that_is_due(renewals: Renewals) -> None:
     with kept_alive(CONFIG, "old", 600, pinned_at=time.time() - 200):
         assert renewals.happened.acquire(timeout=PATIENCE_S)
     for _ in range(3):
@@ -74,7 +74,7 @@ def test_a_clock_that_is_set_back_delays_no_renewal(renewals: Renewals) -> None:
         assert renewals.happened.acquire(timeout=PATIENCE_S)
 
 
-def test_a_pin_that_some_servers_may_have_taken_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pin_that_some_servers_may_hold_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody else knows its name: it stayed for its whole time, one of 32."""
     taken: set[str] = set()
 
@@ -90,7 +90,7 @@ def test_a_pin_that_some_servers_may_have_taken_is_given_back(monkeypatch: pytes
 
 
 @pytest.mark.parametrize(("ttl_s", "told"), [(7200, "7200s"), (5, "10s")])
-def test_who_shares_a_pin_renews_it_for_as_long_as_its_holder(
+def test_a_process_that_shares_a_pin_renews_it_as_long_as_its_holder(
     monkeypatch: pytest.MonkeyPatch, renewals: Renewals, ttl_s: float, told: str
 ) -> None:
     """For ten minutes only, after which it was gone while it was held."""

@@ -100,7 +100,7 @@ def test_columns_can_be_chosen_before_anything_is_read(
     assert {bytes(row.key) for row in frame.collect()} == {key for key in stored if b"s-1" <= key < b"s-11"}
 
 
-def test_typed_columns_join_and_stand_in_views_and_caches(
+def test_typed_columns_work_in_joins_views_and_caches(
     spark: SparkSession, cluster: Cluster, client: Client, tmp_path: Path
 ) -> None:
     """Point look-ups by `keys`, a join with a table of Spark's own, an outer one with nulls, SQL, and a cache."""
@@ -172,13 +172,13 @@ def test_a_moment_that_is_not_kept_any_more_is_an_error(
     [
         ({"bogus": "1"}, "ConfigError: unknown option 'bogus' for reading; there are servers"),
         ({"columns": "kind"}, "ConfigError: columns: there is no column 'kind'"),
-        ({"pin": "x"}, "ConfigError: pin: want the `option` of a pin"),
-        ({"dataDir": "/nowhere"}, "ConfigError: dataDir: there is no cluster at /nowhere/cluster.json"),
+        ({"pin": "x"}, "ConfigError: pin: expected the option `pin`"),
+        ({"dataDir": "/nowhere"}, "ConfigError: dataDir: no cluster at /nowhere/cluster.json"),
         ({"tlsCa": "/nowhere"}, "ConfigError: tlsCa, tlsCert, tlsKey: /nowhere: No such file or directory"),
         ({"dataDir": "", "servers": "127.0.0.1:1", "timeout": "1s"}, "Unavailable: no server of the cluster answers"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(
+def test_an_error_is_reported_in_one_line(
     spark: SparkSession, cluster: Cluster, options: dict[str, str], reason: str
 ) -> None:
     """One for each place that may refuse; all that options may have wrong is in test_options.py."""

@@ -27,7 +27,7 @@ def test_spark_runs_with_our_java_and_our_python(tmp_path: Path) -> None:
     assert found == {"JAVA_HOME": str(home), "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
 
 
-def test_a_python_that_is_asked_for_is_kept(tmp_path: Path) -> None:
+def test_a_requested_python_is_kept(tmp_path: Path) -> None:
     home = java_home(tmp_path / "java", modules="java.base jdk.incubator.vector")
     assert environment({"KVSTORE_JAVA": str(home), "PYSPARK_PYTHON": "/p"})["PYSPARK_PYTHON"] == "/p"
 
@@ -44,7 +44,7 @@ def test_a_small_java_is_not_asked_for_a_module_that_it_lacks(tmp_path: Path) ->
 def test_an_old_java_is_refused(tmp_path: Path) -> None:
     home = java_home(tmp_path / "java", modules="java.base")
     (home / "release").write_text('JAVA_VERSION="11.0.2"\n')
-    with pytest.raises(ConfigError, match="want Java 17"):
+    with pytest.raises(ConfigError, match="expected Java 17"):
         environment({"KVSTORE_JAVA": str(home)})
 
 

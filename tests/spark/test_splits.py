@@ -11,7 +11,7 @@ from kvstore.errors import ConfigError
 from kvstore.ring.hashing import TOKENS, token_of
 from kvstore.spark import splits
 from kvstore.spark.options import KeyRange, prefix_range
-from kvstore.spark.splits import POINTS, Wanted, contains, plan
+from kvstore.spark.splits import POINTS, ReadRequest, contains, plan
 from kvstore.types import EntryId, LedgerId, Position
 
 KEYS = [b"user/%d" % number for number in range(300)] + [b"order/{%d}/x" % number for number in range(50)]
@@ -49,20 +49,20 @@ def readers_of(key: bytes, work: list[splits.Work]) -> list[str]:
 
 
 WANTED = [
-    Wanted(KeyRange()),
-    Wanted(prefix_range(b"user/1")),
-    Wanted(prefix_range(b"order/{7}")),
-    Wanted(KeyRange(b"order/{7}/a", b"order/{7}/z")),
-    Wanted(KeyRange(b"order/{7}", b"order/{8}")),
-    Wanted(KeyRange(b"user/", b"user/2"), frozenset(KEYS[:120])),
-    Wanted(KeyRange(), frozenset(KEYS)),
-    Wanted(KeyRange(), frozenset()),
+    ReadRequest(KeyRange()),
+    ReadRequest(prefix_range(b"user/1")),
+    ReadRequest(prefix_range(b"order/{7}")),
+    ReadRequest(KeyRange(b"order/{7}/a", b"order/{7}/z")),
+    ReadRequest(KeyRange(b"order/{7}", b"order/{8}")),
+    ReadRequest(KeyRange(b"user/", b"user/2"), frozenset(KEYS[:120])),
+    ReadRequest(KeyRange(), frozenset(KEYS)),
+    ReadRequest(KeyRange(), frozenset()),
 ]
 
 
 @pytest.mark.parametrize("wanted", WANTED)
 @pytest.mark.parametrize("only", [None, "p1", "p2", "p3"])
-def test_every_wanted_key_is_read_once_and_nothing_else_is(wanted: Wanted, only: str | None) -> None:
+def test_every_wanted_key_is_read_once_and_nothing_else_is(wanted: ReadRequest, only: str | None) -> None:
     work = plan(STORE, replace(wanted, partition=only))
     points = wanted.point_keys()
     for key in KEYS:
@@ -76,31 +76,31 @@ def test_every_wanted_key_is_read_once_and_nothing_else_is(wanted: Wanted, only:
 
 
 @given(st.binary(min_size=1, max_size=8), st.binary(max_size=8))
-def test_a_key_in_a_range_of_one_tag_is_looked_for_at_its_token(start: bytes, more: bytes) -> None:
+def test_a_key_in_a_range_of_one_tag_is_searched_at_its_token(start: bytes, more: bytes) -> None:
     """Whatever braces stand in a prefix: the keys that begin with it are where the plan looks."""
     for prefix in (start, b"{" + start + b"}", start + b"{}" + b"{a}"):
-        work = plan(STORE, Wanted(prefix_range(prefix)))
+        work = plan(STORE, ReadRequest(prefix_range(prefix)))
         assert len(readers_of(prefix + more, work)) == 1
 
 
 def test_keys_of_one_tag_are_one_token() -> None:
-    (task,) = plan(STORE, Wanted(prefix_range(b"order/{7}")))
+    (task,) = plan(STORE, ReadRequest(prefix_range(b"order/{7}")))
     (piece,) = task
     assert piece.split.first == piece.split.last == token_of(b"order/{7}")
 
 
 def test_many_keys_are_shared_out_to_tasks() -> None:
-    work = plan(STORE, Wanted(KeyRange(), frozenset(KEYS)))
+    work = plan(STORE, ReadRequest(KeyRange(), frozenset(KEYS)))
     assert [len(task) for task in work] == [POINTS] * 3 + [len(KEYS) - 3 * POINTS]
 
 
 def test_nothing_wanted_is_no_task() -> None:
-    assert plan(STORE, Wanted(KeyRange(b"b", b"a"))) == []
+    assert plan(STORE, ReadRequest(KeyRange(b"b", b"a"))) == []
 
 
 def test_a_partition_that_the_store_does_not_have_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="partition: there is no 'p9'; there are p1, p2, p3"):
-        plan(STORE, Wanted(KeyRange(), partition="p9"))
+    with pytest.raises(ConfigError, match="partition: no 'p9'; expected one of p1, p2, p3"):
+        plan(STORE, ReadRequest(KeyRange(), partition="p9"))
 
 
 def test_a_store_travels_as_text() -> None:
@@ -109,10 +109,10 @@ def test_a_store_travels_as_text() -> None:
 
 @pytest.mark.parametrize("text", ["", "x", "{}", "[]", '{"format": 1}', '{"format": 1, "partitions": [7]}'])
 def test_another_text_is_no_pin(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"pin: want the `option` of a pin"):
+    with pytest.raises(ConfigError, match=r"pin: expected the option `pin`"):
         splits.decode(text, None)
 
 
 def test_a_pin_of_the_future_is_refused_by_number() -> None:
-    with pytest.raises(ConfigError, match="reads pins of format 1, got 2"):
+    with pytest.raises(ConfigError, match="expected a pin of format 1, got 2"):
         splits.decode('{"format": 2}', None)

@@ -110,7 +110,7 @@ def test_every_change_comes_once_and_in_portions(query: Query, cluster: Cluster)
     assert max(map(len, query.batches)) <= 200
 
 
-def test_a_query_goes_on_where_it_was(query: Query, client: Client) -> None:
+def test_a_query_continues_where_it_stopped(query: Query, client: Client) -> None:
     version = client.put(b"later", b"1")
     gone = client.delete(b"later")
     assert in_order(query.run()) == [
@@ -156,7 +156,7 @@ def test_a_stream_may_begin_at_now_or_at_an_offset(
     assert latest.run() == given.run() == expected
 
 
-def test_the_example_counts_what_is_there(spark: SparkSession, cluster: Cluster, client: Client) -> None:
+def test_the_example_counts_the_stored_rows(spark: SparkSession, cluster: Cluster, client: Client) -> None:
     for number in range(4):
         client.put(b"tree/a/%d" % number, bytes(100))
         client.put(b"tree/b", bytes(number))
@@ -190,7 +190,7 @@ def test_the_example_counts_what_is_there(spark: SparkSession, cluster: Cluster,
         ({"maxRowsPerTrigger": "x"}, "ConfigError: maxRowsPerTrigger: want"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(
+def test_an_error_is_reported_in_one_line(
     spark: SparkSession, cluster: Cluster, tmp_path: Path, options: dict[str, str], reason: str
 ) -> None:
     """One for each place that may refuse; all that options may have wrong is in test_options.py."""
@@ -220,7 +220,7 @@ def keep_little(cluster: Cluster) -> None:
         cluster.wait_ready(node.id)
 
 
-def test_an_offset_that_was_trimmed_is_an_error_that_says_what_to_do(
+def test_a_trimmed_offset_is_an_error_with_a_remedy(
     spark: SparkSession, cluster: Cluster, client: Client, tmp_path: Path
 ) -> None:
     """Ledgers of a few entries, kept no longer than they are needed, and no query that holds them."""
@@ -238,12 +238,12 @@ def test_an_offset_that_was_trimmed_is_an_error_that_says_what_to_do(
 
         wait_until_blocking(is_trimmed, timeout_s=60, what="the log is trimmed")
     with pytest.raises(
-        Exception, match=rf"partition {partition}: changes behind \d+ were .* another checkpointLocation"
+        Exception, match=rf"partition {partition}: changes after \d+ were .* another checkpointLocation"
     ):
         query.run()
 
 
-def test_a_partition_that_joins_and_leaves_while_a_query_is_down_is_not_passed_over(
+def test_a_partition_that_joins_and_leaves_during_downtime_is_included(
     spark: SparkSession, cluster: Cluster, client: Client, tmp_path: Path
 ) -> None:
     """Nothing of its log is left but its name; who begins after that has missed nothing."""
@@ -261,7 +261,7 @@ def test_a_partition_that_joins_and_leaves_while_a_query_is_down_is_not_passed_o
             timeout_s=90,
             what="it is gone",
         )
-    with pytest.raises(Exception, match=r"partition p77: changes behind 0 were trimmed; its log is gone"):
+    with pytest.raises(Exception, match=r"partition p77: changes after 0 were trimmed; its log is gone"):
         query.run()
     later = Query(spark, cluster, tmp_path / "later", startingPosition="latest")
     later.run()

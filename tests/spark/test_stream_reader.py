@@ -118,7 +118,7 @@ def test_every_change_of_any_log_is_in_one_micro_batch_of_any_size(one: set[int]
     assert max(map(len, batches), default=0) <= max(2, most)
 
 
-def test_a_stream_of_what_comes_begins_behind_what_is_there() -> None:
+def test_a_stream_of_new_changes_begins_after_the_existing_rows() -> None:
     found = reader()
     start = found.initialOffset()
     assert found.latestOffset(start, ReadAllAvailable()) == start
@@ -135,7 +135,7 @@ def test_an_offset_is_the_last_change_that_was_read() -> None:
     assert rows(found, {"p1": 19}, {"p1": 21}) == [("p1", 20), ("p1", 21)]
 
 
-def test_under_available_now_a_query_ends_where_the_logs_were_when_it_began() -> None:
+def test_an_available_now_query_ends_at_the_log_ends_of_its_start() -> None:
     found = reader(startingPosition="earliest")
     found.prepareForTriggerAvailableNow()
     Feed.log = LOG | {"p1": [*LOG["p1"], 41], "p4": [1]}
@@ -189,7 +189,7 @@ def test_the_next_run_of_a_query_moves_the_hold_of_the_one_before() -> None:
     assert Feed.names[-1] == "given"
 
 
-def test_a_hold_that_is_refused_is_not_asked_for_in_each_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_hold_is_not_requested_in_each_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each would wait for all of its time."""
     asked: list[str] = []
 
@@ -216,11 +216,11 @@ def test_a_checkpoint_of_another_cluster_is_refused(feed: type[Feed]) -> None:
     end = found.latestOffset(start, ReadMaxRows(6))
     feed.cluster = "c2"
     for again in (reader(), reader()):
-        with pytest.raises(ConfigError, match=r"position is of the cluster c1, this one is c2: .* checkpointLocation"):
+        with pytest.raises(ConfigError, match=r"position belongs to cluster c1, this one is c2; .* checkpointLocation"):
             again.latestOffset(end, ReadAllAvailable())
-        with pytest.raises(ConfigError, match="position is of the cluster c1, this one is c2"):
+        with pytest.raises(ConfigError, match="position belongs to cluster c1, this one is c2"):
             again.partitions(start, end)
-    with pytest.raises(ConfigError, match="position is of the cluster c1"):
+    with pytest.raises(ConfigError, match="position belongs to cluster c1"):
         reader(startingPosition=json.dumps(end)).initialOffset()
 
 
@@ -235,7 +235,7 @@ def test_a_checkpoint_of_a_former_version_is_read_and_gets_the_cluster() -> None
         reader().partitions({"p1": 39}, {"p1": 41})
 
 
-def test_a_query_that_was_down_for_too_long_is_told_what_to_do_in_one_line(feed: type[Feed]) -> None:
+def test_a_query_down_for_too_long_gets_a_one_line_remedy(feed: type[Feed]) -> None:
     """Also if it would begin with the micro-batch in which it died. docs/reference/spark.md names the error."""
     feed.oldest = 3
     for call in (
@@ -246,6 +246,6 @@ def test_a_query_that_was_down_for_too_long_is_told_what_to_do_in_one_line(feed:
             call()
         line = traceback.format_exception_only(caught.value)
         assert len(line) == 1
-        assert line[0].startswith("kvstore.errors.PositionTrimmed: partition p1: changes behind 2 were trimmed; ")
-        assert "begin a new query with another checkpointLocation" in line[0]
+        assert line[0].startswith("kvstore.errors.PositionTrimmed: partition p1: changes after 2 were trimmed; ")
+        assert "start a new query with another checkpointLocation" in line[0]
     assert reader().partitions({"p1": 5, "p2": 0}, {"p1": 9, "p2": 0})  # of p2 nothing is wanted

@@ -106,12 +106,12 @@ def test_a_value_of_a_mebibyte_passes(spark: SparkSession, cluster: Cluster, cli
     ("options", "reason"),
     [
         ({"bogus": "1"}, "ConfigError: unknown option 'bogus' for writing; there are servers"),
-        ({"valueColumn": "v"}, "ConfigError: want a column 'v' of binary or string"),
-        ({"dataDir": "/nowhere"}, "ConfigError: dataDir: there is no cluster at /nowhere/cluster.json; start one"),
+        ({"valueColumn": "v"}, "ConfigError: expected a column 'v' of binary or string"),
+        ({"dataDir": "/nowhere"}, "ConfigError: dataDir: no cluster at /nowhere/cluster.json; start one"),
         ({"dataDir": "", "servers": "127.0.0.1:1", "timeout": "1s"}, "Unavailable: no server of the cluster answers"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line_before_any_task_runs(
+def test_an_error_is_reported_in_one_line_before_any_task_runs(
     spark: SparkSession, cluster: Cluster, options: dict[str, str], reason: str
 ) -> None:
     with pytest.raises(Exception, match="PYTHON_DATA_SOURCE_ERROR") as raised:
@@ -132,7 +132,7 @@ def test_only_append_is_there_and_the_others_write_nothing(
 
 def test_a_row_that_the_store_would_not_take_is_named(spark: SparkSession, cluster: Cluster) -> None:
     frame = spark.sql("select '' as key, 'v' as value")
-    with pytest.raises(Exception, match="InvalidRequest: column key: want keys of 1 to 4096 bytes, got the key"):
+    with pytest.raises(Exception, match="InvalidRequest: column key: expected keys of 1 to 4096 bytes, got the key"):
         write(frame, cluster)
 
 

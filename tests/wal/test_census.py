@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, LedgerState, Quorum
-from kvstore.wal.census import AGAIN_S, REST_MIN_S, RESTS, Census, Taken, is_due, kind_of
+from kvstore.wal.census import AGAIN_S, REST_MIN_S, RESTS, Census, CompletedCount, is_due, kind_of
 from kvstore.wal.creator import OWNER_KEY
 
 A, B, C, D, E = (BookieId(each) for each in "abcde")
@@ -27,7 +27,7 @@ def census(*ledgers: LedgerMetadata) -> Census:
     return found
 
 
-def test_ledgers_of_every_writer_lack_copies_when_a_bookie_is_away() -> None:
+def test_census_counts_ledgers_of_every_writer_when_a_bookie_is_away() -> None:
     found = census(ledger((A, B, C)), ledger((C, B, A), own=False), ledger((A, B, D)))
     assert (found.ledgers, found.foreign, len(found.kinds)) == (3, 1, 3)
     short = found.shortage([A, B, D])
@@ -36,7 +36,7 @@ def test_ledgers_of_every_writer_lack_copies_when_a_bookie_is_away() -> None:
     assert found.shortage([A, B, C, D]).lacking == 0
 
 
-def test_ledger_is_at_risk_when_fewer_than_an_ack_quorum_of_copies_are_left() -> None:
+def test_census_counts_ledgers_at_risk_below_an_ack_quorum() -> None:
     found = census(ledger((A, B, C)))
     assert found.shortage([A]).at_risk == 1
     assert found.shortage([A, B]).at_risk == 0
@@ -44,32 +44,32 @@ def test_ledger_is_at_risk_when_fewer_than_an_ack_quorum_of_copies_are_left() ->
     assert striped.shortage([B, C, D]).at_risk == 1, "an ack quorum is both copies of an entry"
 
 
-def test_fragment_without_entries_is_not_counted() -> None:
+def test_census_ignores_fragments_without_entries() -> None:
     found = census(ledger((A, B, C), (A, B, D), last=9), ledger((A, B, E), last=-1))
     assert found.shortage([A, B, C]).lacking == 0
     assert census(ledger((A, B, C), (A, B, D), last=10)).shortage([A, B, C]).lacking == 1
 
 
-def test_ensemble_that_a_leader_writes_to_is_shown_and_left_to_its_leader() -> None:
+def test_census_shows_a_leaders_ensemble_and_leaves_it_to_the_leader() -> None:
     """A ledger that was made ahead holds nothing; a leader says what its open ledger lacks."""
     short = census(ledger((A, B, C), last=None)).shortage([A, B])
     assert (short.lacking, short.away, short.open[C], short.lacking_at[C]) == (0, [C], 1, 0)
     assert census(ledger((A, B, C), (A, B, D), last=None)).shortage([A, B, D]).lacking == 1, "its earlier fragments"
 
 
-def test_open_ledger_of_another_client_counts_because_no_leader_tells_of_it() -> None:
+def test_census_counts_an_open_foreign_ledger() -> None:
     short = census(ledger((A, B, C), last=None, own=False)).shortage([A])
     assert (short.lacking, short.lacking_foreign, short.at_risk, short.open[B]) == (1, 1, 1, 1)
 
 
-def test_ledgers_with_equal_ensembles_are_one_kind() -> None:
+def test_census_merges_ledgers_with_equal_ensembles() -> None:
     assert kind_of(ledger((A, B, C))) == kind_of(ledger((C, A, B), (A, B, C)))
     assert kind_of(ledger((A, B, C, D), quorum=STRIPED)) != kind_of(ledger((A, C, B, D), quorum=STRIPED))
 
 
-def test_count_is_due_when_it_may_have_changed_and_rests_as_its_cost_asks() -> None:
-    def taken(away: set[BookieId], took_s: float = 0.1) -> Taken:
-        return Taken(Census(), 1_000.0, took_s, frozenset(away), frozenset({A, B, C}))
+def test_census_is_due_after_changes_and_rests_by_its_cost() -> None:
+    def taken(away: set[BookieId], took_s: float = 0.1) -> CompletedCount:
+        return CompletedCount(Census(), 1_000.0, took_s, frozenset(away), frozenset({A, B, C}))
 
     soon, late = 1_000.0 + REST_MIN_S, 1_000.0 + AGAIN_S
     assert is_due(None, (), 0.0)
@@ -82,7 +82,7 @@ def test_count_is_due_when_it_may_have_changed_and_rests_as_its_cost_asks() -> N
     assert not is_due(taken({C}, took_s=100.0), {C}, 1_000.0 + RESTS * 100.0 - 1)
 
 
-def test_closed_state_alone_makes_a_ledger_closed() -> None:
+def test_census_takes_only_the_closed_state_for_closed() -> None:
     recovering = ledger((A, B, C), last=None, own=False).recovering()
     assert recovering.state is LedgerState.IN_RECOVERY
     assert census(recovering).shortage([A, B]).open[C] == 1

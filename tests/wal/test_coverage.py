@@ -29,7 +29,7 @@ def some_ack_quorum_is_silent(silent: frozenset[int], quorum: Quorum) -> bool:
 
 
 @pytest.mark.parametrize("quorum", QUORUMS, ids=str)
-def test_covered_means_that_no_ack_quorum_of_any_write_set_is_silent(quorum: Quorum) -> None:
+def test_covered_means_that_no_ack_quorum_is_silent(quorum: Quorum) -> None:
     for definite in subsets(quorum.ensemble):
         silent = frozenset(range(quorum.ensemble)) - definite
         assert is_covered(definite, quorum) == (not some_ack_quorum_is_silent(silent, quorum)), (definite, quorum)
@@ -47,7 +47,7 @@ def test_covered_bookies_meet_every_ack_quorum(quorum: Quorum) -> None:
 
 
 @pytest.mark.parametrize("quorum", QUORUMS, ids=str)
-def test_one_write_set_is_covered_when_its_rest_is_no_ack_quorum(quorum: Quorum) -> None:
+def test_write_set_is_covered_when_the_others_are_no_ack_quorum(quorum: Quorum) -> None:
     for entry in range(quorum.ensemble):
         window = write_set_indexes(EntryId(entry), quorum)
         for definite in subsets(quorum.ensemble):
@@ -56,14 +56,14 @@ def test_one_write_set_is_covered_when_its_rest_is_no_ack_quorum(quorum: Quorum)
 
 
 @pytest.mark.parametrize("quorum", QUORUMS, ids=str)
-def test_somewhere_short_means_that_some_write_set_has_no_ack_quorum_left(quorum: Quorum) -> None:
+def test_somewhere_short_means_a_write_set_without_ack_quorum(quorum: Quorum) -> None:
     for lost in subsets(quorum.ensemble):
         left = [set(write_set_indexes(EntryId(first), quorum)) - lost for first in range(quorum.ensemble)]
         assert is_somewhere_short(lost, quorum) == (min(map(len, left)) < quorum.ack)
 
 
 @pytest.mark.parametrize("quorum", [quorum for quorum in QUORUMS if quorum.write == quorum.ensemble], ids=str)
-def test_without_striping_it_is_a_count(quorum: Quorum) -> None:
+def test_coverage_is_a_count_without_striping(quorum: Quorum) -> None:
     for definite in subsets(quorum.ensemble):
         assert is_covered(definite, quorum) == (len(definite) > quorum.ensemble - quorum.ack)
 
@@ -72,7 +72,7 @@ def test_without_striping_it_is_a_count(quorum: Quorum) -> None:
     ("quorum", "needed"),
     [(Quorum(3, 3, 2), 2), (Quorum(3, 2, 2), 2), (Quorum(3, 3, 3), 1), (Quorum(2, 2, 2), 1), (Quorum(5, 3, 2), 4)],
 )
-def test_the_smallest_covering_sets_are_those_of_the_field(quorum: Quorum, needed: int) -> None:
+def test_smallest_covering_sets_match_the_definition(quorum: Quorum, needed: int) -> None:
     assert min(len(definite) for definite in subsets(quorum.ensemble) if is_covered(definite, quorum)) == needed
 
 

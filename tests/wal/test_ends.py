@@ -18,7 +18,7 @@ pytestmark = pytest.mark.sim
 
 
 @pytest.mark.parametrize(("size", "write", "ack"), [(3, 3, 2), (4, 2, 2), (5, 3, 2), (6, 3, 2)], ids=str)
-def test_the_end_is_told_while_every_write_set_is_covered_and_not_else(size: int, write: int, ack: int) -> None:
+def test_end_is_found_exactly_when_every_write_set_is_covered(size: int, write: int, ack: int) -> None:
     async def case(bench: Bench) -> None:
         metadata = await bench.ledger(*NAMES[:size], write=write, ack=ack)
         await appended(bench, bench.handle(metadata), 10)
@@ -31,7 +31,7 @@ def test_the_end_is_told_while_every_write_set_is_covered_and_not_else(size: int
                 last = await seeker._confirmed(reader)
                 assert (last, (await reader.read(last)).payload) == (9, b"entry 9"), names
             else:
-                with pytest.raises(BookieError, match="too few bookies tell"):
+                with pytest.raises(BookieError, match="too few bookies report"):
                     await seeker._confirmed(reader)
             _set_down(bench, names, is_down=False)
 
@@ -39,7 +39,7 @@ def test_the_end_is_told_while_every_write_set_is_covered_and_not_else(size: int
 
 
 # docs/protocol.md L7, B7
-def test_where_a_log_ends_for_good_is_not_told_by_a_bookie_that_may_lack_entries() -> None:
+def test_end_for_good_ignores_a_bookie_that_may_lack_entries() -> None:
     async def case(bench: Bench) -> None:
         metadata = await bench.ledger()
         handle = bench.handle(metadata)
@@ -53,7 +53,7 @@ def test_where_a_log_ends_for_good_is_not_told_by_a_bookie_that_may_lack_entries
         seeker = Seeker(bench.ports, cast(Any, None), bench.env.nursery)
         reader = EntryReader(metadata, bench.bookies, bench.env.nursery)
         assert await seeker._confirmed(reader) == 3
-        with pytest.raises(BookieError, match="too few bookies tell"):
+        with pytest.raises(BookieError, match="too few bookies report"):
             await seeker._confirmed(reader, for_good=True)
         bench.bookies.at[B3].is_down = False
         assert await seeker._confirmed(reader, for_good=True) == 9

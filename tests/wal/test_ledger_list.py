@@ -13,51 +13,51 @@ def listed(*firsts: int, exact: bool = True, lease_ms: int = 500) -> LedgerList:
     return LedgerList(1, lines)
 
 
-def test_the_document_is_json_with_these_fields() -> None:
+def test_list_document_is_json_with_these_fields() -> None:
     assert codec.encode(listed(1)) == (
         b'{"format":1,"epoch":1,"ledgers":[{"id":10,"first_seq":1,"exact":true,"epoch":1,"lease_ms":500}],'
         b'"trimmed_seq":0,"trimmed_end":null,"closed_end":null}'
     )
 
 
-def test_the_document_survives_the_store() -> None:
+def test_list_document_survives_the_store() -> None:
     before = listed(1, 20, 30, 40).without_first([EntryId(3), EntryId(5)])
     assert codec.decode(LedgerList, codec.encode(before), what="x") == before
 
 
-def test_a_new_ledger_goes_to_the_end_with_a_bound_that_never_falls() -> None:
+def test_new_ledger_is_listed_last_with_a_rising_bound() -> None:
     after = listed(1, 20).with_ledger(LedgerId(15), Seq(5), epoch=2, lease_ms=100)
     assert after.epoch == 2
     assert after.ledgers[-1] == Listed(LedgerId(15), Seq(20), False, 2, 100)
 
 
-def test_ledger_ids_rise() -> None:
+def test_ledger_ids_of_a_list_rise() -> None:
     with pytest.raises(AssertionError):
         listed(1, 20).with_ledger(LedgerId(11), Seq(30), epoch=1, lease_ms=0)
 
 
 # docs/protocol.md G11
-def test_the_exact_first_sequence_replaces_the_bound() -> None:
+def test_exact_first_sequence_replaces_the_bound() -> None:
     before = listed(1).with_ledger(LedgerId(11), Seq(1), epoch=1, lease_ms=0)
     assert before.with_exact(LedgerId(11), Seq(9)).ledgers[-1] == Listed(LedgerId(11), Seq(9), True, 1, 0)
 
 
-def test_ledgers_that_are_synced_everywhere_can_go() -> None:
+def test_ledgers_synced_everywhere_are_trimmable() -> None:
     assert listed(1, 20, 30, 40).trimmable(Seq(30), None) == [10, 11]
     assert listed(1, 20, 30, 40).trimmable(Seq(28), None) == [10]
 
 
-def test_a_ledger_stays_until_something_behind_it_is_synced() -> None:
+def test_ledger_stays_until_a_later_sequence_is_synced() -> None:
     """It may end with control records, which have no sequence: a state at 29 may stand before them."""
     assert listed(1, 20, 30, 40).trimmable(Seq(29), None) == [10]
 
 
-def test_the_last_two_ledgers_always_stay() -> None:
+def test_last_two_ledgers_are_never_trimmable() -> None:
     assert listed(1, 20, 30).trimmable(Seq(1000), None) == [10]
     assert listed(1, 20).trimmable(Seq(1000), None) == []
 
 
-def test_a_bound_trims_nothing() -> None:
+def test_bound_alone_trims_nothing() -> None:
     assert listed(1, 20, 30, 40, exact=False).trimmable(Seq(1000), None) == []
 
 
@@ -66,7 +66,7 @@ def known(*exact: bool) -> LedgerList:
     return LedgerList(ledgers=tuple(Listed(LedgerId(10 + n), Seq(10 + 10 * n), e, 1, 0) for n, e in enumerate(exact)))
 
 
-def test_a_bound_holds_nothing_up_that_ends_before_a_later_ledger_does() -> None:
+def test_bound_does_not_hold_up_ledgers_before_an_exact_one() -> None:
     """Some leader ended before it could say where its ledger begins: the log would grow for ever."""
     log = known(True, False, False, True, True, True)
     assert log.trimmable(Seq(1000), None) == [10, 11, 12, 13]
@@ -76,25 +76,25 @@ def test_a_bound_holds_nothing_up_that_ends_before_a_later_ledger_does() -> None
     assert known(True, True, True, False).trimmable(Seq(1000), None) == [10, 11]
 
 
-def test_a_log_is_cut_where_it_is_known_to_begin_again() -> None:
+def test_log_is_cut_only_at_an_exact_first_sequence() -> None:
     log = known(True, False, False, True, True, True)
     assert [log.droppable(count) for count in range(5)] == [0, 0, 0, 3, 4]
 
 
-def test_a_pin_holds_its_ledger_and_all_after_it() -> None:
+def test_pin_holds_its_ledger_and_all_after_it() -> None:
     assert listed(1, 20, 30, 40, 50).trimmable(Seq(1000), LedgerId(11)) == [10]
     assert listed(1, 20, 30, 40, 50).trimmable(Seq(1000), LedgerId(10)) == []
 
 
 # docs/protocol.md G16
-def test_trimming_remembers_the_last_entry_that_went() -> None:
+def test_trimming_remembers_the_last_trimmed_entry() -> None:
     after = listed(1, 20, 30, 40).without_first([EntryId(3), EntryId(5)])
     assert after.trimmed_end == LogEnd(LedgerId(11), EntryId(5))
     assert after.trimmed_seq == 30
     assert [each.id for each in after.ledgers] == [12, 13]
 
 
-def test_an_empty_ledger_that_goes_is_not_the_end_of_anything() -> None:
+def test_trimming_an_empty_ledger_keeps_the_recorded_end() -> None:
     once = listed(1, 20, 30, 40, 50).without_first([EntryId(3), NO_ENTRY])
     assert once.trimmed_end == LogEnd(LedgerId(10), EntryId(3))
     assert once.without_first([NO_ENTRY]).trimmed_end == LogEnd(LedgerId(10), EntryId(3))
@@ -120,12 +120,12 @@ def test_reader_behind_the_closed_end_continues_in_the_last_two_ledgers() -> Non
 
 
 # docs/protocol.md G25
-def test_list_of_an_older_build_has_no_closed_end() -> None:
+def test_list_of_an_older_version_has_no_closed_end() -> None:
     data = b'{"format":1,"epoch":1,"ledgers":[],"trimmed_seq":0,"trimmed_end":null}'
     assert codec.decode(LedgerList, data, what="x").closed_end is None
 
 
-def test_the_wait_is_the_largest_lease_of_the_last_two_and_a_margin() -> None:
+def test_lease_wait_is_the_largest_recent_lease_and_a_margin() -> None:
     assert listed(1, 2, lease_ms=500).lease_wait_s() == pytest.approx(0.55)
     assert listed(1, 2, lease_ms=5000).lease_wait_s() == pytest.approx(5.5)
     mixed = listed(1, 2, lease_ms=5000).with_ledger(LedgerId(20), Seq(3), epoch=2, lease_ms=100)
@@ -134,6 +134,6 @@ def test_the_wait_is_the_largest_lease_of_the_last_two_and_a_margin() -> None:
     assert again.lease_wait_s() == pytest.approx(0.15)
 
 
-def test_without_leases_and_without_ledgers_nobody_waits() -> None:
+def test_lease_wait_is_zero_without_leases_or_ledgers() -> None:
     assert listed(1, 2, lease_ms=0).lease_wait_s() == 0
     assert LedgerList().lease_wait_s() == 0

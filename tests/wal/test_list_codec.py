@@ -26,12 +26,12 @@ def long(count: int) -> LedgerList:
     return LedgerList(1 + count // 3, lines, Seq(5), *ends)
 
 
-def test_a_short_list_is_written_out() -> None:
+def test_short_list_is_written_as_plain_json() -> None:
     assert encode(long(PLAIN_MAX)) == codec.encode(long(PLAIN_MAX))
     assert decode(encode(long(PLAIN_MAX)), what="x") == long(PLAIN_MAX)
 
 
-def test_the_bytes_of_a_long_list() -> None:
+def test_long_list_has_golden_bytes() -> None:
     document = json.loads(encode(long(PLAIN_MAX + 1)))
     assert (document["format"], document["count"], document["epoch"]) == (2, 501, 168)
     assert (document["trimmed_seq"], document["trimmed_end"]) == (5, {"ledger": 3, "entry": 4})
@@ -42,7 +42,7 @@ def test_the_bytes_of_a_long_list() -> None:
 
 
 @pytest.mark.parametrize("count", [PLAIN_MAX + 1, 13_465, 20_000])
-def test_a_long_list_reads_back_and_is_far_from_its_bound(count: int) -> None:
+def test_long_list_reads_back_far_below_its_limit(count: int) -> None:
     data = encode(long(count))
     assert decode(data, what="x") == long(count)
     assert len(data) < CROWDED_BYTES
@@ -52,7 +52,7 @@ number = st.integers(-(1 << 62), 1 << 61)
 
 
 @given(st.lists(st.tuples(number, number, st.booleans(), number, number), min_size=1, max_size=20))
-def test_any_numbers_read_back(rows: list[tuple[int, int, bool, int, int]]) -> None:
+def test_list_codec_reads_any_numbers_back(rows: list[tuple[int, int, bool, int, int]]) -> None:
     some = tuple(Listed(LedgerId(a // 4), Seq(b // 4), c, d // 4, e // 4) for a, b, c, d, e in rows)
     listed = LedgerList(3, some * (PLAIN_MAX // len(some) + 1))
     assert decode(encode(listed), what="x") == listed
@@ -71,17 +71,17 @@ def test_any_numbers_read_back(rows: list[tuple[int, int, bool, int, int]]) -> N
     ],
     ids=str,
 )
-def test_what_cannot_be_unpacked_is_refused(change: dict[str, object]) -> None:
+def test_list_that_cannot_be_decompressed_is_refused(change: dict[str, object]) -> None:
     good = {"format": 2, "packed": base64.b64encode(zlib.compress(b"\0" * 40)).decode(), "count": 1}
     assert len(decode(json.dumps(good).encode(), what="x").ledgers) == 1
     with pytest.raises(UndecodableNode, match="x"):
         decode(json.dumps({**good, **change}).encode(), what="x")
 
 
-def test_the_longer_a_list_the_larger_its_ledgers() -> None:
+def test_longer_list_gets_larger_ledgers() -> None:
     grown = [long(count).growth for count in (1, GROW_FROM, GROW_FROM + 1, GROW_FROM + GROW_STEP, 2_001, 100_000)]
     assert grown == [1, 1, 2, 2, 8, GROWTH_MAX]
 
 
-def test_a_list_that_is_full_is_far_from_what_zookeeper_refuses() -> None:
+def test_full_list_stays_far_below_zookeepers_limit() -> None:
     assert LIST_BYTES_MAX * 2 <= 1 << 20

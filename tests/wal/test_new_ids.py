@@ -9,7 +9,7 @@ import pytest
 
 from kvstore.errors import MetadataLost, NoSuchNode, NotEnoughBookies
 from kvstore.meta import paths
-from kvstore.meta.layout import Identity
+from kvstore.meta.layout import ClusterIdentity
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.memory import MemoryStore
 from kvstore.types import NO_LEDGER, BookieId, LedgerId, PartitionId
@@ -31,7 +31,7 @@ def new_ids(bench: Bench) -> NewLedgerIds:
     """Those of a process that has just started."""
     store = MemoryStore(bench.tree)
     choice = bench.ports_on(store).choice
-    identity, env = Identity(store, "simulated"), bench.env
+    identity, env = ClusterIdentity(store, "simulated"), bench.env
     return NewLedgerIds(store, bench.bookies, choice, identity, clock=env.clock, nursery=env.nursery)
 
 
@@ -49,14 +49,14 @@ async def made(bench: Bench) -> list[LedgerId]:
 
 
 # docs/protocol.md G27
-def test_id_that_one_bookie_has_seen_is_refused_and_the_store_is_marked() -> None:
+def test_new_id_that_one_bookie_has_seen_is_refused_and_the_store_marked() -> None:
     """Also where the new ensemble has never heard of that ledger."""
     knows = B1
 
     async def case(bench: Bench) -> None:
         set_back(bench, 5)
         has_seen(bench, 7, knows)
-        with pytest.raises(MetadataLost, match=f"ledger id 5, and bookie {knows} has ledger 7"):
+        with pytest.raises(MetadataLost, match=f"ledger id 5, but bookie {knows} has ledger 7"):
             await new_ids(bench).next_id(NO_LEDGER, ENSEMBLE, 2)
         assert b"bookie" in await why_older(bench)
         with pytest.raises(MetadataLost, match="older copy"):
@@ -68,7 +68,7 @@ def test_id_that_one_bookie_has_seen_is_refused_and_the_store_is_marked() -> Non
     run(case, bookies=5)
 
 
-def test_id_above_all_that_was_seen_is_given() -> None:
+def test_new_id_above_all_seen_ids_is_given() -> None:
     async def case(bench: Bench) -> None:
         set_back(bench, 8)
         has_seen(bench, 7, B1, B2)
@@ -79,7 +79,7 @@ def test_id_above_all_that_was_seen_is_given() -> None:
     run(case)
 
 
-def test_process_remembers_ids_that_it_has_seen_in_lists() -> None:
+def test_new_ids_remember_ids_seen_in_lists() -> None:
     """The bookies have lost all that they had: nobody else has seen the later ids."""
 
     async def case(bench: Bench) -> None:
@@ -95,7 +95,7 @@ def test_process_remembers_ids_that_it_has_seen_in_lists() -> None:
     run(case)
 
 
-def test_leader_whose_roll_is_given_an_old_id_ends_and_keeps_its_entries() -> None:
+def test_leader_that_rolls_to_an_old_id_ends_and_keeps_its_entries() -> None:
     async def case(bench: Bench) -> None:
         writer = Writer(await opened(bench.logs(SMALL)))
         set_back(bench, 0)
@@ -109,7 +109,7 @@ def test_leader_whose_roll_is_given_an_old_id_ends_and_keeps_its_entries() -> No
     run(case)
 
 
-def test_creators_at_once_take_no_id_for_an_old_one() -> None:
+def test_concurrent_creators_take_no_id_for_an_old_one() -> None:
     """Bookies hear of each new ledger at once, also while other creators are on their way to their ids."""
 
     async def case(bench: Bench) -> None:
@@ -127,7 +127,7 @@ def test_creators_at_once_take_no_id_for_an_old_one() -> None:
     run(case)
 
 
-def test_silent_bookie_delays_an_id_by_a_quarter_of_a_second_at_the_most() -> None:
+def test_silent_bookie_delays_an_id_by_a_quarter_second_at_most() -> None:
     async def case(bench: Bench) -> None:
         bench.bookies.at[B3].stalls_s = 5.0
         before = bench.env.clock.now()
@@ -151,18 +151,18 @@ def test_late_answer_counts_for_the_next_id() -> None:
     run(case)
 
 
-def test_no_id_is_taken_without_an_ack_quorum_of_answers() -> None:
+def test_new_id_needs_an_ack_quorum_of_answers() -> None:
     async def case(bench: Bench) -> None:
         bench.bookies.stop(B2, B3)
         births = bench.tree._nodes[paths.IDGEN].births
-        with pytest.raises(NotEnoughBookies, match="none from"):
+        with pytest.raises(NotEnoughBookies, match="got none from"):
             await new_ids(bench).next_id(NO_LEDGER, ENSEMBLE, 2)
         assert bench.tree._nodes[paths.IDGEN].births == births
 
     run(case)
 
 
-def test_server_that_lags_behind_an_import_is_no_older_copy() -> None:
+def test_lagging_server_after_an_import_is_no_older_copy() -> None:
     """The first id comes from a former range, since the server that was asked does not know the new one yet."""
 
     async def case(bench: Bench) -> None:

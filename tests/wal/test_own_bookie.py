@@ -11,7 +11,7 @@ import pytest
 from kvstore.errors import BookieError
 from kvstore.types import BookieId, LedgerId
 from kvstore.wal import bookies as module
-from kvstore.wal.bookies import Bookies
+from kvstore.wal.bookies import BookieClients
 from tests.waiting import PATIENCE_S
 
 OWN = BookieId("b1-1")
@@ -24,10 +24,10 @@ class Stuck:
         """Wait for a sync that does not end."""
 
 
-async def test_a_batch_is_not_waited_for_as_long_as_a_read(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_own_bookie_batch_times_out_earlier_than_a_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BATCH_TIMEOUT_S", 0.01)
-    own = Bookies(cast(Any, SimpleNamespace(nursery=None)), lambda _: None, own=(OWN, cast(Any, Stuck())))
+    own = BookieClients(cast(Any, SimpleNamespace(nursery=None)), lambda _: None, own=(OWN, cast(Any, Stuck())))
     monkeypatch.setattr(module, "READ_TIMEOUT_S", 2 * PATIENCE_S)
     async with asyncio.timeout(PATIENCE_S):
-        with pytest.raises(BookieError, match="no batch in time"):
+        with pytest.raises(BookieError, match="gave no batch in time"):
             await own.read_batch(OWN, LedgerId(1), range(9), bytes_max=100)

@@ -18,14 +18,14 @@ NOWHERE = dict.fromkeys((B1, B2, B3, B4, B5), "")
 ZONES = {B1: "a", B2: "a", B3: "b", B4: "b", B5: "c", B6: "c"}
 
 
-def test_a_ledger_takes_as_many_bookies_as_there_are_down_to_the_ack_quorum() -> None:
+def test_ensemble_shrinks_with_the_bookies_down_to_the_ack_quorum() -> None:
     assert quorum_for(5, DEFAULT) == DEFAULT
     assert quorum_for(2, DEFAULT) == Quorum(2, 2, 2)
     with pytest.raises(NotEnoughBookies):
         quorum_for(1, DEFAULT)
 
 
-def test_striping_shrinks_from_its_ensemble() -> None:
+def test_striped_ensemble_shrinks_from_its_size() -> None:
     assert quorum_for(4, Quorum(6, 3, 2)) == Quorum(4, 3, 2)
     assert quorum_for(2, Quorum(6, 3, 2)) == Quorum(2, 2, 2)
 
@@ -36,11 +36,11 @@ def test_chosen_bookies_are_distinct() -> None:
         assert len(set(chosen)) == 3
 
 
-def test_the_own_bookie_is_always_taken() -> None:
+def test_own_bookie_is_always_chosen() -> None:
     assert all(B4 in choose(NOWHERE, 3, Random(seed), own=B4) for seed in range(50))
 
 
-def test_luck_spreads_the_others() -> None:
+def test_other_bookies_are_drawn_at_random() -> None:
     taken = {bookie for seed in range(50) for bookie in choose(NOWHERE, 3, Random(seed), own=B4)}
     assert taken == set(NOWHERE)
 
@@ -50,7 +50,7 @@ def test_zones_are_spread() -> None:
         assert {ZONES[bookie] for bookie in choose(ZONES, 3, Random(seed), own=B1)} == {"a", "b", "c"}
 
 
-def test_those_to_avoid_are_taken_only_when_there_are_no_others() -> None:
+def test_avoided_bookies_are_chosen_only_without_others() -> None:
     assert all(B2 not in choose(NOWHERE, 3, Random(seed), avoid={B2}) for seed in range(50))
     assert B2 in choose(NOWHERE, 5, Random(0), avoid={B2})
 
@@ -59,13 +59,13 @@ def test_one_seed_gives_one_choice() -> None:
     assert choose(ZONES, 3, Random(7)) == choose(dict(reversed(ZONES.items())), 3, Random(7))
 
 
-def test_a_failed_bookie_is_replaced_from_a_zone_that_is_not_there() -> None:
+def test_failed_bookie_is_replaced_from_an_unused_zone() -> None:
     for seed in range(20):
         replaced = swaps((B1, B3, B5), {B5}, ZONES, Random(seed))
         assert replaced == {B5: B6}
 
 
-def test_as_many_are_replaced_as_there_are_spares() -> None:
+def test_failed_bookies_are_replaced_as_far_as_spares_last() -> None:
     zones = dict.fromkeys((B1, B2, B3, B4), "")
     assert len(swaps((B1, B2, B3), {B2, B3}, zones, Random(1))) == 1
     assert swaps((B1, B2, B3), {B2}, dict.fromkeys((B1, B2, B3), ""), Random(1)) == {}
@@ -85,14 +85,14 @@ def fewest(zones: dict[BookieId, str], count: int, own: BookieId | None = None) 
 
 
 @given(places, st.integers(0, 2**32))
-def test_no_choice_is_more_distinct(zones: dict[BookieId, str], seed: int) -> None:
+def test_choice_has_as_few_clashes_as_possible(zones: dict[BookieId, str], seed: int) -> None:
     """docs/protocol.md, W10: with too few zones, as distinct as possible."""
     own = min(zones)
     assert clashes(choose(zones, 3, Random(seed), own=own), 3, zones) == fewest(zones, 3, own)
 
 
 @given(places, st.integers(0, 2**32))
-def test_a_replacement_is_as_distinct_as_any(zones: dict[BookieId, str], seed: int) -> None:
+def test_replacement_has_as_few_clashes_as_possible(zones: dict[BookieId, str], seed: int) -> None:
     ensemble = tuple(sorted(zones)[:3])
     leaving = ensemble[seed % 3]
     replaced = swaps(ensemble, {leaving}, zones, Random(seed), own=max(zones))
@@ -111,7 +111,7 @@ OTHERS = tuple(BookieId(f"n{number}-00000000000a") for number in (1, 3, 4))
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_machine_that_lost_its_disk_has_one_place_though_it_is_registered_twice(seed: int) -> None:
+def test_machine_registered_twice_gets_one_place(seed: int) -> None:
     zones = {FORMER: "", NOW: "", **dict.fromkeys(OTHERS, "")}
     luck = Random(seed)
     for avoid in ((), OTHERS[:1]):
@@ -132,13 +132,13 @@ def test_a_machine_that_lost_its_disk_has_one_place_though_it_is_registered_twic
     assert sorted(both.values()) == sorted((newest, OTHERS[1]))
 
 
-def test_copies_are_not_spread_out_over_one_machine() -> None:
+def test_copies_are_not_spread_over_one_machine() -> None:
     zones = {FORMER: "a", OTHERS[0]: "b", OTHERS[1]: "b", NOW: "c"}
     assert spread_out(ledger(FORMER, *OTHERS[:2]), zones, set(zones), Random(1)) is None
 
 
 @given(places, st.integers(0, 2**32))
-def test_spreading_out_ends_where_nothing_is_more_distinct(zones: dict[BookieId, str], seed: int) -> None:
+def test_spreading_ends_when_nothing_is_more_distinct(zones: dict[BookieId, str], seed: int) -> None:
     zones = {bookie: zone or "d" for bookie, zone in zones.items()}
     metadata = ledger(*sorted(zones)[:3])
     better = spread_out(metadata, zones, set(zones), Random(seed))
@@ -149,30 +149,30 @@ def test_spreading_out_ends_where_nothing_is_more_distinct(zones: dict[BookieId,
         assert spread_out(better, zones, set(zones), Random(seed)) is None
 
 
-def test_a_striped_ensemble_is_ordered_so_that_each_write_set_is_distinct() -> None:
+def test_striped_ensemble_is_ordered_for_distinct_write_sets() -> None:
     for seed in range(50):
         chosen = choose(ZONES, 6, Random(seed), write=3, own=B1)
         for first in range(6):
             assert len({ZONES[chosen[(first + place) % 6]] for place in range(3)}) == 3
 
 
-def test_what_stands_nowhere_in_particular_shares_a_zone_with_nobody() -> None:
+def test_bookie_without_zone_clashes_with_nobody() -> None:
     assert clashes((B1, B2, B3), 3, NOWHERE) == 0
     assert clashes((B1, B2, B3), 3, {}) == 0
 
 
-def test_copies_are_not_moved_to_where_nobody_knows_the_zone() -> None:
+def test_copies_do_not_move_to_an_unknown_zone() -> None:
     assert better_place((B1, B2, B3), 3, {**ZONES, B5: "", B6: ""}, {B5, B6}, Random(1)) is None
 
 
-def test_the_own_bookie_stays_where_another_can_go() -> None:
+def test_own_bookie_stays_if_another_can_leave() -> None:
     for seed in range(20):
         move = better_place((B1, B2, B3), 3, ZONES, {B5, B6}, Random(seed), own=B1)
         assert move is not None
         assert move.leaving == B2
 
 
-def test_each_fragment_is_spread_out() -> None:
+def test_each_fragment_is_spread() -> None:
     metadata = ledger(B1, B2, B3).with_ensemble(e(5), (B1, B3, B5)).with_ensemble(e(9), (B5, B6, B1))
     better = spread_out(metadata, ZONES, set(ZONES), Random(1))
     assert better is not None

@@ -20,41 +20,41 @@ def missing(metadata: LedgerMetadata, last: EntryId, held: Mapping[BookieId, Ite
     return [each for part in missing_copies(metadata, last, there) for each in part]
 
 
-def test_nothing_is_missing_where_everybody_has_everything() -> None:
+def test_missing_copies_are_none_in_a_complete_ledger() -> None:
     assert missing(ledger(), e(4), {B1: FULL, B2: FULL, B3: FULL}) == []
 
 
-def test_an_entry_that_a_bookie_lacks_is_missing_there() -> None:
+def test_missing_copies_include_an_entry_that_a_bookie_lacks() -> None:
     assert missing(ledger(), e(4), {B1: FULL, B2: [0, 1, 4], B3: FULL}) == [Missing(e(2), B2), Missing(e(3), B2)]
 
 
-def test_entries_behind_the_end_are_nobodys_loss() -> None:
+def test_missing_copies_ignore_entries_after_the_end() -> None:
     assert missing(ledger(), e(2), {B1: FULL, B2: range(3)}) == []
 
 
-def test_each_fragment_asks_its_own_bookies() -> None:
+def test_missing_copies_follow_each_fragments_ensemble() -> None:
     metadata = ledger().with_ensemble(e(3), (B1, B2, B4))
     held = {B1: FULL, B2: FULL, B3: [0, 1], B4: [4]}
     assert missing(metadata, e(4), held) == [Missing(e(2), B3), Missing(e(3), B4)]
     assert bookies_of(metadata) == [B1, B2, B3, B4]
 
 
-def test_a_bookie_that_could_not_be_asked_is_left_out() -> None:
+def test_missing_copies_leave_out_bookies_that_were_not_asked() -> None:
     assert missing(ledger(), e(4), {B1: FULL}) == []
 
 
-def test_striped_entries_are_wanted_at_their_write_sets_only() -> None:
+def test_missing_copies_of_striped_entries_follow_write_sets() -> None:
     metadata = ledger(B1, B2, B3, B4, write=2)
     held = {B1: [0, 3, 4], B2: [0, 1, 4], B3: [1, 2], B4: [2, 3]}
     assert missing(metadata, e(4), held) == []
     assert missing(metadata, e(4), {**held, B3: [1]}) == [Missing(e(2), B3)]
 
 
-def test_an_empty_ledger_lacks_nothing() -> None:
+def test_missing_copies_of_an_empty_ledger_are_none() -> None:
     assert missing(ledger(), e(-1), {B1: [], B2: []}) == []
 
 
-def test_a_long_ledger_is_looked_at_in_slices() -> None:
+def test_missing_copies_of_a_long_ledger_come_in_slices() -> None:
     """docs/protocol.md, W8: all of it at once held the event loop for a third of a second."""
     last = 3 * SLICE + 7
     empty, parts = HeldEntries(()), 0
@@ -82,7 +82,7 @@ class Complete:
         return Counted([(0, 0, self._count, 0)])
 
 
-async def test_one_turn_of_the_event_loop_looks_at_one_slice() -> None:
+async def test_repair_checks_one_slice_per_event_loop_turn() -> None:
     """Counted by work, not by time."""
     count = 20 * SLICE
     bookies, nursery = Complete(count), TaskNursery("test")

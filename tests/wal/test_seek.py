@@ -13,7 +13,7 @@ from kvstore.errors import NoSuchLedger
 from kvstore.types import NO_ENTRY, EntryId, LedgerId, PartitionId, Position, Seq
 from kvstore.wal.entry_reader import EntryReader
 from kvstore.wal.ledger_list import BEGINNING, LedgerList
-from kvstore.wal.seek import Found, Seeker
+from kvstore.wal.seek import Seeker, SeekResult
 
 P1 = PartitionId("p1")
 
@@ -51,7 +51,7 @@ class Counting(Seeker):
     async def _confirmed(self, reader: EntryReader, *, for_good: bool = False) -> EntryId:
         return EntryId(len(self.entries[reader.metadata.ledger]) - 1)
 
-    def last_before(self, wanted: int) -> Found:
+    def last_before(self, wanted: int) -> SeekResult:
         return asyncio.run(self.last(P1, lambda payload: int(payload) < wanted))
 
     def places(self) -> list[Position]:
@@ -59,7 +59,7 @@ class Counting(Seeker):
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_the_last_entry_before_a_place_is_found_whatever_ledgers_are_empty(seed: int) -> None:
+def test_seek_finds_the_last_entry_before_a_place_despite_empty_ledgers(seed: int) -> None:
     random = Random(seed)
     seeker = Counting(*(random.choice((0, 0, 1, 2, 7)) for _ in range(random.randint(1, 9))))
     places = seeker.places()
@@ -73,26 +73,26 @@ def test_the_last_entry_before_a_place_is_found_whatever_ledgers_are_empty(seed:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_end_is_the_last_entry_there_is(seed: int) -> None:
+def test_seek_finds_the_last_entry_of_a_log(seed: int) -> None:
     random = Random(seed)
     seeker = Counting(*(random.choice((0, 0, 3)) for _ in range(random.randint(1, 5))))
     found, places = asyncio.run(seeker.end(P1)), seeker.places()
     assert found.position == (places[-1] if places else Position(LedgerId(1), NO_ENTRY))
 
 
-def test_a_log_without_ledgers_has_no_place() -> None:
+def test_seek_finds_no_place_in_a_log_without_ledgers() -> None:
     assert Counting().last_before(5)[:2] == (BEGINNING, None)
 
 
 @pytest.mark.parametrize(("wanted", "ledgers"), [(64_000, 1), (63_001, 1), (62_500, 3), (30_000, 12), (1, 12)])
-def test_few_of_many_ledgers_are_looked_at_and_only_the_last_for_what_is_recent(wanted: int, ledgers: int) -> None:
+def test_seek_opens_few_ledgers_and_only_the_last_for_recent_entries(wanted: int, ledgers: int) -> None:
     seeker = Counting(*[1_000] * 64)
     seeker.last_before(wanted)
     assert seeker.opened <= ledgers
     assert seeker.entries_read <= ledgers + 11
 
 
-def test_a_ledger_that_is_trimmed_meanwhile_is_looked_for_no_more() -> None:
+def test_seek_gives_up_on_a_ledger_trimmed_meanwhile() -> None:
     seeker = Counting(2, 2, 2)
     stale, seeker.listed = seeker.listed, seeker.listed.without_first([EntryId(1)])
     del seeker.entries[LedgerId(1)]

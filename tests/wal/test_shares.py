@@ -11,7 +11,7 @@ ENTRIES = [EntryId(entry) for entry in range(7, 40)]
 
 
 @pytest.mark.parametrize("quorum", QUORUMS, ids=str)
-def test_each_entry_is_asked_of_one_bookie_that_is_to_have_it(quorum: Quorum) -> None:
+def test_shares_ask_one_bookie_of_the_write_set_for_each_entry(quorum: Quorum) -> None:
     ensemble = NAMES[: quorum.ensemble]
     metadata = LedgerMetadata(LedgerId(1), quorum, (Fragment(EntryId(0), ensemble),))
     for own in (None, *ensemble):
@@ -29,7 +29,7 @@ def test_each_entry_is_asked_of_one_bookie_that_is_to_have_it(quorum: Quorum) ->
                 assert [list(share.entries) for share in shares if share.bookie == own] == [mine]
 
 
-def test_few_are_asked() -> None:
+def test_shares_ask_few_bookies() -> None:
     whole = LedgerMetadata(LedgerId(1), Quorum(3, 3, 2), (Fragment(EntryId(0), NAMES[:3]),))
     assert len(shares_of(ENTRIES, whole.write_set, None, (), gap_max=3)) == 1
     striped = LedgerMetadata(LedgerId(1), Quorum(5, 3, 2), (Fragment(EntryId(0), NAMES[:5]),))
@@ -38,7 +38,7 @@ def test_few_are_asked() -> None:
             assert len(shares_of(ENTRIES[first:], striped.write_set, own, (), gap_max=5)) <= 3
 
 
-def test_what_is_far_from_the_first_ones_is_not_asked_for_with_them() -> None:
+def test_shares_end_at_a_wide_gap() -> None:
     whole = LedgerMetadata(LedgerId(1), Quorum(3, 3, 2), (Fragment(EntryId(0), NAMES[:3]),))
     for entries, asked in ([1, 2, 5, 9, 10], [1, 2, 5]), ([1, 5, 6, 7], []), ([3], []), ([3, 6], [3, 6]):
         shares = shares_of([EntryId(entry) for entry in entries], whole.write_set, None, (), gap_max=3)

@@ -68,7 +68,7 @@ def in_scene(case: Callable[[Scene], Coroutine[Any, Any, None]]) -> None:
     run(with_bench)
 
 
-def test_entries_that_follow_each_other_fast_are_given_together_in_order_and_none_twice() -> None:
+def test_tail_batches_fast_entries_in_order_without_duplicates() -> None:
     async def case(scene: Scene) -> None:
         await scene.append_each(100, REST_S / 4)
         await scene.bench.pass_time(1.0)
@@ -79,7 +79,7 @@ def test_entries_that_follow_each_other_fast_are_given_together_in_order_and_non
     in_scene(case)
 
 
-def test_one_that_comes_after_a_rest_is_given_at_once() -> None:
+def test_tail_gives_an_entry_after_a_pause_at_once() -> None:
     async def case(scene: Scene) -> None:
         for number in range(1, 6):
             scene.append()
@@ -93,7 +93,7 @@ def test_one_that_comes_after_a_rest_is_given_at_once() -> None:
     in_scene(case)
 
 
-def test_who_asks_gets_what_is_confirmed_at_once_and_no_more() -> None:
+def test_tail_gives_confirmed_entries_at_once_on_request() -> None:
     async def case(scene: Scene) -> None:
         asked = 0
         for _ in range(60):
@@ -117,7 +117,7 @@ def rested(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvstore.wal.tailing.tail.REST_S", 1e6)
 
 
-def test_so_many_wait_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tail_batches_a_limited_number_of_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     async def case(scene: Scene) -> None:
         rested(scene, monkeypatch)
         await scene.append_each(3 * GIVEN_MAX, 5 * DELAY_S)
@@ -128,7 +128,7 @@ def test_so_many_wait_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     in_scene(case)
 
 
-def test_what_is_large_does_not_wait_for_company(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tail_does_not_hold_back_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     async def case(scene: Scene) -> None:
         rested(scene, monkeypatch)
         monkeypatch.setattr(scene.bench.bookies, "read", lambda *_args, **_rest: pytest.fail("it was read back"))
@@ -140,7 +140,7 @@ def test_what_is_large_does_not_wait_for_company(monkeypatch: pytest.MonkeyPatch
     in_scene(case)
 
 
-def test_a_read_that_ends_during_a_rest_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tail_loses_nothing_when_a_read_ends_during_the_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     async def case(scene: Scene) -> None:
         rested(scene, monkeypatch)
         await scene.append_each(5, 5 * DELAY_S)
@@ -155,7 +155,7 @@ def test_a_read_that_ends_during_a_rest_loses_nothing(monkeypatch: pytest.Monkey
     in_scene(case)
 
 
-def test_what_is_stored_and_not_confirmed_is_given_to_nobody_who_asks() -> None:
+def test_tail_never_gives_stored_entries_before_confirmation() -> None:
     async def case(scene: Scene) -> None:
         for bookie in (B2, B3):
             scene.bench.bookies.at[bookie].holds_adds = True
@@ -168,7 +168,7 @@ def test_what_is_stored_and_not_confirmed_is_given_to_nobody_who_asks() -> None:
     in_scene(case)
 
 
-def test_a_tail_that_is_closed_during_a_rest_gives_nothing_more() -> None:
+def test_tail_gives_nothing_after_close_during_the_delay() -> None:
     async def case(scene: Scene) -> None:
         await scene.append_each(9, REST_S / 8)
         while scene.reader._gathering is None:
@@ -182,7 +182,7 @@ def test_a_tail_that_is_closed_during_a_rest_gives_nothing_more() -> None:
     in_scene(case)
 
 
-def test_many_bytes_are_told_of_until_they_are_taken() -> None:
+def test_fresh_entries_report_many_bytes_until_they_are_taken() -> None:
     fresh = FreshEntries(DigestType.CRC32C, EntryId(0))
     fresh.keep(0, b"p" * REST_BYTES_MAX)
     assert not fresh.are_many
@@ -196,7 +196,7 @@ def test_many_bytes_are_told_of_until_they_are_taken() -> None:
     assert not fresh.are_many
 
 
-def test_a_run_is_taken_as_far_as_it_goes_and_is_wanted_no_more() -> None:
+def test_fresh_entries_take_a_run_and_forget_it() -> None:
     fresh = FreshEntries(DigestType.CRC32C, EntryId(5))
     for entry in (4, 5, 6, 7, 9):
         fresh.keep(entry, bytes(PAYLOAD_AT) + b"%d" % entry)

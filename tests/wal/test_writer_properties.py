@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 from kvstore.types import BookieId, EntryId, Fragment, LedgerMetadata, Quorum
 from kvstore.wal.placement import swaps
 from kvstore.wal.writer import (
+    AddFailed,
+    AddStored,
     Append,
     ChangeFailed,
     Command,
     Confirm,
     EnsembleChanged,
-    Failed,
     ReplaceBookies,
     Returned,
     Spares,
-    State,
     Store,
-    Stored,
+    WriterState,
 )
 from tests.wal.ledgers import LEDGER, CheckedWriter, e, pack
 
@@ -76,7 +76,7 @@ class World:
             self.unanswered.append((entry, bookie))
 
     def acknowledge(self) -> None:
-        self.perform(self.writer.handle(Stored(*self.pick(self.unanswered))))
+        self.perform(self.writer.handle(AddStored(*self.pick(self.unanswered))))
 
     def fail(self) -> None:
         """A connection breaks: what is on the way or not acknowledged is lost."""
@@ -84,7 +84,7 @@ class World:
         self.down.add(bookie)
         self.on_the_way = [each for each in self.on_the_way if each[1] != bookie]
         self.unanswered = [each for each in self.unanswered if each[1] != bookie]
-        self.perform(self.writer.handle(Failed(bookie)))
+        self.perform(self.writer.handle(AddFailed(bookie)))
 
     def come_back(self) -> None:
         bookie = self.data.draw(st.sampled_from(sorted(self.down)))
@@ -115,13 +115,13 @@ class World:
         found += ["store"] * 3 if self.on_the_way else []
         found += ["acknowledge"] * 3 if self.unanswered else []
         found += ["come_back"] * 2 if self.down else []
-        found += ["end_change"] * 2 if self.writer.state is State.CHANGING else []
+        found += ["end_change"] * 2 if self.writer.state is WriterState.CHANGING else []
         return found
 
     def settle(self) -> None:
         """Everything comes back and is delivered."""
         for _ in range(3):
-            if self.writer.state is State.CHANGING:
+            if self.writer.state is WriterState.CHANGING:
                 self.perform(self.writer.handle(ChangeFailed()))
             for bookie in sorted(self.down | self.writer.failed):
                 self.down.discard(bookie)
@@ -131,14 +131,12 @@ class World:
                 self.disks[bookie].add(entry)
                 self.unanswered.append((entry, bookie))
             while self.unanswered:
-                self.perform(self.writer.handle(Stored(*self.unanswered.pop(0))))
+                self.perform(self.writer.handle(AddStored(*self.unanswered.pop(0))))
 
 
 @settings(max_examples=300)
 @given(QUORUMS, st.data())
-def test_whatever_happens_confirmed_entries_are_on_an_ack_quorum_of_their_recorded_write_set(
-    quorum: Quorum, data: st.DataObject
-) -> None:
+def test_confirmed_entries_stay_on_an_ack_quorum_of_their_write_set(quorum: Quorum, data: st.DataObject) -> None:
     world = World(quorum, data)
     for _ in range(data.draw(st.integers(0, 60))):
         getattr(world, data.draw(st.sampled_from(world.steps())))()

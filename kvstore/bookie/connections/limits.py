@@ -1,4 +1,4 @@
-"""A bookie's connections: what both protocols answer with, what clients have not read, and who may wait for news.
+"""Limits of a bookie's connections: unread answers and long polls, and the encoders that both protocol versions share.
 Decides only."""
 
 from __future__ import annotations
@@ -7,23 +7,24 @@ from collections.abc import Iterable
 from typing import Protocol
 
 UNREAD_HIGH_BYTES = 1 << 20
-"""Answers that a client has not read; from here on its connection is not served on."""
+"""Bytes of answers that a client has not read; above that, its connection gets no further answers."""
 UNREAD_SURE_BYTES = 4 << 20
-"""What a connection may hold for certain: what was under way before it was not served on still becomes ready."""
+"""Bytes of unread answers that every connection may hold: requests that were in progress before it was stopped still
+complete."""
 UNREAD_TOGETHER_BYTES = 128 << 20
-"""Of all connections; beyond it those with more than UNREAD_SURE_BYTES get no more entries."""
+"""Limit over all connections. Above it, connections with more than UNREAD_SURE_BYTES get no more entries."""
 UNREAD_WITH_FENCES_BYTES = 2 * UNREAD_TOGETHER_BYTES
-"""The same for answers to fencing reads: others that are not taken do not keep a recovery waiting."""
+"""The same limit for answers to fencing reads, so that other unread answers do not delay a recovery."""
 UNREAD_MAX_BYTES = 32 << 20
 POLLS_SURE = 64
-"""Long polls that a connection may have for certain."""
+"""Number of long polls that every connection may have."""
 POLLS_TOGETHER = 4096
-"""Of all connections; beyond it those with more than POLLS_SURE get no more. All that wait for one ledger are answered
-in one turn of the event loop."""
+"""Limit over all connections. Above it, connections with more than POLLS_SURE get no more. All polls of one ledger are
+answered in one turn of the event loop."""
 
 
-class Answers(Protocol):
-    """The encoders that both versions of the protocol have: the module of each."""
+class ResponseEncoders(Protocol):
+    """The encoders that both protocol versions have, as the module of each version."""
 
     def encode_add_response(self, _txn: int, status: int, ledger: int, entry: int, /) -> bytes: ...
     def encode_read_response(
@@ -32,18 +33,20 @@ class Answers(Protocol):
     def encode_auth_response(self, _txn: int, /) -> bytes: ...
 
 
-class Member(Protocol):
-    """A connection."""
+class ClientConnection(Protocol):
+    """A client's connection."""
 
     @property
     def unread_bytes(self) -> int:
-        """Answers that its client has not read."""
+        """Bytes of answers that the client has not read."""
         ...
 
 
-def has_room(connection: Member, size: int, connections: Iterable[Member], *, is_fence: bool = False) -> bool:
-    """Whether an answer of `size` bytes may be kept for a connection until its client reads it. A fencing read that
-    finds none has set its fence all the same; its client, a recovery, knows nothing of the entry then."""
+def has_room(
+    connection: ClientConnection, size: int, connections: Iterable[ClientConnection], *, is_fence: bool = False
+) -> bool:
+    """Return True if an answer of `size` bytes may be kept for a connection until its client reads it. If not, a
+    fencing read has set its fence all the same; its client, a recovery, does not get the entry then."""
     unread = connection.unread_bytes + size
     if unread <= UNREAD_SURE_BYTES:
         return True
@@ -52,5 +55,5 @@ def has_room(connection: Member, size: int, connections: Iterable[Member], *, is
 
 
 def may_poll(own: int, together: int) -> bool:
-    """Whether a connection with so many long polls, of so many of all, may have one more."""
+    """Return True if a connection with `own` long polls may have one more, while all connections have `together`."""
     return own < POLLS_SURE or together < POLLS_TOGETHER

@@ -1,7 +1,7 @@
-"""Answers what clients of a bookie ask beside adds: reads and fences, long polls, last-add-confirmed, lists, space.
+"""Answers requests other than adds: reads and fences, long polls, last-add-confirmed, lists, space.
 
-Each question is counted while it is under way, so that no connection has too many (docs/protocol.md, B12); what
-recovery asks goes first and is never refused for that.
+Each request is counted while it is in progress, so that no connection has too many (docs/protocol.md, B12). Recovery
+requests go first and are never refused for that reason.
 """
 
 from __future__ import annotations
@@ -11,40 +11,40 @@ from functools import partial
 from typing import Any, Protocol
 
 from kvstore.bookie.config import BookieConfig
-from kvstore.bookie.connections.limits import Answers, Member, has_room, may_poll
+from kvstore.bookie.connections.limits import ClientConnection, ResponseEncoders, has_room, may_poll
 from kvstore.bookie.directories.spread import AnyStorage
 from kvstore.bookie.reader import ReadDone
-from kvstore.bookie.turns import Turns
+from kvstore.bookie.turns import FairQueue
 from kvstore.proto import bookkeeper as wire
 from kvstore.proto import bookkeeper_pb2 as pb
 from kvstore.proto import version_two
 from kvstore.proto.availability import encode_availability
-from kvstore.proto.bookkeeper import LAST_ENTRY, Operation, Status
+from kvstore.proto.bookkeeper import LAST_ENTRY, BookieOperation, Status
 from kvstore.proto.version_two import BatchRead
 
 _NEGATIVE = (Status.NO_LEDGER, Status.NO_ENTRY)
 
 
-class Client(Member, Protocol):
+class AskingClient(ClientConnection, Protocol):
     """The client that asks: kvstore.bookie.connections.service.BookieConnection."""
 
-    answers: Answers
-    """In the version of the protocol that it speaks."""
+    answers: ResponseEncoders
+    """The encoders of its protocol version."""
     is_named: bool
-    """It has said which bookie it means, and it is this one."""
+    """True if the client has named the bookie that it means, and it is this one."""
     is_closed: bool
 
     def send(self, frame: bytes) -> None: ...
 
     def question_ended(self) -> None:
-        """There is room for another one."""
+        """Note that a request has ended, so that another one may begin."""
         ...
 
 
-class Shared(Protocol):
+class SharedLimits(Protocol):
     """Shared by all clients: kvstore.bookie.connections.service.BookieService."""
 
-    lists: Turns
+    lists: FairQueue
     polls: int
 
     @property
@@ -52,27 +52,27 @@ class Shared(Protocol):
 
 
 class Questions:
-    """The questions of one client."""
+    """The requests of one client."""
 
-    def __init__(self, client: Client, shared: Shared, storage: AnyStorage, config: BookieConfig) -> None:
+    def __init__(self, client: AskingClient, shared: SharedLimits, storage: AnyStorage, config: BookieConfig) -> None:
         self.pending = 0
-        """Questions under way."""
+        """Number of requests in progress."""
         self._client, self._shared, self._storage, self._config = client, shared, storage, config
         self._statistics = storage.statistics
         self._polls: dict[object, Callable[[], None]] = {}
-        """How to take back each long poll that waits."""
+        """Functions that cancel the waiting long polls."""
         self._calls: dict[int, Callable[[int, pb.Request], None]] = {
-            Operation.READ_ENTRY: self._read,
-            Operation.AUTH: self._auth,
-            Operation.WRITE_LAC: self._write_lac,
-            Operation.READ_LAC: self._read_lac,
-            Operation.GET_BOOKIE_INFO: self._info,
-            Operation.FORCE_LEDGER: self._force,
-            Operation.LIST_ENTRIES: self._list,
+            BookieOperation.READ_ENTRY: self._read,
+            BookieOperation.AUTH: self._auth,
+            BookieOperation.WRITE_LAC: self._write_lac,
+            BookieOperation.READ_LAC: self._read_lac,
+            BookieOperation.GET_BOOKIE_INFO: self._info,
+            BookieOperation.FORCE_LEDGER: self._force,
+            BookieOperation.LIST_ENTRIES: self._list,
         }
 
     def ask(self, operation: int, txn: int, request: pb.Request) -> None:
-        """Answer a request that is no add, later or at once."""
+        """Answer a request that is not an add, at once or later."""
         call = self._calls.get(operation)
         if call is not None:
             call(txn, request)
@@ -80,14 +80,14 @@ class Questions:
             self._client.send(wire.encode_status(txn, operation, Status.BAD_REQUEST))
 
     def take_back_polls(self) -> None:
-        """Wait for nothing any more: the client is gone."""
+        """Cancel all long polls, because the client is gone."""
         for take_back in self._polls.values():
             take_back()
         self._shared.polls -= len(self._polls)
         self._polls.clear()
 
     def _begin(self, *, is_priority: bool) -> bool:
-        """Count a request that is no add in; False if this connection has too many under way."""
+        """Count a request that is not an add. Return False if this connection has too many in progress."""
         if not is_priority and self.pending >= self._config.connection_pending_max:
             self._statistics.refused_overload += 1
             return False
@@ -153,7 +153,7 @@ class Questions:
         self._when_deniable(status, ledger, answer)
 
     def ask_batch(self, asked: BatchRead) -> None:
-        """The first entry as in a read of it alone; those after it if they are here and fit."""
+        """Answer with the first entry as in a single read, and with the following entries that are here and fit."""
 
         def have_first(status: Status, _entry: int, first: bytes | None, _lac: int) -> None:
             def answer(status: Status) -> None:
@@ -173,7 +173,7 @@ class Questions:
             self._client.send(version_two.encode_batch_response(asked, Status.TOO_MANY_REQUESTS, ()))
 
     def _batch(self, asked: BatchRead, first: bytes) -> list[bytes]:
-        """As many entries as may be kept until the client reads them; none if there is no room for any."""
+        """Return as many entries as may be kept until the client reads them; none if not even one may be kept."""
         connections, (_, size_max) = self._shared.connections, asked.limits
         is_fence = asked.fence_key is not None
         if has_room(self._client, max(len(first), size_max), connections):
@@ -181,8 +181,8 @@ class Questions:
         return [first] if has_room(self._client, len(first), connections, is_fence=is_fence) else []
 
     def _when_deniable(self, status: Status, ledger: int, answer: Callable[[Status], None]) -> None:
-        """Give the status as the answer. "Not here" is said to a client that has not named this bookie only if it is
-        true of the bookie that the client may mean; otherwise the bookie does not know."""
+        """Answer with the status. A client that has not named this bookie gets "not here" only if that is true for the
+        bookie that it may mean; otherwise it gets UNKNOWN_LEDGER_STATE."""
         if status not in _NEGATIVE or self._client.is_named:
             answer(status)
             return
@@ -196,17 +196,17 @@ class Questions:
     def _write_lac(self, txn: int, request: pb.Request) -> None:
         part = request.write_lac
         ledger = part.ledger
-        if not self._counted(txn, Operation.WRITE_LAC, ledger, request):
+        if not self._counted(txn, BookieOperation.WRITE_LAC, ledger, request):
             return
 
         def done(status: Status) -> None:
             self._end()
-            self._client.send(wire.encode_status(txn, Operation.WRITE_LAC, status, ledger))
+            self._client.send(wire.encode_status(txn, BookieOperation.WRITE_LAC, status, ledger))
 
         self._storage.write_lac(ledger, part.body, part.master_key, done=done)
 
-    def _counted(self, txn: int, operation: Operation, ledger: int, request: pb.Request) -> bool:
-        """Count a question in, or refuse it."""
+    def _counted(self, txn: int, operation: BookieOperation, ledger: int, request: pb.Request) -> bool:
+        """Count a request. Return False after refusing it."""
         if self._begin(is_priority=request.header.priority > 0):
             return True
         self._client.send(wire.encode_status(txn, operation, Status.TOO_MANY_REQUESTS, ledger))
@@ -214,7 +214,7 @@ class Questions:
 
     def _read_lac(self, txn: int, request: pb.Request) -> None:
         ledger = request.read_lac.ledger
-        if not self._counted(txn, Operation.READ_LAC, ledger, request):
+        if not self._counted(txn, BookieOperation.READ_LAC, ledger, request):
             return
 
         def done(status: Status, lac_body: bytes | None, last_entry: bytes | None) -> None:
@@ -228,7 +228,7 @@ class Questions:
 
     def _list(self, txn: int, request: pb.Request) -> None:
         ledger = request.list_entries.ledger
-        if not self._counted(txn, Operation.LIST_ENTRIES, ledger, request):
+        if not self._counted(txn, BookieOperation.LIST_ENTRIES, ledger, request):
             return
 
         def look(ended: Callable[[], None]) -> None:
@@ -257,12 +257,12 @@ class Questions:
 
     def _force(self, txn: int, request: pb.Request) -> None:
         ledger = request.force_ledger.ledger
-        if not self._counted(txn, Operation.FORCE_LEDGER, ledger, request):
+        if not self._counted(txn, BookieOperation.FORCE_LEDGER, ledger, request):
             return
 
         def done(status: Status) -> None:
             self._end()
-            self._client.send(wire.encode_status(txn, Operation.FORCE_LEDGER, status, ledger))
+            self._client.send(wire.encode_status(txn, BookieOperation.FORCE_LEDGER, status, ledger))
 
         self._storage.force(ledger, done=done)
 

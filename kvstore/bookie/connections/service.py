@@ -1,8 +1,9 @@
-"""A bookie's connections: frames in, storage calls, frames out. Fed with bytes by the event loop or the simulator.
+"""A bookie's connections: frames in, storage calls, frames out. The event loop or the simulator feeds them with bytes.
 
-Answers leave in the order in which they become ready, gathered into one write per turn of the loop. Who reads no
-answers is not read from either, nor is a client with too many adds under way: it would take a refusal for a fault of
-this bookie, and turn to others. A connection is answered in the version of the protocol that it speaks.
+Answers leave in the order in which they become ready, batched into one write per turn of the event loop. A connection
+is not read while its client does not read its answers. It is not read either while it has too many adds in progress,
+because the client would take a refusal for a failure of this bookie and use another one. A connection is answered in
+the protocol version that it speaks.
 """
 
 from __future__ import annotations
@@ -15,35 +16,35 @@ from functools import partial
 from typing import Any
 
 from kvstore.bookie.config import BookieConfig
-from kvstore.bookie.connections.limits import UNREAD_HIGH_BYTES, Answers
+from kvstore.bookie.connections.limits import UNREAD_HIGH_BYTES, ResponseEncoders
 from kvstore.bookie.connections.questions import Questions
 from kvstore.bookie.directories.spread import AnyStorage
-from kvstore.bookie.sparing import SparingLog
-from kvstore.bookie.turns import Turns
+from kvstore.bookie.rate_limited_log import RateLimitedLog
+from kvstore.bookie.turns import FairQueue
 from kvstore.env.networks import KnownNetworks, network_of
 from kvstore.env.ports import Stream
 from kvstore.env.shares import Shares
 from kvstore.proto import bookkeeper as wire
 from kvstore.proto import bookkeeper_pb2 as pb
 from kvstore.proto import version_two
-from kvstore.proto.bookkeeper import BadFrame, BadRequest, Operation, Status
+from kvstore.proto.bookkeeper import BadFrame, BadRequest, BookieOperation, Status
 from kvstore.proto.frames import FrameReader
 from kvstore.proto.version_two import BatchRead
 
 log = logging.getLogger(__name__)
 
 WRITE_BYTES = 1 << 20
-"""Answers gathered in one turn of the loop before they are written."""
+"""Bytes of answers gathered in one turn of the event loop before they are written."""
 HARD_FACTOR = 4
-"""How far what recovery reads may exceed a connection's limit before the connection is not read for a while."""
+"""How far recovery reads may exceed a connection's limit before the connection is not read for a while."""
 CLUSTER_SHOWN_MAX = 64
-"""Of what a stranger says, in the log."""
+"""Maximum number of characters of an unauthenticated peer's claim in the log."""
 
-_ADD = int(Operation.ADD_ENTRY)
+_ADD = int(BookieOperation.ADD_ENTRY)
 
 
 class BookieService:
-    """Makes a handler for each connection, and closes them all."""
+    """Creates a handler for each connection, and closes them all."""
 
     def __init__(
         self,
@@ -53,33 +54,33 @@ class BookieService:
         is_user: Callable[[Stream], bool] = lambda _: False,
         known: KnownNetworks | None = None,
     ) -> None:
-        """`cluster`: the instance id of the one that the bookie is of; empty: clients of any are served. `is_user`:
-        whether who connects shows the certificate of one of the cluster's users. `known`: networks, such as those of
+        """`cluster`: the instance id of the bookie's cluster; empty: clients of any cluster are served. `is_user`:
+        returns True if a client presents the certificate of a user of the cluster. `known`: networks, such as those of
         the other nodes, whose connections give way only to each other."""
         self.known = known = KnownNetworks() if known is None else known
         self.silent: Shares[BookieConnection] = Shares(known)
         """Connections that have not asked for anything."""
         self.asking: Shares[BookieConnection] = Shares(known)
-        """The others."""
+        """Connections that have asked for something."""
         self.cluster = cluster
         self.storage = storage
         self.config = config
         self.is_user = is_user
         self.connections: dict[BookieConnection, None] = {}
-        self.log = SparingLog(log)
-        self.lists = Turns()
-        """Of the entries of a ledger: one with many holes takes long."""
+        self.log = RateLimitedLog(log)
+        self.lists = FairQueue()
+        """Lists of a ledger's entries; a ledger with many holes takes long."""
         self.polls = 0
-        """Long polls that wait, of all connections."""
+        """Number of waiting long polls, over all connections."""
         self.is_closed = False
 
     def handler(self) -> BookieConnection:
-        """The handler of a new connection."""
+        """Return the handler of a new connection."""
         return BookieConnection(self)
 
     def take_in(self, connection: BookieConnection, host: str) -> bool:
-        """Give a new connection a slot. If there is none, a silent connection is closed for it, or one of a network
-        with more connections. Return False if there is no such connection."""
+        """Give a new connection a slot. If there is none, close a silent connection, or one of a network with more
+        connections. Return False if there is no such connection."""
         network = network_of(host)
         self.silent.add(connection, network)
         if len(self.connections) < self.config.connections_max:
@@ -87,7 +88,9 @@ class BookieService:
         gone = self.silent.first_to_go()
         if gone is connection:
             gone = self.asking.displaced_by(network)
-        self.log.say(logging.WARNING, "there are %d connections: one is closed", len(self.connections))
+        self.log.say(
+            logging.WARNING, "connection limit reached, closing a connection connections=%d", len(self.connections)
+        )
         if gone is None:
             self.forget(connection)
             return False
@@ -96,7 +99,7 @@ class BookieService:
         return True
 
     def has_asked(self, connection: BookieConnection, host: str) -> None:
-        """Note that a connection has asked for something."""
+        """Record that a connection has asked for something."""
         if self.silent.discard(connection):
             self.asking.add(connection, network_of(host))
 
@@ -105,36 +108,40 @@ class BookieService:
         self.asking.discard(connection)
 
     def refused_plain(self) -> None:
-        """Note that a client has asked for something without TLS, on a port that has it."""
+        """Record that a client has sent a request without TLS to a port with TLS."""
         self.storage.statistics.refused_plain += 1
-        self.log.say(logging.WARNING, "a client without TLS was refused; it has to begin with START_TLS")
+        self.log.say(logging.WARNING, "refused a client without TLS; it must begin with START_TLS")
 
     def refused_user(self) -> None:
-        """Note that somebody has come who has no business here by his certificate: a user, or one of no node."""
+        """Record that a client was refused because of its certificate: it is a user's, or names no node."""
         self.storage.statistics.refused_user += 1
-        self.log.say(logging.WARNING, "a client was refused by its certificate: it is a user's, or names no node")
+        self.log.say(logging.WARNING, "refused a client because of its certificate: it is a user's, or names no node")
 
     def close(self) -> None:
-        """End all connections at once, and those that are in their handshake when it is over; what they wait for is
-        answered to nobody."""
+        """Abort all connections at once, and those in their handshake when it is over. Nobody gets the outstanding
+        answers."""
         self.is_closed = True
         for connection in list(self.connections):
             connection.abort()
 
 
 class BookieConnection:
-    """One client."""
+    """A connection with one client."""
 
     def __init__(self, service: BookieService) -> None:
         self._service = service
         self._storage = storage = service.storage
-        self._statistics, self._door, self._gate = storage.statistics, storage.door, storage.gate
+        self._statistics, self._sync_gate, self._metadata_gate = (
+            storage.statistics,
+            storage.sync_gate,
+            storage.metadata_gate,
+        )
         self._config = service.config
         self._loop = asyncio.get_running_loop()
         self._frames = FrameReader(wire.PAYLOAD_MAX)
-        self.answers: Answers = wire
+        self.answers: ResponseEncoders = wire
         self._backlog: deque[bytes] = deque()
-        """Requests held back while the client does not read its answers, or there is no room for adds."""
+        """Requests held back while the client does not read its answers, or no more adds fit."""
         self._out: list[bytes] = []
         self._out_bytes = 0
         self._is_flush_due = False
@@ -142,7 +149,7 @@ class BookieConnection:
         self._is_reading_paused = False
         self.is_closed = True
         self._has_asked = self.is_named = False
-        """The client has said which bookie it means, and it is this one."""
+        """True if the client has named the bookie that it means, and it is this one."""
         self._takes_raw = service.storage.raw.is_on
         self._adds = 0
         self._add_bytes = 0
@@ -193,12 +200,12 @@ class BookieConnection:
 
     @property
     def _host(self) -> str:
-        """The address of the client, without its port."""
+        """The client's address, without the port."""
         return str((self._transport.get_extra_info("peername") or ("?", 0))[0])
 
     @property
     def unread_bytes(self) -> int:
-        """Answers that the client has not read."""
+        """Bytes of answers that the client has not read."""
         return self._out_bytes + self._transport.get_write_buffer_size()
 
     def pause_writing(self) -> None:
@@ -216,13 +223,15 @@ class BookieConnection:
 
     def _give_up(self, reason: str) -> None:
         self._statistics.bad_requests += 1
-        self._service.log.say(logging.WARNING, "peer=%s closed: %s", self._transport.get_extra_info("peername"), reason)
+        self._service.log.say(
+            logging.WARNING, "connection closed peer=%s reason=%s", self._transport.get_extra_info("peername"), reason
+        )
         self._flush()
         self.is_closed = True
         self._transport.close()
 
     def _serve(self) -> None:
-        """Handle what has arrived, as far as the client takes its answers and there is room for adds."""
+        """Handle the received requests, as far as the client reads its answers and adds fit."""
         self._is_serve_due = False
         backlog = self._backlog
         while backlog and not (self._is_choked or self.is_closed or self._lacks_room(backlog[0])):
@@ -234,19 +243,19 @@ class BookieConnection:
 
     # docs/protocol.md B12
     def _lacks_room(self, payload: bytes) -> bool:
-        """Whether the next request waits at the door; what comes behind it does too, and so keeps its place."""
+        """Return True if the next request must wait. Later requests wait behind it, and so keep their order."""
         if self._adds >= self._config.connection_pending_max or self._add_bytes >= self._config.connection_bytes_max:
-            return True  # goes on in _added
-        if self._door.is_shut:
-            self._door.wait(self._serve)
+            return True  # continues in _added
+        if self._sync_gate.is_shut:
+            self._sync_gate.wait(self._serve)
             return True
-        if self._gate.is_shut and self._may_ask(payload):
-            self._gate.wait(self._serve)
+        if self._metadata_gate.is_shut and self._may_ask(payload):
+            self._metadata_gate.wait(self._serve)
             return True
         return False
 
     def _may_ask(self, payload: bytes) -> bool:
-        """Whether a request may have to wait for the metadata store. What cannot be understood does not."""
+        """Return True if a request may have to wait for the metadata store. A malformed request does not."""
         may_ask = self._storage.may_ask
         if (plain := wire.plain_add(payload)) is not None:
             _, ledger, _, key, body = plain
@@ -259,12 +268,12 @@ class BookieConnection:
             return request.fence_key is not None and may_ask(request.ledger, request.fence_key)
         add, read, lac = request.add, request.read, request.write_lac
         match request.header.operation:
-            case Operation.ADD_ENTRY:
+            case BookieOperation.ADD_ENTRY:
                 is_writers = add.flag != pb.AddRequest.RECOVERY_ADD
                 return may_ask(add.ledger, add.master_key, add.body, is_writers=is_writers)
-            case Operation.READ_ENTRY:
+            case BookieOperation.READ_ENTRY:
                 return read.flag == pb.ReadRequest.FENCE_LEDGER and may_ask(read.ledger, read.master_key)
-            case Operation.WRITE_LAC:
+            case BookieOperation.WRITE_LAC:
                 return may_ask(lac.ledger, lac.master_key, lac.body)
         return False
 
@@ -294,7 +303,7 @@ class BookieConnection:
             self._loop.call_soon(self._flush)
 
     def question_ended(self) -> None:
-        """There is room for another question."""
+        """Note that a request has ended, so that another one may begin."""
         if self._is_reading_paused:
             self._update_reading()
 
@@ -333,10 +342,10 @@ class BookieConnection:
         elif not self.is_named and len(request.context) and (other := self._other_cluster(request)):
             self._statistics.refused_cluster += 1
             self.send(wire.encode_status(header.txn_id, operation, Status.UNAUTHORIZED))
-            self._give_up(f"it is of the cluster {other}, {self._storage.bookie} of {self._service.cluster}")
+            self._give_up(f"{self._storage.bookie} is of cluster {self._service.cluster}, the client of {other}")
         elif not self.is_named and len(request.context) and not self._is_meant(request):
             self.send(wire.encode_status(header.txn_id, operation, Status.UNKNOWN_LEDGER_STATE))
-            self._give_up(f"it means another bookie than {self._storage.bookie}")
+            self._give_up(f"the client means another bookie than {self._storage.bookie}")
         elif operation == _ADD:
             add = request.add
             is_recovery = add.flag == pb.AddRequest.RECOVERY_ADD
@@ -345,7 +354,7 @@ class BookieConnection:
             self._questions.ask(operation, header.txn_id, request)
 
     def _is_meant(self, request: pb.Request) -> bool:
-        """False if the client names another bookie: one whose disk or address this bookie may have inherited."""
+        """Return False if the client means another bookie: one whose disk or address this bookie may have inherited."""
         for pair in request.context:
             if pair.key == wire.BOOKIE_KEY:
                 self.is_named = pair.value == self._storage.bookie
@@ -354,7 +363,7 @@ class BookieConnection:
 
     # docs/protocol.md B32
     def _other_cluster(self, request: pb.Request) -> str:
-        """The cluster that the client says it is of, if that is not the bookie's; else empty."""
+        """Return the cluster that the client claims if it is not the bookie's; otherwise ""."""
         for pair in request.context:
             if pair.key == wire.CLUSTER_KEY and self._service.cluster not in ("", pair.value):
                 return repr(pair.value[:CLUSTER_SHOWN_MAX])

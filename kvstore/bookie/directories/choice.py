@@ -1,7 +1,7 @@
 """Chooses the directory of a new ledger. Decides only.
 
-By chance, which the ledger's id is, and in proportion to the room that is free: a disk that is larger, or was added
-later, gets more of the new ledgers, and none gets them all (weighted rendezvous hashing).
+The choice depends on the ledger's id and is proportional to the free space: a disk that is larger or was added later
+gets more of the new ledgers, but never all of them (weighted rendezvous hashing).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ class Candidate:
     number: int
     free_bytes: int
     is_full: bool
-    """It takes no ordinary adds."""
+    """True if the directory accepts no ordinary adds."""
 
 
 def choose(ledger: int, candidates: Sequence[Candidate]) -> int:
-    """The number of the directory that the ledger goes to. A full one gets it only where all are full: fences and
-    recoveries go on there."""
+    """Return the number of the directory for the ledger. A full one is chosen only if all are full, for fences and
+    recoveries."""
     return max(candidates, key=lambda each: (not each.is_full, _score(ledger, each))).number
 
 

@@ -1,8 +1,8 @@
-"""Makes ready the directories of a bookie that has several: reads what each says, writes what has changed, and finds
-out whose they are. What follows from what they say membership.py decides.
+"""Prepares the directories of a bookie that has several: reads what each says, writes what has changed, and finds out
+which bookie they belong to. membership.py decides what follows from their contents.
 
-A directory other than the first holds its own index, in `index`, and copies of what identifies the bookie (`VERSION`,
-`STARTS`, see identity.py), so that any that is left will do.
+A directory other than the first has its own index, in `index`, and copies of the files that identify the bookie
+(`VERSION`, `STARTS`, see identity.py), so that any surviving directory is enough.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from kvstore.bookie.admission import Authority
+from kvstore.bookie.admission import LedgerAuthority
 from kvstore.bookie.age import AGE
 from kvstore.bookie.config import BookieConfig
-from kvstore.bookie.directories.membership import Bare, Content, Plan, plan
-from kvstore.bookie.directories.places import PLACE, Place, State, decode_place, encode_place
-from kvstore.bookie.identity import STARTS, VERSION, Identity, establish
+from kvstore.bookie.directories.membership import Bare, Content, DirectoryPlan, plan
+from kvstore.bookie.directories.places import PLACE, MemberState, PlaceFile, decode_place, encode_place
+from kvstore.bookie.identity import STARTS, VERSION, BookieIdentity, establish
 from kvstore.bookie.opening import make_directory
 from kvstore.bookie.small_files import contents, read_file, replace_file
 from kvstore.env.ports import Env
@@ -27,12 +27,12 @@ from kvstore.os_errors import is_passing
 log = logging.getLogger(__name__)
 
 INDEX = "index"
-"""Where a directory other than the first has its index."""
+"""Name of the index directory in a directory other than the first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """One that is used."""
+    """A directory that is in use."""
 
     number: int
     path: str
@@ -45,24 +45,24 @@ class Directory:
 class Gathered:
     """A bookie's directories, ready to be read back."""
 
-    identity: Identity
+    identity: BookieIdentity
     directories: tuple[Directory, ...]
-    plan: Plan
+    plan: DirectoryPlan
 
 
 async def gather(
-    env: Env, config: BookieConfig, cookies: CookieStore, instance_id: str, authority: Authority
+    env: Env, config: BookieConfig, cookies: CookieStore, instance_id: str, authority: LedgerAuthority
 ) -> Gathered:
-    """Find out which directories this bookie has, and who it is. Raises ConfigError that names the directory at fault,
-    MetadataError, OSError (a disk is full)."""
+    """Find out which directories this bookie has, and which bookie it is. Raises a ConfigError that names the directory
+    at fault, MetadataError, OSError (a disk is full)."""
     return await _Gathering(env, config).run(cookies, instance_id, authority)
 
 
 def unreadable(path: str, error: OSError) -> ConfigError:
-    """The error for the operator of a directory that cannot be read or written at the start."""
+    """Return the error for the operator if a directory cannot be read or written at the start."""
     return ConfigError(
-        f"{path} cannot be read or written: {error}. If its disk is lost, name it in storage.lost_dirs: the bookie "
-        "starts without it, and what it held is copied here from other bookies"
+        f"{path} cannot be read or written: {error}. If its disk is lost, add it to storage.lost_dirs: the bookie "
+        "starts without it, and its entries are copied here from other bookies"
     )
 
 
@@ -70,7 +70,7 @@ class _Gathering:
     def __init__(self, env: Env, config: BookieConfig) -> None:
         self._env, self._disk, self._config = env, env.disk, config
 
-    async def run(self, cookies: CookieStore, instance_id: str, authority: Authority) -> Gathered:
+    async def run(self, cookies: CookieStore, instance_id: str, authority: LedgerAuthority) -> Gathered:
         used = [each for each in self._config.directories if each not in self._config.lost_dirs]
         found = plan({each: self._look(each) for each in used}, self._config.lost_dirs, self._draw)
         anchor = min(found.present)
@@ -81,7 +81,7 @@ class _Gathering:
         )
         if found.bookie not in ("", identity.bookie):
             raise ConfigError(
-                f"{found.paths[anchor]}/{PLACE} is bookie {found.bookie}'s, this one is {identity.bookie}"
+                f"{found.paths[anchor]}/{PLACE} belongs to bookie {found.bookie}, expected {identity.bookie}"
             )
         found = replace(found, bookie=identity.bookie)
         if found.version:
@@ -100,29 +100,29 @@ class _Gathering:
                 raise
             raise unreadable(path, error) from error
         if PLACE in names and place is None:
-            raise ConfigError(f"{path}/{PLACE} is damaged. If the directory is lost, name it in storage.lost_dirs")
+            raise ConfigError(f"{path}/{PLACE} is damaged. If the directory is lost, add it to storage.lost_dirs")
         if place is not None:
             return place
         if names and path != self._config.directories[0] and VERSION not in names:
-            raise ConfigError(f"{path} holds {min(names)} although it is not formatted yet")
+            raise ConfigError(f"{path} contains {min(names)} although it is not formatted yet")
         return Bare.OWNED if names else Bare.EMPTY
 
     def _draw(self) -> str:
         return f"{self._env.random.getrandbits(64):016x}"
 
-    def _change(self, found: Plan, anchor: int) -> Plan:
-        """Bring all directories up to what was decided: step by step, each in all of them before the next."""
+    def _change(self, found: DirectoryPlan, anchor: int) -> DirectoryPlan:
+        """Write a changed plan to all directories: step by step, each step in all directories before the next."""
         if found.is_changed:
             self.say(found, found.present)
         if found.joining:
             for number in found.joining:
                 self._join(found, number, found.paths[anchor])
-            found = found.after(State.JOINING, State.PRESENT)
+            found = found.after(MemberState.JOINING, MemberState.PRESENT)
             self.say(found, found.present)
         return replace(found, is_changed=False)
 
-    def _join(self, found: Plan, number: int, anchor: str) -> None:
-        """Make a directory that nothing was ever stored in. What a crash has left of this is made again."""
+    def _join(self, found: DirectoryPlan, number: int, anchor: str) -> None:
+        """Create a directory in which nothing was ever stored. The remains of a crash are overwritten."""
         path, disk = found.paths[number], self._disk
         self._refuse_one_place(found, number)
         try:
@@ -135,25 +135,25 @@ class _Gathering:
             disk.sync_dir(path)
         except OSError as error:
             raise error if is_passing(error) else unreadable(path, error) from error
-        log.warning("bookie=%s has a new directory %d: %s", found.bookie, number, path)
+        log.warning("new directory created bookie=%s number=%d path=%s", found.bookie, number, path)
 
-    def _refuse_one_place(self, found: Plan, number: int) -> None:
-        """Raise ConfigError if a new directory is another one by another path: two journals would overwrite each
-        other. The other one has its own number written in it by now, so bind mounts are found, too."""
+    def _refuse_one_place(self, found: DirectoryPlan, number: int) -> None:
+        """Raise ConfigError if a new directory is another one under another path, because two journals would overwrite
+        each other. The other one contains its own number by now, so that bind mounts are detected too."""
         content = self._look(found.paths[number])
-        if isinstance(content, Place) and content.here != number:
+        if isinstance(content, PlaceFile) and content.here != number:
             raise ConfigError(
                 f"expected storage.journal_dirs to name distinct directories, got {found.paths[number]} and "
-                f"{found.paths[content.here]}, which are one; name each directory once"
+                f"{found.paths[content.here]}, which are the same; name each directory once"
             )
 
-    def say(self, found: Plan, numbers: Iterable[int]) -> None:
-        """Let directories say what is decided."""
+    def say(self, found: DirectoryPlan, numbers: Iterable[int]) -> None:
+        """Write the plan to directories."""
         for number in numbers:
-            said = Place(found.bookie, found.version, number, found.members)
+            said = PlaceFile(found.bookie, found.version, number, found.members)
             replace_file(self._disk, f"{found.paths[number]}/{PLACE}", encode_place(said))
 
-    def _directory(self, number: int, found: Plan, anchor: int, identity: Identity) -> Directory:
+    def _directory(self, number: int, found: DirectoryPlan, anchor: int, identity: BookieIdentity) -> Directory:
         path = found.paths[number]
         if number == anchor:
             doubts = identity.doubts
@@ -164,8 +164,9 @@ class _Gathering:
         return Directory(number, path, self._config.index_dir if number == 0 else f"{path}/{INDEX}", doubts)
 
 
-def say_gone(env: Env, config: BookieConfig, found: Plan) -> Plan:
-    """Note that the lost directories are gone: what they may have held is in limbo, on the disks. Raises OSError."""
-    now = found.after(State.LOST, State.GONE)
+def say_gone(env: Env, config: BookieConfig, found: DirectoryPlan) -> DirectoryPlan:
+    """Record that the lost directories are gone: everything that they may have held is in limbo, on disk. Raises
+    OSError."""
+    now = found.after(MemberState.LOST, MemberState.GONE)
     _Gathering(env, config).say(now, now.present)
     return now

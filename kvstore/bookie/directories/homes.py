@@ -1,7 +1,7 @@
 """Finds which of a bookie's directories a ledger is in.
 
-A ledger is in one directory, all of it. That holds for those too that wait for the metadata store before their first
-record: what is asked about one ledger goes to one directory as long as anything waits.
+A ledger is entirely in one directory. This also holds for ledgers that wait for the metadata store before their first
+record: all requests for one ledger go to one directory as long as any of them waits.
 """
 
 from __future__ import annotations
@@ -11,36 +11,39 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvstore.bookie.directories.choice import Candidate, choose
-from kvstore.bookie.directories.part import Part
+from kvstore.bookie.directories.part import DirectoryStorage
 
 log = logging.getLogger(__name__)
 
 
 class Homes:
-    """The directories in which one bookie's ledgers are."""
+    """The directories of one bookie's ledgers."""
 
-    def __init__(self, parts: Sequence[Part]) -> None:
+    def __init__(self, parts: Sequence[DirectoryStorage]) -> None:
         self._parts = parts
-        self._under_way: dict[int, tuple[Part, int]] = {}
-        """Ledgers that no directory knows: where what is asked about each goes, and how much of that waits."""
+        self._under_way: dict[int, tuple[DirectoryStorage, int]] = {}
+        """Ledgers that no directory knows, with the directory that gets their requests and the number of waiting
+        requests."""
 
     def check(self) -> None:
-        """Put in limbo, and fence, what is in two directories.
-
-        Only a directory that somebody else has written to brings that about.
-        """
-        seen: dict[int, Part] = {}
+        """Put ledgers that are in two directories in limbo, and fence them. This happens only if somebody else has
+        written to a directory."""
+        seen: dict[int, DirectoryStorage] = {}
         for part in self._parts:
             for ledger in sorted(part.ledgers):
                 other = seen.setdefault(ledger, part)
                 if other is not part:
                     where = other.directory.path, part.directory.path
-                    log.error("ledger=%d is in %s and in %s: it may lack records in either", ledger, *where)
+                    log.error(
+                        "ledger is in two directories, it may lack records in either ledger=%d first=%s second=%s",
+                        ledger,
+                        *where,
+                    )
                     for each in (other, part):
                         each.doubt(ledger)
 
     @property
-    def alive(self) -> list[Part]:
+    def alive(self) -> list[DirectoryStorage]:
         """The directories that have not failed."""
         return [each for each in self._parts if not each.reason]
 
@@ -56,18 +59,18 @@ class Homes:
             await part.storage.synced()
 
     def knows(self, ledger: int) -> bool:
-        """Whether any directory has, or had, a record of it, or is about to."""
+        """Return True if any directory has, or had, a record of the ledger, or is about to."""
         return ledger in self._under_way or any(part.knows(ledger) for part in self._parts)
 
-    def is_elsewhere(self, part: Part, ledger: int) -> bool:
-        """Whether another directory than `part` has it."""
+    def is_elsewhere(self, part: DirectoryStorage, ledger: int) -> bool:
+        """Return True if a directory other than `part` has the ledger."""
         under_way = self._under_way.get(ledger)
         if under_way is not None and under_way[0] is not part:
             return True
         return any(other.knows(ledger) for other in self._parts if other is not part)
 
-    def _home(self, ledger: int) -> Part | None:
-        """The directory that the ledger is in, or belongs to as long as none has it; None: any will do."""
+    def _home(self, ledger: int) -> DirectoryStorage | None:
+        """Return the directory that the ledger is in, or belongs to as long as none has it; None if any will do."""
         for part in self._parts:
             if ledger in part.ledgers:
                 return part
@@ -78,12 +81,13 @@ class Homes:
             return under_way[0]
         return next((part for part in self._parts if part.is_limbo), None)
 
-    def asked(self, ledger: int) -> Part:
-        """Whom to ask about the ledger; one that no directory has none of them has."""
+    def asked(self, ledger: int) -> DirectoryStorage:
+        """Return the directory to ask about the ledger. If no directory has the ledger, any one gives the same
+        answer."""
         return self._home(ledger) or self.alive[0]
 
-    def chosen(self, ledger: int) -> Part:
-        """Where the ledger's first record goes."""
+    def chosen(self, ledger: int) -> DirectoryStorage:
+        """Return the directory for the ledger's first record."""
         home = self._home(ledger)
         if home is not None:
             return home
@@ -92,9 +96,9 @@ class Homes:
         number = choose(ledger, of_all)
         return next(each for each in alive if each.directory.number == number)
 
-    def hold(self, ledger: int, done: Callable[..., Any]) -> tuple[Part, Callable[..., Any]]:
-        """Where a record of the ledger goes, and what is to answer in place of `done`: what is asked about a ledger
-        that no directory knows goes to the same one until it is answered."""
+    def hold(self, ledger: int, done: Callable[..., Any]) -> tuple[DirectoryStorage, Callable[..., Any]]:
+        """Return the directory for a record of the ledger, and the callback to use instead of `done`. Requests for a
+        ledger that no directory knows go to the same directory until they are answered."""
         for part in self._parts:
             if ledger in part.ledgers:
                 return part, done

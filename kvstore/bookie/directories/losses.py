@@ -1,30 +1,31 @@
-"""Puts in limbo what a lost directory may have held, before the bookie that goes on without it answers anybody.
+"""Puts everything that a lost directory may have held in limbo, before the bookie that continues without it answers
+anybody. The loss of each kind of record, and why no answer is wrong (docs/protocol.md, B23):
 
-What is lost with a directory, and why nothing lies about it (docs/protocol.md, B23):
+  entries       The bookie must not deny them: a recovery would end the ledger before acknowledged entries. The
+                other directories know their own ledgers, and a ledger is in one directory only. For every
+                other ledger whose metadata names this bookie, a remaining directory records that it is in
+                limbo. All these records are on disk before the bookie answers anything.
+  fences        A fencing recovery has marked the ledger IN_RECOVERY before. The lost directory's admissions are
+                gone with it, so each writer of its ledgers is judged again by the metadata, which has that
+                mark (B3). Nobody has to find the fence again. If a remaining directory has an admission of a
+                ledger, it also has the ledger's fence.
+  tombstones    Their ledgers have no metadata, so a late add is refused (B4).
+  keys          The metadata store is asked (B13).
+  confirmed     An explicit last-add-confirmed only reports what others have stored.
 
-    entries       That they are not here must not be said: a recovery would end the ledger before what was acknowledged.
-                  The others know what they have themselves; a ledger is in one directory only, so the lost one had
-                  none of that. Of every other ledger whose metadata name this bookie a note goes into a directory that
-                  is left: it is in limbo. All of them are on the disk before the bookie answers anybody anything.
-    fences        Whoever fences has marked the ledger IN_RECOVERY before. The lost directory's admissions are gone with
-                  it, so each writer of its ledgers is judged anew by the metadata, which say that (B3). Nobody has to
-                  find the fence again. An admission that a directory left has is of a ledger whose fence is there too.
-    tombstones    Their ledgers have no metadata: a late add is refused by that (B4).
-    keys          The metadata store is asked (B13).
-    confirmed     An explicit last-add-confirmed only tells of what others have stored.
+The loss is recorded in the files of all other directories before anything else happens, so the lost directory never
+comes back. Otherwise its contents would be outdated, a ledger would be in two directories, and an admission in it would
+not know a later fence.
 
-That it was lost is in the files of all others before anything else happens, so it never comes back: what it had
-would be out of date, a ledger would be in two directories, and an admission in it would know nothing of a later fence.
-
-Found and noted again after a crash in the middle: it is one note for each ledger, and the directories say that they are
-done with it (GONE) only when all notes are on the disks.
+After a crash, everything is found and recorded again: there is one record for each ledger, and the directories are
+marked GONE only when all records are on disk.
 """
 
 from __future__ import annotations
 
 import logging
 
-from kvstore.bookie.admission import Authority
+from kvstore.bookie.admission import LedgerAuthority
 from kvstore.bookie.directories.homes import Homes
 from kvstore.bookie.journal.room import JournalFull
 from kvstore.bookie.upkeep.limbo import may_name
@@ -34,14 +35,14 @@ from kvstore.types import BookieId, LedgerId
 log = logging.getLogger(__name__)
 
 NOTES_MAX = 1_000
-"""That share a sync."""
+"""Number of records that share a sync."""
 
 
 # docs/protocol.md B23
-async def doubt_what_was_lost(homes: Homes, authority: Authority, bookie: BookieId) -> None:
-    """Put every ledger that names the bookie, and that no directory knows, in limbo, on the disks.
+async def doubt_what_was_lost(homes: Homes, authority: LedgerAuthority, bookie: BookieId) -> None:
+    """Put every ledger that names the bookie, and that no directory knows, in limbo, on disk.
 
-    Raises ConfigError if there is no room for that, MetadataError.
+    Raises ConfigError if there is no space for that, MetadataError.
     """
     count = 0
     for ledger in await authority.ledgers():
@@ -52,11 +53,11 @@ async def doubt_what_was_lost(homes: Homes, authority: Authority, bookie: Bookie
             storage.facts.set_limbo(storage.inventory.known(ledger), True)
         except JournalFull as error:
             raise ConfigError(
-                f"bookie={bookie} has no room to note which ledgers may lack entries: make some, or add a directory to "
+                f"bookie {bookie} has no space to record the ledgers in limbo: free some, or add a directory to "
                 "storage.journal_dirs"
             ) from error
         count += 1
         if count % NOTES_MAX == 0:
             await homes.synced()
     await homes.synced()
-    log.warning("%d ledgers may lack records", count)
+    log.warning("ledgers may lack records ledgers=%d", count)

@@ -1,4 +1,4 @@
-"""One directory of a bookie that has several: its storage, and who waits for an answer of it."""
+"""One directory of a bookie that has several: its storage, and the callers that wait for its answers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from kvstore.os_errors import is_passing
 log = logging.getLogger(__name__)
 
 
-class Part:
-    """Asked by spread.py: `calls` takes them, as long as the directory lives its own storage."""
+class DirectoryStorage:
+    """The storage of one directory. spread.py sends requests to `calls`, which is `storage` until the directory
+    fails."""
 
     __slots__ = ("_asked", "calls", "config", "directory", "ledgers", "reason", "storage", "tombstones")
 
@@ -27,20 +28,20 @@ class Part:
         self.storage = storage
         self.calls: BookieStorage | Refusing = storage
         self.ledgers: Collection[int] = ()
-        """What it has, or had when it failed."""
+        """The ledgers in the directory, or at the time of its failure."""
         self.tombstones: Collection[int] = ()
         self.reason = ""
-        """Why it has failed; empty: it has not."""
+        """Why the directory has failed; empty if it has not."""
         self._asked: dict[object, Callable[[], Any]] = {}
-        """How to refuse each question that was not answered yet."""
+        """How to refuse each unanswered request."""
 
     @property
     def is_limbo(self) -> bool:
-        """Records of ledgers that nobody knows here may have been lost in it."""
+        """True if records of unknown ledgers may have been lost in this directory."""
         return self.storage.inventory.is_limbo
 
     async def start(self) -> None:
-        """Read it back. Raises ConfigError that names it, OSError (no room)."""
+        """Read the directory back. Raises a ConfigError that names it, OSError (no space)."""
         try:
             await self.storage.start(self.directory.doubts)
         except OSError as error:
@@ -50,14 +51,14 @@ class Part:
         self.ledgers, self.tombstones = self.storage.inventory.ledgers, self.storage.inventory.tombstones
 
     def free_bytes(self) -> int:
-        """Bytes that are free in it; 0 if its disk does not say."""
+        """Return the free bytes; 0 if the disk fails."""
         try:
             return self.storage.free_bytes()
         except OSError:
             return 0
 
     def space(self) -> tuple[int, int]:
-        """Bytes in all, and bytes that are free; none if its disk does not say."""
+        """Return all bytes and free bytes; 0 if the disk fails."""
         try:
             return self.storage.space()
         except OSError:
@@ -67,13 +68,14 @@ class Part:
         return ledger in self.ledgers or ledger in self.tombstones
 
     def doubt(self, ledger: int) -> None:
-        """Neither show nor deny what is not found of the ledger, and let no writer add to it. Raises JournalFull."""
+        """Put the ledger in limbo, and fence it. Raises JournalFull."""
         found = self.storage.inventory.ledgers[ledger]
         self.storage.facts.set_limbo(found, True)
         self.storage.facts.fence(ledger, found.key)
 
     def asked(self, done: Callable[..., Any], *refusal: Any) -> Callable[..., None]:
-        """Returns what answers in place of `done`: once, and with `refusal` if the directory fails before."""
+        """Return a callback to use instead of `done`. It is called at most once, with `refusal` if the directory fails
+        before."""
 
         def answer(*given: Any) -> None:
             if self._asked.pop(answer, None) is not None:
@@ -83,7 +85,7 @@ class Part:
         return answer
 
     def taken_back(self, answer: Callable[..., None], take_back: Callable[[], None]) -> Callable[[], None]:
-        """Returns what takes back the question that `answer` is to answer, as `take_back` does in the storage."""
+        """Return a function that cancels the request of `answer`, as `take_back` does in the storage."""
 
         def both() -> None:
             self._asked.pop(answer, None)
@@ -93,14 +95,14 @@ class Part:
 
     # docs/protocol.md B24
     def fail(self, reason: str) -> None:
-        """Its disk has failed: take nothing more. What was asked for is refused by `refuse_all`."""
+        """Stop using the directory, because its disk has failed. `refuse_all` refuses the outstanding requests."""
         self.reason = reason
         self.calls = Refusing(self.storage.statistics)
         self.ledgers, self.tombstones = frozenset(self.ledgers), frozenset(self.tombstones)
 
     def refuse_all(self) -> None:
-        """Refuse what waits for a sync that never comes, and for the metadata store. What was stored of it, nobody
-        knows."""
+        """Refuse requests that wait for a sync that never comes or for the metadata store. Nobody knows which of them
+        were stored."""
         for group in self.storage.journal.unreported():
             adds = list(group.adds)
             group.adds.clear()
@@ -114,8 +116,8 @@ class Part:
     def _refuse(self, refuse: Callable[[], Any]) -> None:
         try:
             refuse()
-        except Exception:  # a fault of one client's must not keep the others from their answers, nor the door shut
-            log.exception("%s whoever waited for it failed", self.directory.path)
+        except Exception:  # an error of one client must not keep the others from their answers, nor the gate shut
+            log.exception("callback of a refused request failed path=%s", self.directory.path)
 
     def stop(self) -> None:
         """Write nothing more."""

@@ -12,22 +12,23 @@ from kvstore.proto.bookkeeper import LAST_ENTRY, Status
 
 CANNOT_STORE = Status.IO_ERROR
 CANNOT_TELL = Status.UNKNOWN_LEDGER_STATE
-"""Neither that it is here nor that it is not, and no fence."""
+"""The answer that the entry is neither known to be here nor known to be absent, and that no fence was set."""
 
 
 def _nothing() -> None:
-    """There is nothing to take back."""
+    """Do nothing: there is no question to cancel."""
 
 
 # docs/protocol.md B24
 class Refusing:
-    """Has the calls of kvstore.bookie.storage.BookieStorage that are about one ledger."""
+    """A storage with the calls of kvstore.bookie.storage.BookieStorage that concern one ledger. It refuses all of
+    them."""
 
     def __init__(self, statistics: Statistics) -> None:
         self._statistics = statistics
 
     def may_ask(self, _ledger: int, _key: bytes, _body: bytes | None = None, *, is_writers: bool = False) -> bool:
-        """It asks nobody."""
+        """Return False: it never asks the metadata store."""
         return False
 
     def add(self, _ledger: int, _entry: int, _body: bytes, _key: bytes, *, recovery: bool, done: Done) -> None:
@@ -40,7 +41,7 @@ class Refusing:
         done(CANNOT_STORE)
 
     def read(self, _ledger: int, entry: int, *, key: bytes | None = None, fence: bool = False, done: ReadDone) -> None:
-        done(self._untold(), entry, None, -1)
+        done(self._unknown(), entry, None, -1)
 
     def read_on(
         self, _ledger: int, _entry: int, body: bytes, _limits: tuple[int, int], *, passes_over: bool = False
@@ -48,18 +49,18 @@ class Refusing:
         return [body]
 
     def read_lac(self, _ledger: int, *, done: Callable[[Status, bytes | None, bytes | None], Any]) -> None:
-        done(self._untold(), None, None)
+        done(self._unknown(), None, None)
 
     def long_poll(self, _ledger: int, _previous_lac: int, _timeout_ms: int, *, done: ReadDone) -> Callable[[], None]:
-        done(self._untold(), LAST_ENTRY, None, -1)
+        done(self._unknown(), LAST_ENTRY, None, -1)
         return _nothing
 
     def listen(self, _ledger: int, _listener: object) -> None:
         return None
 
     def list_entries(self, _ledger: int, *, done: Callable[[Status, Sequence[tuple[int, int]]], Any]) -> None:
-        done(self._untold(), ())
+        done(self._unknown(), ())
 
-    def _untold(self) -> Status:
+    def _unknown(self) -> Status:
         self._statistics.refused_unknown += 1
         return CANNOT_TELL

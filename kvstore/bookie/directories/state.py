@@ -1,4 +1,4 @@
-"""The state of one directory of a bookie, as operators are told it."""
+"""The state of one directory of a bookie, as operators see it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 
 class DirectoryState(NamedTuple):
-    """A value."""
+    """The state of one directory."""
 
     path: str
     failure: str
-    """Why it has failed since the start; empty: it has not."""
+    """Why the directory has failed since the start; empty if it has not."""
     free_bytes: int
-    """0 if its disk does not say."""
+    """Free bytes; 0 if the disk fails."""
     readonly: bool
-    """True if it takes no ordinary adds, because its disk is full but for the reserve."""
+    """True if ordinary adds are refused, because only the reserve of the disk is left."""
     why_readonly: str = ""
-    """The reason, with the path; empty if it takes them."""
+    """Why ordinary adds are refused, with the path; empty if they are accepted."""

@@ -1,13 +1,13 @@
-"""The work in the background of each of a bookie's directories, until that fails."""
+"""The background work in each of a bookie's directories, until the directory fails."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
 
-from kvstore.bookie.admission import Authority
+from kvstore.bookie.admission import LedgerAuthority
 from kvstore.bookie.config import BookieConfig
-from kvstore.bookie.directories.part import Part
+from kvstore.bookie.directories.part import DirectoryStorage
 from kvstore.bookie.directories.spread import AnyStorage
 from kvstore.bookie.inventory import IsOurs
 from kvstore.bookie.storage import BookieStorage
@@ -19,7 +19,7 @@ from kvstore.types import LedgerId
 
 
 @dataclass(frozen=True, slots=True)
-class Upkeep:
+class DirectoryUpkeep:
     """The upkeep of one directory."""
 
     reclaimer: Reclaimer
@@ -27,15 +27,15 @@ class Upkeep:
 
 
 def start_upkeep(
-    env: Env, config: BookieConfig, storage: AnyStorage, authority: Authority, is_ours: IsOurs, nursery: Nursery
-) -> list[Upkeep]:
-    """Begin it in each directory of a storage that has been started."""
+    env: Env, config: BookieConfig, storage: AnyStorage, authority: LedgerAuthority, is_ours: IsOurs, nursery: Nursery
+) -> list[DirectoryUpkeep]:
+    """Start the upkeep in each directory of a storage that has been started."""
     if isinstance(storage, BookieStorage):
         return [_start(env, config, storage, authority, is_ours, nursery, nowhere)]
     nurseries = {part.directory.number: nursery.child(part.directory.path) for part in storage.parts}
 
-    def end(part: Part) -> None:
-        nursery.spawn(nurseries[part.directory.number].close(), name=f"end the upkeep of {part.directory.path}")
+    def end(part: DirectoryStorage) -> None:
+        nursery.spawn(nurseries[part.directory.number].close(), name=f"stop the upkeep of {part.directory.path}")
 
     storage.on_failed(end)
     return [
@@ -53,7 +53,7 @@ def start_upkeep(
 
 
 def admitted(storage: AnyStorage, is_ours: IsOurs) -> set[int]:
-    """Ledgers of a storage that the metadata store knew when they came here, and that are the cluster's own."""
+    """Return the cluster's own ledgers of a storage that the metadata store knew when they were admitted here."""
     parts = [storage] if isinstance(storage, BookieStorage) else [part.storage for part in storage.parts]
     known = ((number, each) for part in parts for number, each in part.inventory.ledgers.items() if each.is_admitted)
     return {number for number, ledger in known if is_ours(LedgerId(number), ledger.key)}
@@ -63,12 +63,12 @@ def _start(
     env: Env,
     config: BookieConfig,
     storage: BookieStorage,
-    authority: Authority,
+    authority: LedgerAuthority,
     is_ours: IsOurs,
     nursery: Nursery,
     is_elsewhere: Elsewhere,
-) -> Upkeep:
-    found = Upkeep(Reclaimer(env, config, storage, authority, is_ours), Scrubber(config, storage))
+) -> DirectoryUpkeep:
+    found = DirectoryUpkeep(Reclaimer(env, config, storage, authority, is_ours), Scrubber(config, storage))
     nursery.spawn(watch(storage, authority, is_elsewhere), name="limbo")
     nursery.spawn(found.reclaimer.run(), name="reclaim")
     nursery.spawn(found.scrubber.run(), name="scrub")

@@ -1,4 +1,4 @@
-"""Has the node's metadata session depend on the disks of its bookie."""
+"""Makes the node's metadata session depend on the disks of its bookie."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvstore.env.liveness.port import Hung, Liveness
 
 # docs/protocol.md P45, B24
 def watch_disks(liveness: Liveness, config: BookieConfig, storage: AnyStorage) -> None:
-    """Watch the disks of every directory. One of several that hangs is given up as if a write had failed. Raises
+    """Watch the disks of every directory. If one of several hangs, it is treated as if a write had failed. Raises
     OSError."""
     if isinstance(storage, SpreadStorage):
         for part in storage.parts:

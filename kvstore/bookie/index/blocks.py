@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from kvstore.bookie.index.entry_index import Columns
+from kvstore.bookie.index.entry_index import EntryColumns
 
 BLOCK_ENTRIES = 255
 """With them a block is just below a page of the disk."""
@@ -109,7 +109,7 @@ def seed_of(salt: int, at: int) -> int:
     return (salt ^ salt >> 32 ^ at) & 0xFFFFFFFF
 
 
-def encode_extents(columns: Columns, extents: list[Extent], salt: int) -> bytes:
+def encode_extents(columns: EntryColumns, extents: list[Extent], salt: int) -> bytes:
     """The blocks of `extents`, which are all of `columns`."""
     parts, done = list[bytes](), 0
     ids, offsets, sizes = map(big, columns)
@@ -124,7 +124,7 @@ def encode_extents(columns: Columns, extents: list[Extent], salt: int) -> bytes:
     return b"".join(parts)
 
 
-def decode_block(data: bytes, salt: int, at: int, count: int) -> Columns | None:
+def decode_block(data: bytes, salt: int, at: int, count: int) -> EntryColumns | None:
     """None for anything but the block of `count` entries that stands at `at`."""
     if len(data) != block_bytes(count) or _HEAD.unpack_from(data) != (
         crc32c(data[_HEAD.size :], seed_of(salt, at) ^ count),
@@ -132,7 +132,9 @@ def decode_block(data: bytes, salt: int, at: int, count: int) -> Columns | None:
     ):
         return None
     ids, offsets = _HEAD.size + 8 * count, _HEAD.size + 12 * count
-    return Columns(native("Q", data[_HEAD.size : ids]), native("I", data[ids:offsets]), native("I", data[offsets:]))
+    return EntryColumns(
+        native("Q", data[_HEAD.size : ids]), native("I", data[ids:offsets]), native("I", data[offsets:])
+    )
 
 
 def big(numbers: array[int]) -> bytes:

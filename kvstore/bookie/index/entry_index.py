@@ -35,7 +35,7 @@ def offset_of(place: int) -> int:
     return place & OFFSET_MASK
 
 
-class Columns(NamedTuple):
+class EntryColumns(NamedTuple):
     """Entries of one segment, rising by id."""
 
     entries: array[int]
@@ -198,18 +198,20 @@ class EntryIndex:
             return self.columns().entries
         return array("Q", compress(within, self.places)) if self.holes else within
 
-    def columns(self) -> Columns:
+    def columns(self) -> EntryColumns:
         """The entries in memory, all of which are in one segment."""
         if not self.others and not self.holes:
-            return Columns(array("Q", range(self.first, self.first + len(self.places))), _low(self.places), self.sizes)
+            return EntryColumns(
+                array("Q", range(self.first, self.first + len(self.places))), _low(self.places), self.sizes
+            )
         if not self.others:
             there = array("Q", compress(range(self.first, self.first + len(self.places)), self.places))
-            return Columns(
+            return EntryColumns(
                 there, _low(array("Q", filter(None, self.places))), array("I", compress(self.sizes, self.places))
             )
         found = sorted([*self._in_arrays(), *((entry, *where) for entry, where in self.others.items())])
         ids, places, sizes = zip(*found, strict=True)
-        return Columns(array("Q", ids), _low(array("Q", places)), array("I", sizes))
+        return EntryColumns(array("Q", ids), _low(array("Q", places)), array("I", sizes))
 
     def runs(self) -> list[tuple[int, int]]:
         """The entries as runs (first, count), rising. Those in full segments by reads of the disk where they have

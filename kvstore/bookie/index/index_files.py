@@ -18,7 +18,7 @@ from functools import partial
 from kvstore.bookie.index.blocks import block_bytes, decode_block
 from kvstore.bookie.index.checkpoint import FORMAT, Checkpoint, encode_checkpoint, encode_list
 from kvstore.bookie.index.checkpoints import ASIDE, LIST, checkpoint_path, indexed, list_path, read_checkpoint
-from kvstore.bookie.index.entry_index import NOWHERE, OFFSET_BITS, Columns, EntryIndex
+from kvstore.bookie.index.entry_index import NOWHERE, OFFSET_BITS, EntryColumns, EntryIndex
 from kvstore.env.ports import Disk, File
 from kvstore.os_errors import is_passing, no_room
 
@@ -31,7 +31,7 @@ OPEN_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Mended:
+class RebuiltIndex:
     """A segment's entries, made again from the segment."""
 
     entries: Mapping[int, EntryIndex]
@@ -56,7 +56,7 @@ class IndexFiles:
     def __init__(self, disk: Disk, directory: str, *, journal_dir: str = "", reserve_bytes: int = 0) -> None:
         """`reserve_bytes`: of `journal_dir`, which index files leave free (docs/protocol.md, B20)."""
         self.directory = directory
-        self.mend: Callable[[int], Mended | None] = lambda _file: None
+        self.rebuild: Callable[[int], RebuiltIndex | None] = lambda _file: None
         """Make a file that cannot be read again; None if there is no such segment any more."""
         self.blocks_read = 0
         self.rebuilt = 0
@@ -70,7 +70,7 @@ class IndexFiles:
         """Those that the disk did not take. They are tried again when the next one is written."""
         self._listed = 0
         """The segment beside whose checkpoint the last list was written."""
-        self._blocks: dict[int, Columns] = {}
+        self._blocks: dict[int, EntryColumns] = {}
         self._open: dict[int, File] = {}
         self._is_closed = False
 
@@ -106,7 +106,7 @@ class IndexFiles:
         key = file << OFFSET_BITS | at
         block = self._blocks.pop(key, None) or self.block(file, at, count)
         if block is None:
-            self._mend(file)
+            self._rebuild_index(file)
             return self.find(file, ledger, at, count, entry) if file in self._in_memory else NOWHERE
         self._blocks[key] = block
         if len(self._blocks) > BLOCKS_MAX:
@@ -117,14 +117,14 @@ class IndexFiles:
         return file << OFFSET_BITS | block.offsets[found], block.sizes[found]
 
     # docs/protocol.md B31
-    def columns(self, file: int, at: int, count: int) -> Columns | None:
+    def columns(self, file: int, at: int, count: int) -> EntryColumns | None:
         """All entries of a block; None if those of the segment are in memory, or cannot be read: `held` has them then.
         Not kept for the next one who asks: this is for those who read everything."""
         if file in self._in_memory:
             return None
         block = self.block(file, at, count)
         if block is None:
-            self._mend(file)
+            self._rebuild_index(file)
         return block
 
     def is_held(self, file: int) -> bool:
@@ -135,7 +135,7 @@ class IndexFiles:
         """A ledger's entries in a segment that is not read from its file."""
         return self._in_memory.get(file, {}).get(ledger) or EntryIndex()
 
-    def block(self, file: int, at: int, count: int) -> Columns | None:
+    def block(self, file: int, at: int, count: int) -> EntryColumns | None:
         """Return a block of a segment's file; None if it is not what was written. Raises OSError for an error that
         passes."""
         self.blocks_read += 1
@@ -160,18 +160,18 @@ class IndexFiles:
         if (found := self._open.pop(file, None)) is not None:
             found.close()
 
-    def _mend(self, file: int) -> None:
-        mended = self.mend(file)
+    def _rebuild_index(self, file: int) -> None:
+        rebuilt = self.rebuild(file)
         self._close(file)
-        if mended is None:
+        if rebuilt is None:
             return
         log.error("segment=%d its index is damaged, it is made again from the segment", file)
         self.rebuilt += 1
-        self._in_memory[file] = mended.entries
-        if mended.data is None:
+        self._in_memory[file] = rebuilt.entries
+        if rebuilt.data is None:
             self._give_up(file)
         else:
-            self._replace(file, mended.data, lambda: None, partial(_say_unwritten, file))
+            self._replace(file, rebuilt.data, lambda: None, partial(_say_unwritten, file))
 
     def checkpoint(self, file: int) -> Checkpoint | None:
         """Return the table of a segment's file, if it is there and whole. Raises OSError for an error that passes."""

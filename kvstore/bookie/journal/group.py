@@ -15,7 +15,7 @@ Stored = tuple[Ledger, int, int, bytes, int, Callable[..., Any]]
 """Ledger, entry, offset of the record, packet, its LAC, and whom to tell."""
 
 
-class Group(Struct, eq=False):
+class JournalGroup(Struct, eq=False):
     """Records that share a sync."""
 
     number: int

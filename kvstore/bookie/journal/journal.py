@@ -17,13 +17,13 @@ from collections.abc import Callable
 from struct import pack
 
 from kvstore.bookie.config import BookieConfig
-from kvstore.bookie.journal.group import Group
+from kvstore.bookie.journal.group import JournalGroup
 from kvstore.bookie.journal.record import (
     FILE_HEADER_SIZE,
     GROUP_HEADER_SIZE,
     RECORD_HEADER_SIZE,
     GroupHeader,
-    Kind,
+    RecordKind,
     encode_group_header,
     encode_record_head,
 )
@@ -47,7 +47,7 @@ zeroes ahead cost less than they save where groups are smaller, and write every 
 class Journal:
     """Appends records and reports groups as synced, in order."""
 
-    open_group: Group
+    open_group: JournalGroup
     """The group that the next record joins, unless it begins a segment."""
     _seed: int
     _limit: int
@@ -78,11 +78,11 @@ class Journal:
             on_damage=self._die,
         )
         self._statistics = statistics
-        self.on_synced: Callable[[Group], None] = lambda _group: None
+        self.on_synced: Callable[[JournalGroup], None] = lambda _group: None
         self._on_full = on_full
         self._on_rolled = on_rolled
-        self._queue: deque[Group] = deque()
-        self._syncing: Group | None = None
+        self._queue: deque[JournalGroup] = deque()
+        self._syncing: JournalGroup | None = None
         self._sync_began = 0.0
         self._synced_file = 0
         self._synced_to = 0
@@ -235,7 +235,7 @@ class Journal:
         except OSError as error:
             self._sync_failed(error)
 
-    def _write_failed(self, group: Group, error: OSError) -> None:
+    def _write_failed(self, group: JournalGroup, error: OSError) -> None:
         """Keep the group, of which nothing was reported yet, and write it again later if the error passes."""
         why = self.supply.reason(error)
         if not is_passing(error):
@@ -283,7 +283,7 @@ class Journal:
         self._flush()  # the next sync runs while this group's senders are told
         self._tell(group)
 
-    def _tell(self, group: Group) -> None:
+    def _tell(self, group: JournalGroup) -> None:
         """Report a group that is on the disk, and do what was left until then."""
         self.on_synced(group)
         for done in group.after:
@@ -330,7 +330,7 @@ class Journal:
         self._limit, self._is_blocked = 0, True
         self._env.fatal(reason)
 
-    def unreported(self) -> list[Group]:
+    def unreported(self) -> list[JournalGroup]:
         """The groups that were not reported as synced, and after a failure never will be."""
         return [each for each in (self._syncing, *self._queue, self.open_group) if each is not None]
 
@@ -341,26 +341,28 @@ class Journal:
 
         LIMBO stands before FILES: once a torn group lets nobody miss the segments that were lost, it has told so.
         """
-        self.open_group = Group(number, segment, segment.handle, FILE_HEADER_SIZE, FILE_HEADER_SIZE + GROUP_HEADER_SIZE)
+        self.open_group = JournalGroup(
+            number, segment, segment.handle, FILE_HEADER_SIZE, FILE_HEADER_SIZE + GROUP_HEADER_SIZE
+        )
         self._small_bytes = 0
         self._seed = segment.seed
         # Room for NEXT, and for the header of its group where that has nothing else: on a full disk no file grows.
         self._limit = segment.capacity - GROUP_HEADER_SIZE - RECORD_HEADER_SIZE
         self._segments[segment.file] = segment
         if is_limbo:
-            self.append(Kind.LIMBO, 0, -1, -1, b"", use=Use.FACT)
+            self.append(RecordKind.LIMBO, 0, -1, -1, b"", use=Use.FACT)
         self.note_files()
 
     def note_files(self) -> None:
         """Say in the journal which segments there are."""
         files = sorted(self._segments)
-        self.append(Kind.FILES, 0, -1, -1, pack(f">{len(files)}I", *files), use=Use.FACT)
+        self.append(RecordKind.FILES, 0, -1, -1, pack(f">{len(files)}I", *files), use=Use.FACT)
 
-    def _roll(self, size: int, use: Use) -> Group:
+    def _roll(self, size: int, use: Use) -> JournalGroup:
         """Go on in the segment ahead. Raises JournalFull."""
         following = self.supply.take(size, use)
         last = self.open_group
-        head = encode_record_head(Kind.NEXT, 0, -1, following.file, b"", seed=self._seed, offset=last.end)
+        head = encode_record_head(RecordKind.NEXT, 0, -1, following.file, b"", seed=self._seed, offset=last.end)
         last.buffers += (head, b"")
         last.end += RECORD_HEADER_SIZE
         last.next = following
@@ -384,5 +386,5 @@ class Journal:
         self._timers.clear()
 
 
-def _group_after(group: Group) -> Group:
-    return Group(group.number + 1, group.segment, group.file, group.end, group.end + GROUP_HEADER_SIZE)
+def _group_after(group: JournalGroup) -> JournalGroup:
+    return JournalGroup(group.number + 1, group.segment, group.file, group.end, group.end + GROUP_HEADER_SIZE)

@@ -45,7 +45,7 @@ CLEARED = 1
 """Flag of a LIMBO: the ledger's records are complete again."""
 
 
-class Kind(IntEnum):
+class RecordKind(IntEnum):
     ADD = 1
     """An entry packet."""
     KEY = 2

@@ -15,8 +15,8 @@ from kvstore.bookie.journal.record import (
     GROUP_HEADER_SIZE,
     RECORD_HEADER_SIZE,
     GroupHeader,
-    Kind,
     RecordHead,
+    RecordKind,
     decode_group_header,
     decode_record_head,
     group_marker,
@@ -26,7 +26,7 @@ from kvstore.bookie.journal.record import (
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ScannedRecord:
     """A record with a good head."""
 
     offset: int
@@ -37,10 +37,10 @@ class Found:
 
 
 @dataclass(slots=True)
-class Scan:
+class SegmentScan:
     """The contents of a segment, read from its bytes."""
 
-    records: list[Found] = field(default_factory=list)
+    records: list[ScannedRecord] = field(default_factory=list)
     damage: list[tuple[int, int]] = field(default_factory=list)
     """Stretches of synced bytes in which records cannot be told any more."""
     end: int = FILE_HEADER_SIZE
@@ -75,7 +75,7 @@ def scan(
     known_end: int | None = None,
     synced_to: int = 0,
     missing: Sequence[range] = (),
-) -> Scan:
+) -> SegmentScan:
     """Read segment `file`.
 
     `known_end`: where it ends as the segment after it says; what follows was given up. `synced_to`: up to where it was
@@ -85,7 +85,7 @@ def scan(
     headers = group_headers(data, salt)
     if known_end is not None:
         headers = {at: header for at, header in headers.items() if at < known_end}
-    result = Scan(synced_to=known_end or max(FILE_HEADER_SIZE, certified(headers, file), synced_to))
+    result = SegmentScan(synced_to=known_end or max(FILE_HEADER_SIZE, certified(headers, file), synced_to))
     result.last_group = max((header.number for header in headers.values()), default=0)
     at, goes_on_to = FILE_HEADER_SIZE, 0
     while at < result.synced_to or at in headers:
@@ -106,13 +106,13 @@ def scan(
     return result
 
 
-def _skip(result: Scan, start: int, stop: int) -> int:
+def _skip(result: SegmentScan, start: int, stop: int) -> int:
     """Note damage and go on behind it; never behind the end that is known."""
     result.damage.append((start, stop))
     return stop
 
 
-def _records(result: Scan, data: bytes, at: int, end: int, seed: int) -> int:
+def _records(result: SegmentScan, data: bytes, at: int, end: int, seed: int) -> int:
     """Collect the records of one group; returns where they stop being readable."""
     while at < end:
         head = decode_record_head(data, at, seed=seed, offset=at)
@@ -123,8 +123,8 @@ def _records(result: Scan, data: bytes, at: int, end: int, seed: int) -> int:
         is_good = is_body_good(head, body)
         if not is_good and at >= result.synced_to:
             return at
-        if is_good or head.kind == Kind.ADD:
-            result.records.append(Found(at, head, body, is_good))
+        if is_good or head.kind == RecordKind.ADD:
+            result.records.append(ScannedRecord(at, head, body, is_good))
         else:
             result.damage.append((at, after))
         at = after

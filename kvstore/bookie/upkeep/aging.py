@@ -1,5 +1,5 @@
-"""Raises the age of a bookie's directories while it stores, so that a copy of them which somebody starts is known for
-one."""
+"""Raises the age of a bookie's directories while it stores, so that a copy of them is recognized as a copy when it is
+started."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from kvstore.types import BookieId
 log = logging.getLogger(__name__)
 
 AGE_S = 5.0
-"""A copy that is younger than this may pass for the directories themselves. Each time costs the metadata store a write,
-and the disk a sync."""
+"""Seconds between two increments. A copy that is younger than this may pass for the original. Each increment costs a
+write to the metadata store and a sync of the disk."""
 
 
 # docs/protocol.md B34
 class Aging:
-    """The aging of one bookie's directories, from its start on."""
+    """The aging of one bookie's directories while it runs."""
 
     def __init__(
         self,
@@ -32,14 +32,15 @@ class Aging:
         directories: Callable[[], Sequence[str]],
         stored_bytes: Callable[[], int],
     ) -> None:
-        """`directories`: those with a journal; none while one of them has failed, which would fall behind. What it had
-        stored is all there after a restart. `stored_bytes`: since the start."""
+        """`directories`: returns those with a journal; none while one of them has failed, because it would fall behind
+        although a restart finds everything that it had stored. `stored_bytes`: returns the bytes stored since the
+        start."""
         self._env, self._cookies, self._bookie = env, cookies, bookie
         self._directories, self._stored_bytes = directories, stored_bytes
         self._stored = 0
         self._is_failing = False
         self._age: int | None = None
-        """That this process has noted last; None: none yet."""
+        """The age that this process recorded last; None if none yet."""
 
     async def run(self) -> None:
         while True:
@@ -49,22 +50,22 @@ class Aging:
                 self._is_failing = False
             except (MetadataError, Corrupted, OSError) as error:
                 if not self._is_failing:
-                    log.warning("bookie=%s its directories do not age: %r", self._bookie, error)
+                    log.warning("directories do not age bookie=%s error=%r", self._bookie, error)
                 self._is_failing = True
 
     async def look(self) -> None:
-        """Raise the age if anything was stored since the last time. Raises MetadataError, Corrupted, OSError."""
+        """Raise the age if anything was stored since the last call. Raises MetadataError, Corrupted, OSError."""
         stored, directories = self._stored_bytes(), self._directories()
         if stored == self._stored or not directories:
             return
         disk = self._env.disk
         known, version = await self._cookies.age(self._bookie)
         if self._age is not None and known > self._age:
-            self._env.fatal(f"another process has started as bookie {self._bookie}, on a copy of its directories")
+            self._env.fatal(f"another process has started as bookie {self._bookie} on a copy of its directories")
             return
         age = max(known, *(age_in(disk, each) for each in directories)) + 1
         for each in directories:
             await note_age(disk, each, age)
-        self._age = age  # whether the store hears of it or not
+        self._age = age  # whether or not the metadata store gets it
         await self._cookies.set_age(self._bookie, age, version)
         self._stored = stored

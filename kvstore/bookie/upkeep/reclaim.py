@@ -1,8 +1,10 @@
-"""Frees the space of ledgers that were deleted: drops them, rewrites what is left of sparse segments, removes those.
+"""Frees the space of deleted ledgers: drops them, rewrites the remaining entries of sparse segments, and removes these
+segments.
 
-A ledger is dropped when the metadata store's list does not have it and a read of its own node says so too; a list that
-fails drops nothing. A segment goes in steps, and a crash between any two loses nothing: its live entries and the facts
-about its ledgers are written again and synced, then a record says that the segment is not needed, then it is deleted.
+A ledger is dropped if the metadata store's list does not contain it and a read of its own node confirms that. A list
+that fails drops nothing. A segment is removed in steps, and a crash between any two of them loses nothing: its live
+entries and the facts about its ledgers are written again and synced, then a record says that the segment is not needed,
+then it is deleted.
 """
 
 from __future__ import annotations
@@ -10,41 +12,41 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from kvstore.bookie.admission import Authority
+from kvstore.bookie.admission import LedgerAuthority
 from kvstore.bookie.config import BookieConfig
 from kvstore.bookie.index.checkpoints import remove_checkpoint
 from kvstore.bookie.index.entry_index import OFFSET_MASK
 from kvstore.bookie.inventory import IsOurs, nobodys
-from kvstore.bookie.journal.record import ADMITTED, CLEARED, RECORD_HEADER_SIZE, Kind
+from kvstore.bookie.journal.record import ADMITTED, CLEARED, RECORD_HEADER_SIZE, RecordKind
 from kvstore.bookie.journal.room import JournalFull, Use
 from kvstore.bookie.journal.segment import Segment
 from kvstore.bookie.ledger import lac_of
 from kvstore.bookie.storage import BookieStorage
 from kvstore.env.ports import Env
 from kvstore.errors import MetadataError, UndecodableNode
-from kvstore.meta.ledger_ids import Counted
+from kvstore.meta.ledger_ids import LedgerIdCount
 from kvstore.types import LedgerId
 
 log = logging.getLogger(__name__)
 
 STEP_BYTES = 256 << 10
-"""Rewritten between two syncs and pauses."""
+"""Bytes rewritten between two syncs and pauses."""
 STUCK_S = 3600.0
-"""After so long a segment that could not be read is tried again, though nothing has changed."""
+"""Seconds after which a segment that could not be read is tried again although nothing has changed."""
 FULL_RETRY_S = 5.0
-"""Between two looks while the disk is full."""
+"""Seconds between two checks while the disk is full."""
 
 
 # docs/protocol.md B10
 class Reclaimer:
-    """Runs in the background of one bookie."""
+    """The background reclaimer of one bookie directory."""
 
     def __init__(
         self,
         env: Env,
         config: BookieConfig,
         storage: BookieStorage,
-        authority: Authority,
+        authority: LedgerAuthority,
         is_ours: IsOurs = nobodys,
     ) -> None:
         self._is_ours = is_ours
@@ -55,21 +57,21 @@ class Reclaimer:
         self._journal = storage.journal
         self._authority = authority
         self._stuck: dict[int, tuple[int, float]] = {}
-        """Segments with live entries that cannot be read, how many live bytes they had, and when that was seen. They
-        stay until something has changed: an entry was stored anew, a ledger was deleted, or the disk reads it again."""
+        """Segments with unreadable live entries: how many live bytes they had, and when. They stay until something has
+        changed: an entry was stored again, a ledger was deleted, or the disk can read them again."""
 
     async def run(self) -> None:
-        """Look again and again, for ever."""
+        """Run until cancelled."""
         while True:
             await self._rest()
             try:
                 await self.drop_deleted()
                 await self.free_segments()
             except (MetadataError, JournalFull, OSError) as error:
-                log.warning("reclaim stopped: %r", error)
+                log.warning("reclaim failed, retrying error=%r", error)
 
     async def _rest(self) -> None:
-        """Until the next look; on a full disk that is soon."""
+        """Wait until the next check; on a full disk it comes soon."""
         left_s = self._config.reclaim_interval_s
         while left_s > 0:
             step_s = min(left_s, FULL_RETRY_S)
@@ -79,7 +81,7 @@ class Reclaimer:
     # Ledgers
 
     async def drop_deleted(self) -> list[int]:
-        """Drop what the metadata store has no more. Raises MetadataError, and drops nothing unsure."""
+        """Drop ledgers that the metadata store no longer has. Drop nothing that is uncertain. Raises MetadataError."""
         here = sorted(self._inventory.ledgers)
         if not here:
             return []
@@ -94,9 +96,9 @@ class Reclaimer:
         for ledger in unlisted:
             if self._may_be_of_later_metadata(ledger, counted):
                 log.error(
-                    "ledger=%d stays: the metadata store does not know it, and has given no id beyond %d here and %s "
-                    "before it was moved: it is an older copy of itself (docs/how-to/"
-                    "back-up-and-restore-metadata.md)",
+                    "ledger=%d is kept: the metadata store does not know it, but has given no id beyond %d here and %s "
+                    "before it was moved: it is an older copy of itself "
+                    "(docs/how-to/back-up-and-restore-metadata.md)",
                     ledger, counted.to, [each.to for each in counted.former],
                 )  # fmt: skip
                 self._storage.statistics.unheard_ledgers += 1
@@ -106,15 +108,15 @@ class Reclaimer:
         return dropped
 
     # docs/protocol.md B29
-    async def _is_older_copy(self, unlisted: list[int], counted: Counted) -> bool:
-        """Whether the metadata store has yet to give ids of ledgers that it knew; then it is marked, since each look
-        takes an id, and some later one would find nothing wrong."""
+    async def _is_older_copy(self, unlisted: list[int], counted: LedgerIdCount) -> bool:
+        """Return True if the metadata store has not given ids of ledgers that it knew before. Then mark the store,
+        because each check takes an id, and a later check would find nothing wrong."""
         suspects = [each for each in unlisted if self._is_own(each) and counted.never_gave(each)]
         unknown = [each for each in suspects if await self._is_gone(LedgerId(each))]
         if unknown:
             log.error(
-                "the metadata store is an older copy of itself: it has given ids up to %d, and does not know %d "
-                "ledgers from %d on: all stay (docs/how-to/back-up-and-restore-metadata.md)",
+                "the metadata store is an older copy of itself: it has given ids up to %d, but does not know %d "
+                "ledgers from %d on; all are kept (docs/how-to/back-up-and-restore-metadata.md)",
                 counted.to, len(unknown), unknown[0],
             )  # fmt: skip
             self._storage.statistics.unheard_ledgers += len(unknown)
@@ -122,36 +124,36 @@ class Reclaimer:
         return bool(unknown)
 
     # docs/protocol.md B29
-    def _may_be_of_later_metadata(self, ledger: int, counted: Counted) -> bool:
+    def _may_be_of_later_metadata(self, ledger: int, counted: LedgerIdCount) -> bool:
         return counted.may_lack(ledger) or (self._is_own(ledger) and counted.never_gave(ledger))
 
     def _is_own(self, ledger: int) -> bool:
-        """Whether the cluster made it, and the metadata store knew it when it came here."""
+        """Return True if the cluster created the ledger, and the metadata store knew it when it was admitted here."""
         found = self._inventory.ledgers.get(ledger)
         return found is not None and found.is_admitted and self._is_ours(LedgerId(ledger), found.key)
 
     async def _is_gone(self, ledger: LedgerId) -> bool:
-        """One whose metadata cannot be read is there."""
+        """Return True if the ledger is gone. A ledger with unreadable metadata is not."""
         try:
             return await self._authority.metadata(ledger) is None
         except UndecodableNode as error:
-            log.warning("ledger=%d stays: %s", ledger, error)
+            log.warning("ledger is kept, its metadata is unreadable ledger=%d error=%s", ledger, error)
             return False
 
     def drop(self, ledger: int) -> None:
-        """Forget a ledger that is deleted for sure; a fence stays as a tombstone. Raises JournalFull."""
+        """Forget a ledger that is certainly deleted; a fence stays as a tombstone. Raises JournalFull."""
         found = self._inventory.ledgers.get(ledger)
         if found is None:
             return
-        self._fact(Kind.TOMBSTONE if found.is_fenced else Kind.DROPPED, 0, ledger, b"")
+        self._fact(RecordKind.TOMBSTONE if found.is_fenced else RecordKind.DROPPED, 0, ledger, b"")
         self._inventory.drop(ledger, tombstone=found.is_fenced)
         self._storage.statistics.dropped_ledgers += 1
-        log.info("ledger=%d dropped, fenced=%s", ledger, found.is_fenced)
+        log.info("ledger dropped ledger=%d fenced=%s", ledger, found.is_fenced)
 
     # Segments
 
     async def free_segments(self) -> list[int]:
-        """Rewrite and remove the segments that are sparse. Raises JournalFull, OSError."""
+        """Rewrite and remove sparse segments. Raises JournalFull, OSError."""
         removed = []
         for segment in self._sparse():
             if await self._free(segment):
@@ -159,8 +161,9 @@ class Reclaimer:
         return removed
 
     def _sparse(self) -> list[Segment]:
-        """Emptiest first. Only what is full, synced and counted: the open group may be in the next segment while the
-        last group of this one is on its way to the disk, and then this one's entries are in no count yet."""
+        """Return the sparse segments, emptiest first. Only segments that are full, synced and counted: the open group
+        may be in the next segment while the last group of this one is on its way to the disk, and then this segment's
+        entries are not counted yet."""
         enough = self._config.sparse_share * self._config.segment_bytes
         current = self._journal.synced_file
         full = [each for file, each in sorted(self._inventory.segments.items()) if file < current]
@@ -168,7 +171,7 @@ class Reclaimer:
         return sorted(sparse, key=lambda segment: segment.live_bytes)
 
     def _is_stuck(self, segment: Segment) -> bool:
-        """Nothing has changed since entries of it could not be read (docs/protocol.md, B22)."""
+        """Return True if nothing has changed since entries of the segment could not be read (docs/protocol.md, B22)."""
         live_bytes, seen_at = self._stuck.get(segment.file, (-1, 0.0))
         return live_bytes == segment.live_bytes and self._env.clock.now() - seen_at < STUCK_S
 
@@ -177,17 +180,17 @@ class Reclaimer:
             return False
         for ledger in sorted(segment.live):
             if not await self._rewrite(segment, ledger):
-                await self._storage.synced()  # what could be written again is live here no more
+                await self._storage.synced()  # entries that were written again are no longer live here
                 self._stuck[segment.file] = segment.live_bytes, self._env.clock.now()
                 return False
         self._stuck.pop(segment.file, None)
         for ledger in sorted(segment.touched):
             self._repeat_facts(segment, ledger)
-        # Also that there is no doubt, or none any more: an older segment may say that it has begun.
-        self._fact(Kind.LIMBO, 0 if self._inventory.is_limbo else CLEARED, -1, b"")
+        # Also record that there is no doubt (any more): an older segment may say that it has begun.
+        self._fact(RecordKind.LIMBO, 0 if self._inventory.is_limbo else CLEARED, -1, b"")
         await self._storage.synced()
         freed = segment.capacity
-        self._journal.append(Kind.REMOVED, 0, -1, segment.file, b"", use=Use.FACT)
+        self._journal.append(RecordKind.REMOVED, 0, -1, segment.file, b"", use=Use.FACT)
         self._inventory.remove(segment)
         await self._storage.synced()
         segment.remove()
@@ -197,17 +200,19 @@ class Reclaimer:
         return True
 
     async def _rewrite(self, segment: Segment, ledger: int) -> bool:
-        """Write the ledger's entries in `segment` again; False if one of them cannot be read."""
+        """Write the ledger's entries in `segment` again. Return False if one of them cannot be read."""
         found = self._inventory.ledgers.get(ledger)
         written = 0
         for entry, place, size in found.index.inside(segment.file) if found is not None else ():
             if found is None or self._inventory.ledgers.get(ledger) is not found:
                 return True  # dropped meanwhile
             if found.index.get(entry)[0] != place:
-                continue  # stored anew meanwhile
+                continue  # stored again meanwhile
             body = segment.read_body(place & OFFSET_MASK, size, ledger=ledger, entry=entry)
             if body is None:
-                log.error("ledger=%d entry=%d is damaged in segment=%d, which stays", ledger, entry, segment.file)
+                log.error(
+                    "damaged entry, its segment is kept ledger=%d entry=%d segment=%d", ledger, entry, segment.file
+                )
                 return False
             if not self._journal.has_room(Use.REWRITE, RECORD_HEADER_SIZE + size):
                 raise JournalFull
@@ -225,22 +230,22 @@ class Reclaimer:
         await asyncio.sleep(written / self._config.rewrite_bytes_per_s)
 
     def _repeat_facts(self, segment: Segment, ledger: int) -> None:
-        """Write again what is known of a ledger with records in `segment`, wherever else it may stand."""
+        """Write everything known of a ledger with records in `segment` again, even if it is recorded elsewhere too."""
         found = self._inventory.ledgers.get(ledger)
         if found is not None:
-            self._storage.facts.note(Kind.KEY, ADMITTED * found.is_admitted, found, -1, found.key)
+            self._storage.facts.note(RecordKind.KEY, ADMITTED * found.is_admitted, found, -1, found.key)
             if found.is_fenced:
-                self._storage.facts.note(Kind.FENCE, 0, found, -1, found.key)
+                self._storage.facts.note(RecordKind.FENCE, 0, found, -1, found.key)
             if found.explicit_lac:
-                self._storage.facts.note(Kind.LAC, 0, found, lac_of(found.explicit_lac), found.explicit_lac)
+                self._storage.facts.note(RecordKind.LAC, 0, found, lac_of(found.explicit_lac), found.explicit_lac)
             if found.is_limbo:
-                self._storage.facts.note(Kind.LIMBO, 0, found, -1, b"")
+                self._storage.facts.note(RecordKind.LIMBO, 0, found, -1, b"")
         elif ledger in self._inventory.tombstones:
-            self._fact(Kind.TOMBSTONE, 0, ledger, b"")
+            self._fact(RecordKind.TOMBSTONE, 0, ledger, b"")
         elif any(ledger in each.touched for each in self._inventory.segments.values() if each.file < segment.file):
-            self._fact(Kind.DROPPED, 0, ledger, b"")  # older records of it are still there
+            self._fact(RecordKind.DROPPED, 0, ledger, b"")  # older records of it still exist
 
-    def _fact(self, kind: Kind, flags: int, ledger: int, body: bytes) -> None:
+    def _fact(self, kind: RecordKind, flags: int, ledger: int, body: bytes) -> None:
         self._journal.append(kind, flags, ledger, -1, body, use=Use.FACT)
         if ledger >= 0:
             self._journal.open_group.segment.touched.add(ledger)

@@ -1,5 +1,6 @@
-"""Reads stored entries again, slowly, to find damage while other bookies still have copies. What is damaged is left out
-of the bookie's lists of entries, and its ledger marked, so that it is copied here again (docs/protocol.md, B14)."""
+"""Reads stored entries again, slowly, to find damage while other bookies still have copies. Damaged entries are left
+out of the bookie's lists of entries, and their ledgers are marked, so that they are copied here again
+(docs/protocol.md, B14)."""
 
 from __future__ import annotations
 
@@ -15,32 +16,32 @@ from kvstore.bookie.storage import BookieStorage
 log = logging.getLogger(__name__)
 
 STEP_BYTES = 256 << 10
-"""Read between two pauses."""
+"""Bytes read between two pauses."""
 
 
 class Scrubber:
-    """Runs in the background of one bookie."""
+    """The background scrubber of one bookie directory."""
 
     def __init__(self, config: BookieConfig, storage: BookieStorage) -> None:
         self._config = config
         self._storage = storage
         self.on_damage: Callable[[Collection[int]], None] = lambda _: None
-        """Told of the ledgers of which a segment has damaged entries, as soon as it is read: a round may take days. And
-        at its end of those in limbo, which may lack some."""
+        """Called with the ledgers that have damaged entries in a segment, as soon as the segment is read, because a
+        round may take days. At the end of a round, called with the ledgers in limbo, which may lack entries."""
 
     async def run(self) -> None:
-        """Round after round, for ever."""
+        """Run rounds until cancelled."""
         wait_s = self._config.scrub_first_s
         while self._config.scrub_bytes_per_s:
             await asyncio.sleep(wait_s)
             try:
                 await self.round()
-            except OSError as error:  # passes: an entry that cannot be read now is not damaged
-                log.warning("scrub stopped, trying again later: %s", error)
+            except OSError as error:  # a temporary error: an entry that cannot be read now is not damaged
+                log.warning("scrub failed, retrying later error=%s", error)
             wait_s = self._config.scrub_rest_s
 
     async def round(self) -> int:
-        """Read everything in full segments once; returns how many entries are damaged."""
+        """Read everything in full segments once. Return the number of damaged entries."""
         inventory = self._storage.inventory
         count = 0
         for file in sorted(inventory.segments):
@@ -52,12 +53,12 @@ class Scrubber:
             count += len(in_segment)
             for damaged, place in known.items() - set(in_segment):
                 if inventory.damaged.get(damaged) == place:
-                    del inventory.damaged[damaged]  # read again, or wanted no more
+                    del inventory.damaged[damaged]  # readable again, or no longer needed
             for (ledger, entry), place in in_segment:
                 inventory.note_damaged(ledger, entry, place)
             if in_segment:
                 self.on_damage(sorted({ledger for (ledger, _), _ in in_segment}))
-        # What reads have noted meanwhile in a segment that is not visited, as in the one that is written to, stays.
+        # Entries noted by reads meanwhile in segments that are not visited, such as the one being written, stay.
         for damaged, place in list(inventory.damaged.items()):
             if place >> OFFSET_BITS not in inventory.segments:
                 del inventory.damaged[damaged]
@@ -67,7 +68,8 @@ class Scrubber:
 
     @property
     def damaged(self) -> dict[tuple[int, int], int]:
-        """(ledger, entry) of what the last round, or a read, could not read as it was written, and its place."""
+        """(ledger, entry) of the entries that the last round, or a read, could not read as they were written, and their
+        places."""
         return self._storage.inventory.damaged
 
     async def _segment(self, segment: Segment) -> list[tuple[tuple[int, int], int]]:
@@ -75,12 +77,12 @@ class Scrubber:
         read = 0
         for ledger, sealed in self._storage.inventory.sealed_in(segment):
             found, is_live = self._storage.inventory.ledgers.get(ledger), ledger in segment.live
-            for entry, place, size in sealed.inside(segment.file):  # which also reads all of the index file
+            for entry, place, size in sealed.inside(segment.file):  # this also reads the whole index file
                 body = segment.read_body(place & OFFSET_MASK, size, ledger=ledger, entry=entry) if is_live else b""
                 if body is None and found is not None and found.index.get(entry)[0] == place:
                     damaged.append(((ledger, entry), place))
                     self._storage.statistics.damaged_records += 1
-                    log.error("ledger=%d entry=%d is damaged in segment=%d", ledger, entry, segment.file)
+                    log.error("damaged entry ledger=%d entry=%d segment=%d", ledger, entry, segment.file)
                 read += size if is_live else 0
                 if read >= STEP_BYTES:
                     await self._pause(read)

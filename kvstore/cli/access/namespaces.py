@@ -1,4 +1,4 @@
-"""`kvstore namespace`: names for prefixes of keys, their limits, and what they use."""
+"""`kvstore namespace`: named key prefixes with limits, and their usage."""
 
 from __future__ import annotations
 
@@ -17,24 +17,31 @@ from kvstore.cli.status.views import namespace_document
 if TYPE_CHECKING:
     from kvstore.proto import admin_pb2
 
-Name = Annotated[str, typer.Argument(help="The namespace.")]
-Prefix = Annotated[str, typer.Argument(help="How its keys begin; bytes as \\xNN.")]
-Keys = Annotated[str | None, typer.Option("--keys", help="So many keys at most, as in 5000 or 2M; 0: no limit.")]
-Size = Annotated[
-    str | None, typer.Option("--bytes", help="So many bytes of keys and values at most, as in 500M or 2G; 0: no limit.")
+Name = Annotated[str, typer.Argument(help="Name of the namespace")]
+Prefix = Annotated[str, typer.Argument(help="Prefix of the namespace's keys; write arbitrary bytes as \\xNN")]
+Keys = Annotated[
+    str | None, typer.Option("--keys", help="Maximum number of keys, for example 5000 or 2M; 0 means no limit")
 ]
-Ops = Annotated[str | None, typer.Option("--ops", help="So many operations per second, of all clients; 0: no limit.")]
+Size = Annotated[
+    str | None,
+    typer.Option("--bytes", help="Maximum bytes of keys and values, for example 500M or 2G; 0 means no limit"),
+]
+Ops = Annotated[
+    str | None, typer.Option("--ops", help="Maximum operations per second of all clients; 0 means no limit")
+]
 Burst = Annotated[
-    str | None, typer.Option("--burst", help="Operations that may come at once after a rest; 0: those of one second.")
+    str | None,
+    typer.Option("--burst", help="Maximum operations at once after an idle time; 0 means those of one second"),
 ]
 Ttl = Annotated[
     str | None,
     typer.Option(
-        "--ttl", help="How long a record lives whose write says nothing about it, as in 90s, 12h or 30d; 0: for ever."
+        "--ttl",
+        help="Lifetime of records that are written without one, for example 90s, 12h or 30d; 0 means no expiry",
     ),
 ]
 NUMBER_MAX = 1 << 53
-"""Of any limit. Where servers take less they say so."""
+"""Upper bound of any limit. Servers report lower bounds themselves."""
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _COUNTS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
 _TIMES_MS = {"": 1000, "ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -42,9 +49,7 @@ _TIMES_MS = {"": 1000, "ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this branch."""
-    namespace = typer.Typer(
-        no_args_is_help=True, help="Namespaces: prefixes of keys with quotas and a TTL of their own."
-    )
+    namespace = typer.Typer(no_args_is_help=True, help="Manage namespaces: key prefixes with their own quotas and TTL")
     namespace.command("add")(add)
     namespace.command("set")(change)
     namespace.command("list")(list_all)
@@ -66,7 +71,7 @@ def add(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Add a namespace. Keys that are there already count; above a quota they stay, and nothing is added to them."""
+    """Add a namespace. Existing keys count against its quotas; above a quota they stay, but none can be added."""
     asked = {"name": name, "prefix": prefix_of(prefix), "limits": _limits(keys, size, ops, burst, ttl)}
     _print(_change(data_dir, zookeeper, server, add=asked), name, json)
 
@@ -83,7 +88,7 @@ def change(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Set limits of a namespace; those that are not named stay. Records that are there keep their expiry."""
+    """Change limits of a namespace. Limits that are not named stay; existing records keep their expiry."""
     asked = {"name": name, "limits": _limits(keys, size, ops, burst, ttl)}
     _print(_change(data_dir, zookeeper, server, set=asked), name, json)
 
@@ -91,7 +96,7 @@ def change(
 def list_all(
     data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, server: Server = None, json: Json = False
 ) -> None:
-    """List all namespaces with their limits and what they use."""
+    """List all namespaces with their limits and usage"""
     rows = [namespace_document(each) for each in _read(data_dir, zookeeper, server).namespaces]
     print(as_json(rows) if json else as_table([_short(row) for row in rows]) if rows else "no namespaces")
 
@@ -103,7 +108,7 @@ def show(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Show a namespace: its limits, what it uses, and what servers have refused since they began."""
+    """Show a namespace: its limits, its usage, and what servers have refused since they started"""
     _print(_read(data_dir, zookeeper, server), name, json)
 
 
@@ -114,9 +119,9 @@ def remove(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Remove a namespace. Its keys stay, with the expiries that they have."""
+    """Remove a namespace. Its keys stay, with their expiry times."""
     _change(data_dir, zookeeper, server, remove=name)
-    print(as_json({"removed": name}) if json else f"namespace {name} is removed; its keys are as they were")
+    print(as_json({"removed": name}) if json else f"namespace {name} is removed; its keys are unchanged")
 
 
 def _read(data_dir: Path, zookeeper: str | None, server: str | None) -> admin_pb2.NamespacesResponse:
@@ -152,7 +157,7 @@ def _limits(
 
 
 def _number(option: str, text: str | None, units: dict[str, int]) -> int | None:
-    """Read a number with its unit; None: it was not named."""
+    """Parse a number with its unit. Return None if the option was not given."""
     if text is None:
         return None
     match = re.fullmatch(r"(\d{1,18}) ?([a-zA-Z]*)", text.strip())
@@ -160,11 +165,11 @@ def _number(option: str, text: str | None, units: dict[str, int]) -> int | None:
     if match is None or unit is None:
         shown = ", ".join(each for each in units if each)
         raise typer.BadParameter(
-            f"want a whole number, perhaps with one of {shown} behind it, got {text[:40]!r}", param_hint=option
+            f"expected a whole number, optionally followed by one of {shown}, got {text[:40]!r}", param_hint=option
         )
     number = int(match[1]) * units[unit]
     if number > NUMBER_MAX:
-        raise typer.BadParameter(f"want at most {NUMBER_MAX}, got {number}", param_hint=option)
+        raise typer.BadParameter(f"expected at most {NUMBER_MAX}, got {number}", param_hint=option)
     return number
 
 
@@ -175,7 +180,7 @@ def _short(row: dict[str, Any]) -> dict[str, Any]:
 def _print(found: admin_pb2.NamespacesResponse, name: str, json: bool) -> None:
     row = next((namespace_document(each) for each in found.namespaces if each.name == name), None)
     if row is None:
-        raise typer.BadParameter(f"no namespace {name!r}; `kvstore namespace list` shows those that there are")
+        raise typer.BadParameter(f"no namespace {name!r}; list them with `kvstore namespace list`")
     row["counting"] = list(found.uncounted)
     if json:
         print(as_json(row))
@@ -186,4 +191,4 @@ def _print(found: admin_pb2.NamespacesResponse, name: str, json: bool) -> None:
     rows += [{"what": f"refused: {quota}", "is": count} for quota, count in refused.items()]
     print(as_table(rows))
     if counting:
-        print(f"not counted yet, so what is used is what was known before: {', '.join(counting)}")
+        print(f"not counted yet (usage is the last known value): {', '.join(counting)}")

@@ -1,5 +1,5 @@
-"""`kvstore token`: what stands for a user's password in programs, until a date. It is made where the command runs, and
-printed once; servers keep a hash."""
+"""`kvstore token`: credentials for programs that replace a user's password until they expire. Tokens are made by the
+command and printed once; servers keep only a hash."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from kvstore.errors import InvalidRequest
 _UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _TTL = re.compile(r"(\d{1,9})([smhd])")
 
-Ttl = Annotated[str, typer.Option(help="How long it lives: 90s, 30m, 8h or 7d; a year at most.")]
-TokenId = Annotated[str, typer.Argument(metavar="id", help="The token's id, as `token list` shows it.")]
+Ttl = Annotated[str, typer.Option(help="Lifetime, for example 90s, 30m, 8h or 7d; at most one year")]
+TokenId = Annotated[str, typer.Argument(metavar="id", help="Id of the token, as shown by `token list`")]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this branch."""
-    token = typer.Typer(no_args_is_help=True, help="Tokens: what programs log in with, until a date.")
+    token = typer.Typer(no_args_is_help=True, help="Manage tokens: credentials that programs use until they expire")
     token.command("add")(add)
     token.command("list")(list_)
     token.command("revoke")(revoke)
@@ -40,9 +40,10 @@ def add(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Print a new token of a user. Nobody can show it again: have it in a file that nobody else reads.
+    """Print a new token for a user. It cannot be shown again, so store it in a file that nobody else can read.
 
-    It may what its user may, and ends with him, with another password, by `token revoke`, and with its time.
+    A token has its user's permissions. It becomes invalid when it expires, when it is revoked, when the user is removed
+    and when the user's password changes.
     """
     from kvstore.access.tokens import ID_BYTES, SECRET_BYTES, hash_of, id_or_none, made
 
@@ -59,7 +60,7 @@ def add(
 def list_(
     data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, server: Server = None, json: Json = False
 ) -> None:
-    """List all tokens, without their secrets; those that have expired are among them until another is added."""
+    """List all tokens, without their secrets. Expired tokens are listed until another token is added."""
     rows = [
         {"id": each.id, "user": each.user, "expires": shown_time(each.expires_ms)}
         for each in read_access(data_dir, zookeeper, server).tokens
@@ -74,16 +75,16 @@ def revoke(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Revoke a token. Connections that came with it are closed; its user stays."""
+    """Revoke a token. Connections that used it are closed; the user stays."""
     change_access(data_dir, zookeeper, server, remove_token=token)
     print(as_json({"revoked": token}) if json else f"token {token} is revoked")
 
 
 def ttl_ms_of(text: str) -> int:
-    """Raises InvalidRequest."""
+    """Return a lifetime in milliseconds. Raises InvalidRequest."""
     found = _TTL.fullmatch(text)
     if found is None:
-        raise InvalidRequest(f"--ttl: want a number and s, m, h or d, for example 8h, got {text[:32]!r}")
+        raise InvalidRequest(f"--ttl: expected a number followed by s, m, h or d, for example 8h, got {text[:32]!r}")
     return int(found[1]) * _UNITS_S[found[2]] * 1_000
 
 

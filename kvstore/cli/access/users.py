@@ -1,5 +1,5 @@
-"""`kvstore user`, `kvstore role` and `kvstore access`: who may do what. Passwords come on standard input or are asked
-for, never as an option."""
+"""`kvstore user`, `kvstore role` and `kvstore access`: users, roles and permissions. Passwords are read from standard
+input or a prompt, never from an option."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ from kvstore.errors import InvalidRequest
 if TYPE_CHECKING:
     from kvstore.proto import admin_pb2
 
-UserName = Annotated[str, typer.Argument(help="The user.")]
-RoleName = Annotated[str, typer.Argument(help="The role.")]
-RightName = Annotated[str, typer.Argument(help="read, write, watch, admin or backup.")]
-Prefix = Annotated[str, typer.Argument(help="How the keys begin; bytes as \\xNN. Empty: all keys.")]
+UserName = Annotated[str, typer.Argument(help="Name of the user")]
+RoleName = Annotated[str, typer.Argument(help="Name of the role")]
+RightName = Annotated[str, typer.Argument(help="The right: read, write, watch, admin or backup")]
+Prefix = Annotated[str, typer.Argument(help="Key prefix; write arbitrary bytes as \\xNN. Empty means all keys")]
 PasswordStdin = Annotated[
-    bool, typer.Option("--password-stdin", help="Read the password from the first line of standard input.")
+    bool, typer.Option("--password-stdin", help="Read the password from the first line of standard input")
 ]
 NoPassword = Annotated[
-    bool, typer.Option("--no-password", help="The user comes by a client's certificate of this common name alone.")
+    bool,
+    typer.Option("--no-password", help="The user can only log in with a client certificate that has this common name"),
 ]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this branch."""
-    user = typer.Typer(no_args_is_help=True, help="Users: who may log in, and with which roles.")
+    user = typer.Typer(no_args_is_help=True, help="Manage users and their roles")
     user.command("add")(add_user)
     user.command("passwd")(passwd)
     user.command("remove")(remove_user)
@@ -41,14 +42,14 @@ def register(app: typer.Typer) -> None:
     user.command("grant")(grant_role)
     user.command("revoke")(revoke_role)
     app.add_typer(user, name="user")
-    role = typer.Typer(no_args_is_help=True, help="Roles: names for rights on prefixes of keys.")
+    role = typer.Typer(no_args_is_help=True, help="Manage roles: named sets of rights on key prefixes")
     role.command("add")(add_role)
     role.command("remove")(remove_role)
     role.command("list")(list_roles)
     role.command("grant")(grant_right)
     role.command("revoke")(revoke_right)
     app.add_typer(role, name="role")
-    access = typer.Typer(no_args_is_help=True, help="Whether the cluster asks who its clients are.")
+    access = typer.Typer(no_args_is_help=True, help="Manage access control of the cluster")
     access.command("found")(found)
     access.command("on")(switch_on)
     access.command("off")(switch_off)
@@ -65,9 +66,9 @@ def add_user(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Add a user without a role; the first one of a cluster gets the role admin."""
+    """Add a user without a role. The first user of a cluster gets the role admin."""
     if no_password and password_stdin:
-        raise typer.BadParameter("want --password-stdin or --no-password, not both")
+        raise typer.BadParameter("expected --password-stdin or --no-password, got both")
     hashed = "" if no_password else _hashed(_password(password_stdin))
     table = change_access(data_dir, zookeeper, server, add_user={"name": name, "password_hash": hashed})
     _print_user(table, name, json, "is added")
@@ -81,10 +82,10 @@ def passwd(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Give a user another password. Connections that he has are closed."""
+    """Change a user's password. Open connections of the user are closed."""
     hashed = _hashed(_password(password_stdin))
     table = change_access(data_dir, zookeeper, server, set_password={"name": name, "password_hash": hashed})
-    _print_user(table, name, json, "has another password")
+    _print_user(table, name, json, "has a new password")
 
 
 def remove_user(
@@ -94,7 +95,7 @@ def remove_user(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Remove a user. Connections that he has are closed."""
+    """Remove a user. Open connections of the user are closed."""
     change_access(data_dir, zookeeper, server, remove_user=name)
     print(as_json({"removed": name}) if json else f"user {name} is removed")
 
@@ -102,7 +103,7 @@ def remove_user(
 def list_users(
     data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, server: Server = None, json: Json = False
 ) -> None:
-    """List all users with their roles."""
+    """List all users with their roles"""
     rows = [
         {
             "name": each.name,
@@ -122,7 +123,7 @@ def grant_role(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Give a user a role."""
+    """Give a user a role"""
     table = change_access(data_dir, zookeeper, server, grant_role={"user": name, "role": role})
     _print_user(table, name, json, f"has the role {role}")
 
@@ -135,9 +136,9 @@ def revoke_role(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Take a role from a user."""
+    """Take a role from a user"""
     table = change_access(data_dir, zookeeper, server, revoke_role={"user": name, "role": role})
-    _print_user(table, name, json, f"has no longer the role {role}")
+    _print_user(table, name, json, f"no longer has the role {role}")
 
 
 def add_role(
@@ -147,7 +148,7 @@ def add_role(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Add a role without a right."""
+    """Add a role without any rights"""
     change_access(data_dir, zookeeper, server, add_role=name)
     print(as_json({"added": name}) if json else f"role {name} is added")
 
@@ -159,7 +160,7 @@ def remove_role(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Remove a role; all users lose it."""
+    """Remove a role. All users lose it."""
     change_access(data_dir, zookeeper, server, remove_role=name)
     print(as_json({"removed": name}) if json else f"role {name} is removed")
 
@@ -167,7 +168,7 @@ def remove_role(
 def list_roles(
     data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, server: Server = None, json: Json = False
 ) -> None:
-    """List all roles with their rights; the built-in role admin is not among them."""
+    """List all roles with their rights, without the built-in role admin"""
     roles = read_access(data_dir, zookeeper, server).roles
     rows: list[dict[str, str | None]] = [
         {"role": role.name, "right": grant.right, "prefix": shown_prefix(grant.prefix)}
@@ -175,7 +176,7 @@ def list_roles(
         for grant in role.grants
     ]
     rows += [{"role": role.name, "right": None, "prefix": None} for role in roles if not role.grants]
-    print(as_json(rows) if json else as_table(rows) if rows else "no roles but the built-in admin")
+    print(as_json(rows) if json else as_table(rows) if rows else "no roles except the built-in admin")
 
 
 def grant_right(
@@ -187,7 +188,7 @@ def grant_right(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Give a role a right on all keys that begin with a prefix."""
+    """Give a role a right on all keys with a prefix"""
     asked = {"role": role, "right": right, "prefix": prefix_of(prefix)}
     change_access(data_dir, zookeeper, server, grant_right=asked)
     print(
@@ -206,7 +207,7 @@ def revoke_right(
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Take a right from a role, as it was granted: on exactly this prefix."""
+    """Take a right from a role. Name the same prefix with which it was granted."""
     asked = {"role": role, "right": right, "prefix": prefix_of(prefix)}
     change_access(data_dir, zookeeper, server, revoke_right=asked)
     said = f"role {role} may no longer {right} {_keys(prefix)}"
@@ -214,7 +215,8 @@ def revoke_right(
 
 
 def _keys(prefix: str) -> str:
-    """Those of a right. An empty prefix is every key, and may be a shell's variable that was not set."""
+    """Return a name for the keys of a right. An empty prefix, perhaps an unset shell variable, is shown as every
+    key."""
     return repr(prefix) if prefix else "every key"
 
 
@@ -224,22 +226,23 @@ def found(
     replace_lost: Annotated[
         bool,
         typer.Option(
-            "--replace-lost", help="Where access control is on, too: nobody knows an administrator's password any more."
+            "--replace-lost", help="Proceed although access control is on, because every administrator password is lost"
         ),
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask about --replace-lost.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation of --replace-lost")] = False,
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
     json: Json = False,
 ) -> None:
-    """Make the first administrator and switch access control on, in one step, in the metadata store itself: nodes that
-    other machines reach serve nobody before. Roles and other users stay; a user of this name gets this password."""
-    from kvstore.access import Found
+    """Create the first administrator and enable access control in one step, directly in the metadata store. Nodes that
+    other machines can reach refuse all clients before. Roles and other users stay; an existing user of this name gets
+    the new password."""
+    from kvstore.access import FoundAdmin
     from kvstore.server.access.cluster_names import change_access
 
     if replace_lost and not yes:
-        confirm(f"give {name} another password and the role admin, in a cluster that may have an administrator")
-    change = Found(name, _hashed(_password(password_stdin)), replace_lost)
+        confirm(f"Give {name} a new password and the role admin, in a cluster that may already have an administrator")
+    change = FoundAdmin(name, _hashed(_password(password_stdin)), replace_lost)
 
     async def work(tools: Tools) -> None:
         await change_access(tools.store, change)
@@ -254,8 +257,8 @@ def found(
 def switch_on(
     data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, server: Server = None, json: Json = False
 ) -> None:
-    """Ask every client who he is from now on, those that are connected too. Wants a user with a password and the role
-    admin."""
+    """Enable access control: from now on every client must log in, also those that are connected. Requires a user with
+    a password and the role admin."""
     change_access(data_dir, zookeeper, server, switch_on=True)
     print(as_json({"on": True}) if json else "access control is on: clients need a user and a password")
 
@@ -263,7 +266,7 @@ def switch_on(
 def switch_off(
     data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, server: Server = None, json: Json = False
 ) -> None:
-    """Ask nobody any more: everybody may do everything. Users and roles stay."""
+    """Disable access control: everybody may do everything. Users and roles stay."""
     change_access(data_dir, zookeeper, server, switch_on=False)
     print(as_json({"on": False}) if json else "access control is off: everybody may do everything")
 
@@ -271,7 +274,7 @@ def switch_off(
 def show(
     data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, server: Server = None, json: Json = False
 ) -> None:
-    """Show whether access control is on, and how many users and roles there are."""
+    """Show if access control is on, and the numbers of users and roles"""
     table = read_access(data_dir, zookeeper, server)
     found = {"on": table.on, "users": len(table.users), "roles": len(table.roles)}
     print(as_json(found) if json else as_table([found]))
@@ -305,11 +308,11 @@ def _print_user(table: admin_pb2.AccessResponse, name: str, json: bool, what: st
 
 
 def _password(is_piped: bool) -> bytes:
-    """Raises InvalidRequest."""
+    """Read the password from standard input or the terminal. Raises InvalidRequest."""
     if is_piped:
         return sys.stdin.buffer.readline().rstrip(b"\r\n")
     if not sys.stdin.isatty():
-        raise typer.BadParameter("there is no terminal to ask for a password on: give --password-stdin")
+        raise typer.BadParameter("standard input is not a terminal; use --password-stdin")
     said, again = getpass.getpass("password: "), getpass.getpass("again: ")
     if said != again:
         raise InvalidRequest("the two passwords differ")
@@ -317,7 +320,7 @@ def _password(is_piped: bool) -> bytes:
 
 
 def _hashed(password: bytes) -> str:
-    """Here and not in a server: the password does not travel. Raises InvalidRequest."""
+    """Hash the password here and not in a server, so that it is never sent. Raises InvalidRequest."""
     from kvstore.access import encoded
 
     try:
@@ -327,8 +330,8 @@ def _hashed(password: bytes) -> str:
 
 
 def prefix_of(text: str) -> bytes:
-    """Raises InvalidRequest."""
+    """Return a prefix as bytes. Raises InvalidRequest."""
     try:
         return text.encode().decode("unicode_escape").encode("latin-1") if "\\" in text else text.encode()
     except (UnicodeDecodeError, UnicodeEncodeError) as error:
-        raise InvalidRequest(f"want a prefix with bytes as \\xNN, got {text[:80]!r}: {error}") from None
+        raise InvalidRequest(f"expected a prefix with bytes as \\xNN, got {text[:80]!r}: {error}") from None

@@ -1,4 +1,4 @@
-"""Warnings about settings of a node that are allowed, and yet unsafe or odd. Decides only."""
+"""Warnings about settings of a node that are valid but unsafe or odd. Decides only."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from kvstore.server.config import NodeConfig, Role
 from kvstore.types import DigestType
 
 BOTH = "both wildcards"
-"""In place of gRPC's [::], which takes IPv4 too; other listeners take IPv6 alone there."""
+"""Stands for gRPC's [::], which also accepts IPv4. Other listeners accept only IPv6 there."""
 RESTART_S = 30
-"""What a restart may take: who is away for less should not count as lost."""
+"""Seconds that a restart may take. A node that is away for less should not count as lost."""
 
 
 def advice(config: NodeConfig) -> list[Fault]:
-    """The warnings about a configuration, each with what it leads to."""
+    """Return the warnings about a configuration, each with its consequence."""
     return [*_of_doors(config), *_of_metadata(config), *_of_bookie(config), *_of_partitions(config), *_of_rest(config)]
 
 
 def clashes(config: NodeConfig) -> list[Fault]:
-    """The listeners that want the address of another: the node would not start."""
+    """Return the listeners whose address another listener uses. The node would not start."""
     taken: list[tuple[str, str]] = []
     found = []
     for name, address in config.listeners().items():
@@ -33,15 +33,15 @@ def clashes(config: NodeConfig) -> list[Fault]:
         other = next((other for other, theirs in taken if _meet(bound, theirs)), None)
         if other is not None:
             theirs = dict(taken)[other]
-            what = f"is that of {other}" if theirs == address else f"{other} takes with {theirs}"
-            found.append(Fault(name, f"want an address of its own, got {address}, which {what}"))
+            what = f"{other} uses, too" if theirs == address else f"{other} covers with {theirs}"
+            found.append(Fault(name, f"expected an unused address, got {address}, which {what}"))
         taken.append((name, address))
     return found
 
 
 def _meet(one: str, other: str) -> bool:
-    """Whether two listeners cannot both have these addresses: one port, on a host that both mean. A wildcard means
-    every host of its family, and localhost both loopbacks."""
+    """Return True if two listeners conflict: they have the same port and share a host. A wildcard means every host of
+    its family; localhost means both loopbacks."""
     (host, _, port), (theirs, _, their_port) = one.rpartition(":"), other.rpartition(":")
     if port != their_port or not port.strip("0"):
         return False
@@ -50,15 +50,15 @@ def _meet(one: str, other: str) -> bool:
 
 
 def _takes(hosts: set[str], others: set[str]) -> bool:
-    """Whether some of `hosts` is the wildcard of a family that `others` have an address of. What is only a name counts
-    as IPv4, which names of machines mostly have too."""
+    """Return True if `hosts` contains the wildcard of a family that `others` has an address of. A name counts as IPv4,
+    because most machines have an IPv4 address."""
     return ("0.0.0.0" in hosts and any(":" not in each for each in others)) or (
         "::" in hosts and any(":" in each for each in others)
     )
 
 
 def _hosts(host: str) -> set[str]:
-    """The addresses that a host's name stands for, as far as it can be told without asking anybody."""
+    """Return the addresses of a host's name, as far as they are known without a lookup."""
     if host == "localhost":
         return {"127.0.0.1", "::1"}
     if host == BOTH:
@@ -74,32 +74,34 @@ def _of_doors(config: NodeConfig) -> Iterator[Fault]:
     if config.insecure and open_doors:
         yield Fault(
             "insecure",
-            f"whoever reaches {', '.join(open_doors)} reads and writes every key: keep these ports on a private "
-            "network, or give [tls] and `kvstore access found`",
+            f"anyone who reaches {', '.join(open_doors)} can read and write every key; keep these ports on a private "
+            "network, or set [tls] and run `kvstore access found`",
         )
     elif config.insecure:
-        yield Fault("insecure", "allows what no address here needs: leave it out")
+        yield Fault("insecure", "no address here needs it; remove it")
     if config.tls.admits_plain:
-        yield Fault("tls.mode", '"prefer" keeps nobody out who can come between: "require" once all nodes have TLS')
+        yield Fault(
+            "tls.mode", '"prefer" does not stop an attacker between the nodes; set "require" once all nodes have TLS'
+        )
     if config.advertise and is_loopback(config.advertise) and open_doors:
-        yield Fault("advertise", f"{config.advertise} is loopback: other machines are told to connect to themselves")
+        yield Fault("advertise", f"{config.advertise} is loopback, so other machines would connect to themselves")
     for name, address in config.listeners().items():
         if address.endswith(":0"):
-            yield Fault(name, "port 0 is another one after each start: nobody finds it")
+            yield Fault(name, "port 0 changes with each start, so nobody finds it")
 
 
 def _of_metadata(config: NodeConfig) -> Iterator[Fault]:
     name = "metadata.uri" if config.metadata.uri else "zookeeper"
     hosts = parse(config.metadata_address).hosts
     if len(hosts) % 2 == 0:
-        yield Fault(name, f"{len(hosts)} servers stand no more losses than {len(hosts) - 1}: want an odd number")
+        yield Fault(name, f"{len(hosts)} servers tolerate no more losses than {len(hosts) - 1}; use an odd number")
     if len(hosts) == 1 and not is_loopback(hosts[0].rpartition(":")[0]):
-        yield Fault(name, "one server: while it is down there are no elections and no repair; want three or five")
+        yield Fault(name, "one server: while it is down, there are no elections and no repairs; use three or five")
     is_near = all(is_loopback(each.rpartition(":")[0]) for each in hosts)
     if config.metadata.user and config.metadata_tls is None and not is_near:
-        yield Fault("metadata.user", "logs in without TLS: the password can be heard on the way; want metadata.tls")
+        yield Fault("metadata.user", "logs in without TLS, so the password can be intercepted; set metadata.tls")
     if config.metadata.user and config.metadata.acl is Acl.OPEN:
-        yield Fault("metadata.acl", '"open" lets everybody change what the node makes there: want "creator"')
+        yield Fault("metadata.acl", '"open" lets everybody change what the node stores there; set "creator"')
 
 
 def _of_bookie(config: NodeConfig) -> Iterator[Fault]:
@@ -107,50 +109,59 @@ def _of_bookie(config: NodeConfig) -> Iterator[Fault]:
         return
     storage = config.storage
     if storage.admit_raw_adds:
-        yield Fault("storage.admit_raw_adds", "anybody who reaches the port can fill the disk: never in production")
+        yield Fault(
+            "storage.admit_raw_adds", "anyone who reaches the port can fill the disk; never set this in production"
+        )
     if not storage.scrub_bytes_per_s:
-        yield Fault("storage.scrub_bytes_per_s", "damage on the disk is found when it is too late: want more than 0")
+        yield Fault("storage.scrub_bytes_per_s", "damage on the disk is found too late; set more than 0")
     if storage.reserve_bytes < 2 * storage.segment_bytes:
-        yield Fault("storage.reserve_bytes", "less than two segments: a full disk leaves too little for a restart")
+        yield Fault(
+            "storage.reserve_bytes", "less than two segments, so a full disk leaves too little space for a restart"
+        )
     if storage.lost_dirs:
-        yield Fault("storage.lost_dirs", "what is on these disks is given up; name none once the node has started")
+        yield Fault(
+            "storage.lost_dirs", "the data on these disks is abandoned; remove the setting once the node has started"
+        )
 
 
 def _of_partitions(config: NodeConfig) -> Iterator[Fault]:
     partition, log = config.partition, config.log
     if log.quorum.ack < 2:
-        yield Fault("log.quorum.ack", "the loss of one disk loses acknowledged writes: want 2")
+        yield Fault("log.quorum.ack", "the loss of one disk loses acknowledged writes; set 2")
     elif log.quorum.write == log.quorum.ack:
-        yield Fault("log.quorum", f"a write waits for all {log.quorum.write} disks: the slowest one decides")
+        yield Fault("log.quorum", f"a write waits for all {log.quorum.write} disks, so the slowest one decides")
     if log.unsafe and log.quorum.ack >= 2:
-        yield Fault("log.unsafe", "allows what the quorum here does not need: leave it out")
+        yield Fault("log.unsafe", "the quorum here does not need it; remove it")
     if log.digest is DigestType.DUMMY:
-        yield Fault("log.digest", "entries have no checksum: damage is not noticed; want 3")
+        yield Fault("log.digest", "entries have no checksum, so damage is not noticed; set 3")
     if partition.lease_ms and not partition.hidden_pause_ms:
         yield Fault(
-            "partition.hidden_pause_ms", "a machine that was paused can answer a read with an old value: want 250"
+            "partition.hidden_pause_ms", "a machine that was paused can answer a read with an old value; set 250"
         )
     if not partition.lease_ms:
         yield Fault("partition.lease_ms", "every read waits for an append")
     if not partition.expiry_sweep_s:
-        yield Fault("partition.expiry_sweep_s", "keys past their expiry that nobody asks for stay for ever")
+        yield Fault("partition.expiry_sweep_s", "expired keys that nobody reads are never removed")
     if partition.write_buffer_bytes > partition.memory_bytes // 2:
-        yield Fault("partition.write_buffer_bytes", "more than half of memory_bytes, from where on all are flushed")
+        yield Fault("partition.write_buffer_bytes", "more than half of memory_bytes, above which all are flushed")
 
 
 def _of_rest(config: NodeConfig) -> Iterator[Fault]:
     recovery = config.autorecovery
     if recovery.lost_bookie_delay_s < RESTART_S:
-        yield Fault("autorecovery.lost_bookie_delay_s", "less than a restart takes: ledgers are copied for nothing")
+        yield Fault("autorecovery.lost_bookie_delay_s", "less than a restart takes, so ledgers are copied needlessly")
     if not recovery.check_interval_s:
-        yield Fault("autorecovery.check_interval_s", "copies that went missing unseen are never looked for")
+        yield Fault("autorecovery.check_interval_s", "copies that disappeared unnoticed are never found")
     if 0 < config.repair_after_s < RESTART_S:
-        yield Fault("repair_after_s", "less than a restart takes: replicas are made anew for nothing")
+        yield Fault("repair_after_s", "less than a restart takes, so replicas are rebuilt needlessly")
     for name in ("data_dir", "secret_file", "log_dir"):
         place = getattr(config, name)
         if place is not None and not place.is_absolute():
-            yield Fault(name, f"{place} goes by the directory that the node is started in: want an absolute path")
+            yield Fault(
+                name, f"{place} is relative to the directory in which the node is started; use an absolute path"
+            )
     if config.log_output.level is LogLevel.DEBUG:
         yield Fault(
-            "log_output.level", "DEBUG slows the node and fills the disk: `kvstore node log-level` sets it for a while"
+            "log_output.level",
+            "DEBUG slows the node and fills the disk; set it temporarily with `kvstore node log-level`",
         )

@@ -1,4 +1,5 @@
-"""`kvstore node check`: looks at a node's file, and at what it names on this machine, before the node is started."""
+"""`kvstore node check`: checks a node's file, and the files that it names on this machine, before the node is
+started."""
 
 from __future__ import annotations
 
@@ -26,50 +27,50 @@ from kvstore.server.config import STATES, NodeConfig, Role
 
 FILE_BYTES_MAX = 1 << 20
 MEMORY_SHARE_MAX = 0.5
-"""Of the machine's memory, for engines: the file cache and the rest of the process want the other half."""
+"""Maximum share of the machine's memory for engines. The file cache and the rest of the process need the other half."""
 
 
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="SECTION.NAME=VALUE", help="In place of what the file says; as often as needed."),
+    typer.Option("--set", metavar="SECTION.NAME=VALUE", help="Override a setting of the file; may be repeated"),
 ]
 
 
-class Finding(NamedTuple):
-    """One line of the answer."""
+class ConfigFinding(NamedTuple):
+    """One finding of the check."""
 
     line: int | None
-    """From 1; None: of no line, as for what is missing."""
+    """Line number from 1; None if no line fits, as for a missing setting."""
     weight: Literal["fault", "warning"]
     name: str
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
-    """The answer about a file."""
+class CheckedConfig:
+    """The result of checking a file."""
 
     config: NodeConfig | None
-    """None: there are faults of form, and nothing else was looked at."""
-    findings: list[Finding]
+    """None if the file has faults of form; then nothing else was checked."""
+    findings: list[ConfigFinding]
 
     def count(self, weight: str) -> int:
         return sum(each.weight == weight for each in self.findings)
 
 
 def check(
-    config: Annotated[Path, typer.Option(callback=checked_path, help="The node's TOML file.")],
+    config: Annotated[Path, typer.Option(callback=checked_path, help="The node's TOML file")],
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="As for a node that is started with --insecure.")
+        bool, typer.Option("--insecure", help="Check for a node that is started with --insecure")
     ] = False,
     settings: Settings = None,
     only_file: Annotated[
-        bool, typer.Option("--only-file", help="Leave alone what the file names: secrets, certificates, directories.")
+        bool, typer.Option("--only-file", help="Do not check what the file names: secrets, certificates, directories")
     ] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Let warnings count as faults.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 for warnings, too")] = False,
     json: Json = False,
 ) -> None:
-    """Say all that is wrong with a node's file, line by line, and warn of what is unsafe or odd. Starts nothing."""
+    """Check a node's file: report all faults by line, and warn of unsafe or odd settings. Starts nothing."""
     checked = checked_file(config, settings_of(settings, insecure=insecure), only_file=only_file)
     found = checked.findings
     if json:
@@ -87,19 +88,19 @@ def check(
 
 
 def settings_of(texts: Sequence[str] | None, *, insecure: bool) -> list[Setting]:
-    """The settings that a command line names. Raises ConfigError."""
+    """Return the settings of a command line. Raises ConfigError."""
     return [*map(toml.setting, texts or ()), *([Setting("insecure", True)] if insecure else [])]
 
 
-def checked_file(path: Path, settings: Sequence[Setting], *, only_file: bool) -> Checked:
-    """Look at a file, and unless `only_file` at what it names. Raises ConfigError for one that cannot be read, or is no
-    TOML: there the error names the line."""
+def checked_file(path: Path, settings: Sequence[Setting], *, only_file: bool) -> CheckedConfig:
+    """Check a file, and unless `only_file` also what it names. Raises ConfigError for a file that cannot be read or is
+    not TOML; then the error names the line."""
     if path.exists() and path.stat().st_size > FILE_BYTES_MAX:
-        raise ConfigError(f"{path}: want at most {FILE_BYTES_MAX} bytes, got {path.stat().st_size}")
+        raise ConfigError(f"{path}: expected at most {FILE_BYTES_MAX} bytes, got {path.stat().st_size}")
     text = toml.text_of(path)
     table = toml.with_settings(toml.parse(text, path), settings)
     lines = lines_of(text)
-    config, faults = toml.look_at(table, NodeConfig)
+    config, faults = toml.build_or_faults(table, NodeConfig)
     warnings: list[Fault] = []
     if config is not None:
         retired = [Fault(name, text) for name, text in NodeConfig.RETIRED.items() if name in table]
@@ -107,13 +108,13 @@ def checked_file(path: Path, settings: Sequence[Setting], *, only_file: bool) ->
         if not only_file:
             faults += faults_around(config)
             warnings += warnings_around(config)
-    findings = [Finding(line_of(each.name, lines), "fault", *each) for each in faults]
-    findings += [Finding(line_of(each.name, lines), "warning", *each) for each in warnings]
-    return Checked(config, sorted(findings, key=lambda each: (each.line or 0, each.weight)))
+    findings = [ConfigFinding(line_of(each.name, lines), "fault", *each) for each in faults]
+    findings += [ConfigFinding(line_of(each.name, lines), "warning", *each) for each in warnings]
+    return CheckedConfig(config, sorted(findings, key=lambda each: (each.line or 0, each.weight)))
 
 
 def faults_around(config: NodeConfig) -> list[Fault]:
-    """Find what keeps the node from starting on this machine, by this user."""
+    """Return what prevents the node from starting on this machine as this user."""
     found = [
         *_tried("secret_file", lambda: read_secret(config.secret_file)),
         *_tried("metadata.password_file", config.metadata_login),
@@ -126,7 +127,7 @@ def faults_around(config: NodeConfig) -> list[Fault]:
 
 
 def _write_faults(config: NodeConfig) -> Iterator[tuple[str, WriteFault]]:
-    """Try every directory that the node writes to, each once."""
+    """Yield faults of the directories that the node writes to. Each directory is tried once."""
     tried = set[Path]()
     for name, place in _places(config):
         if place.absolute() not in tried:
@@ -136,7 +137,7 @@ def _write_faults(config: NodeConfig) -> Iterator[tuple[str, WriteFault]]:
 
 
 def _places(config: NodeConfig) -> Iterator[tuple[str, Path]]:
-    """The directories that the node writes to, with the names of their settings."""
+    """Yield the directories that the node writes to, with the names of their settings."""
     yield "data_dir", config.data_dir
     if config.log_dir is not None:
         yield "log_dir", config.log_dir
@@ -151,7 +152,7 @@ def _places(config: NodeConfig) -> Iterator[tuple[str, Path]]:
 
 
 def _traces_faults(config: NodeConfig) -> Iterator[Fault]:
-    """Find why the node's traces do not open: the error names the setting."""
+    """Yield why the node's traces do not open. The error names the setting."""
     if not config.tracing.endpoint:
         return
     from kvstore.server.tracing.open import check_traces
@@ -164,7 +165,7 @@ def _traces_faults(config: NodeConfig) -> Iterator[Fault]:
 
 
 def warnings_around(config: NodeConfig) -> Iterator[Fault]:
-    """Find what will go wrong on this machine later, or slowly. A full disk keeps no node from starting."""
+    """Yield what will fail or be slow on this machine later. A full disk does not prevent a node from starting."""
     yield from (Fault(name, str(fault)) for name, fault in _write_faults(config) if fault.is_full)
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if config.partition.memory_bytes > memory * MEMORY_SHARE_MAX:
@@ -174,14 +175,14 @@ def warnings_around(config: NodeConfig) -> Iterator[Fault]:
         limits = config.limits.within(files)
         yield Fault(
             "limits.connections_max",
-            f"{files} open files, here and now, are enough for {limits.connections_max} connections: raise the limit "
-            "(`ulimit -n`, LimitNOFILE)",
+            f"{files} open files, the limit of this shell, suffice for {limits.connections_max} connections; raise the "
+            "limit (`ulimit -n`, LimitNOFILE)",
         )
     if config.tls.serves:
         try:
             left_s = Certificates(config.tls).left_s
         except OSError:
-            return  # a fault, said already
+            return  # already reported as a fault
         if 0 < left_s < WARN_S:
             yield Fault("tls.cert", f"expires in {int(left_s // 86_400)} days")
     yield from _shared_disks(config)
@@ -193,20 +194,22 @@ def _shared_disks(config: NodeConfig) -> Iterator[Fault]:
         try:
             device = nearest(config.data_dir / each).stat().st_dev
         except OSError:
-            continue  # a fault, said already
+            continue  # already reported as a fault
         other = disks.setdefault(device, each)
         if other != each:
-            yield Fault("storage.journal_dirs", f"{each} is on the file system of {other}: both are lost together")
+            yield Fault(
+                "storage.journal_dirs", f"{each} is on the same file system as {other}, so both are lost together"
+            )
 
 
 def _certificates_fit(tls: Tls) -> None:
-    """Raises OSError, ConfigError."""
+    """Check the certificates. Raises OSError, ConfigError."""
     if fault := Certificates(tls).fault():
         raise ConfigError(fault)
 
 
 def _in_use(directories: Sequence[str], config: NodeConfig) -> list[str]:
-    """Those that are not named as lost: the node leaves these alone, and may start without them."""
+    """Return the directories that are not listed as lost. The node ignores lost ones, and may start without them."""
     return [each for each in directories if each not in config.storage.lost_dirs]
 
 

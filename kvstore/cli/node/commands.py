@@ -20,14 +20,14 @@ from kvstore.cli.output import as_json, as_table
 from kvstore.errors import ConfigError
 
 T = TypeVar("T")
-Node = Annotated[str, typer.Argument(help="The node's id, for example n1.")]
+Node = Annotated[str, typer.Argument(help="Id of the node, for example n1")]
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 DEFAULT = "DEFAULT"
 HOTTEST = 10
 
 
 class Picture(StrEnum):
-    """The form in which a profile is written."""
+    """The format of a profile."""
 
     SVG = "svg"
     SPEEDSCOPE = "speedscope"
@@ -35,7 +35,7 @@ class Picture(StrEnum):
 
 
 def register(app: typer.Typer) -> None:
-    """Add to the commands about nodes."""
+    """Add commands to `kvstore node`."""
     node = group_of(app, "node")
     node.command("log-level")(log_level)
     node.command("slow-log")(slow_log)
@@ -47,24 +47,26 @@ def log_level(
     node: Node,
     level: Annotated[
         str,
-        typer.Argument(help="DEBUG, INFO, WARNING, ERROR, CRITICAL, or DEFAULT: as at its start. None: shows them."),
+        typer.Argument(
+            help="DEBUG, INFO, WARNING, ERROR, CRITICAL, or DEFAULT for the level at start; omit to show the levels"
+        ),
     ] = "",
     logger: Annotated[
-        str, typer.Option(help="A package or module, as kvstore.wal; all that is below goes by it.")
+        str, typer.Option(help="A package or module, for example kvstore.wal; applies to everything below it")
     ] = "",
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Show from which level on a node writes its log, or set it until the node is started again."""
+    """Show a node's log levels, or set one until the node is restarted"""
     from kvstore.proto.admin_pb2 import LogLevelRequest
 
     wanted = level.upper()
     if wanted and wanted not in (*LEVELS, DEFAULT):
-        raise typer.BadParameter(f"want one of {', '.join(LEVELS)} and {DEFAULT}, got {level!r}", param_hint="LEVEL")
+        raise typer.BadParameter(f"expected {', '.join(LEVELS)} or {DEFAULT}, got {level!r}", param_hint="LEVEL")
     if logger and not wanted:
-        raise typer.BadParameter("want a LEVEL for it", param_hint="--logger")
+        raise typer.BadParameter("expected a LEVEL with --logger, got none", param_hint="--logger")
     request = LogLevelRequest()
     if wanted:
         request.logger, request.level = logger or "kvstore", "" if wanted == DEFAULT else wanted
@@ -76,14 +78,14 @@ def log_level(
 
 def slow_log(
     node: Node,
-    count: Annotated[int, typer.Option(help="How many of the latest.", min=1)] = 20,
-    key: Annotated[str, typer.Option(help="Only operations on this key; only its hash is sent.")] = "",
+    count: Annotated[int, typer.Option(help="Maximum number of operations to show", min=1)] = 20,
+    key: Annotated[str, typer.Option(help="Show only operations on this key; only its hash is sent")] = "",
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Show the last operations of a node that took long, the latest first, and where their time went."""
+    """Show a node's latest slow operations, newest first, and where their time went"""
     from kvstore.env.slow_log import hash_of
     from kvstore.proto.admin_pb2 import SlowLogRequest
 
@@ -106,7 +108,7 @@ def slow_log(
     if json:
         print(as_json({"node": node, "slow_ms": answer.slow_ms, "total": answer.total, "operations": found}))
     elif not answer.slow_ms:
-        print(f"{node} keeps no slow log: [server] slow_ms is 0")
+        print(f"{node} keeps no slow log because [server] slow_ms is 0")
     else:
         print(f"{node}: {answer.total} operations took longer than {answer.slow_ms} ms since its start")
         for row in found:
@@ -117,27 +119,29 @@ def slow_log(
 
 def profile(
     node: Node,
-    seconds: Annotated[float, typer.Option(help="How long it is looked at.", min=0.1, max=60)] = 10,
-    rate: Annotated[int, typer.Option(help="Looks in a second.", min=1, max=200)] = 100,
+    seconds: Annotated[float, typer.Option(help="Length of the profile in seconds", min=0.1, max=60)] = 10,
+    rate: Annotated[int, typer.Option(help="Samples per second", min=1, max=200)] = 100,
     out: Annotated[
-        Path | None, typer.Option(callback=checked_path, help="The file. Default: NODE-profile.svg.")
+        Path | None, typer.Option(callback=checked_path, help="Output file; default: NODE-profile.svg")
     ] = None,
-    format: Annotated[Picture, typer.Option(help="A picture, a document for speedscope.app, or lines.")] = Picture.SVG,
+    format: Annotated[
+        Picture, typer.Option(help="An SVG, a document for speedscope.app, or folded lines")
+    ] = Picture.SVG,
     wall: Annotated[
-        bool, typer.Option("--wall", help="By time that passed, also where nothing ran; else by processor time.")
+        bool, typer.Option("--wall", help="Weigh by elapsed time, including idle time; default: by processor time")
     ] = False,
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Take a profile of a running node: where its threads are, as a flame graph in a file."""
+    """Profile a running node and write a flame graph of its threads to a file"""
     from kvstore.proto.admin_pb2 import ProfileRequest
 
     request = ProfileRequest(seconds=seconds, rate=rate)
     place, within = (data_dir, zookeeper, server), seconds + TIMEOUT_S
     answer = ask_node(node, place, lambda stub, timeout_s: stub.Profile(request, timeout=timeout_s), within)
-    unit = "looks" if wall else "microseconds"
+    unit = "samples" if wall else "microseconds"
     stacks = [
         flame.Stack(
             (each.thread, *(answer.frames[place] for place in each.frames)), each.looks if wall else each.cpu_us
@@ -145,7 +149,7 @@ def profile(
         for each in answer.stacks
     ]
     stacks = [each for each in stacks if each.weight]
-    title = f"{node}, {answer.took_s:.1f} s, {answer.looks} looks, by {'time' if wall else 'processor time'}"
+    title = f"{node}, {answer.took_s:.1f} s, {answer.looks} samples, by {'time' if wall else 'processor time'}"
     match format:
         case Picture.SVG:
             text, ending = flame.svg(title, unit, stacks), "svg"
@@ -169,15 +173,14 @@ def profile(
 
 
 def why_unasked(node: str, servers: list[str], bookies: list[str]) -> str:
-    """Say why a node that is no server cannot be asked: one that has only a bookie, if it is the node of one of these,
-    has no door for it."""
-    want = f"want one of {', '.join(servers)}"
+    """Return why a node that is not a server cannot be asked. A node that is only a bookie has no gRPC endpoint."""
+    want = f"expected one of {', '.join(servers)}"
     own = next((each for each in bookies if node and node in (each, each.rpartition("-")[0])), None)
     if own is None:
         return f"no server {node!r}: {want}"
     return (
-        f"{node} has only a bookie ({own}), and no gRPC door to be asked at: {want}; what it logs is set by "
-        "[log_output] in its node.toml and a restart, its numbers are at /metrics of its HTTP port"
+        f"{node} is only a bookie ({own}) and has no gRPC endpoint: {want}; to change its log, set [log_output] in "
+        "its node.toml and restart it; read its metrics at /metrics of its HTTP port"
     )
 
 
@@ -187,7 +190,7 @@ def ask_node(
     work: Callable[[Any, float], T],
     timeout_s: float = TIMEOUT_S,
 ) -> T:
-    """Return the answer of one node. Raises StoreError; ConfigError names the nodes there are, if it is none of
+    """Return the answer of one node. Raises StoreError; ConfigError with the names of the nodes if `node` is none of
     them."""
     from kvstore.proto.admin_pb2 import BookiesRequest, StatusRequest
 
@@ -197,5 +200,5 @@ def ask_node(
         found = ask_admin(*place, lambda stub, within: stub.Bookies(BookiesRequest(), timeout=within))
         raise ConfigError(why_unasked(node, sorted(grpc), [each.id for each in found.bookies]))
     if not grpc[node]:
-        raise ConfigError(f"{node} is not up, as far as {status.server} knows: want a node that runs")
+        raise ConfigError(f"expected a running node, got {node}, which is not up according to {status.server}")
     return ask_admin(place[0], None, grpc[node], work, timeout_s)

@@ -1,6 +1,6 @@
-"""A profile as a flame graph: an SVG to look at in a browser, speedscope's JSON, or folded lines. Decides only.
+"""A profile as a flame graph: an SVG for a browser, JSON for speedscope, or folded lines. Decides only.
 
-In a flame graph each box is a function, below the one that called it; as wide as what was taken while it ran.
+In a flame graph each box is a function, below its caller. Its width is the weight of the samples that contain it.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from xml.sax.saxutils import escape
 from zlib import crc32
 
 WIDTH, ROW, TOP, CHARACTER = 1_400, 17, 46, 6.6
-"""Pixels: of the picture, of a row, above the first, of a letter."""
+"""In pixels: width of the picture, height of a row, space above the first row, width of a character."""
 LEAST = 0.4
-"""Pixels: what is narrower is left out, with all that it called."""
+"""Minimum width of a box in pixels. Narrower boxes are left out, with all their callees."""
 
 
 class Stack(NamedTuple):
-    """Calls from the outermost to the innermost, and what was taken there, in the profile's unit."""
+    """Calls from the outermost to the innermost, with the weight of the samples in the profile's unit."""
 
     calls: tuple[str, ...]
     weight: int
@@ -27,7 +27,7 @@ class Stack(NamedTuple):
 
 @dataclass(slots=True)
 class Box:
-    """A function in one place of the calls."""
+    """A function at one position of the call tree."""
 
     name: str
     weight: int = 0
@@ -35,7 +35,7 @@ class Box:
 
 
 def tree_of(stacks: Sequence[Stack]) -> Box:
-    """All stacks on one box, whose weight is that of all."""
+    """Merge all stacks into one tree, whose root has the total weight."""
     root = Box("all")
     for calls, weight in stacks:
         box = root
@@ -47,7 +47,7 @@ def tree_of(stacks: Sequence[Stack]) -> Box:
 
 
 def svg(title: str, unit: str, stacks: Sequence[Stack]) -> str:
-    """The picture; what a box is stands in its tooltip. It holds no script and loads nothing."""
+    """Return the SVG, with a tooltip for each box. It contains no script and loads nothing."""
     root = tree_of(stacks)
     boxes = list(_placed(root, WIDTH / max(1, root.weight)))
     height = TOP + ROW * (1 + max((row for _, row, _, _ in boxes), default=0)) + 8
@@ -64,7 +64,7 @@ def svg(title: str, unit: str, stacks: Sequence[Stack]) -> str:
 
 
 def speedscope(title: str, unit: str, stacks: Sequence[Stack]) -> str:
-    """A document for https://www.speedscope.app, which works on files on one's own disk."""
+    """Return a document for https://www.speedscope.app, which also opens local files."""
     places: dict[str, int] = {}
     samples = [[places.setdefault(name, len(places)) for name in calls] for calls, _ in stacks]
     weights = [weight for _, weight in stacks]
@@ -87,12 +87,12 @@ def speedscope(title: str, unit: str, stacks: Sequence[Stack]) -> str:
 
 
 def folded(stacks: Sequence[Stack]) -> str:
-    """A line for each stack, its calls with semicolons between, and its weight."""
+    """Return one line per stack: its calls, separated by semicolons, and its weight."""
     return "".join(f"{';'.join(name.replace(';', ',') for name in calls)} {weight}\n" for calls, weight in stacks)
 
 
 def hottest(stacks: Sequence[Stack], count: int) -> list[tuple[str, int]]:
-    """The functions that took most themselves, without what they called."""
+    """Return the functions with the most weight of their own, without their callees."""
     own: dict[str, int] = {}
     for calls, weight in stacks:
         if calls:
@@ -101,7 +101,8 @@ def hottest(stacks: Sequence[Stack], count: int) -> list[tuple[str, int]]:
 
 
 def _placed(root: Box, scale: float) -> Iterator[tuple[Box, int, float, float]]:
-    """Boxes with their rows, left edges and widths; siblings by name, so that two pictures can be compared."""
+    """Yield boxes with their row, left edge and width. Siblings are sorted by name, so that profiles can be
+    compared."""
     waiting = [(root, 0, 0.0)]
     while waiting:
         box, row, left = waiting.pop()
@@ -124,7 +125,7 @@ def _drawn(box: Box, row: int, left: float, width: float, unit: str, whole: int)
 
 
 def _colour(name: str) -> str:
-    """Ours warm, others' cool; the same function always the same."""
+    """Return a warm colour for our functions and a cool one for others, always the same for a function."""
     spread = crc32(name.encode())
     hue = 15 + spread % 40 if "(kvstore/" in name else 190 + spread % 40
     return f"hsl({hue},75%,{68 + spread // 64 % 12}%)"

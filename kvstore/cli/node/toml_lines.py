@@ -1,7 +1,7 @@
-"""Where in a TOML file each name is set, which `tomllib` does not tell. Decides only.
+"""Finds the line of each name in a TOML file, which `tomllib` does not report. Decides only.
 
-A statement ends with a line, unless it is in a multi-line string or a list: so lines are gathered until they parse by
-themselves.
+A statement ends with a line, unless it is within a multi-line string or a list. So lines are gathered until they parse
+on their own.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from typing import Any
 
 STATEMENT_LINES_MAX = 1_000
-"""What is longer has no line of its own: each line more is parsed with all before it."""
+"""Longer statements get no line number, because each further line is parsed together with all lines before it."""
 
 
 def lines_of(text: str) -> dict[str, int]:
-    """The line, from 1, on which each dotted name stands first: settings, tables, and the tables around them. `text` is
-    TOML."""
+    """Return the line, from 1, on which each dotted name first appears: settings, tables and enclosing tables. `text`
+    must be TOML."""
     found: dict[str, int] = {}
     table = ""
     first, gathered = 1, ""
@@ -40,7 +40,7 @@ def lines_of(text: str) -> dict[str, int]:
 
 
 def line_of(name: str, lines: dict[str, int]) -> int | None:
-    """The line of a setting, or of one of its list, or else of the table that it would stand in; None: of neither."""
+    """Return the line of a setting, else of an enclosing table, or None."""
     name = name.partition("[")[0]
     while name:
         if name in lines:
@@ -50,7 +50,7 @@ def line_of(name: str, lines: dict[str, int]) -> int | None:
 
 
 def _names(table: dict[str, Any], prefix: str) -> Iterator[str]:
-    """Yield the dotted name of everything in a table, outer ones first."""
+    """Yield the dotted name of everything in a table, outer names first."""
     for name, value in table.items():
         yield prefix + name
         if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Commands about ledgers that lack copies."""
+"""Commands about under-replicated ledgers."""
 
 from kvstore.cli.recovery.autorecovery import register
 

@@ -1,4 +1,4 @@
-"""`kvstore autorecovery`: its state and its switches, for the whole cluster."""
+"""`kvstore autorecovery`: the state and the switches of auto-recovery, for the whole cluster."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from kvstore.types import BookieId
 from kvstore.wal.census import Census
 
 SHOWN_MAX = 1_000
-"""Marks that `list` prints unless told otherwise."""
+"""Default maximum number of marks that `list` prints."""
 
 
 def register(group: typer.Typer) -> None:
@@ -40,8 +40,10 @@ def register(group: typer.Typer) -> None:
 def status(
     data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, server: Server = None, json: Json = False
 ) -> None:
-    """Show who is auditor, whether auto-recovery is on, how many ledgers are marked, and which bookies are away that
-    ledgers name, whoever writes those. Exit code 1 if a ledger lacks a copy, or its metadata cannot be read."""
+    """Show the auditor, if auto-recovery is on, the number of marked ledgers, and missing bookies that ledgers name.
+
+    Ledgers of all writers count. Exit code 1 if a ledger is under-replicated or its metadata cannot be read.
+    """
 
     async def work(tools: Tools) -> dict[str, Any]:
         settings, marks = RecoverySettings(tools.store), Underreplication(tools.store)
@@ -60,13 +62,13 @@ def status(
 
 
 def list_marks(
-    limit: Annotated[int, typer.Option(help="So many at most.", min=1)] = SHOWN_MAX,
+    limit: Annotated[int, typer.Option(help="Maximum number of ledgers to list", min=1)] = SHOWN_MAX,
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """List the ledgers that are marked: they lack copies, or may."""
+    """List the marked ledgers, which are or may be under-replicated"""
 
     async def work(tools: Tools) -> tuple[list[dict[str, Any]], bool]:
         marks = Underreplication(tools.store)
@@ -92,13 +94,13 @@ def list_marks(
     else:
         print("no ledger is marked")
     if are_more:
-        typer.echo(f"there are more than these {limit}: see --limit", err=True)
+        typer.echo(f"there are more than {limit} ledgers; raise --limit", err=True)
 
 
 def enable(
     data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, server: Server = None, json: Json = False
 ) -> None:
-    """Switch auto-recovery on again. Bookies that are away then have the whole delay to come back."""
+    """Enable auto-recovery. Bookies that are away then have the whole delay to return."""
     _set(data_dir, zookeeper, server, RecoverySettings.enable)
     print(as_json({"enabled": True}) if json else "auto-recovery is on")
 
@@ -106,19 +108,21 @@ def enable(
 def disable(
     data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, server: Server = None, json: Json = False
 ) -> None:
-    """Switch auto-recovery off, for maintenance: nothing is marked and nothing repaired until it is on again."""
+    """Disable auto-recovery for maintenance: nothing is marked or repaired until it is enabled again"""
     _set(data_dir, zookeeper, server, RecoverySettings.disable)
-    print(as_json({"enabled": False}) if json else "auto-recovery is off: do not forget `kvstore autorecovery enable`")
+    print(
+        as_json({"enabled": False}) if json else "auto-recovery is off; remember to run `kvstore autorecovery enable`"
+    )
 
 
 def lost_bookie_delay(
-    seconds: Annotated[int | None, typer.Argument(help="The new delay in seconds.", min=0, max=DELAY_S_MAX)] = None,
+    seconds: Annotated[int | None, typer.Argument(help="New delay in seconds", min=0, max=DELAY_S_MAX)] = None,
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Show or set how long a bookie may be away before its copies are made again elsewhere."""
+    """Show or set how long a bookie may be away before its ledgers are copied to other bookies"""
 
     async def work(tools: Tools) -> int | None:
         settings = RecoverySettings(tools.store)
@@ -130,14 +134,14 @@ def lost_bookie_delay(
     if json:
         print(as_json({"lost_bookie_delay_s": found}))
     else:
-        print(f"{found} s" if found is not None else "not set: the first auditor will set what is configured there")
+        print(f"{found} s" if found is not None else "not set; the first auditor will set its configured value")
 
 
 _SHOWN = (CheckKind.ENTRIES, CheckKind.PLACEMENT)
 
 
 async def _copies(store: MetadataStore) -> dict[str, Any]:
-    """Count the copies of every ledger, whoever writes it, by the bookies that are registered now. Raises
+    """Count the copies of every ledger of any writer, based on the bookies that are registered now. Raises
     MetadataError."""
     census, present = Census(), await RegistrationClient(store).names()
     ledgers = LedgerStore(store)
@@ -155,7 +159,7 @@ async def _copies(store: MetadataStore) -> dict[str, Any]:
 
 
 def copies_document(census: Census, present: Collection[BookieId]) -> dict[str, Any]:
-    """Return the numbers of ledgers, and the bookies that ledgers name and that are not registered."""
+    """Return the numbers of ledgers, and the bookies that ledgers name but that are not registered."""
     short = census.shortage(present)
     return {
         "ledgers": census.ledgers,
@@ -170,7 +174,7 @@ def copies_document(census: Census, present: Collection[BookieId]) -> dict[str, 
 
 
 def lacks_copies(found: dict[str, Any]) -> bool:
-    """Return True if a ledger lacks a copy, or may: the exit code is 1 then."""
+    """Return True if a ledger is or may be under-replicated. The exit code is 1 then."""
     return bool(found["away"] or found["marked_ledgers"] or found["ledgers_unreadable"])
 
 
@@ -183,7 +187,7 @@ def _for_people(found: dict[str, Any]) -> str:
         return f"{table}\n\nevery bookie that a ledger names is up"
     return (
         f"{table}\n\n{as_table(found['away'])}\n\n"
-        "Their copies are made again once they are away for the delay; at once by: kvstore bookie recover BOOKIE"
+        "Their ledgers are copied after the delay. To copy them now, run: kvstore bookie recover BOOKIE"
     )
 
 

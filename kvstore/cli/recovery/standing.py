@@ -1,4 +1,4 @@
-"""`kvstore autorecovery run`: a worker, and a candidate for auditor, in a process of its own."""
+"""`kvstore autorecovery run`: a worker and an auditor candidate in their own process."""
 
 from __future__ import annotations
 
@@ -19,30 +19,29 @@ if TYPE_CHECKING:
     from kvstore.autorecovery.config import AutorecoveryConfig
 
 SAID_S = 60.0
-"""Between two lines about what was done."""
+"""Seconds between two lines of progress."""
 BYTES_PER_S, BYTES_PER_S_MAX = float(16 << 20), float(1 << 40)
 OPEN_LEDGER_GRACE_S = 30.0
 
 
 def run(
-    auditor: Annotated[bool, typer.Option(help="Stand for auditor too.")] = True,
+    auditor: Annotated[bool, typer.Option(help="Be a candidate for auditor, too")] = True,
     bytes_per_s: Annotated[
-        float, typer.Option(help="Bytes copied per second.", min=1, max=BYTES_PER_S_MAX)
+        float, typer.Option(help="Maximum bytes copied per second", min=1, max=BYTES_PER_S_MAX)
     ] = BYTES_PER_S,
     open_ledger_grace: Annotated[
-        float, typer.Option(help="Seconds for which nothing comes to an open ledger before it is recovered.", min=1)
+        float, typer.Option(help="Seconds without new entries before an open ledger is recovered", min=1)
     ] = OPEN_LEDGER_GRACE_S,
-    log_format: Annotated[LogFormat, typer.Option(help="Of what is logged to standard error.")] = LogFormat.TEXT,
-    log_level: Annotated[LogLevel, typer.Option(help="The least level that is logged.")] = LogLevel.WARNING,
+    log_format: Annotated[LogFormat, typer.Option(help="Format of the log on standard error")] = LogFormat.TEXT,
+    log_level: Annotated[LogLevel, typer.Option(help="Minimum level that is logged")] = LogLevel.WARNING,
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
     server: Server = None,
     json: Json = False,
 ) -> None:
-    """Repair marked ledgers until it is stopped. Nodes with a bookie do so too: this is for machines of their own.
+    """Repair marked ledgers until stopped. Nodes with a bookie do so, too; use this on other machines.
 
-    Prints a line a minute while there is something to do. Exit code 70 if a part of it fails, as of a node: start it
-    again.
+    Prints a line per minute while there is work. Exit code 70 if a part of it fails, as for a node; restart it then.
     """
     from kvstore.autorecovery.config import AutorecoveryConfig
     from kvstore.env.log_output import open_log
@@ -57,35 +56,35 @@ def run(
 
 
 async def _repair(tools: Tools, settings: AutorecoveryConfig, *, json: bool) -> bool:
-    """Repair until the process is asked to end, or a part fails, which is returned."""
+    """Repair until the process is asked to stop, or a part fails. Return True if a part failed."""
     from kvstore.autorecovery.auditor import Auditor
     from kvstore.autorecovery.worker import Worker
     from kvstore.env.nursery import TaskNursery
     from kvstore.meta.bookies import BookieView
     from kvstore.meta.ledgers import LedgerStore
-    from kvstore.wal.bookies import Bookies
+    from kvstore.wal.bookies import BookieClients
     from kvstore.wal.choice import BookieChoice
-    from kvstore.wal.copies.pace import Pace
+    from kvstore.wal.copies.pace import CopyPace
     from kvstore.wal.handle import LedgerPorts
 
     stop, failed = asyncio.Event(), False
 
     def end(task: str, error: BaseException) -> None:
-        """The session would live on, and with it the office of auditor for the whole cluster."""
+        """Stop. Otherwise the session would live on, and with it the auditor role for the whole cluster."""
         nonlocal failed
         failed = True
-        typer.echo(f"kvstore: task {task} failed, which ends this: {error!r}", err=True)
+        typer.echo(f"kvstore: task {task} failed, stopping: {error!r}", err=True)
         stop.set()
 
     env = replace(tools.env, nursery=TaskNursery("autorecovery", on_error=end))
     store, name = tools.store, f"autorecovery-{secrets.token_hex(6)}"
     view = BookieView(store)
     await view.start(env.nursery)
-    bookies = Bookies(env, view.address, cluster=await cluster_id(store))
+    bookies = BookieClients(env, view.address, cluster=await cluster_id(store))
     choice = BookieChoice(view, store, clock=env.clock, random=env.random)
     ports = LedgerPorts(env.clock, bookies, LedgerStore(store), choice)
     parts: list[Any] = [
-        Worker(env, store, ports, settings, Pace(env.clock, settings.bytes_per_s), name=name),
+        Worker(env, store, ports, settings, CopyPace(env.clock, settings.bytes_per_s), name=name),
         *([Auditor(env, store, settings, name, bookies=bookies, choice=choice)] if settings.auditor else []),
     ]
     for which in (signal.SIGTERM, signal.SIGINT):  # before anybody can know that it runs
@@ -102,7 +101,7 @@ async def _repair(tools: Tools, settings: AutorecoveryConfig, *, json: bool) -> 
 
 
 async def _until_stopped(stop: asyncio.Event, worker: Any, *, json: bool) -> None:
-    """Return when the process is asked to end; until then say now and then what was done."""
+    """Return when the process is asked to stop; report progress until then."""
     said: dict[str, int] = {}
     while True:
         try:

@@ -1,4 +1,4 @@
-"""`kvstore status`: how a cluster is, by what any of its nodes knows and the others answer it within a second."""
+"""`kvstore status`: the state of a cluster as one of its nodes sees it, with the others' answers within a second."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kvstore.proto.admin_pb2 import ClusterReport
 
 UNKNOWN = 3
-"""Exit code where nothing could be learnt: there is no such cluster, or it does not tell us."""
+"""Exit code if nothing could be learned: there is no such cluster, or it does not answer."""
 _CLEAR = "\x1b[H\x1b[2J"
 
 
@@ -36,15 +36,16 @@ def status(
     zookeeper: ZooKeeper = None,
     server: Server = None,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Go on: redraw on a terminal, a line for each change in a pipe.")
+        bool, typer.Option("--watch", help="Continue: redraw on a terminal, print a line per change in a pipe")
     ] = False,
-    interval: Annotated[float, typer.Option(help="Seconds between two looks of --watch.", min=0.5)] = 2.0,
+    interval: Annotated[float, typer.Option(help="Seconds between two polls of --watch", min=0.5)] = 2.0,
     json: Json = False,
 ) -> None:
-    """Show how the cluster is: nodes, disks, leads, lag, repairs, and what to do about what is amiss.
+    """Show the state of the cluster: nodes, disks, leaders, lag, repairs, and what to do about problems.
 
-    Exit code 0: healthy; 1: degraded, all is served; 2: something is not served, or no node answers; 3: nothing could
-    be learnt. It needs no metadata store: with --server, and for a local cluster, nodes tell what they know.
+    Exit code 0: healthy; 1: degraded, but everything is served; 2: something is not served, or no node answers;
+    3: unknown. The command needs no metadata store: with --server, and for a local cluster, nodes report what they
+    know.
     """
     where = (data_dir, zookeeper, server)
     try:
@@ -52,17 +53,17 @@ def status(
             raise typer.Exit(_show_once(where, json=json))
         _follow(where, interval, json=json)
     except BrokenPipeError:
-        raise  # nobody reads on, which is no failure of the command
+        raise  # the output pipe was closed, which is no failure
     except (StoreError, OSError) as error:
         print(f"kvstore: {error or type(error).__name__}", file=sys.stderr)
         raise typer.Exit(UNKNOWN) from None
 
 
-class Look:
-    """The cluster at one moment, as far as it says."""
+class ClusterView:
+    """The state of the cluster at one moment, as far as it is known."""
 
     def __init__(self, where: Where) -> None:
-        """Raises StoreError where nothing can be learnt."""
+        """Raises StoreError if nothing can be learned."""
         data_dir, zookeeper, server = where
         if zookeeper is not None:
             server = ",".join(config_of(*where, ASK_S).endpoints)
@@ -86,7 +87,7 @@ class Look:
 
     @property
     def exit_code(self) -> int:
-        """As `status` says."""
+        """The exit code of `status`."""
         own = int(self.is_store_down or bool(self.unready))
         if self.report is None:
             return 2 if self._is_silent else max(own, UNKNOWN)
@@ -94,7 +95,7 @@ class Look:
 
     @property
     def processes(self) -> list[dict[str, Any]]:
-        """Of a local cluster."""
+        """The processes of a local cluster."""
         return self.local["nodes"] if self.local is not None else []
 
     @property
@@ -103,7 +104,7 @@ class Look:
 
     @property
     def is_store_down(self) -> bool:
-        """Whether this local cluster's own metadata store does not run; that of another cluster is not looked at."""
+        """True if this local cluster's own metadata store is down. An external store is not checked."""
         store = self.local["zookeeper"] if self.local is not None else None
         return store is not None and store["own"] and not store["running"]
 
@@ -126,14 +127,14 @@ class Look:
             parts += ["", as_table(self.processes)]
         if self.local is not None and not self.local["zookeeper"]["running"]:
             store = self.local["zookeeper"]
-            state = "is down" if store["own"] else "is not one of our processes"
+            state = "is down" if store["own"] else "is not a process of this cluster"
             parts += ["", f"{parse(store['address']).kind.shown} {store['address']} {state}"]
         if self.is_store_down or not all(node["running"] for node in self.processes):
-            parts += [f"To start what is down: {self.hint}"]
+            parts += [f"To start everything that is down, run: {self.hint}"]
         return "\n".join(parts)
 
     def line(self) -> str:
-        """Its health with its date, for who follows it in a pipe."""
+        """One dated line about health, for output to a pipe."""
         from kvstore.cli.status.views import dated_line
 
         if self.report is not None:
@@ -142,12 +143,12 @@ class Look:
 
     def _headline(self) -> str:
         if self._is_silent:
-            return f"not all is served: no node answers: {self.why_not}"
-        return f"unknown: the nodes do not say how the cluster is: {self.why_not}"
+            return f"down: no node answers: {self.why_not}"
+        return f"unknown: the nodes do not report the state of the cluster: {self.why_not}"
 
 
 class Blind:
-    """A look at which nothing could be learnt."""
+    """A poll that learned nothing."""
 
     report = None
     exit_code = UNKNOWN
@@ -168,15 +169,15 @@ class Blind:
 
 
 def _show_once(where: Where, *, json: bool) -> int:
-    """Return the exit code."""
-    look = Look(where)
+    """Print the status once. Return the exit code."""
+    look = ClusterView(where)
     print(as_json(look.document()) if json else look.text())
     return look.exit_code
 
 
 def _follow(where: Where, interval_s: float, *, json: bool) -> None:
-    """Look until interrupted; then end with the exit code of the last look. Raises StoreError, OSError if the first one
-    learns nothing; later ones say so, and others follow: that is when somebody watches."""
+    """Poll until interrupted, then exit with the code of the last poll. Raises StoreError, OSError if the first poll
+    learns nothing. Later failures are shown and polling continues, because that is when somebody watches."""
     from kvstore.cli.status.views import what_matters
 
     is_screen = is_terminal() and not json
@@ -184,9 +185,9 @@ def _follow(where: Where, interval_s: float, *, json: bool) -> None:
     code = UNKNOWN
     try:
         while True:
-            look: Look | Blind
+            look: ClusterView | Blind
             try:
-                look = Look(where)
+                look = ClusterView(where)
             except (StoreError, OSError) as error:
                 if before is None:
                     raise
@@ -205,7 +206,7 @@ def _follow(where: Where, interval_s: float, *, json: bool) -> None:
 
 
 def is_terminal() -> bool:
-    """Whether what is printed goes to one."""
+    """Return True if standard output is a terminal."""
     return sys.stdout.isatty()
 
 

@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from kvstore.proto.admin_pb2 import BookieReport, ClusterReport, DiskReport, Namespace, NodeView, PartitionView
 
 GRADES = ("healthy", "degraded", "down")
-"""By the exit code of `kvstore status`."""
+"""Indexed by the exit code of `kvstore status`."""
 OLD_S = 20.0
-"""From here on the age of what is known is said: nodes read all anew every 12 s at the latest."""
+"""Seconds above which the age of the knowledge is shown. Nodes re-read everything at least every 12 s."""
 FINDINGS_SHOWN_MAX = 20
-"""The worst ones."""
+"""Maximum number of findings that are shown, worst first."""
 NAMESPACES_SHOWN_MAX = 5
 _UNITS = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 Processes = Sequence[Mapping[str, Any]]
-"""Of a local cluster: what LocalCluster.status says of each node."""
+"""The nodes of a local cluster, as LocalCluster.status reports them."""
 
 
 def status_document(report: ClusterReport, processes: Processes = ()) -> dict[str, Any]:
-    """The whole status, as --json shows it. The nodes' own reports are in `nodes`, under `report`."""
+    """Return the whole status as --json shows it. The nodes' own reports are in `nodes`, under `report`."""
     own = {each["id"]: each for each in processes}
     return {
         "health": {"grade": GRADES[report.health.grade], "text": report.health.text},
@@ -60,7 +60,7 @@ def status_document(report: ClusterReport, processes: Processes = ()) -> dict[st
 
 
 def status_text(report: ClusterReport, processes: Processes = ()) -> str:
-    """The same for people: the line about health, nodes, findings with what to do, and what else there is to know."""
+    """Return the status as text: health, nodes, findings with advice, and further facts."""
     parts = [report.health.text, "", as_table([_node_row(each, report, processes) for each in report.nodes])]
     if report.findings:
         parts.append("")
@@ -74,18 +74,18 @@ def status_text(report: ClusterReport, processes: Processes = ()) -> str:
 
 
 def dated_line(date_ms: int, text: str) -> str:
-    """The text behind its date, to the second."""
+    """Return the text after its date, to the second."""
     date = datetime.fromtimestamp(date_ms / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
     return f"{date} {text}"
 
 
 def what_matters(report: ClusterReport) -> tuple[Any, ...]:
-    """The part of a look that must differ for the next to be worth a line: numbers that change all the time do not."""
+    """Return the part of a status whose change is worth a new line, without numbers that change all the time."""
     return report.health.grade, *((each.grade, each.code, each.subject) for each in report.findings)
 
 
 def partition_document(view: PartitionView) -> dict[str, Any]:
-    """A partition, as its leader and its replicas tell of it."""
+    """Return a partition as its leader and its replicas report it."""
     return {
         "id": view.id,
         "state": view.state,
@@ -117,8 +117,8 @@ def partition_document(view: PartitionView) -> dict[str, Any]:
 
 
 def bookie_document(bookie: BookieReport) -> dict[str, Any]:
-    """A bookie, as it, its node and its registration tell of it. What only a server in its process tells is None where
-    there is none."""
+    """Return a bookie as it, its node and its registration report it. Figures that only a server in its process reports
+    are None if there is none."""
     has_disk, is_told = bookie.HasField("disk"), bool(bookie.node)
     return {
         "id": bookie.id,
@@ -141,7 +141,7 @@ def bookie_document(bookie: BookieReport) -> dict[str, Any]:
 
 
 def namespace_document(space: Namespace) -> dict[str, Any]:
-    """A namespace, as `kvstore namespace` shows it, and in what it is near or at its limits."""
+    """Return a namespace as `kvstore namespace` shows it, with the limits that it is near or at."""
     limits = space.limits
     return {
         "name": space.name,
@@ -211,10 +211,10 @@ def _state(node: NodeView) -> str:
 def _rest(report: ClusterReport) -> list[str]:
     metadata, ring = report.metadata, report.ring
     kind = {"zookeeper": "ZooKeeper", "etcd": "etcd"}.get(metadata.kind, metadata.kind)
-    age = f", what is known is {shown_time(metadata.read_age_s)} old" if metadata.read_age_s > OLD_S else ""
+    age = f", last read {shown_time(metadata.read_age_s)} ago" if metadata.read_age_s > OLD_S else ""
     wanted, retired = to_serve(report), retired_in(report)
     served = sum(each.served for each in wanted)
-    leaving = f"; retired: {', '.join(retired)}, held by what `kvstore partition pins` lists" if retired else ""
+    leaving = f"; retired: {', '.join(retired)}, kept by pins (`kvstore partition pins`)" if retired else ""
     lines = [
         f"{kind} {metadata.address}: {metadata.state}{age}",
         f"partitions: {served} of {len(wanted)} are served{leaving}; ring version {ring.version}, {_moves(report)}",
@@ -226,26 +226,29 @@ def _rest(report: ClusterReport) -> list[str]:
     lines.append(f"access control: {'on' if report.access_on else 'off'}; last snapshot: {snapshot}")
     if report.cluster_version:
         lines.append(
-            f"cluster version: {report.cluster_version}, which kvstore {release_for(report.cluster_version)} can"
+            f"cluster version: {report.cluster_version}, which kvstore {release_for(report.cluster_version)} supports"
         )
     lines += [_namespaces(report)] if report.namespaces else []
     lines += [_tls(report)] if any(each.report.HasField("tls") for each in report.nodes) else []
-    return [*lines, f"as {report.server} finds it"]
+    return [*lines, f"as seen by {report.server}"]
 
 
 def _copies(report: ClusterReport) -> str:
-    """How many ledgers lack copies, of how many, and how old that knowledge is."""
+    """Return the number of under-replicated ledgers, of all ledgers, and the age of the count."""
     copies, counted = copies_of(report), report.copies
     at_risk = f"{copies.at_risk:,} are at risk"
     if not copies.is_counted:
-        return f"copies: {copies.lacking:,} ledgers are known to lack copies, {at_risk}; not all ledgers are counted"
+        return f"copies: at least {copies.lacking:,} ledgers are under-replicated, {at_risk}; not all are counted yet"
     others = f" ({counted.foreign:,} of them written by other clients)" if counted.foreign else ""
     of = f"{counted.ledgers:,} ledgers{others}"
-    return f"copies: {copies.lacking:,} of {of} lack copies, {at_risk}; counted {shown_time(counted.age_s)} ago"
+    return (
+        f"copies: {copies.lacking:,} of {of} are under-replicated, {at_risk}; counted {shown_time(counted.age_s)} ago"
+    )
 
 
 def _namespaces(report: ClusterReport) -> str:
-    """Those that are near a quota, or have refused in the last minute; the cluster is well all the same."""
+    """Return the namespaces that are near a quota or refused operations in the last minute. This is not a problem of
+    the cluster."""
     strained = [f"{each.name}: {strain}" for each in report.namespaces if (strain := strain_of(each))]
     shown = "; ".join(strained[:NAMESPACES_SHOWN_MAX])
     more = len(strained) - NAMESPACES_SHOWN_MAX
@@ -256,7 +259,7 @@ def _namespaces(report: ClusterReport) -> str:
 
 
 def _tls(report: ClusterReport) -> str:
-    """How far it goes, and how many came without."""
+    """Describe which nodes use TLS, and how many connections came without it."""
     told = {each.id: each.report.tls for each in report.nodes if each.report.HasField("tls")}
     preferred = {id: tls for id, tls in told.items() if tls.mode == "prefer"}
     without = [each.id for each in report.nodes if each.HasField("report") and each.id not in told]
@@ -266,7 +269,7 @@ def _tls(report: ClusterReport) -> str:
         came = ", ".join(f"{id} ({tls.plain_connections:,} connections without it)" for id, tls in preferred.items())
         parts.append(f"preferred by {came}")
     if without:
-        parts.append(f"not there at {', '.join(without)}")
+        parts.append(f"not used by {', '.join(without)}")
     ends = f"expires in {soonest / 86_400:.0f} days" if soonest > 0 else "has expired"
     return f"TLS: {'; '.join(parts)}; the first certificate {ends}"
 
@@ -285,7 +288,7 @@ def _shown_room(disk: DiskReport) -> str | None:
 
 
 def shown_bytes(count: int) -> str:
-    """In the largest unit of which there is one."""
+    """Return a size in the largest unit that gives at least 1."""
     for name, size in _UNITS:
         if count >= size:
             return f"{count / size:.1f} {name}"
@@ -293,7 +296,7 @@ def shown_bytes(count: int) -> str:
 
 
 def shown_time(seconds: float) -> str:
-    """In the two largest units: days and hours, hours and minutes, minutes and seconds."""
+    """Return a duration in its two largest units: days and hours, hours and minutes, minutes and seconds."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -305,7 +308,7 @@ def shown_time(seconds: float) -> str:
 
 
 def _plain(message: Any) -> dict[str, Any]:
-    """Every field by its name; 64-bit numbers as numbers, though protobuf's own JSON has them as text."""
+    """Return every field by name. 64-bit numbers stay numbers, which protobuf's own JSON turns into text."""
     found: dict[str, Any] = _numbers(
         MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True),
         message.DESCRIPTOR,

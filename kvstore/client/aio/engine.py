@@ -1,4 +1,4 @@
-"""Brings operations to whoever can do them, over as many attempts as it takes: what AsyncClient's methods share."""
+"""Carries operations to servers, with retries: the state that AsyncClient's methods share."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from kvstore.client.aio.link import LATE, Link, State
-from kvstore.client.aio.links import Links
+from kvstore.client.aio.connections import AnyAnswers
+from kvstore.client.aio.link import LATE, AsyncLink, LinkState
+from kvstore.client.aio.links import AsyncLinks
 from kvstore.client.aio.loops import check_loop
-from kvstore.client.aio.wires import AnyAnswers
 from kvstore.client.core import forks
 from kvstore.client.core.config import ClientConfig
 from kvstore.client.core.fanout import Answers
-from kvstore.client.core.operation import Numbering, Operation
+from kvstore.client.core.operation import ClientOperation, Numbering
 from kvstore.client.core.operations import as_seconds, decode
-from kvstore.client.core.retries import Nobody, failed_for_good, pause_s, pauses, too_late
-from kvstore.client.core.session import Seen
+from kvstore.client.core.retries import NoServerReachable, deadline_error, final_error_or_none, pause_s, pauses
+from kvstore.client.core.session import ClientState
 from kvstore.client.core.values import Item, Token
 from kvstore.env.certificates import CallingContext
 from kvstore.env.events import wait_within
@@ -33,49 +33,49 @@ logger = logging.getLogger(__name__)
 TICK_S = 0.02
 FOLLOW_WAIT_MS, FOLLOW_PAUSE_S = 10_000, 1.0
 MANY_MAX = 512
-"""How many operations of one get_many or put_many are under way at a time."""
+"""Maximum number of operations of one get_many or put_many in flight."""
 
 
 class AsyncEngine:
-    """One client's state. Everything happens on the event loop on which it was opened."""
+    """The state of one client. Everything runs on the event loop on which the client was opened."""
 
     def __init__(self, env: LibraryEnv, config: ClientConfig) -> None:
         self.env = env
         self._now, self._loop = env.clock.now, get_running_loop()
         self._config = config
-        self.seen = Seen(env.random, config.cluster)
+        self.seen = ClientState(env.random, config.cluster)
         self.routing, self._numberings = self.seen.routing, self.seen.numberings
         self.check = self.routing.check
         transport = TcpTransport(newest=None if config.tls is None else CallingContext(config.tls).newest)
-        self.links = Links(
+        self.links = AsyncLinks(
             env,
             config,
             self.routing,
             transport,
             changed=self._on_change,
-            heard=self._on_answers,
+            on_answers=self._on_answers,
             tokens=self.seen.tokens,
         )
-        self._room: dict[Numbering, OrderedDict[asyncio.Future[None], Operation]] = {}
-        """Who waits for room, in the order of coming."""
+        self._waiting: dict[Numbering, OrderedDict[asyncio.Future[None], ClientOperation]] = {}
+        """Operations that wait until others end, in order of arrival."""
         self._changed = asyncio.Event()
-        """Set, and replaced, when there may be another way to go."""
+        """Set, and replaced, when another server may be worth asking."""
         self._refreshing: set[str] = set()
         self._counts: Counter[str] = Counter()
         self._closed = self.is_forked = False
         forks.watch(self)
 
     async def open(self) -> None:
-        """Learn the topology from the first endpoint that gives one. Raises Unavailable, NotAuthenticated."""
+        """Read the topology from the first endpoint that returns one. Raises Unavailable, NotAuthenticated."""
         deadline = self.env.clock.now() + self._config.timeout_s
         waits = pauses(self.env.random)
-        failure: StoreError = Nobody()
+        failure: StoreError = NoServerReachable()
         while not self.routing.is_known:
             found = await self._ask_anybody()
             if isinstance(found, NotAuthenticated):
                 raise found
             if found is not None:
-                failure = failure if isinstance(found, Nobody) else found
+                failure = failure if isinstance(found, NoServerReachable) else found
                 left = deadline - self.env.clock.now()
                 if left <= 0:
                     raise Unavailable(str(failure))
@@ -85,7 +85,7 @@ class AsyncEngine:
 
     async def close(self) -> None:
         if self.is_forked:
-            return  # connections and tasks are the parent's
+            return  # the connections and tasks belong to the parent process
         if self._loop.is_closed():
             self._closed = True  # its connections and tasks ended with it
             return
@@ -93,18 +93,18 @@ class AsyncEngine:
         self.links.close()
         await self.env.nursery.close()
 
-    def leave_to_parent(self) -> None:
+    def after_fork_in_child(self) -> None:
         """See kvstore.client.core.forks."""
         self._closed = self.is_forked = True
-        self.links.leave_to_parent()
+        self.links.after_fork_in_child()
 
     def check_caller(self) -> None:
-        """Raises InvalidRequest on another event loop than the client's, and in the child of a fork."""
+        """Raise InvalidRequest on another event loop than the client's, and in the child of a fork."""
         forks.check(self)
         check_loop(self._loop)
 
     def check_closing(self) -> None:
-        """Raises InvalidRequest on another event loop than the client's, unless that one has ended."""
+        """Raise InvalidRequest on another event loop than the client's, unless that loop has ended."""
         if not self._loop.is_closed():
             check_loop(self._loop)
 
@@ -115,7 +115,7 @@ class AsyncEngine:
         self.seen.absorb(token)
 
     def watchers_of(self, key: bytes | None) -> list[str]:
-        """The addresses of the servers to ask for a watch, the best first."""
+        """Return the addresses of the servers to ask for a watch, the best first."""
         return self.routing.watchers_of(key, self.env.random, self._config.endpoints)
 
     def statistics(self) -> dict[str, float]:
@@ -123,17 +123,17 @@ class AsyncEngine:
         return {
             **self._counts,
             "frames": self.links.frames,
-            "links_up": sum(link.state is State.UP for link in links),
+            "links_up": sum(link.state is LinkState.UP for link in links),
             "streams_up": sum(link.is_stream for link in links),
             "link_breaks": self.links.breaks,
-            "operations_under_way": sum(link.owed for link in links),
+            "operations_under_way": sum(link.operations_pending for link in links),
             "ring_version": self.routing.ring_version,
         }
 
     # ── one operation ──
 
-    async def run(self, operation: Operation, timeout_s: float | None) -> Any:
-        """The operation's result. Raises StoreError."""
+    async def run(self, operation: ClientOperation, timeout_s: float | None) -> Any:
+        """Return the result of an operation. Raises StoreError."""
         if get_running_loop() is not self._loop:
             self.check_caller()
         timeout_s = self._config.timeout_s if timeout_s is None else as_seconds(timeout_s)
@@ -142,12 +142,12 @@ class AsyncEngine:
             operation.partition = self.routing.partition_of(operation.key)
         numbering = self._numberings[operation.partition]
         if not numbering.begin(operation):
-            await self._wait_room(numbering, operation, timeout_s)
+            await self._wait_admission(numbering, operation, timeout_s)
         try:
             link = None if operation.level else self.links.direct.get(operation.partition)
             if link is None:
                 answer = await self._attempt(operation)
-            else:  # as nearly always
+            else:  # the common case
                 operation.waiter = waiter = self._loop.create_future()
                 link.send(operation)
                 answer = await waiter
@@ -155,18 +155,19 @@ class AsyncEngine:
             if kind is Item or kind is int or answer is None:
                 return answer
             if isinstance(answer, StoreError):
-                answer = await self._insist(operation, answer, timeout_s)
+                answer = await self._retry(operation, answer, timeout_s)
             return decode(operation, answer)
         finally:
             numbering.end(operation)
-            if self._room:
-                self._give_room(numbering)
+            if self._waiting:
+                self._admit_waiting(numbering)
 
-    async def run_all(self, wanted: Sequence[Operation], timeout_s: float | None) -> list[Any]:
-        """The results in order, MANY_MAX operations under way at a time. The first error is raised after all ended."""
+    async def run_all(self, wanted: Sequence[ClientOperation], timeout_s: float | None) -> list[Any]:
+        """Return the results in order, with MANY_MAX operations in flight. The first error is raised after all have
+        ended."""
         results: list[Any] = [None] * len(wanted)
         places = iter(range(len(wanted)))
-        mine = TaskNursery("many")  # the client's would cancel them when it closes, and their outcomes with them
+        mine = TaskNursery("many")  # the client's nursery would cancel them when it closes, and lose their outcomes
         workers = [
             mine.spawn(self._work(wanted, results, places, timeout_s), name="worker")
             for _ in range(min(MANY_MAX, len(wanted)))
@@ -181,15 +182,16 @@ class AsyncEngine:
                 raise result
         return results
 
-    async def run_whole(self, wanted: Sequence[Operation], timeout_s: float | None) -> Answers:
-        """The same of a call on all partitions, which begins again when a range has moved."""
+    async def run_whole(self, wanted: Sequence[ClientOperation], timeout_s: float | None) -> Answers:
+        """Return the results of a call on all partitions, or Moved if a range has moved, so that the call
+        starts over."""
         try:
             return await self.run_all(wanted, timeout_s)
         except Moved as moved:
             return moved
 
     async def _work(
-        self, wanted: Sequence[Operation], results: list[Any], places: Iterator[int], timeout_s: float | None
+        self, wanted: Sequence[ClientOperation], results: list[Any], places: Iterator[int], timeout_s: float | None
     ) -> None:
         for place in places:
             try:
@@ -197,8 +199,8 @@ class AsyncEngine:
             except StoreError as error:
                 results[place] = error
 
-    def _attempt(self, operation: Operation) -> asyncio.Future[Any]:
-        """Send the operation off. Its future gets an answer or a StoreError."""
+    def _attempt(self, operation: ClientOperation) -> asyncio.Future[Any]:
+        """Send an operation. Its future receives an answer or a StoreError."""
         waiter = operation.waiter = self._loop.create_future()
         operation.is_sent = False
         if operation.level:
@@ -207,7 +209,7 @@ class AsyncEngine:
         if link is None:
             link = self.links.choose(operation)
         if link is None or self._closed:
-            waiter.set_result(self._why_closed() if self._closed else Nobody())
+            waiter.set_result(self._why_closed() if self._closed else NoServerReachable())
         else:
             link.send(operation)
         return waiter
@@ -215,20 +217,20 @@ class AsyncEngine:
     def _why_closed(self) -> StoreError:
         return InvalidRequest(forks.FORKED) if self.is_forked else Unavailable("the client is closed")
 
-    async def _insist(self, operation: Operation, error: StoreError, timeout_s: float) -> Any:
-        """Try again until there is an answer that is no error, or an error that is final. Raises it."""
+    async def _retry(self, operation: ClientOperation, error: StoreError, timeout_s: float) -> Any:
+        """Retry until there is an answer that is not an error, or a final error, which is raised."""
         waits = pauses(self.env.random)
         last: StoreError | None = None
         while True:
             self._counts[f"failed_{type(error).__name__}"] += 1
             left = operation.deadline - self.env.clock.now()
             if error is not LATE and isinstance(error, Unavailable):
-                error = self.links.stranger_or_none(is_late=left <= 0) or error
-            final = None if error is LATE else failed_for_good(operation, error)
+                error = self.links.login_error_or_none(is_late=left <= 0) or error
+            final = None if error is LATE else final_error_or_none(operation, error)
             if final is not None or self._closed:
-                raise final or too_late(operation, error, timeout_s)
+                raise final or deadline_error(operation, error, timeout_s)
             if error is LATE or left <= 0:
-                raise too_late(operation, last if error is LATE else error, timeout_s)
+                raise deadline_error(operation, last if error is LATE else error, timeout_s)
             last = error
             self._learn_from(error)
             await self._wait_change(min(pause_s(error, waits), left))
@@ -246,16 +248,16 @@ class AsyncEngine:
             self._refresh()
 
     async def _wait_change(self, pause_s: float) -> None:
-        """Return after the pause, or as soon as there may be another way to go."""
+        """Return after the pause, or as soon as another server may be worth asking."""
         if pause_s > 0:
             await wait_within(self._changed, pause_s)
 
     # ── room ──
 
-    async def _wait_room(self, numbering: Numbering, operation: Operation, timeout_s: float) -> None:
-        """Return once the operation has begun, by the end of another. Raises Unavailable."""
+    async def _wait_admission(self, numbering: Numbering, operation: ClientOperation, timeout_s: float) -> None:
+        """Wait until the operation may begin because another one has ended. Raises Unavailable."""
         waiter: asyncio.Future[None] = self._loop.create_future()
-        waiting = self._room.setdefault(numbering, OrderedDict())
+        waiting = self._waiting.setdefault(numbering, OrderedDict())
         waiting[waiter] = operation
         try:
             async with asyncio.timeout(operation.deadline - self.env.clock.now()):
@@ -264,15 +266,15 @@ class AsyncEngine:
             waiting.pop(waiter, None)
             if waiter.done() and not waiter.cancelled():  # it has begun just now
                 numbering.end(operation)
-            self._give_room(numbering)
+            self._admit_waiting(numbering)
             if isinstance(error, TimeoutError):
-                raise Unavailable(f"too many operations under way; nothing was sent within {timeout_s:g} s") from None
+                raise Unavailable(f"too many operations in flight; nothing was sent within {timeout_s:g} s") from None
             raise
 
-    def _give_room(self, numbering: Numbering) -> None:
-        """Begin what has waited longest, as much as there is room for, and wake nobody else: of many who wait most
-        would wake for nothing, each time."""
-        waiting = self._room.get(numbering)
+    def _admit_waiting(self, numbering: Numbering) -> None:
+        """Begin the operations that have waited longest, as many as fit. Wake nobody else: with many waiters most
+        wake-ups would be useless."""
+        waiting = self._waiting.get(numbering)
         if waiting is None:
             return
         while waiting:
@@ -282,12 +284,12 @@ class AsyncEngine:
                     return
                 waiter.set_result(None)
             del waiting[waiter]
-        del self._room[numbering]
+        del self._waiting[numbering]
 
-    # ── what is heard ──
+    # ── answers ──
 
     def _on_answers(self, answers: AnyAnswers) -> None:
-        if self.seen.hear(answers):
+        if self.seen.absorb_answers(answers):
             self._refresh()
 
     def _on_change(self) -> None:
@@ -304,7 +306,7 @@ class AsyncEngine:
     async def _follow(self) -> None:
         """Wait at some server for each change of the topology."""
         while True:
-            link = next((each for each in self.links.all() if each.state is State.UP), None)
+            link = next((each for each in self.links.all() if each.state is LinkState.UP), None)
             try:
                 if link is None:
                     await self._ask_anybody()
@@ -317,14 +319,14 @@ class AsyncEngine:
                 )
             except (Unavailable, NotAuthenticated):
                 await asyncio.sleep(TICK_S)
-            except Exception:  # nobody understands it: what is known goes on, and the next one may be better
-                logger.exception("a topology cannot be taken in")
+            except Exception:  # keep the known topology; the next one may be readable
+                logger.exception("cannot use a topology that a server has sent")
                 await asyncio.sleep(FOLLOW_PAUSE_S)
 
     async def _ask_anybody(self) -> StoreError | None:
-        """Learn from the first that answers; or why nobody did: NotAuthenticated if one of them does not know who
-        asks."""
-        failure: StoreError = Nobody()
+        """Read the topology from the first server that answers. Return None, or the error: NotAuthenticated if a server
+        rejected the login."""
+        failure: StoreError = NoServerReachable()
         for address in self.links.addresses():
             link = self.links.open(address)
             if link is None:
@@ -332,7 +334,9 @@ class AsyncEngine:
             try:
                 await link.wait_up()
                 message = await link.topology(known=0, wait_ms=0, timeout_s=self._config.connect_timeout_s)
-            except NotAuthenticated as error:  # others may know better: this one's table may be old, or unreadable
+            except (
+                NotAuthenticated
+            ) as error:  # another server may accept the login: this one's table may be old or unreadable
                 failure = error
                 continue
             except Unavailable as error:
@@ -343,13 +347,13 @@ class AsyncEngine:
         return failure
 
     def _refresh(self) -> None:
-        """Ask every server that is connected for its topology, each once at a time."""
+        """Request the topology of every connected server, one request to each at a time."""
         for link in self.links.all():
-            if link.state is State.UP and link.address not in self._refreshing:
+            if link.state is LinkState.UP and link.address not in self._refreshing:
                 self._refreshing.add(link.address)
                 self.env.nursery.spawn(self._refresh_from(link), name="refresh")
 
-    async def _refresh_from(self, link: Link) -> None:
+    async def _refresh_from(self, link: AsyncLink) -> None:
         try:
             self._learn(await link.topology(known=0, wait_ms=0, timeout_s=self._config.connect_timeout_s))
         except (Unavailable, NotAuthenticated) as error:
@@ -364,5 +368,5 @@ class AsyncEngine:
             for link in self.links.all():
                 try:
                     link.tick(now)
-                except Exception:  # without this task no call would end in its time
-                    logger.exception("address=%s cannot be looked after", link.address)
+                except Exception:  # without this task no call would end at its deadline
+                    logger.exception("cannot check the deadlines of a link address=%s", link.address)

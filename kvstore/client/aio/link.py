@@ -1,4 +1,4 @@
-"""One connection to one server, and everything that is owed on it. Connects once, breaks once."""
+"""One connection to one server, and the operations that await its answers. A link connects once and breaks once."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 
 import grpc
 
-from kvstore.client.aio.wires import (
+from kvstore.client.aio.connections import (
     FAILURES,
     AnyAnswers,
     AnyFrame,
-    GrpcWire,
-    StreamWire,
-    Wire,
-    stranger_or_none,
+    FrameConnection,
+    GrpcConnection,
+    StreamConnection,
+    login_error_or_none,
     text_of,
 )
 from kvstore.client.core.batching import (
@@ -32,10 +32,10 @@ from kvstore.client.core.batching import (
     single_frame_of,
 )
 from kvstore.client.core.config import ClientConfig
-from kvstore.client.core.operation import Operation
+from kvstore.client.core.operation import ClientOperation
 from kvstore.client.core.retries import lost
 from kvstore.client.core.routing import Routing
-from kvstore.client.core.stream_doors import StreamDoors, door_in
+from kvstore.client.core.stream_endpoints import StreamEndpoints, stream_endpoint_in
 from kvstore.env.events import is_cancelled
 from kvstore.env.library_env import LibraryEnv
 from kvstore.env.ports import Transport
@@ -48,32 +48,33 @@ from kvstore.rpc.login import login_of_environment
 logger = logging.getLogger(__name__)
 
 GATHER_SHARE = 4
-"""On gRPC operations wait for company until they are this part of those under way,"""
+"""Over gRPC, operations wait to be batched until they are this share of the operations in flight,"""
 GATHER_RTT_SHARE = 8
-"""but no longer than this part of the time that answers take,"""
+"""but no longer than this share of the time that answers take,"""
 GATHER_MIN_S, GATHER_MAX_S = 0.002, 0.02
-"""within these bounds."""
+"""within these bounds, in seconds."""
 LOOKUP_SHARE = 0.8
-"""Of the time to connect, for the lookup of the server's name."""
+"""Share of the connect timeout for the lookup of the server's name."""
 KEEPALIVE_S = 10.0
-"""After so much silence a server that owes nothing is asked whether it is there."""
+"""Silence, in seconds, after which a server that owes no answer is probed."""
 LATE = Unavailable("the time is up")
-"""What a waiter gets whose deadline has passed."""
+"""Answer of a waiter whose deadline has passed."""
 
 
 _deadline_of, _waiter_of = attrgetter("deadline"), attrgetter("waiter")
 _is_over = methodcaller("done")
-_MakeFrame = Callable[..., tuple[AnyFrame, dict[int, Operation]]]
+_MakeFrame = Callable[..., tuple[AnyFrame, dict[int, ClientOperation]]]
 
 
-class State(Enum):
+class LinkState(Enum):
     CONNECTING = auto()
     UP = auto()
     DOWN = auto()
 
 
-class Link:
-    """`changed` is called when the link comes up and when it breaks; `heard` with each message of answers."""
+class AsyncLink:
+    """A connection to one server. Calls `changed` when the link comes up and when it breaks, and `on_answers` with each
+    message of answers."""
 
     def __init__(
         self,
@@ -83,231 +84,234 @@ class Link:
         routing: Routing,
         tokens: Mapping[str, int],
         transport: Transport,
-        doors: StreamDoors,
+        stream_endpoints: StreamEndpoints,
         *,
-        changed: Callable[[Link], None],
-        heard: Callable[[AnyAnswers], None],
+        changed: Callable[[AsyncLink], None],
+        on_answers: Callable[[AnyAnswers], None],
     ) -> None:
         self.address = address
-        self.state = State.CONNECTING
+        self.state = LinkState.CONNECTING
         self.known = 0
-        """The number of the topology that this server gave last."""
+        """Number of the last topology that this server returned."""
         self.frames = 0
         self.operations = 0
         self._env, self._config, self._routing, self._tokens = env, config, routing, tokens
-        self._transport, self._doors = transport, doors
-        self._changed, self._heard = changed, heard
+        self._transport, self._stream_endpoints = transport, stream_endpoints
+        self._changed, self._on_answers_received = changed, on_answers
         self._loop = asyncio.get_running_loop()
         self._now = env.clock.now
-        self._pending: deque[Operation] = deque()
-        self._open: dict[int, Operation] = {}
+        self._pending: deque[ClientOperation] = deque()
+        self._open: dict[int, ClientOperation] = {}
         self._next = 1
-        self._wire: Wire | None = None
-        """While it is up."""
+        self._connection: FrameConnection | None = None
+        """The open connection; None unless the link is up."""
         self._is_flush_due = False
         self._is_lone = False
-        """The last frame had one operation."""
+        """True if the last frame had one operation."""
         self._settled, self._down = asyncio.Event(), asyncio.Event()
-        """No longer connecting; over."""
-        self._heard_at = self._now()
+        """Set when the link no longer connects; set when the link is down."""
+        self._received_at = self._now()
         self._probed_at: float | None = None
-        """When a silent server was asked whether it is there."""
+        """Time at which a silent server was probed."""
         self._why_down = ""
-        self.stranger: NotAuthenticated | None = None
-        """Why the server has refused the connection."""
+        self.login_error: NotAuthenticated | None = None
+        """Error with which the server rejected the login."""
         self._is_overdue = False
         self._timer: asyncio.TimerHandle | None = None
         self._sample = (0, 0.0)
-        """One operation under way, and when it was sent."""
+        """Number of one operation in flight, and the time it was sent."""
         self._answer_s = 0.0
-        """How long answers take, about."""
+        """Moving average of the answer time, in seconds."""
         self._open_channel = aio_opener(address, config.tls, config.login)
         self._stub: Any
-        """Once the address of the server is known."""
+        """Set once the server's address is known."""
         env.nursery.spawn(self._run(), name=f"link {address}")
 
-    def send(self, operation: Operation) -> None:
-        """Queue an operation. Those of one turn of the event loop share a frame; a lone one behind a lone one leaves at
-        once. Its waiter gets what comes of it."""
+    def send(self, operation: ClientOperation) -> None:
+        """Queue an operation. Operations of one turn of the event loop share a frame. A single operation that follows a
+        frame with a single operation is sent at once. The waiter receives the outcome."""
         self._pending.append(operation)
         if self._is_lone and not self._open and not self._is_flush_due:
-            self.go_on()
+            self.flush()
         elif not self._is_flush_due:
             self._is_flush_due = True
-            self._loop.call_soon(self.go_on)
+            self._loop.call_soon(self.flush)
 
     async def wait_up(self) -> None:
-        """Raises Unavailable if the connection fails, NotAuthenticated if the server does not know who asks."""
+        """Wait until the link is up. Raises Unavailable if the connection fails, NotAuthenticated if the server rejects
+        the login."""
         await self._settled.wait()
-        if self.state is State.DOWN:
-            raise self.stranger or Unavailable(f"{self.address} cannot be reached: {self._why_down}")
+        if self.state is LinkState.DOWN:
+            raise self.login_error or Unavailable(f"{self.address} cannot be reached: {self._why_down}")
 
     async def topology(self, *, known: int, wait_ms: int, timeout_s: float) -> kv_pb2.TopologyResponse:
-        """The server's topology, another than `known` or the same after `wait_ms`. Raises Unavailable, and
-        NotAuthenticated if the server does not know who asks."""
+        """Return the server's topology once it differs from `known`, or after `wait_ms`. Raises Unavailable, and
+        NotAuthenticated if the server rejects the login."""
         request = kv_pb2.TopologyRequest(known=known, wait_ms=wait_ms)
         try:
             message: kv_pb2.TopologyResponse = await self._stub.Topology(request, timeout=timeout_s + wait_ms / 1000)
         except FAILURES as error:
-            raise stranger_or_none(error) or Unavailable(
+            raise login_error_or_none(error) or Unavailable(
                 f"{self.address} gives no topology: {text_of(error)}"
             ) from None
         except asyncio.CancelledError:
-            if self.state is not State.DOWN or is_cancelled():
+            if self.state is not LinkState.DOWN or is_cancelled():
                 raise
-            # Nobody cancelled us: a channel that closes does it to whoever waits for a call on it.
+            # Nobody cancelled this task: a channel that closes cancels the tasks that wait for a call on it.
             raise Unavailable(f"{self.address} is gone") from None
         try:
             self._routing.check(message, self.address)
         except Unavailable as error:
-            self.fall(str(error))
+            self.disconnect(str(error))
             raise
         self.known = message.known
         return message
 
     def tick(self, now: float) -> None:
-        """Give up what is too late, and look after a server that is silent."""
+        """End operations that are past their deadline, and probe a silent server."""
         for operation in (*self._open.values(), *self._pending):
             if operation.deadline <= now:
                 _answer(operation, LATE)  # it stays open: the server still owes an answer
         silence_s = self._config.silence_s
-        if self._wire is None:
+        if self._connection is None:
             return
         if self._probed_at is not None:
             if now - self._probed_at > silence_s:
-                self.fall(f"silent, and gave no sign of life within {silence_s:g} s")
-        elif now - self._heard_at > (silence_s if self._open else max(silence_s, KEEPALIVE_S)):
+                self.disconnect(f"no sign of life within {silence_s:g} s after a silence")
+        elif now - self._received_at > (silence_s if self._open else max(silence_s, KEEPALIVE_S)):
             self._probed_at = now
-            answer = self._wire.probe()
+            answer = self._connection.probe()
             if answer is not None:
                 self._env.nursery.spawn(self._wait_probe(answer), name=f"probe {self.address}")
 
-    def fall(self, why: str) -> None:
-        """The connection is gone, or given up. Everything that is owed ends with an error."""
-        if self.state is State.DOWN:
+    def disconnect(self, why: str) -> None:
+        """End the connection. All pending operations end with an error."""
+        if self.state is LinkState.DOWN:
             return
-        self.state, self._why_down = State.DOWN, why
+        self.state, self._why_down = LinkState.DOWN, why
         logger.info("link down address=%s open=%d why=%s", self.address, len(self._open), why)
         owed = [*self._open.values(), *self._pending]
         self._open.clear()
         self._pending.clear()
         self._settled.set()
         self._down.set()
-        wire, self._wire = self._wire, None
-        if wire is not None:
-            wire.close()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
         self._changed(self)
         for operation in owed:
             _answer(operation, lost(operation, f"{self.address}: {why}"))
 
     @property
-    def owed(self) -> int:
+    def operations_pending(self) -> int:
         return len(self._open) + len(self._pending)
 
     @property
     def is_stream(self) -> bool:
-        """Whether it is up and goes over the server's Redis port."""
-        return self._wire is not None and self._wire.is_brief
+        """True if the link is up and uses the server's Redis port."""
+        return self._connection is not None and self._connection.is_brief
 
     # ── connecting ──
 
     async def _run(self) -> None:
-        wire: Wire | None = None
+        connection: FrameConnection | None = None
         channel: grpc.aio.Channel | None = None
         try:
             async with asyncio.timeout(self._config.connect_timeout_s):
                 channel = await self._open_channel(LOOKUP_SHARE * self._config.connect_timeout_s)
                 self._stub = kv_pb2_grpc.KVStub(channel)
-                wire = await self._connected()
-            if self.state is State.CONNECTING:
-                self.state, self._wire = State.UP, wire
-                self._heard_at = self._now()
+                connection = await self._connected()
+            if self.state is LinkState.CONNECTING:
+                self.state, self._connection = LinkState.UP, connection
+                self._received_at = self._now()
                 self._settled.set()
                 self._changed(self)
-                self.go_on()
+                self.flush()
                 await self._down.wait()
         except (*FAILURES, OSError, Unavailable) as error:
-            self.stranger = stranger_or_none(error)
-            self.fall(text_of(error))
+            self.login_error = login_error_or_none(error)
+            self.disconnect(text_of(error))
         finally:
-            self.fall("closed")
-            if wire is not None:
-                wire.close()
+            self.disconnect("closed")
+            if connection is not None:
+                connection.close()
             if channel is not None:
                 await channel.close()
 
-    async def _connected(self) -> Wire:
-        """A stream on the server's Redis port; if it is there and has none, a session of gRPC."""
-        door, is_checked = self._doors.door_or_none(self.address), False
-        if door is None:
-            door, is_checked = door_in(await self._checked_topology()), True
+    async def _connected(self) -> FrameConnection:
+        """Open a stream on the server's Redis port, or a gRPC session if the server has no streams."""
+        endpoint, is_checked = self._stream_endpoints.endpoint_or_none(self.address), False
+        if endpoint is None:
+            endpoint, is_checked = stream_endpoint_in(await self._checked_topology()), True
         has_failed = False
-        if door is not None and self._doors.may_try(self.address, self._now()):
+        if endpoint is not None and self._stream_endpoints.may_try(self.address, self._now()):
             try:
                 async with asyncio.timeout(self._config.connect_timeout_s / 2):
-                    return await self._open_stream(*door)
+                    return await self._open_stream(*endpoint)
             except (OSError, EOFError, ConfigError) as error:
                 has_failed = True
-                logger.info("no stream address=%s why=%s", door[1], text_of(error))
+                logger.info("no stream address=%s why=%s", endpoint[1], text_of(error))
         if not is_checked:
             await self._checked_topology()
-        session = GrpcWire(self, self._stub, self._env.nursery, self._config.silence_s)
+        session = GrpcConnection(self, self._stub, self._env.nursery, self._config.silence_s)
         try:
             await session.open()
         except BaseException:
             session.close()
             raise
         if has_failed:
-            self._doors.bar(self.address, self._now())
+            self._stream_endpoints.bar(self.address, self._now())
         return session
 
     async def _checked_topology(self) -> kv_pb2.TopologyResponse:
-        """Raises errors of gRPC, and Unavailable if it is another cluster's."""
+        """Return the server's topology. Raises gRPC errors, and Unavailable if the server belongs to another
+        cluster."""
         message: kv_pb2.TopologyResponse = await self._stub.Topology(kv_pb2.TopologyRequest())
         self._routing.check(message, self.address)
         return message
 
-    async def _open_stream(self, server: str, address: str) -> StreamWire:
-        """Raises OSError, EOFError, ConfigError."""
+    async def _open_stream(self, server: str, address: str) -> StreamConnection:
+        """Open a stream. Raises OSError, EOFError, ConfigError."""
         login, name = self._config.login or login_of_environment(), full_name(server, self._routing.cluster)
         try:
-            stream = StreamWire(self, name, login)
+            stream = StreamConnection(self, name, login)
             await stream.open(self._transport, address)
         except EOFError as error:
             if name == server or not knows_no_clusters(str(error), server):
                 raise
-            stream = StreamWire(self, server, login)
+            stream = StreamConnection(self, server, login)
             await stream.open(self._transport, address)
         return stream
 
     # ── sending ──
 
-    def go_on(self) -> None:
-        """Send what waits, as far as the wire takes it."""
+    def flush(self) -> None:
+        """Send pending operations, as many as the connection accepts."""
         self._is_flush_due = False
-        wire, pending = self._wire, self._pending
-        if wire is None:
+        connection, pending = self._connection, self._pending
+        if connection is None:
             return
-        if len(pending) == 1 and wire.is_brief and wire.is_ready and pending[0].options is None:
+        if len(pending) == 1 and connection.is_brief and connection.is_ready and pending[0].options is None:
             operation = pending.popleft()
             try:
-                self._send_single(operation, wire)
+                self._send_single(operation, connection)
             except Exception as error:  # noqa: BLE001  # see _unsendable
                 self._unsendable([operation], error)
             return
-        make, most = (brief_frame_of, BRIEF_OPERATIONS_MAX) if wire.is_brief else (frame_of, FRAME_OPERATIONS_MAX)
-        while pending and wire.is_ready and (wire.is_brief or not self._should_gather()):
+        make, most = (brief_frame_of, BRIEF_OPERATIONS_MAX) if connection.is_brief else (frame_of, FRAME_OPERATIONS_MAX)
+        while pending and connection.is_ready and (connection.is_brief or not self._should_gather()):
             operations = cut(pending, most)
-            if any(map(_is_over, map(_waiter_of, operations))):  # late, or given up by their callers
+            if any(map(_is_over, map(_waiter_of, operations))):  # past the deadline, or abandoned by their callers
                 operations = [each for each in operations if not each.waiter.done()]
             if operations:
                 try:
-                    wire.send(self._frame(operations, make))
+                    connection.send(self._frame(operations, make))
                 except Exception as error:  # noqa: BLE001  # see _unsendable
                     self._unsendable(operations, error)
 
-    def _unsendable(self, operations: list[Operation], error: Exception) -> None:
-        """Answer operations of which no frame could be made. The server owes them nothing: nobody else ever would."""
+    def _unsendable(self, operations: list[ClientOperation], error: Exception) -> None:
+        """Answer operations for which no frame could be made. The server owes them nothing, so no answer would ever
+        come."""
         why = f"a frame of {len(operations)} operations cannot be sent: {type(error).__name__}"
         logger.error("address=%s %s", self.address, why, exc_info=error)
         gone = set(map(id, operations))
@@ -315,13 +319,13 @@ class Link:
         for operation in operations:
             _answer(operation, lost(operation, f"{self.address}: {why}"))
 
-    def _send_single(self, operation: Operation, wire: Wire) -> None:
-        """Send one operation, as lone callers have it, with the least that it takes."""
+    def _send_single(self, operation: ClientOperation, connection: FrameConnection) -> None:
+        """Send a single operation at the lowest cost."""
         if operation.waiter.done():
             return
         now, number, open_ = self._now(), self._next, self._open
         if not open_:
-            self._heard_at = now
+            self._received_at = now
         left_ms = int((operation.deadline - now) * 1000)
         frame = single_frame_of(
             operation,
@@ -336,12 +340,12 @@ class Link:
         operation.is_sent = True
         self.frames += 1
         self.operations += 1
-        wire.send(frame)
+        connection.send(frame)
 
     def _should_gather(self) -> bool:
-        """Whether few operations wait compared with those under way: the answers to those will soon bring more.
+        """Return True if few operations are pending compared with those in flight, whose answers will soon bring more.
 
-        Without this, small frames bring small answers, which bring small frames.
+        Without this delay, small frames bring small answers, which bring small frames.
         """
         if len(self._pending) * GATHER_SHARE >= len(self._open) or self._is_overdue:
             self._is_overdue = False
@@ -354,12 +358,14 @@ class Link:
     def _on_timer(self) -> None:
         self._timer = None
         self._is_overdue = bool(self._pending)
-        self.go_on()
+        self.flush()
 
-    def _frame(self, operations: list[Operation], make: _MakeFrame) -> AnyFrame:
+    def _frame(self, operations: list[ClientOperation], make: _MakeFrame) -> AnyFrame:
         now = self._now()
         longest = max(map(_deadline_of, operations)) - now
-        cluster = {"cluster": self._routing.cluster} if make is frame_of else {}  # a stream has named it as it began
+        cluster = (
+            {"cluster": self._routing.cluster} if make is frame_of else {}
+        )  # a stream has named the cluster in its hello
         frame, numbered = make(
             operations,
             self._next,
@@ -369,7 +375,7 @@ class Link:
             **cluster,
         )
         if not self._open:
-            self._heard_at = now
+            self._received_at = now
         if make is frame_of and self._sample[0] not in self._open:
             self._sample = (self._next, now)
         self._next += len(numbered)
@@ -384,9 +390,9 @@ class Link:
     # ── hearing ──
 
     def take(self, answers: AnyAnswers) -> None:
-        """A message of the server."""
-        self._heard_at, self._probed_at = self._now(), None
-        self._heard(answers)
+        """Take a message of answers."""
+        self._received_at, self._probed_at = self._now(), None
+        self._on_answers_received(answers)
         pop = self._open.pop
         for number, answer in answered(answers):
             operation = pop(number, None)
@@ -394,28 +400,28 @@ class Link:
                 try:
                     operation.waiter.set_result(answer)
                 except asyncio.InvalidStateError:
-                    """Nobody waits any more: to ask each first would be another call."""
+                    """The caller has gone. Checking each waiter first would cost another call."""
         if self._sample[0]:
             self._measure()
         if self._pending and not self._is_flush_due:
-            self.go_on()
+            self.flush()
 
     def _measure(self) -> None:
-        """Learn how long answers take, from one operation at a time."""
+        """Update the average answer time from one operation at a time."""
         number, sent_at = self._sample
         if number and number not in self._open:
-            self._answer_s += (self._heard_at - sent_at - self._answer_s) / 8
+            self._answer_s += (self._received_at - sent_at - self._answer_s) / 8
             self._sample = (0, 0.0)
 
     async def _wait_probe(self, answer: Awaitable[object]) -> None:
-        """Wait for a sign of life that comes beside the wire: a stopped process keeps its connections."""
+        """Wait for a sign of life beside the connection, because a stopped process keeps its connections open."""
         try:
             await answer
-            self._heard_at, self._probed_at = self._now(), None
+            self._received_at, self._probed_at = self._now(), None
         except FAILURES as error:
-            self.fall(f"silent: {text_of(error)}")
+            self.disconnect(f"silent: {text_of(error)}")
 
 
-def _answer(operation: Operation, answer: object) -> None:
+def _answer(operation: ClientOperation, answer: object) -> None:
     if not operation.waiter.done():
         operation.waiter.set_result(answer)

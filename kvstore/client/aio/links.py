@@ -1,19 +1,19 @@
-"""The client's connections: which there are, which may be used, and which one an operation takes."""
+"""The client's connections: which ones exist, which may be used, and which one an operation takes."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
 
-from kvstore.client.aio.link import Link, State
-from kvstore.client.aio.wires import AnyAnswers
+from kvstore.client.aio.connections import AnyAnswers
+from kvstore.client.aio.link import AsyncLink, LinkState
 from kvstore.client.core import forks
 from kvstore.client.core.address_backoff import AddressBackoff
 from kvstore.client.core.config import ClientConfig
-from kvstore.client.core.operation import Operation
+from kvstore.client.core.login_refusals import LoginRefusals
+from kvstore.client.core.operation import ClientOperation
 from kvstore.client.core.routing import Routing
-from kvstore.client.core.strangers import Strangers
-from kvstore.client.core.stream_doors import StreamDoors
+from kvstore.client.core.stream_endpoints import StreamEndpoints
 from kvstore.client.core.values import Level
 from kvstore.env.library_env import LibraryEnv
 from kvstore.env.ports import Transport
@@ -22,8 +22,8 @@ from kvstore.errors import ConfigError, NotAuthenticated
 logger = logging.getLogger(__name__)
 
 
-class Links:
-    """At most one link per address. A broken one is replaced when somebody needs it, after a rest."""
+class AsyncLinks:
+    """At most one link per address. A broken link is replaced when it is needed again, after a backoff."""
 
     def __init__(
         self,
@@ -33,116 +33,118 @@ class Links:
         transport: Transport,
         *,
         changed: Callable[[], None],
-        heard: Callable[[AnyAnswers], None],
+        on_answers: Callable[[AnyAnswers], None],
         tokens: dict[str, int],
     ) -> None:
         self._env, self._config, self._routing = env, config, routing
-        self._changed, self._heard, self._tokens = changed, heard, tokens
-        self._transport, self._doors = transport, StreamDoors(routing)
-        self._links: dict[str, Link] = {}
+        self._changed, self._on_answers_received, self._tokens = changed, on_answers, tokens
+        self._transport, self._stream_endpoints = transport, StreamEndpoints(routing)
+        self._links: dict[str, AsyncLink] = {}
         self._rests = AddressBackoff()
-        self._strangers = Strangers()
-        self.direct: dict[str, Link] = {}
-        """Partition → the link to its leader, while that is up: the fast way."""
+        self._refusals = LoginRefusals()
+        self.direct: dict[str, AsyncLink] = {}
+        """Links to leaders by partition, while they are up: the fast path."""
         self._favourite = env.random.randrange(1 << 16)
         self.breaks = 0
         self._frames_gone = 0
         self._closed = False
 
     def forget_routes(self) -> None:
-        """Look the routes up again, because other leaders are known now."""
+        """Forget which link leads to which leader, because the leaders may have changed."""
         self.direct.clear()
 
-    def choose(self, operation: Operation) -> Link | None:
-        """A link for an operation: to whom it should go if that link is up, else to anybody, who forwards it.
+    def choose(self, operation: ClientOperation) -> AsyncLink | None:
+        """Return a link for an operation: the link to its best server if that is up, else to any server, which forwards
+        it.
 
-        A link that is not up is connected meanwhile. None: nobody can be reached now.
+        A link that is not up is connected meanwhile. None: no server can be reached now.
         """
         connecting = None
         for address in self._candidates(operation):
             link = self.open(address)
             if link is None:
                 continue
-            if link.state is State.UP:
+            if link.state is LinkState.UP:
                 self._remember(operation, address, link)
                 return link
             connecting = connecting or link
         return connecting
 
-    def open(self, address: str) -> Link | None:
-        """The link to an address, connecting or up; None while the address is left alone."""
+    def open(self, address: str) -> AsyncLink | None:
+        """Return the link to an address, connecting or up; None during the address's backoff."""
         link = self._links.get(address)
         if link is not None:
             return link
         if self._closed or self._rests.is_left_alone(address, self._env.clock.now()):
             return None
         try:
-            link = Link(
+            link = AsyncLink(
                 address,
                 self._env,
                 self._config,
                 self._routing,
                 self._tokens,
                 self._transport,
-                self._doors,
+                self._stream_endpoints,
                 changed=self._on_change,
-                heard=self._heard,
+                on_answers=self._on_answers_received,
             )
         except (OSError, ConfigError) as error:
             if not self._routing.is_known:
-                raise  # whoever opens the client is told
-            logger.warning("no connection can be made address=%s why=%s", address, error)  # files that are replaced now
+                raise  # the caller that opens the client gets the error
+            logger.warning("cannot connect address=%s reason=%s", address, error)  # files that are being replaced
             self._rests.broke(address, self._env.clock.now())
             return None
         self._links[address] = link
         return link
 
-    def stranger_or_none(self, *, is_late: bool) -> NotAuthenticated | None:
-        """Why nobody answers, if no server is connected and all do not know who asks; once it is late, if one of them
-        does not."""
-        if any(link.state is State.UP for link in self._links.values()):
+    def login_error_or_none(self, *, is_late: bool) -> NotAuthenticated | None:
+        """Return the login error if no server is connected and all have rejected the login; when late, if one of them
+        has."""
+        if any(link.state is LinkState.UP for link in self._links.values()):
             return None
-        why = self._strangers.why_or_none(self.addresses(), is_late=is_late)
-        # Another object for each caller: one that is raised again and again keeps the frames of all who caught it.
+        why = self._refusals.error_or_none(self.addresses(), is_late=is_late)
+        # A new object for each caller: an exception that is raised repeatedly keeps the frames of all its callers.
         return None if why is None else type(why)(*why.args)
 
-    def all(self) -> list[Link]:
+    def all(self) -> list[AsyncLink]:
         return [link for _, link in sorted(self._links.items())]
 
     def addresses(self) -> list[str]:
-        """Everybody known, the configured ones first."""
+        """Return all known addresses, the configured ones first."""
         return self._routing.everybody(self._config.endpoints)
 
     @property
     def frames(self) -> int:
-        """How many were sent, those on links that are gone among them."""
+        """Number of frames that were sent, including those on former links."""
         return self._frames_gone + sum(link.frames for link in self._links.values())
 
     def close(self) -> None:
         self._closed = True
         for link in self.all():
-            link.fall("the client is closed")
+            link.disconnect("the client is closed")
 
-    def leave_to_parent(self) -> None:
-        """In the child of a fork: no link is used or ended here. They are kept: to end one would end the parent's."""
+    def after_fork_in_child(self) -> None:
+        """In the child of a fork, use and end no link, because ending one would end the parent's. The links are kept
+        referenced."""
         self._closed = True
         forks.keep(*self._links.values())
         self._links = {}
         self.direct.clear()
 
-    def _candidates(self, operation: Operation) -> Iterator[str]:
+    def _candidates(self, operation: ClientOperation) -> Iterator[str]:
         may_follow = operation.is_read and operation.level in (Level.SESSION, Level.STALE)
         return self._routing.candidates(
             operation.partition, self._config.endpoints, follow=may_follow, turn=self._favourite
         )
 
-    def _remember(self, operation: Operation, address: str, link: Link) -> None:
+    def _remember(self, operation: ClientOperation, address: str, link: AsyncLink) -> None:
         if address == self._routing.leader_of(operation.partition):
             self.direct[operation.partition] = link
 
-    def _on_change(self, link: Link) -> None:
+    def _on_change(self, link: AsyncLink) -> None:
         self.direct.clear()
-        if link.state is State.DOWN:
+        if link.state is LinkState.DOWN:
             self.breaks += 1
             if self._links.get(link.address) is link:
                 del self._links[link.address]
@@ -150,6 +152,6 @@ class Links:
             self._rests.broke(link.address, self._env.clock.now())
         else:
             self._rests.held(link.address)
-        self._strangers.hear(link.address, None)  # what it said last counts, since this may go on for days
-        self._strangers.hear(link.address, link.stranger)
+        self._refusals.record(link.address, None)  # the last answer counts, because the client may live for days
+        self._refusals.record(link.address, link.login_error)
         self._changed()

@@ -1,4 +1,4 @@
-"""The event loop that a client belongs to."""
+"""Checks that a client is used on its own event loop."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from kvstore.errors import InvalidRequest
 
 
 def check_loop(loop: AbstractEventLoop) -> None:
-    """Raises InvalidRequest on another event loop than `loop`: asyncio's own error would name no way out, or a call
-    would wait for ever."""
+    """Raise InvalidRequest on another event loop than `loop`. asyncio's own error would not say what to do, or the call
+    would hang."""
     if get_running_loop() is not loop:
         ended = ", which has ended" if loop.is_closed() else ""
         raise InvalidRequest(

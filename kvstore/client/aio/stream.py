@@ -1,4 +1,4 @@
-"""The stream under a watch on asyncio: the part of a watch that threads do differently (blocking/stream.py)."""
+"""The stream under a watch on asyncio: the part of a watch that differs from threads (blocking/stream.py)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from kvstore.client.aio.closing import ClosedAtExit
 from kvstore.client.aio.loops import check_loop
 from kvstore.client.core import forks
 from kvstore.client.core.config import ClientConfig
-from kvstore.client.core.strangers import Strangers
-from kvstore.client.core.watching import Check, Reading, is_final
+from kvstore.client.core.login_refusals import LoginRefusals
+from kvstore.client.core.watching import Check, WatchCursor, is_final
 from kvstore.env.events import is_cancelled
 from kvstore.env.library_env import LibraryEnv
 from kvstore.errors import ConfigError, StoreError, Unavailable
@@ -23,18 +23,18 @@ from kvstore.rpc.status import from_rpc_error
 
 
 class WatchStream(ClosedAtExit):
-    """Reads the messages of one watch, at one server after another, on the event loop of the first caller."""
+    """Reads the messages of one watch, from one server after another, on the event loop of the first caller."""
 
     def __init__(
         self,
         env: LibraryEnv,
         config: ClientConfig,
-        reading: Reading,
+        reading: WatchCursor,
         addresses: Callable[[], list[str]],
         check: Check | None,
     ) -> None:
-        """If there is a `check`, the stream asks a server for its topology before it asks the server to watch: another
-        server may listen at an address by then, and a watch that begins cannot tell."""
+        """With a `check`, the stream requests a server's topology before the watch begins: a server of another cluster
+        may listen at the address by then, and a watch that begins cannot detect that."""
         self._env, self._config, self._reading, self._addresses = env, config, reading, addresses
         self._check = check
         self._channel: grpc.aio.Channel | None = None
@@ -49,53 +49,53 @@ class WatchStream(ClosedAtExit):
         self.is_forked = False
         forks.watch(self)
 
-    def leave_to_parent(self) -> None:
+    def after_fork_in_child(self) -> None:
         """See kvstore.client.core.forks."""
         forks.keep(self._channel, self._call)
         self._channel = self._call = None
         self.is_forked = True
 
     def _check_caller(self) -> None:
-        """Raises InvalidRequest in the child of a fork, and on another event loop than the first caller's."""
+        """Raise InvalidRequest in the child of a fork, and on another event loop than the first caller's."""
         forks.check(self)
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
         check_loop(self._loop)
 
-    def _carry(self, step: Callable[[], Awaitable[None]]) -> Awaitable[None]:
-        """Take a step of the watch."""
+    def _run_step(self, step: Callable[[], Awaitable[None]]) -> Awaitable[None]:
+        """Run a step of the watch."""
         return step()
 
     async def close(self) -> None:
-        """End the watch. `position` stays."""
+        """End the watch. `position` stays readable. Idempotent."""
         self._is_closed = True
-        await self._hang_up()
+        await self._disconnect()
 
-    def _hear_more(self) -> Awaitable[None]:
-        """Read a message for a caller that waits for a change."""
-        return self._hear()
+    def _read_more(self) -> Awaitable[None]:
+        """Read one message for a caller that waits for a change."""
+        return self._read_message()
 
-    async def _hear(self) -> None:
-        """The next message, over as many servers as it takes."""
+    async def _read_message(self) -> None:
+        """Read the next message, from as many servers as necessary."""
         deadline = None if self._call is not None else self._env.clock.now() + self._config.timeout_s
         pauses = delays(self._env.random, first_s=0.02, cap_s=0.5)
         failure: StoreError = Unavailable("no server watches")
-        strangers = Strangers()
+        refusals = LoginRefusals()
         while not self._is_closed:
             try:
                 message = await self._next_message()
             except StoreError as error:
                 failure = error
-                await self._hang_up()
+                await self._disconnect()
             else:
                 return self._reading.take(message)
-            failure = strangers.judge(self._address, failure, self._addresses(), has_served=deadline is None)
+            failure = refusals.judge(self._address, failure, self._addresses(), has_served=deadline is None)
             if is_final(failure):
                 raise failure
             now = self._env.clock.now()
             deadline = now + self._config.timeout_s if deadline is None else deadline
             if now >= deadline:
-                late = strangers.why_or_none(self._addresses(), is_late=True)
+                late = refusals.error_or_none(self._addresses(), is_late=True)
                 raise late or Unavailable(f"no server watches: {failure}") from failure
             await asyncio.sleep(next(pauses))
 
@@ -103,36 +103,36 @@ class WatchStream(ClosedAtExit):
         config, patience_s = self._config, self._reading.watched.patience_s
         try:
             if (call := self._call) is None:
-                # Half of the time in which one is looked for, so that there is some for another behind a silent one.
+                # Half of the caller's time, so that there is time for another server behind a silent one.
                 async with asyncio.timeout(max(config.timeout_s / 2, config.connect_timeout_s)):
-                    call = await self._dial()
+                    call = await self._connect()
                     await call.initial_metadata()
-                # The server is there. It has so long to find its place in the logs, or to say why it cannot.
+                # The server is there. It has this long to find its place in the logs, or to report why it cannot.
                 patience_s = max(config.timeout_s / 2, 2 * config.silence_s)
             async with asyncio.timeout(patience_s):
                 message = await call.read()
         except TimeoutError:
-            raise Unavailable("the server has fallen silent") from None
+            raise Unavailable("the server sends nothing any more") from None
         except grpc.RpcError as error:
             raise from_rpc_error(error) from None
         except asyncio.CancelledError:
             if self._is_closed and not is_cancelled():
                 raise Unavailable("the watch is closed") from None
-            await self._hang_up()  # gRPC has ended the call together with the wait for it
+            await self._disconnect()  # gRPC has ended the call together with the wait for it
             raise
         if not isinstance(message, kv_pb2.WatchResponse):
             raise Unavailable("the server has ended the watch")
         return message
 
-    async def _dial(self) -> grpc.aio.UnaryStreamCall[kv_pb2.WatchRequest, kv_pb2.WatchResponse]:
+    async def _connect(self) -> grpc.aio.UnaryStreamCall[kv_pb2.WatchRequest, kv_pb2.WatchResponse]:
         self._address = address = next(self._turns)
         try:
             self._channel = channel = await open_aio_channel(address, self._config.tls, self._config.login)
-        except (OSError, ConfigError) as error:  # files that are replaced just now, or no address of the name
-            raise Unavailable(f"no connection to {address} can be made: {error}") from error
+        except (OSError, ConfigError) as error:  # files that are being replaced, or a name without an address
+            raise Unavailable(f"cannot connect to {address}: {error}") from error
         self.connections += 1
         if self._is_closed:
-            await self._hang_up()
+            await self._disconnect()
             raise Unavailable("the watch is closed")
         stub = kv_pb2_grpc.KVStub(channel)
         if self._check is not None:
@@ -143,12 +143,12 @@ class WatchStream(ClosedAtExit):
         assert self._call is not None
         return self._call
 
-    async def _hang_up(self) -> None:
+    async def _disconnect(self) -> None:
         channel, self._channel, self._call = self._channel, None, None
         if channel is not None:
             await channel.close()
 
     def _servers(self) -> Iterator[str]:
-        """Whom to ask, for ever."""
+        """Yield the servers to ask, without end."""
         while True:
             yield from self._addresses()

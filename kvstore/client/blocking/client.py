@@ -12,14 +12,14 @@ from kvstore.client.blocking.engine import BlockingEngine
 from kvstore.client.blocking.watch import Watch
 from kvstore.client.core import forks, operations
 from kvstore.client.core.batch import Batch
+from kvstore.client.core.cluster_view import ClusterView
 from kvstore.client.core.config import ClientConfig, parse_url
-from kvstore.client.core.fanout import Count, Deletion, OnePage, Scan
+from kvstore.client.core.fanout import PrefixDeletion, RangeCount, RangePage, RangeScan
 from kvstore.client.core.first_state import FirstState
-from kvstore.client.core.known import Known
-from kvstore.client.core.operation import Operation
+from kvstore.client.core.operation import ClientOperation
 from kvstore.client.core.scanning import Bounds
 from kvstore.client.core.values import Deleted, Item, Level, Meta, Page, Replaced, Token
-from kvstore.client.core.watching import HEARTBEAT_S, Reading, Watched
+from kvstore.client.core.watching import HEARTBEAT_S, WatchCursor, WatchedKeys
 from kvstore.env.library_env import library_env
 from kvstore.errors import InvalidRequest
 from kvstore.proto import kv_pb2
@@ -28,22 +28,50 @@ NOT_OPEN = "the client is not open; use `with Client(...)`"
 
 
 class Client(ClosedAtExit):
-    """The store's operations as blocking calls, for any number of threads. The client batches calls of several threads
-    to one server; a single thread that wants the cost of a batch uses the calls for many keys.
+    """The store's operations as blocking calls, for any number of threads.
 
-    Every call raises errors of `kvstore.errors` only: Refused was definitely not done, OutcomeUnknown may have been.
-    Retries happen inside, until `timeout_s`, and are applied once. Open it after a fork, and after gevent's patches.
+    The client batches calls of several threads to one server. A single thread that wants the cost of a batch uses the
+    calls for many keys. A key has 1 to 4,096 bytes, a value at most 1 MiB.
+
+    Every call takes `timeout_s`, the maximum time for the call in seconds, retries included. The default is the
+    `timeout_s` of the configuration, 5 s. The client retries by request id, so a retry is never applied twice.
+
+    All errors are classes of `kvstore.errors`:
+
+    - `Refused`: the request was definitely not carried out. `InvalidRequest` names a wrong argument, `Retryable` may
+      succeed later, `PermissionDenied` and `NotAuthenticated` need an administrator.
+    - `OutcomeUnknown`: a write may or may not have been carried out.
+
+    Create the client after a fork, and after gevent's patches.
+
+    Args:
+        cluster: A URL like `kv://host:port,host:port`, or a `ClientConfig`. Some servers of the cluster are enough.
+
+    Examples:
+        >>> client.put(b"greeting", b"hello") > 0
+        True
+        >>> found = client.get(b"greeting")
+        >>> found.value
+        b'hello'
     """
 
     def __init__(self, cluster: str | ClientConfig) -> None:
         self._config = parse_url(cluster) if isinstance(cluster, str) else cluster
         self._engine: BlockingEngine | None = None
-        self._run: Callable[[Operation, float | None], Any] = _refuse
+        self._run: Callable[[ClientOperation, float | None], Any] = _refuse
         self._opening = nullcontext()
-        """Holds nothing: a lock could stay held after an exception of a signal handler, and in the child of a fork."""
+        """Locks nothing: a lock could stay locked after an exception in a signal handler, or in a forked child."""
 
     def open(self) -> Self:
-        """Find the cluster. Raises Unavailable if no endpoint answers in time."""
+        """Connect to the cluster and read its topology. Entering the client does the same. Idempotent.
+
+        Returns:
+            The client itself.
+
+        Raises:
+            Unavailable: If no endpoint answers within `timeout_s` of the configuration.
+            NotAuthenticated: If the servers reject the login.
+        """
         with self._opening:
             if self._engine is None:
                 engine = BlockingEngine(library_env("kvstore client"), self._config)
@@ -57,7 +85,7 @@ class Client(ClosedAtExit):
         return self
 
     def close(self) -> None:
-        """End the connections. Calls under way end with an error."""
+        """Close the connections. Calls in flight end with an error. Idempotent."""
         if self._engine is not None:
             self._engine.check_closing()
         engine, self._engine = self._engine, None
@@ -70,19 +98,69 @@ class Client(ClosedAtExit):
     # ── reads ──
 
     def get(self, key: bytes, *, level: Level = Level.LINEARIZABLE, timeout_s: float | None = None) -> Item | None:
-        """The key's value and version; None if it is absent."""
+        """Return the value of a key with its version and times, or None if the key is absent.
+
+        Costs one round trip to the partition's leader. `Level.SESSION` and `Level.STALE` reads may go to any replica.
+
+        Args:
+            key: The key.
+            level: How fresh the read must be.
+            timeout_s: Maximum time for the call, in seconds.
+
+        Raises:
+            Unavailable: If no server that may answer does so in time.
+
+        Examples:
+            >>> version = client.put(b"user/1", b"Ann")
+            >>> found = client.get(b"user/1")
+            >>> found.value
+            b'Ann'
+            >>> client.get(b"user/0") is None
+            True
+        """
         found: Item | None = self._run(operations.get(key, level), timeout_s)
         return found
 
     def meta(self, key: bytes, *, level: Level = Level.LINEARIZABLE, timeout_s: float | None = None) -> Meta | None:
-        """The same without the value."""
+        """Return the length, version and times of a key without its value, or None if the key is absent.
+
+        Costs one round trip. Use it instead of `get` for large values.
+
+        Args:
+            key: The key.
+            level: How fresh the read must be.
+            timeout_s: Maximum time for the call, in seconds.
+
+        Examples:
+            >>> version = client.put(b"user/1", b"Ann")
+            >>> found = client.meta(b"user/1")
+            >>> found.length
+            3
+        """
         found: Meta | None = self._run(operations.meta(key, level), timeout_s)
         return found
 
     def get_many(
         self, keys: Iterable[bytes], *, level: Level = Level.LINEARIZABLE, timeout_s: float | None = None
     ) -> dict[bytes, Item]:
-        """Those of `keys` that are there. Each is read by itself: not one point in time."""
+        """Return the keys that are present, each with its value, version and times.
+
+        Each key is read by itself, so the result is not one point in time. The client groups the reads by server, with
+        some 500 in flight at a time.
+
+        Args:
+            keys: The keys. Repeated keys are read once.
+            level: How fresh the reads must be.
+            timeout_s: Maximum time for each key, in seconds.
+
+        Raises:
+            Unavailable: If a key could not be read in time. Raised after all reads have ended.
+
+        Examples:
+            >>> versions = client.put_many({b"user/1": b"Ann", b"user/2": b"Bob"})
+            >>> sorted(client.get_many([b"user/1", b"user/2", b"user/3"]))
+            [b'user/1', b'user/2']
+        """
         wanted = list(dict.fromkeys(keys))
         found = _opened(self._engine).run_all([operations.get(key, level) for key in wanted], timeout_s)
         return {key: item for key, item in zip(wanted, found, strict=True) if item is not None}
@@ -99,13 +177,40 @@ class Client(ClosedAtExit):
         level: Level = Level.LINEARIZABLE,
         timeout_s: float | None = None,
     ) -> Iterator[tuple[bytes, Item]]:
-        """Keys in [start, end), or those that begin with `prefix`, in order, page by page; `timeout_s` is for a page.
-        No `end`: to the last. No `limit`: all. `keys_only`: the values are empty. `reverse`: from the last key down. A
-        key that is there all the time is given once. Raises InvalidRequest when iterated."""
+        """Iterate over keys and values in key order, read page by page.
+
+        The range is [start, end), or all keys that begin with `prefix`. A key that is present during the whole scan is
+        returned exactly once, also while keys move between partitions. The scan is not one point in time.
+
+        Costs one request to each partition at first, then one request for each further page of up to 1,000 keys or 1
+        MiB. A scan of one `{tag}` asks a single partition.
+
+        Args:
+            start: The first key of the range. Empty: from the first key of the store.
+            end: The first key behind the range. Empty: to the last key of the store.
+            prefix: Prefix of the keys, instead of `start` and `end`.
+            limit: Maximum number of keys. 0: all.
+            keys_only: Return empty values.
+            reverse: Iterate from the last key to the first.
+            level: How fresh the reads must be.
+            timeout_s: Maximum time for each page, in seconds.
+
+        Yields:
+            A key and its item.
+
+        Raises:
+            InvalidRequest: If both a prefix and a range are given. Raised at the first iteration.
+            Unavailable: If a page could not be read in time.
+
+        Examples:
+            >>> versions = client.put_many({b"user/1": b"Ann", b"user/2": b"Bob"})
+            >>> [item.value for key, item in client.scan(prefix=b"user/")]
+            [b'Ann', b'Bob']
+        """
         flags = kv_pb2.KEYS_ONLY * keys_only | kv_pb2.REVERSE * reverse
         bounds = Bounds.of(start, end, prefix)
         engine = _opened(self._engine)
-        scan = Scan(engine.routing, bounds, limit=limit, level=level, flags=flags)
+        scan = RangeScan(engine.routing, bounds, limit=limit, level=level, flags=flags)
         while not scan.is_done:
             yield from scan.take(engine.run_whole(scan.wanted(), timeout_s))
 
@@ -120,12 +225,23 @@ class Client(ClosedAtExit):
         level: Level = Level.LINEARIZABLE,
         timeout_s: float | None = None,
     ) -> Iterator[bytes]:
-        """The keys alone of what `scan` gives. Servers read no record for them, so it costs the same however large the
-        values are."""
+        """Iterate over keys alone, in key order.
+
+        Takes the arguments of `scan` and returns the same keys. Servers read no values, so the cost does not depend on
+        their size.
+
+        Yields:
+            A key.
+
+        Examples:
+            >>> versions = client.put_many({b"user/1": b"Ann", b"user/2": b"Bob"})
+            >>> [key for key in client.keys(prefix=b"user/", reverse=True)]
+            [b'user/2', b'user/1']
+        """
         flags = kv_pb2.BARE | kv_pb2.REVERSE * reverse
         bounds = Bounds.of(start, end, prefix)
         engine = _opened(self._engine)
-        scan = Scan(engine.routing, bounds, limit=limit, level=level, flags=flags)
+        scan = RangeScan(engine.routing, bounds, limit=limit, level=level, flags=flags)
         while not scan.is_done:
             for key, _ in scan.take(engine.run_whole(scan.wanted(), timeout_s)):
                 yield key
@@ -143,14 +259,42 @@ class Client(ClosedAtExit):
         level: Level = Level.LINEARIZABLE,
         timeout_s: float | None = None,
     ) -> Page:
-        """Some keys of what `scan` gives, and the token of the next page; None: there is none. A page has at most
-        `limit` keys (up to 10,000), and 1 MiB. A token knows its range and direction, and is good in every process, for
-        as long as anybody keeps it, over failures of servers and moves of keys. Raises InvalidRequest for what is no
-        token, or one of other bounds than are given beside it."""
+        """Return one page of a scan, and the token of the next page.
+
+        A token names its range and direction. Any process can use it at any time, also after failures of servers and
+        moves of keys. A page ends after `limit` keys or 1 MiB of keys and values, so it may have fewer keys than
+        `limit`, or none, although more pages follow.
+
+        Args:
+            token: The token of the page before. None: the first page.
+            prefix: Prefix of the keys, instead of `start` and `end`.
+            start: The first key of the range.
+            end: The first key behind the range.
+            limit: Maximum number of keys, 1 to 10,000.
+            keys_only: Return empty values.
+            reverse: Read from the last key to the first. Ignored with a token.
+            level: How fresh the read must be.
+            timeout_s: Maximum time for each request, in seconds.
+
+        Returns:
+            The items, and the token of the next page or None if there are no more keys.
+
+        Raises:
+            InvalidRequest: If the token is malformed or belongs to another range than the one given.
+
+        Examples:
+            >>> versions = client.put_many({b"user/1": b"Ann", b"user/2": b"Bob"})
+            >>> page = client.page(prefix=b"user/", limit=1)
+            >>> [key for key, item in page.items]
+            [b'user/1']
+            >>> page = client.page(page.token, prefix=b"user/", limit=1)
+            >>> [key for key, item in page.items]
+            [b'user/2']
+        """
         flags = kv_pb2.KEYS_ONLY * keys_only | kv_pb2.REVERSE * reverse
         bounds = Bounds.of(start, end, prefix)
         engine = _opened(self._engine)
-        reading = OnePage(engine.routing, bounds, token, limit=limit, level=level, flags=flags)
+        reading = RangePage(engine.routing, bounds, token, limit=limit, level=level, flags=flags)
         while not reading.is_done:
             reading.take(engine.run_whole(reading.wanted(), timeout_s))
         return reading.page
@@ -164,11 +308,25 @@ class Client(ClosedAtExit):
         level: Level = Level.LINEARIZABLE,
         timeout_s: float | None = None,
     ) -> int:
-        """How many keys there are in [start, end), or that begin with `prefix`; or in all. Servers count, some thousand
-        keys at a time, for each of which `timeout_s` is; the number of all keys they know, in which keys past their
-        expiry are until they are deleted. Not one point in time."""
+        """Return the number of keys in [start, end), with a prefix, or in the whole store.
+
+        The count of the whole store costs one request to each partition, and includes expired keys that are not deleted
+        yet. For a range the servers count some thousand keys per request. The result is not one point in time.
+
+        Args:
+            start: The first key of the range.
+            end: The first key behind the range.
+            prefix: Prefix of the keys, instead of `start` and `end`.
+            level: How fresh the reads must be.
+            timeout_s: Maximum time for each request, in seconds.
+
+        Examples:
+            >>> versions = client.put_many({b"user/1": b"Ann", b"user/2": b"Bob"})
+            >>> client.count(prefix=b"user/")
+            2
+        """
         engine = _opened(self._engine)
-        count = Count(engine.routing, level, Bounds.of(start, end, prefix))
+        count = RangeCount(engine.routing, level, Bounds.of(start, end, prefix))
         while count.total is None:
             count.take(engine.run_whole(count.wanted(), timeout_s))
         return count.total
@@ -185,18 +343,42 @@ class Client(ClosedAtExit):
         keys_only: bool = False,
         heartbeat_s: float = HEARTBEAT_S,
     ) -> Watch:
-        """The changes of a key, of a prefix, of [start, end), or of everything, as they happen: each put and delete
-        once, those of one key in order, over failures of servers and moves of keys. From now on (from `ready`, or
-        entering it), or behind `after`: the `position` of an earlier watch of the same keys. `with_state`: first what
-        is there, as the changes that wrote it, in the order of keys, until `has_state`; then what changes from there
-        on, without a gap and without anything twice. `heartbeat_s`: how often
-        an idle watch hears of its server. Raises InvalidRequest here, other errors when iterated: PositionTrimmed if
-        the log does not reach back to `after` any more."""
-        watched = Watched.of(key, prefix, start, end, keys_only=keys_only, heartbeat_s=heartbeat_s)
+        """Watch the changes of a key, a prefix, a range, or the whole store.
+
+        The watch returns each put and delete exactly once, and the changes of one key in order, also after failures of
+        servers and moves of keys. It begins now, that is when `ready` returns or the watch is entered, unless `after`
+        names a position.
+
+        Args:
+            key: Watch this key.
+            prefix: Watch the keys that begin with this prefix.
+            start: Watch the keys from this one on.
+            end: Watch the keys before this one.
+            after: Continue after this position, the `position` of an earlier watch of the same keys.
+            with_state: First return the present keys as the changes that wrote them, in key order, until `has_state` is
+                true. The changes that follow have no gap to that state and no duplicates.
+            keys_only: Return empty values.
+            heartbeat_s: Interval at which the server confirms an idle watch, in seconds, at most 86,400.
+
+        Returns:
+            The watch. It connects at the first `ready` or iteration.
+
+        Raises:
+            InvalidRequest: If the arguments contradict each other.
+            PositionTrimmed: When iterated, if the log no longer reaches back to `after`.
+
+        Examples:
+            >>> with client.watch(prefix=b"user/") as changes:  # doctest: +SKIP
+            ...     version = client.put(b"user/1", b"Ann")
+            ...     change = next(changes)
+            ...     change.key, change.item.value
+            (b'user/1', b'Ann')
+        """
+        watched = WatchedKeys.of(key, prefix, start, end, keys_only=keys_only, heartbeat_s=heartbeat_s)
         engine = _opened(self._engine)
         forks.check(engine)
         state = FirstState.of(watched, after, engine.seen, engine.absorb) if with_state else None
-        reading = Reading(watched, after, engine.seen.tokens)
+        reading = WatchCursor(watched, after, engine.seen.tokens)
         return Watch(
             engine.env,
             self._config,
@@ -221,8 +403,31 @@ class Client(ClosedAtExit):
         keep_ttl: bool = False,
         timeout_s: float | None = None,
     ) -> int:
-        """Write, and return the new version. Raises ConditionFailed, with the version found, if a condition is not met.
-        `if_version=0` is met by an absent key."""
+        """Write a key and return its new version.
+
+        Costs one round trip; the leader answers once the write is synced on two disks of three. If several conditions
+        are given, all must be met.
+
+        Args:
+            key: The key.
+            value: The value.
+            ttl_s: Delete the key after this time, in seconds. None: the namespace's default, or never.
+            if_absent: Write only if the key is absent.
+            if_present: Write only if the key is present.
+            if_version: Write only if the key has this version. 0: if it is absent.
+            keep_ttl: Keep the expiry that the key has.
+            timeout_s: Maximum time for the call, in seconds.
+
+        Raises:
+            ConditionFailed: If a condition is not met. `version` is the version found.
+            QuotaExceeded: If the namespace has no capacity for the key or its bytes.
+            OutcomeUnknown: If the write may have been carried out.
+
+        Examples:
+            >>> version = client.put(b"counter", b"1", ttl_s=60)
+            >>> client.put(b"counter", b"2", if_version=version) > version
+            True
+        """
         version: int = self._run(
             operations.put(
                 key,
@@ -248,7 +453,31 @@ class Client(ClosedAtExit):
         if_version: int | None = None,
         timeout_s: float | None = None,
     ) -> Replaced:
-        """Write, and return what was there before. A condition that is not met is no error here: see `applied`."""
+        """Write a key and return the item that it replaced.
+
+        Like `put`, but an unmet condition raises no error: see `applied` in the result. Costs one round trip.
+
+        Args:
+            key: The key.
+            value: The value.
+            ttl_s: Delete the key after this time, in seconds. None: the namespace's default, or never.
+            if_absent: Write only if the key is absent.
+            if_present: Write only if the key is present.
+            if_version: Write only if the key has this version. 0: if it is absent.
+            timeout_s: Maximum time for the call, in seconds.
+
+        Returns:
+            True and the new version if the key was written, else False and the present version; and the old item.
+
+        Raises:
+            OutcomeUnknown: If the write may have been carried out.
+
+        Examples:
+            >>> version = client.put(b"color", b"red")
+            >>> replaced = client.replace(b"color", b"blue")
+            >>> replaced.applied, replaced.old.value
+            (True, b'red')
+        """
         operation = operations.put(
             key,
             value,
@@ -262,12 +491,46 @@ class Client(ClosedAtExit):
         return replaced
 
     def put_many(self, items: Mapping[bytes, bytes], *, timeout_s: float | None = None) -> dict[bytes, int]:
-        """Write each by itself and return the versions. Not atomic: an error is raised after all have ended."""
+        """Write many keys and return their new versions.
+
+        Each key is written by itself, not atomically; use `batch` for that. The client groups the writes by server,
+        with some 500 in flight at a time.
+
+        Args:
+            items: Values by key.
+            timeout_s: Maximum time for each key, in seconds.
+
+        Returns:
+            The new version of each key.
+
+        Raises:
+            StoreError: The first error, after all writes have ended. Other keys may have been written.
+
+        Examples:
+            >>> sorted(client.put_many({b"user/1": b"Ann", b"user/2": b"Bob"}))
+            [b'user/1', b'user/2']
+        """
         puts = [operations.put(key, value) for key, value in items.items()]
         return dict(zip(items, _opened(self._engine).run_all(puts, timeout_s), strict=True))
 
     def delete(self, key: bytes, *, if_version: int | None = None, timeout_s: float | None = None) -> int:
-        """Delete, and return the sequence of it; 0 if the key was absent. Raises ConditionFailed."""
+        """Delete a key and return the sequence of the deletion, or 0 if the key was absent.
+
+        Costs one round trip.
+
+        Args:
+            key: The key.
+            if_version: Delete only if the key has this version.
+            timeout_s: Maximum time for the call, in seconds.
+
+        Raises:
+            ConditionFailed: If the key has another version. `version` is the version found.
+            OutcomeUnknown: If the deletion may have been carried out.
+
+        Examples:
+            >>> client.delete(b"absent")
+            0
+        """
         sequence: int = self._run(operations.delete(key, if_version=if_version), timeout_s)
         return sequence
 
@@ -279,15 +542,30 @@ class Client(ClosedAtExit):
         on_progress: Callable[[Deleted], None] | None = None,
         timeout_s: float | None = None,
     ) -> int:
-        """Delete all keys that begin with `prefix`, and return how many there were; `timeout_s` is for a batch of up to
-        1,000. After each batch `on_progress` is told how many it were so far, and a token with which another call, in
-        any process, goes on. Each key is deleted by itself: an error leaves the batch in part done. What is written
-        meanwhile may stay. Raises InvalidRequest for an empty prefix, or a token of other keys."""
+        """Delete all keys that begin with a prefix, and return how many were deleted.
+
+        Deletes in batches of up to 1,000 keys, each key by itself: an error may leave a batch partly done. Keys that
+        others write meanwhile may remain. Each batch costs one read of its keys and one write for each key.
+
+        Args:
+            prefix: The prefix, at least one byte.
+            token: Continue a deletion that another call has begun: the `token` of its last progress.
+            on_progress: Called after each batch with the number of keys deleted so far and a token.
+            timeout_s: Maximum time for each request, in seconds.
+
+        Raises:
+            InvalidRequest: If the prefix is empty, or the token belongs to other keys.
+
+        Examples:
+            >>> versions = client.put_many({b"old/1": b"", b"old/2": b""})
+            >>> client.delete_prefix(b"old/")
+            2
+        """
         engine = _opened(self._engine)
-        deletion, deleted = Deletion(engine.routing, prefix, token), 0
+        deletion, deleted = PrefixDeletion(engine.routing, prefix, token), 0
         while not deletion.is_done:
             deletion.take(engine.run_whole(deletion.wanted(), timeout_s))
-            progress = deletion.deleted(engine.run_all(deletion.doomed(), timeout_s))
+            progress = deletion.deleted(engine.run_all(deletion.deletes(), timeout_s))
             if progress is not None:
                 deleted = progress.total
                 if on_progress is not None:
@@ -295,30 +573,114 @@ class Client(ClosedAtExit):
         return deleted
 
     def pop(self, key: bytes, *, if_version: int | None = None, timeout_s: float | None = None) -> Item | None:
-        """Delete, and return what was there. Raises ConditionFailed."""
+        """Delete a key and return the item that it held, or None if the key was absent.
+
+        Costs one round trip.
+
+        Args:
+            key: The key.
+            if_version: Delete only if the key has this version.
+            timeout_s: Maximum time for the call, in seconds.
+
+        Raises:
+            ConditionFailed: If the key has another version. `version` is the version found.
+            OutcomeUnknown: If the deletion may have been carried out.
+
+        Examples:
+            >>> version = client.put(b"job/1", b"run")
+            >>> found = client.pop(b"job/1")
+            >>> found.value
+            b'run'
+        """
         operation = operations.delete(key, if_version=if_version, return_old=True)
         old: Item | None = self._run(operation, timeout_s)
         return old
 
     def increment(self, key: bytes, delta: int = 1, *, timeout_s: float | None = None) -> int:
-        """Add to the decimal number that the key holds (none: 0) and return the sum. Raises InvalidRequest if it holds
-        no number of 64 bits."""
+        """Add to the decimal number that a key holds, and return the sum.
+
+        An absent key counts as 0. Costs one round trip, and is applied exactly once also when retried.
+
+        Args:
+            key: The key.
+            delta: The number to add, a signed 64-bit integer.
+            timeout_s: Maximum time for the call, in seconds.
+
+        Raises:
+            InvalidRequest: If the key does not hold a decimal 64-bit integer, or the sum is not one.
+            OutcomeUnknown: If the addition may have been carried out.
+
+        Examples:
+            >>> client.increment(b"visits", 5)
+            5
+            >>> client.increment(b"visits")
+            6
+        """
         value: int = self._run(operations.increment(key, delta), timeout_s)
         return value
 
     def append(self, key: bytes, suffix: bytes, *, timeout_s: float | None = None) -> int:
-        """Lengthen the value and return its length."""
+        """Append to the value of a key, and return the new length in bytes.
+
+        An absent key counts as empty. Costs one round trip.
+
+        Args:
+            key: The key.
+            suffix: The bytes to append.
+            timeout_s: Maximum time for the call, in seconds.
+
+        Raises:
+            OutcomeUnknown: If the bytes may have been appended.
+
+        Examples:
+            >>> client.append(b"log", b"begin;"), client.append(b"log", b"end;")
+            (6, 10)
+        """
         length: int = self._run(operations.append(key, suffix), timeout_s)
         return length
 
     def expire(self, key: bytes, ttl_s: float | None, *, timeout_s: float | None = None) -> bool:
-        """Let the key vanish after `ttl_s`, or never if None. False if it is absent."""
+        """Set or remove the expiry of a key, and return True if the key is present.
+
+        Costs one round trip.
+
+        Args:
+            key: The key.
+            ttl_s: Delete the key after this time, in seconds. None: never.
+            timeout_s: Maximum time for the call, in seconds.
+
+        Raises:
+            OutcomeUnknown: If the expiry may have been set.
+
+        Examples:
+            >>> client.expire(b"absent", 60.0)
+            False
+        """
         changed: bool = self._run(operations.expire(key, ttl_s), timeout_s)
         return changed
 
     def batch(self, batch: Batch, *, timeout_s: float | None = None) -> list[Any]:
-        """Carry out a batch atomically; one result for each operation, in order. Raises the error of the first that
-        failed: then none was carried out. All keys must be in one partition, else InvalidRequest names both."""
+        """Carry out a batch atomically, and return one result for each operation, in order.
+
+        All keys must belong to one partition; keys that share a `{tag}` do. Costs one round trip.
+
+        Args:
+            batch: Up to 10,000 operations.
+            timeout_s: Maximum time for the call, in seconds.
+
+        Raises:
+            ConditionFailed: If a condition is not met. No operation was carried out. The same holds for the other
+                errors of an operation.
+            InvalidRequest: If the keys belong to several partitions, or the batch is empty or too large.
+            OutcomeUnknown: If the batch may have been carried out.
+
+        Examples:
+            >>> from kvstore.client import Batch
+            >>> batch = Batch().put(b"{cart}/total", b"5").increment(b"{cart}/items")
+            >>> found = client.batch(batch)
+            >>> found[1]
+            1
+        """
         whole = operations.batch(batch.operations)
         return operations.decode_batch(batch.operations, self._run(whole, timeout_s))
 
@@ -326,20 +688,29 @@ class Client(ClosedAtExit):
 
     @property
     def token(self) -> Token:
-        """How far this client has seen each partition."""
+        """Sequences that this client has seen of each partition. Pass it to `absorb` of another client."""
         return _opened(self._engine).seen.token
 
     def absorb(self, token: Token) -> None:
-        """From now on read at least as far as `token` says (with Level.SESSION; other levels check it)."""
+        """Read at least as far as another client has seen.
+
+        Later `Level.SESSION` reads wait for that position at the replica; other levels check it. Costs nothing.
+
+        Args:
+            token: The `token` of the other client.
+
+        Raises:
+            InvalidRequest: If the client is not open.
+        """
         _opened(self._engine).absorb(token)
 
     @property
-    def cluster(self) -> Known:
-        """This client's view of its cluster: partitions, their leaders, the date."""
-        return Known(_opened(self._engine))
+    def cluster(self) -> ClusterView:
+        """This client's view of its cluster: partitions, their leaders, and the cluster's time. Costs no request."""
+        return ClusterView(_opened(self._engine))
 
     def statistics(self) -> dict[str, float]:
-        """Counters since the client was opened, and gauges."""
+        """Return counters since the client was opened, and gauges."""
         return _opened(self._engine).statistics()
 
 
@@ -349,6 +720,6 @@ def _opened(engine: BlockingEngine | None) -> BlockingEngine:
     return engine
 
 
-def _refuse(operation: Operation, timeout_s: float | None) -> Any:
-    """Stand for the engine as long as there is none."""
+def _refuse(operation: ClientOperation, timeout_s: float | None) -> Any:
+    """Reject calls while the client is not open."""
     raise InvalidRequest(NOT_OPEN)

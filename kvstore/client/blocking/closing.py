@@ -1,5 +1,5 @@
 # Written by `make generate` from kvstore/client/aio/closing.py. Edit that file.
-"""Things that are closed when their block ends."""
+"""Base class of objects that are closed at the end of a `with` block."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import TracebackType
 
 
 class ClosedAtExit(ABC):
-    """Something that is closed at the end of its block, whatever has happened in it."""
+    """An object that is closed at the end of its block, also after an exception."""
 
     @abstractmethod
     def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""Asks of which cluster a server is, for callers that have a channel and no client. Blocking."""
+"""Asks a server for the id of its cluster, for callers that have a channel and no client. Blocking."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ ASK_S = 5.0
 
 
 def check_cluster(channel: grpc.Channel, wanted: str, address: str, timeout_s: float) -> str:
-    """Return the id of the cluster whose server answers on the channel; `wanted` if it is too old to tell. Raises
-    Unavailable if it is not the one that is wanted (empty: any), and errors of gRPC."""
+    """Return the id of the server's cluster, or `wanted` if the server is too old to report it. Raises Unavailable if
+    it is not the wanted cluster (empty: any), and gRPC errors."""
     routing = Routing(cluster=wanted)
     message = kv_pb2_grpc.KVStub(channel).Topology(kv_pb2.TopologyRequest(), timeout=min(timeout_s, ASK_S))
     routing.check(message, address)

@@ -1,10 +1,10 @@
 """One server as a blocking client sees it: one caller at a time sends for all callers that wait.
 
 Callers are worker threads (kvstore.rpc.workers). A caller queues its operation. If no other caller sends to this
-server, it sends all that is queued, in unary frames, until its own operation is answered. Then it passes the baton to
-another caller that still waits. So callers share frames, and a lone caller pays for one unary call.
+server, it sends all queued operations in unary frames until its own is answered. Then it passes the baton to another
+waiting caller. So callers share frames, and a single caller pays for one unary call.
 
-A sender that is still inside gRPC after its call's own time hangs. The callers that wait for it break the link: the
+A sender that is still inside gRPC after its call's own time hangs. The callers that wait for it break the link, and the
 engine opens another one, with a channel of its own.
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 import grpc
 
 from kvstore.client.core.batching import answered, cut, frame_of
-from kvstore.client.core.operation import Operation
+from kvstore.client.core.operation import ClientOperation
 from kvstore.client.core.retries import lost
 from kvstore.env import Clock
 from kvstore.env.tls import Tls
@@ -33,20 +33,20 @@ from kvstore.rpc.status import from_rpc_error
 
 logger = logging.getLogger(__name__)
 GRACE_S = 0.5
-"""How much longer than a frame's own time its call may take before the server counts as silent."""
+"""How much longer than a frame's own time its call may take before the server counts as silent, in seconds."""
 HANGS_S = 1.0
-"""A sender that gRPC keeps for so much longer hangs. A sender that was only slow loses nothing: its answer counts, and
-another link is used from then on."""
+"""Time after GRACE_S at which a sender counts as hanging, in seconds. A sender that was only slow loses nothing: its
+answer counts, and another link is used from then on."""
 
 CLOSE_S = 2.0
 """How long a caller waits for gRPC to close a channel."""
 
-Sent = tuple[Any, dict[int, Operation], float]
-"""A call under way, None if it could not begin; its operations by number; how many seconds it may take."""
+Sent = tuple[Any, dict[int, ClientOperation], float]
+"""A call in flight, None if it could not begin; its operations by number; its maximum time in seconds."""
 
 
-class Waiter:
-    """A caller who waits: for an answer, or for the baton."""
+class CallWaiter:
+    """A caller that waits for an answer or for the baton."""
 
     __slots__ = ("_lock", "answer", "has_baton", "is_answered")
 
@@ -66,7 +66,7 @@ class Waiter:
         self._wake()
 
     def wait(self, timeout_s: float) -> bool:
-        """False if neither came in time."""
+        """Wait. Returns False if neither came in time."""
         return self._lock.acquire(timeout=max(0.0, timeout_s))
 
     def _wake(self) -> None:
@@ -75,7 +75,7 @@ class Waiter:
 
 
 class BlockingLink:
-    """The channel to one server, and who waits for it. Thread-safe."""
+    """The channel to one server, and its waiting callers. Thread-safe."""
 
     def __init__(
         self,
@@ -88,27 +88,27 @@ class BlockingLink:
         login: Login | None = None,
         cluster: Callable[[], str] = str,
     ) -> None:
-        """`cluster`: the id of the client's, as far as it knows. Each frame names it: a channel connects again by
-        itself, and another cluster's server may listen there by then."""
+        """`cluster` returns the id of the client's cluster, as far as it is known. Each frame names it, because a
+        channel reconnects by itself, and another cluster's server may listen there by then."""
         self.address = address
         self.is_broken = False
-        """An answer did not come: use another link."""
+        """True if an answer did not come, so that another link must be used."""
         self.is_ours = False
-        """Its server is of the client's cluster: one of these has named its address, or it gave a topology."""
-        self.stranger: NotAuthenticated | None = None
-        """Why its server does nothing for this client: it does not know the user. Use another link: a newer one may
-        have another login, too."""
+        """True if the server belongs to the client's cluster: a server has named its address, or it has sent a
+        topology."""
+        self.login_error: NotAuthenticated | None = None
+        """Error with which the server rejected the login. Another link must be used, which may have another login."""
         self.has_served = False
-        """It has had answers, so its login was good once."""
+        """True if it has received answers, so that its login was accepted once."""
         self.frames = 0
         self._clock, self._attempt_s, self._tokens, self._guard = clock, attempt_s, tokens, guard
         self._cluster = cluster
         self._channel = open_channel(address, tls, login=login)
         self._stub = kv_pb2_grpc.KVStub(self._channel)
         self._lock = threading.Lock()
-        self._pending: deque[Operation] = deque()
+        self._pending: deque[ClientOperation] = deque()
         self._due_at = inf
-        """When the caller that has the baton must have come back from gRPC. Infinite: nobody has it."""
+        """Time by which the caller with the baton must return from gRPC. Infinite: nobody has the baton."""
 
     @property
     def is_busy(self) -> bool:
@@ -116,7 +116,7 @@ class BlockingLink:
         return self._due_at < inf
 
     def topology(self, timeout_s: float) -> kv_pb2.TopologyResponse:
-        """Raises Unavailable, and NotAuthenticated if the server does not know who asks."""
+        """Return the server's topology. Raises Unavailable, and NotAuthenticated if the server rejects the login."""
         try:
             message: kv_pb2.TopologyResponse = self._stub.Topology(kv_pb2.TopologyRequest(), timeout=timeout_s)
         except grpc.RpcError as error:
@@ -124,14 +124,14 @@ class BlockingLink:
             if isinstance(found, NotAuthenticated):
                 raise found from None
             raise Unavailable(f"{self.address} gives no topology: {found}") from None
-        except ValueError:  # gRPC's word for a channel that was closed: another caller saw that the link is broken
+        except ValueError:  # gRPC raises it for a closed channel: another caller saw that the link is broken
             raise Unavailable(f"the connection to {self.address} is closed") from None
         self.has_served = True
         return message
 
-    def run(self, operation: Operation, ring_version: int) -> tuple[Any, list[kv_pb2.Answers]]:
-        """The answer to the operation or a StoreError; and the messages that this caller received for all."""
-        waiter = operation.waiter = Waiter()
+    def run(self, operation: ClientOperation, ring_version: int) -> tuple[Any, list[kv_pb2.Answers]]:
+        """Return the answer to the operation or a StoreError, and the messages that this caller received for all."""
+        waiter = operation.waiter = CallWaiter()
         received: list[kv_pb2.Answers] = []
         with self._lock:
             self._pending.append(operation)
@@ -145,33 +145,33 @@ class BlockingLink:
                 return waiter.answer, received
             while not waiter.is_answered:
                 received.extend(self._send_queued(ring_version))
-        except BaseException:  # a fault of ours: a baton that is kept stops all who come
+        except BaseException:  # a bug here: a baton that is not passed on blocks all callers
             self._give_up(operation)
             raise
         self._pass_baton()
         return waiter.answer, received
 
     def _when_due(self) -> float:
-        """When a frame that is sent now must have ended."""
+        """Return the time by which a frame that is sent now must have ended."""
         return self._clock.now() + self._attempt_s + GRACE_S + HANGS_S
 
-    def _wait(self, waiter: Waiter, deadline: float) -> bool:
-        """Wait for the answer or the baton. Returns False at the deadline, or if the sender hangs: the link is broken
+    def _wait(self, waiter: CallWaiter, deadline: float) -> bool:
+        """Wait for the answer or the baton. Returns False at the deadline, or if the sender hangs; the link is broken
         then."""
         while not waiter.has_baton and not waiter.is_answered:
             now, due_at = self._clock.now(), self._due_at
             if now >= due_at:
-                logger.warning("address=%s a call hangs in gRPC; another connection takes its place", self.address)
+                logger.warning("call hangs in gRPC, opening another connection address=%s", self.address)
                 self.is_broken = True
             if now >= min(deadline, due_at):
                 return False
             waiter.wait(min(deadline, due_at) - now)
         return True
 
-    def start_frames(self, operations: Sequence[Operation], ring_version: int) -> list[Sent]:
-        """Send one caller's operations without waiting; each call is to be collected."""
+    def start_frames(self, operations: Sequence[ClientOperation], ring_version: int) -> list[Sent]:
+        """Send one caller's operations without waiting. Each call must be collected."""
         for operation in operations:
-            operation.waiter = Waiter()
+            operation.waiter = CallWaiter()
         queue = deque(operations)
         sent = []
         while queue:
@@ -179,30 +179,31 @@ class BlockingLink:
         return sent
 
     def collect(self, sent: Sent) -> list[kv_pb2.Answers]:
-        """Wait for a frame's answers and hand them to their waiters."""
+        """Wait for a frame's answers and pass them to their waiters."""
         call, numbered, time_s = sent
         if call is None:
             return self._closed(numbered)
         return self._settle(lambda: call.result(timeout=time_s + HANGS_S), numbered)
 
     def refuse(self, error: NotAuthenticated) -> None:
-        """Its server has said that it does not know the user."""
-        self.is_broken, self.stranger = True, error
+        """Record that the server rejects the login."""
+        self.is_broken, self.login_error = True, error
 
     def close(self) -> None:
-        """Calls under way end with an error. Raises Overloaded."""
+        """Close the channel. Calls in flight end with an error. Raises Overloaded."""
         self.is_broken = True
         workers.run_within(self._channel.close, CLOSE_S)
 
     def close_when_idle(self) -> None:
-        """Let a broken link go. Others may still wait for their answers on it."""
+        """Close a broken link, unless callers still wait for answers on it."""
         with self._lock:
             is_busy = self.is_busy
         if not is_busy:
             self.close()
 
     def _send_queued(self, ring_version: int) -> list[kv_pb2.Answers]:
-        """In this thread from send to answers: a call that another thread completes takes half as long again."""
+        """Send queued operations in this thread and wait for the answers: a call that another thread completes takes
+        half as long again."""
         with self._lock:
             operations = cut(self._pending)
         if not operations:
@@ -212,15 +213,15 @@ class BlockingLink:
             frame, numbered, time_s = self._frame(operations, ring_version)
             try:
                 return self._settle(lambda: self._stub.Execute(frame, timeout=time_s), numbered)
-            except ValueError:  # gRPC's word for a channel that was closed
+            except ValueError:  # gRPC raises it for a closed channel
                 return self._closed(numbered)
-        except BaseException:  # those who wait for this caller must not
+        except BaseException:  # callers that wait for this one must not wait forever
             for operation in operations:
                 if not operation.waiter.is_answered:
                     operation.waiter.set(lost(operation, "its sender was interrupted"))
             raise
 
-    def _start(self, operations: Sequence[Operation], ring_version: int) -> Sent:
+    def _start(self, operations: Sequence[ClientOperation], ring_version: int) -> Sent:
         frame, numbered, time_s = self._frame(operations, ring_version)
         try:
             return self._stub.Execute.future(frame, timeout=time_s), numbered, time_s
@@ -228,9 +229,9 @@ class BlockingLink:
             return None, numbered, time_s
 
     def _frame(
-        self, operations: Sequence[Operation], ring_version: int
-    ) -> tuple[kv_pb2.Frame, dict[int, Operation], float]:
-        """With how long its call may take, in seconds."""
+        self, operations: Sequence[ClientOperation], ring_version: int
+    ) -> tuple[kv_pb2.Frame, dict[int, ClientOperation], float]:
+        """Return a frame, its operations by number, and the maximum time of its call in seconds."""
         longest = max(operation.deadline for operation in operations) - self._clock.now()
         time_s = min(max(longest, 0.001), self._attempt_s)
         with self._guard:
@@ -247,7 +248,9 @@ class BlockingLink:
         self.frames += 1
         return frame, numbered, time_s + GRACE_S
 
-    def _settle(self, answers_of: Callable[[], kv_pb2.Answers], numbered: dict[int, Operation]) -> list[kv_pb2.Answers]:
+    def _settle(
+        self, answers_of: Callable[[], kv_pb2.Answers], numbered: dict[int, ClientOperation]
+    ) -> list[kv_pb2.Answers]:
         try:
             answers = answers_of()
         except grpc.RpcError as error:
@@ -265,19 +268,19 @@ class BlockingLink:
                 operation = numbered.pop(number, None)
                 if operation is not None:
                     operation.waiter.set(answer)
-        except ValueError as error:  # columns of unequal length; what was sent may be done
+        except ValueError as error:  # columns of unequal length; the operations may have been carried out
             self.is_broken = True
-            logger.warning("address=%s its answers cannot be read: %s", self.address, error)
+            logger.warning("cannot read answers address=%s error=%s", self.address, error)
         for operation in numbered.values():
-            operation.waiter.set(lost(operation, f"{self.address} left it without an answer"))
+            operation.waiter.set(lost(operation, f"{self.address} did not answer it"))
         return [answers]
 
-    def _closed(self, numbered: dict[int, Operation]) -> list[kv_pb2.Answers]:
+    def _closed(self, numbered: dict[int, ClientOperation]) -> list[kv_pb2.Answers]:
         self._fail(numbered, Unavailable(f"the connection to {self.address} is closed"))
         return []
 
-    def _fail(self, numbered: dict[int, Operation], error: StoreError) -> None:
-        """A frame's call has failed as a whole."""
+    def _fail(self, numbered: dict[int, ClientOperation], error: StoreError) -> None:
+        """Answer all operations of a frame whose call failed."""
         self.is_broken = self.is_broken or isinstance(error, OutcomeUnknown | Unavailable)
         if isinstance(error, NotAuthenticated):
             self.refuse(error)
@@ -288,15 +291,15 @@ class BlockingLink:
             else:
                 operation.waiter.set(lost(operation, f"{self.address}: {error}"))
 
-    def _give_up(self, operation: Operation) -> StoreError:
-        """A caller stops waiting for its answer or the baton."""
+    def _give_up(self, operation: ClientOperation) -> StoreError:
+        """Stop waiting for an answer or the baton."""
         with self._lock:
-            waiter: Waiter = operation.waiter
+            waiter: CallWaiter = operation.waiter
             has_baton = waiter.has_baton
             if operation in self._pending:
                 self._pending.remove(operation)
             else:
-                operation.is_sent = True  # or about to be
+                operation.is_sent = True  # or is about to be
         if has_baton:
             self._pass_baton()
         return waiter.answer if waiter.is_answered else lost(operation, "the time is up")

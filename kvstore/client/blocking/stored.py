@@ -1,4 +1,4 @@
-"""A part of the store as a mapping of Python's: for code that speaks to a dict."""
+"""A part of the store as a Python mapping, for code that works with a dict."""
 
 from __future__ import annotations
 
@@ -15,40 +15,46 @@ from kvstore.errors import ConditionFailed, InvalidRequest
 T = TypeVar("T")
 D = TypeVar("D")
 _ABSENT: Any = object()
-"""No default was given."""
+"""Marks that no default was given."""
 
 
 class StoredMapping(MutableMapping[bytes, T]):
-    """The keys that begin with `prefix`, without it, and their values as a codec has them.
+    """A mapping of the keys that begin with `prefix`, without the prefix, to decoded values.
 
-    >>> visits = StoredMapping(client, b"visits/", json_codec())
-    >>> visits[b"ann"] = {"page": "home", "seconds": 7}
-    >>> visits.update({b"bob": {"page": "map"}, b"cy": {"page": "home"}})
-    >>> visits[b"ann"]["page"], len(visits), b"dan" in visits
-    ('home', 3, False)
-    >>> [key for key, visit in visits.items() if visit["page"] == "home"]
-    [b'ann', b'cy']
-    >>> visits.pop(b"bob")
-    {'page': 'map'}
-    >>> visits.setdefault(b"cy", {"page": "map"})
-    {'page': 'home'}
-    >>> client.get(b"visits/cy").value
-    b'{"page":"home"}'
-    >>> del visits[b"dan"]
-    Traceback (most recent call last):
-    KeyError: b'dan'
-    >>> visits.clear()
-    >>> bool(visits)
-    False
+    Each call costs one round trip or more and is linearizable by itself; nothing is cached. Iteration reads pages of a
+    scan in key order. It is not one point in time, and unlike with a dict it continues if keys are written or deleted
+    meanwhile. A key that is present all the time is returned once. `len`, and so `list(stored)`, first counts the keys.
+    `update` writes each key by itself. `pop`, `popitem` and `setdefault` are atomic for all clients. Use
+    `dict(stored.items())` instead of `dict(stored)`, which reads each key by itself.
 
-    Each call is a round trip or more, and each is linearizable by itself; nothing is kept here. Iterating goes over
-    pages of a scan, in the order of keys: it is not one moment, so a key that is written or deleted meanwhile may be in
-    it or not, and unlike a dict's it goes on then; a key that is there all the time is given once. `len`, and so
-    `list(stored)`, has servers count the keys first. `update` writes each key by itself; `pop`, `popitem` and
-    `setdefault` are one step for all clients. `dict(stored)` asks for each key by itself, as Python does with any
-    mapping: write `dict(stored.items())`.
+    Args:
+        client: An open client.
+        prefix: The prefix of the keys.
+        codec: The codec of the values.
 
-    KeyError means that the key is absent; all other errors are the client's, among them OutcomeUnknown.
+    Raises:
+        KeyError: If the key is absent. All other errors are those of the client.
+
+    Examples:
+        >>> visits = StoredMapping(client, b"visits/", json_codec())
+        >>> visits[b"ann"] = {"page": "home", "seconds": 7}
+        >>> visits.update({b"bob": {"page": "map"}, b"cy": {"page": "home"}})
+        >>> visits[b"ann"]["page"], len(visits), b"dan" in visits
+        ('home', 3, False)
+        >>> [key for key, visit in visits.items() if visit["page"] == "home"]
+        [b'ann', b'cy']
+        >>> visits.pop(b"bob")
+        {'page': 'map'}
+        >>> visits.setdefault(b"cy", {"page": "map"})
+        {'page': 'home'}
+        >>> client.get(b"visits/cy").value
+        b'{"page":"home"}'
+        >>> del visits[b"dan"]
+        Traceback (most recent call last):
+        KeyError: b'dan'
+        >>> visits.clear()
+        >>> bool(visits)
+        False
     """
 
     def __init__(self, client: Client, prefix: bytes, codec: Codec[T]) -> None:
@@ -67,7 +73,7 @@ class StoredMapping(MutableMapping[bytes, T]):
         return item.value
 
     def __setitem__(self, key: bytes, value: T) -> None:
-        """Write the value, without an expiry but for a namespace's default."""
+        """Write the value, without an expiry unless the namespace has a default one."""
         self._typed.put(self._stored(key), value)
 
     def __delitem__(self, key: bytes) -> None:
@@ -75,7 +81,7 @@ class StoredMapping(MutableMapping[bytes, T]):
             raise KeyError(key)
 
     def __contains__(self, key: object) -> bool:
-        """Whether the key is there; its value is not read."""
+        """Return True if the key is present. Costs one round trip; the value is not read."""
         return self._client.meta(self._stored(key)) is not None
 
     @overload
@@ -85,7 +91,7 @@ class StoredMapping(MutableMapping[bytes, T]):
     @overload
     def pop(self, key: bytes, /, default: D) -> T | D: ...
     def pop(self, key: bytes, /, default: Any = _ABSENT) -> Any:
-        """Delete the key and return its value: of several clients that do so, one gets it."""
+        """Delete the key and return its value. If several clients do so, one of them gets it. Costs two round trips."""
         item = self._typed.pop(self._stored(key))
         if item is not None:
             return item.value
@@ -98,14 +104,14 @@ class StoredMapping(MutableMapping[bytes, T]):
     @overload
     def setdefault(self, key: bytes, default: T, /) -> T: ...
     def setdefault(self, key: bytes, default: Any = None, /) -> Any:
-        """The value that is there, or else `default`, which is written: of several clients that do so, all get the
-        same."""
+        """Return the present value, or write `default` and return it. If several clients do so, all get the
+        same value."""
         stored = self._stored(key)
         for _ in range(ATTEMPTS_MAX):
             item = self._typed.get(stored)
             if item is not None:
                 return item.value
-            with suppress(ConditionFailed):  # another client was faster: its value is the answer, unless it has gone
+            with suppress(ConditionFailed):  # another client was faster: its value is the answer, unless it was deleted
                 self._typed.put(stored, default, if_absent=True)
                 return default
         raise contended(stored)
@@ -120,15 +126,15 @@ class StoredMapping(MutableMapping[bytes, T]):
         return self._client.count(prefix=self._prefix)
 
     def __bool__(self) -> bool:
-        """Whether there is a key; none is counted for it."""
+        """Return True if there is a key. Reads at most one key."""
         return any(True for _ in self._client.keys(prefix=self._prefix, limit=1))
 
     def items(self) -> ItemsView[bytes, T]:
-        """Keys and values, read page by page when this is iterated."""
+        """Keys and values, read page by page when iterated."""
         return _Items(self, self._pairs)
 
     def values(self) -> ValuesView[T]:
-        """The values, read page by page when this is iterated."""
+        """The values, read page by page when iterated."""
         return _Values(self, self._pairs)
 
     def _pairs(self) -> Iterator[tuple[bytes, T]]:
@@ -137,7 +143,7 @@ class StoredMapping(MutableMapping[bytes, T]):
             yield key[start:], item.value
 
     def popitem(self) -> tuple[bytes, T]:
-        """Delete the first key and return it with its value; a dict would give the last one that was added."""
+        """Delete the first key, and return it with its value. A dict would return the key that was added last."""
         for _ in range(ATTEMPTS_MAX):
             first = next(self._client.keys(prefix=self._prefix, limit=1), None)
             if first is None:
@@ -148,25 +154,26 @@ class StoredMapping(MutableMapping[bytes, T]):
         raise contended(self._prefix)
 
     def update(self, other: Mapping[bytes, T] | Iterable[tuple[bytes, T]] = (), /, **named: T) -> None:  # type: ignore[override]
-        """Write each key by itself, many under way at a time. An error is raised after all have ended."""
+        """Write each key by itself, many at a time. An error is raised after all writes have ended."""
         if named:
-            raise InvalidRequest(f"want keys of bytes, got the name {next(iter(named))!r}")
+            raise InvalidRequest(f"expected keys to be bytes, got the name {next(iter(named))!r}")
         pairs = other.items() if isinstance(other, Mapping) else other
         self._typed.put_many({self._stored(key): value for key, value in pairs})
 
     def clear(self) -> None:
-        """Delete all keys that begin with the prefix, in batches, each key by itself. Raises InvalidRequest where the
-        prefix is empty: that would be the whole store."""
+        """Delete all keys that begin with the prefix, in batches, each key by itself. Raises InvalidRequest if the
+        prefix is empty, because that would delete the whole store."""
         self._client.delete_prefix(self._prefix)
 
     def _stored(self, key: object) -> bytes:
         if not isinstance(key, bytes):
-            raise InvalidRequest(f"want a key of bytes, got {key!r}")
+            raise InvalidRequest(f"expected key to be bytes, got {key!r}")
         return self._prefix + key
 
 
 class _Items(ItemsView[bytes, T]):
-    """Python's own would ask for each value by itself, and fail for a key that is deleted meanwhile."""
+    """An items view that reads pages. Python's own view would read each value by itself, and fail for a key that is
+    deleted meanwhile."""
 
     def __init__(self, stored: StoredMapping[T], pairs: Callable[[], Iterator[tuple[bytes, T]]]) -> None:
         super().__init__(stored)
@@ -177,7 +184,7 @@ class _Items(ItemsView[bytes, T]):
 
 
 class _Values(ValuesView[T]):
-    """The values of a mapping, as `_Items` has its items."""
+    """A values view that reads pages."""
 
     def __init__(self, stored: StoredMapping[T], pairs: Callable[[], Iterator[tuple[bytes, T]]]) -> None:
         super().__init__(stored)

@@ -1,5 +1,5 @@
 # Written by `make generate` from kvstore/client/aio/typed.py. Edit that file.
-"""Values of an application's own types, over a client that speaks bytes."""
+"""A client for values of an application's own types, on top of a client for bytes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,26 @@ T = TypeVar("T")
 
 
 class TypedClient(Generic[T]):
-    """The reads and writes of a `Client` whose values a codec encodes and decodes; keys stay bytes. What has no
-    value, as `delete`, and everything else is the client's own, which several codecs may share.
+    """The calls of a `Client` that carry values, which a codec encodes and decodes. Keys stay bytes.
 
-    A value that the codec does not know raises InvalidRequest, and nothing is sent; stored bytes that it does not read
-    raise Corrupted, which names the key.
+    For all other calls, for example `delete`, use the client itself. Several typed clients with different codecs may
+    share one client.
+
+    Args:
+        client: The client that carries the calls.
+        codec: `json_codec()`, `typed_codec(...)`, or an object with `encode` and `decode`.
+
+    Raises:
+        InvalidRequest: If the codec cannot encode a value. Nothing is sent.
+        Corrupted: If the codec cannot decode the stored bytes. Names the key.
+
+    Examples:
+        >>> from kvstore.client import json_codec
+        >>> users = TypedClient(client, json_codec())
+        >>> version = users.put(b"user/1", {"name": "Ann"})
+        >>> found = users.get(b"user/1")
+        >>> found.value
+        {'name': 'Ann'}
     """
 
     def __init__(self, client: Client, codec: Codec[T]) -> None:
@@ -29,13 +44,14 @@ class TypedClient(Generic[T]):
     def get(
         self, key: bytes, *, level: Level = Level.LINEARIZABLE, timeout_s: float | None = None
     ) -> TypedItem[T] | None:
-        """The key's value and version; None if it is absent."""
+        """Return the decoded value of a key with its version and times, or None if the key is absent. See
+        `Client.get`."""
         return self._coding.decode_or_none(key, self._client.get(key, level=level, timeout_s=timeout_s))
 
     def get_many(
         self, keys: Iterable[bytes], *, level: Level = Level.LINEARIZABLE, timeout_s: float | None = None
     ) -> dict[bytes, TypedItem[T]]:
-        """Those of `keys` that are there. Each is read by itself: not one point in time."""
+        """Return the keys that are present, each with its decoded value. See `Client.get_many`."""
         found = self._client.get_many(keys, level=level, timeout_s=timeout_s)
         return {key: self._coding.decode(key, item) for key, item in found.items()}
 
@@ -49,7 +65,7 @@ class TypedClient(Generic[T]):
         level: Level = Level.LINEARIZABLE,
         timeout_s: float | None = None,
     ) -> Iterator[tuple[bytes, TypedItem[T]]]:
-        """Keys in [start, end), or those that begin with `prefix`, in order, as the client scans them."""
+        """Iterate over keys and decoded values in key order. See `Client.scan`."""
         found = self._client.scan(start, end, prefix=prefix, limit=limit, level=level, timeout_s=timeout_s)
         for key, item in found:
             yield key, self._coding.decode(key, item)
@@ -66,8 +82,7 @@ class TypedClient(Generic[T]):
         keep_ttl: bool = False,
         timeout_s: float | None = None,
     ) -> int:
-        """Write, and return the new version. Raises ConditionFailed, with the version found, if a condition is not met.
-        `if_version=0` is met by an absent key."""
+        """Write a key and return its new version. See `Client.put`."""
         return self._client.put(
             key,
             self._coding.encode(key, value),
@@ -90,8 +105,14 @@ class TypedClient(Generic[T]):
         if_version: int | None = None,
         timeout_s: float | None = None,
     ) -> TypedReplaced[T]:
-        """Write, and return what was there before. A condition that is not met is no error here: see `applied`. What
-        cannot be decoded is not overwritten, so it is read before: two round trips, and `timeout_s` is for each."""
+        """Write a key and return the item that it replaced. See `Client.replace`.
+
+        Costs two round trips, each with `timeout_s`: the old value is read first, because a value that cannot be
+        decoded is not overwritten.
+
+        Raises:
+            Overloaded: If other clients changed the key between read and write 1,000 times in a row.
+        """
         data = self._coding.encode(key, value)
         for _ in range(ATTEMPTS_MAX):
             found = self._client.get(key, timeout_s=timeout_s)
@@ -106,14 +127,23 @@ class TypedClient(Generic[T]):
         raise contended(key)
 
     def put_many(self, items: Mapping[bytes, T], *, timeout_s: float | None = None) -> dict[bytes, int]:
-        """Write each by itself and return the versions. Not atomic: an error is raised after all have ended. A value
-        that cannot be encoded is one before any was sent."""
+        """Write many keys and return their new versions. See `Client.put_many`.
+
+        All values are encoded before any is sent.
+        """
         encoded = {key: self._coding.encode(key, value) for key, value in items.items()}
         return self._client.put_many(encoded, timeout_s=timeout_s)
 
     def pop(self, key: bytes, *, if_version: int | None = None, timeout_s: float | None = None) -> TypedItem[T] | None:
-        """Delete, and return what was there. Raises ConditionFailed. What cannot be decoded is not deleted, so it is
-        read before: two round trips, and `timeout_s` is for each."""
+        """Delete a key and return the item that it held, or None if the key was absent. See `Client.pop`.
+
+        Costs two round trips, each with `timeout_s`: the value is read first, because a value that cannot be decoded is
+        not deleted.
+
+        Raises:
+            ConditionFailed: If `if_version` is given and the key has another version.
+            Overloaded: If other clients changed the key between read and delete 1,000 times in a row.
+        """
         for _ in range(ATTEMPTS_MAX):
             found = self._client.get(key, timeout_s=timeout_s)
             version = 0 if found is None else found.version
@@ -132,9 +162,9 @@ class TypedClient(Generic[T]):
         raise contended(key)
 
     def encoded(self, key: bytes, value: T) -> bytes:
-        """The bytes for a value, for a `Batch`. `key` is for errors."""
+        """Return the bytes of a value, for use in a `Batch`. `key` is named in errors."""
         return self._coding.encode(key, value)
 
     def decoded(self, key: bytes, item: Item) -> TypedItem[T]:
-        """An item of the client's own, as watches and batches give it."""
+        """Return an item of the client itself, as watches and batches return it, with its value decoded."""
         return self._coding.decode(key, item)

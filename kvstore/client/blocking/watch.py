@@ -10,56 +10,73 @@ from kvstore.client.blocking.stream import WatchStream
 from kvstore.client.core.config import ClientConfig
 from kvstore.client.core.fanout import Answers
 from kvstore.client.core.first_state import FirstState
-from kvstore.client.core.operation import Operation
-from kvstore.client.core.watching import Change, Check, Reading
+from kvstore.client.core.operation import ClientOperation
+from kvstore.client.core.watching import Change, Check, WatchCursor
 from kvstore.env.library_env import LibraryEnv
 
 
 class Watch(WatchStream):
-    """Goes on by itself after errors, at another server if need be, without a gap and without repeating anything; and
-    after a caller who was interrupted while it waited for the next change. A watch is for one thread; another thread
-    may `close` it, which ends the iteration. gRPC's keepalive notices within 15 s that a server hangs. A server that
-    answers pings and sends nothing is left at the end of the stream (STREAM_HEARTBEATS).
-    Raises PositionTrimmed if it was away for longer than the log is kept, and Unavailable if no server watches for
-    `timeout_s` (of the client); it can be iterated again after that."""
+    """An iterator over changes, as `Client.watch` returns it.
+
+    After an error the watch continues by itself, at another server if necessary, without a gap and without duplicates.
+    It can be iterated again after it has raised an error.
+
+    A watch is for one thread. Another thread may `close` it, which ends the iteration. gRPC's keepalive
+    notices within 15 s that a server hangs. A server that answers pings but sends nothing is left after
+    60 heartbeats.
+
+    Raises:
+        PositionTrimmed: If the watch was away for longer than the log is kept.
+        Unavailable: If no server watches within `timeout_s` of the client.
+
+    Examples:
+        >>> with client.watch(b"user/1") as changes:  # doctest: +SKIP
+        ...     version = client.put(b"user/1", b"Ann")
+        ...     change = next(changes)
+        ...     change.item.value
+        b'Ann'
+    """
 
     def __init__(
         self,
         env: LibraryEnv,
         config: ClientConfig,
-        reading: Reading,
+        reading: WatchCursor,
         addresses: Callable[[], list[str]],
         state: FirstState | None = None,
-        read: Callable[[Sequence[Operation]], Answers] | None = None,
+        read: Callable[[Sequence[ClientOperation]], Answers] | None = None,
         check: Check | None = None,
     ) -> None:
-        """If there is a `state`, the watch reads it with `read` and gives it first."""
+        """With a `state`, the watch reads it with `read` and returns it first."""
         super().__init__(env, config, reading, addresses, check)
         self._state, self._read = state, read
 
     @property
     def position(self) -> Mapping[str, int]:
-        """Where a later watch of the same keys goes on (`after`): behind all changes that were given out. Empty before
-        `ready`, and until all of the state has been given out if that was wanted first."""
+        """Position behind all changes returned so far. Pass it as `after` to continue in a later watch of the same
+        keys.
+
+        Empty before `ready`, and with `with_state` until the whole state has been returned.
+        """
         return dict(self._reading.position) if self.has_state else {}
 
     @property
     def has_state(self) -> bool:
-        """Whether all that was there when the watch began has been given out, if that was wanted: changes follow."""
+        """True once the whole state has been returned, or if no state was requested."""
         return self._state is None or self._state.is_over
 
     def ready(self) -> Self:
-        """Return once a server watches: nothing that is written from now on is missed. Raises as iterating does."""
+        """Wait until a server watches: no change from then on is missed. Raises the errors of an iteration."""
         self._check_caller()
-        self._carry(self._make_ready)
+        self._run_step(self._make_ready)
         return self
 
     def _make_ready(self) -> None:
         while not self._reading.is_ready and not self._is_closed:
-            self._hear()
+            self._read_message()
         if self._state is not None and self._reading.is_ready:
             self._state.begin(self._reading.position)
-            self._look()
+            self._read_state()
 
     def __iter__(self) -> Self:
         return self
@@ -67,26 +84,26 @@ class Watch(WatchStream):
     def __next__(self) -> Change:
         self._check_caller()
         while self._state is not None and not self._state.is_over and not self._is_closed:
-            self._carry(self._make_ready)
+            self._run_step(self._make_ready)
             if self._state.has_more:
                 return self._state.give()
         while True:
             while not self._reading.has_more:
                 if self._is_closed:
                     raise StopIteration
-                self._carry(self._hear_more)
+                self._run_step(self._read_more)
             if self._state is None or self._state.is_news(self._reading.next_change(), self._reading.position):
                 return self._reading.give()
             self._reading.give()
 
-    def _look(self) -> None:
-        """Read as much of the state as the watch needs to give something."""
+    def _read_state(self) -> None:
+        """Read as much of the state as the watch needs to return something."""
         state, read = self._state, self._read
         while state is not None and read is not None and state.is_short and not self._is_closed:
             state.take(read(state.wanted()))
-            if state.begins_anew():
-                self._reading.begin_anew()  # first: the reader may stop waiting while the channel closes
-                self._hang_up()
+            if state.should_restart():
+                self._reading.restart()  # first: the reader may stop waiting while the channel closes
+                self._disconnect()
                 self._make_ready()
 
     def __enter__(self) -> Self:

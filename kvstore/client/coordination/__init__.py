@@ -11,8 +11,8 @@ from kvstore.client.coordination.aio import (
     AsyncSession,
 )
 from kvstore.client.coordination.blocking import Barrier, Election, Group, Lock, Queue, Rendezvous, Session
-from kvstore.client.coordination.handing_out import Taken
 from kvstore.client.coordination.steps import NameTaken, NotInTime, SessionEnded, SessionFull
+from kvstore.client.coordination.work_queue import Taken
 
 __all__ = [
     "AsyncBarrier",

@@ -1,10 +1,10 @@
 # Written by `make generate` from kvstore/client/coordination/aio.py. Edit that file.
 """Coordination for threads, scripts and gevent: sessions, each with one thread of its own, and on them locks,
-elections, groups, barriers, rendezvous, queues.
+elections, groups, barriers, rendezvous and queues.
 
 with Session(client, b"reports") as session:
     with Lock(session, b"nightly") as token:
-        publish(report, token)        # what is protected refuses a lower token than it has seen
+        publish(report, token)  # the protected resource refuses a lower token than it has seen
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from typing import Self, TypeVar
 
 from kvstore.client.blocking.client import Client
 from kvstore.client.blocking.watch import Watch
-from kvstore.client.coordination import gathering, handing_out, queueing
-from kvstore.client.coordination.handing_out import Taken
-from kvstore.client.coordination.lease import AGAIN_S, CALL_S_MIN, CLOSE_S, GRACE_S, TTL_S, Lease
-from kvstore.client.coordination.queueing import EXCLUSIVE, SHARED, Place
+from kvstore.client.coordination import locking, session_keys, work_queue
+from kvstore.client.coordination.lease import AGAIN_S, CALL_S_MIN, CLOSE_S, GRACE_S, TTL_S, SessionLease
+from kvstore.client.coordination.locking import EXCLUSIVE, SHARED, LockKey
 from kvstore.client.coordination.steps import (
-    Await,
-    Find,
+    AwaitStep,
+    FindStep,
     Found,
     NotInTime,
     Recipe,
     SessionEnded,
     Step,
-    Write,
+    WriteStep,
     is_late,
 )
-from kvstore.client.coordination.threads import Caller, SessionRunner
+from kvstore.client.coordination.threads import RecipeCaller, SessionRunner
+from kvstore.client.coordination.work_queue import Taken
 from kvstore.client.core.fanout import PAGE_LIMIT_MAX
 from kvstore.client.core.values import Item
 from kvstore.env.library_env import LibraryEnv, library_env
@@ -42,11 +42,31 @@ T = TypeVar("T")
 
 
 class Session(SessionRunner):
-    """A lease on keys of one `{tag}`, kept alive in a third of its `ttl_s` for as long as this process runs and reaches
-    the store. `lost` is set once it is over.
+    """A lease on keys of one `{tag}` that the client renews while the process runs and reaches the store.
 
-    When it ends, so do its keys: at once by `close`, else no sooner than `ttl_s` and, by a leader's date, `grace_s`
-    after the last renewal (docs/protocol.md, Q1 to Q3).
+    The client renews the lease after a third of `ttl_s`. When the session ends, its keys are deleted: at once by
+    `close`, otherwise at the earliest `ttl_s` and then `grace_s` after the last renewal, measured by a leader's clock
+    (docs/protocol.md, Q1 to Q3). A session has at most 256 keys and 768 KiB of keys and values.
+
+    `lost` is an event that is set once the session is over.
+
+    Args:
+        client: An open client.
+        tag: The hash tag of all keys of the session, without braces. Processes that coordinate use the same tag.
+        ttl_s: Time after which a session that is not renewed ends, 0.5 to 86,400 seconds.
+        grace_s: Time for which keys outlive the session, 0 to 3,600 seconds. Covers the difference between clocks of
+            servers.
+        name: The owner, for people who read the session's key.
+        env: Ports of the process, for tests.
+
+    Raises:
+        InvalidRequest: If the tag, `ttl_s` or `grace_s` is out of range.
+
+    Examples:
+        >>> with Session(client, b"reports") as session:
+        ...     version = session.put(b"worker", b"host-1")
+        ...     session.is_alive
+        True
     """
 
     def __init__(
@@ -59,16 +79,22 @@ class Session(SessionRunner):
         name: bytes = b"",
         env: LibraryEnv | None = None,
     ) -> None:
-        """`name`: of the owner, for people who read the session's key. `env`: the time to go by, if it is not this
-        machine's. Raises InvalidRequest."""
         env = env or library_env("kvstore session")
-        super().__init__(env, Lease(tag, env.random.randbytes(12).hex().encode(), ttl_s, grace_s))
+        super().__init__(env, SessionLease(tag, env.random.randbytes(12).hex().encode(), ttl_s, grace_s))
         self._client, self._name = client, name
 
     def open(self) -> Self:
-        """Make the session in the store. A session is opened once: raises InvalidRequest if it was opened before, and
-        SessionEnded if it is over; or what the store answers, and after a Refused it may be tried again."""
-        return self._carry_or_undo(self._open, self._close)
+        """Create the session in the store. Entering the session does the same. Costs one round trip.
+
+        Returns:
+            The session itself.
+
+        Raises:
+            InvalidRequest: If the session was opened before.
+            SessionEnded: If the session is over.
+            Refused: If the store refused the session; it may be opened again then.
+        """
+        return self._run_step_or_undo(self._open, self._close)
 
     def _open(self) -> Self:
         sent, opening = self.now(), self.lease.opening(self._name)
@@ -79,13 +105,16 @@ class Session(SessionRunner):
             raise
         self.lease.opened(results, sent)
         if self.lost.is_set():
-            raise self.lease.ended()  # it was closed meanwhile
+            raise self.lease.ended()  # the session was closed meanwhile
         self._start(self._renew)
         return self
 
     def close(self) -> None:
-        """End the session and its keys. If the store is not reached they end by themselves."""
-        self._carry(self._close)
+        """End the session and delete its keys. Costs one round trip.
+
+        If the store cannot be reached within 2 s, the keys expire by themselves.
+        """
+        self._run_step(self._close)
 
     def _close(self) -> None:
         was_alive = self.is_alive
@@ -94,7 +123,7 @@ class Session(SessionRunner):
             try:
                 self._client.batch(closing, timeout_s=min(CLOSE_S, self.lease.ttl_s))
             except StoreError:
-                return  # nothing renews them any more
+                return  # nothing renews the keys any more
 
     def __enter__(self) -> Self:
         return self.open()
@@ -106,32 +135,54 @@ class Session(SessionRunner):
 
     @property
     def is_alive(self) -> bool:
-        """Whether the owner may count on the session's keys now, by this machine's monotonic clock."""
+        """True if the owner may rely on the session's keys now, by this machine's monotonic clock."""
         return self.lease.is_alive(self.now())
 
     def now(self) -> float:
-        """The clock that `lease` counts by, in seconds."""
+        """Return the time of the clock that the lease uses, in seconds."""
         return self._env.clock.now()
 
     def put(self, name: bytes, value: bytes, *, waits: bool = False, timeout_s: float | None = None) -> int:
-        """Write the key `{tag}/name`, which ends with the session, and return its version. Again: with another value.
-        Raises NameTaken if it is there and not this session's, or with `waits` waits until it has gone; SessionEnded;
-        SessionFull. After OutcomeUnknown it may be there, and taken, for ttl and grace."""
-        return self.run(gathering.put(self.lease, name, value, waits=waits), timeout_s=timeout_s)
+        """Write the key `{tag}/name`, which is deleted when the session ends, and return its version.
+
+        A second call replaces the value. Costs one round trip.
+
+        Args:
+            name: The name of the key below the tag, without a slash.
+            value: The value.
+            waits: Wait until the key is absent instead of raising NameTaken.
+            timeout_s: Maximum time for the call, in seconds. None: no limit.
+
+        Raises:
+            NameTaken: If the key exists and does not belong to this session.
+            NotInTime: If the time is over.
+            SessionEnded: If the session is over.
+            SessionFull: If the session has too many keys or bytes.
+            OutcomeUnknown: If the key may have been written. It then exists until `ttl_s` and `grace_s` have passed.
+        """
+        return self.run(session_keys.put(self.lease, name, value, waits=waits), timeout_s=timeout_s)
 
     def delete(self, name: bytes, *, timeout_s: float | None = None) -> None:
-        """Delete a key of `put`, if it is this session's. Raises SessionEnded."""
-        self.run(gathering.delete(self.lease, self.lease.path(name)), timeout_s=timeout_s)
+        """Delete a key that `put` has written, if it belongs to this session. Costs one round trip.
+
+        Args:
+            name: The name of the key below the tag.
+            timeout_s: Maximum time for the call, in seconds. None: no limit.
+
+        Raises:
+            SessionEnded: If the session is over.
+        """
+        self.run(session_keys.delete(self.lease, self.lease.path(name)), timeout_s=timeout_s)
 
     def run(self, recipe: Recipe[T], *, timeout_s: float | None = None) -> T:
-        """Carry out a recipe of this package. Raises NotInTime if it takes longer."""
+        """Carry out a recipe of this package. Raises NotInTime if it takes longer than `timeout_s`."""
         until = inf if timeout_s is None else self.now() + timeout_s
-        caller = Caller()
+        caller = RecipeCaller()
         try:
             step = next(recipe)
             while True:
                 try:
-                    answer = self._carry(partial(self._do, step, until, caller))
+                    answer = self._run_step(partial(self._do, step, until, caller))
                 except StoreError as error:
                     step = recipe.throw(error)
                 else:
@@ -146,21 +197,21 @@ class Session(SessionRunner):
 
     # ── steps ──
 
-    def _do(self, step: Step, until: float, caller: Caller) -> object:
+    def _do(self, step: Step, until: float, caller: RecipeCaller) -> object:
         try:
             match step:
-                case Write():
+                case WriteStep():
                     return self._write(step, until, caller)
-                case Find():
+                case FindStep():
                     return self._find(step, until)
-                case Await():
+                case AwaitStep():
                     return self._await(step, until, caller)
         except StoreError as error:
             if self.now() < until or not is_late(error, step):
                 raise
-            raise NotInTime(f"the time was over: {error}") from error
+            raise NotInTime(f"the call did not end in time: {error}") from error
 
-    def _write(self, write: Write, until: float, caller: Caller | None = None) -> object:
+    def _write(self, write: WriteStep, until: float, caller: RecipeCaller | None = None) -> object:
         lease = self.lease
         with self._turn(self._left_s(until), caller):
             sent = self.now()
@@ -174,7 +225,7 @@ class Session(SessionRunner):
                 raise
             return lease.wrote(write, batch, results, sent)
 
-    def _find(self, find: Find, until: float) -> Found:
+    def _find(self, find: FindStep, until: float) -> Found:
         found: dict[bytes, Item] = {}
         token: str | None = None
         while True:
@@ -187,21 +238,21 @@ class Session(SessionRunner):
             if token is None or len(found) == find.limit:
                 return found
 
-    def _await(self, step: Await, until: float, caller: Caller) -> Found:
-        """Wait until the time or the session is over, which `_over` tells."""
+    def _await(self, step: AwaitStep, until: float, caller: RecipeCaller) -> Found:
+        """Wait until the condition is met. Raises NotInTime at the deadline, SessionEnded once `_over` was called."""
         find = step.find
         key, prefix = (find.prefix, b"") if step.is_key else (None, find.prefix)
         changes = self._client.watch(key, prefix=prefix, keys_only=find.keys_only)
-        found = self._watched(changes, partial(self._look, step, until), self._left_s(until), caller)
+        found = self._watched(changes, partial(self._wait_until_met, step, until), self._left_s(until), caller)
         if found is not None:
             return found
         if not self.is_alive:
             raise self.lease.ended()
-        raise NotInTime(f"nothing came in time below {find.prefix!r}")
+        raise NotInTime(f"expected a change below {find.prefix!r} in time, got none")
 
-    def _look(self, step: Await, until: float, changes: Watch) -> Found | None:
-        """Return the keys once they are as the caller wants them, or None if the watch was closed before. The watch has
-        begun before the first read, so each change between two reads wakes the caller."""
+    def _wait_until_met(self, step: AwaitStep, until: float, changes: Watch) -> Found | None:
+        """Return the keys once the step's condition is met, or None if the watch was closed before. The watch begins
+        before the first read, so each change between two reads wakes the caller."""
         while not step.is_met(found := self._find(step.find, until)):
             while (change := next(changes, None)) is not None and not step.wakes(step.find, found, change):
                 pass
@@ -219,11 +270,11 @@ class Session(SessionRunner):
         while lease.is_alive(now := self.now()):
             self._pause(lease.pause_s(now))
             try:
-                self._write(Write(renews=lease.is_due(self.now())), inf)
+                self._write(WriteStep(renews=lease.is_due(self.now())), inf)
             except SessionEnded:
                 break
             except StoreError:
-                self._rest(min(lease.renew_after_s, AGAIN_S))
+                self._pause_before_retry(min(lease.renew_after_s, AGAIN_S))
                 self._wake.set()
             else:
                 if lease.has_discarded:
@@ -231,33 +282,57 @@ class Session(SessionRunner):
 
 
 class Lock:
-    """A lock, or with `shared` the reading side of one: any number hold that side together, none beside the other. Each
-    instance is held once at a time. Locks of one name and one tag are one lock.
+    """A lock that one session holds at a time, or with `shared` the read side of a read/write lock.
 
-    Nobody else holds it while `is_held`, whatever clocks, leaders and pauses do, as far as a process can know; one that
-    was stopped between asking and acting cannot. So hand `token` to what is protected, to refuse lower ones than it has
-    seen (docs/protocol.md, Q5)."""
+    Locks with the same name and tag are one lock. Any number of sessions can hold the shared side together, but not
+    beside an exclusive holder. One instance can be held once at a time.
+
+    While `is_held` is true nobody else holds the lock, as far as a process can know it: a process that was stopped
+    between the check and its action cannot. Therefore pass `token` to the protected resource, which must refuse lower
+    tokens than it has seen (docs/protocol.md, Q5).
+
+    Args:
+        session: An open session.
+        name: The name of the lock, without a slash.
+        shared: Acquire the read side.
+
+    Examples:
+        >>> with Session(client, b"reports") as session:
+        ...     with Lock(session, b"nightly") as token:
+        ...         token > 0
+        True
+    """
 
     _kind = b"lock"
-    """The part of its keys that tells locks from elections."""
+    """Part of the keys that distinguishes locks from elections."""
     _value = b""
-    """The value of its keys: what the holder says."""
+    """Value of the keys, which the holder can choose."""
 
     def __init__(self, session: Session, name: bytes, *, shared: bool = False) -> None:
         self._session, self._lease = session, session.lease
         self._prefix = session.lease.path(self._kind, name, b"")
         self._mode = SHARED if shared else EXCLUSIVE
-        self._place: Place | None = None
+        self._place: LockKey | None = None
 
     def acquire(self, *, timeout_s: float | None = None) -> int:
-        """Wait for one's turn, in the order of asking, and return the fencing token. Raises NotInTime, SessionEnded, or
-        what the store answers; then nothing is held."""
+        """Wait for the lock, in order of the requests, and return the fencing token.
+
+        Costs two round trips if the lock is free. A waiting caller watches one key and polls nothing.
+
+        Args:
+            timeout_s: Maximum wait, in seconds. None: no limit.
+
+        Raises:
+            NotInTime: If the lock was not acquired in time. Nothing is held.
+            SessionEnded: If the session is over. Nothing is held.
+            InvalidRequest: If this instance holds the lock already.
+        """
         return self._session.run(self._acquiring(), timeout_s=timeout_s)
 
     def _acquiring(self) -> Recipe[int]:
         if self.is_held:
-            raise InvalidRequest("this lock is held already; make one for each that waits")
-        place = yield from queueing.acquire(self._lease, self._prefix, self._mode, self._value)
+            raise InvalidRequest("this lock is held already; use one instance for each caller that waits")
+        place = yield from locking.acquire(self._lease, self._prefix, self._mode, self._value)
         if not self._lease.holds(place.key, self._session.now()):
             self._lease.discard(place.key)
             raise self._lease.ended()
@@ -265,23 +340,27 @@ class Lock:
         return place.token
 
     def release(self) -> bool:
-        """Give it up. True if it was held until now; False: it was lost before, and another may have held it."""
+        """Release the lock. Costs one round trip.
+
+        Returns:
+            True if the lock was held until now. False if it was lost before, so that another session may have held it.
+        """
         return self._session.run(self._releasing())
 
     def _releasing(self) -> Recipe[bool]:
         place, self._place = self._place, None
         if place is None:
             return False
-        return (yield from queueing.release(self._lease, self._prefix, place, self._mode))
+        return (yield from locking.release(self._lease, self._prefix, place, self._mode))
 
     @property
     def is_held(self) -> bool:
-        """Whether it is held now, by this machine's monotonic clock."""
+        """True if the lock is held now, by this machine's monotonic clock."""
         return self._place is not None and self._lease.holds(self._place.key, self._session.now())
 
     @property
     def token(self) -> int:
-        """The fencing token of the last acquisition; 0 without one. Each that is later, by whomever, has a higher."""
+        """Fencing token of the last acquisition, or 0. Every later acquisition, of any session, has a higher token."""
         return 0 if self._place is None else self._place.token
 
     def __enter__(self) -> int:
@@ -294,8 +373,20 @@ class Lock:
 
 
 class Election(Lock):
-    """A lock whose holder leads, and says by `value` who it is: `acquire` stands for election and returns once elected,
-    `release` resigns."""
+    """An election. `acquire` returns once this session is elected, `release` resigns.
+
+    Args:
+        session: An open session.
+        name: The name of the election, without a slash.
+        value: The value that the leader shows to others, for example its address.
+
+    Examples:
+        >>> with Session(client, b"reports") as session:
+        ...     with Election(session, b"scheduler", b"host-1") as token:
+        ...         value, leader_token = Election(session, b"scheduler").leader()
+        ...         value, leader_token == token
+        (b'host-1', True)
+    """
 
     _kind = b"leader"
 
@@ -304,91 +395,187 @@ class Election(Lock):
         self._value = value
 
     def leader(self) -> tuple[bytes, int] | None:
-        """The leader's value and token; None if nobody leads. A leader that has died is told until its session ends."""
-        return self._session.run(queueing.leader(self._prefix))
+        """Return the leader's value and token, or None if there is no leader. Costs one round trip.
+
+        A leader that has died is returned until its session ends.
+        """
+        return self._session.run(locking.leader(self._prefix))
 
     def next_leader(self, known: int = 0, *, timeout_s: float | None = None) -> tuple[bytes, int] | None:
-        """Wait until another one leads than that of the token `known` (0: nobody), and tell it as `leader` does. Raises
-        NotInTime."""
-        return self._session.run(queueing.next_leader(self._prefix, known), timeout_s=timeout_s)
+        """Wait for another leader than the one with the token `known`, and return its value and token, or None.
+
+        Args:
+            known: The token of the leader that is known. 0: none.
+            timeout_s: Maximum wait, in seconds. None: no limit.
+
+        Raises:
+            NotInTime: If the leader did not change in time.
+        """
+        return self._session.run(locking.next_leader(self._prefix, known), timeout_s=timeout_s)
 
 
 class Group:
-    """Members of one name, each for as long as its session lives."""
+    """A group of sessions. A member belongs to it until it leaves or its session ends.
+
+    Args:
+        session: An open session.
+        name: The name of the group, without a slash.
+
+    Examples:
+        >>> with Session(client, b"reports") as session:
+        ...     group = Group(session, b"workers")
+        ...     group.join(b"host-1")
+        ...     list((group.members()).values())
+        [b'host-1']
+    """
 
     def __init__(self, session: Session, name: bytes) -> None:
         self._session = session
         self._prefix = session.lease.path(b"member", name, b"")
 
     def join(self, value: bytes = b"") -> None:
-        """Be a member, under the session's id. Again: with another value."""
-        self._session.run(gathering.join(self._session.lease, self._prefix, value))
+        """Join the group under the session's id, with a value that members see. A second call replaces the value."""
+        self._session.run(session_keys.join(self._session.lease, self._prefix, value))
 
     def leave(self) -> None:
-        """Be none any more."""
+        """Leave the group."""
         lease = self._session.lease
-        self._session.run(gathering.delete(lease, self._prefix + lease.id))
+        self._session.run(session_keys.delete(lease, self._prefix + lease.id))
 
     def members(self) -> Mapping[bytes, bytes]:
-        """Session ids and values of those who are members now."""
-        return self._session.run(gathering.members(self._prefix))
+        """Return the values of the present members by session id. Costs one round trip."""
+        return self._session.run(session_keys.members(self._prefix))
 
     def changed(self, known: Mapping[bytes, bytes], *, timeout_s: float | None = None) -> Mapping[bytes, bytes]:
-        """Wait until the members are others than `known`, and tell them. Raises NotInTime."""
-        return self._session.run(gathering.changed(self._prefix, known), timeout_s=timeout_s)
+        """Wait until the members differ from `known`, and return them.
+
+        Args:
+            known: Members as `members` or `changed` has returned them.
+            timeout_s: Maximum wait, in seconds. None: no limit.
+
+        Raises:
+            NotInTime: If the members did not change in time.
+        """
+        return self._session.run(session_keys.changed(self._prefix, known), timeout_s=timeout_s)
 
 
 class Barrier:
-    """A point that `parties` processes pass together. For one meeting: each has a name of its own. `party` is what this
-    one is called, after a restart too: then it counts once, though its former session may not have ended yet."""
+    """A barrier that `parties` processes pass together, once.
+
+    Args:
+        session: An open session.
+        name: The name of this meeting, without a slash. Use another name for each meeting.
+        parties: Number of processes that must arrive.
+        party: The name of this process. After a restart it counts once, although its former session may not have ended.
+
+    Examples:
+        >>> with Session(client, b"reports") as session:  # doctest: +SKIP
+        ...     Barrier(session, b"start-1", 1, party=b"host-1").wait()
+    """
 
     def __init__(self, session: Session, name: bytes, parties: int, *, party: bytes) -> None:
         self._session, self._parties, self._party = session, parties, party
         self._prefix = session.lease.path(b"barrier", name, b"")
 
     def wait(self, *, timeout_s: float | None = None) -> None:
-        """Return once all parties have come here. Who comes within an hour of that passes at once. Raises NotInTime."""
-        recipe = gathering.pass_barrier(self._session.lease, self._prefix, self._parties, self._party)
+        """Wait until all parties have arrived. A party that arrives within an hour after that passes at once.
+
+        Args:
+            timeout_s: Maximum wait, in seconds. None: no limit.
+
+        Raises:
+            NotInTime: If not all parties have arrived in time.
+        """
+        recipe = session_keys.pass_barrier(self._session.lease, self._prefix, self._parties, self._party)
         self._session.run(recipe, timeout_s=timeout_s)
 
 
 class Rendezvous:
-    """A place where sessions find what one of them has to say, as long as that one lives."""
+    """A name under which a session publishes a value for others, until the session ends.
+
+    Args:
+        session: An open session.
+        name: The name of the rendezvous, without a slash.
+
+    Examples:
+        >>> with Session(client, b"reports") as session:  # doctest: +SKIP
+        ...     rendezvous = Rendezvous(session, b"address")
+        ...     rendezvous.publish(b"10.0.0.1:80")
+        ...     rendezvous.meet()
+        b'10.0.0.1:80'
+    """
 
     def __init__(self, session: Session, name: bytes) -> None:
         self._session = session
         self._prefix = session.lease.path(b"rendezvous", name, b"")
 
     def publish(self, value: bytes) -> None:
-        """Say it, until the session ends. Again: say something else."""
-        self._session.run(gathering.join(self._session.lease, self._prefix, value))
+        """Publish a value until the session ends. A second call replaces the value."""
+        self._session.run(session_keys.join(self._session.lease, self._prefix, value))
 
     def meet(self, *, timeout_s: float | None = None) -> bytes:
-        """Wait for what was published; of several that which was first. Raises NotInTime."""
-        return self._session.run(gathering.meet(self._prefix), timeout_s=timeout_s)
+        """Wait for a published value, and return it. If several sessions publish, the first one counts.
+
+        Args:
+            timeout_s: Maximum wait, in seconds. None: no limit.
+
+        Raises:
+            NotInTime: If nothing was published in time.
+        """
+        return self._session.run(session_keys.meet(self._prefix), timeout_s=timeout_s)
 
 
 class Queue:
-    """Items in order, handed out at least once, and to one session at a time. They outlive the session that put them;
-    what one has taken and not `done` when its session ends is handed out again."""
+    """A queue whose items are delivered at least once, and to one session at a time.
+
+    Items outlive the session that put them. An item that a session took but has not finished is delivered again after
+    that session has ended.
+
+    Args:
+        session: An open session.
+        name: The name of the queue, without a slash.
+
+    Examples:
+        >>> with Session(client, b"reports") as session:
+        ...     queue = Queue(session, b"jobs")
+        ...     queue.put(b"report 7")
+        ...     taken = queue.take()
+        ...     queue.done(taken)
+        ...     taken.value
+        b'report 7'
+    """
 
     def __init__(self, session: Session, name: bytes) -> None:
         self._session = session
         self._prefix = session.lease.path(b"queue", name, b"")
 
     def put(self, value: bytes) -> None:
-        """Put an item at the end. After OutcomeUnknown it may be there."""
-        self._session.run(handing_out.put(self._prefix, value))
+        """Append an item to the queue. Costs two round trips.
+
+        Raises:
+            OutcomeUnknown: If the item may have been added.
+        """
+        self._session.run(work_queue.put(self._prefix, value))
 
     def take(self, *, timeout_s: float | None = None) -> Taken:
-        """Take the first item that nobody has, waiting for one. Its `token` rises each time that it is taken; `times`
-        says how often that was. Raises NotInTime; after OutcomeUnknown one may be taken for ttl and grace by nobody."""
-        return self._session.run(handing_out.take(self._prefix), timeout_s=timeout_s)
+        """Take the first free item, and wait for one if there is none.
+
+        Returns:
+            The item. Its `token` rises each time the item is taken, and `times` counts how often it was taken.
+
+        Args:
+            timeout_s: Maximum wait, in seconds. None: no limit.
+
+        Raises:
+            NotInTime: If there was no free item in time.
+            OutcomeUnknown: If an item may have been taken. It is free again after `ttl_s` and `grace_s`.
+        """
+        return self._session.run(work_queue.take(self._prefix), timeout_s=timeout_s)
 
     def done(self, taken: Taken) -> None:
-        """Take it out of the queue for good. Raises SessionEnded if it may have been handed out again."""
-        self._session.run(handing_out.done(self._session.lease, self._prefix, taken))
+        """Remove an item from the queue. Raises SessionEnded if the item may have been delivered again."""
+        self._session.run(work_queue.done(self._session.lease, self._prefix, taken))
 
     def give_back(self, taken: Taken) -> None:
-        """Let another one take it, in its old place."""
-        self._session.run(handing_out.give_back(self._session.lease, self._prefix, taken))
+        """Return an item to its old place in the queue, so that another session can take it."""
+        self._session.run(work_queue.give_back(self._session.lease, self._prefix, taken))

@@ -1,14 +1,14 @@
-"""The lease of a session: which keys it keeps alive, and until when its owner may count on them. Decides only.
+"""The lease of a session: which keys it keeps alive, and until when its owner may rely on them. Decides only.
 
 Rules (docs/protocol.md, Q1 to Q3):
 
-- Every batch of the session stands under the condition that the session's own key is there. One that renews gives all
-  keys of the session the same time to live anew, the session's ttl and the grace; a key that is written in between gets
-  the expiry that the last renewal gave. So they go together, and none comes back.
-- The owner counts the ttl on its own monotonic clock, from before it *sent* the last renewal that was answered: the
-  store counted from later on. It counts an eightieth less, which is more than the store's date may go faster.
-- The grace is more than what the dates of two leaders may differ by (P29, P30): a leader that takes over may find a key
-  past its expiry sooner than the one that wrote it would have, but not before the owner has stopped counting on it.
+- Every batch of the session has the condition that the session's own key exists. A renewal gives all keys of the
+  session the same time to live again: `ttl_s` and the grace. A key written between renewals gets the expiry of the last
+  one. So all keys end together, and none comes back.
+- The owner measures `ttl_s` on its own monotonic clock, from before it *sent* the last renewal that was answered; the
+  store measures from a later moment. The owner subtracts an eightieth, which is more than the store's clock may gain.
+- The grace is longer than the clocks of two leaders may differ (P29, P30). A new leader may find a key expired sooner
+  than the former one, but not before the owner has stopped relying on it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from itertools import count
 from math import inf
 from typing import Any
 
-from kvstore.client.coordination.steps import SessionEnded, SessionFull, Write
+from kvstore.client.coordination.steps import SessionEnded, SessionFull, WriteStep
 from kvstore.client.core import operations
 from kvstore.client.core.batch import Batch
 from kvstore.client.core.operation import DELETE
@@ -30,29 +30,31 @@ from kvstore.proto import kv_pb2
 TTL_S = 10.0
 TTL_S_MIN, TTL_S_MAX = 0.5, 86_400.0
 GRACE_S = 6.0
-"""Twice what the date of a server that leads may be from those of a majority (P29): 3 s."""
+"""Twice the maximum distance of a leader's clock from the clocks of a majority (P29), 3 s."""
 GRACE_S_MAX = 3_600.0
 CLOCK_RATE = 1 / 80
-"""The owner counts this share less of its ttl. It is more than 1 %, by which a leader's date may move towards the wall
-clocks of a majority (P28), and 500 ppm, by which NTP may slow the owner's clock down, and speed the leader's up."""
+"""Share that the owner subtracts from its ttl. It covers 1 %, by which a leader's clock may move towards the wall
+clocks of a majority (P28). It also covers 500 ppm, by which NTP may slow the owner's clock and speed up the
+leader's."""
 KEYS_MAX = 256
-"""Of a session, each of which every renewal names."""
+"""Maximum number of keys of a session. Every renewal names all of them."""
 KEPT_BYTES_MAX = 768 << 10
-"""Keys and values that a session keeps: each renewal logs all of them anew, and one batch has to name all keys."""
+"""Maximum bytes of keys and values of a session: each renewal logs all of them again, and one batch must name
+all keys."""
 CLOSE_S = 2.0
-"""A session that is closed waits so long for what it is writing, and again for the answer to its end."""
+"""Maximum wait of a closing session for its current write, and again for the answer to its end, in seconds."""
 CALL_S_MIN = 0.05
-"""A call that begins just before its time is over has so long at least."""
+"""Minimum time of a call, in seconds, even if it begins just before the deadline."""
 AGAIN_S = 0.2
-"""Until a renewal that has failed is tried again: the store may be between two leaders."""
+"""Pause after a failed renewal, in seconds: the store may be between two leaders."""
 DISCARDED_MAX = 1024
-"""Beyond this many the oldest are left to their expiry."""
+"""Maximum number of discarded keys; the oldest beyond it are left to their expiry."""
 DROPPED_BYTES = 128 << 10
-"""Of discarded keys that one batch deletes."""
+"""Maximum bytes of discarded keys that one batch deletes."""
 
 
 @dataclass(slots=True)
-class Lease:
+class SessionLease:
     """The lease of one session, for keys below one `{tag}`."""
 
     tag: bytes
@@ -60,82 +62,83 @@ class Lease:
     ttl_s: float = TTL_S
     grace_s: float = GRACE_S
     deadline: float = -inf
-    """Until when the owner counts on the keys, by its clock."""
+    """Time until which the owner relies on the keys, by its own clock."""
     keys: dict[bytes, int] = field(default_factory=dict)
-    """With the bytes of key and value."""
+    """Keys of the session, with the bytes of key and value."""
     _renewed_at: float = -inf
-    """When the last renewal that was answered was sent."""
+    """Time at which the last answered renewal was sent."""
     _expires_ms: int = 0
-    """The expiry that it gave, by the store's date."""
+    """Expiry that this renewal set, by the store's clock."""
     _discarded: dict[bytes, None] = field(default_factory=dict)
-    """Keys that may be there or still come, and shall not be."""
+    """Keys that may exist, or may still be written, and must not exist."""
     _was_opened: bool = False
     _is_over: bool = False
     _numbers: count[int] = field(default_factory=lambda: count(1))
 
     def __post_init__(self) -> None:
         if not self.tag or b"{" in self.tag or b"}" in self.tag:
-            raise InvalidRequest(f"want a tag of one byte or more without braces, got {self.tag!r}")
+            raise InvalidRequest(f"expected a tag of at least one byte and without braces, got {self.tag!r}")
         if not TTL_S_MIN <= self.ttl_s <= TTL_S_MAX or not 0 <= self.grace_s <= GRACE_S_MAX:
             raise InvalidRequest(
-                f"want a ttl of {TTL_S_MIN:g} to {TTL_S_MAX:g} s and a grace of 0 to {GRACE_S_MAX:g} s, "
-                f"got {self.ttl_s} s, {self.grace_s} s"
+                f"expected a ttl of {TTL_S_MIN:g} to {TTL_S_MAX:g} s and a grace of 0 to {GRACE_S_MAX:g} "
+                f"s, got {self.ttl_s} s, {self.grace_s} s"
             )
 
     @property
     def key(self) -> bytes:
-        """The session's own."""
+        """The session's own key."""
         return self.path(b"session", self.id)
 
     @property
     def renew_after_s(self) -> float:
-        """A third of the ttl: two renewals may fail."""
+        """A third of the ttl, in seconds, so that two renewals may fail."""
         return self.ttl_s / 3
 
     def path(self, *parts: bytes) -> bytes:
-        """A key, or with an empty last part a prefix, below the tag. Raises InvalidRequest for a name with a slash."""
+        """Return a key below the tag, or a prefix if the last part is empty. Raises InvalidRequest for a name with a
+        slash."""
         for part in parts:
             if b"/" in part:
-                raise InvalidRequest(f"want a name without a slash, got {part!r}")
+                raise InvalidRequest(f"expected a name without a slash, got {part!r}")
         return b"{" + self.tag + b"}/" + b"/".join(parts)
 
     def new_name(self) -> bytes:
-        """A name that nobody has used or will use, here or elsewhere. None begins with another."""
+        """Return a name that nobody has used or will use, on any machine. No name is a prefix of another."""
         return b"%s-%012x" % (self.id, next(self._numbers))
 
     def is_alive(self, now: float) -> bool:
         return not self._is_over and now < self.deadline
 
     def holds(self, key: bytes, now: float) -> bool:
-        """Whether the owner may count on `key`."""
+        """Return True if the owner may rely on `key`."""
         return key in self.keys and self.is_alive(now)
 
     def ended(self) -> SessionEnded:
-        """The error for callers whom it serves no longer."""
+        """Return the error for callers of a session that is not alive."""
         is_over = self._is_over or self._was_opened
         return SessionEnded(f"the session {self.key!r} {'is over' if is_over else 'was not opened'}")
 
     # ── times ──
 
     def is_due(self, now: float) -> bool:
-        """Whether it is time to renew."""
+        """Return True if a renewal is due."""
         return now >= self._renewed_at + self.renew_after_s
 
     def pause_s(self, now: float) -> float:
-        """The time until the next renewal is due, or the session is over."""
+        """Return the time until the next renewal is due or the session is over, in seconds."""
         return max(0.0, min(self._renewed_at + self.renew_after_s, self.deadline) - now)
 
     def call_s(self, batch: Batch, now: float, until: float) -> float:
-        """How long a batch may take whose caller has time until then. One that does not renew leaves time for a renewal
-        behind it."""
+        """Return the maximum time of a batch whose caller has time until `until`. A batch that does not renew leaves
+        time for a renewal after it."""
         last = self.deadline if _renews(batch, self.key) else self._renewed_at + self.ttl_s / 2
         return max(CALL_S_MIN, min(last, until) - now)
 
     # ── batches ──
 
     def opening(self, value: bytes) -> Batch:
-        """Makes the session. Its id is new, so the key is absent. Raises InvalidRequest if it was opened before, and
-        SessionEnded if it is over: nobody may count on its keys again."""
+        """Return the batch that creates the session. Its id is new, so the key is absent. Raises InvalidRequest if the
+        session was opened before, and SessionEnded if it is over: nobody may rely on its keys again."""
         if self._is_over:
             raise self.ended()
         if self._was_opened:
@@ -144,25 +147,25 @@ class Lease:
         return Batch().put(self.key, value, ttl_s=self.ttl_s + self.grace_s, if_absent=True).get(self.key)
 
     def opened(self, results: list[Any], sent: float) -> None:
-        """The batch was answered. `sent`: when the call began."""
+        """Record the answer to the opening batch. `sent`: when the call began."""
         self._renewed(sent, results[1].expires_ms)
 
     def not_opened(self) -> None:
-        """The batch was refused: it may be tried again."""
+        """Record that the opening batch was refused, so that it may be tried again."""
         self._was_opened = False
 
-    def batch(self, write: Write, now: float) -> Batch:
-        """The batch for `write`. Raises SessionEnded if the owner does not count on the session any more, and
+    def batch(self, write: WriteStep, now: float) -> Batch:
+        """Return the batch for `write`. Raises SessionEnded if the owner does not rely on the session any more, and
         SessionFull if it would have too many keys or bytes."""
         if not self.is_alive(now):
             raise self.ended()
-        self._check_room(write)
+        self._check_capacity(write)
         batch = Batch().check(self.key, present=True)
         is_near = now >= self._renewed_at + self.renew_after_s / 2
         if write.renews or (is_near and _may_renew_beside(write, [*self.keys], self.key)):
             life_s = self.ttl_s + self.grace_s
             batch.expire(self.key, life_s).get(self.key)
-            for key in list(self.keys):  # other threads may discard
+            for key in list(self.keys):  # other threads may discard keys
                 batch.expire(key, life_s)
         large = sum(len(each.key) + len(each.value) for each in write.more) > BATCH_BYTES_MAX // 8
         self._drop(batch, 0 if large else DROPPED_BYTES, write.puts)
@@ -181,23 +184,23 @@ class Lease:
             batch.operations.append(operations.put_until(key, value, self._expires_ms, if_absent=is_new))
 
     def _drop(self, batch: Batch, most: int, first: Mapping[bytes, bytes]) -> None:
-        """Delete discarded keys, as many as fit into so many bytes: those that shall be written again at first."""
+        """Delete discarded keys, as many as fit into `most` bytes, and first those that are written again."""
         for key in sorted(self._discarded, key=lambda each: each not in first):
             most -= len(key)
             if most >= 0 or key in first:
                 batch.delete(key)
 
-    def _check_room(self, write: Write) -> None:
+    def _check_capacity(self, write: WriteStep) -> None:
         keys = self.keys | {key: len(key) + len(value) for key, value in write.puts.items()}
         if write.puts and len(keys) > KEYS_MAX:
-            raise SessionFull(f"want at most {KEYS_MAX} keys in a session, got {len(keys)}")
+            raise SessionFull(f"expected at most {KEYS_MAX} keys in a session, got {len(keys)}")
         size = sum(keys.values())
         if write.puts and size > KEPT_BYTES_MAX:
-            raise SessionFull(f"want at most {KEPT_BYTES_MAX} bytes of keys and values in a session, got {size}")
+            raise SessionFull(f"expected at most {KEPT_BYTES_MAX} bytes of keys and values in a session, got {size}")
 
-    def wrote(self, write: Write, batch: Batch, results: list[Any], sent: float) -> list[Any]:
-        """Take the answer to a batch whose call began at `sent`, and return what belongs to the write itself. Batches
-        of one lease follow one another."""
+    def wrote(self, write: WriteStep, batch: Batch, results: list[Any], sent: float) -> list[Any]:
+        """Record the answer to a batch whose call began at `sent`, and return the results of the write itself. Batches
+        of one lease do not overlap."""
         first = 1
         if _renews(batch, self.key):
             self._renewed(sent, results[2].expires_ms)
@@ -207,7 +210,7 @@ class Lease:
             if operation.code == DELETE:
                 self._discarded.pop(operation.key, None)
             elif not result:
-                self.keys.pop(operation.key, None)  # somebody else has deleted it
+                self.keys.pop(operation.key, None)  # another client has deleted the key
         for key in write.drops:
             self.keys.pop(key, None)
         self.keys |= {key: len(key) + len(value) for key, value in write.puts.items()}
@@ -220,8 +223,8 @@ class Lease:
             self.deadline = sent + self.ttl_s * (1 - CLOCK_RATE)
 
     def discard(self, *keys: bytes) -> None:
-        """Keep these no longer: they are deleted with the next batch. Keys of a write of unknown outcome too, which
-        may come later than that: then they go with their time to live, since nothing renews them."""
+        """Stop keeping keys; the next batch deletes them. A write of unknown outcome may create them later than that;
+        then they expire, because nothing renews them."""
         for key in keys:
             self.keys.pop(key, None)
             self._discarded[key] = None
@@ -230,7 +233,7 @@ class Lease:
                 self._discarded.pop(key, None)  # the thread that renews may have deleted it just now
 
     def forget(self, key: bytes) -> None:
-        """Neither keep it alive nor delete it."""
+        """Neither keep a key alive nor delete it."""
         self.keys.pop(key, None)
 
     @property
@@ -238,8 +241,8 @@ class Lease:
         return bool(self._discarded)
 
     def closing(self) -> Batch:
-        """Ends the session with all its keys, at once; if it has ended already, others may have keys of these names.
-        Discarded ones go as far as there is room in the batch, the others with their time to live."""
+        """Return the batch that ends the session with all its keys at once. If the session has ended already, other
+        sessions may have keys with these names. Discarded keys that do not fit expire by themselves."""
         batch = Batch().check(self.key, present=True).delete(self.key)
         for key in list(self.keys):
             batch.delete(key)
@@ -247,19 +250,20 @@ class Lease:
         return batch
 
     def end(self) -> None:
-        """The session is over."""
+        """Mark the session as over."""
         self._is_over = True
         self.keys.clear()
 
 
 def _renews(batch: Batch, session: bytes) -> bool:
-    """Whether it is a batch of that session that gives all keys time anew."""
+    """Return True if the batch renews all keys of that session."""
     second = batch.operations[1] if len(batch) > 1 else None
     return second is not None and second.code == kv_pb2.EXPIRE and second.key == session
 
 
-def _may_renew_beside(write: Write, keys: list[bytes], session: bytes) -> bool:
-    """Whether one batch has room for both: what is large is not refused for the moment at which it comes."""
+def _may_renew_beside(write: WriteStep, keys: list[bytes], session: bytes) -> bool:
+    """Return True if one batch can hold both the write and a renewal. A large write must not fail because a renewal is
+    due."""
     own = sum(len(each.key) + len(each.value) for each in write.more)
     own += sum(len(key) + len(value) for key, value in write.puts.items()) + sum(map(len, write.drops))
     return own + sum(map(len, keys)) + 3 * len(session) <= BATCH_BYTES_MAX

@@ -1,8 +1,8 @@
-"""Steps that recipes ask of whoever carries them out. Decides only.
+"""The steps that recipes request from their driver. Decides only.
 
-A recipe is a generator: it yields one step at a time, is sent what came of it (or thrown the StoreError that came), and
-returns its result. So each is written once for asyncio, for threads and for the simulation. How long all of its steps
-may take together its driver is told.
+A recipe is a generator. It yields one step at a time, receives the step's result or StoreError, and returns its own
+result. So each recipe is written once for asyncio, threads and the simulation. The driver knows the deadline of all
+steps together.
 """
 
 from __future__ import annotations
@@ -11,70 +11,72 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from kvstore.client.core.operation import Operation
+from kvstore.client.core.operation import ClientOperation
 from kvstore.client.core.values import Item
 from kvstore.client.core.watching import Change
 from kvstore.errors import OutcomeUnknown, Refused, Retryable, StoreError
 
 T = TypeVar("T")
 Found = Mapping[bytes, Item]
-"""Keys and what they hold."""
+"""Items by key."""
 
 
 class SessionEnded(Refused):
-    """The session is over: it was closed, or was not renewed in time. Its keys are gone, or will be soon."""
+    """The session is over: it was closed, or was not renewed in time. Its keys are deleted, or will be soon."""
 
 
 class NotInTime(Refused):
-    """The time was over before that for which the caller waited. Nothing is held or kept for the caller."""
+    """The time was over before the awaited event. Nothing is held or kept for the caller."""
 
 
 class NameTaken(Refused):
-    """A key of that name is there and is not this session's: another session has it, perhaps one whose process has died
-    and that has not ended yet; or a plain write has made it. Nothing was written."""
+    """The key exists and does not belong to this session. Another session owns it, possibly one whose process has died
+    and that has not ended yet, or a plain write has created it. Nothing was written."""
 
 
 class SessionFull(Refused):
-    """The session would keep more than one may, in keys or in bytes; says how much. Nothing was written."""
+    """The session would exceed its maximum number of keys or bytes; the message says by how much. Nothing was
+    written."""
 
 
 @dataclass(frozen=True, slots=True)
-class Write:
-    """Write by one batch, if the session is alive. Answered by the results of `more`, `puts` and `drops`, in this
-    order, in which they are done."""
+class WriteStep:
+    """Write one batch if the session is alive. The result has the results of `more`, `puts` and `drops`, in
+    this order."""
 
     puts: Mapping[bytes, bytes] = field(default_factory=dict)
-    """Keys that shall end with the session. One that is not the session's yet must be absent: ConditionFailed."""
+    """Keys that end with the session. A key that does not belong to the session yet must be absent, or ConditionFailed
+    is raised."""
     drops: tuple[bytes, ...] = ()
     """Keys of the session to delete now."""
-    more: tuple[Operation, ...] = ()
-    """Anything else, on keys of the same tag: conditions too, and what they say is thrown."""
+    more: tuple[ClientOperation, ...] = ()
+    """Other operations on keys of the same tag, including conditions, whose errors are raised."""
     renews: bool = False
-    """Renew the session, however short ago that was done."""
+    """Renew the session, even if the last renewal was short ago."""
     is_given_up: bool = False
-    """If its outcome is unknown its recipe keeps nothing of it: so that it was late is all there is to say."""
+    """True if the recipe keeps nothing of a write of unknown outcome, so that being late is the whole result."""
 
 
 @dataclass(frozen=True, slots=True)
-class Find:
-    """Read what begins with `prefix`, linearizably. Answered by Found."""
+class FindStep:
+    """Read the keys that begin with `prefix`, linearizably. The result is a Found."""
 
     prefix: bytes
     limit: int = 0
-    """The first so many keys; 0: all."""
+    """Maximum number of keys; 0: all."""
     keys_only: bool = False
-    """The values are not wanted: they are empty, and it is no news that one has changed."""
+    """True if values are not needed: they are empty, and a changed value wakes nobody."""
 
 
 # docs/protocol.md Q4
-def is_news(find: Find, found: Found, change: Change) -> bool:
-    """Whether `find` might find something else than `found`, of which a watch that began before has told `change`.
-    Sessions write their keys again and again to keep them: that is none, else each renewal would have all who wait read
-    the whole line."""
+def is_news(find: FindStep, found: Found, change: Change) -> bool:
+    """Return True if `find` might now return something else than `found`, after `change` was received from a watch that
+    began before `found` was read. The periodic rewrites by which sessions keep their keys do not count, because each
+    renewal would make all waiters read the whole line."""
     item, had = change.item, found.get(change.key)
     if item is None:
         return had is not None and change.version > had.version
-    if had is None:  # one that was there before has been told with its creation, or lies beyond the limit
+    if had is None:  # a key that was there before came with its creation, or lies beyond the limit
         return item.created == change.version or not find.keys_only
     if change.version <= had.version:
         return False
@@ -82,24 +84,24 @@ def is_news(find: Find, found: Found, change: Change) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Await:
-    """Wait until `is_met` of what `find` finds, looking again after each change that `wakes`. Answered by Found. Raises
-    NotInTime, or SessionEnded if the session ends before."""
+class AwaitStep:
+    """Wait until `is_met` is true of the result of `find`, reading again after each change that `wakes`. The result is
+    a Found. Raises NotInTime, or SessionEnded if the session ends first."""
 
-    find: Find
+    find: FindStep
     is_met: Callable[[Found], bool]
     is_key: bool = False
-    """The prefix is one whole key, of which alone changes are wanted."""
-    wakes: Callable[[Find, Found, Change], bool] = is_news
-    """Of what was found last, and a change that came since."""
+    """True if the prefix is one complete key, and only its changes matter."""
+    wakes: Callable[[FindStep, Found, Change], bool] = is_news
+    """Decides whether a change wakes the waiter, from the last result and the change."""
 
 
-Step = Write | Find | Await
+Step = WriteStep | FindStep | AwaitStep
 Recipe = Generator[Step, Any, T]
 
 
 def is_late(error: StoreError, step: Step) -> bool:
-    """Whether, once the time is over, an error says no more than that: nothing was done, or nothing of it is kept."""
+    """Return True if an error after the deadline says only that nothing was done, or that nothing of it is kept."""
     return isinstance(error, Retryable) or (
-        isinstance(error, OutcomeUnknown) and not (isinstance(step, Write) and not step.is_given_up)
+        isinstance(error, OutcomeUnknown) and not (isinstance(step, WriteStep) and not step.is_given_up)
     )

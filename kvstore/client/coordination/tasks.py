@@ -1,4 +1,4 @@
-"""How a session on asyncio waits, renews and ends: the part of a session that threads do differently (threads.py)."""
+"""How a session on asyncio waits, renews and ends: the part of a session that differs from threads (threads.py)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from kvstore.client.aio.watch import AsyncWatch
-from kvstore.client.coordination.lease import CLOSE_S, Lease
+from kvstore.client.coordination.lease import CLOSE_S, SessionLease
 from kvstore.client.coordination.steps import Found, NotInTime, Recipe
 from kvstore.client.core import forks
 from kvstore.client.core.batch import Batch
@@ -18,18 +18,18 @@ from kvstore.env.library_env import LibraryEnv
 T = TypeVar("T")
 
 
-class Caller:
-    """The caller of a recipe. If the caller is cancelled, its step ends too, so nobody has to know."""
+class RecipeCaller:
+    """The caller of a recipe. If the caller is cancelled, its step ends too."""
 
     def leave(self, recipe: Recipe[Any]) -> None:
-        """End the recipe: the caller takes no more steps."""
+        """End the recipe, because the caller takes no more steps."""
         recipe.close()
 
 
 class SessionRunner:
     """The tasks of one session: the task that renews the lease, and the tasks that wait for their turn or a change."""
 
-    def __init__(self, env: LibraryEnv, lease: Lease) -> None:
+    def __init__(self, env: LibraryEnv, lease: SessionLease) -> None:
         self._env, self.lease = env, lease
         self.lost = asyncio.Event()
         self._mutex, self._wake = asyncio.Lock(), asyncio.Event()
@@ -38,26 +38,26 @@ class SessionRunner:
         self._is_closing = self._is_forked = False
         forks.watch(self)
 
-    def leave_to_parent(self) -> None:
+    def after_fork_in_child(self) -> None:
         """See kvstore.client.core.forks."""
         self._is_closing = self._is_forked = True
         self.lost = asyncio.Event()
         self.lost.set()
         self.lease.end()
 
-    def _carry(self, step: Callable[[], Awaitable[T]]) -> Awaitable[T]:
-        """Take a step for the caller."""
+    def _run_step(self, step: Callable[[], Awaitable[T]]) -> Awaitable[T]:
+        """Run a step for the caller."""
         return step()
 
-    def _carry_or_undo(self, step: Callable[[], Awaitable[T]], undo: Callable[[], Awaitable[None]]) -> Awaitable[T]:
-        """Take a step for the caller. If the caller is cancelled, the step ends too, so nothing has to be undone."""
+    def _run_step_or_undo(self, step: Callable[[], Awaitable[T]], undo: Callable[[], Awaitable[None]]) -> Awaitable[T]:
+        """Run a step for the caller. If the caller is cancelled, the step ends too, so nothing must be undone."""
         return step()
 
     @asynccontextmanager
-    async def _turn(self, left_s: float | None, caller: Caller | None) -> AsyncIterator[None]:
-        """Let the batches of the session follow one another. Raises NotInTime."""
+    async def _turn(self, left_s: float | None, caller: RecipeCaller | None) -> AsyncIterator[None]:
+        """Serialize the batches of the session. Raises NotInTime."""
         if not await _acquired(self._mutex, left_s):
-            raise NotInTime("the session was busy with other writes until the time was over")
+            raise NotInTime("the session was busy with other writes until the deadline")
         try:
             yield
         finally:
@@ -66,11 +66,11 @@ class SessionRunner:
     async def _watched(
         self,
         changes: AsyncWatch,
-        look: Callable[[AsyncWatch], Awaitable[Found | None]],
+        wait_in: Callable[[AsyncWatch], Awaitable[Found | None]],
         left_s: float | None,
-        caller: Caller,
+        caller: RecipeCaller,
     ) -> Found | None:
-        """Return what `look` finds in the watch, or None once the time or the session is over."""
+        """Return the result of `wait_in`, or None once the time or the session is over."""
         if not self.lease.is_alive(self._env.clock.now()):
             return None
         try:
@@ -78,7 +78,7 @@ class SessionRunner:
                 self._waits.add(wait)
                 try:
                     async with changes:
-                        return await look(changes)
+                        return await wait_in(changes)
                 finally:
                     self._waits.discard(wait)
         except TimeoutError:
@@ -96,26 +96,26 @@ class SessionRunner:
                 self._over()
 
     async def _pause(self, seconds: float) -> None:
-        """Wait, or until `_wake` is set."""
+        """Wait, at most until `_wake` is set."""
         await wait_within(self._wake, seconds)
         self._wake.clear()
 
-    async def _rest(self, seconds: float) -> None:
+    async def _pause_before_retry(self, seconds: float) -> None:
         """Wait before the next attempt to renew."""
         await asyncio.sleep(seconds)
 
     def _drop_discarded(self) -> None:
-        """Have the keys that the lease discards deleted now."""
+        """Delete the keys that the lease has discarded now."""
         self._wake.set()
 
     async def _end(self) -> Batch:
         """End the session here, and return the batch that ends it in the store."""
         if self._is_forked:
-            return self.lease.closing()  # the task that renews is the parent's
+            return self.lease.closing()  # the task that renews belongs to the parent
         self._is_closing = True
         try:
             await self._env.nursery.close()
-            is_free = await _acquired(self._mutex, CLOSE_S)  # let a write end that is under way
+            is_free = await _acquired(self._mutex, CLOSE_S)  # let the current write end
             closing = self.lease.closing()
             self._over()
             if is_free:

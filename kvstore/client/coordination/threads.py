@@ -1,7 +1,7 @@
-"""How a blocking session waits, renews and ends: the part of a session that asyncio does differently (tasks.py).
+"""How a blocking session waits, renews and ends: the part of a session that differs from asyncio (tasks.py).
 
-Callers have workers take their steps (kvstore.rpc.workers), so an exception that strikes a caller's thread tears no
-step. One thread of the session's own renews the lease.
+Workers run the steps of callers (kvstore.rpc.workers), so an exception that strikes a caller's thread interrupts no
+step. One thread of the session renews the lease.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from kvstore.client.blocking.stream import end_in
 from kvstore.client.blocking.watch import Watch
-from kvstore.client.coordination.lease import CLOSE_S, Lease
+from kvstore.client.coordination.lease import CLOSE_S, SessionLease
 from kvstore.client.coordination.steps import Found, NotInTime, Recipe
 from kvstore.client.core import forks
 from kvstore.client.core.batch import Batch
@@ -24,16 +24,16 @@ from kvstore.rpc import workers
 T = TypeVar("T")
 
 
-class Caller:
-    """The caller of a recipe, as seen by the worker that takes a step for the caller."""
+class RecipeCaller:
+    """The caller of a recipe, as the worker sees it that runs a step for the caller."""
 
     has_left = False
-    """True once the caller was interrupted: what it wanted to write must not be written behind what undoes it."""
+    """True once the caller was interrupted: its write must not follow the write that undoes it."""
     waits: Watch | None = None
-    """The watch of the step that waits for a change. Once the caller has left, nobody else closes the watch."""
+    """Watch of the step that waits for a change. Once the caller has gone, nobody else closes it."""
 
     def leave(self, recipe: Recipe[Any]) -> None:
-        """End the recipe, and the step that a worker may still take: the caller takes no more steps."""
+        """End the recipe and the step that a worker may still run, because the caller takes no more steps."""
         self.has_left = True
         recipe.close()
         if (waits := self.waits) is not None:
@@ -44,7 +44,7 @@ class SessionRunner:
     """The threads of one session: the thread that renews the lease, and the threads that wait for their turn or a
     change."""
 
-    def __init__(self, env: LibraryEnv, lease: Lease) -> None:
+    def __init__(self, env: LibraryEnv, lease: SessionLease) -> None:
         self._env, self.lease = env, lease
         self.lost = threading.Event()
         self._make_locks()
@@ -57,19 +57,19 @@ class SessionRunner:
     def _make_locks(self) -> None:
         self._mutex, self._guard = threading.Lock(), threading.Lock()
 
-    def leave_to_parent(self) -> None:
+    def after_fork_in_child(self) -> None:
         """See kvstore.client.core.forks."""
-        self._make_locks()  # a thread that is not here may hold them
+        self._make_locks()  # a thread that does not exist in the child may hold them
         self.lost, self._wake, self._waits, self._keeper = threading.Event(), threading.Event(), {}, None
         self.lost.set()
         self.lease.end()
 
-    def _carry(self, step: Callable[[], T]) -> T:
-        """Have a worker take a step for the caller."""
+    def _run_step(self, step: Callable[[], T]) -> T:
+        """Run a step in a worker for the caller."""
         return workers.run(step)
 
-    def _carry_or_undo(self, step: Callable[[], T], undo: Callable[[], None]) -> T:
-        """Have a worker take a step for the caller, and another worker undo it if the caller is interrupted."""
+    def _run_step_or_undo(self, step: Callable[[], T], undo: Callable[[], None]) -> T:
+        """Run a step in a worker for the caller, and undo it in another worker if the caller is interrupted."""
         try:
             return workers.run(step)
         except StoreError:
@@ -79,10 +79,10 @@ class SessionRunner:
             raise
 
     @contextmanager
-    def _turn(self, left_s: float | None, caller: Caller | None) -> Iterator[None]:
-        """Let the batches of the session follow one another. Raises NotInTime."""
+    def _turn(self, left_s: float | None, caller: RecipeCaller | None) -> Iterator[None]:
+        """Serialize the batches of the session. Raises NotInTime."""
         if not self._mutex.acquire(timeout=-1 if left_s is None else left_s):
-            raise NotInTime("the session was busy with other writes until the time was over")
+            raise NotInTime("the session was busy with other writes until the deadline")
         try:
             if caller is not None and caller.has_left:
                 raise NotInTime("the caller was interrupted before its turn")
@@ -91,9 +91,9 @@ class SessionRunner:
             self._mutex.release()
 
     def _watched(
-        self, changes: Watch, look: Callable[[Watch], Found | None], left_s: float | None, caller: Caller
+        self, changes: Watch, wait_in: Callable[[Watch], Found | None], left_s: float | None, caller: RecipeCaller
     ) -> Found | None:
-        """Return what `look` finds in the watch, or None once the time or the session is over."""
+        """Return the result of `wait_in`, or None once the time or the session is over."""
         if left_s is not None:
             end_in(changes, left_s)
         with self._guard:
@@ -103,7 +103,7 @@ class SessionRunner:
             if caller.has_left or not self.lease.is_alive(self._env.clock.now()):
                 return None
             changes.ready()
-            return look(changes)
+            return wait_in(changes)
         finally:
             caller.waits = None
             with self._guard:
@@ -122,21 +122,21 @@ class SessionRunner:
             self._over()
 
     def _pause(self, seconds: float) -> None:
-        """Wait, or until `_wake` is set."""
+        """Wait, at most until `_wake` is set."""
         self._wake.wait(seconds)
         self._wake.clear()
 
-    def _rest(self, seconds: float) -> None:
+    def _pause_before_retry(self, seconds: float) -> None:
         """Wait before the next attempt to renew, or until the session is over."""
         self.lost.wait(seconds)
 
     def _drop_discarded(self) -> None:
-        """Have the keys that the lease discards deleted now."""
+        """Delete the keys that the lease has discarded now."""
         workers.run(self._wake.set)
 
     def _end(self) -> Batch:
         """End the session here, and return the batch that ends it in the store."""
-        is_free = self._mutex.acquire(timeout=CLOSE_S)  # let a write end that is under way
+        is_free = self._mutex.acquire(timeout=CLOSE_S)  # let the current write end
         closing = self.lease.closing()
         self._over()
         if is_free:
@@ -152,4 +152,4 @@ class SessionRunner:
             waits = list(self._waits)
         for each in waits:
             each.close()
-        self.lost.set()  # last: callers wait for it, and one that is interrupted may keep the lock of the event
+        self.lost.set()  # last: callers wait for it, and a caller that is interrupted may keep the lock of the event

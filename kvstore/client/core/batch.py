@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from kvstore.client.core import operations
-from kvstore.client.core.operation import Operation
+from kvstore.client.core.operation import ClientOperation
 from kvstore.client.core.values import Level
 
 
 class Batch:
-    """Operations on one partition, all or nothing. Keys share a partition for sure if they share a `{tag}`.
+    """Operations on one partition that are carried out together or not at all.
 
-    Each method adds an operation and returns the batch. `client.batch(batch)` gives one result for each, in order.
+    Keys belong to one partition if they share a `{tag}`. Each method adds an operation and returns the batch.
+    `client.batch(batch)` returns one result for each operation, in order.
+
+    Examples:
+        >>> from kvstore.client import Batch
+        >>> transfer = Batch().check(b"{a}/owner", present=False).put(b"{a}/owner", b"Ann").increment(b"{a}/count")
+        >>> len(transfer)
+        3
     """
 
     def __init__(self) -> None:
-        self.operations: list[Operation] = []
+        self.operations: list[ClientOperation] = []
 
     def put(
         self,
@@ -27,7 +34,7 @@ class Batch:
         if_version: int | None = None,
         keep_ttl: bool = False,
     ) -> Batch:
-        """Its result: the new version."""
+        """Write a key. Result: the new version. See `Client.put` for the arguments."""
         return self._add(
             operations.put(
                 key,
@@ -41,33 +48,39 @@ class Batch:
         )
 
     def delete(self, key: bytes, *, if_version: int | None = None) -> Batch:
-        """Its result: the sequence of the delete, 0 if the key was absent."""
+        """Delete a key. Result: the sequence of the deletion, or 0 if the key was absent."""
         return self._add(operations.delete(key, if_version=if_version))
 
     def increment(self, key: bytes, delta: int = 1) -> Batch:
-        """Its result: the new value."""
+        """Add to a decimal number. Result: the sum."""
         return self._add(operations.increment(key, delta))
 
     def append(self, key: bytes, suffix: bytes) -> Batch:
-        """Its result: the new length."""
+        """Append to a value. Result: the new length in bytes."""
         return self._add(operations.append(key, suffix))
 
     def expire(self, key: bytes, ttl_s: float | None) -> Batch:
-        """Its result: whether the key was there."""
+        """Set the expiry of a key in seconds, or remove it with None. Result: True if the key is present."""
         return self._add(operations.expire(key, ttl_s))
 
     def check(self, key: bytes, *, version: int | None = None, present: bool | None = None) -> Batch:
-        """Do the batch only if the key has this version (0: is absent), or is there, or is not; it need not be written.
-        Its result: the version. Else the batch raises ConditionFailed."""
+        """Carry out the batch only if a condition on a key is met; else the batch raises ConditionFailed. Result: the
+        version.
+
+        Args:
+            key: The key, which the batch need not write.
+            version: The version that the key must have. 0: absent.
+            present: True if the key must be present, False if it must be absent. Give either this or `version`.
+        """
         return self._add(operations.condition(key, version=version, present=present))
 
     def get(self, key: bytes) -> Batch:
-        """Its result: the Item at this point of the batch, or None."""
+        """Read a key at this point of the batch. Result: the item or None."""
         return self._add(operations.get(key, Level.LINEARIZABLE))
 
     def __len__(self) -> int:
         return len(self.operations)
 
-    def _add(self, operation: Operation) -> Batch:
+    def _add(self, operation: ClientOperation) -> Batch:
         self.operations.append(operation)
         return self

@@ -1,6 +1,6 @@
-"""Operations → frames, and their answers → operations. Decides only.
+"""Packs operations into frames, and matches answers with operations. Decides only.
 
-Columns instead of a message per operation: what a frame costs is shared by all that are in it.
+Frames are columnar: operations share the cost of a frame instead of being one message each.
 """
 
 from __future__ import annotations
@@ -11,27 +11,28 @@ from itertools import chain, repeat
 from operator import attrgetter
 from typing import Any, TypeVar
 
-from kvstore.client.core.operation import Operation
+from kvstore.client.core.operation import ClientOperation
 from kvstore.client.core.operations import failures_of
 from kvstore.client.core.values import Item
-from kvstore.proto import brief, kv_pb2
+from kvstore.proto import compact, kv_pb2
 
 FRAME_OPERATIONS_MAX = 2_000
 BRIEF_OPERATIONS_MAX = 64
-"""Of a brief frame, which costs little: the server begins with one while the next is made."""
+"""Maximum operations of a compact frame. Few, because compact frames are cheap: the server starts on one while the next
+is made."""
 FRAME_BYTES_MAX = 512 << 10
-"""A frame is closed when it has this much; one operation may go beyond."""
+"""Bytes at which a frame is closed. A single operation may exceed it."""
 RETURN_OLD_BYTES = 256 << 10
-"""What an operation counts for whose answer may be large and cannot be asked again."""
+"""Bytes that an operation counts if its answer may be large and cannot be requested again."""
 
-Group = list[Operation]
+Group = list[ClientOperation]
 L = TypeVar("L")
 _options_of, _size_of = attrgetter("options"), attrgetter("size")
 _lane_of = attrgetter("numbering", "partition", "level", "seen_ms")
 
 
-def cut(pending: deque[Operation], most: int = FRAME_OPERATIONS_MAX) -> list[Operation]:
-    """The next operations of a queue that go into one frame; they are taken out of it."""
+def cut(pending: deque[ClientOperation], most: int = FRAME_OPERATIONS_MAX) -> list[ClientOperation]:
+    """Remove and return the next operations of a queue that fit into one frame."""
     if len(pending) <= most:
         taken = list(pending)
         if sum(map(_size_of, taken)) < FRAME_BYTES_MAX and not any(map(_options_of, taken)):
@@ -49,51 +50,52 @@ def cut(pending: deque[Operation], most: int = FRAME_OPERATIONS_MAX) -> list[Ope
 
 
 def frame_of(
-    operations: Sequence[Operation],
+    operations: Sequence[ClientOperation],
     first: int,
     *,
     ring_version: int,
     timeout_ms: int,
     tokens: Mapping[str, int],
     cluster: str = "",
-) -> tuple[kv_pb2.Frame, dict[int, Operation]]:
-    """A frame, and its operations by their numbers from `first` on. `cluster`: whose servers alone may take it, where
-    nothing else about the call says so."""
+) -> tuple[kv_pb2.Frame, dict[int, ClientOperation]]:
+    """Return a frame, and its operations by number from `first` on. `cluster`: the only cluster whose servers may
+    accept the frame, if nothing else about the call says so."""
     lanes, numbered = _lanes(_lane, operations, first, tokens)
     frame = kv_pb2.Frame(ring_version=ring_version, timeout_ms=timeout_ms, lanes=lanes, cluster=cluster)
     return frame, numbered
 
 
 def brief_frame_of(
-    operations: list[Operation], first: int, *, ring_version: int, timeout_ms: int, tokens: Mapping[str, int]
-) -> tuple[kv_pb2.Frame | brief.Frame, dict[int, Operation]]:
-    """The same for streams without gRPC; brief if none of the operations has options."""
+    operations: list[ClientOperation], first: int, *, ring_version: int, timeout_ms: int, tokens: Mapping[str, int]
+) -> tuple[kv_pb2.Frame | compact.CompactFrame, dict[int, ClientOperation]]:
+    """Return a frame for streams, and its operations by number. The frame is compact if no operation has options."""
     if any(map(_options_of, operations)):
         return frame_of(operations, first, ring_version=ring_version, timeout_ms=timeout_ms, tokens=tokens)
     lanes, numbered = _lanes(_brief_lane, operations, first, tokens)
-    return brief.Frame(ring_version, timeout_ms, lanes), numbered
+    return compact.CompactFrame(ring_version, timeout_ms, lanes), numbered
 
 
 def single_frame_of(
-    operation: Operation, number: int, *, ring_version: int, timeout_ms: int, token: int
-) -> brief.Frame:
-    """The same of one operation without options."""
-    lane = brief.Lane(operation.partition, number, [operation.code], [operation.key])
+    operation: ClientOperation, number: int, *, ring_version: int, timeout_ms: int, token: int
+) -> compact.CompactFrame:
+    """Return a compact frame with one operation without options."""
+    lane = compact.CompactLane(operation.partition, number, [operation.code], [operation.key])
     if operation.is_read:
         lane.level, lane.token = operation.level, token
     else:
         numbering = operation.numbering
         lane.values, lane.sequences, lane.client = [operation.value], [operation.sequence], numbering.client
         lane.first_unacknowledged, lane.seen_ms = numbering.first_unacknowledged, operation.seen_ms
-    return brief.Frame(ring_version, timeout_ms, [lane])
+    return compact.CompactFrame(ring_version, timeout_ms, [lane])
 
 
 def _lanes(
-    make: Callable[[Group, int, int], L], operations: Sequence[Operation], first: int, tokens: Mapping[str, int]
-) -> tuple[list[L], dict[int, Operation]]:
-    """A lane of each group, made of it, its first number and its session token; and the operations by their numbers."""
+    make: Callable[[Group, int, int], L], operations: Sequence[ClientOperation], first: int, tokens: Mapping[str, int]
+) -> tuple[list[L], dict[int, ClientOperation]]:
+    """Return a lane for each group, and the operations by number. `make` gets a group, its first number and its session
+    token."""
     lanes: list[L] = []
-    numbered: dict[int, Operation] = {}
+    numbered: dict[int, ClientOperation] = {}
     for group in _groups(operations):
         lanes.append(make(group, first, tokens.get(group[0].partition, 0)))
         numbered.update(zip(range(first, first + len(group)), group, strict=True))
@@ -101,8 +103,8 @@ def _lanes(
     return lanes, numbered
 
 
-def _groups(operations: Sequence[Operation]) -> list[Group]:
-    """Operations that may share a lane, in order of first appearance; mostly all do."""
+def _groups(operations: Sequence[ClientOperation]) -> list[Group]:
+    """Group operations that may share a lane, in order of first appearance. Usually there is one group."""
     keys = list(map(_lane_of, operations))
     if keys.count(keys[0]) == len(keys):
         return [list(operations)]
@@ -112,9 +114,9 @@ def _groups(operations: Sequence[Operation]) -> list[Group]:
     return list(groups.values())
 
 
-def _brief_lane(group: Group, first: int, token: int) -> brief.Lane:
+def _brief_lane(group: Group, first: int, token: int) -> compact.CompactLane:
     head = group[0]
-    lane = brief.Lane(head.partition, first, [each.code for each in group], [each.key for each in group])
+    lane = compact.CompactLane(head.partition, first, [each.code for each in group], [each.key for each in group])
     lane.level, lane.token = head.level, token
     values = [each.value for each in group]
     if any(values):
@@ -155,9 +157,9 @@ def _lane(group: Group, first: int, token: int) -> kv_pb2.Lane:
     return lane
 
 
-def answered(answers: kv_pb2.Answers | brief.Answers[Item]) -> Iterable[tuple[int, Any]]:
-    """The numbers of operations, each with its answer."""
-    if isinstance(answers, brief.Answers):
+def answered(answers: kv_pb2.Answers | compact.CompactAnswers[Item]) -> Iterable[tuple[int, Any]]:
+    """Yield the numbers of operations, each with its answer."""
+    if isinstance(answers, compact.CompactAnswers):
         numbers, found, absent = answers.numbers, answers.found, answers.absent
         if not found and not absent:
             return zip(numbers, answers.versions, strict=True)
@@ -172,7 +174,8 @@ def _answered(answers: kv_pb2.Answers) -> Iterator[tuple[int, Any]]:
     yield from zip(answers.numbers, answers.versions, strict=True)
     found = len(answers.found)
     expiries = answers.expiries_ms or [0] * found
-    # Of fewer nobody knows whose they are: servers of before 0.2.0 joined messages so.
+    # With fewer expiries than records it is unknown which record each belongs to: servers before 0.2.0 joined messages
+    # that way.
     if len(expiries) == found:
         columns = (answers.values, answers.found_versions, answers.created, answers.written_ms, expiries)
         yield from zip(answers.found, map(Item, *columns), strict=True)

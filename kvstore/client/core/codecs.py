@@ -1,7 +1,7 @@
-"""Values as an application has them, and the bytes that the store keeps: JSON, msgspec's types, or a codec of one's
+"""Codecs between an application's values and the bytes that the store keeps: JSON, msgspec types, or the application's
 own. Decides only.
 
-There is none for pickle, and none should be written: whoever may write a key could run code in whoever reads it.
+There is no codec for pickle, and none should be written: anyone who can write a key could run code in its readers.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from kvstore.errors import Corrupted, InvalidRequest
 
 T = TypeVar("T")
 REFUSALS = (ValueError, TypeError, OverflowError, RecursionError, msgspec.MsgspecError)
-"""Raised by codecs for what they do not know. Of older releases msgspec's errors are no ValueErrors."""
+"""Errors that codecs raise for values they do not support. In older releases msgspec's errors are not ValueErrors."""
 
 
 class Codec(Protocol[T]):
-    """Both ways between a value and its bytes. Each raises one of REFUSALS for what it does not know."""
+    """Encodes values to bytes and decodes them. Raises one of REFUSALS for what it does not support."""
 
     def encode(self, value: T) -> bytes: ...
 
@@ -32,44 +32,48 @@ class Codec(Protocol[T]):
 
 
 class Layout(StrEnum):
-    """The bytes that values of msgspec's types become."""
+    """The byte format of msgspec types."""
 
     JSON = "json"
     MSGPACK = "msgpack"
-    """Shorter, and faster to read; nothing for people."""
+    """Shorter than JSON and faster to read, but not readable for people."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Functions(Generic[T]):
-    """A codec of two functions."""
+    """A codec made of two functions."""
 
     encode: Callable[[T], bytes]
     decode: Callable[[bytes], T]
 
 
 def bytes_codec() -> Codec[bytes]:
-    """Bytes as they are.
+    """Return a codec that leaves bytes as they are.
 
-    >>> bytes_codec().decode(bytes_codec().encode(b"as they are"))
-    b'as they are'
+    Examples:
+        >>> bytes_codec().decode(bytes_codec().encode(b"as they are"))
+        b'as they are'
     """
     return _Functions(_bytes, bytes)
 
 
 def _bytes(value: object) -> bytes:
     if not isinstance(value, bytes):
-        raise TypeError(f"want bytes, got {value!r:.100}")
+        raise TypeError(f"expected bytes, got {value!r:.100}")
     return value
 
 
 def json_codec() -> Codec[Any]:
-    """JSON by orjson: None, bool, int, float, str, lists and dicts; it writes dates, UUIDs and dataclasses too, and
-    reads them back as text and dicts. A NaN or an infinity is refused: JSON has none.
+    """Return a codec for JSON, by orjson: None, bool, int, float, str, lists and dicts.
 
-    >>> json_codec().encode({"name": "Ann", "visits": 3})
-    b'{"name":"Ann","visits":3}'
-    >>> json_codec().decode(b'[1,2.5,null]')
-    [1, 2.5, None]
+    Dates, UUIDs and dataclasses can be written; they are read back as text and dicts. NaN and infinity are refused,
+    because JSON does not have them.
+
+    Examples:
+        >>> json_codec().encode({"name": "Ann", "visits": 3})
+        b'{"name":"Ann","visits":3}'
+        >>> json_codec().decode(b'[1,2.5,null]')
+        [1, 2.5, None]
     """
     return _Functions(_json, orjson.loads)
 
@@ -82,12 +86,12 @@ def _json(value: Any) -> bytes:
 
 
 def _check_finite(value: object) -> None:
-    """Raises ValueError for a number that JSON does not have: encoders write `null` for it, and it would be lost."""
+    """Raise ValueError for a number that JSON does not have. Encoders would write `null` and lose it."""
     left = [value]
     while left:
         match each := left.pop():
             case float() if not isfinite(each):
-                raise ValueError(f"want numbers that JSON has, got {each}")
+                raise ValueError(f"expected numbers that JSON has, got {each}")
             case dict():
                 left.extend(each.values())
             case list() | tuple():
@@ -99,19 +103,25 @@ def _check_finite(value: object) -> None:
 
 
 def typed_codec(type: type[T], layout: Layout = Layout.JSON) -> Codec[T]:
-    """Values of one type that msgspec knows: its Structs, dataclasses, TypedDicts and what is built of them. What is
-    read is checked: bytes of another form raise Corrupted.
+    """Return a codec for one type that msgspec knows: Structs, dataclasses, TypedDicts, and types built from them.
 
-    >>> class Visit(msgspec.Struct):
-    ...     page: str
-    ...     seconds: int = 0
-    >>> codec = typed_codec(Visit)
-    >>> codec.encode(Visit("home", 7))
-    b'{"page":"home","seconds":7}'
-    >>> codec.decode(b'{"page":"home"}')
-    Visit(page='home', seconds=0)
-    >>> typed_codec(Visit, Layout.MSGPACK).decode(typed_codec(Visit, Layout.MSGPACK).encode(Visit("home")))
-    Visit(page='home', seconds=0)
+    Decoding checks the type, so bytes of another form raise Corrupted.
+
+    Args:
+        type: The type of all values.
+        layout: The byte format, JSON or MessagePack.
+
+    Examples:
+        >>> class Visit(msgspec.Struct):
+        ...     page: str
+        ...     seconds: int = 0
+        >>> codec = typed_codec(Visit)
+        >>> codec.encode(Visit("home", 7))
+        b'{"page":"home","seconds":7}'
+        >>> codec.decode(b'{"page":"home"}')
+        Visit(page='home', seconds=0)
+        >>> typed_codec(Visit, Layout.MSGPACK).decode(typed_codec(Visit, Layout.MSGPACK).encode(Visit("home")))
+        Visit(page='home', seconds=0)
     """
     if layout is Layout.JSON:
         return _Functions(_typed_json, msgspec.json.Decoder(type).decode)
@@ -126,7 +136,7 @@ def _typed_json(value: object) -> bytes:
 
 
 class TypedItem(NamedTuple, Generic[T]):
-    """A key that was found, with its value decoded; otherwise as `Item`."""
+    """A key that is present, with its value decoded. The other fields are those of `Item`."""
 
     value: T
     version: int
@@ -136,7 +146,7 @@ class TypedItem(NamedTuple, Generic[T]):
 
 
 class TypedReplaced(NamedTuple, Generic[T]):
-    """The result of `replace`, with the old value decoded; otherwise as `Replaced`."""
+    """The result of `replace`, with the old value decoded. The other fields are those of `Replaced`."""
 
     applied: bool
     version: int
@@ -145,24 +155,24 @@ class TypedReplaced(NamedTuple, Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Coding(Generic[T]):
-    """A codec, with its errors as those of the store."""
+    """A codec whose errors are errors of the store."""
 
     codec: Codec[T]
 
     def encode(self, key: bytes, value: T) -> bytes:
-        """Raises InvalidRequest for what the codec does not know: nothing was sent."""
+        """Return the bytes of a value. Raises InvalidRequest if the codec does not support the value."""
         try:
             return self.codec.encode(value)
         except REFUSALS as error:
-            raise InvalidRequest(f"the value for {key!r}: want one that the codec knows: {error}") from error
+            raise InvalidRequest(f"value of {key!r}: expected one that the codec can encode: {error}") from error
 
     def decode(self, key: bytes, item: Item) -> TypedItem[T]:
-        """Raises Corrupted for bytes that the codec does not read: somebody else's, or an older form's."""
+        """Return an item with its value decoded. Raises Corrupted if the codec cannot decode the bytes."""
         try:
             return TypedItem(self.codec.decode(item.value), *item[1:])
         except REFUSALS as error:
             where = f"the value of {key!r}, version {item.version}"
-            raise Corrupted(f"{where}: want what the codec reads: {error}") from error
+            raise Corrupted(f"{where}: expected bytes that the codec can decode: {error}") from error
 
     def decode_or_none(self, key: bytes, item: Item | None) -> TypedItem[T] | None:
         return None if item is None else self.decode(key, item)

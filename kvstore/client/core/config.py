@@ -1,4 +1,4 @@
-"""Where the cluster is and how patient a client is. Decides only."""
+"""The configuration of a client: where the cluster is, timeouts, TLS and login. Decides only."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ SCHEME = "kv"
 TLS_SCHEME = "kvs"
 DEFAULT_PORT = 7401
 SECONDS_MAX = 1e9
-"""Of any time that a caller gives: 32 years. No clock could be set to infinity."""
+"""Maximum of any timeout that a caller gives: 32 years. No timer can be set to infinity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientConfig:
-    """Times are in seconds."""
+    """The configuration of a client. Times are in seconds."""
 
     endpoints: tuple[str, ...]
-    """`host:port` of some servers of the cluster. One that answers is enough; it tells of the others."""
+    """Addresses (`host:port`) of some servers of the cluster. One that answers is enough; it names the others."""
     timeout_s: float = 5.0
-    """For each call, retries included."""
+    """Maximum time for each call, retries included."""
     connect_timeout_s: float = 1.0
-    """For one connection."""
+    """Maximum time to open one connection."""
     silence_s: float = 1.0
-    """A server that owes answers and has sent none for this long is asked whether it is alive; without an answer in the
-    same time again it is given up, and what it owes is asked of others."""
+    """Time after which a server that owes answers and sends none is probed. After the same time again without a sign of
+    life the client disconnects and asks other servers."""
 
     tls: Tls | None = None
-    """How to verify the servers, and who this client is; None: plain TCP."""
+    """How to verify the servers, and the client's own certificate; None: plain TCP."""
     login: Login | None = None
-    """The user and his password, or a token and no user; None: those of the environment (KVSTORE_USER,
-    KVSTORE_PASSWORD_FILE or KVSTORE_PASSWORD; KVSTORE_TOKEN_FILE or KVSTORE_TOKEN), if it names any."""
+    """User and password, or a token without a user. None: those of the environment (KVSTORE_USER with
+    KVSTORE_PASSWORD_FILE or KVSTORE_PASSWORD; KVSTORE_TOKEN_FILE or KVSTORE_TOKEN), if it has any."""
     cluster: str = ""
-    """The id of the cluster that is meant, of its founding: no other one is asked for anything. Empty: the one whose
+    """Id of the cluster, assigned when it was founded. The client uses no other cluster. Empty: the cluster whose
     server answers first."""
 
     def __post_init__(self) -> None:
         if not self.endpoints:
-            raise ValueError("want at least one endpoint")
+            raise ValueError("expected at least one endpoint, got none")
         times = {field.name: getattr(self, field.name) for field in fields(self) if field.name.endswith("_s")}
         wrong = [
-            f"{name}: want more than 0 and at most {SECONDS_MAX:g}, got {value}"
+            f"{name}: expected more than 0 and at most {SECONDS_MAX:g}, got {value}"
             for name, value in times.items()
             if not 0 < value <= SECONDS_MAX
         ]
@@ -55,9 +55,14 @@ class ClientConfig:
 
 
 def parse_url(url: str) -> ClientConfig:
-    """`kv://[user:password@|token@]host:port,host:port[?timeout=5s&connect_timeout=500ms&silence=1s]`, or with TLS
-    `kvs://host:port[?ca=FILE&cert=FILE&key=FILE]`. User and password are percent-encoded; errors do not show them.
-    Raises ValueError."""
+    """Return the configuration that a URL describes.
+
+    The form is `kv://[user:password@|token@]host:port,host:port[?timeout=5s&connect_timeout=500ms&silence=1s]`, or with
+    TLS `kvs://host:port[?ca=FILE&cert=FILE&key=FILE]`. User and password are percent-encoded.
+
+    Raises:
+        ValueError: If the URL is malformed. The error does not show the login.
+    """
     scheme, _, rest = url.partition("://")
     authority = re.split("[/?#]", rest, maxsplit=1)[0]
     try:
@@ -65,8 +70,9 @@ def parse_url(url: str) -> ClientConfig:
     except ValueError:
         if "@" not in scheme + rest.removeprefix(authority):
             raise
-    raise ValueError(  # and shows nothing: what is before the @ may be a password, or its beginning
-        f"want {SCHEME}:// or {TLS_SCHEME}:// and then user:password@ with / ? # @ percent-encoded, got an @ elsewhere"
+    raise ValueError(  # without the URL: what is before the @ may be a password, or its beginning
+        f"expected {SCHEME}:// or {TLS_SCHEME}:// and then user:password@ with / ? # @ percent-encoded, "
+        "got an @ elsewhere"
     )
 
 
@@ -75,18 +81,18 @@ def _parsed(scheme: str, authority: str, rest: str) -> ClientConfig:
     rest = rest.removeprefix(authority)
     url = f"{scheme}://{hosts}{rest}"  # as errors show it
     login = _login(said) if at else None
-    parts = urlsplit(f"{scheme}://hosts{rest}")  # it takes no list with an IPv6 address
+    parts = urlsplit(f"{scheme}://hosts{rest}")  # urlsplit accepts no list with an IPv6 address
     if parts.scheme not in (SCHEME, TLS_SCHEME):
-        raise ValueError(f"want a URL like kv://host:port,host:port, got {url!r}")
+        raise ValueError(f"expected a URL like kv://host:port,host:port, got {url!r}")
     if parts.path not in ("", "/") or parts.fragment:
-        raise ValueError(f"want only hosts and options in a URL, got {url!r}")
+        raise ValueError(f"expected only hosts and options in a URL, got {url!r}")
     endpoints = tuple(_endpoint(each) for each in hosts.split(",") if each)
     pairs = dict(parse_qsl(parts.query, keep_blank_values=True))
     tls = _tls(pairs) if parts.scheme == TLS_SCHEME else None
     known = {field.name for field in fields(ClientConfig)} - {"endpoints", "tls", "login", "cluster"}
     unknown = sorted(name for name in pairs if f"{name}_s" not in known)
     if unknown:
-        raise ValueError(f"unknown options {unknown} in {url!r}; want some of {sorted(n[:-2] for n in known)}")
+        raise ValueError(f"unknown options {unknown} in {url!r}; expected some of {sorted(n[:-2] for n in known)}")
     options = {f"{name}_s": _seconds(name, value) for name, value in pairs.items()}
     return ClientConfig(endpoints=endpoints, tls=tls, login=login, cluster="", **options)
 
@@ -97,13 +103,13 @@ def _login(said: str) -> Login:
     user, colon, password = said.partition(":")
     if not user or not colon or not password:
         raise ValueError(
-            "want user:password, or a token, before the @ of a URL; or neither, and name both in the environment"
+            "expected user:password or a token before the @ of a URL; or leave both out and set them in the environment"
         )
     return Login(unquote(user), unquote(password).encode())
 
 
 def _tls(pairs: dict[str, str]) -> Tls:
-    """The files among the options, which are taken out of `pairs`."""
+    """Return the TLS files among the options, and remove them from `pairs`."""
     ca, cert, key = (Path(pairs.pop(name)) if name in pairs else None for name in ("ca", "cert", "key"))
     return Tls(ca=ca, cert=cert, key=key)
 
@@ -113,7 +119,7 @@ def _endpoint(text: str) -> str:
     if not colon or text.endswith("]"):
         host, port = text, str(DEFAULT_PORT)
     if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
-        raise ValueError(f"want host:port, got {text!r}")
+        raise ValueError(f"expected host:port, got {text!r}")
     return f"{host}:{port}"
 
 
@@ -124,4 +130,4 @@ def _seconds(name: str, text: str) -> float:
                 return float(text.removesuffix(suffix)) * factor
             except ValueError:
                 break
-    raise ValueError(f"{name}: want a time like 2s or 500ms, got {text!r}")
+    raise ValueError(f"{name}: expected a time like 2s or 500ms, got {text!r}")

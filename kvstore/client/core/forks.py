@@ -1,10 +1,12 @@
-"""Clients that were open when their process was forked. The child has them too, and must not use them: it would send on
-connections on which the parent sends, and give out the request ids that the parent gives out. Of two requests with one
-id on one key the second counts as the first one's retry, and gets its answer without being done.
+"""Clients that were open when their process was forked.
 
-So in the child every call is refused; a client that is opened there is another one. So it is with watches and readers
-of the feed: their streams are the parent's, and gRPC would wait for threads that are not here. Sessions are over in it:
-only the parent hears when their keys are released, and another process may have them then.
+The child has them too, and must not use them: it would send on the parent's connections, and use the request ids that
+the parent uses. Of two requests with one id on one key, the second counts as a retry of the first, and receives its
+answer without being carried out.
+
+So the child refuses every call of such a client; a client that is opened in the child is a new one. The same holds for
+watches and readers of the feed, because their streams belong to the parent and gRPC would wait for threads that do not
+exist in the child. Sessions are over in the child: only the parent learns when their keys are released.
 """
 
 from __future__ import annotations
@@ -18,46 +20,46 @@ from kvstore.errors import InvalidRequest
 FORKED = "the client was opened before this process was forked: open one in each process, after the fork"
 
 
-class Forked(Protocol):
-    """Something that knows whether it was open when this process was forked from the parent's."""
+class OpenedBeforeFork(Protocol):
+    """An object that knows whether it was opened before this process was forked."""
 
     is_forked: bool
 
 
-class Engine(Protocol):
-    """The state of a client, or of a session, that is open."""
+class ForkAware(Protocol):
+    """The state of an open client or session."""
 
-    def leave_to_parent(self) -> None:
-        """In a child: touch nothing that is the parent's, wait for no lock of a thread that is not here, and refuse all
-        calls from now on."""
+    def after_fork_in_child(self) -> None:
+        """In the child: touch nothing of the parent's, wait for no lock of a thread that does not exist here, and
+        refuse all calls."""
         ...
 
 
-_engines: WeakSet[Engine] = WeakSet()
+_engines: WeakSet[ForkAware] = WeakSet()
 _of_parents: list[object] = []
 
 
-def watch(engine: Engine) -> None:
-    """Have the engine told if the process is forked."""
+def watch(engine: ForkAware) -> None:
+    """Call the engine's `after_fork_in_child` if the process is forked."""
     _engines.add(engine)
 
 
-def check(opened: Forked) -> None:
-    """Raises InvalidRequest in a child, if it was opened by the parent."""
+def check(opened: OpenedBeforeFork) -> None:
+    """Raise InvalidRequest in a child if the object was opened by the parent."""
     if opened.is_forked:
         raise InvalidRequest(FORKED)
 
 
 def keep(*of_parent: object) -> None:
-    """In a child: hold what is the parent's for as long as there is a process. gRPC ends a call or a channel that
-    nobody holds any more, or waits for a thread that is not here."""
+    """In a child: keep objects of the parent referenced for the life of the process. gRPC ends a call or a channel that
+    is no longer referenced, or waits for a thread that does not exist here."""
     _of_parents.extend(of_parent)
 
 
 def _leave_all() -> None:
     for engine in list(_engines):
-        engine.leave_to_parent()
+        engine.after_fork_in_child()
 
 
-if hasattr(os, "register_at_fork"):  # where there are forks
+if hasattr(os, "register_at_fork"):  # on systems that fork
     os.register_at_fork(after_in_child=_leave_all)

@@ -1,4 +1,4 @@
-"""The operations of the clients: built, checked, and their answers understood. Decides only."""
+"""Builds and checks the clients' operations, and decodes their answers. Decides only."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import repeat
 from typing import Any, NamedTuple
 
 from kvstore.client.core.config import SECONDS_MAX
-from kvstore.client.core.operation import CHECK, DELETE, GET, META, OPERATION_BYTES, PUT, Operation, operation
+from kvstore.client.core.operation import CHECK, DELETE, GET, META, OPERATION_BYTES, PUT, ClientOperation, operation
 from kvstore.client.core.values import Item, Level, Meta, Replaced
 from kvstore.errors import InvalidRequest, StoreError
 from kvstore.limits import BATCH_BYTES_MAX, BATCH_OPS_MAX, KEY_BYTES_MAX, VALUE_BYTES_MAX
@@ -15,13 +15,13 @@ from kvstore.proto import kv_pb2
 from kvstore.rpc.status import restore
 
 TTL_S_MAX = 1 << 52
-"""In milliseconds it fits; 142 million years."""
+"""Maximum time to live in seconds: 142 million years. In milliseconds it fits into 64 bits."""
 
 
 # ── what is asked ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def get(key: bytes, level: int = Level.LINEARIZABLE) -> Operation:
+def get(key: bytes, level: int = Level.LINEARIZABLE) -> ClientOperation:
     if key.__class__ is not bytes:
         key = as_bytes(key)
     if level and level.__class__ is not Level:
@@ -29,10 +29,10 @@ def get(key: bytes, level: int = Level.LINEARIZABLE) -> Operation:
     length = len(key)
     if not 0 < length <= KEY_BYTES_MAX:
         check(key)
-    return Operation(GET, key, length + OPERATION_BYTES, True, b"", None, level)
+    return ClientOperation(GET, key, length + OPERATION_BYTES, True, b"", None, level)
 
 
-def meta(key: bytes, level: int = Level.LINEARIZABLE) -> Operation:
+def meta(key: bytes, level: int = Level.LINEARIZABLE) -> ClientOperation:
     key, _ = check(key)
     return operation(META, key, level=as_level(level))
 
@@ -47,7 +47,7 @@ def put(
     if_version: int | None = None,
     keep_ttl: bool = False,
     return_old: bool = False,
-) -> Operation:
+) -> ClientOperation:
     if key.__class__ is not bytes or value.__class__ is not bytes:
         key, value = as_bytes(key), as_bytes(value)
     length, size = len(key), len(value)
@@ -58,53 +58,55 @@ def put(
     options = None
     if flags or ttl_s is not None or if_version is not None:
         options = options_or_none(flags, ttl_s=ttl_s, if_version=if_version)
-    return Operation(PUT, key, length + size + OPERATION_BYTES, False, value, options)
+    return ClientOperation(PUT, key, length + size + OPERATION_BYTES, False, value, options)
 
 
-def put_until(key: bytes, value: bytes, expires_ms: int, *, if_absent: bool) -> Operation:
-    """A put of what expires at a date of the store's, rather than some time after it is done."""
+def put_until(key: bytes, value: bytes, expires_ms: int, *, if_absent: bool) -> ClientOperation:
+    """Return a put of a value that expires at a time of the store's clock."""
     key, value = check(key, value)
     options = kv_pb2.Options(expires_ms=expires_ms, flags=kv_pb2.IF_ABSENT * if_absent)
     return operation(PUT, key, value, options)
 
 
-def delete(key: bytes, *, if_version: int | None = None, return_old: bool = False) -> Operation:
+def delete(key: bytes, *, if_version: int | None = None, return_old: bool = False) -> ClientOperation:
     key, _ = check(key)
     return operation(DELETE, key, options=options_or_none(kv_pb2.RETURN_OLD * return_old, if_version=if_version))
 
 
-def condition(key: bytes, *, version: int | None = None, present: bool | None = None) -> Operation:
-    """A condition that a batch stands under. Raises InvalidRequest unless it names one of the two."""
+def condition(key: bytes, *, version: int | None = None, present: bool | None = None) -> ClientOperation:
+    """Return a condition of a batch. Raises InvalidRequest unless exactly one of the two is given."""
     key, _ = check(key)
     if (version is None) == (present is None):
-        raise InvalidRequest(f"want a version or whether the key is there, got version={version}, present={present}")
+        raise InvalidRequest(
+            f"expected either a version or whether the key is present, got version={version}, present={present}"
+        )
     flags = 0 if present is None else kv_pb2.IF_PRESENT if present else kv_pb2.IF_ABSENT
     return operation(CHECK, key, options=options_or_none(flags, if_version=version))
 
 
-def increment(key: bytes, delta: int = 1) -> Operation:
+def increment(key: bytes, delta: int = 1) -> ClientOperation:
     key, _ = check(key)
     if not -(1 << 63) <= delta < 1 << 63:
-        raise InvalidRequest(f"want a delta of 64 bits, got {delta}")
+        raise InvalidRequest(f"expected a delta of 64 bits, got {delta}")
     return operation(kv_pb2.INCREMENT, key, options=kv_pb2.Options(delta=delta))
 
 
-def append(key: bytes, suffix: bytes) -> Operation:
+def append(key: bytes, suffix: bytes) -> ClientOperation:
     key, suffix = check(key, suffix)
     return operation(kv_pb2.APPEND, key, suffix)
 
 
-def expire(key: bytes, ttl_s: float | None) -> Operation:
-    """None: the key shall never expire."""
+def expire(key: bytes, ttl_s: float | None) -> ClientOperation:
+    """Return an operation that sets the expiry of a key, or removes it if `ttl_s` is None."""
     key, _ = check(key)
     return operation(kv_pb2.EXPIRE, key, options=options_or_none(0, ttl_s=ttl_s))
 
 
-def scan(partition: str, start: bytes, end: bytes, limit: int, level: int, *, flags: int = 0) -> Operation:
-    """A page of one partition. What only a RANGE heeds is asked of a RANGE, which older servers refuse: of a SCAN they
-    would answer as if it were not there."""
+def scan(partition: str, start: bytes, end: bytes, limit: int, level: int, *, flags: int = 0) -> ClientOperation:
+    """Return a read of a page of one partition. Flags that only RANGE supports use a RANGE, which older servers refuse;
+    in a SCAN they would ignore them."""
     if limit < 0:
-        raise InvalidRequest(f"want a limit of 0 (none) or more, got {limit}")
+        raise InvalidRequest(f"expected a limit of 0 (none) or more, got {limit}")
     options = kv_pb2.Options(limit=limit, flags=flags)
     code = kv_pb2.RANGE if flags & ~kv_pb2.KEYS_ONLY else kv_pb2.SCAN
     page = operation(code, start, end, options, as_level(level))
@@ -112,20 +114,22 @@ def scan(partition: str, start: bytes, end: bytes, limit: int, level: int, *, fl
     return page
 
 
-def count(partition: str, level: int) -> Operation:
+def count(partition: str, level: int) -> ClientOperation:
     whole = operation(kv_pb2.COUNT, b"", level=as_level(level))
     whole.partition = partition
     return whole
 
 
-def batch(operations: Sequence[Operation]) -> Operation:
-    """All or nothing. Raises InvalidRequest if there is none, there are too many, or they are too large together: what
-    passes the size of a message would end its connection, and with it whatever else is under way there."""
+def batch(operations: Sequence[ClientOperation]) -> ClientOperation:
+    """Return an atomic batch. Raises InvalidRequest if it is empty or too large: an oversized message would end its
+    connection and all operations in flight there."""
     if not 0 < len(operations) <= BATCH_OPS_MAX:
-        raise InvalidRequest(f"want 1 to {BATCH_OPS_MAX} operations in a batch, got {len(operations)}")
+        raise InvalidRequest(
+            f"expected 1 to {BATCH_OPS_MAX} operations in a batch, got {len(operations)}; split the batch"
+        )
     size = sum(len(each.key) + len(each.value) for each in operations)
     if size > BATCH_BYTES_MAX:
-        raise InvalidRequest(f"want at most {BATCH_BYTES_MAX} bytes in a batch, got {size}")
+        raise InvalidRequest(f"expected at most {BATCH_BYTES_MAX} bytes in a batch, got {size}; split the batch")
     parts = [
         kv_pb2.Operation(code=each.code, key=each.key, value=each.value, options=each.options)  # type: ignore[arg-type]
         for each in operations
@@ -135,13 +139,13 @@ def batch(operations: Sequence[Operation]) -> Operation:
     return whole
 
 
-def names_its_partition(operation: Operation) -> bool:
-    """Whether the operation is for one partition whatever its key."""
+def names_its_partition(operation: ClientOperation) -> bool:
+    """Return True if the operation is for one partition whatever its key."""
     return operation.code in (kv_pb2.SCAN, kv_pb2.RANGE, kv_pb2.SCAN_TOKENS, kv_pb2.COUNT)
 
 
 def options_or_none(flags: int, *, ttl_s: float | None = None, if_version: int | None = None) -> kv_pb2.Options | None:
-    """None when there is nothing to say, which is cheap."""
+    """Return None if there are no options, which is cheap."""
     if not flags and ttl_s is None and if_version is None:
         return None
     options = kv_pb2.Options()
@@ -160,54 +164,54 @@ def options_or_none(flags: int, *, ttl_s: float | None = None, if_version: int |
 
 
 def check(key: bytes, value: bytes = b"") -> tuple[bytes, bytes]:
-    """Returns both as they are sent. Raises InvalidRequest for a key or value that no server would take."""
+    """Return key and value as they are sent. Raises InvalidRequest if no server would accept them."""
     key, value = as_bytes(key), as_bytes(value)
     if not 0 < len(key) <= KEY_BYTES_MAX:
-        raise InvalidRequest(f"want a key of 1 to {KEY_BYTES_MAX} bytes, got {len(key)}")
+        raise InvalidRequest(f"expected a key of 1 to {KEY_BYTES_MAX} bytes, got {len(key)}")
     if len(value) > VALUE_BYTES_MAX:
-        raise InvalidRequest(f"want a value of at most {VALUE_BYTES_MAX} bytes, got {len(value)}")
+        raise InvalidRequest(f"expected a value of at most {VALUE_BYTES_MAX} bytes, got {len(value)}")
     return key, value
 
 
 def as_level(given: int) -> Level:
-    """Raises InvalidRequest for what is none."""
+    """Return a Level. Raises InvalidRequest if there is no such level."""
     try:
         return Level(given)
     except ValueError:
-        raise InvalidRequest(f"want a Level, got {given!r}") from None
+        raise InvalidRequest(f"expected a Level, got {given!r}") from None
 
 
 def as_seconds(given: float) -> float:
-    """Return how long an operation may take. Raises InvalidRequest for what no clock could be set to."""
+    """Return the maximum time of an operation. Raises InvalidRequest for a time to which no timer can be set."""
     if isinstance(given, int | float) and given <= SECONDS_MAX:
         return given
-    raise InvalidRequest(f"want a timeout_s of at most {SECONDS_MAX:g}, got {given!r}")
+    raise InvalidRequest(f"expected timeout_s to be at most {SECONDS_MAX:g}, got {given!r}")
 
 
 def as_bytes(given: bytes | bytearray | memoryview) -> bytes:
-    """Return what stays as it is until it is sent. Raises InvalidRequest for text and the like: found out by a frame
-    that cannot be made, or by the server, it would take the operations of all others along."""
+    """Return immutable bytes. Raises InvalidRequest for text and the like: detected only when the frame is made, or by
+    the server, it would fail all other operations of the frame."""
     if isinstance(given, bytes | bytearray | memoryview):
         return bytes(given)
-    raise InvalidRequest(f"want keys and values as bytes, got {type(given).__name__}")
+    raise InvalidRequest(f"expected keys and values to be bytes, got {type(given).__name__}")
 
 
 # ── what is answered ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def decode(operation: Operation, answer: Any) -> Any:
-    """The result of an operation: `answer` is a number, an Item, None, or a Result message."""
+def decode(operation: ClientOperation, answer: Any) -> Any:
+    """Return the result of an operation. `answer` is a number, an Item, None, or a Result message."""
     if answer.__class__ is not kv_pb2.Result:
         return answer
     return _DECODE[operation.code](answer)
 
 
-def decode_batch(operations: Sequence[Operation], answer: kv_pb2.Result) -> list[Any]:
-    """The results of a batch's operations, in order."""
+def decode_batch(operations: Sequence[ClientOperation], answer: kv_pb2.Result) -> list[Any]:
+    """Return the results of a batch's operations, in order."""
     return [_decode_part(each, part) for each, part in zip(operations, answer.results, strict=True)]
 
 
-def _decode_part(operation: Operation, part: kv_pb2.Result) -> Any:
+def _decode_part(operation: ClientOperation, part: kv_pb2.Result) -> Any:
     if part.HasField("failure"):
         return restore(part.failure.reason, part.failure.message, part.failure.metadata)
     if operation.options is not None and operation.options.flags & kv_pb2.RETURN_OLD:
@@ -218,7 +222,7 @@ def _decode_part(operation: Operation, part: kv_pb2.Result) -> Any:
 
 
 def item_or_none(message: Any) -> Item | None:
-    """The item of a message that may have a record."""
+    """Return the item of a message that may have a record."""
     return item_of(message.record) if message.HasField("record") else None
 
 
@@ -234,13 +238,13 @@ def _meta_or_none(answer: kv_pb2.Result) -> Meta | None:
 
 
 class Part(NamedTuple):
-    """One partition's part of an answer about a range."""
+    """One partition's part of the answer about a range."""
 
     items: list[tuple[bytes, Any]]
-    """Keys with their items; keys alone have None."""
+    """Keys with their items; None instead of an item if only keys were requested."""
     next: bytes | None
     number: int
-    """Of keys, where only that was asked for."""
+    """Number of keys, if only that was requested."""
 
 
 def _part(answer: kv_pb2.Result) -> Part:
@@ -266,5 +270,5 @@ _DECODE: dict[int, Callable[[kv_pb2.Result], Any]] = {
 
 
 def failures_of(answers: kv_pb2.Answers) -> list[tuple[StoreError, Sequence[int]]]:
-    """Each error with the numbers of the operations that it ended."""
+    """Return each error with the numbers of the operations that it ended."""
     return [(restore(each.reason, each.message, each.metadata), each.numbers) for each in answers.failures]

@@ -1,9 +1,9 @@
-"""Attempts and outcomes: what a client may conclude from what it hears. Decides only.
+"""Attempts and outcomes: what a client may conclude from answers and errors. Decides only.
 
-A mutation keeps its request id (client, sequence) over all attempts, so that it is applied once. What was sent and got
-no answer may have been carried out: it is tried again under the same id until the deadline, and is *unknown* after it.
-A refusal means "not done" only if no earlier attempt may have been carried out: a late duplicate of that one could
-still arrive and find what it needs.
+A mutation keeps its request id (client, sequence) over all attempts, so it is applied once. An attempt that was sent
+and not answered may have been carried out: it is retried with the same id until the deadline, and its outcome is
+*unknown* after that. A refusal means "not done" only if no earlier attempt may have been carried out, because a late
+duplicate of that attempt could still arrive and succeed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from kvstore.backoff import delays
-from kvstore.client.core.operation import Operation
+from kvstore.client.core.operation import ClientOperation
 from kvstore.errors import (
     Moved,
     NotLeader,
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
     from random import Random
 
 RENUMBER_MAX = 3
-"""How often a request may get another id because the store had forgotten how old the client is."""
+"""Maximum number of new ids for a request because the store has forgotten how old the client is."""
 ATTEMPTS_MAX = 1000
 """Maximum number of retries when other clients change the key between read and write."""
 
 
-class Nobody(Unavailable):
-    """There was no server that could be asked; says nothing of why. Callers of clients get Unavailable itself."""
+class NoServerReachable(Unavailable):
+    """No server could be asked. Callers of clients get Unavailable itself."""
 
     def __init__(self) -> None:
         super().__init__("no server can be reached")
 
 
-def failed_for_good(operation: Operation, error: StoreError) -> StoreError | None:
-    """Choose the error to raise for an attempt that was answered with `error`; None: try again under the same id."""
+def final_error_or_none(operation: ClientOperation, error: StoreError) -> StoreError | None:
+    """Return the error to raise for an attempt that ended with `error`, or None to retry with the same id."""
     operation.is_sent = False
     if isinstance(error, OutcomeUnknown):
         operation.is_unknown = not operation.is_read
@@ -58,36 +58,36 @@ def failed_for_good(operation: Operation, error: StoreError) -> StoreError | Non
     return error
 
 
-def too_late(operation: Operation, last: StoreError | None, timeout_s: float) -> StoreError:
-    """Make the error to raise when the time is up. `last`: how the latest attempt failed, if it did."""
+def deadline_error(operation: ClientOperation, last: StoreError | None, timeout_s: float) -> StoreError:
+    """Return the error to raise at the deadline. `last`: the error of the last attempt, if it failed."""
     why = f"; the last attempt: {last}" if last is not None else ""
     if not operation.is_read and (operation.is_unknown or operation.is_sent):
         return OutcomeUnknown(f"no outcome within {timeout_s:g} s{why}")
-    if isinstance(last, Retryable) and not isinstance(last, Nobody):
+    if isinstance(last, Retryable) and not isinstance(last, NoServerReachable):
         return last
     return Unavailable(f"no answer within {timeout_s:g} s{why}")
 
 
 def contended(key: bytes) -> Overloaded:
     """Return the error for a call that other clients have prevented ATTEMPTS_MAX times."""
-    return Overloaded(f"{key!r} was written by others each time, {ATTEMPTS_MAX} times on end")
+    return Overloaded(f"{key!r} was changed by other clients {ATTEMPTS_MAX} times in a row")
 
 
-def lost(operation: Operation, why: str) -> StoreError:
-    """How an attempt ends whose connection is gone."""
+def lost(operation: ClientOperation, why: str) -> StoreError:
+    """Return the error of an attempt whose connection was lost."""
     if operation.is_sent and not operation.is_read:
         return OutcomeUnknown(why)
     return Unavailable(f"{why}; nothing was sent" if not operation.is_sent else why)
 
 
 def pauses(random: Random) -> Iterator[float]:
-    """Seconds before each further attempt of one operation, if nothing is learnt meanwhile."""
+    """Yield the pauses before each further attempt of an operation, in seconds."""
     yield 0.0
     yield from delays(random, first_s=0.02, cap_s=0.25)
 
 
 def pause_s(error: StoreError, waits: Iterator[float]) -> float:
-    """How long to wait before the next attempt. Whoever refused for a while has said for how long."""
+    """Return the pause before the next attempt, in seconds. A server that rejected a rate has named a longer one."""
     if is_hint(error):
         return 0.0
     wait_s = next(waits)
@@ -95,10 +95,11 @@ def pause_s(error: StoreError, waits: Iterator[float]) -> float:
 
 
 def is_hint(error: StoreError) -> bool:
-    """Whether the error names where to go, so that there is nothing to wait for."""
+    """Return True if the error names the server to ask, so that there is nothing to wait for."""
     return isinstance(error, NotLeader) and bool(error.address)
 
 
-def is_about_the_way(error: StoreError) -> bool:
-    """Whether another topology could lead elsewhere. One that was only refused for now goes the same way again."""
+def may_need_new_topology(error: StoreError) -> bool:
+    """Return True if a newer topology could name another server. A server that refuses only for now stays the right
+    one."""
     return isinstance(error, NotLeader | Moved | Unavailable | OutcomeUnknown)

@@ -1,4 +1,4 @@
-"""The values that clients get and give: items, conditions, batches. Decides only."""
+"""The values that clients accept and return. Decides only."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ class Level(IntEnum):
     """How fresh a read must be."""
 
     LINEARIZABLE = kv_pb2.LINEARIZABLE
-    """It sees every write that was acknowledged before the read began. The default."""
+    """The read sees every write that was acknowledged before the read began. The default."""
     STRICT = kv_pb2.STRICT
-    """The same, without trusting any clock. Costs a round to the bookies."""
+    """Like LINEARIZABLE, without trust in any clock. Costs one round trip to the bookies."""
     SESSION = kv_pb2.SESSION
-    """It sees at least what this client has written and read. Any replica may answer."""
+    """The read sees at least what this client has written and read. Any replica may answer."""
     STALE = kv_pb2.STALE
-    """It sees some past state. Any replica may answer, at once."""
+    """The read sees some past state. Any replica may answer, at once."""
 
 
 class Item(NamedTuple):
-    """A key that was found."""
+    """A key that is present."""
 
     value: bytes
     version: int
-    """Rises with each write of the key; what `if_version` compares."""
+    """Rises with each write of the key. `if_version` compares it."""
     created: int
-    """The version with which the key came to be."""
+    """Version with which the key was created."""
     written_ms: int
-    """When it was last written: milliseconds since 1970."""
+    """Time of the last write, in milliseconds since 1970."""
     expires_ms: int
-    """When it will be gone; 0: never."""
+    """Time of expiry, in milliseconds since 1970; 0: never."""
 
 
 class Meta(NamedTuple):
-    """A key that was found, without its value."""
+    """A key that is present, without its value."""
 
     length: int
-    """Of the value, in bytes."""
+    """Length of the value, in bytes."""
     version: int
     created: int
     written_ms: int
@@ -51,33 +51,33 @@ class Page(NamedTuple):
     """Some keys of a range, in order."""
 
     items: list[tuple[bytes, Item]]
-    """Perhaps fewer than were asked for, or none, though more follow: a page is bounded in bytes too."""
+    """May be fewer than `limit`, or none, although more follow: a page is bounded in bytes, too."""
     token: str | None
-    """What the next page is asked with, by whomever and whenever; None: there is no more."""
+    """Token of the next page; None if there are no more keys. Any process may use it at any time."""
 
 
 class Deleted(NamedTuple):
-    """How far a deletion of many keys has come."""
+    """The progress of a deletion of many keys."""
 
     total: int
-    """Keys deleted by this call so far."""
+    """Number of keys that this call has deleted so far."""
     token: str | None
-    """What another call goes on with; None: all are deleted."""
+    """Token with which another call continues; None if all are deleted."""
 
 
 class Replaced(NamedTuple):
     """The result of `replace`."""
 
     applied: bool
-    """False: the condition was not met, and nothing was written."""
+    """False if the condition was not met, so that nothing was written."""
     version: int
-    """The key's version now."""
+    """Version of the key now."""
     old: Item | None
-    """What the key held before; None: it was absent."""
+    """Item that the key held before; None if it was absent."""
 
 
 Token = Mapping[str, int]
-"""How far a client has seen each partition, and under RING the ring. Another client that takes it reads at least as far
-(Level.SESSION)."""
+"""How far a client has seen each partition, and the ring (under RING). A client that absorbs it reads at least as far.
+"""
 RING = ""
 """No partition has this name."""

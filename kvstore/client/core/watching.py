@@ -1,4 +1,4 @@
-"""A watch as its reader sees it: changes, and the position behind those that he has had. Decides only."""
+"""A watch as its reader sees it: changes, and the position behind the changes that were returned. Decides only."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from kvstore.proto import kv_pb2
 
 HEARTBEAT_S, HEARTBEAT_S_MAX = 5.0, 86_400.0
 SILENT_HEARTBEATS = 3
-"""A server that has sent nothing for so many heartbeats is left for another."""
+"""Number of heartbeats without a message after which the client changes to another server."""
 POSITION_MAX = (1 << 63) - 1
 Check = Callable[[kv_pb2.TopologyResponse, str], None]
-"""Raises Unavailable if the topology that an address has given is another cluster's."""
+"""Raises Unavailable if the topology that an address has sent belongs to another cluster."""
 
 
 class Change(NamedTuple):
@@ -25,18 +25,18 @@ class Change(NamedTuple):
 
     key: bytes
     item: Item | None
-    """What the key holds now; None: it was deleted."""
+    """Item that the key holds now; None if it was deleted."""
     version: int
-    """A put's version, a delete's sequence. Those of one key rise."""
+    """Version of a put, sequence of a delete. Rises with each change of a key."""
     time_ms: int
-    """When it was written, by the leader's clock: milliseconds since 1970."""
+    """Time of the write by the leader's clock, in milliseconds since 1970."""
     partition: str
     expired: bool
-    """Of a delete: by the store, because the key's time was over."""
+    """True if the store deleted the key because it expired."""
 
 
-class Watched(NamedTuple):
-    """The keys that a watch is about."""
+class WatchedKeys(NamedTuple):
+    """The keys that a watch follows."""
 
     start: bytes
     end: bytes
@@ -46,18 +46,19 @@ class Watched(NamedTuple):
     @staticmethod
     def of(
         key: bytes | None, prefix: bytes, start: bytes, end: bytes, *, keys_only: bool, heartbeat_s: float
-    ) -> Watched:
-        """Raises InvalidRequest unless it is one of a key, a prefix, a range, or everything."""
+    ) -> WatchedKeys:
+        """Return the keys to watch. Raises InvalidRequest unless the arguments name a key, a prefix, a range or
+        everything."""
         if not 0 < heartbeat_s <= HEARTBEAT_S_MAX:
             raise InvalidRequest(
-                f"want a heartbeat_s of more than 0 and at most {HEARTBEAT_S_MAX:g}, got {heartbeat_s!r}"
+                f"expected heartbeat_s to be more than 0 and at most {HEARTBEAT_S_MAX:g}, got {heartbeat_s!r}"
             )
         if key is not None:
             key = as_bytes(key)
             if prefix or start or end or not key:
-                raise InvalidRequest("want a key, or a prefix, or bounds to watch, not several of them")
-            return Watched(key, key + b"\0", keys_only, heartbeat_s)
-        return Watched(*scan_bounds(start, end, prefix), keys_only, heartbeat_s)
+                raise InvalidRequest("expected a key, a prefix or bounds to watch, got several of them")
+            return WatchedKeys(key, key + b"\0", keys_only, heartbeat_s)
+        return WatchedKeys(*scan_bounds(start, end, prefix), keys_only, heartbeat_s)
 
     @property
     def key(self) -> bytes | None:
@@ -68,21 +69,23 @@ class Watched(NamedTuple):
         return SILENT_HEARTBEATS * self.heartbeat_s + 1.0
 
 
-class Reading:
-    """The place of one reader. `take` what a server sends; `give` it out change by change; `request` to go on."""
+class WatchCursor:
+    """The position of one reader. `take` receives a server's message, `give` returns its changes one by one, `request`
+    resumes."""
 
-    def __init__(self, watched: Watched, after: Mapping[str, int] | None, seen: Mapping[str, int]) -> None:
+    def __init__(self, watched: WatchedKeys, after: Mapping[str, int] | None, seen: Mapping[str, int]) -> None:
         self.watched = watched
         self.position: dict[str, int] = checked_positions("after", after or {})
-        """Behind everything that was given out; empty as long as no server has said where the watch begins."""
+        """Position behind all changes that were returned; empty until a server reports where the watch begins."""
         self.is_ready = False
-        """Whether a server watches since the last `request`."""
+        """True if a server watches since the last `request`."""
         self._seen = dict(seen)
         self._changes: deque[tuple[kv_pb2.Change, str, int]] = deque()
-        """With its partition, and the position once it has been given."""
+        """Changes with their partition and the position behind them."""
 
     def request(self) -> kv_pb2.WatchRequest:
-        """To be sent to a server, any one; what another had sent and is not given out yet comes again."""
+        """Return the request for any server. Changes that another server has sent and that are not returned yet come
+        again."""
         self._changes.clear()
         self.is_ready = False
         watched = self.watched
@@ -95,15 +98,15 @@ class Reading:
             keys_only=watched.keys_only,
         )
 
-    def begin_anew(self) -> None:
-        """Forget where it stands; a server says where it begins."""
+    def restart(self) -> None:
+        """Forget the position, so that a server reports where the watch begins."""
         self._changes.clear()
         self.position = {}
         self.is_ready = False
 
     def take(self, message: kv_pb2.WatchResponse) -> None:
-        """The server's next message. All of the former one has been given out."""
-        assert not self._changes, "messages are taken one by one"
+        """Take a server's next message. All changes of the previous message have been returned."""
+        assert not self._changes, "the previous message must be consumed before the next one is taken"
         self.is_ready = True
         if message.positions:
             self.position = dict(message.positions)
@@ -119,7 +122,7 @@ class Reading:
         return bool(self._changes)
 
     def next_change(self) -> Change:
-        """The change that `give` returns next."""
+        """Return the change that `give` returns next."""
         change, partition, _ = self._changes[0]
         item = None
         if change.HasField("record"):
@@ -133,31 +136,34 @@ class Reading:
         return Change(change.key, item, change.sequence, change.time_ms, partition, change.expired)
 
     def give(self) -> Change:
-        """The next change; `position` moves behind it."""
+        """Return the next change and move `position` behind it."""
         given = self.next_change()
         _, partition, position = self._changes[0]
-        # Nothing is called from here on, so an exception of a signal handler strikes before both or after both: a
-        # change that a caller did not get is given again, and `position` is not behind it.
+        # Nothing is called from here on, so an exception of a signal handler strikes before both statements or after
+        # both. A change that a caller did not receive is returned again, and `position` is not behind it.
         self.position[partition] = position
         del self._changes[0]
         return given
 
 
 def checked_positions(name: str, positions: Mapping[str, int]) -> dict[str, int]:
-    """Raises InvalidRequest for what no position can be: no server would hear of it, so that it seemed to be away."""
+    """Return positions as a dict. Raises InvalidRequest for an impossible position: it would never reach a server, and
+    the cluster would seem to be down."""
     for partition, sequence in positions.items():
         if not isinstance(partition, str) or not is_count(sequence, POSITION_MAX):
             raise InvalidRequest(
-                f"want `{name}` as {{partition: sequence}}, from 0 on, got {partition!r}: {sequence!r}"
+                f"expected `{name}` as {{partition: sequence}} with sequences from 0 on, got "
+                f"{partition!r}: {sequence!r}"
             )
     return dict(positions)
 
 
 def is_count(value: object, most: int) -> bool:
-    """Whether it is a whole number from 0 to `most`. A bool is none: protobuf would take it for 0 or 1."""
+    """Return True for a whole number from 0 to `most`. A bool is not one, although protobuf would accept it as
+    0 or 1."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
 
 
 def is_final(error: StoreError) -> bool:
-    """Whether no server will go on with the watch."""
+    """Return True if no server can continue the watch."""
     return not isinstance(error, Retryable | OutcomeUnknown)

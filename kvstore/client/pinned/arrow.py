@@ -1,7 +1,7 @@
 """Pages of pinned reads as Arrow record batches, without a loop over rows. Needs the `spark` extra (pyarrow, numpy).
 
-The joined keys and rows of a page are Arrow's own layout already: a column is one slice in C, and a number of the rows'
-headers one gather.
+The joined keys and rows of a page have Arrow's own layout. A column is one slice in C, and a number in the rows'
+headers is one gather.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kvstore.client.pinned.read import Page
-from kvstore.proto.pinned_page import AGED, EXPIRES, HEADER_BYTES, HEADER_BYTES_MIN, TOKEN_BYTES, Columns, joined
+from kvstore.client.pinned.read import SplitPage
+from kvstore.proto.pinned_page import AGED, EXPIRES, HEADER_BYTES, HEADER_BYTES_MIN, TOKEN_BYTES, PageColumns, joined
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 TIME_MS_MAX = 253_402_128_000_000
-"""The 30th of December 9999. The store takes expiries up to 2^62 ms, which are no timestamps: they count as this one,
-which Python's dates reach in every time zone."""
+"""30 December 9999, in milliseconds. The store accepts expiries up to 2^62 ms, which are not valid timestamps; they
+become this one, which Python's dates can show in every time zone."""
 SCHEMA = pa.schema(
     [
         pa.field("partition", pa.string(), nullable=False),
@@ -31,28 +31,29 @@ SCHEMA = pa.schema(
         pa.field("expires_at", TIMESTAMP),
     ]
 )
-"""Of snapshots. `value` is null where a read left it out, and in an incremental's deletes."""
+"""The schema of snapshots. `value` is null if the read left values out, and in the deletes of an incremental
+snapshot."""
 COLUMNS = tuple(SCHEMA.names)
 END = 1 << 30
-"""Beyond every value. Left out, Arrow computes the size of the result wrongly."""
+"""An index behind every value. Without it Arrow computes a wrong size of the result."""
 _BYTES = np.frombuffer(HEADER_BYTES, np.uint8)
 
 
 def times_of(milliseconds: Any) -> Any:
-    """Milliseconds since 1970, an array of int64, as timestamps; 0: none."""
+    """Return milliseconds since 1970, an int64 array, as timestamps. 0 becomes null."""
     return pa.array(np.minimum(milliseconds, TIME_MS_MAX) * 1000, mask=milliseconds == 0).cast(TIMESTAMP)
 
 
-def batch_of(page: Page, partition: str, columns: Sequence[str] = COLUMNS) -> Any:
-    """The records of a page as a pyarrow.RecordBatch of these columns of SCHEMA. Ask for `value` only if the page was
-    read with values. Expired records are left out."""
+def batch_of(page: SplitPage, partition: str, columns: Sequence[str] = COLUMNS) -> Any:
+    """Return the records of a page as a pyarrow.RecordBatch with these columns of SCHEMA. Request `value` only if the
+    page was read with values. Expired records are left out."""
     return _batch(page.columns, partition, columns)
 
 
-def batches_of(pages: Iterable[Page], partition: str, bytes_min: int) -> Iterator[Any]:
-    """The records of pages as larger batches of all columns: each batch costs about a millisecond, however small it is,
-    and servers do best with small pages."""
-    gathered: list[Columns] = []
+def batches_of(pages: Iterable[SplitPage], partition: str, bytes_min: int) -> Iterator[Any]:
+    """Yield the records of pages as larger batches with all columns. Each batch costs about a millisecond whatever its
+    size, and servers work best with small pages."""
+    gathered: list[PageColumns] = []
     size = 0
     for page in pages:
         found = page.columns
@@ -68,7 +69,7 @@ def batches_of(pages: Iterable[Page], partition: str, bytes_min: int) -> Iterato
         yield _batch(joined(gathered), partition, COLUMNS)
 
 
-def _batch(found: Columns, partition: str, columns: Sequence[str]) -> Any:
+def _batch(found: PageColumns, partition: str, columns: Sequence[str]) -> Any:
     rows = _Rows(found)
     arrays = [rows.column(name, partition) for name in columns]
     batch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema([SCHEMA.field(name) for name in columns]))
@@ -78,7 +79,7 @@ def _batch(found: Columns, partition: str, columns: Sequence[str]) -> Any:
 class _Rows:
     """The columns of one page."""
 
-    def __init__(self, page: Columns) -> None:
+    def __init__(self, page: PageColumns) -> None:
         self._page, self._count = page, page.count
         self._offsets = _offsets(page.row_lengths)
         self._starts = self._offsets[:-1].astype(np.int64)
@@ -102,11 +103,11 @@ class _Rows:
                 return pa.array(self._words(9) * 1000).cast(TIMESTAMP)
             case "expires_at":
                 return times_of(self._expires_ms())
-        raise ValueError(f"unknown column {name!r}; want some of {', '.join(COLUMNS)}")
+        raise ValueError(f"unknown column {name!r}; expected one of {', '.join(COLUMNS)}")
 
     @property
     def live(self) -> Any:
-        """Mark the records that had not expired."""
+        """Mask of the records that had not expired."""
         expires_ms = self._expires_ms()
         return (expires_ms == 0) | (expires_ms > self._page.time_ms)
 
@@ -115,7 +116,7 @@ class _Rows:
         return self._words(HEADER_BYTES_MIN + 8 * (self._flags & AGED).astype(np.int64), expiring)
 
     def _words(self, at: Any, where: Any = None) -> Any:
-        """The numbers that stand `at` bytes behind the beginnings of the rows; 0 where there are none."""
+        """Return the numbers that are `at` bytes behind the start of each row; 0 for rows outside `where`."""
         data, places = self._page.rows, self._starts + at
         if where is not None and not where.any():
             return np.zeros(self._count, np.int64)

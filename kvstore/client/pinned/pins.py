@@ -1,13 +1,13 @@
-"""Reads of the whole store at pinned positions: what a data pipeline plans with, and what its tasks call. Blocking.
+"""Reads of the whole store at pinned positions: planning and reading for data pipelines. Blocking.
 
     store = pin_store("kv://host:7401", ttl_s=600)
-    for split in store.splits():            # anywhere, any number of times: always the same bytes
+    for split in store.splits():            # in any process, any number of times: always the same bytes
         for page in read_pinned(split):
             ...
     unpin("kv://host:7401", store.id)
 
-Plans are frozen values that can be pickled. They carry no login: who reads them says by `read_pinned(login=…)`, or by
-the environment, which user that is. Nothing here keeps a connection between calls, so a fork does no harm.
+Plans are frozen values that can be pickled. They carry no login: the reader passes one to `read_pinned(login=…)`, or
+the environment names it. No connection stays open between calls, so a fork does no harm.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import grpc
 from kvstore.backoff import delays
 from kvstore.client.blocking.identity import check_cluster
 from kvstore.client.core.config import ClientConfig, parse_url
-from kvstore.client.core.strangers import Strangers
+from kvstore.client.core.login_refusals import LoginRefusals
 from kvstore.env.library_env import library_env
 from kvstore.env.tls import Tls
 from kvstore.errors import ConfigError, NoSuchPin, NotAuthenticated, OutcomeUnknown, Retryable, StoreError, Unavailable
@@ -37,7 +37,7 @@ T = TypeVar("T")
 SPLIT_BYTES = 64 << 20
 TIMEOUT_S = 30.0
 LATE_S = 2.0
-"""How much longer than its `timeout_s` a call waits for gRPC."""
+"""How long a call may exceed its `timeout_s` while it waits for gRPC."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +49,12 @@ class Split:
     position: Position
     first: int
     last: int
-    """Tokens, both included. What the partition does not own of them is not read."""
+    """First and last token, both included. Tokens that the partition does not own are not read."""
     replicas: tuple[str, ...]
-    """Servers that can be asked, `host:port` each, best first."""
+    """Addresses (`host:port`) of the replicas that can be asked, the best first."""
     rows: int
     bytes: int
-    """About."""
+    """Approximate number of bytes."""
     tls: Tls | None = None
 
 
@@ -65,28 +65,28 @@ class PinnedPartition:
     partition: str
     position: Position
     sequence: int
-    """Of the last mutation up to there."""
+    """Sequence of the last mutation up to the position."""
     time_ms: int
-    """Record time there: what expires at it or before is not read."""
+    """Record time at the position. Keys that expire at this time or earlier are not read."""
     spans: tuple[tuple[int, int], ...]
-    """What the partition owns there: first and last tokens, both included."""
+    """First and last tokens, both included, of the ranges that the partition owns at the position."""
     replicas: tuple[str, ...]
-    """`host:port` of those that can be asked, replicas that do not lead first."""
+    """Addresses (`host:port`) of the replicas that can be asked; the leader is last."""
     rows: int
     bytes: int
-    """Of keys and values, about."""
+    """Approximate bytes of keys and values."""
     split_tokens: tuple[int, ...]
-    """The last tokens of all splits but the last."""
+    """Last tokens of all splits but the last one."""
     deadline_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class PinnedStore:
-    """A pin, and what is held by it."""
+    """A pin and the partitions that it holds."""
 
     id: str
     deadline_ms: int
-    """Wall clock of the servers; the earliest of all partitions."""
+    """Deadline by the servers' wall clocks, in milliseconds since 1970; the earliest of all partitions."""
     ring_version: int
     partitions: tuple[PinnedPartition, ...]
     tls: Tls | None = None
@@ -100,8 +100,8 @@ class PinnedStore:
         return sum(each.bytes for each in self.partitions)
 
     def splits(self) -> list[Split]:
-        """Divide the pinned records into ranges of about equal size: every record is in exactly one of them. Neighbours
-        ask different replicas first."""
+        """Return ranges of about equal size that contain every pinned record exactly once. Neighbouring splits prefer
+        different replicas."""
         return [split for each in self.partitions for split in self._splits_of(each)]
 
     def _splits_of(self, pinned: PinnedPartition) -> list[Split]:
@@ -116,7 +116,7 @@ class PinnedStore:
                 pinned.position,
                 bounds[number] + 1,
                 bounds[number + 1],
-                turned(pinned.replicas, number),
+                rotated(pinned.replicas, number),
                 pinned.rows // count,
                 pinned.bytes // count,
                 self.tls,
@@ -132,19 +132,19 @@ class PinStatus:
     partition: str
     id: str
     ledger: int | None
-    """The log is held from this ledger on."""
+    """First ledger of the log that the pin holds."""
     deadline_ms: int
-    """0: as long as the session that made it lives."""
+    """Deadline in milliseconds since 1970; 0: the pin lives as long as the session that made it."""
     position: Position | None
-    """What can be read; None: the pin only holds the log."""
+    """Position that can be read; None if the pin only holds the log."""
     servers: tuple[str, ...]
-    """Who keeps that position."""
+    """Servers that keep the position."""
     is_retired: bool = False
-    """True if the partition has retired and stays because of its pins."""
+    """True if the partition has retired and remains because of its pins."""
 
 
-def turned(replicas: tuple[str, ...], number: int) -> tuple[str, ...]:
-    """All but the last, who leads, in turn."""
+def rotated(replicas: tuple[str, ...], number: int) -> tuple[str, ...]:
+    """Rotate the replicas, except the last one, which leads."""
     followers = replicas[:-1]
     if not followers:
         return replicas
@@ -162,11 +162,27 @@ def pin_store(
     timeout_s: float = TIMEOUT_S,
     identity: str = "",
 ) -> PinnedStore:
-    """Pin the store, or some partitions of it, for `ttl_s` seconds. Of all partitions each token is owned by exactly
-    one. With `id` the call can be repeated: it pins anew, and the former positions are gone. `identity`: of which
-    cluster the servers must be. Raises StoreError."""
+    """Pin the store, or some of its partitions, and return the pinned positions.
+
+    If all partitions are pinned, every token belongs to exactly one of them. Costs one call, which takes as long as the
+    slowest partition.
+
+    Args:
+        cluster: A URL, `host:port`, or a `ClientConfig`.
+        ttl_s: How long the pin lives without `renew_pin`, in seconds.
+        id: Name of the pin. Pinning an existing name replaces its positions. Empty: a random name.
+        partitions: Ids of the partitions. Empty: all.
+        split_bytes: Size of a split, in bytes.
+        timeout_s: Maximum time for the call, in seconds.
+        identity: Id of the cluster that the servers must belong to.
+
+    Raises:
+        Unavailable: If no server has answered in time.
+        OutcomeUnknown: If the pin may have been made.
+    """
     config = _config(cluster)
-    # A name that the servers made up would be another one at the next server: a pin too many.
+    # The client chooses the name: a name chosen by the server would differ at the next server, so that a retry would
+    # leave another pin.
     name = id or f"pin-{library_env('kvstore pinned').random.randbytes(8).hex()}"
     request = data_pb2.PinRequest(
         id=name,
@@ -191,8 +207,19 @@ def renew_pin(
     timeout_s: float = TIMEOUT_S,
     identity: str = "",
 ) -> int:
-    """Let the pin live for `ttl_s` seconds from now; its new deadline in ms. Raises NoSuchPin if it has ended in one of
-    the partitions, by default all in which it is. `identity`: of which cluster the servers must be."""
+    """Extend a pin, and return its new deadline in milliseconds since 1970.
+
+    Args:
+        cluster: A URL, `host:port`, or a `ClientConfig`.
+        id: Name of the pin.
+        ttl_s: How long the pin lives from now on, in seconds.
+        partitions: Ids of the partitions. Empty: all that have the pin.
+        timeout_s: Maximum time for the call, in seconds.
+        identity: Id of the cluster that the servers must belong to.
+
+    Raises:
+        NoSuchPin: If the pin has ended in one of the partitions.
+    """
     request = data_pb2.RenewRequest(id=id, ttl_ms=round(ttl_s * 1000), partitions=partitions, cluster=identity)
     deadline_ms: int = _ask(
         _config(cluster), timeout_s, lambda stub, left_s: stub.Renew(request, timeout=left_s)
@@ -201,13 +228,13 @@ def renew_pin(
 
 
 def unpin(cluster: str | ClientConfig, id: str, *, timeout_s: float = TIMEOUT_S) -> list[str]:
-    """Give the pin back; the partitions in which that was done. In others it ends at its deadline."""
+    """Release a pin, and return the partitions that have released it. In other partitions it ends at its deadline."""
     request = data_pb2.UnpinRequest(id=id)
     return list(_ask(_config(cluster), timeout_s, lambda stub, left_s: stub.Unpin(request, timeout=left_s)).partitions)
 
 
 def list_pins(cluster: str | ClientConfig, *, timeout_s: float = TIMEOUT_S) -> list[PinStatus]:
-    """All pins of the cluster."""
+    """Return all pins of the cluster."""
     request = data_pb2.PinsRequest()
     answer = _ask(_config(cluster), timeout_s, lambda stub, left_s: stub.Pins(request, timeout=left_s))
     return [_status_of(each) for each in answer.pins]
@@ -223,8 +250,8 @@ def _config(cluster: str | ClientConfig) -> ClientConfig:
 
 
 def _ask(config: ClientConfig, timeout_s: float, call: Callable[[Any, float], T]) -> T:
-    """The answer of the first server that gives one. Every call can be repeated: as long as there is time, and a server
-    that could not be reached may have been starting. Raises StoreError."""
+    """Return the answer of the first server that gives one. Every call may be repeated: there may be time left, and a
+    server that could not be reached may have been starting. Raises StoreError."""
     try:
         return workers.run(lambda: _ask_all(config, timeout_s, call), timeout_s + LATE_S)
     except workers.Late:
@@ -236,7 +263,7 @@ def _ask_all(config: ClientConfig, timeout_s: float, call: Callable[[Any, float]
     end = env.clock.now() + timeout_s
     failure: StoreError = Unavailable("no server can be reached")
     weight = 0
-    addresses, strangers = dict.fromkeys(config.endpoints), Strangers()
+    addresses, refusals = dict.fromkeys(config.endpoints), LoginRefusals()
     for pause_s in delays(env.random, first_s=0.02, cap_s=0.5):
         is_any_away = False
         for place, address in enumerate(config.endpoints):
@@ -252,10 +279,10 @@ def _ask_all(config: ClientConfig, timeout_s: float, call: Callable[[Any, float]
                 found, is_away = from_rpc_error(error), not is_answered(error)
             except Unavailable as error:  # a server of another cluster listens there
                 found, is_away = error, False
-            except (OSError, ConfigError) as error:  # a file of a certificate or a password may be away for a moment
+            except (OSError, ConfigError) as error:  # a certificate or password file may be missing for a moment
                 found, is_away = Unavailable(f"{address}: {error}"), True
             found_weight = _weight(found, is_away=is_away)
-            found = strangers.judge(address, found, addresses)
+            found = refusals.judge(address, found, addresses)
             if not isinstance(found, Retryable | OutcomeUnknown):
                 raise found
             is_any_away |= is_away
@@ -264,13 +291,13 @@ def _ask_all(config: ClientConfig, timeout_s: float, call: Callable[[Any, float]
         if isinstance(failure, NoSuchPin) or not is_any_away or env.clock.now() + pause_s >= end:
             break
         threading.Event().wait(pause_s)
-    stranger = strangers.why_or_none(addresses, is_late=True) if weight == 0 else None
-    raise stranger or failure
+    login_error = refusals.error_or_none(addresses, is_late=True) if weight == 0 else None
+    raise login_error or failure
 
 
 def _weight(found: StoreError, *, is_away: bool) -> int:
-    """How much counts what came of asking a server, beside what came of asking others: that a pin has ended; that it
-    may be there; what the cluster says; that one server is down, or does not know who asks."""
+    """Return the weight of an error beside the errors of other servers: the pin has ended; the pin may exist; any other
+    answer; a server is down or rejects the login."""
     if isinstance(found, NoSuchPin | OutcomeUnknown):
         return 3 if isinstance(found, NoSuchPin) else 2
     return 0 if is_away or isinstance(found, NotAuthenticated) else 1

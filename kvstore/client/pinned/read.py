@@ -1,4 +1,4 @@
-"""Reads one split of a pinned store page by page: goes on at another replica, behind the last page, when one fails."""
+"""Reads one split of a pinned store page by page. If a replica fails, another one continues behind the last page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvstore.client.pinned.pins import Split
 from kvstore.env.library_env import library_env
 from kvstore.errors import ConfigError, NoSuchPin, NotAuthenticated, OutcomeUnknown, Retryable, StoreError, Unavailable
 from kvstore.proto import data_pb2, data_pb2_grpc, pinned_page
-from kvstore.proto.pinned_page import Columns, Row
+from kvstore.proto.pinned_page import PageColumns, PinnedRow
 from kvstore.rpc import workers
 from kvstore.rpc.channels import open_channel, paging
 from kvstore.rpc.login import Login
@@ -21,30 +21,30 @@ from kvstore.rpc.status import from_rpc_error
 
 PATIENCE_S = 30.0
 STREAM_S = 30.0
-"""One stream may take so long; a reader that has taken longer over its pages goes on with another one."""
+"""Maximum time of one stream, in seconds. A reader that needs longer for its pages continues with another stream."""
 HANGS_S, CLOSE_S = 5.0, 2.0
-"""How much longer than a call's own time, and how long to close its channel, a reader waits for gRPC."""
+"""How much longer than a call's own time a reader waits for gRPC, and how long for a channel to close, in seconds."""
 PAUSE_S = 0.2
-"""Between two rounds through the replicas."""
+"""Pause between two rounds through the replicas, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class SplitPage:
     """Some records in the order of (token, key)."""
 
-    columns: Columns = field(repr=False)
+    columns: PageColumns = field(repr=False)
     last: bytes
-    """Where to go on: give it as `after`."""
+    """Pass it as `after` to continue behind this page."""
     ends: bool
-    """Nothing follows."""
+    """True if nothing follows."""
 
     @classmethod
-    def of(cls, message: data_pb2.PinnedPage) -> Page:
-        """Raises Corrupted."""
+    def of(cls, message: data_pb2.PinnedPage) -> SplitPage:
+        """Return the page of a message. Raises Corrupted."""
         return cls(pinned_page.columns_of(message), message.last, message.ends)
 
-    def rows(self) -> Iterator[Row]:
-        """Record by record. For columns: kvstore.client.pinned.arrow."""
+    def rows(self) -> Iterator[PinnedRow]:
+        """Iterate over the records. For columns see kvstore.client.pinned.arrow."""
         return pinned_page.rows_of(self.columns)
 
 
@@ -59,13 +59,26 @@ def read_pinned(
     page_bytes: int = 0,
     patience_s: float = PATIENCE_S,
     login: Login | None = None,
-) -> Iterator[Page]:
-    """The split's records with keys in [start, end), or those that begin with `prefix`; page by page, always the same
-    ones in the same order. `keys_only`: values are empty. `login`: the user, if it is not the environment's; splits
-    carry none, since they are pickled and sent about.
+) -> Iterator[SplitPage]:
+    """Iterate over the pages of a split: always the same records in the same order.
 
-    A replica that fails is replaced by another one. Raises NoSuchPin when none keeps the position any more, and the
-    last one's StoreError when none has given a page for `patience_s`: what was read until then is right, and not all.
+    The range is [start, end), or all keys that begin with `prefix`. A replica that fails is replaced by another one.
+    Costs one stream, in which the server sends page after page.
+
+    Args:
+        split: The split, from `PinnedStore.splits`.
+        start: First key of the range.
+        end: First key behind the range. Empty: no bound.
+        prefix: Prefix of the keys, instead of `start` and `end`.
+        keys_only: Return empty values.
+        after: Continue behind this page: its `last`.
+        page_bytes: Size of a page, in bytes. 0: the server's default.
+        patience_s: How long to continue without a page from any replica, in seconds.
+        login: The login. None: that of the environment. Splits carry none, because they are pickled and sent to others.
+
+    Raises:
+        NoSuchPin: If no replica keeps the position any more.
+        StoreError: The error of the last replica, after `patience_s`. The pages returned before it are correct.
     """
     start, end = scan_bounds(start, end, prefix)
     request = data_pb2.ReadPinnedRequest(
@@ -84,7 +97,9 @@ def read_pinned(
     return _read(split, request, patience_s, login)
 
 
-def _read(split: Split, request: data_pb2.ReadPinnedRequest, patience_s: float, login: Login | None) -> Iterator[Page]:
+def _read(
+    split: Split, request: data_pb2.ReadPinnedRequest, patience_s: float, login: Login | None
+) -> Iterator[SplitPage]:
     clock = library_env("kvstore pinned").clock
     attempts = _Attempts(split.replicas)
     failing_since: float | None = None
@@ -98,12 +113,12 @@ def _read(split: Split, request: data_pb2.ReadPinnedRequest, patience_s: float, 
                 yield page
                 if page.ends:
                     return
-            failure: StoreError = Unavailable(f"{address} has ended before the last page")
+            failure: StoreError = Unavailable(f"{address} has ended the stream before the last page")
         except grpc.RpcError as error:
             failure = from_rpc_error(error)
         except Unavailable as error:
             failure = error
-        except (OSError, ConfigError) as error:  # a file of a certificate or a password may be away for a moment
+        except (OSError, ConfigError) as error:  # a certificate or password file may be missing for a moment
             failure = Unavailable(f"{address}: {error}")
         now = clock.now()
         failing_since = now if failing_since is None else failing_since
@@ -116,8 +131,10 @@ def _read(split: Split, request: data_pb2.ReadPinnedRequest, patience_s: float, 
             threading.Event().wait(PAUSE_S)
 
 
-def _stream(address: str, split: Split, request: data_pb2.ReadPinnedRequest, login: Login | None) -> Iterator[Page]:
-    """The pages of one stream. Workers make all calls into gRPC. Raises grpc.RpcError, OSError, ConfigError."""
+def _stream(
+    address: str, split: Split, request: data_pb2.ReadPinnedRequest, login: Login | None
+) -> Iterator[SplitPage]:
+    """Yield the pages of one stream. Workers make all calls into gRPC. Raises grpc.RpcError, OSError, ConfigError."""
     channel = open_channel(address, split.tls, paging(), login)
 
     def begin() -> Iterator[data_pb2.PinnedPage]:
@@ -127,7 +144,7 @@ def _stream(address: str, split: Split, request: data_pb2.ReadPinnedRequest, log
     try:
         call = workers.run(begin, HANGS_S)
         while (message := workers.run(lambda: next(call, None), STREAM_S + HANGS_S)) is not None:
-            yield Page.of(message)
+            yield SplitPage.of(message)
     except workers.Late:
         raise Unavailable(f"{address}: a call hangs in gRPC") from None
     finally:
@@ -135,7 +152,7 @@ def _stream(address: str, split: Split, request: data_pb2.ReadPinnedRequest, log
 
 
 class _Attempts:
-    """Chooses the replica that is asked next, and keeps the errors of all since the last page."""
+    """Chooses the replica to ask next, and keeps the errors of all replicas since the last page."""
 
     def __init__(self, addresses: tuple[str, ...]) -> None:
         if not addresses:
@@ -150,14 +167,14 @@ class _Attempts:
 
     @property
     def is_gone(self) -> bool:
-        """All replicas say that they do not keep the position, or do not know who asks."""
+        """True if all replicas have answered that they do not keep the position, or have rejected the login."""
         return all(isinstance(self._said.get(each), NoSuchPin | NotAuthenticated) for each in self._addresses)
 
     def succeeded(self) -> None:
         self._said.clear()
 
     def failed(self, failure: StoreError) -> bool:
-        """Go on to the next one; whether all have been asked."""
+        """Move to the next replica. Return True if all have been asked."""
         self._said[self.address] = failure
         self._at = (self._at + 1) % len(self._addresses)
         return self._at == 0

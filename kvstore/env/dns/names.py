@@ -1,11 +1,11 @@
-"""Looks up the addresses of hosts: the one way by which this process turns a name into addresses.
+"""Looks up the addresses of hosts: the only way in which this process resolves names.
 
 The system's lookup (getaddrinfo) blocks for as long as the name server lets it, ten seconds and more, and asks for IPv4
-and IPv6 addresses as one question: a server that answers only one of them holds both up. So each family is asked for in
-a thread of its own, and the addresses of one family are used soon after they are known.
+and IPv6 addresses as one question. A server that answers only one of them delays both. So each family is looked up in a
+thread of its own, and the addresses of one family are used soon after they are known.
 
-Each wait is bounded, and so are the threads, the names and the time for which an answer is used. An old answer is used
-while no new one comes: a name server that hangs or fails keeps nobody from a host that was known.
+Waits, threads, names and the validity of answers are bounded. An old answer is used while no new one comes: a name
+server that hangs or fails keeps nobody from a known host.
 """
 
 from __future__ import annotations
@@ -22,42 +22,43 @@ from contextlib import suppress
 from msgspec import Struct
 
 LOOKUP_S = 2.0
-"""The longest wait for the first answer about a name."""
+"""Maximum wait for the first answer about a name, in seconds."""
 GRACE_S = 0.05
-"""How long after the addresses of one family those of the other are waited for."""
+"""How long to wait for the other family after the addresses of one are known, in seconds."""
 STALE_AFTER_S = 0.2
-"""How long a new answer is waited for when there is an old one."""
+"""How long to wait for a new answer if there is an old one, in seconds."""
 FOUND_S, ABSENT_S, STALE_S = 5.0, 1.0, 600.0
-"""How long addresses, and the word that there are none, are used without another lookup; how long old addresses are."""
+"""Validity without another lookup of addresses, and of the answer that there are none; validity of old addresses. In
+seconds."""
 THREADS_MAX = 16
-"""Lookups at once. The system gives up on a name server after 10 s or so. Names whose last lookup was that slow get
-half of them: they must not keep the others from an answer."""
+"""Maximum number of concurrent lookups. The system abandons a name server after 10 s or so. Names whose last lookup was
+that slow get half of them, so that they do not keep other names from an answer."""
 NAMES_MAX, ADDRESSES_MAX = 1_024, 16
-"""Names that are remembered, and addresses of each."""
+"""Maximum number of names that are remembered, and of addresses of each."""
 FAMILIES = (socket.AF_INET6, socket.AF_INET)
 _ABSENT = frozenset(
     getattr(socket, name) for name in ("EAI_NONAME", "EAI_NODATA", "EAI_ADDRFAMILY") if hasattr(socket, name)
 )
-"""What the system says when there are no addresses, for sure."""
+"""Errors of the system that mean that there definitely are no addresses."""
 
 Lookup = Callable[[str, socket.AddressFamily], Sequence[str]]
 Wake = Callable[[], object]
 
 
 class NoAnswer(OSError):
-    """The name service has not told the addresses of a name in time, or has failed."""
+    """The name service has failed, or did not answer in time."""
 
 
-class _Asked(Struct, eq=False):
+class _FamilyState(Struct, eq=False):
     """The addresses of a name in one family, as far as they are known."""
 
     addresses: tuple[str, ...] = ()
     found_at: float = -1e9
-    """When the addresses were told."""
+    """Time at which the addresses were found."""
     failure: OSError | None = None
-    """Of the last lookup, if it has failed, or has found nothing."""
+    """Error of the last lookup, if it failed or found nothing."""
     ended_at: float = -1e9
-    """When the last lookup ended."""
+    """Time at which the last lookup ended."""
     is_running: bool = False
     began_at: float = -1e9
     is_slow: bool = False
@@ -69,15 +70,15 @@ class _Asked(Struct, eq=False):
 
     @property
     def is_absent(self) -> bool:
-        """True if there are no addresses in this family, for sure."""
+        """True if there definitely are no addresses in this family."""
         return isinstance(self.failure, socket.gaierror) and self.failure.args[0] in _ABSENT
 
 
 class _Name(Struct, eq=False):
-    """One name, with those who wait for its addresses."""
+    """One name, with the callers that wait for its addresses."""
 
     host: str
-    families: dict[socket.AddressFamily, _Asked]
+    families: dict[socket.AddressFamily, _FamilyState]
     waiting: set[Wake]
 
 
@@ -87,10 +88,10 @@ class Names:
     def __init__(self, lookup: Lookup | None = None, now: Callable[[], float] = time.monotonic) -> None:
         self._lookup: Lookup = lookup or system_lookup
         self._now = now
-        self.leave_to_parent()
+        self.after_fork_in_child()
 
-    def leave_to_parent(self) -> None:
-        """Begin anew in the child of a fork: the lookups' threads are not there."""
+    def after_fork_in_child(self) -> None:
+        """Start over in the child of a fork, where the lookups' threads do not exist."""
         self._lock = threading.Lock()
         self._names: dict[str, _Name] = {}
         self._running = 0
@@ -112,7 +113,7 @@ class Names:
             self._forget(host, woken.set)
 
     async def find_soon(self, host: str, timeout_s: float = LOOKUP_S) -> tuple[str, ...]:
-        """Do as `find` does without blocking the event loop."""
+        """Do what `find` does without blocking the event loop."""
         if is_address(host):
             return (host,)
         begun, loop, woken = self._now(), asyncio.get_running_loop(), asyncio.Event()
@@ -136,7 +137,7 @@ class Names:
     # ── deciding ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _look(self, host: str, begun: float, timeout_s: float, wake: Wake) -> tuple[tuple[str, ...], float]:
-        """Return the addresses, or none and how long to wait before the next look. Raises what `find` does."""
+        """Return the addresses, or none and how long to wait before the next check. Raises what `find` raises."""
         with self._lock:
             now, name = self._now(), self._name(host)
             families = [self._asked(name, family, now) for family in FAMILIES]
@@ -158,14 +159,14 @@ class Names:
     def _name(self, host: str) -> _Name:
         found = self._names.pop(host, None)
         if found is None:
-            found = _Name(host, {family: _Asked() for family in FAMILIES}, set())
-        self._names[host] = found  # as the last one
+            found = _Name(host, {family: _FamilyState() for family in FAMILIES}, set())
+        self._names[host] = found  # to the end of the order
         while len(self._names) > NAMES_MAX:
             del self._names[next(iter(self._names))]
         return found
 
-    def _asked(self, name: _Name, family: socket.AddressFamily, now: float) -> _Asked:
-        """The state of one family, whose lookup is begun if it is due."""
+    def _asked(self, name: _Name, family: socket.AddressFamily, now: float) -> _FamilyState:
+        """Return the state of one family, and start its lookup if it is due."""
         asked = name.families[family]
         if asked.is_running or asked.is_settled(now):
             return asked
@@ -176,7 +177,7 @@ class Names:
         work = (name, family, asked, self._lock)
         thread = threading.Thread(target=self._run, args=work, name=f"look up {name.host}", daemon=True)
         try:
-            thread.start()  # it ends under the lock, so not before it counts
+            thread.start()  # it ends under the lock, so not before it is counted
         except RuntimeError as error:  # there are no more threads
             asked.failure, asked.ended_at = NoAnswer(str(error)), now
             return asked
@@ -185,7 +186,7 @@ class Names:
         return asked
 
     @staticmethod
-    def _failure(host: str, families: Sequence[_Asked], timeout_s: float) -> OSError:
+    def _failure(host: str, families: Sequence[_FamilyState], timeout_s: float) -> OSError:
         if all(each.is_absent for each in families):
             number = families[0].failure.errno if families[0].failure is not None else socket.EAI_NONAME
             return socket.gaierror(number, f"{host}: no such host, or it has no address")
@@ -196,7 +197,7 @@ class Names:
 
     # ── asking ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _run(self, name: _Name, family: socket.AddressFamily, asked: _Asked, lock: threading.Lock) -> None:
+    def _run(self, name: _Name, family: socket.AddressFamily, asked: _FamilyState, lock: threading.Lock) -> None:
         addresses: Sequence[str] = ()
         failure: OSError | None = None
         try:
@@ -205,7 +206,7 @@ class Names:
                 failure = socket.gaierror(socket.EAI_NONAME, "no address")
         except OSError as error:
             failure = error
-        except (UnicodeError, ValueError) as error:  # of the name: a label that is too long is one
+        except (UnicodeError, ValueError) as error:  # of the name, for example a label that is too long
             failure = socket.gaierror(socket.EAI_NONAME, str(error))
         with lock:
             asked.is_running, asked.failure, asked.ended_at = False, failure, self._now()
@@ -252,8 +253,8 @@ def _has_route(address: str, family: socket.AddressFamily) -> bool:
     return True
 
 
-def _merged(usable: Sequence[_Asked]) -> tuple[str, ...]:
-    """The addresses of all families, first those with a route."""
+def _merged(usable: Sequence[_FamilyState]) -> tuple[str, ...]:
+    """Return the addresses of all families, those with a route first."""
     found = [address for asked in usable for address in asked.addresses]
     reachable = [each for each in found if _has_route(each, family_of(each))] if len(usable) > 1 else found
     return tuple(reachable or found)
@@ -264,7 +265,7 @@ def family_of(address: str) -> socket.AddressFamily:
 
 
 NAMES = Names()
-"""Of this process."""
+"""The names of this process."""
 
-if hasattr(os, "register_at_fork"):  # where there are forks
-    os.register_at_fork(after_in_child=NAMES.leave_to_parent)
+if hasattr(os, "register_at_fork"):  # on systems that fork
+    os.register_at_fork(after_in_child=NAMES.after_fork_in_child)

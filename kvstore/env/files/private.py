@@ -1,7 +1,7 @@
-"""Files and folders that only their owner can use, and the one check of every file that holds a secret. Blocking.
+"""Files and folders that only their owner can use, and the only check of files that hold a secret. Blocking.
 
 Each process of kvstore runs with PRIVATE_UMASK (`kvstore/__main__.py`), so that libraries that create files by
-themselves, as RocksDB does, create them for the owner alone. Processes that kvstore starts get the same umask.
+themselves, for example RocksDB, create them for the owner alone. Processes that kvstore starts get the same umask.
 """
 
 from __future__ import annotations

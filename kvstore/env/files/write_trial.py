@@ -1,9 +1,9 @@
-"""Tries whether a directory takes files, by making one. Free bytes and permissions tell nothing of a quota, a limit on
-the size of a file, a file system that has become read-only, or a disk that fails; root has every permission.
+"""Tests whether files can be created in a directory, by creating one. Free bytes and permissions do not show a quota, a
+limit on file sizes, a file system that has become read-only, or a failing disk; and root has every permission.
 
 The trial takes each step that a node takes: create, write, sync, rename, sync the directory, delete. It leaves nothing
 behind. A trial that a crash ends leaves its file. Commands give it a name that no directory of a node counts: it begins
-with a dot and ends with `.new`. A node gives the same two names to each trial of a directory, so that the next trial
+with a dot and ends with `.new`. A node uses the same two names for each trial of a directory, so that the next trial
 removes the file.
 """
 
@@ -21,7 +21,7 @@ from kvstore.os_errors import is_no_room
 
 PREFIX, SUFFIX = ".kvstore-trial-", ".new"
 WRITTEN_BYTES = 512
-"""Bytes of a trial's file that are written. Those beyond are only allocated."""
+"""Bytes of a trial's file that are written. The rest is only allocated."""
 _ADVICE = {
     EROFS: "the file system is read-only: check the disk, then mount it writable",
     ENOSPC: "the disk is full: free space and inodes",
@@ -61,9 +61,9 @@ class TrialFailed(OSError):
 
 
 def try_file(directory: str, names: tuple[str, str], size: int = WRITTEN_BYTES) -> None:
-    """Create a file of `size` bytes in a directory by the first name, sync it, rename it to the second name, and delete
-    it. Blocks, and costs two syncs. Raises TrialFailed. No other file may have one of the names, and no other trial may
-    use them at the same time."""
+    """Create a file of `size` bytes in a directory with the first name, sync it, rename it to the second name, and
+    delete it. Blocks, and costs two syncs. Raises TrialFailed. No other file may have one of the names, and no other
+    trial may use them at the same time."""
     first, second = (f"{directory}/{name}" for name in names)
     with _step("delete a file"):
         for each in (first, second):
@@ -95,8 +95,8 @@ def try_file(directory: str, names: tuple[str, str], size: int = WRITTEN_BYTES) 
 
 
 def write_fault(place: Path) -> WriteFault | None:
-    """Return why no files can be made in a directory, or None if they can. A directory that does not exist is tried by
-    making one in the nearest directory above. Costs two syncs."""
+    """Return why no files can be created in a directory, or None if they can. A directory that does not exist is tried
+    by creating one in the nearest existing parent. Costs two syncs."""
     there = place.absolute()
     try:
         with _step("look at the directory"):
@@ -114,8 +114,8 @@ def write_fault(place: Path) -> WriteFault | None:
 
 
 def nearest(place: Path) -> Path:
-    """Return the place itself, or the nearest one above it that exists. Raises OSError if it cannot be looked at, as on
-    a disk that has failed."""
+    """Return the place itself, or its nearest existing parent. Raises OSError if it cannot be examined, for example on
+    a failed disk."""
     place = place.absolute()
     for each in (place, *place.parents):
         try:
@@ -138,7 +138,7 @@ def _try_directory(there: Path) -> None:
 
 
 def _try_file(there: Path) -> None:
-    """Try by names that nobody else uses: a node may try the same directory now."""
+    """Try with unique names, because a node may try the same directory now."""
     name = f"{PREFIX}{secrets.token_hex(8)}"
     try_file(str(there), (f"{name}-1{SUFFIX}", f"{name}-2{SUFFIX}"))
 

@@ -31,7 +31,7 @@ class _Subject:
     """Evidence of one kind: the time since the last sign of life."""
 
     is_spare: bool = False
-    """The process can do without it while another spare one works."""
+    """True if the process can do without it while another spare one works."""
     silence_s: float = 0.0
 
 
@@ -40,7 +40,7 @@ class Sign:
     """The findings of one tick about a subject."""
 
     is_alive: bool
-    """Something happened since the last tick, or nothing is due."""
+    """True if something happened since the last tick, or nothing is due."""
     starved_s: float = 0.0
     """Time of the tick in which the subject's thread wanted a processor and got none."""
 
@@ -51,7 +51,7 @@ class Evidence:
     def __init__(self) -> None:
         self._subjects: dict[str, _Subject] = {}
         self.failure = ""
-        """Why the process may have no session; empty if it may."""
+        """Reason why the process may have no session; empty if it may."""
         self.failures = 0
         """Number of times that the evidence failed."""
         self._hold_s = HOLD_FIRST_S
@@ -59,11 +59,11 @@ class Evidence:
         self._sound_s = 0.0
 
     def watch_loop(self) -> None:
-        """Demand from now on that the event loop turns."""
+        """Require from now on that the event loop turns."""
         self._subjects.setdefault(LOOP, _Subject())
 
     def watch_disk(self, path: str, *, is_spare: bool) -> None:
-        """Demand from now on that the disk of the directory completes writes."""
+        """Require from now on that the disk of the directory completes writes."""
         self._subjects[path] = _Subject(is_spare)
 
     @property

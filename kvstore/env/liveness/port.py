@@ -8,7 +8,7 @@ GiveUp = Callable[[], bool]
 """Ends a metadata session without the event loop. Called repeatedly while the evidence fails, by the watchdog's thread.
 Must not block. Returns True once no heartbeat can follow."""
 Hung = Callable[[str], None]
-"""Takes the reason why a directory is given up."""
+"""Receives the reason why a directory is abandoned."""
 
 
 class Liveness:
@@ -17,28 +17,28 @@ class Liveness:
 
     @property
     def failure(self) -> str:
-        """Why the process may have no metadata session now; empty if it may."""
+        """Reason why the process may have no metadata session now; empty if it may."""
         return ""
 
     def beat(self) -> None:
         """Record that the event loop turns."""
 
     def watch_disk(self, path: str, on_hung: Hung | None = None) -> None:
-        """Demand that the disk of the directory `path` completes writes. With `on_hung` the process can do without the
+        """Require that the disk of the directory `path` completes writes. With `on_hung` the process can do without the
         directory: if it hangs while another such directory works, `on_hung` is called on the event loop, and the
-        directory is not watched any more."""
+        directory is no longer watched."""
 
     def disk_works(self, path: str) -> None:
         """Record that a write into the watched directory has been completed."""
 
     def add_session(self, give_up: GiveUp) -> Callable[[], None]:
-        """Have `give_up` called while the evidence fails. Returns what takes it back."""
+        """Call `give_up` while the evidence fails. Returns the function that undoes this."""
         return lambda: None
 
     def statistics(self) -> dict[str, float]:
-        """For metrics."""
+        """Return the metrics."""
         return {}
 
 
 UNWATCHED = Liveness()
-"""Holds nothing, so that all may share it."""
+"""Stateless, so all may share it."""

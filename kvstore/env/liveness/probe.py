@@ -13,7 +13,7 @@ from kvstore.env.liveness.threads import ThreadTimes
 log = logging.getLogger(__name__)
 
 PROBE = "PROBE"
-"""The file, which has its name only for a moment."""
+"""Name of the file, which it has only for a moment."""
 
 
 class DiskProbe:
@@ -22,10 +22,10 @@ class DiskProbe:
     def __init__(self, directory: str) -> None:
         self.directory = directory
         self.times: ThreadTimes | None = None
-        """Of the thread, once it runs."""
+        """Times of the thread, once it runs."""
         self.completed = 0
-        """Number of writes that have ended, including failed ones. A disk that returns an error does not hang, and the
-        parts that use it handle its errors."""
+        """Number of writes that have ended, including failed ones. A disk that returns an error does not hang, and its
+        users handle its errors."""
         self._asked = 0
         self._requests: SimpleQueue[bool] = SimpleQueue()
         self._fd = -1
@@ -34,17 +34,17 @@ class DiskProbe:
 
     @property
     def is_under_way(self) -> bool:
-        """Return True while a write that was asked for has not ended."""
+        """True while a requested write has not ended."""
         return self._asked != self.completed
 
     def ask(self) -> None:
-        """Have a few bytes written and synced, unless a write is under way."""
+        """Request a small write and sync, unless one is in flight."""
         if not self.is_under_way:
             self._asked += 1
             self._requests.put(True)
 
     def close(self) -> None:
-        """End the thread when the write under way has ended."""
+        """End the thread when the write in flight has ended."""
         self._requests.put(False)
 
     def _run(self) -> None:
@@ -62,7 +62,7 @@ class DiskProbe:
             os.close(self._fd)
 
     def _write(self) -> None:
-        """Raises OSError."""
+        """Write and sync. Raises OSError."""
         if self._fd < 0:
             place, flags = os.path.join(self.directory, PROBE), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
             self._fd = os.open(place, flags, FILE_MODE)

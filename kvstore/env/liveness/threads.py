@@ -1,4 +1,5 @@
-"""Whether a thread of this process waits for a processor, as the kernel tells (Linux, sched-stats.rst)."""
+"""Measures whether a thread of this process waits for a processor, from the kernel's statistics (Linux,
+sched-stats.rst)."""
 
 from __future__ import annotations
 
@@ -6,17 +7,20 @@ from contextlib import suppress
 
 
 class ThreadTimes:
-    """The times of one thread, read from another one. Where the kernel does not tell, the thread is never starved."""
+    """The times of one thread, read from another one. If the kernel has no statistics, the thread is never starved."""
 
     def __init__(self, thread: int) -> None:
-        """`thread`: as threading.get_native_id gives it."""
+        """`thread`: the id from threading.get_native_id."""
         self._place = f"/proc/self/task/{thread}"
         self._ran, self._waited = self._read() or (0.0, 0.0)
 
     def starved_s(self, elapsed_s: float) -> float:
-        """Seconds since the last call, which was `elapsed_s` ago, in which the thread was ready and did not run.
+        """Return the seconds since the last call, which was `elapsed_s` ago, in which the thread was ready and did not
+        run.
 
-        The kernel adds up the wait of a thread when the wait ends. A thread that still waits is told by its state."""
+        The kernel adds up the wait of a thread when the wait ends. The state of the thread shows a wait that has not
+        ended.
+        """
         found = self._read()
         if found is None:
             return 0.0
@@ -27,7 +31,7 @@ class ThreadTimes:
         return min(elapsed_s, max(0.0, waited))
 
     def _read(self) -> tuple[float, float] | None:
-        """Seconds on a processor, and seconds of waiting for one."""
+        """Return the seconds on a processor, and the seconds of waiting for one."""
         with suppress(OSError, ValueError, IndexError), open(f"{self._place}/schedstat", "rb") as file:
             words = file.read().split()
             return int(words[0]) / 1e9, int(words[1]) / 1e9

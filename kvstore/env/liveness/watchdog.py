@@ -48,10 +48,11 @@ class _Disk:
 
 
 class Watchdog(Liveness):
-    """Made on the event loop that it watches. The loop is watched from `start` on, a directory from `watch_disk` on."""
+    """The watchdog. Create it on the event loop that it watches. The loop is watched from `start` on, a directory from
+    `watch_disk` on."""
 
     def __init__(self, end: Callable[[str], object], base: str = "") -> None:
-        """`end` ends the process. Directories that are watched may be relative to `base`."""
+        """`end` ends the process. Watched directories may be relative to `base`."""
         self._end, self._base = end, base
         self._loop = asyncio.get_running_loop()
         self._thread_of_loop = ThreadTimes(threading.get_native_id())
@@ -60,9 +61,9 @@ class Watchdog(Liveness):
         """Guards the tables below. Nobody blocks while holding it."""
         self._evidence = Evidence()
         self._disks: dict[int, _Disk] = {}
-        """By device."""
+        """Disks by device."""
         self._devices: dict[str, int] = {}
-        """Of the watched directories."""
+        """Devices of the watched directories."""
         self._on_hung: dict[str, Hung] = {}
         self._sessions: list[GiveUp] = []
         self._failing_since = 0.0
@@ -74,7 +75,7 @@ class Watchdog(Liveness):
         return self._evidence.failure
 
     def start(self) -> None:
-        """Demand from now on that `beat` is called."""
+        """Require from now on that `beat` is called."""
         with self._lock:
             self._evidence.watch_loop()
 
@@ -82,7 +83,7 @@ class Watchdog(Liveness):
         self._beats += 1
 
     def watch_disk(self, path: str, on_hung: Hung | None = None) -> None:
-        """Raises OSError if there is no such directory."""
+        """Watch the disk of a directory. Raises OSError if the directory does not exist."""
         place = os.path.join(self._base, path)
         device = os.stat(place).st_dev
         with self._lock:
@@ -94,7 +95,7 @@ class Watchdog(Liveness):
                 self._on_hung[path] = on_hung
 
     def disk_works(self, path: str) -> None:
-        # The watchdog's thread may give the directory up between these two lines.
+        # The watchdog's thread may abandon the directory between these two lines.
         device = self._devices.get(path)
         if device is not None and (disk := self._disks.get(device)) is not None:
             disk.works += 1
@@ -119,7 +120,7 @@ class Watchdog(Liveness):
         }
 
     def close(self) -> None:
-        """Watch nothing any more."""
+        """Stop watching."""
         self._is_closed.set()
         with self._lock:
             for disk in self._disks.values():

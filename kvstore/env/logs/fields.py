@@ -1,4 +1,4 @@
-"""Fields of log messages: what a message says as `name=%s` is a field of that name. Decides only."""
+"""Fields of log messages: `name=%s` in a message is a field with that name. Decides only."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 _CONVERSION = re.compile(r"(?:\b([a-z]\w*)=)?%(?:(%)|[#0\- +]*\d*(?:\.\d+)?([a-zA-Z]))")
 RESERVED = frozenset(("time", "level", "logger", "event", "exception", "process"))
-"""Names of a line's own; a field of such a name gets an underscore."""
+"""Names that a line itself uses. A field with such a name gets an underscore."""
 
 
 @lru_cache(maxsize=1_024)
 def field_names(template: str) -> tuple[tuple[str, str], ...]:
-    """Name and conversion of each argument of a message; an empty name where it is no field."""
+    """Return name and conversion of each argument of a message; the name is empty if it is not a field."""
     found = []
     for name, escaped, kind in _CONVERSION.findall(template):
         if not escaped:
@@ -23,8 +23,8 @@ def field_names(template: str) -> tuple[tuple[str, str], ...]:
 
 
 def fields_of(template: object, arguments: object) -> dict[str, Any]:
-    """Fields of a message before its arguments are put in. Numbers stay numbers, all else is text; what does not fit
-    its arguments has none."""
+    """Return the fields of a message. Numbers stay numbers, everything else is text. A message that does not fit its
+    arguments has no fields."""
     if not isinstance(template, str) or not isinstance(arguments, tuple):
         return {}
     names = field_names(template)
@@ -42,7 +42,8 @@ def _value(kind: str, argument: Any) -> Any:
 
 
 def on_one_line(text: str) -> str:
-    """Write what would begin another line, or steer a terminal, as an escape: part of a message may be a stranger's."""
+    """Escape characters that would begin another line or control a terminal: part of a message may come from an
+    unauthenticated peer."""
     return text if text.isprintable() else "".join(each if each.isprintable() else _escape(each) for each in text)
 
 
@@ -51,7 +52,7 @@ def _escape(character: str) -> str:
 
 
 def as_plain(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields that any JSON writer takes."""
+    """Return fields that any JSON writer accepts."""
     return {
         name: value if value is None or isinstance(value, bool | int | float | str) else str(value)
         for name, value in fields.items()

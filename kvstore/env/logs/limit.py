@@ -1,18 +1,18 @@
-"""Keeps one message from filling the log: what comes too often is counted instead of written. Decides only."""
+"""Keeps one message from filling the log: lines beyond a limit are counted instead of written. Decides only."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 LINES_MAX, WINDOW_S = 100, 60.0
-"""Lines of one message, whatever its arguments, within that time. A node may have hundreds of partitions that all say
-the same once."""
+"""Maximum number of lines of one message, whatever its arguments, in a window of WINDOW_S seconds. A node may have
+hundreds of partitions that all log the same once."""
 MESSAGES_MAX = 1_000
-"""Messages that are counted; beyond them the count of the one that has been counted for longest ends."""
+"""Maximum number of messages that are counted. One more ends the window of the oldest."""
 
 
 Message = tuple[str, object]
-"""Of which logger, and the text before its arguments are put in."""
+"""The logger, and the text without its arguments."""
 
 
 class LeftOut(NamedTuple):
@@ -27,14 +27,14 @@ class LogLimit:
 
     def __init__(self) -> None:
         self.left_out = 0
-        """Lines in all that were not written."""
+        """Total number of lines that were not written."""
         self._windows: dict[Message, list[float]] = {}
-        """Of a message: when its window began, lines that were written in it, lines left out. Oldest first."""
+        """By message: start of its window, lines written in it, lines left out. Oldest first."""
         self._pushed_out: list[LeftOut] = []
-        """Of windows that have ended before their time, since there are too many. Told with the next that end."""
+        """Windows that ended early because there are too many. Reported with the next ones that end."""
 
     def admit(self, message: Message, now: float) -> bool:
-        """Whether a line of this message may be written."""
+        """Return True if a line of this message may be written."""
         window = self._windows.get(message)
         if window is None:
             if len(self._windows) >= MESSAGES_MAX:
@@ -48,7 +48,7 @@ class LogLimit:
         return False
 
     def ended(self, now: float) -> list[LeftOut]:
-        """End the windows whose time is over; returns those in which lines were left out."""
+        """End the windows whose time is over, and return those in which lines were left out."""
         found, self._pushed_out = self._pushed_out, []
         while self._windows:
             message, (began, _, _) = next(iter(self._windows.items()))

@@ -1,7 +1,7 @@
 """Writes the lines of a process's log in a thread of its own, so that no caller ever waits for a pipe or a disk.
 
 The queue is bounded. While nobody reads standard error, or the disk of the log hangs, lines beyond the bound are
-dropped and counted, and one line states the count when the writer goes on.
+dropped and counted, and one line states the count when the writer continues.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ log = logging.getLogger(__name__)
 
 LINES_MAX = 10_000
 BYTES_MAX = 4 << 20
-"""Lines and characters that wait to be written; lines beyond either are dropped."""
+"""Maximum number of lines and characters that wait to be written; lines beyond either are dropped."""
 AUDIT_LINES_MAX = 1_000
 AUDIT_BYTES_MAX = 1 << 20
-"""Further lines and characters of the audit log, which wait while ordinary lines fill the queue."""
+"""Additional lines and characters of the audit log, which are queued while ordinary lines fill the queue."""
 FLUSH_S = 2.0
 """Longest wait of a flush, as at the end of the process, for a writer that is stuck."""
 _MODE = 0o640
-"""Of new files. The umask of a node takes the group's access away, unless the directory has a default ACL."""
+"""Mode of new files. The umask of a node removes the group's access, unless the directory has a default ACL."""
 FILE_BYTES_MAX = 16 << 20
 FILES = 4
-"""Kept beside the one that is written."""
+"""Number of files that are kept besides the current one."""
 
 
-class Sink(Protocol):
-    """Where lines end up. Only the writer thread uses it."""
+class LineSink(Protocol):
+    """The destination of lines. Only the writer thread uses it."""
 
     def write(self, line: str) -> None:
         """Write a line and its newline. May block. Raises OSError."""
@@ -114,7 +114,7 @@ class RotatedFile:
 class _Line(NamedTuple):
     """A formatted line and its sink."""
 
-    sink: Sink
+    sink: LineSink
     text: str
     written: Callable[[bool], None] | None
     """Called in the writer thread with True if the line was written, else with False."""
@@ -134,13 +134,13 @@ class LogWriter:
         """Number of lines dropped because the queue was full or a write failed."""
         self._reported = 0
         self._patience_s = FLUSH_S
-        """What is left for flushes in a row that find the writer stuck."""
+        """Remaining wait of consecutive flushes that find the writer stuck, in seconds."""
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="log writer", daemon=True)
         self._thread.start()
 
     def put(
-        self, sink: Sink, text: str, *, is_audit: bool = False, written: Callable[[bool], None] | None = None
+        self, sink: LineSink, text: str, *, is_audit: bool = False, written: Callable[[bool], None] | None = None
     ) -> bool:
         """Queue a line for the writer thread; return False if the line was dropped. Never blocks. `written` is called
         in the writer thread after the attempt to write the line; it is not called if the line was dropped."""
@@ -206,7 +206,7 @@ class LogWriter:
 class QueuedHandler(logging.Handler):
     """Formats records on the caller's thread and leaves the lines to a LogWriter."""
 
-    def __init__(self, writer: LogWriter, sink: Sink) -> None:
+    def __init__(self, writer: LogWriter, sink: LineSink) -> None:
         super().__init__()
         self._writer, self.sink = writer, sink
 

@@ -1,4 +1,4 @@
-"""Does to a local cluster what a chaos plan says, and notes when. Blocking; runs in a greenlet beside the load."""
+"""Performs a chaos plan on a local cluster and records when. Blocking; runs in a greenlet beside the load."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gevent.event import Event as Flag
 
 from kvstore.errors import StoreError
 from kvstore.extras import install_hint
-from kvstore.loadtest.generator.chaos_plan import ADD_PARTITION, KILL, SNAPSHOT, START, Fault, plan
+from kvstore.loadtest.generator.chaos_plan import ADD_PARTITION, KILL, SNAPSHOT, START, ChaosFault, plan
 from kvstore.loadtest.generator.options import Options
 from kvstore.loadtest.report.figures import Event
 
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 READY_S = 60.0
 COMMAND_S = 900.0
-"""A snapshot gives way to everything else: on a busy machine it takes long."""
+"""A snapshot yields to all other work, so on a busy machine it takes long."""
 POLL_S = 0.25
 
 
 def chaos_of(options: Options) -> Chaos:
-    """The chaos of a run. Raises ValueError if it would meet another cluster than the measured one, or the run is too
-    short."""
+    """Return the chaos of a run. Raises ValueError if chaos would hit a cluster other than the measured one, or if the
+    run is too short."""
     if options.store or options.resp:
-        raise ValueError("--shape chaos kills nodes of --data-dir, so that is what it measures: no --store, no --resp")
+        raise ValueError("--shape chaos kills nodes of --data-dir and measures that cluster: omit --store and --resp")
     faults = plan(options.node_ids(), options.seconds, options.warmup, options.seed)
     try:
         cluster = _local(options.data_dir)
@@ -48,38 +48,39 @@ def chaos_of(options: Options) -> Chaos:
 
 
 def _local(data_dir: Path) -> LocalCluster:
-    """Imported when it is wanted: a load test of a cluster elsewhere needs no node's libraries."""
+    """Import the local cluster on demand: a load test of a remote cluster does not need a node's libraries."""
     from kvstore.devcluster.local import LocalCluster
 
     return LocalCluster(data_dir)
 
 
 class Chaos:
-    """Performs a plan. What it could not do is an event, too: failed if it was tried, else skipped. If no node was
-    killed at all, what was skipped has failed: the run has measured a calm cluster."""
+    """Performs a chaos plan. Each fault becomes an event. A fault that was tried and failed is a failed event; one that
+    was not tried is skipped. If no node was killed at all, skipped faults count as failed, because the run has measured
+    a cluster without faults."""
 
-    def __init__(self, cluster: LocalCluster, data_dir: Path, scratch: Path, faults: Sequence[Fault]) -> None:
+    def __init__(self, cluster: LocalCluster, data_dir: Path, scratch: Path, faults: Sequence[ChaosFault]) -> None:
         self.events: list[Event] = []
         self._cluster = cluster
         self._data_dir, self._scratch, self._faults = data_dir, scratch, faults
         self._running: list[gevent.Greenlet] = []
         self._killed: set[str] = set()
-        """Down just now."""
+        """Nodes that are down at the moment."""
         self._kills = 0
         self._skipped: list[Event] = []
         self._snapshots: list[Path] = []
         self._found: frozenset[str] | None = None
-        """The partitions before one was added; None: none was."""
+        """The partitions before one was added; None if none was added."""
         self._added: frozenset[str] = frozenset()
-        """That one; none: it was not told which."""
+        """The partition that was added; empty if its id is not known."""
         self._is_over = Flag()
 
     def start(self, began: float) -> None:
-        """Perform each fault at its time after `began`, by the wall clock, until `finish`."""
+        """Perform each fault at its time after `began`, in wall clock, until `finish`."""
         self._running.append(gevent.spawn(self._perform, began))
 
     def _perform(self, began: float) -> None:
-        doing: dict[str, Callable[[Fault], None]] = {
+        doing: dict[str, Callable[[ChaosFault], None]] = {
             KILL: self._kill,
             START: self._start,
             ADD_PARTITION: self._add_partition,
@@ -91,24 +92,26 @@ class Chaos:
             doing[fault.what](fault)
 
     def finish(self) -> None:
-        """Do no more, start what is down, wait for what is under way, and leave the cluster as it was found: with the
-        partitions that it had, and without the snapshots. What has broken is an event of its own."""
+        """Stop. Start the nodes that are down, wait for commands in progress, and restore the cluster: remove the added
+        partition and the snapshots. Anything that fails becomes an event."""
         self._is_over.set()
-        gevent.joinall(self._running[:1])  # else it might kill what is started here
+        gevent.joinall(self._running[:1])  # otherwise it might kill a node that is started below
         for node in sorted(self._killed):
-            self._start(Fault(0.0, START, node))  # of which none keeps another down, nor the report from being written
+            self._start(
+                ChaosFault(0.0, START, node)
+            )  # a failure keeps neither another node down nor the report unwritten
         gevent.joinall(self._running, timeout=COMMAND_S)
         for each in self._running:
             if not each.successful():
-                event = self._note("chaos broke")
+                event = self._note("chaos failed")
                 event.is_failed, event.outcome = True, repr(each.exception or TimeoutError(f"{COMMAND_S:g} s"))
         self._remove_added()
         for event in self._skipped:
             event.is_failed = not self._kills
-        for snapshot in self._snapshots:  # not amid the run: that would disturb it once more
+        for snapshot in self._snapshots:  # not during the run, which this would disturb
             shutil.rmtree(snapshot, ignore_errors=True)
 
-    def _kill(self, fault: Fault) -> None:
+    def _kill(self, fault: ChaosFault) -> None:
         event = self._note(f"kill -9 {fault.node}")
         nodes = {node["id"]: node for node in self._cluster.status()["nodes"]}
         away = [name for name, node in sorted(nodes.items()) if not node["ready"]]
@@ -121,14 +124,14 @@ class Chaos:
         self._killed.add(fault.node)
         self._kills += 1
 
-    def _start(self, fault: Fault) -> None:
+    def _start(self, fault: ChaosFault) -> None:
         if fault.node not in self._killed:
             return
         event = self._note(f"start {fault.node}")
         try:
             self._reap(fault.node)
             self._cluster.start_node(fault.node)
-        except (OSError, ValueError, StoreError) as error:  # it stays among the killed: `finish` tries once more
+        except (OSError, ValueError, StoreError) as error:  # it stays in `_killed`, so that `finish` tries again
             event.is_failed, event.outcome = True, f"not started: {error}"
             return
         self._killed.discard(fault.node)
@@ -145,28 +148,28 @@ class Chaos:
         event.is_failed, event.outcome = True, f"not ready after {READY_S:g} s"
 
     def _reap(self, name: str) -> None:
-        """A killed child of ours stays a zombie until somebody asks about it."""
+        """Reap a killed child of this process, which otherwise stays a zombie."""
         with suppress(ChildProcessError, TypeError):
             os.waitpid(self._cluster.load().node(name).pid or 0, os.WNOHANG)
 
-    def _add_partition(self, fault: Fault) -> None:
-        """Add none where nobody could tell afterwards which one to remove."""
+    def _add_partition(self, fault: ChaosFault) -> None:
+        """Add a partition, unless the existing partitions are unknown: nobody could tell later which one to remove."""
         found = self._partitions_or_none()
         if found is None:
             event = self._note(fault.what)
-            event.is_failed, event.outcome = True, "not tried: `ring plan` did not tell the partitions"
+            event.is_failed, event.outcome = True, "not tried: `ring plan` did not list the partitions"
             return
         self._found = found
         self._running.append(gevent.spawn(self._watch_adding, self._note(fault.what), found))
 
     def _watch_adding(self, event: Event, before: frozenset[str]) -> None:
-        """Keep which one it is, where that is told: others may add partitions, too."""
+        """Keep the id of the added partition if the command prints it. Others may add partitions, too."""
         said = self._watch_command(event, ("ring", "add", "--count", "1", "--wait", "--json"))
         with suppress(ValueError, KeyError, TypeError):
             self._added = _partitions_in(said) - before
 
     def _partitions_or_none(self) -> frozenset[str] | None:
-        """Those of the ring; None if it cannot be told."""
+        """Return the partitions of the ring, or None if they cannot be read."""
         try:
             answer = _run("ring", "plan", "--json", "--data-dir", str(self._data_dir))
             return _partitions_in(answer.stdout)
@@ -174,7 +177,7 @@ class Chaos:
             return None
 
     def _remove_added(self) -> None:
-        """Not amid the run. Keys that a partition has taken go back first, so it takes a while."""
+        """Remove the added partition after the run. It takes a while, because the partition's keys move back first."""
         if self._found is None:
             return
         now = self._partitions_or_none()
@@ -182,24 +185,24 @@ class Chaos:
             event = self._note("remove the added partition")
             event.is_failed, event.outcome = (
                 True,
-                "not tried: `ring plan` did not tell the partitions; it may still be there",
+                "not tried: `ring plan` did not list the partitions; the added one may still exist",
             )
             return
         for partition in sorted(now & self._added if self._added else now - self._found):
             event = self._note(f"remove partition {partition}")
             self._watch_command(event, ("ring", "remove", partition, "--wait"))
 
-    def _snapshot(self, fault: Fault) -> None:
+    def _snapshot(self, fault: ChaosFault) -> None:
         target = self._scratch / f"snapshot-{int(time.time())}"
         self._snapshots.append(target)
         self._command(fault.what, "snapshot", "create", "--to", str(target))
 
     def _command(self, what: str, *words: str) -> None:
-        """Run a command of ours in the background."""
+        """Run a command of kvstore in the background."""
         self._running.append(gevent.spawn(self._watch_command, self._note(what), words))
 
     def _watch_command(self, event: Event, words: Sequence[str]) -> str:
-        """Returns what the command said; nothing if it failed."""
+        """Return the output of the command; empty if it failed."""
         try:
             answer = _run(*words, "--data-dir", str(self._data_dir))
         except subprocess.TimeoutExpired:
@@ -208,7 +211,7 @@ class Chaos:
         event.ended = time.time()
         if answer.returncode:
             said = (answer.stderr or answer.stdout).strip().splitlines()
-            event.is_failed, event.outcome = True, f"exit code {answer.returncode}: {said[-1] if said else 'no word'}"
+            event.is_failed, event.outcome = True, f"exit code {answer.returncode}: {said[-1] if said else 'no output'}"
             return ""
         event.outcome = f"done after {event.ended - event.at:.1f} s"
         return answer.stdout
@@ -221,7 +224,7 @@ class Chaos:
 
 
 def _partitions_in(said: str) -> frozenset[str]:
-    """The ids in a plan's document. Raises ValueError, KeyError, TypeError."""
+    """Return the ids in the JSON document of a plan. Raises ValueError, KeyError, TypeError."""
     return frozenset(each["id"] for each in json.loads(said)["partitions"])
 
 

@@ -8,47 +8,45 @@ from typing import NamedTuple
 
 KILL, START, ADD_PARTITION, SNAPSHOT = "kill -9", "start", "add a partition", "take a snapshot"
 FIRST_S = 4.0
-"""Of undisturbed measuring before the first fault."""
+"""Seconds of undisturbed measuring before the first fault."""
 CALM_S = 8.0
-"""Without a new fault before the end, so that the last one's recovery is seen."""
+"""Seconds without a new fault before the end, so that recovery from the last fault is seen."""
 DOWN_S = 4.0
 PERIOD_S = 45.0
-"""From one kill to the next: a restarted node takes its leads back after some time."""
+"""Seconds between kills. A restarted node takes a while to get its leaderships back."""
 
 
-class Fault(NamedTuple):
-    """At `at_s` after the begin `what` happens, to `node` if that needs one."""
+class ChaosFault(NamedTuple):
+    """A fault that happens at `at_s` seconds after the start, to `node` if it needs one."""
 
     at_s: float
     what: str
     node: str = ""
 
 
-def plan(nodes: Sequence[str], seconds: float, warmup_s: float, seed: int) -> list[Fault]:
-    """Kills of one node after the other, each started again before the next; in the middle a new partition, and after
-    another kill a snapshot, if there is time for both. Raises ValueError if the run is too short for one kill."""
+def plan(nodes: Sequence[str], seconds: float, warmup_s: float, seed: int) -> list[ChaosFault]:
+    """Plan kills of one node after the other, each restarted before the next. If there is time, add a partition in the
+    middle and take a snapshot after another kill. Raises ValueError if the run is too short for one kill."""
     first, last = warmup_s + FIRST_S, seconds - CALM_S - DOWN_S
     if last < first or not nodes:
         least = warmup_s + FIRST_S + DOWN_S + CALM_S
-        raise ValueError(
-            f"chaos wants at least {least:g} s and a node to kill, got {seconds:g} s and {len(nodes)} nodes"
-        )
+        raise ValueError(f"chaos: expected at least {least:g} s and one node, got {seconds:g} s and {len(nodes)} nodes")
     order = sorted(nodes)
     Random(seed).shuffle(order)
-    faults: list[Fault] = []
+    faults: list[ChaosFault] = []
     at, number = first, 0
     while at <= last:
         node = order[number % len(order)]
-        faults += [Fault(at, KILL, node), Fault(at + DOWN_S, START, node)]
+        faults += [ChaosFault(at, KILL, node), ChaosFault(at + DOWN_S, START, node)]
         at, number = at + PERIOD_S, number + 1
     partition_at = _between(0.4 * seconds, first)
     snapshot_at = max(_between(0.65 * seconds, first), partition_at + PERIOD_S)
     if snapshot_at <= seconds - CALM_S:
-        faults += [Fault(partition_at, ADD_PARTITION), Fault(snapshot_at, SNAPSHOT)]
+        faults += [ChaosFault(partition_at, ADD_PARTITION), ChaosFault(snapshot_at, SNAPSHOT)]
     return sorted(faults)
 
 
 def _between(wished_s: float, first_s: float) -> float:
-    """A time near the wished one, half-way between two kills: kills and changes meet only if these take long."""
+    """Return a time near the wished one, half-way between two kills, so that kills and changes rarely overlap."""
     round_number = max(0, round((wished_s - first_s) / PERIOD_S - 0.5))
     return first_s + (round_number + 0.5) * PERIOD_S

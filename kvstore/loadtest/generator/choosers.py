@@ -1,7 +1,7 @@
 """Choosers of key numbers; the caller passes the seeded Random. Decides only.
 
-A chooser holds its tables and no state, so all users of a process share it, each with a Random of its own. `pick` gives
-a number below `count`, the number of keys there are now.
+A chooser holds its tables and no state, so all users of a process share it, each with its own Random. `pick` returns a
+number below `count`, the current number of keys.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 ZIPFIAN_CONSTANT = 0.99
-"""YCSB's: the k-th most wanted key is wanted in proportion to 1 / k ** 0.99."""
+"""The constant of YCSB: the k-th most popular key is chosen in proportion to 1 / k ** 0.99."""
 CONSTANT_MAX = 10.0
-"""At 2 the first key is wanted more often than all others; far above this, powers are no numbers any more."""
+"""At 2, the first key is already chosen more often than all others together. Far above 10, powers overflow."""
 GOLDEN = 0.6180339887498949
 
 
@@ -30,7 +30,7 @@ class Chooser(Protocol):
 
 
 class Uniform:
-    """Every key alike."""
+    """Chooses every key equally often."""
 
     def pick(self, random: Random, count: int) -> int:
         return int(random.random() * count)
@@ -42,7 +42,7 @@ class Ranks:
 
     def __init__(self, size: int, constant: float = ZIPFIAN_CONSTANT) -> None:
         if size < 1 or not 0 < constant <= CONSTANT_MAX:
-            want = f"want ranks of at least 1 key and a constant above 0, at most {CONSTANT_MAX:g}"
+            want = f"expected at least 1 key and a constant above 0 and at most {CONSTANT_MAX:g}"
             raise ValueError(f"{want}, got {size} and {constant}")
         self._odds: array[float] = array("d", accumulate(1 / (rank + 1) ** constant for rank in range(size)))
         self._total: float = self._odds[-1]
@@ -51,13 +51,13 @@ class Ranks:
         return bisect_left(self._odds, random.random() * self._total)
 
     def share(self, rank: int) -> float:
-        """How often a rank is drawn, of 1."""
+        """Return the probability of a rank."""
         below = self._odds[rank - 1] if rank else 0.0
         return (self._odds[rank] - below) / self._total
 
 
 class Zipfian:
-    """Few keys are wanted often. The popular ones are scattered over the key space, so that they share no range."""
+    """Chooses few keys often. Popular keys are scattered over the key space, so that they do not share a range."""
 
     def __init__(self, size: int, constant: float = ZIPFIAN_CONSTANT) -> None:
         self._size = size
@@ -68,7 +68,7 @@ class Zipfian:
         return self.key_of(self.ranks.draw(random)) % count
 
     def key_of(self, rank: int) -> int:
-        """The key that is the rank-th most popular: another for each rank."""
+        """Return the key of a popularity rank. Each rank has its own key."""
         return rank * self._stride % self._size
 
 
@@ -83,11 +83,12 @@ class Latest:
 
 
 class HotSet:
-    """A share `wanted` of all picks falls on a share `hot` of the keys, evenly; the rest on the others, evenly."""
+    """Chooses evenly among a share `hot` of the keys for a share `wanted` of all picks, else evenly among the
+    others."""
 
     def __init__(self, size: int, *, hot: float = 0.01, wanted: float = 0.9) -> None:
         if not (0 < hot <= 1 and 0 <= wanted <= 1):
-            raise ValueError(f"want shares between 0 and 1, got hot={hot} wanted={wanted}")
+            raise ValueError(f"expected shares from 0 to 1, got hot={hot} wanted={wanted}")
         self._size, self._wanted = size, wanted
         self._stride = scattering_stride(size)
         self.hot_keys = max(1, round(size * hot))
@@ -102,7 +103,7 @@ class HotSet:
 
 
 def scattering_stride(size: int) -> int:
-    """A stride that visits each of `size` numbers once and leaves no two neighbours close."""
+    """Return a stride that visits each of `size` numbers once and puts no two neighbours close together."""
     stride = max(1, int(size * GOLDEN))
     while gcd(stride, size) != 1:
         stride += 1
@@ -110,7 +111,7 @@ def scattering_stride(size: int) -> int:
 
 
 def chooser_of(text: str, size: int) -> Chooser:
-    """`uniform`, `zipfian[:constant]`, `latest[:constant]`, `hotset[:hot:wanted]`, for `size` keys.
+    """Return the chooser for `size` keys: `uniform`, `zipfian[:constant]`, `latest[:constant]`, `hotset[:hot:wanted]`.
     Raises ValueError."""
     name, *arguments = text.split(":")
     try:
@@ -128,4 +129,4 @@ def chooser_of(text: str, size: int) -> Chooser:
                 return HotSet(size, hot=hot, wanted=wanted)
     except ValueError as error:
         raise ValueError(f"{text!r}: {error}") from None
-    raise ValueError(f"want uniform, zipfian[:constant], latest[:constant] or hotset[:hot:wanted], got {text!r}")
+    raise ValueError(f"expected uniform, zipfian[:constant], latest[:constant] or hotset[:hot:wanted], got {text!r}")

@@ -1,4 +1,4 @@
-"""Leads a run: loads the records, moves the rate, sets the chaos going, and writes the report. One per run, in Locust's
+"""Leads a run: loads the records, sets the rate, starts the chaos, and writes the report. One per run, in Locust's
 master or, without workers, in its only process."""
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from kvstore.client import Client
 from kvstore.loadtest import pulse
 from kvstore.loadtest.generator import resp_wire
 from kvstore.loadtest.generator.chaos import chaos_of
-from kvstore.loadtest.generator.doors import first_values
+from kvstore.loadtest.generator.endpoints import first_values
 from kvstore.loadtest.generator.expectations import Expectations
 from kvstore.loadtest.generator.options import Options, read_json
-from kvstore.loadtest.generator.shapes import Knee, Seen, Shape, shape_of
+from kvstore.loadtest.generator.shapes import KneeShape, RecentResults, Shape, shape_of
 from kvstore.loadtest.generator.workloads import Draws, Keyspace
 from kvstore.loadtest.report.baseline import Comparison, Tolerance, compare, differences
 from kvstore.loadtest.report.figures import PERCENTILES, Run, add_figures, document
@@ -31,28 +31,29 @@ from kvstore.loadtest.report.report import page
 from kvstore.loadtest.report.spoiled import EXIT, SHAPES
 
 SETTLE_S, LAG_S = 2, 2
-"""Seconds after all users of a rate run, and before now, that tell nothing: they connect, reports are on their way."""
+"""Seconds to ignore: after all users of a rate have started, while they connect; and before now, while reports
+arrive."""
 SATURATED = 0.90
-"""A process that uses more of a processor than this makes callers wait by itself. Locust warns of the same."""
+"""A process that uses a larger share of a processor delays callers itself. Locust warns at the same share."""
 SPAWN_PER_S = 100.0
 
 
 class Conductor:
-    """`began` is None until the users start."""
+    """The conductor of one run. `began` is None until the users start."""
 
     def __init__(self, options: Options, recorder: Recorder) -> None:
-        """Raises ValueError for what would otherwise be told only after the run."""
+        """Raises ValueError for errors that would otherwise only show after the run."""
         options.check_paths()
         self.options, self.recorder = options, recorder
         self.began: float | None = None
         self.ended: float | None = None
         self.users: dict[int, int] = {}
         self.faults: list[str] = []
-        """What went wrong besides operations."""
+        """Failures of the run other than failed operations."""
         self._shape: Shape = shape_of(options.shape, options.rate, options.seconds)
         self._rate, self._users = 0.0, 0
         self._settled_at: float | None = None
-        """Since when all users of the rate run, and no others."""
+        """When exactly the users of the current rate were running; None until then."""
         self._workers = self._workers_most = 0
         self._chaos = chaos_of(options) if options.shape == "chaos" else None
         self._pulse: Mapping[str, float] = {}
@@ -65,8 +66,8 @@ class Conductor:
         has_records: bool = True,
         prepare: Sequence[Callable[[Client, bytes], None]] = (),
     ) -> None:
-        """Find the cluster, take the machine's pulse while nothing loads it, and write every record, if a user wants
-        these, and what users of one's own want. Raises StoreError."""
+        """Find the cluster, measure the machine's pulse while it is idle, and write the records that users need and the
+        data of custom users. Raises StoreError."""
         options = self.options
         keyspace = Keyspace(options.prefix.encode(), options.keys, writer)
         draws = Draws(options.workloads[0], options.keys)
@@ -87,7 +88,7 @@ class Conductor:
                 each(client, keyspace.prefix)
 
     def start(self) -> float:
-        """The users are about to start: what is measured `warmup` seconds from now counts."""
+        """Start the run: operations that are due `warmup` seconds from now or later count. Returns that time."""
         self.began = time.time()
         self.ended = None
         if self._chaos is not None:
@@ -95,8 +96,8 @@ class Conductor:
         return self.began + self.options.warmup
 
     def target(self, now: float, running: int) -> tuple[int, float] | None:
-        """How many users there should be, and how many to start per second; None: the run is over."""
-        self.recorder.look(now, time.process_time())
+        """Return the wanted number of users and how many to start per second; None if the run is over."""
+        self.recorder.sample(now, time.process_time())
         if self.began is not None:
             self.users[int(now)] = running
         at_s = 0.0 if self.began is None else now - self.began
@@ -112,62 +113,64 @@ class Conductor:
         return self._users, min(SPAWN_PER_S, float(self._users))
 
     def note_workers(self, count: int) -> None:
-        """So many are at work now. One may be heard of again that was not for some seconds."""
+        """Record the number of workers. A worker may be missing for some seconds and return."""
         self._workers, self._workers_most = count, max(count, self._workers_most)
 
-    def finish(self, *, doors: str) -> int:
-        """Write the report and say what came of it; returns the exit code."""
+    def finish(self, *, endpoints: str) -> int:
+        """Write the report and print a summary. Return the exit code."""
         if self._chaos is not None:
             self._chaos.finish()
         if self.began is None:
-            print("loadtest: the run never began", file=sys.stderr)
+            print("loadtest: the run never started", file=sys.stderr)
             return 2
         self._judge_frame(self.began)
-        made = document(self.recorder, self._run(self.began, doors))
+        made = document(self.recorder, self._run(self.began, endpoints))
         comparison = self._beside(made)
-        verdict = made["verdict"]  # `is_met` stays: it may be the first baseline itself
+        verdict = made["verdict"]  # `is_met` stays: this run may become the first baseline
         add_figures(verdict, comparison.falls)
         verdict["notes"] += comparison.notes
         self.options.figures.write_text(json.dumps(made, indent=1), encoding="utf-8")
         self.options.report.write_text(page(made, comparison.lines), encoding="utf-8")
         print(summary(made), file=sys.stderr)
-        for told in (*verdict["notes"], *(f"SPOILED: {each}" for each in verdict["spoiled"]), *verdict["reasons"]):
-            print(f"loadtest: {told}", file=sys.stderr)
+        for line in (*verdict["notes"], *(f"SPOILED: {each}" for each in verdict["spoiled"]), *verdict["reasons"]):
+            print(f"loadtest: {line}", file=sys.stderr)
         print(f"loadtest: report in {self.options.report}", file=sys.stderr, flush=True)
         return 1 if verdict["reasons"] else EXIT if verdict["spoiled"] else 0
 
     def _judge_frame(self, began: float) -> None:
-        """Note the faults of the run that are not failed operations."""
-        if self.ended is None:  # its workers are gone, or somebody has had enough
+        """Record the faults of the run that are not failed operations."""
+        if self.ended is None:  # its workers are gone, or it was interrupted
             ran_s = time.time() - began
-            self.faults.append(f"the run was ended after {ran_s:.0f} of {self.options.seconds:g} s")
-        if self._workers < self._workers_most:  # what they had measured since their last reports went with them
+            self.faults.append(f"the run ended after {ran_s:.0f} of {self.options.seconds:g} s")
+        if self._workers < self._workers_most:  # their measurements since their last reports are lost
             self.faults.append(f"{self._workers_most - self._workers} of {self._workers_most} workers were lost")
-        if isinstance(self._shape, Knee) and self._shape.missing:
+        if isinstance(self._shape, KneeShape) and self._shape.missing:
             self.faults.append(self._shape.missing)
 
-    def _seen(self, now: float, seconds: float) -> Seen | None:
+    def _seen(self, now: float, seconds: float) -> RecentResults | None:
         last = int(now) - LAG_S
         first = last - ceil(seconds)
         if self._settled_at is None or first < ceil(self._settled_at) + SETTLE_S:
             return None
         cell = self.recorder.between(first, last)
         done = cell.responses.get_total_count()
-        due_per_s = self._users * self.options.rate_per_user  # the cells know of what was due when it has ended
-        return Seen(due_per_s, done / (last - first), cell.responses.get_value_at_percentile(99) / 1000, cell.errors)
+        due_per_s = self._users * self.options.rate_per_user  # cells count an operation as due only once it has ended
+        return RecentResults(
+            due_per_s, done / (last - first), cell.responses.get_value_at_percentile(99) / 1000, cell.errors
+        )
 
-    def _run(self, began: float, doors: str) -> Run:
+    def _run(self, began: float, endpoints: str) -> Run:
         return Run(
             began=began,
             ended=self.ended or time.time(),
             counted_from=began + self.options.warmup,
-            options=self.options.document() | {"doors": doors, "workers": self._workers_most} | self._cluster,
+            options=self.options.document() | {"doors": endpoints, "workers": self._workers_most} | self._cluster,
             machine=machine()
             | dict(self._pulse)
             | {"generator_busiest": self.recorder.busiest, "generator_queued": self.recorder.queued},
             goals=self.options.goals,
             events=self._chaos.events if self._chaos is not None else (),
-            knee=_knee(self._shape) if isinstance(self._shape, Knee) else None,
+            knee=_knee(self._shape) if isinstance(self._shape, KneeShape) else None,
             users=self.users,
             faults=self.faults,
             notes=self._notes(),
@@ -176,18 +179,24 @@ class Conductor:
 
     def _notes(self) -> list[str]:
         notes = []
-        if isinstance(self._shape, Knee) and not self._shape.missing:
-            notes.append(f"the knee: {self._shape.carried_per_s:g}/s were carried, {self._shape.failed_per_s:g}/s not")
-        if self.recorder.busiest > SATURATED:
-            what = "the knee may be its own" if isinstance(self._shape, Knee) else "some of the waiting may be its own"
+        if isinstance(self._shape, KneeShape) and not self._shape.missing:
             notes.append(
-                f"the load generator is saturated: a process of it used {self.recorder.busiest:.0%} of a processor, "
-                f"and {what}; --processes shares the load"
+                f"the knee: {self._shape.carried_per_s:g}/s were sustained, {self._shape.failed_per_s:g}/s were not"
+            )
+        if self.recorder.busiest > SATURATED:
+            what = (
+                "the knee may be the generator's"
+                if isinstance(self._shape, KneeShape)
+                else "part of the latency may be the generator's"
+            )
+            notes.append(
+                f"the load generator is saturated: one of its processes used {self.recorder.busiest:.0%} of a "
+                f"processor, and {what}; share the load with --processes"
             )
         return notes
 
     def _beside(self, made: Mapping[str, Any]) -> Comparison:
-        """The stored figures beside ours, if there are such and they can be compared."""
+        """Compare the figures with the baseline. Empty without a baseline, or if the two cannot be compared."""
         path = self.options.baseline
         if path is None:
             return Comparison([], [])
@@ -198,12 +207,12 @@ class Conductor:
                 return Comparison([], [f"not compared with {path}: {'; '.join(unlike)}"])
             return compare(stored, made, Tolerance())
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            told = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-            made["verdict"]["reasons"].append(f"cannot compare with the baseline {path}: {told}")
+            reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+            made["verdict"]["reasons"].append(f"cannot compare with the baseline {path}: {reason}")
             return Comparison([], [])
 
 
-def _knee(shape: Knee) -> dict[str, Any]:
+def _knee(shape: KneeShape) -> dict[str, Any]:
     return {
         "carried_per_s": shape.carried_per_s,
         "failed_per_s": shape.failed_per_s,
@@ -213,7 +222,7 @@ def _knee(shape: Knee) -> dict[str, Any]:
 
 
 def summary(made: Mapping[str, Any]) -> str:
-    """A run in one line."""
+    """Return the summary of a run in one line."""
     total = made["total"]
     times = ", ".join(f"p{each:g} {total[f'p{each:g}_ms']:g} ms" for each in PERCENTILES)
     return (

@@ -1,14 +1,15 @@
-"""The values that a process may expect to read, from its own writes and reads. Decides only.
+"""The values that a process may read, derived from its own writes and reads. Decides only.
 
-Two rules of freshness. *Versions*: the store's version of a key rises with each write, so a read never gives an older
-one than was acknowledged or read before it began, and a write is always given a newer one. *Numbers*: some doors do not
-tell versions. There, once a write was acknowledged, a read gives neither a value of ours whose own write had ended
-before that one began, nor a value of an earlier run or of the preload. A write of unknown outcome may show at any time.
+There are two rules of freshness. *Versions*: the store's version of a key rises with each write. So a read never
+returns a version older than one that was acknowledged or read before the read began, and a write always gets a newer
+one. *Numbers*: some endpoints do not return versions. There, after an acknowledged write, a read returns neither one of
+our values whose write had ended before that write began, nor a value of an earlier run or of the preload. A write with
+an unknown outcome may appear at any time.
 
-Which of them a read must follow is its level's: linearizable and strict reads both; session reads that of versions,
-which are told only through gRPC, by the client whose session it is; stale reads none.
+The level of a read selects the rules. Linearizable and strict reads follow both. Session reads follow the rule of
+versions, which only gRPC returns, to the client that has the session. Stale reads follow neither.
 
-And of scans, since no workload deletes: what was there before a scan began is in it, if its place is.
+No workload deletes keys. So a scan returns every key that existed before the scan began and is in its range.
 """
 
 from __future__ import annotations
@@ -26,18 +27,18 @@ from kvstore.client import Level
 from kvstore.loadtest.generator.values import NOBODY, Stamp, WrongValue, decode, run_of
 
 KEYS_MAX = 1_000_000
-"""Keys that are remembered; of any more nothing is expected."""
+"""Maximum number of keys that are remembered. The values of other keys are not checked."""
 UNKNOWN_MAX = 64
-"""Writes of unknown outcome that are remembered of one key."""
+"""Maximum number of writes with an unknown outcome that are remembered per key."""
 WON_MAX = 1_024
-"""Generations and counts remembered of one key."""
+"""Maximum number of generations and counts that are remembered per key."""
 
 
 class Floor(NamedTuple):
-    """The oldest that a read which begins now may give."""
+    """The oldest state that a read which starts now may return."""
 
     is_there: bool
-    """The key was written: it must be found."""
+    """True if the key was written, so that a read must find it."""
     version: int
     number: int
 
@@ -45,27 +46,27 @@ class Floor(NamedTuple):
 NO_FLOOR = Floor(is_there=False, version=0, number=0)
 
 
-class Write(NamedTuple):
-    """A write under way."""
+class PendingWrite(NamedTuple):
+    """A write in progress."""
 
     key: bytes
     number: int
     ended_below: int
-    """Our writes of this key with a smaller number had ended when it began, or are of unknown outcome."""
+    """Our writes of this key with a smaller number had ended when this one began, or have an unknown outcome."""
     floor: Floor
 
 
 @dataclass(slots=True)
-class Known:
+class KeyHistory:
     """The known history of one key."""
 
     version: int = 0
     number: int = 0
-    """Our writes with a smaller one are overwritten, but for those of unknown outcome."""
+    """Our writes with smaller numbers are overwritten, except those with an unknown outcome."""
     unknown: list[int] | None = None
-    """Numbers of writes of unknown outcome, sorted."""
+    """Numbers of writes with an unknown outcome, sorted."""
     unknown_up_to: int = 0
-    """Smaller numbers, and this one, may be of unknown outcome, too: they are remembered no more."""
+    """Writes up to this number may also have an unknown outcome, but are no longer remembered."""
 
     def note_unknown(self, number: int) -> None:
         self.unknown = self.unknown or []
@@ -77,14 +78,14 @@ class Known:
         return number <= self.unknown_up_to or number in (self.unknown or ())
 
 
-class Once:
-    """Numbers of which only one caller may be given each, by key."""
+class UniqueNumbers:
+    """Numbers that each may be given to only one caller, by key."""
 
     def __init__(self) -> None:
         self._given: dict[bytes, deque[int]] = {}
 
     def give(self, key: bytes, number: int) -> bool:
-        """False: somebody else was given it, too."""
+        """Return False if the number was given before."""
         given = self._given.setdefault(key, deque(maxlen=WON_MAX))
         if number in given:
             return False
@@ -93,34 +94,34 @@ class Once:
 
 
 class Expectations:
-    """The expectations of one process. The values that it writes carry `writer`."""
+    """The expectations of one process, whose values carry `writer`."""
 
     def __init__(self, writer: int, *, keys_max: int = KEYS_MAX) -> None:
         self.writer = writer
         self._keys_max = keys_max
         self._number = 0
-        self._known: dict[bytes, Known] = {}
+        self._known: dict[bytes, KeyHistory] = {}
         self._open: dict[bytes, set[int]] = {}
-        self._won, self._counted = Once(), Once()
+        self._won, self._counted = UniqueNumbers(), UniqueNumbers()
         self._counts: dict[bytes, int] = {}
         self._there: SortedSet[bytes] = SortedSet()
-        """Keys that are there, as this process knows."""
+        """Keys that this process knows to exist."""
 
     # ── writes ──
 
-    def begin(self, key: bytes) -> Write:
-        """To be ended by one of the following three."""
+    def begin(self, key: bytes) -> PendingWrite:
+        """Begin a write. End it with `acknowledged`, `refused` or `unknown`."""
         self._number += 1
         others = self._open.setdefault(key, set())
-        write = Write(key, self._number, min(others, default=self._number), self.floor(key))
+        write = PendingWrite(key, self._number, min(others, default=self._number), self.floor(key))
         others.add(self._number)
         return write
 
-    def stamp(self, write: Write) -> Stamp:
+    def stamp(self, write: PendingWrite) -> Stamp:
         return Stamp(self.writer, write.number)
 
-    def acknowledged(self, write: Write, version: int | None = None) -> None:
-        """It is done; `version` is None if the door does not tell it. Raises WrongValue."""
+    def acknowledged(self, write: PendingWrite, version: int | None = None) -> None:
+        """Record that a write is done; `version` is None if the endpoint does not return it. Raises WrongValue."""
         self._end(write)
         known = self._of(write.key)
         known.number = max(known.number, write.ended_below)
@@ -128,22 +129,22 @@ class Expectations:
         if version is not None:
             self.rose(write.key, version, write.floor)
 
-    def refused(self, write: Write) -> None:
-        """It was definitely not done."""
+    def refused(self, write: PendingWrite) -> None:
+        """Record that a write was definitely not done."""
         self._end(write)
 
-    def unknown(self, write: Write) -> None:
-        """It may be done, or may be later."""
+    def unknown(self, write: PendingWrite) -> None:
+        """Record that a write may be done, now or later."""
         self._end(write)
         self._of(write.key).note_unknown(write.number)
 
     def rose(self, key: bytes, version: int, floor: Floor) -> None:
-        """Judge the version that a write was given; `floor` is from before it began. Raises WrongValue."""
+        """Check the version of a write against `floor`, which is from before the write. Raises WrongValue."""
         if version <= floor.version:
-            raise WrongValue(f"{key!r} was written as version {version}, after version {floor.version} was seen")
+            raise WrongValue(f"{key!r} was written as version {version} after version {floor.version} had been seen")
         self.saw(key, version)
 
-    def _end(self, write: Write) -> None:
+    def _end(self, write: PendingWrite) -> None:
         others = self._open[write.key]
         others.discard(write.number)
         if not others:
@@ -156,20 +157,20 @@ class Expectations:
         known.version = max(known.version, version)
 
     def floor(self, key: bytes, level: Level = Level.LINEARIZABLE) -> Floor:
-        """To be asked before the read begins."""
+        """Return what a read may return. Call this before the read begins."""
         if level == Level.STALE:
             return NO_FLOOR
-        known = self._known.get(key) or Known()
+        known = self._known.get(key) or KeyHistory()
         if level == Level.SESSION:
             return Floor(known.version > 0, known.version, 0)
         return Floor(True, known.version, known.number)
 
     def check(self, key: bytes, value: bytes, floor: Floor, version: int | None = None) -> Stamp:
-        """Judge what a read gave; `version` is None if the door does not tell it. Raises WrongValue."""
+        """Check what a read returned; `version` is None if the endpoint does not return it. Raises WrongValue."""
         stamp = decode(key, value)
         if version is not None:
             if version < floor.version:
-                raise WrongValue(f"{key!r} was read at version {version}, after version {floor.version} was seen")
+                raise WrongValue(f"{key!r} was read at version {version} after version {floor.version} had been seen")
             self.saw(key, version)
         if floor.number:
             self._check_number(key, stamp, floor.number)
@@ -178,10 +179,10 @@ class Expectations:
 
     def _check_number(self, key: bytes, stamp: Stamp, number: int) -> None:
         if run_of(stamp.writer) != run_of(self.writer):
-            raise WrongValue(f"{key!r} holds a value of an earlier run, which a write of ours had overwritten")
+            raise WrongValue(f"{key!r} holds a value of an earlier run, which our write had overwritten")
         is_old = stamp.writer == self.writer and stamp.number < number
         if is_old and not self._of(key).may_be_unknown(stamp.number):
-            raise WrongValue(f"{key!r} holds our write {stamp.number}, which a later one had overwritten")
+            raise WrongValue(f"{key!r} holds our write {stamp.number}, which a later write had overwritten")
 
     def absent(self, key: bytes) -> WrongValue:
         """Return the error for a written key that is missing."""
@@ -189,53 +190,53 @@ class Expectations:
         return WrongValue(f"{key!r} is absent, but was written: version {version}")
 
     def not_found(self, key: bytes, floor: Floor) -> None:
-        """Judge a read that gave nothing of a key that was written. Raises WrongValue."""
+        """Check a read that did not find its key. Raises WrongValue if the key was written."""
         if floor.is_there:
             raise self.absent(key)
 
     def misplaced(self, key: bytes, last: bytes, start: bytes, end: bytes) -> WrongValue:
-        """Return the error for a scan that returns a key out of order or range."""
-        return WrongValue(f"a scan from {start!r} to {end!r} gave {key!r} after {last!r}")
+        """Return the error for a scan that returns a key out of order or out of range."""
+        return WrongValue(f"a scan from {start!r} to {end!r} returned {key!r} after {last!r}")
 
     def there(self, start: bytes, end: bytes, most: int, level: Level = Level.LINEARIZABLE) -> dict[bytes, Floor]:
-        """The first keys from `start` up to and without `end` that are known to be there, at most so many, and which
-        of their values a scan may give. To be asked before it begins. Fewer if reads may be stale."""
+        """Return up to `most` existing keys in [start, end), and the oldest state of each that a scan may return. Call
+        this before the scan begins. Stale reads may miss any key, so for them the result is empty."""
         keys = islice(self._there.irange(start, end, inclusive=(True, False)), most)
         floors = {key: self.floor(key, level) for key in keys}
         return {key: floor for key, floor in floors.items() if floor.is_there}
 
     def scanned(self, there: Iterable[bytes], found: Container[bytes], last: bytes | None) -> None:
-        """Judge a scan that came to `last`, None: to its end. Raises WrongValue if it passed over a key."""
+        """Check a scan that ended at `last`, or at its end if None. Raises WrongValue if it missed a key."""
         for key in there:
             if key not in found and (last is None or key <= last):
-                raise WrongValue(f"a scan passed over {key!r}, which was there before it began")
+                raise WrongValue(f"a scan missed {key!r}, which existed before the scan began")
 
-    # ── what only one may get ──
+    # ── results that only one caller may get ──
 
     def won(self, key: bytes, generation: int) -> None:
-        """A compare-and-set has raised the key to this generation. Raises WrongValue if another has, too."""
+        """Record that a compare-and-set made this generation of a key. Raises WrongValue if another one did, too."""
         if not self._won.give(key, generation):
-            raise WrongValue(f"{key!r}: two compare-and-sets were both told that they made generation {generation}")
+            raise WrongValue(f"{key!r}: two compare-and-sets both made generation {generation}")
 
     def count_floor(self, key: bytes) -> int:
         return self._counts.get(key, 0)
 
     def counted(self, key: bytes, count: int, floor: int) -> None:
-        """An increment gave this; `floor` is from before it began. Raises WrongValue if the counter went back, or if
-        another increment gave the same."""
+        """Record the result of an increment; `floor` is from before it began. Raises WrongValue if the counter went
+        back, or another increment had the same result."""
         if count <= floor:
-            raise WrongValue(f"{key!r} was incremented to {count}, after it had been {floor}")
+            raise WrongValue(f"{key!r} was incremented to {count} after it had been {floor}")
         if not self._counted.give(key, count):
-            raise WrongValue(f"{key!r}: two increments both gave {count}")
+            raise WrongValue(f"{key!r}: two increments both returned {count}")
         self._counts[key] = max(count, self._counts.get(key, 0))
 
-    # ── what is remembered ──
+    # ── memory ──
 
-    def _of(self, key: bytes) -> Known:
-        """To be added to; in vain if too many keys are remembered."""
+    def _of(self, key: bytes) -> KeyHistory:
+        """Return the history of a key, to be updated. It is not kept if too many keys are remembered."""
         known = self._known.get(key)
         if known is None:
-            known = Known()
+            known = KeyHistory()
             if len(self._known) < self._keys_max:
                 self._known[key] = known
         return known
@@ -247,5 +248,5 @@ class Expectations:
 
 
 def next_generation(key: bytes, value: bytes | None) -> Stamp:
-    """The stamp of a compare-and-set's value, from the value it replaces. Raises WrongValue."""
+    """Return the stamp of a compare-and-set, given the value that it replaces. Raises WrongValue."""
     return Stamp(NOBODY, 1 if value is None else decode(key, value).number + 1)

@@ -1,27 +1,29 @@
-"""The door of Python's clients, and its Locust user: one client for all users of a process, which is a courier's
-(courier.py), or in tests any that blocks."""
+"""The gRPC endpoint and its Locust user. All users of a process share one client: a sidecar (sidecar_client.py), or in
+tests any blocking client."""
 
 from __future__ import annotations
 
 from kvstore.client import Client, Item, Level
 from kvstore.errors import ConditionFailed, Refused
-from kvstore.loadtest.generator.courier import Courier
-from kvstore.loadtest.generator.doors import Contended, Stopwatch
+from kvstore.loadtest.generator.endpoints import Contended, Stopwatch
 from kvstore.loadtest.generator.expectations import NO_FLOOR, Expectations, next_generation
-from kvstore.loadtest.generator.users import PacedUser, Session
+from kvstore.loadtest.generator.sidecar_client import SidecarClient
+from kvstore.loadtest.generator.users import PacedUser, RunContext
 from kvstore.loadtest.generator.values import Stamp, encode
 from kvstore.loadtest.generator.workloads import Keyspace
 
 ROUNDS_MAX = 32
-"""Of a compare-and-set loop."""
+"""Maximum number of rounds of a compare-and-set loop."""
 
 
-class GrpcDoor:
-    """Reads and writes by the client library, which gathers the users' calls into frames."""
+class GrpcEndpoint:
+    """Reads and writes through the client library, which batches the users' calls into frames."""
 
     name = "grpc"
 
-    def __init__(self, client: Client | Courier, expectations: Expectations, keyspace: Keyspace, level: Level) -> None:
+    def __init__(
+        self, client: Client | SidecarClient, expectations: Expectations, keyspace: Keyspace, level: Level
+    ) -> None:
         self._client, self._expectations, self._keyspace, self._level = client, expectations, keyspace, level
         self.watch = Stopwatch()
 
@@ -38,7 +40,7 @@ class GrpcDoor:
         return self._put(key, size, None)
 
     def modify(self, key: bytes, size: int) -> int:
-        """Read, and write if it is still as it was read; from the start if not."""
+        """Read a key and write it if it has not changed; otherwise start again."""
         for _ in range(ROUNDS_MAX):
             floor = self._expectations.floor(key)
             found = self._get(key, Level.LINEARIZABLE)
@@ -52,7 +54,7 @@ class GrpcDoor:
         raise Contended(f"{ROUNDS_MAX} compare-and-sets lost")
 
     def compare_and_set(self, number: int, size: int) -> int:
-        """The same on a key whose value counts its generations: none may be made twice."""
+        """Do the same on a key whose value counts its generations. No generation may be made twice."""
         key = self._keyspace.register(number)
         for _ in range(ROUNDS_MAX):
             floor = self._expectations.floor(key)
@@ -74,12 +76,12 @@ class GrpcDoor:
         raise Contended(f"{ROUNDS_MAX} compare-and-sets lost")
 
     def scan(self, start: bytes, end: bytes, length: int) -> int:
-        """Keys are hashed to partitions, so every scan asks all of them and merges."""
+        """Scan all partitions and merge the results, because keys are hashed to partitions."""
         total, last = 0, b""
         there = self._expectations.there(start, end, length, self._level)
-        self._sends()
+        self._mark_sent()
         found = list(self._client.scan(start, end, limit=length, level=self._level))
-        self._hears()
+        self._mark_received()
         for key, item in found:
             if key <= last or not start <= key < end:
                 raise self._expectations.misplaced(key, last, start, end)
@@ -90,7 +92,7 @@ class GrpcDoor:
         return total
 
     def close(self) -> None:
-        """The client belongs to the process."""
+        """Do nothing: the client belongs to the process."""
 
     def _put(self, key: bytes, size: int, if_version: int | None) -> int:
         write = self._expectations.begin(key)
@@ -107,33 +109,33 @@ class GrpcDoor:
         return len(value)
 
     def _get(self, key: bytes, level: Level) -> Item | None:
-        self._sends()
+        self._mark_sent()
         found = self._client.get(key, level=level)
-        self._hears()
+        self._mark_received()
         return found
 
     def _write(self, key: bytes, value: bytes, if_version: int | None) -> int:
-        self._sends()
+        self._mark_sent()
         version = self._client.put(key, value, if_version=if_version)
-        self._hears()
+        self._mark_received()
         return version
 
-    def _sends(self) -> None:
-        if not isinstance(self._client, Courier):
-            self.watch.sends()
+    def _mark_sent(self) -> None:
+        if not isinstance(self._client, SidecarClient):
+            self.watch.mark_sent()
 
-    def _hears(self) -> None:
-        """A courier has times of its own, which the way to it is not in; what goes out late shows all the same."""
-        if isinstance(self._client, Courier):
-            self.watch.took(*self._client.times)
+    def _mark_received(self) -> None:
+        """Use the sidecar's own times, which exclude the way to the sidecar. Late sending shows in any case."""
+        if isinstance(self._client, SidecarClient):
+            self.watch.set_times(*self._client.times)
         else:
-            self.watch.hears()
+            self.watch.mark_received()
 
 
 class GrpcUser(PacedUser):
-    """A caller with a timetable, by the client library."""
+    """A user with a schedule, through the client library."""
 
-    def open_door(self, session: Session, number: int) -> GrpcDoor:
-        client = session.courier or session.client
+    def open_endpoint(self, session: RunContext, number: int) -> GrpcEndpoint:
+        client = session.sidecar or session.client
         assert client is not None
-        return GrpcDoor(client, session.expectations, session.keyspace, session.level)
+        return GrpcEndpoint(client, session.expectations, session.keyspace, session.level)

@@ -1,4 +1,4 @@
-"""SIGINT in a process of Locust."""
+"""SIGINT in a Locust process."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import gevent
 
 
 def interrupt_main_greenlet() -> None:
-    """Have SIGINT raise KeyboardInterrupt in the main greenlet, and nowhere else.
+    """Raise KeyboardInterrupt for SIGINT only in the main greenlet.
 
-    Python raises it in whatever code runs at that moment. In gevent's own code this keeps a greenlet that has ended in
-    its group, and Locust then waits for the group forever, with a busy processor. No change if the process ignores
+    Python raises it in whatever code runs at that moment. In gevent's own code this keeps an ended greenlet in its
+    group, and Locust then waits for the group forever, at full processor load. Does nothing if the process ignores
     SIGINT or has another handler.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:

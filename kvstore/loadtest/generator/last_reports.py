@@ -1,26 +1,27 @@
-"""The end of a run with workers: when their last reports are in. Decides only.
+"""Waits for the last reports of the workers at the end of a run. Decides only.
 
-What a user was due to do and never began is known when it stops, and so is how long its last operation took. Locust's
-master stops listening half a second after it has told its workers to quit, so they must have stopped before that.
+When a user stops, it reports the operations that were due and never began, and how long its last operation took.
+Locust's master stops listening half a second after it sends its workers the order to quit, so users must stop before
+that.
 """
 
 from __future__ import annotations
 
 REPORTS = 2
-"""After its users have stopped, a worker's next report has it all; this many are waited for."""
+"""Number of reports to wait for. The next report after a worker's users have stopped is complete."""
 
 
 class LastReports:
-    """Wants no users until all of them have stopped, or were torn away after `stop_s`, and workers have reported it
-    every `report_s` seconds."""
+    """Asks for no users until all have stopped, or were killed after `stop_s`, and workers, which report every
+    `report_s` seconds, have reported."""
 
     def __init__(self, now: float, running: int, *, stop_s: float, report_s: float) -> None:
         self._torn_at, self._reports_s = now + stop_s, REPORTS * report_s
-        self._target = 0, float(max(1, running))  # all at once: who stops later goes on loading
+        self._target = 0, float(max(1, running))  # all at once: a user that stops later continues to load
         self._stopped_at: float | None = None
 
     def target(self, now: float, running: int) -> tuple[int, float] | None:
-        """How many users there should be, and how many to stop per second; None: all is told."""
+        """Return the wanted number of users and how many to stop per second; None once all reports are in."""
         if self._stopped_at is None and (not running or now >= self._torn_at):
             self._stopped_at = now
         if self._stopped_at is not None and now >= self._stopped_at + self._reports_s:

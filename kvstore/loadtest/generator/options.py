@@ -1,4 +1,4 @@
-"""The options of a load test: arguments added to Locust's, and the value that they become."""
+"""The options of a load test: arguments that are added to Locust's, and the value that they become."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from kvstore.loadtest.report.goals import Goals, p99_goals
 from kvstore.places import fault_of
 
 USERS_MAX = 100_000
-"""Of a run: each is a greenlet with a stack of its own."""
+"""Maximum number of users of a run. Each is a greenlet with its own stack."""
 KEYS_MAX = 100_000_000
-"""A chooser's table has 8 bytes for each, in each process."""
+"""Maximum number of keys. A chooser's table has 8 bytes for each key in each process."""
 LEVELS = tuple(level.name.lower() for level in Level)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Rates are of the whole run, over all workers. Times are in seconds."""
+    """The options of a run. Rates are for the whole run, over all workers. Times are in seconds."""
 
     workload: str = "ycsb-a"
     shape: str = "steady"
@@ -54,54 +54,57 @@ class Options:
 
     def __post_init__(self) -> None:
         wrong = [
-            f"--{name.replace('_', '-')}: want more than 0 and less than infinity, got {value}"
+            f"--{name.replace('_', '-')}: expected a number above 0 and below infinity, got {value}"
             for name, value in asdict(self).items()
             if name in ("rate", "rate_per_user", "seconds", "keys") and not 0 < value < inf
         ]
         if not wrong and self.rate > USERS_MAX * self.rate_per_user:
-            want = f"want at most {USERS_MAX:,} users of --rate-per-user {self.rate_per_user:g}"
+            want = f"expected at most {USERS_MAX:,} users of --rate-per-user {self.rate_per_user:g}"
             wrong.append(f"--rate: {want}, got {self.rate:g}/s")
         if self.keys > KEYS_MAX:
-            wrong.append(f"--keys: want at most {KEYS_MAX:,}, got {self.keys:,}")
+            wrong.append(f"--keys: expected at most {KEYS_MAX:,}, got {self.keys:,}")
         wrong += [
-            f"--{name.replace('_', '-')}: want 0 to 1, got {value:g}; 0.05 is 5 %"
+            f"--{name.replace('_', '-')}: expected 0 to 1, got {value:g}; 0.05 is 5 %"
             for name, value in asdict(self).items()
             if name in ("errors_max", "achieved_min") and not 0 <= value <= 1
         ]
         if not 0 <= self.warmup < self.seconds:
-            wrong.append(f"--warmup: want 0 to less than --seconds, got {self.warmup:g}")
+            wrong.append(f"--warmup: expected 0 up to but not including --seconds, got {self.warmup:g}")
         if self.shape not in shapes.NAMES:
-            wrong.append(f"--shape: want one of {', '.join(shapes.NAMES)}, got {self.shape!r}")
+            wrong.append(f"--shape: expected one of {', '.join(shapes.NAMES)}, got {self.shape!r}")
         if self.level not in LEVELS:
-            wrong.append(f"--level: want one of {', '.join(LEVELS)}, got {self.level!r}")
+            wrong.append(f"--level: expected one of {', '.join(LEVELS)}, got {self.level!r}")
         paths = {"data-dir": self.data_dir, "report": self.report, "baseline": self.baseline or ""}
         wrong += [f"--{name}: {fault}" for name, place in paths.items() if (fault := fault_of(place))]
         wrong += [
-            f"--{name}: want no user or password here, where whoever lists processes or reads the report reads it: "
-            "name them by KVSTORE_USER and KVSTORE_PASSWORD_FILE, or KVSTORE_TOKEN_FILE, in the environment"
+            f"--{name}: expected no user or password here, because process lists and the report show them; "
+            "set KVSTORE_USER and KVSTORE_PASSWORD_FILE, or KVSTORE_TOKEN_FILE, in the environment"
             for name, text in (("store", self.store), ("resp", self.resp))
             if "@" in text
         ]
         if wrong:
-            raise ValueError("; ".join(wrong))  # before anything shows what it was given
+            raise ValueError("; ".join(wrong))  # before a message repeats a password
         for name, check, text in (("p99-ms", p99_goals, self.p99_ms), ("resp", _addresses, self.resp)):
             try:
                 check(text)
             except ValueError as error:
                 wrong.append(f"--{name}: {error}")
         if not self.report.name or self.report.suffix == ".json":
-            wrong.append(f"--report: want a file for the HTML; the figures go beside it as .json, got {self.report}")
+            wrong.append(
+                f"--report: expected an HTML file, got {self.report}; the figures are written beside it as .json"
+            )
         if wrong:
             raise ValueError("; ".join(wrong))
 
     @property
     def figures(self) -> Path:
-        """Where the report's figures go."""
+        """The file of the report's figures."""
         return self.report.with_suffix(".json")
 
     @property
     def workloads(self) -> list[Workload]:
-        """Raises ValueError. The knee is looked for with even begins: luck must not look like a rate that is missed."""
+        """The workloads. A knee uses even arrivals, so that chance does not look like a missed rate. Raises
+        ValueError."""
         found = workloads_of(self.workload, keys=self.keys_by, sizes=self.value_size)
         if self.shape != "knee":
             return found
@@ -117,12 +120,12 @@ class Options:
 
     @property
     def is_redis_only(self) -> bool:
-        """Only Redis doors are named: of any cluster, or of Redis itself."""
+        """True if only Redis endpoints are named: those of any cluster, or of Redis itself."""
         return bool(self.resp) and not self.store
 
     @property
     def cluster(self) -> str:
-        """The cluster in a word, for another process."""
+        """The cluster as one string, for another process."""
         return json.dumps({"store": self.store, "data_dir": str(self.data_dir)})
 
     @staticmethod
@@ -131,7 +134,7 @@ class Options:
         return Options(store=found["store"], data_dir=Path(found["data_dir"]))
 
     def client_config(self) -> ClientConfig:
-        """Raises ValueError, OSError."""
+        """Return the client's configuration. Raises ValueError, OSError."""
         if self.store:
             return parse_url(self.store)
         record = self._record()
@@ -139,7 +142,7 @@ class Options:
         return ClientConfig(endpoints=endpoints, cluster=record.get("instance", ""))
 
     def resp_nodes(self) -> list[str]:
-        """Raises ValueError, OSError."""
+        """Return the Redis endpoints. Raises ValueError, OSError."""
         if self.resp:
             return _addresses(self.resp)
         return [] if self.store else [node["resp"] for node in self._nodes()]
@@ -148,7 +151,7 @@ class Options:
         return [node["id"] for node in self._nodes()]
 
     def check_paths(self) -> None:
-        """Raises ValueError if the report cannot be written or the baseline not be read. A worker needs neither."""
+        """Raise ValueError if the report cannot be written or the baseline cannot be read. Not needed in a worker."""
         for path in (self.report, self.figures):
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -162,11 +165,11 @@ class Options:
             try:
                 read_json(self.baseline)
             except (OSError, ValueError) as error:
-                raise ValueError(f"--baseline: {error}; --baseline '' compares with none") from None
+                raise ValueError(f"--baseline: {error}; pass --baseline '' to compare with none") from None
 
     @property
     def pulse_folder(self) -> Path:
-        """On the store's disk if that is here, else on the report's."""
+        """A folder on the store's disk if the store is local, otherwise the report's folder."""
         is_local = not self.store and not self.resp and self.data_dir.is_dir() and write_fault(self.data_dir) is None
         return self.data_dir if is_local else self.report.parent
 
@@ -182,17 +185,17 @@ class Options:
         try:
             document: dict[str, Any] = json.loads(path.read_bytes())
         except FileNotFoundError:
-            raise ValueError(f"no cluster at {path}: start one with `kvstore up`, or name one with --store") from None
+            raise ValueError(f"no cluster at {path}; start one with `kvstore up`, or name one with --store") from None
         if document.get("secure"):
             raise ValueError(
-                f"the cluster in {self.data_dir} is secure: name GrpcUser, and its doors by --store "
-                "'kvs://HOST:PORT,…?ca=…&cert=…&key=…', as `kvstore up` prints it for Python, after `. client.env`"
+                f"the cluster in {self.data_dir} is secure; run `. client.env`, name GrpcUser, and pass --store "
+                "'kvs://HOST:PORT,…?ca=…&cert=…&key=…', the URL that `kvstore up` prints for Python"
             )
         return document
 
 
 def _addresses(text: str) -> list[str]:
-    """`host:port,host:port`; none of an empty text. Raises ValueError."""
+    """Parse `host:port,host:port`; empty for an empty text. Raises ValueError."""
     found = text.split(",") if text else []
     for each in found:
         split_address(each)
@@ -200,82 +203,82 @@ def _addresses(text: str) -> list[str]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Raises OSError, and ValueError for what is no object."""
+    """Read a JSON object. Raises OSError, and ValueError for anything else."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} is no JSON: {error}") from None
+        raise ValueError(f"{path} is not JSON: {error}") from None
     if not isinstance(found, dict):
-        raise ValueError(f"want an object in {path}, got {type(found).__name__}")
+        raise ValueError(f"expected an object in {path}, got {type(found).__name__}")
     return found
 
 
 def path_word(word: str) -> Path:
-    """A path on a command line, for argparse. Raises ArgumentTypeError."""
+    """Parse a path on a command line, for argparse. Raises ArgumentTypeError."""
     if fault := fault_of(word):
         raise ArgumentTypeError(fault)
     return Path(word)
 
 
 def add_options(parser: ArgumentParser) -> None:
-    """Add ours to Locust's. Defaults are those of Options."""
+    """Add the options of kvstore to Locust's. Defaults are those of Options."""
     default = Options()
     group = parser.add_argument_group("kvstore options")
 
     def option(name: str, help_text: str, **more: Any) -> None:
         value = getattr(default, name)
-        value = str(value) if isinstance(value, Path) else value  # these travel to workers as text and numbers
-        if "action" not in more:  # which takes no type, and from Python 3.14 on refuses one
+        value = str(value) if isinstance(value, Path) else value  # workers receive options as text and numbers
+        if "action" not in more:  # takes no type; Python 3.14 refuses one
             more.setdefault("type", type(value))
-        told = f"{help_text} Default: {'none' if value == '' else value}"
-        group.add_argument(f"--{name.replace('_', '-')}", default=value, help=told, **more)
+        help_line = f"{help_text} Default: {'none' if value == '' else value}"
+        group.add_argument(f"--{name.replace('_', '-')}", default=value, help=help_line, **more)
 
     option(
         "workload",
-        f"What users do: one of {', '.join(WORKLOADS)}, or several, comma-separated, which they take in turn.",
+        f"What users do: one of {', '.join(WORKLOADS)}, or several, comma-separated, assigned to users in turn.",
     )
-    option("shape", f"How the rate moves during the run: {', '.join(shapes.NAMES)}.")
-    option(
-        "rate", "Operations per second of all users together, rounded up to whole users; knee begins its search here."
-    )
-    option("rate_per_user", "Operations per second of one user: a lower number makes more users of the same rate.")
-    option("seconds", "How long the run takes, its warm-up included.")
-    option("warmup", "So many of the first seconds are in the timeline and in no table.")
-    option("keys", "How many records are written before the run, for the users to work on.")
+    option("shape", f"How the rate changes during the run: {', '.join(shapes.NAMES)}.")
+    option("rate", "Operations per second of all users together, rounded up to whole users; a knee starts here.")
+    option("rate_per_user", "Operations per second of one user; a lower number makes more users for the same rate.")
+    option("seconds", "Length of the run in seconds, including the warm-up.")
+    option("warmup", "Length of the warm-up in seconds: it is in the timeline, but in no table.")
+    option("keys", "Number of records that are written before the run for the users to work on.")
     option(
         "keys_by",
-        "How keys are chosen, instead of the workload's way: uniform, zipfian[:constant], latest[:constant], "
+        "How keys are chosen, instead of the workload's setting: uniform, zipfian[:constant], latest[:constant], "
         "hotset[:hot:wanted].",
     )
     option(
         "value_size",
-        "Sizes of values in bytes, instead of the workload's: 100, uniform:LOW:HIGH, lognormal:MEDIAN:SIGMA, "
+        "Sizes of values in bytes, instead of the workload's setting: 100, uniform:LOW:HIGH, lognormal:MEDIAN:SIGMA, "
         "mix:100=90,10000=10.",
     )
-    option("level", f"How fresh reads through gRPC must be: {', '.join(LEVELS)}.")
-    option("seed", "Draws operations, keys and sizes: the same seed draws the same ones again.")
-    option("prefix", "What all keys begin with.")
+    option("level", f"Consistency level of reads through gRPC: {', '.join(LEVELS)}.")
+    option("seed", "Seed for operations, keys and sizes; the same seed repeats them.")
+    option("prefix", "Prefix of all keys.")
     option(
         "preload",
-        "Write the records before the run; --no-preload works on those of an earlier run.",
+        "Write the records before the run; --no-preload uses the records of an earlier run.",
         action=BooleanOptionalAction,
     )
-    option("store", "The cluster, instead of --data-dir: kv://host:port,host:port.")
-    option("resp", "The cluster's Redis doors: host:port,host:port. Without --store only these are used.")
-    option("data_dir", "The directory of a local cluster, as `kvstore up` makes it; chaos needs one.")
-    option("errors_max", "The share of operations that may fail, 0 to 1: 0.05 is 5 %%. Beyond it the run fails.")
-    option("achieved_min", "The share of due operations that must be done, 0 to 1. Below it the run fails.")
+    option("store", "Cluster to load, instead of --data-dir: kv://host:port,host:port.")
+    option("resp", "The cluster's Redis endpoints: host:port,host:port. Without --store, only these are used.")
+    option("data_dir", "Directory of a local cluster, made by `kvstore up`; chaos needs one.")
+    option("errors_max", "Maximum share of failed operations, 0 to 1 (0.05 is 5 %%). Above it, the run fails.")
+    option("achieved_min", "Minimum share of due operations that are done, 0 to 1. Below it, the run fails.")
     option(
         "p99_ms",
-        "Milliseconds that the 99th percentile may be: 50, or by operation, those of users of one's own too: "
-        "read=20,update=50; or both: read=20,50. Beyond it the run fails.",
+        "Maximum 99th percentile in milliseconds: 50, or per operation, including those of custom users: "
+        "read=20,update=50; or both: read=20,50. Above it, the run fails.",
     )
-    option("report", "Where the HTML goes; the figures go beside it as JSON.")
-    group.add_argument("--baseline", default="", help="Compare with this file; a figure that has fallen fails the run.")
+    option("report", "HTML file of the report; the figures are written beside it as JSON.")
+    group.add_argument(
+        "--baseline", default="", help="Baseline file to compare with; a figure that got worse fails the run."
+    )
 
 
 def options_of(parsed: Namespace) -> Options:
-    """Raises ValueError."""
+    """Return the options of a parsed command line. Raises ValueError."""
     values = {field.name: getattr(parsed, field.name) for field in fields(Options)}
     for name in ("data_dir", "report"):
         values[name] = Path(values[name])

@@ -1,4 +1,4 @@
-"""A workload of one's own: a class with a method for each operation, under the same timetable and in the same report.
+"""Custom workloads: a class with a method per operation, with the same schedule and the same report as ours.
 
 from kvstore.loadtest.locustfile import *
 
@@ -24,26 +24,26 @@ from random import Random
 from typing import Any, ClassVar
 
 from kvstore.client import Client
-from kvstore.loadtest.generator.doors import Stopwatch
+from kvstore.loadtest.generator.endpoints import Stopwatch
 from kvstore.loadtest.generator.pacing import POISSON, Arrivals
-from kvstore.loadtest.generator.users import PacedUser, Session
+from kvstore.loadtest.generator.users import PacedUser, RunContext
 
 
-class OwnWay:
-    """In the place of a door: the user's own class names it."""
+class OwnEndpoint:
+    """The endpoint of a custom user, under the name of the user's class."""
 
     def __init__(self, name: str) -> None:
         self.name, self.watch = name, Stopwatch()
 
     def close(self) -> None:
-        """The client belongs to the process."""
+        """Do nothing: the client belongs to the process."""
 
 
-class OwnDeeds:
+class OwnOperations:
     """Draws methods by their weights, and calls them."""
 
     def __init__(self, user: OwnUser, random: Random) -> None:
-        self.door = OwnWay(type(user).__name__)
+        self.endpoint = OwnEndpoint(type(user).__name__)
         self.arrivals = user.arrivals
         self._random = random
         self._methods = {name: getattr(user, name) for name in user.operations}
@@ -53,17 +53,18 @@ class OwnDeeds:
         return self._random.choices(self._names, cum_weights=self._odds)[0]
 
     def perform(self, operation: str) -> int:
-        """Service time is the whole method's: what it computes too."""
-        self.door.watch.sends()
+        """Call the method. Its service time includes its own computations."""
+        self.endpoint.watch.mark_sent()
         given = self._methods[operation]()
-        self.door.watch.hears()
+        self.endpoint.watch.mark_received()
         return len(given) if isinstance(given, bytes) else int(given or 0)
 
 
 class OwnUser(PacedUser):
-    """A user with `rate_per_user` operations per second. A method may return bytes, or how many came or went. It
-    fails by any error of `kvstore.errors`, OSError, or WrongValue, which fails the run; anything else is a broken user,
-    which does too. All users of a process run in one thread: what waits must wait by gevent, as `client` does."""
+    """A user with `rate_per_user` operations per second. A method returns bytes, or the number of bytes sent or
+    received. It may raise an error of `kvstore.errors` or OSError, which counts as a failed operation, or WrongValue,
+    which fails the run. Any other exception breaks the user and fails the run. All users of a process share one thread:
+    code that waits must wait through gevent, as `client` does."""
 
     abstract = True
     operations: ClassVar[Mapping[str, int]] = {}
@@ -71,33 +72,33 @@ class OwnUser(PacedUser):
     arrivals: ClassVar[Arrivals] = POISSON
 
     client: Client
-    """Of this process, open: all its users share it."""
+    """The open client of this process, shared by all its users."""
     prefix: bytes
-    """What the keys should begin with: `--prefix`."""
+    """The prefix that keys should have: `--prefix`."""
     random: Random
-    """Of this user: the same `--seed` draws the same again."""
+    """The random generator of this user. The same `--seed` repeats its draws."""
     number: int
-    """Of the users of this class in this process, from 0."""
+    """The number of this user among users of its class in this process, from 0."""
 
     @classmethod
     def prepare(cls, client: Client, prefix: bytes) -> None:
-        """Write what the run needs, once, before any user starts; with --no-preload not at all."""
+        """Write the data that the run needs. Called once, before any user starts; not with --no-preload."""
 
     @classmethod
     def fault_or_none(cls) -> str | None:
         """Return the fault of `operations`, or None."""
         lacking = [name for name in cls.operations if not callable(getattr(cls, name, None))]
         if lacking:
-            return f"{cls.__name__}.operations names what is no method of it: {', '.join(lacking)}"
+            return f"{cls.__name__}.operations names methods that do not exist: {', '.join(lacking)}"
         if not cls.operations or any(not isinstance(each, int) or each < 1 for each in cls.operations.values()):
-            return f"{cls.__name__}.operations: want methods with weights from 1 on, got {dict(cls.operations)}"
+            return f"{cls.__name__}.operations: expected methods with weights of at least 1, got {dict(cls.operations)}"
         return None
 
-    def deeds_of(self, session: Session, number: int, random: Random) -> OwnDeeds:
-        assert session.client is not None, "whoever started the run has looked"
+    def operations_of(self, session: RunContext, number: int, random: Random) -> OwnOperations:
+        assert session.client is not None, "the start of the run checks this"
         self.client, self.prefix = session.client, session.keyspace.prefix
         self.random, self.number = random, number
-        return OwnDeeds(self, random)
+        return OwnOperations(self, random)
 
 
 def own_users(classes: Any) -> list[type[OwnUser]]:

@@ -1,7 +1,7 @@
-"""When operations should begin: open-loop schedules, one for each user. Decides only.
+"""Open-loop schedules: when the operations of one user should begin. Decides only.
 
-A schedule does not look at the store. What begins late because earlier operations took long is measured from when it
-should have begun, so a stall is seen with its whole length and not as one slow operation.
+A schedule does not depend on the store. An operation that begins late because earlier ones took long is measured from
+when it should have begun. So a stall shows at its full length and not as one slow operation.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """How begins are spread over time."""
+    """The distribution of start times."""
 
     is_even: bool = False
-    """Even distances, each user at an offset of its own; else Poisson, as of many independent callers."""
+    """True for even intervals, with an offset per user; False for Poisson arrivals, as from many independent
+    callers."""
     burst_s: float = 0.0
     every_s: float = 0.0
-    """All of a user's begins of `every_s` seconds fall into the first `burst_s` of them; 0: no bursts. Counted on a
-    clock that all users share, so their bursts meet."""
+    """All starts of `every_s` seconds fall into their first `burst_s` seconds; 0 means no bursts. All users share one
+    clock, so their bursts coincide."""
 
 
 POISSON = Arrivals()
@@ -32,9 +33,9 @@ BURSTS = Arrivals(burst_s=1.0, every_s=5.0)
 
 
 def begins(arrivals: Arrivals, per_s: float, since_s: float, random: Random) -> Iterator[float]:
-    """When one user's operations should begin, from `since_s` on, at `per_s` on average. Endless, never falling."""
+    """Yield when one user's operations should begin, from `since_s`, at `per_s` on average. Endless and ascending."""
     if not per_s > 0:
-        raise ValueError(f"want a rate above 0, got {per_s}")
+        raise ValueError(f"expected a rate above 0, got {per_s}")
     stretch = arrivals.burst_s / arrivals.every_s if arrivals.every_s else 1.0
     at = _busy(since_s, arrivals, stretch) + random.random() * stretch / per_s
     while True:
@@ -43,7 +44,7 @@ def begins(arrivals: Arrivals, per_s: float, since_s: float, random: Random) -> 
 
 
 def _busy(at_s: float, arrivals: Arrivals, stretch: float) -> float:
-    """How much of the time until `at_s` was within bursts."""
+    """Return how much of the time until `at_s` was within bursts."""
     if stretch == 1.0:
         return at_s
     rounds, within = divmod(at_s, arrivals.every_s)
@@ -51,7 +52,7 @@ def _busy(at_s: float, arrivals: Arrivals, stretch: float) -> float:
 
 
 def _wall(busy_s: float, arrivals: Arrivals) -> float:
-    """The reverse of it."""
+    """Return the time at which `busy_s` seconds of bursts have passed: the inverse of `_busy`."""
     if not arrivals.every_s:
         return busy_s
     rounds, within = divmod(busy_s, arrivals.burst_s)

@@ -1,8 +1,8 @@
-"""The Redis door: one connection for each user, and its Locust user.
+"""The Redis endpoint, with one connection per user, and its Locust user.
 
-What is certainly not done (nobody listens, TRYAGAIN, CLUSTERDOWN) and every read is tried again until the patience
-ends, as the gRPC client does inside; at the next node if nobody listens at this one. A write whose connection broke is
-not: it may be done.
+Commands that were certainly not applied (connection refused, TRYAGAIN, CLUSTERDOWN) and all reads are retried until
+the timeout ends, as the gRPC client does internally. If a node refuses connections, the next node is tried. A write
+whose connection broke is not retried, because it may have been applied.
 """
 
 from __future__ import annotations
@@ -14,35 +14,35 @@ from typing import Any
 import gevent
 
 from kvstore.errors import Refused, Unavailable
-from kvstore.loadtest.generator.doors import Stopwatch
+from kvstore.loadtest.generator.endpoints import Stopwatch
 from kvstore.loadtest.generator.expectations import Expectations
-from kvstore.loadtest.generator.resp_wire import CONNECT_S, RespConnection, Unreachable
-from kvstore.loadtest.generator.users import PacedUser, Session
+from kvstore.loadtest.generator.resp_wire import CONNECT_S, BlockingRespConnection, Unreachable
+from kvstore.loadtest.generator.users import PacedUser, RunContext
 from kvstore.loadtest.generator.values import encode
 from kvstore.loadtest.generator.workloads import Keyspace
 from kvstore.loadtest.resp import Lost, ReplyError
 
 PATIENCE_S = 5.0
-"""For one command, as the client library's timeout."""
+"""Timeout of one command in seconds, the same as the client library's."""
 REST_S = 0.05
 AWAITED_MAX = 1_000
-"""Keys that are looked for in a SCAN of all."""
+"""Maximum number of keys that a complete SCAN is checked for."""
 REFUSALS = ("TRYAGAIN", "CLUSTERDOWN")
 
 
-class RespDoor:
-    """Commands on one connection to one node, or the next one if that is gone."""
+class RespEndpoint:
+    """Sends commands over one connection to one node, or to the next node if that one is unreachable."""
 
     name = "resp"
 
     def __init__(self, nodes: Sequence[str], first: int, expectations: Expectations, keyspace: Keyspace) -> None:
         self._nodes, self._next = nodes, first
         self._expectations, self._keyspace = expectations, keyspace
-        self._connection: RespConnection | None = None
+        self._connection: BlockingRespConnection | None = None
         self.watch = Stopwatch()
         self._cursor = b"0"
         self._awaited: set[bytes] = set()
-        """Keys that the SCAN under way has not given yet."""
+        """Keys that the current SCAN has not returned yet."""
 
     def read(self, key: bytes) -> int:
         return len(self._read(key))
@@ -62,12 +62,12 @@ class RespDoor:
         return len(value)
 
     def modify(self, key: bytes, size: int) -> int:
-        """Read, then write: this door has no compare-and-set, and YCSB asks for none."""
+        """Read, then write. This endpoint has no compare-and-set, and YCSB does not require one."""
         return len(self._read(key)) + self.write(key, size)
 
     def compare_and_set(self, number: int, size: int) -> int:
-        """An increment is this door's atomic change: each must give more than any that ended before it began, and
-        what no other gives."""
+        """Increment a counter: the atomic change of this endpoint. Each result must be higher than all that ended
+        before the increment began, and unique."""
         key = self._keyspace.counter(number)
         floor = self._expectations.count_floor(key)
         count = self._ask(b"INCR", key, is_read=False)
@@ -75,8 +75,8 @@ class RespDoor:
         return 8
 
     def scan(self, start: bytes, end: bytes, length: int) -> int:
-        """SCAN goes in the store's own order, from where this user's last one ended; then the values. Keys that were
-        there when it began must have come when it is through."""
+        """Run one step of SCAN, in the store's own order, from where this user's last step ended; then read the values.
+        A complete SCAN must have returned every key that existed when it began."""
         if self._cursor == b"0":
             self._awaited = set(self._expectations.there(self._keyspace.records, end, AWAITED_MAX))
         self._cursor, keys = self._ask(b"SCAN", self._cursor, b"COUNT", b"%d" % length, is_read=True)
@@ -108,7 +108,7 @@ class RespDoor:
         return value
 
     def _ask(self, *words: bytes, is_read: bool) -> Any:
-        """Raises Refused, or the error that leaves a write's outcome unknown, or ReplyError."""
+        """Return the reply. Raises Refused, ReplyError, or an error that leaves a write's outcome unknown."""
         deadline = monotonic() + PATIENCE_S
         while True:
             try:
@@ -129,16 +129,16 @@ class RespDoor:
                 raise Unavailable(str(failure)) from failure
             gevent.sleep(REST_S)
 
-    def _connected(self) -> RespConnection:
-        """Raises Unreachable."""
+    def _connected(self) -> BlockingRespConnection:
+        """Return the open connection, or connect. Raises Unreachable."""
         if self._connection is None:
             address = self._nodes[self._next % len(self._nodes)]
-            self._connection = RespConnection(address, self.watch, connect_s=CONNECT_S, patience_s=PATIENCE_S)
+            self._connection = BlockingRespConnection(address, self.watch, connect_s=CONNECT_S, patience_s=PATIENCE_S)
         return self._connection
 
 
 class RespUser(PacedUser):
-    """A caller with a timetable, through the Redis door."""
+    """A user with a schedule, through the Redis endpoint."""
 
-    def open_door(self, session: Session, number: int) -> RespDoor:
-        return RespDoor(session.resp, number // len(session.draws), session.expectations, session.keyspace)
+    def open_endpoint(self, session: RunContext, number: int) -> RespEndpoint:
+        return RespEndpoint(session.resp, number // len(session.draws), session.expectations, session.keyspace)

@@ -1,8 +1,8 @@
-"""One connection to a Redis door, with as little as possible between what is sent and what is heard.
+"""One blocking connection to a Redis endpoint, with minimal work between sending and receiving.
 
-The time of an operation is read right before its bytes go to the socket and as soon as bytes of the answer are here,
-as redis-benchmark reads it. Packing and parsing are hiredis's, outside of that time. The socket is Python's own: under
-gevent a greenlet waits, elsewhere a thread.
+The clock is read right before the bytes of a command go to the socket, and as soon as bytes of the reply arrive, as
+redis-benchmark does. hiredis packs and parses outside of that time. The socket is Python's own: under gevent it blocks
+a greenlet, elsewhere a thread.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ import hiredis
 
 from kvstore.env.transport import split_address
 from kvstore.errors import Unavailable
-from kvstore.loadtest.generator.doors import Stopwatch
+from kvstore.loadtest.generator.endpoints import Stopwatch
 from kvstore.loadtest.resp import Lost, ReplyError, pack
 from kvstore.rpc.login import Login, login_of_environment
 
 READ_BYTES = 1 << 16
 CONNECT_S = 1.0
 LOAD_S = 30.0
-"""For one answer to the records to begin with."""
+"""Timeout in seconds for one reply while the initial records are written."""
 
 
 class Unreachable(Exception):
-    """Nothing was sent: nobody listens."""
+    """Nothing was sent, because the connection was refused."""
 
 
-class RespConnection:
-    """Raises Unreachable if nobody listens at host:port, or the login is not taken."""
+class BlockingRespConnection:
+    """One blocking connection. Raises Unreachable if host:port refuses the connection or the login."""
 
     def __init__(self, address: str, watch: Stopwatch, *, connect_s: float, patience_s: float) -> None:
         try:
@@ -50,7 +50,7 @@ class RespConnection:
                 raise
 
     def _log_in(self, login: Login) -> None:
-        """Outside of all measurements. Raises Unreachable."""
+        """Authenticate, outside of all measurements. Raises Unreachable."""
         try:
             self._socket.sendall(pack(b"AUTH", login.user.encode(), login.password))
             while (reply := self._reader.gets()) is False:
@@ -64,25 +64,25 @@ class RespConnection:
             raise Unreachable(f"{self._address}: user {login.user}: {reply}")
 
     def ask(self, *words: bytes) -> Any:
-        """One command's answer. Raises ReplyError; Lost, after which the connection is of no more use."""
+        """Return the reply to one command. Raises ReplyError, or Lost, after which the connection is unusable."""
         (answer,) = self.ask_all([words])
         if isinstance(answer, ReplyError):
             raise answer
         return answer
 
     def ask_all(self, commands: Sequence[Sequence[bytes]]) -> list[Any]:
-        """The answers to commands that are sent together; a ReplyError is one of them. Raises Lost."""
+        """Return the replies to commands that are sent together, including ReplyErrors. Raises Lost."""
         packed = b"".join(pack(*words) for words in commands)
         watch, answers = self._watch, []
         try:
-            watch.sends()
-            sent = self._socket.send(packed)  # nearly always all of it, and quicker than sendall
+            watch.mark_sent()
+            sent = self._socket.send(packed)  # nearly always complete, and faster than sendall
             if sent < len(packed):
                 self._socket.sendall(packed[sent:])
             for _ in commands:
                 while (answer := self._reader.gets()) is False:
                     data = self._socket.recv(READ_BYTES)
-                    watch.hears()
+                    watch.mark_received()
                     if not data:
                         raise Lost(f"{self._address} closed the connection")
                     self._reader.feed(data)
@@ -98,9 +98,9 @@ class RespConnection:
 
 
 def load_records(address: str, parts: Iterable[Mapping[bytes, bytes]]) -> None:
-    """Write the records through the Redis door of one node, part by part. Raises Unavailable."""
+    """Write records through the Redis endpoint of one node, part by part. Raises Unavailable."""
     try:
-        connection = RespConnection(address, Stopwatch(), connect_s=CONNECT_S, patience_s=LOAD_S)
+        connection = BlockingRespConnection(address, Stopwatch(), connect_s=CONNECT_S, patience_s=LOAD_S)
     except Unreachable as error:
         raise Unavailable(str(error)) from error
     try:

@@ -1,7 +1,7 @@
-"""How the target rate moves over a run: steady, step, spike, soak, and the search for the knee. Decides only.
+"""The target rate over a run: steady, step, spike, soak, and the search for the knee. Decides only.
 
-A shape is asked once a second for the rate it wants, and gives None when the run is over. Rates become numbers of
-users, each of whom keeps a schedule of its own; see pacing.py.
+A shape is asked once a second for the rate, and returns None when the run is over. Rates become numbers of users, each
+of which follows its own schedule; see pacing.py.
 """
 
 from __future__ import annotations
@@ -14,89 +14,89 @@ NAMES = ("steady", "step", "spike", "soak", "knee", "chaos")
 STEPS = 5
 SPIKE_FACTOR = 4.0
 RAMP_SHARE = 0.1
-"""Of a soak: how long the rate rises at its begin."""
+"""Share of a soak during which the rate rises."""
 
 
-class Seen(NamedTuple):
+class RecentResults(NamedTuple):
     """The results of the latest seconds."""
 
     due_per_s: float
-    """What the timetables of all users hold."""
+    """The rate that the schedules of all users hold."""
     done_per_s: float
-    """Of these, done by now."""
+    """Operations of these schedules that are done by now, per second."""
     p99_ms: float
     errors: int
 
 
-Look = Callable[[float], Seen | None]
-"""What came of the latest so many seconds; None if it is too early: the users for the latest rate have not run so long.
-Costs as much as the seconds hold."""
+RecentResultsOf = Callable[[float], RecentResults | None]
+"""Returns the results of the latest so many seconds, or None if users have not run that long at the current rate. Costs
+time in proportion to the operations of these seconds."""
 
 
 class Shape(Protocol):
-    """Where the rate goes."""
+    """A curve of the rate over time."""
 
-    def rate(self, at_s: float, look: Look) -> float | None:
-        """Operations per second wanted `at_s` after the begin; None: the end."""
+    def rate(self, at_s: float, recent: RecentResultsOf) -> float | None:
+        """Return the wanted operations per second `at_s` after the start, or None at the end."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Steady:
-    """One rate all the time. Chaos uses it, too: what moves there is the cluster."""
+class SteadyShape:
+    """One rate all the time. Also used for chaos, where the cluster changes."""
 
     per_s: float
     seconds: float
 
-    def rate(self, at_s: float, look: Look) -> float | None:
+    def rate(self, at_s: float, recent: RecentResultsOf) -> float | None:
         return self.per_s if at_s < self.seconds else None
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """Up to the rate in equal steps of equal length."""
+class StepShape:
+    """A rise to the rate in equal steps of equal length."""
 
     per_s: float
     seconds: float
 
-    def rate(self, at_s: float, look: Look) -> float | None:
+    def rate(self, at_s: float, recent: RecentResultsOf) -> float | None:
         if at_s >= self.seconds:
             return None
         return self.per_s * (1 + int(at_s / self.seconds * STEPS)) / STEPS
 
 
 @dataclass(frozen=True, slots=True)
-class Spike:
-    """The rate, with several times as much in the fifth in the middle."""
+class SpikeShape:
+    """The rate, but several times as much in the middle fifth."""
 
     per_s: float
     seconds: float
 
-    def rate(self, at_s: float, look: Look) -> float | None:
+    def rate(self, at_s: float, recent: RecentResultsOf) -> float | None:
         if at_s >= self.seconds:
             return None
         return self.per_s * (SPIKE_FACTOR if 0.4 <= at_s / self.seconds < 0.6 else 1.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Soak:
-    """A slow rise to the rate, then the rate for the rest: for leaks and for what accumulates."""
+class SoakShape:
+    """A slow rise to the rate, then the rate for the rest of the run: finds leaks and accumulation."""
 
     per_s: float
     seconds: float
 
-    def rate(self, at_s: float, look: Look) -> float | None:
+    def rate(self, at_s: float, recent: RecentResultsOf) -> float | None:
         if at_s >= self.seconds:
             return None
         return self.per_s * min(1.0, max(0.1, at_s / (self.seconds * RAMP_SHARE)))
 
 
-class Trial(NamedTuple):
-    """One rate of the search, and what came of it."""
+class KneeTrial(NamedTuple):
+    """One rate of the search, and its results."""
 
     per_s: float
     due_per_s: float
-    """As `per_s`, with the last user's share whole."""
+    """`per_s`, rounded up to whole users."""
     done_per_s: float
     p99_ms: float
     errors: int
@@ -104,68 +104,68 @@ class Trial(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """The conditions under which a rate counts as carried."""
+class KneeLimits:
+    """The conditions under which a rate counts as sustained."""
 
     achieved_min: float = 0.99
-    """Of what is due."""
+    """Minimum share of due operations that are done."""
     p99_ms_max: float = 100.0
     trial_s: float = 10.0
-    """How long each rate is looked at, once its users run."""
+    """Seconds for which each rate is measured once its users run."""
     factor: float = 1.5
-    """From one carried rate to the next trial."""
+    """Factor from a sustained rate to the next trial."""
     finer: int = 2
-    """Halvings of the gap once a rate was not carried."""
+    """Number of times the gap is halved after a rate was not sustained."""
     calm_s: float = 3.0
-    """How long the rate of a rest must be carried before the next trial."""
+    """Seconds for which the rate of a pause must be sustained before the next trial."""
     rest_s_max: float = 60.0
 
 
-class Knee:
-    """Looks for the highest rate that the store carries: rises by a factor until a rate is not carried, then halves the
-    gap a few times. Ends after `seconds` in any case.
+class KneeShape:
+    """Searches the highest rate that the store sustains. Raises the rate by a factor until one is not sustained, then
+    halves the gap a few times. Ends after `seconds` in any case.
 
-    Users that were overloaded are late, and stay late at a lower rate until they have caught up. So after a rate that
-    was not carried there is a rest, at half the carried one, until nothing is late any more.
+    Overloaded users are late, and stay late at a lower rate until they have caught up. So after a rate that was not
+    sustained, the search pauses at half the sustained rate until no operation is late.
     """
 
-    def __init__(self, per_s: float, seconds: float, limits: Limits | None = None) -> None:
+    def __init__(self, per_s: float, seconds: float, limits: KneeLimits | None = None) -> None:
         self._seconds = seconds
-        self._limits = limits or Limits()
-        self.trials: list[Trial] = []
+        self._limits = limits or KneeLimits()
+        self.trials: list[KneeTrial] = []
         self._per_s = per_s
-        """Of the trial that runs, or of the one after the rest."""
+        """The rate of the current trial, or of the trial after the pause."""
         self._rests_since_s: float | None = None
         self._carried, self._failed = 0.0, 0.0
         self._finer_left = self._limits.finer
 
     @property
     def carried_per_s(self) -> float:
-        """The highest rate that was carried; 0: none was."""
+        """The highest rate that was sustained; 0 if none was."""
         return self._carried
 
     @property
     def failed_per_s(self) -> float:
-        """The lowest rate that was not carried; 0: all were."""
+        """The lowest rate that was not sustained; 0 if all were."""
         return self._failed
 
     @property
     def missing(self) -> str | None:
-        """Why no knee was found; None: one was."""
+        """Why no knee was found; None if one was found."""
         if self._carried and self._failed:
             return None
         if self._carried:
-            return f"the knee was not found: the run was over while {self._carried:g}/s were still carried"
+            return f"the knee was not found: the run ended while {self._carried:g}/s were still sustained"
         if self._failed:
-            return f"the knee was not found: no rate was carried, not even {self._failed:g}/s"
-        return "the knee was not found: the run was over before any rate was judged"
+            return f"the knee was not found: no rate was sustained, not even {self._failed:g}/s"
+        return "the knee was not found: the run ended before any rate was judged"
 
-    def rate(self, at_s: float, look: Look) -> float | None:
+    def rate(self, at_s: float, recent: RecentResultsOf) -> float | None:
         if at_s >= self._seconds:
             return None
         if self._rests_since_s is not None:
-            return self._rest(at_s, self._rests_since_s, look)
-        seen = look(self._limits.trial_s)
+            return self._rest(at_s, self._rests_since_s, recent)
+        seen = recent(self._limits.trial_s)
         if seen is None:
             return self._per_s
         self._judge(seen)
@@ -178,8 +178,8 @@ class Knee:
         self._rests_since_s = at_s
         return self._rest_per_s
 
-    def _rest(self, at_s: float, since_s: float, look: Look) -> float | None:
-        seen = look(self._limits.calm_s)
+    def _rest(self, at_s: float, since_s: float, recent: RecentResultsOf) -> float | None:
+        seen = recent(self._limits.calm_s)
         if seen is not None and self._is_carried(seen):
             self._rests_since_s = None
             return self._per_s
@@ -189,14 +189,14 @@ class Knee:
     def _rest_per_s(self) -> float:
         return (self._carried or self._per_s) / 2
 
-    def _is_carried(self, seen: Seen) -> bool:
+    def _is_carried(self, seen: RecentResults) -> bool:
         limits = self._limits
         is_achieved = seen.done_per_s >= limits.achieved_min * seen.due_per_s
         return is_achieved and seen.p99_ms <= limits.p99_ms_max and not seen.errors
 
-    def _judge(self, seen: Seen) -> None:
+    def _judge(self, seen: RecentResults) -> None:
         is_carried = self._is_carried(seen)
-        self.trials.append(Trial(self._per_s, *seen, is_carried))
+        self.trials.append(KneeTrial(self._per_s, *seen, is_carried))
         if is_carried:
             self._carried = max(self._carried, self._per_s)
         else:
@@ -212,16 +212,16 @@ class Knee:
 
 
 def shape_of(name: str, per_s: float, seconds: float) -> Shape:
-    """Raises ValueError."""
+    """Return the shape with this name. Raises ValueError."""
     match name:
         case "steady" | "chaos":
-            return Steady(per_s, seconds)
+            return SteadyShape(per_s, seconds)
         case "step":
-            return Step(per_s, seconds)
+            return StepShape(per_s, seconds)
         case "spike":
-            return Spike(per_s, seconds)
+            return SpikeShape(per_s, seconds)
         case "soak":
-            return Soak(per_s, seconds)
+            return SoakShape(per_s, seconds)
         case "knee":
-            return Knee(per_s, seconds)
-    raise ValueError(f"want one of {', '.join(NAMES)}, got {name!r}")
+            return KneeShape(per_s, seconds)
+    raise ValueError(f"expected one of {', '.join(NAMES)}, got {name!r}")

@@ -1,7 +1,8 @@
-"""Locust users with a timetable: each operation is due at a time of its own, and is measured from then.
+"""Locust users with a schedule: each operation is due at a time of its own, and is measured from that time.
 
-A user does one operation at a time. What is due meanwhile waits, and its waiting is latency. So a run needs so many
-users that all of them are seldom busy: the rate of one user times the time of an operation stays well below one.
+A user performs one operation at a time. Operations that become due meanwhile wait, and their waiting counts as latency.
+So a run needs enough users that few are busy at once: the rate of one user times the duration of an operation must stay
+well below one.
 """
 
 from __future__ import annotations
@@ -18,27 +19,27 @@ from locust import User, task
 
 from kvstore.client import Client, Level
 from kvstore.errors import StoreError
-from kvstore.loadtest.generator.courier import Courier
-from kvstore.loadtest.generator.doors import Contended, Deeds, Door, Way
+from kvstore.loadtest.generator.endpoints import Contended, Endpoint, WorkloadEndpoint, WorkloadOperations
 from kvstore.loadtest.generator.expectations import Expectations
 from kvstore.loadtest.generator.pacing import Arrivals, begins
+from kvstore.loadtest.generator.sidecar_client import SidecarClient
 from kvstore.loadtest.generator.values import WrongValue
 from kvstore.loadtest.generator.workloads import Draws, Keyspace
 from kvstore.loadtest.report.recorder import Recorder
 from kvstore.loadtest.resp import ReplyError
 
 OVERDUE_MAX = 100_000
-"""Of a user that ends: so many operations that it never began are told."""
+"""Maximum number of operations never begun that a user reports when it stops."""
 
 
 @dataclass(slots=True, kw_only=True)
-class Session:
+class RunContext:
     """The state that the users of one process share during a run."""
 
     client: Client | None
-    """Of users of one's own. None: there are none."""
-    courier: Courier | None = None
-    """Of our own users; None: the Redis door only."""
+    """The client of custom users; None if there are none."""
+    sidecar: SidecarClient | None = None
+    """The client of our own users; None if only Redis endpoints are used."""
     resp: Sequence[str]
     level: Level
     draws: Sequence[Draws]
@@ -48,32 +49,32 @@ class Session:
     rate_per_user: float
     seed: int
     users: Counter[str] = field(default_factory=Counter)
-    """So many of each kind were started."""
+    """Number of users started, by class."""
 
     def number(self, kind: str) -> int:
-        """Of another user of this kind. Each kind has all workloads, and each workload all nodes, in turn."""
+        """Return the number of another user of this class. Workloads, and for each workload nodes, are used in turn."""
         self.users[kind] += 1
         return self.users[kind] - 1
 
 
-class Drawing(Protocol):
-    """The operations of a user."""
+class UserOperations(Protocol):
+    """The operations of one user."""
 
     @property
-    def door(self) -> Way: ...
+    def endpoint(self) -> Endpoint: ...
     @property
     def arrivals(self) -> Arrivals: ...
     def draw(self) -> str:
-        """The next operation's name."""
+        """Return the name of the next operation."""
         ...
 
     def perform(self, operation: str) -> int:
-        """The bytes that came or went."""
+        """Perform an operation. Return the number of bytes sent or received."""
         ...
 
 
 class Timetable:
-    """A user's begins, by the wall clock; and what it is late with."""
+    """The start times of one user's operations, in wall clock."""
 
     def __init__(self, begins_at: Iterator[float]) -> None:
         self._begins = begins_at
@@ -92,59 +93,59 @@ class Timetable:
 
 
 class PacedUser(User):
-    """Draws operations and performs them through its door when they are due."""
+    """A user that draws operations and performs them through its endpoint when they are due."""
 
     abstract = True
 
-    def open_door(self, session: Session, number: int) -> Door:
-        """The way that this kind of user takes; `number` counts them."""
+    def open_endpoint(self, session: RunContext, number: int) -> WorkloadEndpoint:
+        """Return the endpoint of a user; `number` counts the users of the class."""
         raise NotImplementedError
 
-    def deeds_of(self, session: Session, number: int, random: Random) -> Drawing:
+    def operations_of(self, session: RunContext, number: int, random: Random) -> UserOperations:
         """Return the operations of this user."""
         draws = session.draws[number % len(session.draws)]
-        return Deeds(self.open_door(session, number), draws, session.keyspace, random)
+        return WorkloadOperations(self.open_endpoint(session, number), draws, session.keyspace, random)
 
     def on_start(self) -> None:
-        session: Session = self.environment.kvstore_session
+        session: RunContext = self.environment.kvstore_session
         kind = type(self).__name__
         number = session.number(kind)
         random = Random(f"{session.seed} {kind} {number}")
         self._recorder = session.recorder
-        self._deeds = self.deeds_of(session, number, random)
+        self._operations = self.operations_of(session, number, random)
         self._free_at = 0.0
-        self._timetable = Timetable(begins(self._deeds.arrivals, session.rate_per_user, time.time(), random))
+        self._timetable = Timetable(begins(self._operations.arrivals, session.rate_per_user, time.time(), random))
         gevent.sleep(self.wait_time())
 
     def on_stop(self) -> None:
         self._recorder.abandoned(self._timetable.overdue(time.time()))
-        self._deeds.door.close()
+        self._operations.endpoint.close()
 
     def wait_time(self) -> float:
         return max(0.0, self._timetable.due - time.time())
 
     @task
     def operation(self) -> None:
-        """One operation, however late."""
-        door, operation = self._deeds.door, self._deeds.draw()
+        """Perform one operation, however late."""
+        endpoint, operation = self._operations.endpoint, self._operations.draw()
         intended = self._timetable.due
         could_begin = max(intended, self._free_at)
         self._timetable.following()
-        door.watch.reset()
+        endpoint.watch.reset()
         error: Exception | None = None
         length = 0
         try:
-            length = self._deeds.perform(operation)
-            ended = door.watch.heard or time.time()
+            length = self._operations.perform(operation)
+            ended = endpoint.watch.received or time.time()
         except (StoreError, ReplyError, Contended, WrongValue, OSError) as failure:
             error, ended = failure, time.time()
-        except BaseException:  # it was killed, or has a fault: due, and never done
+        except BaseException:  # the user was killed or is faulty: the operation was due and never done
             self._recorder.abandoned([intended])
             raise
         self._free_at = ended
-        sent = door.watch.sent
+        sent = endpoint.watch.sent
         self.environment.events.request.fire(
-            request_type=door.name,
+            request_type=endpoint.name,
             name=operation,
             response_time=(ended - intended) * 1000,
             response_length=length,
@@ -168,7 +169,7 @@ def record(
     context: dict[str, Any],
     **_: Any,
 ) -> None:
-    """A listener of Locust's `request` event."""
+    """Listen to Locust's `request` event."""
     intended, ended = context["intended"], context["ended"]
     if exception is None:
         recorder.done(
@@ -187,6 +188,6 @@ def record(
 
 
 def kind_of(error: Exception) -> str:
-    """The error's class, and for the Redis door the first word of what the server said."""
+    """Return the name of the error's class; for the Redis endpoint, also the first word of the error reply."""
     name = type(error).__name__
     return f"{name} {str(error).partition(' ')[0]}" if isinstance(error, ReplyError) else name

@@ -1,12 +1,12 @@
-"""Values that say what they are, so that each read can be judged.
+"""Values that describe themselves, so that each read can be checked.
 
     value := "lt1" | crc32c u32 | writer u64 | number u64 | key length u16 | key | filler
 
     writer := run u48 | worker u16
 
-Numbers are big-endian. The checksum covers all that follows it. `run` is drawn anew for each run, and for the preload
-of one; `writer` is a process of it; `number` rises with each write of that process. Writer 0 is nobody's: there the
-number is a generation, which each compare-and-set of a key raises by one.
+Numbers are big-endian. The checksum covers everything after it. `run` is drawn at random for each run, and for each
+preload. `writer` identifies a process of the run, and `number` rises with each write of that process. Writer 0 is
+reserved: there the number is a generation, which each compare-and-set of a key raises by one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FILLER = Random(20260920).randbytes(1 << 16)
 
 
 class WrongValue(Exception):
-    """A read that no correct store gives."""
+    """A read returned a value that no correct store returns."""
 
 
 class Stamp(NamedTuple):
@@ -38,12 +38,12 @@ class Stamp(NamedTuple):
 
 
 def new_run() -> int:
-    """Another one each time: values of earlier runs are still there."""
+    """Return a new random run id, because values of earlier runs still exist."""
     return SystemRandom().randrange(1, 1 << RUN_BITS)
 
 
 def writer_of(run: int, worker: int) -> int:
-    """The number of a process of a run."""
+    """Return the writer number of a process of a run."""
     assert 0 < run < 1 << RUN_BITS, run
     assert 0 <= worker < 1 << WORKER_BITS, worker
     return run << WORKER_BITS | worker
@@ -54,7 +54,7 @@ def run_of(writer: int) -> int:
 
 
 def encode(key: bytes, stamp: Stamp, size: int) -> bytes:
-    """A value of `size` bytes, or as few as the key leaves room for."""
+    """Return a value of `size` bytes, or the smallest possible if that is larger."""
     missing = size - BYTES_MIN - len(key)
     filler = _FILLER[:missing] if missing <= len(_FILLER) else (_FILLER * (missing // len(_FILLER) + 1))[:missing]
     body = _BODY.pack(stamp.writer, stamp.number, len(key)) + key + (filler if missing > 0 else b"")
@@ -62,9 +62,9 @@ def encode(key: bytes, stamp: Stamp, size: int) -> bytes:
 
 
 def decode(key: bytes, value: bytes) -> Stamp:
-    """Return the stamp of this value of `key`. Raises WrongValue if it is damaged, or another key's."""
+    """Return the stamp of this value of `key`. Raises WrongValue if the value is damaged or belongs to another key."""
     if len(value) < BYTES_MIN or not value.startswith(MAGIC):
-        raise WrongValue(f"{key!r} holds {value[:40]!r} ({len(value)} bytes), which none of us wrote")
+        raise WrongValue(f"{key!r} holds {value[:40]!r} ({len(value)} bytes), which no load test wrote")
     _, checksum = _HEAD.unpack_from(value)
     body = memoryview(value)[_HEAD.size :]
     if crc32c(body) != checksum:

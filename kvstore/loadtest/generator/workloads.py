@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 INSERTED_MAX = 1_000_000
-"""Inserted keys that one process remembers; more are written and forgotten."""
+"""Maximum number of inserted keys that one process remembers. Further keys are written and forgotten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,14 +26,14 @@ class Workload:
     name: str
     does: str
     operations: tuple[tuple[str, int], ...]
-    """With their weights."""
+    """Operations with their weights."""
     keys: str = "zipfian"
-    """See choosers.chooser_of."""
+    """The key chooser; see choosers.chooser_of."""
     sizes: str = "1000"
-    """See sizes.sizes_of."""
+    """The value sizes; see sizes.sizes_of."""
     arrivals: Arrivals = POISSON
     scan_max: int = 100
-    """Lengths of scans are even between 1 and this."""
+    """Maximum length of a scan. Lengths are drawn evenly from 1."""
 
 
 WORKLOADS = {
@@ -79,11 +79,11 @@ WORKLOADS = {
 
 
 def workloads_of(text: str, *, keys: str = "", sizes: str = "") -> list[Workload]:
-    """Those named, comma-separated, with another key chooser or other sizes if wanted. Raises ValueError."""
+    """Return the named workloads, comma-separated, with the given key chooser or sizes if any. Raises ValueError."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     unknown = sorted(set(names) - WORKLOADS.keys())
     if unknown or not names:
-        raise ValueError(f"--workload: want some of {', '.join(WORKLOADS)}, got {text!r}")
+        raise ValueError(f"--workload: expected one or more of {', '.join(WORKLOADS)}, got {text!r}")
     found = []
     for name in names:
         workload = WORKLOADS[name]
@@ -92,7 +92,7 @@ def workloads_of(text: str, *, keys: str = "", sizes: str = "") -> list[Workload
 
 
 class Draws:
-    """A workload's luck, shared by the users of a process: operations, key numbers, sizes, lengths of scans."""
+    """The random draws of a workload, shared by the users of a process: operations, keys, sizes, scan lengths."""
 
     def __init__(self, workload: Workload, keys: int) -> None:
         self.workload = workload
@@ -115,14 +115,14 @@ class Draws:
 
 
 class Keyspace:
-    """The names of the keys: `count` records that are there from the start, and what this process has inserted."""
+    """The names of the keys: `count` records that exist from the start, and the records this process has inserted."""
 
     def __init__(self, prefix: bytes, count: int, writer: int) -> None:
         self.prefix, self.loaded, self._writer = prefix, count, writer
         self._inserted: list[bytes] = []
         self._numbers = 0
         self.records = prefix + b"r/"
-        """What all records begin with, inserted ones too."""
+        """Prefix of all records, including inserted ones."""
 
     @property
     def count(self) -> int:
@@ -132,20 +132,20 @@ class Keyspace:
         return self._inserted[number - self.loaded] if number >= self.loaded else b"%b%012d" % (self.records, number)
 
     def new_record(self, random: Random) -> bytes:
-        """A key that nobody has, somewhere among the others."""
+        """Return a unique key somewhere among the others."""
         self._numbers += 1
         near = int(random.random() * self.loaded)
         return b"%b%012d.%016x.%d" % (self.records, near, self._writer, self._numbers)
 
     def inserted(self, key: bytes) -> None:
-        """It was acknowledged: from now on it is read."""
+        """Note that the insert of a key was acknowledged; from now on it is read."""
         if len(self._inserted) < INSERTED_MAX:
             self._inserted.append(key)
 
     def register(self, number: int) -> bytes:
-        """A key for compare-and-set; absent at first."""
+        """Return a key for compare-and-set; initially absent."""
         return b"%bc/%012d" % (self.prefix, number % self.loaded)
 
     def counter(self, number: int) -> bytes:
-        """A key that holds a decimal number; absent at first."""
+        """Return a key that holds a decimal number; initially absent."""
         return b"%bn/%012d" % (self.prefix, number % self.loaded)

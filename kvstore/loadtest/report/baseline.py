@@ -1,9 +1,9 @@
-"""Stored figures, and whether new ones have fallen behind them. Decides only.
+"""Compares a run's figures with a stored baseline. Decides only.
 
-A baseline is a small part of a run's document: rates, each operation at each door, and how the run was made. Only like
-is compared with like: the same options and cluster on a machine of the same kind. Latencies are compared as multiples
-of the machine's pulse, measured before each run's users start (pulse.py): in an hour in which everything takes twice as
-long, they may, too.
+A baseline is a small part of a run's document: rates, each operation at each endpoint, and the conditions of the run.
+Two runs are compared only if they used the same options and cluster on the same kind of machine. Latencies are compared
+as multiples of the machine's pulse, which is measured before the users of each run start (pulse.py): if everything on
+the machine takes twice as long, latencies may, too.
 """
 
 from __future__ import annotations
@@ -14,68 +14,68 @@ from typing import Any, NamedTuple
 
 FORMAT = 3
 ASIDE = ("seed", "prefix", "data_dir", "report", "baseline", "errors_max", "achieved_min", "p99_ms")
-"""Options that two runs may differ in. All others make them unlike."""
+"""Options in which two comparable runs may differ. They must agree in all others."""
 LENGTHS = ("seconds", "warmup")
-"""So do these at a steady rate: rates and latencies are those of any length. Other shapes stretch over it."""
+"""Runs with a steady rate may differ in these, too. Other shapes stretch over the length of the run."""
 PULSES = {"p50_ms": "pulse_p50_ms", "p99_ms": "pulse_p95_ms"}
-"""Which of the pulse's figures goes with which latency: tails grow more than medians where others are at work."""
+"""The pulse figure that scales each latency. Other load on the machine raises tails more than medians."""
 PACE_MAX = 3.0
-"""A machine that is still slower excuses no more. One that is quicker demands no more than it did."""
+"""Maximum factor by which a slow machine scales latency limits. A faster machine does not lower them."""
 FIGURES = ("per_s", "achieved")
 COUNT_MIN = 1_000
-"""An operation that was done less often, now or then, is shown and not judged."""
+"""An operation with fewer samples, then or now, is shown but not judged."""
 LATENCY_TOLERANCE_MAX = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tolerance:
-    """How far a figure may fall before it counts. Raises ValueError for what would let everything pass."""
+    """How far a figure may fall behind. Raises ValueError for a tolerance that would accept everything."""
 
     rate: float = 0.30
-    """Of the stored rate."""
+    """Share of the stored rate that may be lost."""
     latency: float = 1.0
-    """Of the stored latency at this pulse: 1 is twice as long."""
+    """Relative rise of the stored latency, scaled by the pulse: 1 allows twice as long."""
     median_ms: float = 1.0
-    """And a rise by less than this is noise."""
+    """A smaller rise of a median is noise. `tail_ms` is the same for p99."""
     tail_ms: float = 5.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.rate <= 1:
-            raise ValueError(f"want 0 to 1 as the fall of rates, got {self.rate:g}: 0.3 is 30 %")
+            raise ValueError(f"expected a rate tolerance from 0 to 1, got {self.rate:g}; 0.3 is 30 %")
         if not 0 <= self.latency <= LATENCY_TOLERANCE_MAX:
-            want = f"want 0 to {LATENCY_TOLERANCE_MAX:g} as the rise of latencies"
-            raise ValueError(f"{want}, got {self.latency:g}: 1 is twice as long")
+            want = f"expected a latency tolerance from 0 to {LATENCY_TOLERANCE_MAX:g}"
+            raise ValueError(f"{want}, got {self.latency:g}; 1 allows twice as long")
 
 
-class Line(NamedTuple):
-    """One figure beside the stored one."""
+class FigureChange(NamedTuple):
+    """One figure compared with the stored one."""
 
     figure: str
     stored: float
     pace: float
-    """How many times slower the machine counts as than then; 1 for what does not depend on it."""
+    """How many times slower the machine is than for the baseline; 1 for figures that do not depend on it."""
     now: float
     limit: float
     is_fallen: bool
     is_judged: bool = True
 
     def row(self) -> dict[str, Any]:
-        """As a table shows it."""
+        """Return the figure as a table row."""
         row = {"figure": self.figure, "baseline": self.stored, "pace": self.pace, "limit": self.limit, "now": self.now}
-        return {**row, "": "FALLEN" if self.is_fallen else "ok" if self.is_judged else "too few"}
+        return {**row, "": "WORSE" if self.is_fallen else "ok" if self.is_judged else "too few"}
 
 
 class Comparison(NamedTuple):
-    """The figures of two runs compared."""
+    """The comparison of the figures of two runs."""
 
-    lines: list[Line]
+    lines: list[FigureChange]
     notes: list[str]
 
     @property
     def falls(self) -> list[str]:
-        """Each figure that has fallen, as a sentence."""
+        """Return a sentence for each figure that got worse."""
         return [
-            f"{line.figure} has fallen: {line.now:g}, baseline {line.stored:g}, limit {line.limit:g}"
+            f"{line.figure} got worse: {line.now:g}, baseline {line.stored:g}, limit {line.limit:g}"
             for line in self.lines
             if line.is_fallen
         ]
@@ -85,7 +85,7 @@ def baseline_of(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of a run that is stored. Raises ValueError if the run failed."""
     if not document["verdict"]["is_met"]:
         why = [*document["verdict"]["reasons"], *document["verdict"].get("spoiled", [])]
-        raise ValueError(f"want a run that was as it must be, got one that failed or was spoiled: {why}")
+        raise ValueError(f"expected a run that met its goals, got one that failed or was spoiled: {why}")
     kept = ("door", "operation", "count", "per_s", *PULSES)
     return {
         "format": FORMAT,
@@ -107,9 +107,11 @@ def _without_asides(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def differences(stored: Mapping[str, Any], document: Mapping[str, Any]) -> list[str]:
-    """Why the two must not be compared; empty if they may be. Raises ValueError if `stored` is no baseline."""
+    """Return the reasons why the two cannot be compared. Raises ValueError if `stored` is not a baseline."""
     if stored.get("format") != FORMAT:
-        raise ValueError(f"want a baseline of format {FORMAT}, got {stored.get('format')!r}: store a new one")
+        raise ValueError(
+            f"expected a baseline of format {FORMAT}, got {stored.get('format')!r}; store a new one with --save"
+        )
     made, now = _without_asides(stored["made"]), like_of(document)
     found = [
         f"{name} was {made.get(name)!r} and is {now.get(name)!r}"
@@ -127,7 +129,7 @@ def differences(stored: Mapping[str, Any], document: Mapping[str, Any]) -> list[
 
 
 def compare(stored: Mapping[str, Any], document: Mapping[str, Any], tolerance: Tolerance) -> Comparison:
-    """Each figure beside the stored one. Raises KeyError if one is missing."""
+    """Compare each figure with the stored one. Raises KeyError if one is missing."""
     lines = [_rate(name, stored["figures"][name], document["total"][name], tolerance) for name in FIGURES]
     notes = []
     paces = {}
@@ -135,7 +137,7 @@ def compare(stored: Mapping[str, Any], document: Mapping[str, Any], tolerance: T
         ratio = float(document["machine"][pulse]) / float(stored["machine"][pulse])
         paces[name] = min(max(ratio, 1.0), PACE_MAX)
         if paces[name] != ratio:
-            notes.append(f"{pulse} is {ratio:.2f} times the baseline's and counts as {paces[name]:g} times")
+            notes.append(f"{pulse} is {ratio:.2f} times the baseline's, and is limited to {paces[name]:g} times")
     now = {(each["door"], each["operation"]): each for each in document["operations"]}
     for each in stored["operations"]:
         lines += _operation(each, now.get((each["door"], each["operation"])), paces, tolerance)
@@ -144,8 +146,8 @@ def compare(stored: Mapping[str, Any], document: Mapping[str, Any], tolerance: T
 
 def _operation(
     stored: Mapping[str, Any], now: Mapping[str, Any] | None, paces: Mapping[str, float], tolerance: Tolerance
-) -> list[Line]:
-    """One that is gone has fallen to a rate of 0."""
+) -> list[FigureChange]:
+    """Compare one operation. An operation that is missing counts as a rate of 0."""
     name = f"{stored['door']} {stored['operation']}"
     lines = [_rate(f"{name} per_s", stored["per_s"], now["per_s"] if now else 0.0, tolerance)]
     if now is not None:
@@ -157,17 +159,17 @@ def _operation(
     return lines
 
 
-def _unjudged(line: Line) -> Line:
+def _unjudged(line: FigureChange) -> FigureChange:
     return line._replace(is_fallen=False, is_judged=False)
 
 
-def _rate(name: str, stored: float, now: float, tolerance: Tolerance) -> Line:
+def _rate(name: str, stored: float, now: float, tolerance: Tolerance) -> FigureChange:
     limit = stored * (1 - tolerance.rate)
-    return Line(name, stored, 1.0, now, round(limit, 4), now < limit)
+    return FigureChange(name, stored, 1.0, now, round(limit, 4), now < limit)
 
 
-def _latency(name: str, stored: float, pace: float, now: float, tolerance: Tolerance) -> Line:
+def _latency(name: str, stored: float, pace: float, now: float, tolerance: Tolerance) -> FigureChange:
     wanted = stored * pace
     noise_ms = tolerance.median_ms if name.endswith("p50_ms") else tolerance.tail_ms
     limit = max(wanted * (1 + tolerance.latency), wanted + noise_ms)
-    return Line(name, stored, round(pace, 2), now, round(limit, 3), now > limit)
+    return FigureChange(name, stored, round(pace, 2), now, round(limit, 3), now > limit)

@@ -1,4 +1,4 @@
-"""Timelines as inline SVG: lines over seconds, with numbered marks where something happened. Decides only."""
+"""Timelines as inline SVG: lines over seconds, with numbered marks for events. Decides only."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ LEFT, RIGHT, TOP, BOTTOM = 62, 12, 22, 26
 TICKS = 5
 
 
-class Line(NamedTuple):
-    """One curve. None: no point there."""
+class Curve(NamedTuple):
+    """One curve. A point of None leaves a gap."""
 
     name: str
     points: Sequence[tuple[float, float | None]]
     style: str
-    """The class in the page's style sheet."""
+    """CSS class in the page's style sheet."""
 
 
-class Mark(NamedTuple):
-    """An event: a line, or a band if it took a while."""
+class EventMark(NamedTuple):
+    """An event: a line, or a band if it lasted."""
 
     number: int
     at_s: float
@@ -30,8 +30,10 @@ class Mark(NamedTuple):
     text: str
 
 
-def timeline(title: str, lines: Sequence[Line], marks: Sequence[Mark], *, seconds: float, is_log: bool = False) -> str:
-    """One chart. On a log scale, values of 0 are left out."""
+def timeline(
+    title: str, lines: Sequence[Curve], marks: Sequence[EventMark], *, seconds: float, is_log: bool = False
+) -> str:
+    """Draw one chart. A log scale leaves out values of 0."""
     values = [value for line in lines for _, value in line.points if value is not None and (value > 0 or not is_log)]
     scale, ticks = (_log_scale if is_log else _linear_scale)(values)
     across = lambda at_s: LEFT + (WIDTH - LEFT - RIGHT) * at_s / max(seconds, 1.0)  # noqa: E731 - two scales, one shape
@@ -64,7 +66,7 @@ def _log_scale(values: Sequence[float]) -> tuple[Callable[[float], float], list[
 
 
 def _nice(value: float) -> float:
-    """The next of 1, 2, 2.5, 5, 10 times a power of ten."""
+    """Round up to 1, 2, 2.5, 5 or 10 times a power of ten."""
     power: float = 10 ** floor(log10(value))
     return next(step * power for step in (1, 2, 2.5, 5, 10) if step * power >= value)
 
@@ -90,12 +92,12 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:g}"
 
 
-def _mark(mark: Mark, across: Callable[[float], float]) -> str:
+def _mark(mark: EventMark, across: Callable[[float], float]) -> str:
     x, bottom = across(mark.at_s), HEIGHT - BOTTOM
-    y = TOP + 17 * (mark.number % 2)  # neighbours do not hide each other
+    y = TOP + 17 * (mark.number % 2)  # neighbours do not overlap
     band = ""
     if mark.ended_s is not None and mark.ended_s > mark.at_s:
-        width = min(across(mark.ended_s), WIDTH - RIGHT) - x  # what began in the run may end after it
+        width = min(across(mark.ended_s), WIDTH - RIGHT) - x  # an event may end after the run
         band = f'<rect class="band" x="{x:.1f}" y="{TOP}" width="{width:.1f}" height="{bottom - TOP}"/>'
     return (
         f'<g class="mark" data-event="{mark.number}"><title>{escape(mark.text)}</title>{band}'
@@ -105,7 +107,7 @@ def _mark(mark: Mark, across: Callable[[float], float]) -> str:
     )
 
 
-def _curve(line: Line, scale: Callable[[float], float], across: Callable[[float], float], *, is_log: bool) -> str:
+def _curve(line: Curve, scale: Callable[[float], float], across: Callable[[float], float], *, is_log: bool) -> str:
     path, is_drawing = [], False
     for at_s, value in line.points:
         if value is None or (is_log and value <= 0):
@@ -116,7 +118,7 @@ def _curve(line: Line, scale: Callable[[float], float], across: Callable[[float]
     return f'<path class="{line.style}" d="{"".join(path)}"><title>{escape(line.name)}</title></path>'
 
 
-def _legend(lines: Sequence[Line]) -> list[str]:
+def _legend(lines: Sequence[Curve]) -> list[str]:
     parts, x = [], WIDTH - RIGHT
     for line in reversed(lines):
         x -= 18 + 7 * len(line.name)

@@ -1,4 +1,4 @@
-"""From measurements to a document: totals, operations, timeline, what each event did, and the verdict. Decides only."""
+"""Turns measurements into a document: totals, operations, timeline, effects of events, verdict. Decides only."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvstore.loadtest.report.goals import Goals, slow
-from kvstore.loadtest.report.recorder import FINE, Cell, Recorder, Tally, histogram, percentiles
+from kvstore.loadtest.report.recorder import FINE, Recorder, Tally, TimelineSecond, histogram, percentiles
 from kvstore.loadtest.report.spoiled import spoils
 
 FORMAT = 1
 PERCENTILES = (50.0, 95.0, 99.0, 99.9)
 LOOK_S = 30
-"""How long after an event its effect is looked for."""
+"""Seconds after an event in which its effect is measured."""
 CARRIED = 0.95
-"""A second with fewer operations than this of its due ones counts as disturbed."""
+"""A second with a smaller share of its due operations done counts as disturbed."""
 SHORT_S = 3
 P99_OF_DUE_MIN = 0.99
-"""With fewer of the due operations done, even the quickest of the others may be the 99th of a hundred."""
+"""If fewer of the due operations were done, a p99 goal is missed: the missing ones are in no percentile."""
 
 
 @dataclass(slots=True)
 class Event:
-    """Something that happened to the cluster. Times are of the wall clock."""
+    """Something that happened to the cluster. Times are wall clock."""
 
     at: float
     what: str
     outcome: str = ""
     ended: float | None = None
-    """None: at once, or still under way."""
+    """None for an instant event, or one still in progress."""
     is_failed: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
 class Run:
-    """A run's frame: when, what, how."""
+    """The conditions of a run: times, options, machine, goals and events."""
 
     began: float
     ended: float
@@ -46,17 +46,17 @@ class Run:
     events: Sequence[Event] = ()
     knee: Mapping[str, Any] | None = None
     users: Mapping[int, int] = field(default_factory=dict)
-    """Second → users that ran."""
+    """Number of running users by second."""
     faults: Sequence[str] = ()
-    """What else fails it: users that broke, commands that failed."""
+    """Other failures of the run: users that broke, commands that failed."""
     notes: Sequence[str] = ()
-    """What does not fail it, and should be known of its figures."""
+    """Remarks about the figures that do not fail the run."""
     is_spoilable: bool = True
-    """Else what has spoiled it is a note."""
+    """If False, a spoiled run only gets a note."""
 
 
 def document(recorder: Recorder, run: Run) -> dict[str, Any]:
-    """Everything that the report shows, ready for JSON."""
+    """Return everything that the report shows, ready for JSON."""
     total = _total(recorder, run)
     operations = [_operation(*key, tally, _counted_s(run)) for key, tally in sorted(recorder.tallies.items())]
     return {
@@ -83,27 +83,29 @@ def document(recorder: Recorder, run: Run) -> dict[str, Any]:
 def verdict(
     total: Mapping[str, Any], operations: Sequence[Mapping[str, Any]], spoilt_by: Sequence[str], run: Run
 ) -> dict[str, Any]:
-    """Whether the run is as it must be, and if not, why. Of a run that was spoiled no figure counts: what they would
-    have said of the store is a note."""
+    """Return whether the run met its goals, and the reasons if not. Figures of a spoiled run are not judged: missed
+    goals become notes."""
     goals = run.goals
     reasons = [f"{event.what}: {event.outcome}" for event in run.events if event.is_failed]
     reasons += run.faults
     if total["wrong"]:
-        reasons.append(f"{total['wrong']} reads gave wrong values")
+        reasons.append(f"{total['wrong']} reads returned wrong values")
     if not total["done"]:
         reasons.append("no operation was done")
     ended = total["done"] + total["errors"]
     if ended and total["errors"] > goals.errors_max * ended:
         share = total["errors"] / ended
-        reasons.append(f"{share:.2%} of the operations failed; the most is {goals.errors_max:.2%}")
+        reasons.append(f"{share:.2%} of the operations failed; the limit is {goals.errors_max:.2%}")
     missed = slow(operations, goals)
     if goals.p99_ms and total["achieved"] < P99_OF_DUE_MIN:
         missed.append(
-            f"the goals for p99 are not met: {total['achieved']:.2%} of the due operations were done, and those that "
-            f"were not are in no percentile; the least is {P99_OF_DUE_MIN:.0%}"
+            f"the p99 goals are not met: {total['achieved']:.2%} of the due operations were done, and the missing ones "
+            f"are in no percentile; the minimum is {P99_OF_DUE_MIN:.0%}"
         )
     if total["achieved"] < goals.achieved_min:
-        missed.append(f"{total['achieved']:.2%} of the due operations were done; the least is {goals.achieved_min:.2%}")
+        missed.append(
+            f"{total['achieved']:.2%} of the due operations were done; the minimum is {goals.achieved_min:.2%}"
+        )
     found: dict[str, Any] = {"is_met": True, "reasons": reasons, "spoiled": [], "notes": list(run.notes)}
     found["spoiled" if run.is_spoilable else "notes"] += spoilt_by
     add_figures(found, missed)
@@ -113,7 +115,7 @@ def verdict(
 def add_figures(verdict: dict[str, Any], missed: Sequence[str]) -> None:
     """Add the goals that the figures miss: as reasons, or as notes if the run was spoiled."""
     if verdict["spoiled"]:
-        verdict["notes"] += [f"not judged, since the run was spoiled: {each}" for each in missed]
+        verdict["notes"] += [f"not judged because the run was spoiled: {each}" for each in missed]
     else:
         verdict["reasons"] += missed
 
@@ -144,7 +146,7 @@ def _total(recorder: Recorder, run: Run) -> dict[str, Any]:
 
 
 def whole_seconds(since: float, until: float) -> tuple[int, int]:
-    """The seconds [first, last) that lie within entirely."""
+    """Return the seconds [first, last) that lie entirely within the interval."""
     first = int(since) if since == int(since) else int(since) + 1
     return first, max(int(until), first)
 
@@ -164,7 +166,7 @@ def _operation(door: str, operation: str, tally: Tally, counted_s: float) -> dic
 
 
 def _percentiles(histogram: Any) -> dict[str, float]:
-    """In milliseconds, three digits below one."""
+    """Return percentiles in milliseconds, rounded to three decimals."""
     found = percentiles(histogram, PERCENTILES) | {"max_ms": histogram.get_max_value() / 1000}
     return {name: round(value, 3) for name, value in found.items()}
 
@@ -179,7 +181,7 @@ def _sum(histograms: Any) -> Any:
 def _timeline(recorder: Recorder, run: Run) -> list[dict[str, Any]]:
     points = []
     for second in range(int(run.began), int(run.ended) + 1):
-        cell = recorder.cells.get(second) or Cell()
+        cell = recorder.cells.get(second) or TimelineSecond()
         histogram = cell.responses
         points.append(
             {
@@ -199,9 +201,9 @@ def _timeline(recorder: Recorder, run: Run) -> list[dict[str, Any]]:
 def _event(recorder: Recorder, run: Run, event: Event) -> dict[str, Any]:
     later = [each.at for each in run.events if each.at > event.at + SHORT_S]
     until = min([event.at + LOOK_S, run.ended, *later])
-    # After the run nobody calls: an event there, as the removal of what chaos has added, is seen by nobody.
+    # After the run there are no callers: nobody sees an event then, such as the removal of an added partition.
     last = max(int(until), int(event.at) + 1) if event.at < run.ended else int(event.at)
-    cells = [recorder.cells.get(second) or Cell() for second in range(int(event.at), last)]
+    cells = [recorder.cells.get(second) or TimelineSecond() for second in range(int(event.at), last)]
     disturbed = sum(cell.done < CARRIED * cell.due for cell in cells)
     return {
         "at_s": round(event.at - run.began, 1),

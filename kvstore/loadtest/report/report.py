@@ -1,5 +1,4 @@
-"""A run's document as one HTML page that needs nothing else: tables, and timelines with the events on them. Decides
-only."""
+"""Renders a run's document as one self-contained HTML page: tables, and timelines with events. Decides only."""
 
 from __future__ import annotations
 
@@ -9,8 +8,8 @@ from datetime import UTC, datetime
 from html import escape
 from typing import Any
 
-from kvstore.loadtest.report.baseline import Line as Beside
-from kvstore.loadtest.report.charts import Line, Mark, timeline
+from kvstore.loadtest.report.baseline import FigureChange
+from kvstore.loadtest.report.charts import Curve, EventMark, timeline
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c2430; --soft: #66707f; --line: #dde2e9; --paper: #fff; --good: #1a7f4b;
@@ -37,10 +36,12 @@ svg path { fill: none; stroke-width: 1.6 } .one { stroke: var(--one) } .two { st
 pre { white-space: pre-wrap; overflow-wrap: anywhere }
 """
 TEXTS = {"door", "operation", "error", "what", "outcome", "figure", ""}
+HEADINGS = {"door": "endpoint"}
+"""Headings of columns that differ from the names in the JSON document, whose format stays."""
 
 
-def page(document: Mapping[str, Any], beside: Sequence[Beside] = ()) -> str:
-    """The whole page."""
+def page(document: Mapping[str, Any], beside: Sequence[FigureChange] = ()) -> str:
+    """Return the whole page."""
     options = document["options"]
     title = f"Load test: {options.get('workload')}, {options.get('shape')}"
     began = datetime.fromtimestamp(document["began"], tz=UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
@@ -54,10 +55,10 @@ def page(document: Mapping[str, Any], beside: Sequence[Beside] = ()) -> str:
         *_charts(document),
         _events(document["events"]),
         _operations(document),
-        _section("Errors told to callers", _table(document["errors"])),
+        _section("Errors returned to callers", _table(document["errors"])),
         _wrong(document),
         _knee(document["knee"]),
-        _section("Beside the baseline", _table([each.row() for each in beside])),
+        _section("Compared with the baseline", _table([each.row() for each in beside])),
         _details(document),
         "</body></html>",
     ]
@@ -66,20 +67,22 @@ def page(document: Mapping[str, Any], beside: Sequence[Beside] = ()) -> str:
 
 def _verdict(document: Mapping[str, Any]) -> str:
     verdict = document["verdict"]
-    told = [f'<p class="bad">✗ {escape(reason)}</p>' for reason in verdict["reasons"]]
-    told += [f'<p class="bad">Spoiled, neither good nor bad: {escape(each)}</p>' for each in verdict["spoiled"]]
+    faults = [f'<p class="bad">✗ {escape(reason)}</p>' for reason in verdict["reasons"]]
+    faults += [
+        f'<p class="bad">Spoiled, says nothing about the store: {escape(each)}</p>' for each in verdict["spoiled"]
+    ]
     notes = [f"<p>Note: {escape(note)}</p>" for note in verdict["notes"]]
-    return "".join([*(told or ['<p class="good">✓ as it must be</p>']), *notes])
+    return "".join([*(faults or ['<p class="good">✓ all goals met</p>']), *notes])
 
 
 def _cards(total: Mapping[str, Any]) -> str:
     shown = (
         ("operations/s", f"{total['per_s']:,.0f}"),
-        ("of those due", f"{total['achieved']:.2%}"),
+        ("of due operations", f"{total['achieved']:.2%}"),
         ("p50", f"{total['p50_ms']:g} ms"),
         ("p99", f"{total['p99_ms']:g} ms"),
         ("p99.9", f"{total['p99.9_ms']:g} ms"),
-        ("sent late, p99", f"{total['late_p99_ms']:g} ms"),
+        ("send delay, p99", f"{total['late_p99_ms']:g} ms"),
         ("errors", f"{total['errors']:,}"),
         ("wrong values", f"{total['wrong']:,}"),
     )
@@ -87,23 +90,23 @@ def _cards(total: Mapping[str, Any]) -> str:
 
 
 def _charts(document: Mapping[str, Any]) -> list[str]:
-    # The first and the last second are not whole.
+    # The first and the last second are incomplete.
     points = [point for point in document["timeline"][:-1] if point["at_s"] >= 0]
     marks = [
-        Mark(number, event["at_s"], event["ended_s"], f"{event['what']} {event['outcome']}".strip())
+        EventMark(number, event["at_s"], event["ended_s"], f"{event['what']} {event['outcome']}".strip())
         for number, event in enumerate(document["events"], 1)
         if event["watched_s"]
     ]
 
-    def line(name: str, figure: str, style: str) -> Line:
-        return Line(name, [(point["at_s"], point[figure]) for point in points], style)
+    def line(name: str, figure: str, style: str) -> Curve:
+        return Curve(name, [(point["at_s"], point[figure]) for point in points], style)
 
     seconds = document["seconds"]
     rates = [line("due", "due", "due"), line("done", "done", "one"), line("errors", "errors", "errors")]
     times = [line("p50", "p50_ms", "one"), line("p99", "p99_ms", "two"), line("max", "max_ms", "three")]
     return [
         timeline("Operations per second", rates, marks, seconds=seconds),
-        timeline("Milliseconds from the intended start", times, marks, seconds=seconds, is_log=True),
+        timeline("Milliseconds since the intended start", times, marks, seconds=seconds, is_log=True),
         timeline("Users", [line("users", "users", "one")], marks, seconds=seconds),
     ]
 
@@ -123,7 +126,7 @@ def _events(events: Sequence[Mapping[str, Any]]) -> str:
         }
         for number, event in enumerate(events, 1)
     ]
-    return _section("Events, and what callers saw until the next one", _table(rows))
+    return _section("Events and their effect on callers until the next event", _table(rows))
 
 
 def _operations(document: Mapping[str, Any]) -> str:
@@ -136,15 +139,15 @@ def _operations(document: Mapping[str, Any]) -> str:
         for each in document["operations"]
     ]
     return _section("Operations", _table(rows)) + (
-        '<p class="soft">Latencies are from the intended start; those called service are from the actual one.</p>'
+        '<p class="soft">Latencies are measured from the intended start; service latencies from the actual start.</p>'
     )
 
 
 def _wrong(document: Mapping[str, Any]) -> str:
     if not document["total"]["wrong"]:
         return ""
-    told = "\n".join(document["wrong"])
-    return _section(f"Wrong values: {document['total']['wrong']}", f'<pre class="bad">{escape(told)}</pre>')
+    values = "\n".join(document["wrong"])
+    return _section(f"Wrong values: {document['total']['wrong']}", f'<pre class="bad">{escape(values)}</pre>')
 
 
 def _knee(knee: Mapping[str, Any] | None) -> str:
@@ -153,14 +156,14 @@ def _knee(knee: Mapping[str, Any] | None) -> str:
     if knee["missing"]:
         found = f'<p class="bad">{escape(knee["missing"])}</p>'
     else:
-        rates = f"<b>{knee['carried_per_s']:,.0f}/s</b>; not carried: {knee['failed_per_s']:,.0f}/s"
-        found = f"<p>Highest rate carried: {rates}</p>"
-    return _section("The knee", found + _table(knee["trials"]))
+        rates = f"<b>{knee['carried_per_s']:,.0f}/s</b>; lowest rate not sustained: {knee['failed_per_s']:,.0f}/s"
+        found = f"<p>Highest sustained rate: {rates}</p>"
+    return _section("Saturation search (knee)", found + _table(knee["trials"]))
 
 
 def _details(document: Mapping[str, Any]) -> str:
-    told = json.dumps({"options": document["options"], "machine": document["machine"]}, indent=2, default=str)
-    return _section("How it was made", f"<pre>{escape(told)}</pre>")
+    details = json.dumps({"options": document["options"], "machine": document["machine"]}, indent=2, default=str)
+    return _section("Options and machine", f"<pre>{escape(details)}</pre>")
 
 
 def _section(title: str, body: str) -> str:
@@ -171,7 +174,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
     if not rows:
         return ""
     names = list(rows[0])
-    head = "".join(f"<th{_class(name)}>{escape(name)}</th>" for name in names)
+    head = "".join(f"<th{_class(name)}>{escape(HEADINGS.get(name, name))}</th>" for name in names)
     body = "".join(f"<tr>{_cells(names, row)}</tr>" for row in rows)
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 

@@ -1,9 +1,8 @@
-"""Whether a run's own machine has spoiled its figures: then it says nothing of the store, neither good nor bad. Decides
-only.
+"""Decides whether a run's own machine spoiled its figures, so that they say nothing about the store. Decides only.
 
-*Late* is how long after the moment in which a user was free and had something due its request went out: the load
-generator's own waiting, which no store has caused. *Queued* is the share of the time in which the thread that sends was
-ready to run and waited for a processor, as Linux counts it: a process may use a quarter of a processor and starve.
+*Late* is the time from when an operation was due and its user free until its request was sent. The load generator
+causes this delay, not the store. *Queued* is the share of time in which the sending thread was runnable but waited for
+a processor, as Linux counts it: a process may use a quarter of a processor and still starve.
 """
 
 from __future__ import annotations
@@ -12,27 +11,27 @@ from collections.abc import Mapping
 from typing import Any
 
 EXIT = 3
-"""Of a run that says nothing of the store; 1 is that of one that says it is not as it must be."""
+"""Exit code of a spoiled run. A run that missed its goals exits with 1."""
 LATE_MS_MAX, LATE_SHARE_MAX = 5.0, 0.20
-"""Of the 99th percentile: more than both, in milliseconds and of the latency that is told, is too late."""
+"""Limits for the p99 of lateness, in milliseconds and as a share of p99 latency. A run is late if it exceeds both."""
 QUEUED_MAX = 0.25
 SHAPES = ("steady", "step", "spike", "soak")
-"""Judged. A knee overloads everything, and chaos starts processes beside the load: there it is a note."""
+"""Shapes that can be spoiled. A knee overloads everything, and chaos starts processes itself: both only get a note."""
 
 
 def spoils(total: Mapping[str, Any], queued: float | None) -> list[str]:
-    """Return the reasons that spoiled the run, as sentences."""
+    """Return a sentence for each reason why the run is spoiled."""
     found = []
     late_ms, p99_ms = total["late_p99_ms"], total["p99_ms"]
     bound_ms = max(LATE_MS_MAX, LATE_SHARE_MAX * p99_ms)
     if late_ms > bound_ms:
         found.append(
-            f"the load generator was late: one request in a hundred went out {late_ms:g} ms or more after it was due "
-            f"and its user free; the most is {bound_ms:g} ms, where p99 is {p99_ms:g} ms"
+            f"the load generator was late: 1 % of the requests were sent {late_ms:g} ms or more after they were due "
+            f"and their user was free; the limit is {bound_ms:g} ms at a p99 latency of {p99_ms:g} ms"
         )
     if queued is not None and queued > QUEUED_MAX:
         found.append(
-            f"the load generator starved: it was ready to run and waited for a processor {queued:.0%} of the time; "
-            f"the most is {QUEUED_MAX:.0%}"
+            f"the load generator starved: it was runnable but waited for a processor {queued:.0%} of the time; "
+            f"the limit is {QUEUED_MAX:.0%}"
         )
     return found

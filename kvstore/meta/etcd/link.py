@@ -1,9 +1,8 @@
-"""One connection with one of etcd's endpoints: requests that take no longer than they may, and errors of ours for
-etcd's.
+"""One connection to one of etcd's endpoints: requests with deadlines, and our errors for etcd's.
 
-With a login each call carries a token that etcd has given for user and password. It forgets tokens: after some time,
-when it restarts, when users are changed. It does nothing for a call with one that it does not know, so a new one is
-asked for and the call is made again, once.
+With a login each call carries a token that etcd has issued for user and password. etcd forgets tokens after some time,
+when it restarts, and when users are changed. It does nothing for a call with an unknown token, so the link requests a
+new token and repeats the call once.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from kvstore.env.events import is_cancelled
 from kvstore.env.nursery import shielded
 from kvstore.env.tls import Tls
 from kvstore.errors import MetadataDenied, MetadataError, MetadataUnavailable, MetadataUnknown
-from kvstore.meta.etcd.keys import Span
+from kvstore.meta.etcd.keys import KeySpan
 from kvstore.meta.login import MetadataLogin
 from kvstore.proto.etcd_pb2 import (
     AuthenticateRequest,
@@ -44,7 +43,7 @@ T = TypeVar("T")
 
 REVOKE_S = 2.0
 ANSWER_BYTES_MAX = 32 << 20
-"""A page of names, or what a transaction has changed, for watches."""
+"""Maximum bytes of an answer: a page of names, or the changes of a transaction for watches."""
 _OPTIONS = (
     ("grpc.max_receive_message_length", ANSWER_BYTES_MAX),
     ("grpc.use_local_subchannel_pool", 1),  # closing the channel closes its connection
@@ -60,40 +59,40 @@ _ERRORS: dict[grpc.StatusCode, type[MetadataError]] = {
     grpc.StatusCode.CANCELLED: MetadataUnknown,
     grpc.StatusCode.UNKNOWN: MetadataUnknown,
     grpc.StatusCode.INTERNAL: MetadataUnknown,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: MetadataUnavailable,  # no room, or too many requests; a write may be done
+    grpc.StatusCode.RESOURCE_EXHAUSTED: MetadataUnavailable,  # no space, or overloaded; a write may be done
 }
 _OLD_TOKEN = ("invalid auth token", "revision of auth store is old")
-"""What etcd says of a token that it does not know, or from before users or roles were changed."""
+"""etcd's messages about a token that it does not know, or that is older than a change of users or roles."""
 _DENIED = ("authentication failed", "authentication is not enabled", "permission denied", "user name is empty")
 _ETCDS_OWN = "etcdserver:"
-"""So begins what etcd itself gives as a reason."""
+"""Prefix of reasons that etcd itself gives."""
 
 
 class Outdated(Exception):
-    """A call rests on what is not so any more: a revision that is not kept, a lease that has gone, a node that another
-    writer has changed. Nothing was done: whoever asked reads anew."""
+    """A call relied on outdated facts: a compacted revision, a lease that is gone, a node that another writer has
+    changed. Nothing was done; the caller reads again."""
 
 
 class _OldToken(MetadataDenied):
-    """The call was not made: its token is not known any more."""
+    """The call was not carried out, because its token is no longer known."""
 
 
-class Link:
-    """A connection that is used until `close`, or until `broken` is set: then its session makes another one."""
+class EtcdLink:
+    """A connection that is used until `close`, or until `broken` is set. Then its session opens another one."""
 
     def __init__(
         self, endpoint: str, tls: Tls | None, login: MetadataLogin | None = None, places: Sequence[str] = ()
     ) -> None:
-        """`places`: the addresses of the endpoint's host, unless it is given by one. Raises OSError if a TLS file
+        """`places`: addresses of the endpoint's host, unless the host is an address. Raises OSError if a TLS file
         cannot be read."""
         self.endpoint = endpoint
         self.broken = asyncio.Event()
         self.session = 0
-        """The session that it carries. This and the guard are set before anybody but the session uses the link."""
+        """The session that uses the link. Set, like `guard`, before anything but the session uses the link."""
         self.guard = Compare()
-        """Holds as long as the session lives and has no later connection: the condition of every write."""
+        """Condition of every write: true while the session lives and has no later connection."""
         self._given_up: set[asyncio.Task[TxnResponse]] = set()
-        """Writes whose askers were cancelled."""
+        """Writes whose callers were cancelled."""
         self._credentials = None if tls is None else grpc.ssl_channel_credentials(*tls.contents())
         self._places = places
         self._channel = aio_channel(endpoint, places, self._credentials, _OPTIONS)
@@ -105,14 +104,15 @@ class Link:
         self._watch: Any = WatchStub(self._channel)
 
     async def opened(self) -> None:
-        """Return when the endpoint has taken the connection, or refused it: then the first call says why."""
+        """Wait until the endpoint has accepted or refused the connection. If it refused, the first call names the
+        reason."""
         state = self._channel.get_state(try_to_connect=True)
         while state in (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING):
             await self._channel.wait_for_state_change(state)
             state = self._channel.get_state(try_to_connect=True)
 
     async def log_in(self) -> None:
-        """Say who we are, if anybody: before anything else. Raises MetadataDenied, MetadataUnknown."""
+        """Log in before any other call, if there is a login. Raises MetadataDenied, MetadataUnknown."""
         if self._login is not None:
             request = AuthenticateRequest(name=self._login.user, password=self._login.secret)
             answer = await self._once(lambda: self._auth.Authenticate(request))
@@ -125,8 +125,8 @@ class Link:
         return await self._call(lambda: self._kv.Txn(request, metadata=self._carried))
 
     async def write(self, request: TxnRequest) -> TxnResponse:
-        """A transaction that changes something. It goes on if whoever asked is cancelled: etcd takes nothing back.
-        MetadataUnavailable may be raised for one that is done."""
+        """Carry out a transaction that changes something. It continues if the caller is cancelled, because etcd cannot
+        undo it. MetadataUnavailable may be raised although the write was done."""
         sent = asyncio.get_running_loop().create_task(self.txn(request), name="metadata write")
         try:
             return await shielded(sent)
@@ -138,20 +138,21 @@ class Link:
     def _end_given_up(self, sent: asyncio.Task[TxnResponse]) -> None:
         self._given_up.discard(sent)
         if not sent.cancelled():
-            sent.exception()  # there is nobody to tell
+            sent.exception()  # nobody waits for it
 
     async def settled(self) -> None:
-        """Return when no write is under way whose asker was cancelled: what follows sees it done, or it never is."""
+        """Wait until no write is in flight whose caller was cancelled. Each such write is then done or will
+        never be."""
         while self._given_up:
             await asyncio.wait(self._given_up)
 
     async def grant(self, ttl_s: int) -> int:
-        """A new lease's id."""
+        """Create a lease and return its id."""
         answer = await self._call(lambda: self._lease.LeaseGrant(LeaseGrantRequest(TTL=ttl_s), metadata=self._carried))
         return int(answer.ID)
 
     async def keep_alive(self, lease: int) -> bool:
-        """Renew the lease; False if there is no such lease any more."""
+        """Renew the lease. Returns False if it does not exist any more."""
 
         async def exchange() -> bool:
             call = self._lease.LeaseKeepAlive(metadata=self._carried)
@@ -167,21 +168,22 @@ class Link:
         return await self._call(exchange)
 
     async def revoke(self, lease: int) -> None:
-        """End the lease, and with it all that is tied to it."""
+        """End the lease and delete all keys that depend on it."""
         await self._call(lambda: self._lease.LeaseRevoke(LeaseRevokeRequest(ID=lease), metadata=self._carried))
 
     def revoke_at_once(self, lease: int) -> None:
-        """End the lease from another thread than the event loop's, over a connection of its own. Waits REVOKE_S at most
-        and raises nothing: the lease expires in any case."""
+        """End the lease from another thread than the event loop's, over a connection of its own. Waits at most
+        REVOKE_S. Errors are logged, because the lease expires in any case."""
         with blocking_channel(self.endpoint, self._places, self._credentials, _OPTIONS) as channel:
             stub: Any = LeaseStub(channel)
             try:
                 stub.LeaseRevoke(LeaseRevokeRequest(ID=lease), metadata=self._carried, timeout=REVOKE_S)
             except grpc.RpcError as error:
-                log.warning("metadata session=%x was not revoked, it expires: %s", lease, error)
+                log.warning("cannot revoke the metadata lease, it expires session=%x error=%s", lease, error)
 
-    async def watch(self, span: Span, start_revision: int) -> AsyncGenerator[WatchResponse, None]:
-        """Give what changes in the span from that revision on. Ends when etcd ends it; raises MetadataUnknown."""
+    async def watch(self, span: KeySpan, start_revision: int) -> AsyncGenerator[WatchResponse, None]:
+        """Yield the changes of the span from that revision on. Ends when etcd ends the watch; raises
+        MetadataUnknown."""
         create = WatchCreateRequest(key=span.start, range_end=span.end, start_revision=start_revision, fragment=True)
         call = self._watch.Watch(metadata=self._carried)
         try:
@@ -192,16 +194,16 @@ class Link:
             call.cancel()
 
     def give_up(self) -> None:
-        """Nothing is to be hoped for from this connection."""
+        """Mark the connection as broken."""
         self.broken.set()
 
     async def close(self) -> None:
-        """Calls under way end with MetadataUnknown."""
+        """Close the connection. Calls in flight end with MetadataUnknown."""
         self.broken.set()
         await self._channel.close()
 
     async def _call(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Raises what `_once` raises."""
+        """Make a call, and repeat it with a new token if its token is unknown. Raises what `_once` raises."""
         try:
             return await self._once(call)
         except _OldToken:
@@ -209,7 +211,7 @@ class Link:
             return await self._once(call)
 
     async def _once(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Raises MetadataUnknown, after which the link is broken, MetadataDenied, Outdated, and other
+        """Make a call. Raises MetadataUnknown, after which the link is broken, MetadataDenied, Outdated, and other
         MetadataErrors."""
         try:
             return await call()
@@ -222,10 +224,12 @@ class Link:
                 raise (_OldToken if self._login is not None else MetadataDenied)(details) from None
             if any(each in said for each in _DENIED):
                 who = "nobody" if self._login is None else self._login.user
-                raise MetadataDenied(f"{details}: etcd does not let {who}; see metadata.user") from None
+                raise MetadataDenied(
+                    f"{details}: etcd refuses {who}; check metadata.user and its roles in etcd"
+                ) from None
             kind = _ERRORS.get(code, MetadataError)
             if kind is MetadataUnavailable and not str(error.details()).startswith(_ETCDS_OWN):
-                kind = MetadataUnknown  # said by HTTP/2, or by something in between: what was sent may arrive still
+                kind = MetadataUnknown  # from HTTP/2 or a proxy: a request that was sent may still arrive
             if kind is MetadataUnknown:
                 self.give_up()
             raise kind(details) from error

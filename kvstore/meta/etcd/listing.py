@@ -5,32 +5,33 @@ from __future__ import annotations
 from collections import deque
 
 from kvstore.errors import NoSuchNode
-from kvstore.meta.etcd.keys import Keys, Span
-from kvstore.meta.etcd.link import Link, Outdated
+from kvstore.meta.etcd.keys import EtcdKeys, KeySpan
+from kvstore.meta.etcd.link import EtcdLink, Outdated
 from kvstore.proto.etcd_pb2 import RangeRequest, RangeResponse, RequestOp, TxnRequest
 
 PAGE = 1000
-"""Keys in one answer."""
+"""Maximum number of keys in one answer."""
 
 
 class Listing:
-    """The listing of one node's children. Each page is a call of its own, within a deadline of its own: etcd counts all
-    that is left for each, so that a long list takes long."""
+    """The listing of one node's children. Each page is a call with a deadline of its own: etcd counts all remaining
+    keys for each page, so a long list takes long."""
 
-    def __init__(self, keys: Keys, path: str) -> None:
+    def __init__(self, keys: EtcdKeys, path: str) -> None:
         self.names: set[str] = set()
         self._keys, self._path = keys, path
         self._revision = 0
-        """Of the first page; 0 before it."""
-        self._left: deque[tuple[Span, bytes]] = deque()
-        """What is left to read: spans, and from where on."""
+        """Revision of the first page; 0 before it."""
+        self._left: deque[tuple[KeySpan, bytes]] = deque()
+        """Spans that are left to read, and where to start in each."""
 
     @property
     def is_complete(self) -> bool:
         return self._revision > 0 and not self._left
 
-    async def read_page(self, link: Link) -> None:
-        """Raises NoSuchNode; Outdated if the revision of the first page is not kept any more: then it begins anew."""
+    async def read_page(self, link: EtcdLink) -> None:
+        """Read the next page. Raises NoSuchNode, and Outdated if the revision of the first page was compacted; then the
+        listing starts over."""
         if not self._revision:
             await self._begin(link)
             return
@@ -43,7 +44,7 @@ class Listing:
         self._left.popleft()
         self._take(span, start, page)
 
-    async def _begin(self, link: Link) -> None:
+    async def _begin(self, link: EtcdLink) -> None:
         spans = self._keys.spans(self._path)
         own = RangeRequest(key=self._keys.key(self._path), keys_only=True)
         first = [_page(span, span.start) for span in spans]
@@ -57,7 +58,7 @@ class Listing:
         for span, page in zip(spans, pages, strict=True):
             self._take(span, span.start, page)
 
-    def _take(self, span: Span, start: bytes, page: RangeResponse) -> None:
+    def _take(self, span: KeySpan, start: bytes, page: RangeResponse) -> None:
         following = start
         for each in page.kvs:
             if each.key >= following:
@@ -68,5 +69,5 @@ class Listing:
             self._left.append((span, following))
 
 
-def _page(span: Span, start: bytes, revision: int = 0) -> RangeRequest:
+def _page(span: KeySpan, start: bytes, revision: int = 0) -> RangeRequest:
     return RangeRequest(key=start, range_end=span.end, limit=PAGE, revision=revision, keys_only=True)

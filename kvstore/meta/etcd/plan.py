@@ -1,13 +1,13 @@
-"""Changes of the tree → what to read in etcd, and the transaction that the reads lead to. Decides only.
+"""Turns changes of the tree into reads of etcd, and the results of the reads into a transaction. Decides only.
 
-A transaction of etcd compares, then puts and deletes; it knows no parents, no versions of ours and no order among its
-changes. So what the changes touch is read at one revision, the changes are made on it as the tree in memory makes them,
-and the outcome is put under the condition that nothing of what decided it has changed since. If something has, all of
-it is done again.
+A transaction of etcd compares, then puts and deletes. It has no parents, no versions like ours, and no order among its
+changes. So everything that the changes touch is read at one revision. The changes are applied to it as in the tree in
+memory. The result is put on condition that nothing that decided it has changed since. If something has changed, all of
+it is repeated.
 
-Conditions: each named node as it was read; a new child's parent there still, and persistent; of a deleted node no birth
-since its children were read; and the session alive, on the connection that asks. By the last a request that is late,
-because its connection was given up, does nothing at all.
+Conditions: each named node is as it was read; a new child's parent still exists and is persistent; a deleted node has
+had no child since its children were read; and the session lives, on the connection that makes the request. The last
+condition makes a late request of an abandoned connection do nothing.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from kvstore.errors import MetadataError
 from kvstore.meta import paths
 from kvstore.meta.etcd import values
-from kvstore.meta.etcd.keys import Keys
-from kvstore.meta.memory_tree import Node, Transaction
+from kvstore.meta.etcd.keys import EtcdKeys
+from kvstore.meta.memory_tree import Transaction, TreeNode
 from kvstore.meta.store import Change, Create, Delete
 from kvstore.proto.etcd_pb2 import (
     Compare,
@@ -32,15 +32,15 @@ from kvstore.proto.etcd_pb2 import (
 )
 
 OPERATIONS_MAX = 128
-"""In one transaction: what etcd takes unless it is told otherwise."""
+"""Maximum number of operations in one transaction, which is etcd's default limit."""
 
 
-class Plan:
-    """One call's changes. `also`: another condition, for what its caller has read."""
+class TransactionPlan:
+    """The changes of one call. `also`: more conditions, for what the caller has read."""
 
-    def __init__(self, keys: Keys, changes: Sequence[Change], also: Sequence[Compare] = ()) -> None:
-        self.outcome: dict[str, Node | None] = {}
-        """The nodes that `commit` changes, as they are from then on."""
+    def __init__(self, keys: EtcdKeys, changes: Sequence[Change], also: Sequence[Compare] = ()) -> None:
+        self.outcome: dict[str, TreeNode | None] = {}
+        """Nodes that `commit` changes, as they are afterwards."""
         self._keys, self._changes, self._also = keys, changes, also
         named = dict.fromkeys(change.path for change in changes)
         parents = dict.fromkeys(paths.parent(each.path) for each in changes if isinstance(each, Create | Delete))
@@ -48,11 +48,13 @@ class Plan:
         self._deleted = list(dict.fromkeys(each.path for each in changes if isinstance(each, Delete)))
 
     def reads(self) -> list[RangeRequest]:
-        """Answered in this order, at one revision. Raises MetadataError if they are too many."""
+        """Return the reads, to be answered in this order at one revision. Raises MetadataError if there are
+        too many."""
         wanted = [RangeRequest(key=self._keys.key(path)) for path in self._paths]
         for path in self._deleted:
             wanted.append(RangeRequest(key=self._keys.births(path), keys_only=True))
-            # Each change removes one node at most: with more than that below it, the deleted one is not empty.
+            # Each change removes at most one node. With more nodes than changes below it, the deleted node is not
+            # empty.
             limit = len(self._changes) + 1
             wanted += [
                 RangeRequest(key=span.start, range_end=span.end, limit=limit, keys_only=True)
@@ -62,7 +64,7 @@ class Plan:
         return wanted
 
     def commit(self, answers: Sequence[RangeResponse], *, session: int, guard: Compare, now_ms: int) -> TxnRequest:
-        """Raises the error of the first change that failed."""
+        """Return the transaction. Raises the error of the first change that failed."""
         found = {path: first_or_none(answer) for path, answer in zip(self._paths, answers, strict=False)}
         nodes = {path: values.decode(each) for path, each in found.items() if each is not None}
         born = self._read_children(nodes, list(answers[len(self._paths) :]))
@@ -77,8 +79,8 @@ class Plan:
         request.failure.append(RequestOp(request_range=RangeRequest(key=guard.key, keys_only=True)))
         return request
 
-    def _read_children(self, nodes: dict[str, Node], answers: list[RangeResponse]) -> list[Compare]:
-        """Enter the children's names; the conditions that say that no other has been born."""
+    def _read_children(self, nodes: dict[str, TreeNode], answers: list[RangeResponse]) -> list[Compare]:
+        """Add the children's names to the nodes, and return the conditions that no other child has been created."""
         conditions = []
         for path in self._deleted:
             conditions.append(unchanged(self._keys.births(path), first_or_none(answers.pop(0))))
@@ -92,7 +94,7 @@ class Plan:
         return conditions
 
     def _name_below(self, path: str, key: bytes) -> str:
-        """The child that the key is, or is below of; empty if it is neither."""
+        """Return the child to which the key belongs, directly or below it; empty if there is none."""
         found = self._keys.path_or_none(key)
         base = path.rstrip("/") + "/"
         return found.removeprefix(base).partition("/")[0] if found and found.startswith(base) else ""
@@ -108,7 +110,7 @@ class Plan:
                 conditions.append(Compare(key=key, target=Compare.LEASE, lease=0))
         return conditions
 
-    def _operations(self, path: str, before: Node | None, after: Node | None) -> list[RequestOp]:
+    def _operations(self, path: str, before: TreeNode | None, after: TreeNode | None) -> list[RequestOp]:
         key, births = self._keys.key(path), self._keys.births(path)
         operations = []
         if after is None:
@@ -126,20 +128,20 @@ class Plan:
     def _check_count(self, count: int) -> None:
         if count > OPERATIONS_MAX:
             raise MetadataError(
-                f"{self._changes[0].path}: {len(self._changes)} changes in one call take {count} of etcd's operations, "
-                f"at most {OPERATIONS_MAX}"
+                f"{self._changes[0].path}: expected at most {OPERATIONS_MAX} etcd operations in one call, "
+                f"got {count} for {len(self._changes)} changes"
             )
 
 
 def unchanged(key: bytes, found: KeyValue | None) -> Compare:
-    """The condition that a key is as it was read: put by the same transaction, or absent."""
+    """Return the condition that a key is as it was read: put by the same transaction, or absent."""
     return Compare(key=key, target=Compare.MOD, mod_revision=0 if found is None else found.mod_revision)
 
 
 def first_or_none(answer: RangeResponse) -> KeyValue | None:
-    """Of a read of one key."""
+    """Return the result of a read of one key."""
     return answer.kvs[0] if answer.kvs else None
 
 
-def _value(node: Node) -> tuple[int, int, int, int, bytes]:
+def _value(node: TreeNode) -> tuple[int, int, int, int, bytes]:
     return node.created, node.version, node.owner, node.modified_ms, node.data

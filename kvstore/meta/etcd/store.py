@@ -1,11 +1,10 @@
-"""The metadata store's driver for etcd's v3 API, of 3.4 and later. See session.py for how the session is kept, plan.py
-for how writes are made.
+"""The metadata store's driver for etcd's v3 API, version 3.4 and later. See session.py for the session, plan.py for
+writes.
 
-All reads are linearizable. A write reads what it touches, and commits on condition that it has not changed; where it
-has, it is done anew. Each call has a deadline; past it, the outcome is unknown and the connection is given up. A write
-that an etcd without room refuses is of unknown outcome too, unless what it was to change is seen as it was. A call
-whose caller is cancelled may have its effect, but none behind the back of a later one: later calls wait until it is
-known.
+All reads are linearizable. A write reads what it touches, and commits on condition that it has not changed; otherwise
+it is repeated. Each call has a deadline. After it the outcome is unknown, and the connection is abandoned. A write that
+etcd refuses for lack of space has an unknown outcome, too, unless the nodes that it would change are seen unchanged. A
+call whose caller is cancelled may take effect, but not after a later call: later calls wait until its outcome is known.
 """
 
 from __future__ import annotations
@@ -23,30 +22,40 @@ from kvstore.env.tls import Tls
 from kvstore.errors import MetadataDenied, MetadataError, MetadataUnavailable, MetadataUnknown, NodeExists, NoSuchNode
 from kvstore.meta import paths
 from kvstore.meta.etcd import values
-from kvstore.meta.etcd.keys import Keys
-from kvstore.meta.etcd.link import Link, Outdated
+from kvstore.meta.etcd.keys import EtcdKeys
+from kvstore.meta.etcd.link import EtcdLink, Outdated
 from kvstore.meta.etcd.listing import Listing
-from kvstore.meta.etcd.plan import Plan, first_or_none, unchanged
-from kvstore.meta.etcd.session import Session
-from kvstore.meta.etcd.watches import Watches
+from kvstore.meta.etcd.plan import TransactionPlan, first_or_none, unchanged
+from kvstore.meta.etcd.session import EtcdSession
+from kvstore.meta.etcd.watches import EtcdWatches
 from kvstore.meta.login import MetadataLogin
-from kvstore.meta.memory_tree import Node
-from kvstore.meta.store import Change, Create, Delete, History, SessionState, SetData, Stat, Watch, check_change_sizes
+from kvstore.meta.memory_tree import TreeNode
+from kvstore.meta.store import (
+    Change,
+    Create,
+    Delete,
+    MetadataHistory,
+    SessionState,
+    SetData,
+    Stat,
+    Watch,
+    check_change_sizes,
+)
 from kvstore.proto.etcd_pb2 import Compare, RangeRequest, RequestOp, TxnRequest
 
 SESSION_TIMEOUT_S = 6
 CALL_TIMEOUT_S = 5.0
 CONNECT_TIMEOUT_S = 15.0
 CALLS_MAX = 1000
-"""Calls under way; more are refused."""
+"""Maximum number of calls in flight; more are refused."""
 ATTEMPTS_MAX = 200
-"""Of one write, each of which another writer's was before: of so many at once all come through."""
+"""Maximum number of attempts of one write that other writers overtake. This many concurrent writers all succeed."""
 
 T = TypeVar("T")
 
 
 class EtcdStore:
-    """A MetadataStore in etcd, below a prefix. Made by `connect`."""
+    """A MetadataStore in etcd, below a prefix. Create it with `connect`."""
 
     def __init__(
         self,
@@ -63,12 +72,12 @@ class EtcdStore:
         self._loop = asyncio.get_running_loop()
         self._calls = 0
         self._numbering = asyncio.Lock()
-        """Held by the one call of this process that creates a sequential node: each number depends on the one before,
-        so that of many at once each would be another's loser many times."""
+        """Held by the call of this process that creates a sequential node. Each number depends on the one before, so
+        concurrent calls would conflict many times."""
         self._listeners: list[tuple[Callable[[SessionState], None], contextvars.Context]] = []
-        self._keys = Keys(prefix)
-        self._watches = Watches(self._keys)
-        self._session = Session(
+        self._keys = EtcdKeys(prefix)
+        self._watches = EtcdWatches(self._keys)
+        self._session = EtcdSession(
             endpoints.split(","),
             session_timeout_s,
             tls=tls,
@@ -78,7 +87,7 @@ class EtcdStore:
             watches=self._watches,
             changed=self._state_changed,
         )
-        self.history: History = self._session
+        self.history: MetadataHistory = self._session
 
     @classmethod
     async def connect(
@@ -92,11 +101,11 @@ class EtcdStore:
         login: MetadataLogin | None = None,
         liveness: Liveness = UNWATCHED,
     ) -> EtcdStore:
-        """A store at `host:port,host:port/prefix`, connected, its root there. Raises MetadataUnavailable after
-        `connect_timeout_s`, MetadataDenied if the login or its user is refused, OSError for TLS files that are none.
-        From then on it reconnects by itself, for ever."""
+        """Return a connected store at `host:port,host:port/prefix`, with its root. Raises MetadataUnavailable after
+        `connect_timeout_s`, MetadataDenied if the login or its user is refused, OSError for unusable TLS files. It
+        reconnects by itself from then on."""
         if tls is not None:
-            tls.client_context()  # gRPC would take files that are none for an endpoint that is, and try for ever
+            tls.client_context()  # gRPC would take an unusable file for an endpoint that is down, and retry forever
         store = cls(
             address,
             session_timeout_s=session_timeout_s,
@@ -117,15 +126,15 @@ class EtcdStore:
         return store
 
     async def _first_connection(self) -> None:
-        """Raises MetadataDenied."""
+        """Wait for the first connection. Raises MetadataDenied."""
         settled, refused = asyncio.Event(), self._session.refused
         self.on_state(lambda state: settled.set() if state is SessionState.CONNECTED else None)
-        told = self._loop.create_task(refused.wait(), name="metadata login refused")
-        told.add_done_callback(lambda _: settled.set())
+        refusal = self._loop.create_task(refused.wait(), name="metadata login refused")
+        refusal.add_done_callback(lambda _: settled.set())
         try:
             await settled.wait()
         finally:
-            await end_task(told)
+            await end_task(refusal)
         if refused.is_set() and self.state is not SessionState.CONNECTED:
             raise MetadataDenied(self._session.trouble)
 
@@ -177,7 +186,7 @@ class EtcdStore:
             await self._call(changes[0].path, lambda link: self._commit(link, changes))
 
     async def sync(self, path: str) -> None:
-        """Reads are of the latest state anyway; this one asks whether there can be any."""
+        """Check that etcd answers. All reads are of the latest state anyway."""
         key = self._keys.key(path)
         await self._call(path, lambda link: link.range(RangeRequest(key=key, keys_only=True)))
 
@@ -195,10 +204,10 @@ class EtcdStore:
         if self._session.link is not None:
             self._session.break_connection(self._session.link, "asked to")
 
-    async def _call(self, path: str, work: Callable[[Link], Awaitable[T]], turn: asyncio.Lock | None = None) -> T:
-        """Do the work, when it is its turn."""
+    async def _call(self, path: str, work: Callable[[EtcdLink], Awaitable[T]], turn: asyncio.Lock | None = None) -> T:
+        """Do the work, after acquiring `turn` if it is given."""
         if self._calls >= CALLS_MAX:
-            raise MetadataUnavailable(f"{path}: {self._calls} metadata calls are under way already")
+            raise MetadataUnavailable(f"{path}: {self._calls} metadata calls are in flight already")
         self._calls += 1
         try:
             async with turn or nullcontext():
@@ -206,8 +215,8 @@ class EtcdStore:
         finally:
             self._calls -= 1
 
-    async def _call_in_time(self, path: str, work: Callable[[Link], Awaitable[T]]) -> T:
-        """Do the work, within a deadline, anew while what it had read is outdated."""
+    async def _call_in_time(self, path: str, work: Callable[[EtcdLink], Awaitable[T]]) -> T:
+        """Do the work within a deadline, and repeat it while what it had read is outdated."""
         link = self._session.link
         try:
             async with asyncio.timeout(self._call_timeout_s):
@@ -222,13 +231,13 @@ class EtcdStore:
             assert link is not None
             self._session.break_connection(link, f"no answer for {path} in {self._call_timeout_s} s")
             raise MetadataUnknown(f"{path}: no answer in {self._call_timeout_s} s") from None
-        raise MetadataUnavailable(f"{path}: others were first {ATTEMPTS_MAX} times in a row")
+        raise MetadataUnavailable(f"{path}: other writers were first {ATTEMPTS_MAX} times in a row")
 
     async def _commit(
-        self, link: Link, changes: Sequence[Change], also: Sequence[Compare] = ()
-    ) -> dict[str, Node | None]:
-        """Make the changes; the nodes that have changed. Raises Outdated if another writer was first."""
-        plan = Plan(self._keys, changes, also)
+        self, link: EtcdLink, changes: Sequence[Change], also: Sequence[Compare] = ()
+    ) -> dict[str, TreeNode | None]:
+        """Make the changes, and return the nodes that have changed. Raises Outdated if another writer was first."""
+        plan = TransactionPlan(self._keys, changes, also)
         reads = [RequestOp(request_range=each) for each in plan.reads()]
         try:
             answer = await link.txn(TxnRequest(success=reads))
@@ -247,22 +256,25 @@ class EtcdStore:
         own = done.responses[0].response_range.kvs
         if not own or own[0].mod_revision != link.guard.mod_revision:
             link.give_up()
-            raise MetadataUnavailable(f"{changes[0].path}: session {link.session:x} has ended, or goes on elsewhere")
+            raise MetadataUnavailable(
+                f"{changes[0].path}: session {link.session:x} has ended, or continues on another connection"
+            )
         raise Outdated(changes[0].path)
 
-    async def _check_not_done(self, link: Link, wanted: TxnRequest, refusal: MetadataUnavailable) -> None:
-        """Raise MetadataUnknown unless all that a transaction was to change is as it was. An etcd that runs out of room
-        says so of transactions that it has made, too: it looks for room once before and once after."""
-        # Without an operation etcd takes a transaction for a read that any member may answer by what it has so far.
+    async def _check_not_done(self, link: EtcdLink, wanted: TxnRequest, refusal: MetadataUnavailable) -> None:
+        """Raise MetadataUnknown unless all that a transaction was to change is unchanged. An etcd that runs out of
+        space reports that also for transactions that it has carried out, because it checks the space before and after.
+        """
+        # Without an operation etcd treats a transaction as a read, which any member may answer from its own state.
         read = RequestOp(request_range=RangeRequest(key=link.guard.key, keys_only=True))
         try:
             if (await link.txn(TxnRequest(compare=wanted.compare, success=[read]))).succeeded:
                 return
         except (MetadataError, Outdated):
             pass
-        raise MetadataUnknown(f"{refusal}, and it may be done") from refusal
+        raise MetadataUnknown(f"{refusal}, and it may have been done") from refusal
 
-    async def _create_numbered(self, link: Link, create: Create) -> str:
+    async def _create_numbered(self, link: EtcdLink, create: Create) -> str:
         births = self._keys.births(paths.parent(create.path))
         request = RangeRequest(key=births, keys_only=True)
         found = first_or_none(await link.range(request))
@@ -271,7 +283,7 @@ class EtcdStore:
             await self._commit(link, [Create(path, create.data, create.ephemeral)], [unchanged(births, found)])
         except NodeExists:
             if first_or_none(await link.range(request)) != found:
-                raise Outdated(path) from None  # the number was another's meanwhile
+                raise Outdated(path) from None  # another writer has got the number meanwhile
             raise
         return path
 

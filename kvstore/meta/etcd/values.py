@@ -1,9 +1,9 @@
-"""A node ↔ the value of its key. Decides only.
+"""A node as the value of its key. Decides only.
 
     value := format (1 byte, 1) version (4) created (8) modified (8) data          numbers big-endian
 
-etcd counts a key's versions itself, but not as the tree's promises have it: a node that is replaced within one
-transaction is one key put once, and starts at version 0 all the same. And it keeps no times.
+etcd counts a key's versions itself, but differently from the tree: a node that is replaced within one transaction is
+one put of one key, and nevertheless starts at version 0. etcd also keeps no times.
 """
 
 from __future__ import annotations
@@ -11,26 +11,29 @@ from __future__ import annotations
 import struct
 
 from kvstore.errors import UndecodableNode
-from kvstore.meta.memory_tree import Node
+from kvstore.meta.memory_tree import TreeNode
 from kvstore.proto.etcd_pb2 import KeyValue
 
 FORMAT = 1
 _HEADER = struct.Struct(">BIQQ")
 OWN_REVISION = 0
-"""As `created`: the node was created by the transaction that put this value; its revision is not known before."""
+"""Value of `created` for a node that was created by the transaction that put this value, whose revision is not known
+before."""
 
 
-def encode(node: Node) -> bytes:
+def encode(node: TreeNode) -> bytes:
     return _HEADER.pack(FORMAT, node.version, node.created, node.modified_ms) + node.data
 
 
-def decode(found: KeyValue) -> Node:
-    """Raises UndecodableNode."""
+def decode(found: KeyValue) -> TreeNode:
+    """Return the node of a key and its value. Raises UndecodableNode."""
     try:
         form, version, created, modified_ms = _HEADER.unpack_from(found.value)
     except struct.error:
-        raise UndecodableNode(f"{found.key!r}: want a header of {_HEADER.size} bytes, got {len(found.value)}") from None
+        raise UndecodableNode(
+            f"{found.key!r}: expected a header of {_HEADER.size} bytes, got {len(found.value)}"
+        ) from None
     if form != FORMAT:
         raise UndecodableNode(f"{found.key!r} has format {form}; this build reads {FORMAT}")
     created = created or found.mod_revision
-    return Node(found.value[_HEADER.size :], created, found.lease, modified_ms, version)
+    return TreeNode(found.value[_HEADER.size :], created, found.lease, modified_ms, version)

@@ -1,4 +1,5 @@
-"""Standing watches of paths: who is called after an event of etcd's. One watch of the whole tree feeds them all."""
+"""Standing watches of paths: decides which are called after an event of etcd's. One watch of the whole tree feeds them
+all."""
 
 from __future__ import annotations
 
@@ -7,36 +8,36 @@ import contextvars
 from collections.abc import Callable
 
 from kvstore.meta import paths
-from kvstore.meta.etcd.keys import Keys
+from kvstore.meta.etcd.keys import EtcdKeys
 from kvstore.proto.etcd_pb2 import Event
 
 
-class Watches:
+class EtcdWatches:
     """All standing watches of a store."""
 
-    def __init__(self, keys: Keys) -> None:
+    def __init__(self, keys: EtcdKeys) -> None:
         self._keys = keys
-        self._standing: dict[str, list[PathWatch]] = {}
+        self._standing: dict[str, list[EtcdPathWatch]] = {}
 
-    def add(self, path: str, changed: Callable[[], None]) -> PathWatch:
-        """One more. Raises ValueError for a malformed path."""
+    def add(self, path: str, changed: Callable[[], None]) -> EtcdPathWatch:
+        """Add a watch. Raises ValueError for a malformed path."""
         paths.check(path)
-        watch = PathWatch(self, path, changed)
+        watch = EtcdPathWatch(self, path, changed)
         self._standing.setdefault(path, []).append(watch)
         return watch
 
-    def remove(self, watch: PathWatch) -> None:
+    def remove(self, watch: EtcdPathWatch) -> None:
         standing = self._standing.get(watch.path, [])
         if watch in standing:
             standing.remove(watch)
             if not standing:
                 del self._standing[watch.path]
 
-    def has(self, watch: PathWatch) -> bool:
+    def has(self, watch: EtcdPathWatch) -> bool:
         return watch in self._standing.get(watch.path, ())
 
     def on_event(self, event: Event) -> None:
-        """Call those whose node has changed, and those whose node has another set of children."""
+        """Call the watches of a node that has changed, and those of a node whose set of children has changed."""
         path = self._keys.path_or_none(event.kv.key)
         if path is None:
             return
@@ -45,7 +46,7 @@ class Watches:
             self._call(paths.parent(path))
 
     def call_all(self) -> None:
-        """Anything may have changed."""
+        """Call all watches, because anything may have changed."""
         for path in list(self._standing):
             self._call(path)
 
@@ -54,10 +55,10 @@ class Watches:
             watch.call_soon()
 
 
-class PathWatch:
-    """One caller's interest in a path. Calls that are not yet delivered coalesce."""
+class EtcdPathWatch:
+    """One caller's watch of a path. Calls that are not delivered yet coalesce."""
 
-    def __init__(self, watches: Watches, path: str, changed: Callable[[], None]) -> None:
+    def __init__(self, watches: EtcdWatches, path: str, changed: Callable[[], None]) -> None:
         self.path = path
         self._watches, self._changed = watches, changed
         self._context = contextvars.copy_context()

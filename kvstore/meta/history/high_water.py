@@ -1,9 +1,8 @@
-"""A node's high-water mark: a count in the metadata store that only this node raises, and the highest value of it that
-is confirmed.
+"""A node's high-water mark: a count in the metadata store that only this node raises, and its highest confirmed value.
 
 A count is confirmed once the store has acknowledged it and a majority of the nodes has raised its own counts after
 that. A store that has less than a confirmed count is an older copy of itself (docs/protocol.md B29). Nodes that
-recognise an older copy raise nothing in it; so a node that does not, and uses it, confirms nothing there, and does not
+recognise an older copy raise nothing in it. So a node that does not recognise it confirms nothing there, and does not
 refuse the later copy afterwards. The node keeps the confirmed count in a file, so that it recognises an older copy at
 its start, too.
 """
@@ -30,16 +29,16 @@ that is damaged, says nothing: a count that is too high would stop every node.""
 FILE_BYTES_MAX = 4_096
 DIGITS_MAX = 18
 MEMBERS_MAX = 7
-"""Nodes of which a majority confirms: the first ones by name. In a large cluster it costs no more than in a small
-one."""
+"""Number of nodes of which a majority confirms: the first ones by name, so that a large cluster has the same cost as a
+small one."""
 MEMBERS_READ_MAX = 50
 RINGS_MAX = 10_000
-"""A node that leaves so many rings in a row unanswered has left the cluster. They take 8 h at least."""
+"""A node that leaves this many rings in a row unanswered has left the cluster. They take 8 h at least."""
 GONE = b"gone"
-"""In place of the count of a node that has left. It proves nothing, like any other that is no number, so the node may
-come back. Without its mark, its node would take the store for an older copy."""
+"""Replaces the count of a node that has left. It proves nothing, like every value that is not a number, so the node may
+come back. If the mark were deleted, its node would take the store for an older copy."""
 BARRIER = "/barrier"
-"""Nobody ever creates this node."""
+"""A node that nobody ever creates."""
 
 
 class _Mark(NamedTuple):
@@ -58,23 +57,23 @@ class HighWater:
         self._path = paths.high_water(node)
         self.cluster = cluster
         self.confirmed = _read(disk, node, cluster)
-        """The highest count that is confirmed; 0 if none is."""
+        """Highest confirmed count; 0 if there is none."""
         self._raised: int | None = None
-        """The count that was acknowledged last, until it is confirmed."""
+        """Last acknowledged count, until it is confirmed."""
         self._others: dict[str, int] = {}
-        """The counts of others after that."""
+        """Counts of other nodes after that."""
         self._unanswered: dict[str, int] = {}
-        """The number of rings in a row that others have not answered."""
+        """Number of rings in a row that each other node has not answered."""
         self._rings_heard = 0
-        """The version of the directory up to which this node has answered."""
+        """Version of the directory up to which this node has answered."""
 
     @property
     def is_pending(self) -> bool:
-        """True if the last count that was raised is not confirmed yet."""
+        """True if the last raised count is not confirmed yet."""
         return self._raised is not None
 
     def forget(self) -> None:
-        """Forget the count that is not confirmed: it may be in an older copy."""
+        """Forget the count that is not confirmed, because it may be in an older copy."""
         self._raised = None
 
     async def why_older(self) -> str:
@@ -112,7 +111,7 @@ class HighWater:
                 self._rings_heard = rung  # else another has rung, too
 
     async def is_rung(self) -> bool:
-        """Return True, once for each, if another node has raised its count and waits for others."""
+        """Return True, once for each ring, if another node has raised its count and waits for others."""
         try:
             _, stat = await self._store.get(paths.HIGH_WATER)
         except NoSuchNode:
@@ -142,12 +141,12 @@ class HighWater:
                 await self._store.set(paths.high_water(node), GONE, marks[node].version)
 
     async def _members(self) -> dict[str, int]:
-        """The counts of the nodes of which a majority confirms."""
+        """Return the counts of the nodes of which a majority confirms."""
         marks = await self._marks()
         return {node: marks[node].value for node in list(marks)[:MEMBERS_MAX]}
 
     async def _marks(self) -> dict[str, _Mark]:
-        """The marks of the nodes that have not left."""
+        """Return the marks of the nodes that have not left."""
         names = (await self._store.children(paths.HIGH_WATER))[:MEMBERS_READ_MAX]
         found = {}
         for node in names:
@@ -157,7 +156,7 @@ class HighWater:
         return found
 
     async def _read(self, path: str) -> tuple[int | None, int | None]:
-        """The count, None if it is no number, and its version; 0 and None if there is none."""
+        """Return the count, None if it is not a number, and its version; 0 and None if there is no mark."""
         try:
             data, stat = await self._store.get(path)
         except NoSuchNode:

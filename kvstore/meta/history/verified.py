@@ -21,7 +21,7 @@ class VerifiedStore:
         self.history = inner.history
         self._inner = inner
         self._verifier = Verifier(inner, disk, node, self._changed)
-        self._told = SessionState.SUSPENDED
+        self._reported = SessionState.SUSPENDED
         self._watches: list[_VerifiedWatch] = []
         self._listeners: list[tuple[Callable[[SessionState], None], contextvars.Context]] = []
 
@@ -100,20 +100,20 @@ class VerifiedStore:
         await self._inner.close()
 
     def forget(self, watch: _VerifiedWatch) -> None:
-        """The watch was closed."""
+        """Remove a watch that was closed."""
         if watch in self._watches:
             self._watches.remove(watch)
 
     def _changed(self) -> None:
-        """Tell everybody whether the store can be used: also those who wait for a change of a node."""
+        """Report whether the store can be used to all listeners and watches."""
         state = self.state
-        if state is self._told:
+        if state is self._reported:
             return
-        self._told = state
+        self._reported = state
         for listener, context in self._listeners:
             asyncio.get_running_loop().call_soon(listener, state, context=context)
         for watch in list(self._watches):
-            watch.tell(state)
+            watch.report(state)
 
 
 class _VerifiedWatch:
@@ -131,14 +131,14 @@ class _VerifiedWatch:
         self._store.forget(self)
 
     def hint(self) -> None:
-        """The driver says that something may have changed."""
+        """Handle the driver's report that something may have changed."""
         if self._verifier.is_open:
             self._changed()
         else:
             self._has_missed = True
 
-    def tell(self, state: SessionState) -> None:
-        """Call for what was missed; and where an older copy was found, so that the caller learns that."""
+    def report(self, state: SessionState) -> None:
+        """Call for a missed change. Also call if an older copy was found, so that the caller notices."""
         if state is SessionState.OLDER or (state is SessionState.CONNECTED and self._has_missed):
             self._has_missed = False
             if not self._is_scheduled:

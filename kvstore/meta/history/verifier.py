@@ -4,9 +4,9 @@
                     └──────► older: a later copy, on another connection, is verified again
 
 Before the first call of each connection it checks the node's high-water mark (kvstore.meta.history.high_water) and the
-finding of others (`/older-copy`). While the connection stands it compares each version that is read with the highest
-one seen of that path (kvstore.meta.history.seen). What the mark shows it tells all others by `/older-copy`; what
-versions show it keeps to itself, because it may have seen them in an older copy without knowing.
+findings of other nodes (`/older-copy`). While the connection lasts it compares each version that is read with the
+highest one seen of that path (kvstore.meta.history.seen). It publishes a lower mark to all nodes by `/older-copy`. It
+keeps lower versions to itself, because it may have seen the higher ones in an older copy without knowing.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from kvstore.meta.store import MetadataStore, SessionState, Stat
 log = logging.getLogger(__name__)
 
 RAISE_S = 3.0
-"""Time from something new in the metadata to the next high-water mark, and from there to its confirmation. Each costs
-the store two writes and a few reads, and the node's disk a sync; metadata that stay as they are cost nothing."""
+"""Time from a change of the metadata to the next high-water mark, and from there to its confirmation, in seconds. Each
+costs the store two writes and a few reads, and the node's disk a sync. Unchanged metadata cost nothing."""
 CONFIRM_ROUNDS = 3
-"""So long a high-water mark is not raised again while others may still confirm it."""
+"""Rounds for which a high-water mark is not raised again while other nodes may still confirm it."""
 RETRY_S = 0.2
 ADVICE = "restore a later copy (docs/how-to/back-up-and-restore-metadata.md)"
 
@@ -52,25 +52,25 @@ class Verifier:
 
     def __init__(self, store: MetadataStore, disk: Disk, node: str, changed: Callable[[], None]) -> None:
         self.older = ""
-        """Why the store counts as an older copy; empty if it does not."""
+        """Reason why the store counts as an older copy; empty if it does not."""
         self.news = self._marked_news = 0
         """Number of changes of the metadata that this process knows of, and how many of them when it raised the
         high-water mark."""
         self.seen = SeenVersions()
         self.mark: HighWater | None = None
-        """None while no cluster is founded there."""
+        """None while the store has no cluster."""
         self._store, self._disk, self._node, self._changed = store, disk, node, changed
         self._is_rung = False
-        """Another node has raised its high-water mark, and waits until others do."""
+        """True if another node has raised its high-water mark and waits until others do."""
         self._waited = 0
         """Rounds for which the last high-water mark was not confirmed."""
         self._verified = -1
-        """The connection that was verified last."""
+        """Number of the connection that was verified last."""
         self._wake = asyncio.Event()
 
     @property
     def is_open(self) -> bool:
-        """True if calls are let through on the present connection."""
+        """True if calls are allowed on the present connection."""
         return not self.older and self._verified == self._store.history.generation
 
     @property
@@ -86,8 +86,8 @@ class Verifier:
             raise MetadataUnavailable(f"{path}: the connection with the metadata store is not verified yet")
 
     async def start(self, nursery: Nursery) -> None:
-        """Verify the store, and each later connection. Raises MetadataLost if it is an older copy, MetadataUnavailable,
-        MetadataUnknown."""
+        """Verify the store now, and again for each later connection. Raises MetadataLost if it is an older copy,
+        MetadataUnavailable, MetadataUnknown."""
         layout = LayoutStore(self._store)
         cluster = await layout.instance_id_seen()
         if cluster is None:
@@ -104,8 +104,8 @@ class Verifier:
         nursery.spawn(self._run(), name="metadata verification")
 
     async def judge(self, path: str) -> tuple[bytes, Stat]:
-        """Read a node again of which a lower version has come than was seen before: later than all that a majority of
-        the servers has. Raises OlderMetadata if it is still lower."""
+        """Read again a node that had a lower version than was seen before, at a state that a majority of the servers
+        has confirmed. Raises OlderMetadata if the version is still lower."""
         known, generation = self.seen.highest(path), self._store.history.generation
         await agreed_by_a_majority(self._store)
         data, stat = await self._store.get(path)
@@ -113,7 +113,7 @@ class Verifier:
             raise MetadataUnavailable(f"{path}: the connection broke while a lower version was looked into")
         found = Version(stat.created, stat.version)
         if known is not None and found < known:
-            self._refuse(f"it has version {found.number} of {path}, and version {known.number} was seen")
+            self._refuse(f"{path} has version {found.number}, and version {known.number} was seen")
             self.check(path)
         self.seen.note(path, stat)
         return data, stat
@@ -137,26 +137,26 @@ class Verifier:
         self._is_rung = True
 
     def _doubt(self) -> None:
-        """The connection is another one or none, or another process may have marked the store."""
+        """Verify again, because the connection changed or another process may have marked the store."""
         if not self.is_open:
             self._store.history.trust(False)
         self._changed()
         self._wake.set()
 
     async def _verify(self) -> None:
-        """Find out whether calls may be let through on the present connection. Raises MetadataError, Corrupted."""
+        """Find out whether calls may be allowed on the present connection. Raises MetadataError, Corrupted."""
         generation = self._store.history.generation
         if self._store.state is not SessionState.CONNECTED:
             return
         why, is_marked = await self._why_older()
         if generation != self._store.history.generation:
-            self._wake.set()  # it was said by a connection that is gone
+            self._wake.set()  # the finding is of a connection that is gone
         elif why:
             self._refuse(why)
-            self.seen.forget()  # some of it is of this copy, by which a later one would be judged
+            self.seen.forget()  # some versions are of this copy, and must not judge a later one
             if self.mark is not None:
                 self.mark.forget()
-            if not is_marked:  # a marker that an operator has removed meanwhile is not made again
+            if not is_marked:  # a mark that an operator has removed meanwhile is not made again
                 with suppress(NodeExists, MetadataError):
                     await self._store.create(paths.OLDER_COPY, why.encode())
         else:
@@ -198,7 +198,7 @@ class Verifier:
         self._changed()
 
     def _refuse(self, why: str) -> None:
-        """Use the store no more, and say so."""
+        """Stop using the store, and log why."""
         if not self.older:
             log.error("the metadata store is an older copy of itself: %s; %s", why, ADVICE)
         self.older = why

@@ -8,29 +8,29 @@ from kvstore.access import AccessTable, Change, applied
 from kvstore.access.changes import RemoveRole, RemoveToken, RemoveUser, RevokeRight, RevokeRole
 from kvstore.meta import paths
 from kvstore.meta.store import MetadataStore
-from kvstore.meta.tables.table import Kind, TableStore
+from kvstore.meta.tables.table import TableKind, TableStore
 
 
 class AccessStore(TableStore[AccessTable, Change]):
-    """Stores the access table. That of a cluster without one is empty: it has never been told of a user."""
+    """Stores the access table. In a cluster without one the table is empty."""
 
     def __init__(self, store: MetadataStore) -> None:
         super().__init__(store, KIND)
 
 
-class _Whole(msgspec.Struct):
-    """A table with all of its parts. One that does not say whether anybody is asked must not be taken for a no."""
+class _AccessParts(msgspec.Struct):
+    """The parts of an access table. A table without `is_on` must not be taken for one that is off."""
 
     is_on: bool
     users: list[msgspec.Raw]
     roles: list[msgspec.Raw]
 
 
-KIND: Kind[AccessTable, Change] = Kind(
+KIND: TableKind[AccessTable, Change] = TableKind(
     path=paths.ACCESS,
     what="the table of users and roles",
     empty=AccessTable(),
-    whole=_Whole,
+    whole=_AccessParts,
     applied=applied,
     removals=(RemoveUser, RemoveRole, RevokeRole, RevokeRight, RemoveToken),
 )

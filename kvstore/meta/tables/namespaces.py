@@ -6,28 +6,28 @@ import msgspec
 
 from kvstore.meta import paths
 from kvstore.meta.store import MetadataStore
-from kvstore.meta.tables.table import Kind, TableStore
+from kvstore.meta.tables.table import TableKind, TableStore
 from kvstore.namespaces import Change, NamespaceTable, Remove, applied
 
 
 class NamespaceStore(TableStore[NamespaceTable, Change]):
-    """Stores the table of namespaces. That of a cluster without one is empty."""
+    """Stores the table of namespaces. In a cluster without one the table is empty."""
 
     def __init__(self, store: MetadataStore) -> None:
         super().__init__(store, KIND)
 
 
-class _Whole(msgspec.Struct):
-    """A table with its one part. What does not say which namespaces there are must not be taken for none."""
+class _NamespaceParts(msgspec.Struct):
+    """The part of a namespace table. A table without it must not be taken for an empty one."""
 
     namespaces: list[msgspec.Raw]
 
 
-KIND: Kind[NamespaceTable, Change] = Kind(
+KIND: TableKind[NamespaceTable, Change] = TableKind(
     path=paths.NAMESPACES,
     what="the table of namespaces",
     empty=NamespaceTable(),
-    whole=_Whole,
+    whole=_NamespaceParts,
     applied=applied,
     removals=(Remove,),
 )

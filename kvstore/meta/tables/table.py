@@ -1,4 +1,4 @@
-"""A table in one node of the metadata store, so that each change of it is whole."""
+"""A table in one node of the metadata store, so that each change of it is atomic."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvstore.meta.store import MetadataStore, Watch
 from kvstore.meta.update import update
 
 TABLE_BYTES_MAX = 512 << 10
-"""Of ZooKeeper's megabyte a node."""
+"""Maximum size of a table, in bytes: half of what a ZooKeeper node holds."""
 _ABSENT = -1
 
 T = TypeVar("T")
@@ -22,49 +22,49 @@ C = TypeVar("C")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind(Generic[T, C]):
-    """A table: where it is, how it is read, what changes it."""
+class TableKind(Generic[T, C]):
+    """The description of a table: its path, its format, and its changes."""
 
     path: str
     what: str
-    """As in "the table of users and roles"."""
+    """Name for people, for example "the table of users and roles"."""
     empty: T
-    """That of a cluster without one."""
+    """The table of a cluster without one."""
     whole: type[msgspec.Struct]
-    """The parts that a table must have. One that lacks a part must not be taken for one where that is empty."""
+    """Parts that a table must have. A table without a part must not be taken for one where the part is empty."""
     applied: Callable[[T, C], T]
-    """The table after a change. Raises InvalidRequest, and NotThere for what is not in the table."""
+    """Returns the table after a change. Raises InvalidRequest, and NotThere for an item that is not in the table."""
     removals: tuple[type, ...]
-    """Changes that find their work done where there is nothing to remove."""
+    """Changes that count as done if there is nothing to remove."""
 
     def decoded(self, data: bytes) -> T:
-        """Raises UndecodableNode."""
+        """Return the table in `data`. Raises UndecodableNode."""
         codec.decode(self.whole, data, what=self.path)
         return codec.decode(type(self.empty), data, what=self.path)
 
 
 class TableStore(Generic[T, C]):
-    """Calls raise MetadataUnavailable or MetadataUnknown besides what they name."""
+    """Reads and changes one table. Calls raise MetadataUnavailable or MetadataUnknown besides what they name."""
 
-    def __init__(self, store: MetadataStore, kind: Kind[T, C]) -> None:
+    def __init__(self, store: MetadataStore, kind: TableKind[T, C]) -> None:
         self._store, self._kind = store, kind
 
     @property
     def empty(self) -> T:
-        """That of a cluster without one."""
+        """The table of a cluster without one."""
         return self._kind.empty
 
     async def read(self) -> T:
-        """The table; that of a cluster without one is empty. Raises UndecodableNode."""
+        """Return the table; empty if the cluster has none. Raises UndecodableNode."""
         return (await self._read())[0]
 
     async def read_or_none(self) -> T | None:
-        """The table; None of a cluster without one. Raises UndecodableNode."""
+        """Return the table; None if the cluster has none. Raises UndecodableNode."""
         table, version = await self._read()
         return table if version != _ABSENT else None
 
     async def change(self, change: C) -> T:
-        """Carry out a change; returns the table after it. Raises InvalidRequest, UndecodableNode, VersionConflict."""
+        """Carry out a change and return the table after it. Raises InvalidRequest, UndecodableNode, VersionConflict."""
         kind, is_tried = self._kind, False
 
         def decide(table: T) -> T:
@@ -72,12 +72,12 @@ class TableStore(Generic[T, C]):
             try:
                 wanted = kind.applied(table, change)
             except NotThere:
-                if is_tried and isinstance(change, kind.removals):  # the attempt before this one may have removed it
+                if is_tried and isinstance(change, kind.removals):  # the previous attempt may have removed it
                     return table
                 raise
             is_tried = True
             if len(codec.encode(wanted)) > TABLE_BYTES_MAX:
-                raise InvalidRequest(f"{kind.what} would be larger than {TABLE_BYTES_MAX} bytes")
+                raise InvalidRequest(f"{kind.what} would exceed {TABLE_BYTES_MAX} bytes; remove entries first")
             return wanted
 
         return (await update(self._read, self._write, decide))[0]
@@ -101,5 +101,5 @@ class TableStore(Generic[T, C]):
         try:
             await self._store.create(path, data)
         except NodeExists as error:
-            raise VersionConflict(f"{path} was made by another writer") from error
+            raise VersionConflict(f"{path} was created by another writer") from error
         return 0

@@ -1,4 +1,4 @@
-"""The ACLs of a whole tree in ZooKeeper: closed to all but one user, or opened to everybody, also while it is used."""
+"""The ACLs of a whole tree in ZooKeeper: restrict it to one user, or open it to everyone, also while it is in use."""
 
 from __future__ import annotations
 
@@ -15,45 +15,45 @@ from kvstore.meta.transfer import ZOOKEEPERS_OWN
 from kvstore.meta.zookeeper.store import ZooKeeperStore
 
 TOGETHER = 64
-"""Nodes that are looked at at once."""
+"""Nodes that are processed concurrently."""
 PASSES_MAX = 5
 _WORLD = "world"
 
 
 @dataclass(slots=True)
-class Outcome:
+class AclOutcome:
     """Counts of a tree after its ACLs were set."""
 
     nodes: int = 0
-    """How many there are."""
+    """Number of nodes."""
     changed: int = 0
-    """How many had another ACL."""
+    """Number of nodes that had another ACL."""
     denied: list[str] = field(default_factory=list)
-    """Nodes that our user may not change, or not read: another one's."""
+    """Nodes of other users, which our user may not change or not read."""
 
 
-async def set_acls(store: ZooKeeperStore, acl: Acl) -> Outcome:
-    """Give every node below the chroot, and the chroot itself, this ACL, and look again until none has another: a
-    process that does not yet set them may have made one meanwhile.
+async def set_acls(store: ZooKeeperStore, acl: Acl) -> AclOutcome:
+    """Set the ACL of the chroot and of every node below it, and repeat until no node has another ACL: a process that
+    does not set ACLs yet may have created one meanwhile.
 
-    Parents come before their children, so that nobody else makes new ones below what is closed. Raises MetadataDenied
-    if nodes go on being made with another ACL, MetadataUnavailable, MetadataUnknown.
+    Parents come before their children, so that nobody creates new nodes below a closed one. Raises MetadataDenied if
+    nodes keep being created with another ACL, MetadataUnavailable, MetadataUnknown.
     """
-    total = Outcome()
+    total = AclOutcome()
     for _ in range(PASSES_MAX):
         found = await _pass(store, acl)
-        total = Outcome(found.nodes, total.changed + found.changed, found.denied)
+        total = AclOutcome(found.nodes, total.changed + found.changed, found.denied)
         if not found.changed:
             return total
     raise MetadataDenied(
-        f"after {PASSES_MAX} passes there are still new nodes with another ACL than {acl}: some process makes them so; "
-        "set metadata.acl of every node first, and restart it"
+        f"after {PASSES_MAX} passes there are still new nodes with another ACL than {acl}: some process "
+        "creates them so; set metadata.acl of every node first, and restart it"
     )
 
 
 async def close_root(address: str, login: MetadataLogin) -> None:
-    """Let other users read the root of a ZooKeeper and create nothing there: nodes beside a cluster's take memory and
-    disk of the same servers. `address` may have a chroot. Raises what `ZooKeeperStore.connect` does."""
+    """Let other users read the root of a ZooKeeper but create nothing there: nodes beside a cluster's use memory and
+    disk of the same servers. `address` may have a chroot. Raises what `ZooKeeperStore.connect` raises."""
     store = await ZooKeeperStore.connect(address.partition("/")[0], login=login)
     try:
         await store.set_acl("/", [*CREATOR_ALL_ACL, *READ_ACL_UNSAFE])
@@ -61,8 +61,8 @@ async def close_root(address: str, login: MetadataLogin) -> None:
         await store.close()
 
 
-async def _pass(store: ZooKeeperStore, acl: Acl) -> Outcome:
-    outcome = Outcome()
+async def _pass(store: ZooKeeperStore, acl: Acl) -> AclOutcome:
+    outcome = AclOutcome()
     left = ["/"]
     while left:
         batch, left = left[:TOGETHER], left[TOGETHER:]
@@ -72,8 +72,8 @@ async def _pass(store: ZooKeeperStore, acl: Acl) -> Outcome:
     return outcome
 
 
-async def _set_one(store: ZooKeeperStore, path: str, acl: Acl, outcome: Outcome) -> Sequence[str]:
-    """The paths of its children."""
+async def _set_one(store: ZooKeeperStore, path: str, acl: Acl, outcome: AclOutcome) -> Sequence[str]:
+    """Set the ACL of one node, and return the paths of its children."""
     try:
         if not _is(await store.acl(path), acl):
             await store.set_acl(path, OPEN_ACL_UNSAFE if acl is Acl.OPEN else CREATOR_ALL_ACL)

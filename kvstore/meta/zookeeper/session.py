@@ -1,28 +1,29 @@
-"""A session with ZooKeeper, kept alive for ever: kazoo's client in its threads, its states and answers on the event
+"""A session with ZooKeeper, kept alive forever: kazoo's client in its threads, its states and answers on the event
 loop.
 
-What kazoo would do and must not, and what is done about it here:
+Kazoo's behaviour that must be prevented, and how:
 
-- It queues requests while disconnected, without bound, and sends them whenever it is back, even in a new session.
-  GuardedClient refuses a request unless the connection stands, under one lock with the change of state, so that its
-  queue is empty whenever it connects.
-- It wakes its thread by a byte for each request, through a pair of sockets that takes 277 of them and then blocks the
-  event loop, which has the lock that the thread wants. A pipe takes 64 Ki, and the queue is bounded.
-- It never notices a silent server while requests keep it busy, since each counts as a ping. A call past its deadline
+- It queues requests while disconnected, without bound, and sends them when it is back, even in a new session.
+  GuardedClient refuses a request unless the connection is up. It holds one lock for the check and for the change of
+  state, so that kazoo's queue is empty whenever it connects.
+- It wakes its thread by one byte for each request, through a pair of sockets that holds 277 of them and then blocks the
+  event loop, which has the lock that the thread needs. A pipe holds 64 Ki, and the queue is bounded.
+- It never notices a silent server while requests keep it busy, because each counts as a ping. A call past its deadline
   breaks the connection (`break_connection`).
-- Its thread ends for good after an answer that it does not understand, and after errors of the machine's that it does
-  not expect. Session starts a new client then, which goes on with the session.
-- It knows no end of refused logins: after one its thread ends. Session starts a new client then, too, but not soon,
-  and says so.
-- It waits for as long as a session lasts for a connection with a host that is off and, where there is one server, for
-  the answer to a connection. A ZooKeeper that starts never answers whoever came before it had loaded its data, and does
-  not close that connection either: the session was over by then. GuardedClient waits for a third of it.
-- It takes a server that goes away within a login by SASL for one that refuses it. GuardedClient believes the third one.
-- It looks one host's name up after the other, for as long as the name server lets it. GuardedClient asks for all of
-  them at once, by our own lookup.
+- Its thread ends for good after an answer that it does not understand, and after unexpected errors of the machine.
+  ZooKeeperSession then starts a new client, which continues the session.
+- Its thread ends after a refused login. ZooKeeperSession then starts a new client after a delay, and logs it.
+- It waits for as long as a session lasts for a connection with a host that is off and, if there is one server, for the
+  answer to a connection. A ZooKeeper that starts never answers clients that came before it had loaded its data, and
+  does not close their connections either, so that the session would be over. GuardedClient waits for a third of that
+  time.
+- It takes a server that goes away within a login by SASL for one that refuses the login. GuardedClient believes the
+  third refusal.
+- It looks hosts up one after the other, for as long as the name server lets it. GuardedClient looks all of them up at
+  once, with our own lookup.
 - It calls listeners on the connection's thread, where any call would deadlock. They only post to the loop.
-- Its thread sends heartbeats whether or not the process works. The watchdog ends the session when it has no evidence of
-  that, from a thread of its own (`give_up`); the next client starts when the evidence is back (docs/protocol.md, P45).
+- Its thread sends heartbeats whether or not the process works. The watchdog ends the session from a thread of its own
+  if it has no evidence of that (`give_up`). The next client starts when the evidence is back (docs/protocol.md, P45).
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ from kvstore.meta.login import Acl, Mechanism, MetadataLogin
 from kvstore.meta.store import SessionState
 
 log = logging.getLogger(__name__)
-# Through an outage kazoo reports each attempt; the changes of state are logged here.
+# Through an outage kazoo reports each attempt. Only changes of state are logged here.
 _kazoo_log = logging.getLogger(f"{__name__}.kazoo")
 _kazoo_log.setLevel(logging.ERROR)
 
@@ -65,15 +66,17 @@ RECONNECT_DELAY_MAX_S = 0.7
 RECONNECT_JITTER = 0.4
 RESTART_DELAY_S = 1.0
 REFUSED_DELAY_S = 5.0
-"""Between a login that was refused and the next one."""
+"""Delay between a refused login and the next one, in seconds."""
 ANSWER_SHARE = 1 / 3
-"""Of the session's time, to connect, and for the answer to a connection: what kazoo gives each server of three."""
+"""Share of the session's time to connect, and to wait for the answer to a connection: what kazoo gives each server of
+three."""
 LOGIN_ATTEMPTS = 3
-"""A server that refuses a login by SASL drops the connection, and so does one that ends: as often in a row it is a
-refusal."""
+"""A server that refuses a login by SASL drops the connection, and so does a server that stops. This many in a row count
+as a refusal."""
 CLOSE_TIMEOUT_S = 3.0
 QUEUED_MAX = 4_000
-"""Requests that wait for kazoo's thread; what goes beyond is refused. A byte for each fits in a pipe of one page."""
+"""Maximum number of requests that wait for kazoo's thread; more are refused. A byte for each fits in a pipe of one
+page."""
 
 
 class NotSent(Exception):
@@ -114,17 +117,17 @@ class PipeHandler(SequentialThreadingHandler):  # type: ignore[misc]
 
 
 class Resumable(NamedTuple):
-    """A session whose client has ended, as the next client goes on with it."""
+    """The session of a client that has ended, for the next client to continue."""
 
     id: tuple[int, bytes]
-    """And its password."""
+    """Id and password of the session."""
     zxid: int
-    """The last transaction that was seen: a server that has seen less is not asked."""
+    """Last transaction that was seen: a server that has seen less is not used."""
 
 
 class GuardedClient(KazooClient):  # type: ignore[misc]
-    """Kazoo's client, but it takes requests only while connected, and tells every change of its state, from its
-    threads."""
+    """Kazoo's client, except that it accepts requests only while connected, and reports every change of its state from
+    its threads."""
 
     def __init__(self, changed: Callable[[GuardedClient, str, int], None], **options: Any) -> None:
         """`changed` gets the client, kazoo's state, and the number of this client's connections so far."""
@@ -132,17 +135,17 @@ class GuardedClient(KazooClient):  # type: ignore[misc]
         self._guard = threading.RLock()
         self._connections = 0
         self.known_connection = 0
-        """The connection that the event loop knows of. Requests are sent on no other: kazoo may have replaced the
-        connection while the loop was busy, and nobody has verified the new one yet (docs/protocol.md B29)."""
+        """Number of the connection that the event loop knows. Requests are sent on no other one: kazoo may have
+        replaced the connection while the loop was busy, and the new one is not verified yet (docs/protocol.md B29)."""
         self._dropped_logins = 0
         self._zxid_before = 0
-        """The last transaction that earlier connections have told of."""
+        """Last transaction that earlier connections have seen."""
         self.is_trusted = True
-        """False if what the present connection tells is not to count for later ones."""
+        """False if transactions of the present connection do not count for later ones."""
         self.is_refused = False
-        """Its login, after which it ends, too."""
+        """True if its login was refused, after which the client ends."""
         self.resumable: Resumable | None = None
-        """Once its thread has ended, if the session has not."""
+        """The session, once its thread has ended and the session has not."""
         super().__init__(handler=PipeHandler(), **options)
         self._authenticate = self._connection._authenticate_with_sasl
         self._connection._authenticate_with_sasl = self._authenticate_or_fail
@@ -151,8 +154,8 @@ class GuardedClient(KazooClient):  # type: ignore[misc]
         self._connection._expand_client_hosts = self._places
 
     def _places(self) -> list[tuple[str, str, int]]:
-        """The servers, each with its name, at one address after the other, in random order: all names are looked up at
-        once, and those that have no address are left out."""
+        """Return the servers by name and address in random order. All names are looked up at once; names without an
+        address are left out."""
         with ThreadPoolExecutor(max(1, len(self.hosts)), "look up ZooKeeper") as pool:
             looked_up = [(host.strip(), port, pool.submit(_addresses, host.strip())) for host, port in self.hosts]
             found = [(host, place, port) for host, port, places in looked_up for place in places.result()]
@@ -160,12 +163,12 @@ class GuardedClient(KazooClient):  # type: ignore[misc]
         return found
 
     def _invoke_in_time(self, timeout_s: float, request: Any, xid: int | None = None) -> Any:
-        """Send what opens a connection. One that is not answered soon is given up for the next one."""
+        """Send the request that opens a connection. If it is not answered soon, the next server is tried."""
         self._zxid_before, self.is_trusted = self.last_zxid, True
         return self._invoke(min(timeout_s, self._session_timeout / 1000 * ANSWER_SHARE), request, xid)
 
     def _authenticate_or_fail(self, host: str, timeout_s: float) -> None:
-        """A server that takes nobody without a login has an error of its own for a wrong one, unknown to kazoo."""
+        """Log in. A server that requires a login has an error of its own for a wrong one, which kazoo does not know."""
         try:
             self._authenticate(host, timeout_s)
         except SessionClosedRequireSaslError as error:
@@ -183,7 +186,8 @@ class GuardedClient(KazooClient):  # type: ignore[misc]
                 raise NotSent(f"the connection is {self._state}")
             if self.known_connection != self._connections and request is not _CONNECTION_DROP:
                 raise NotSent("the connection is new")
-            # A watch that is refused on a connection that stands would be armed no more: the next connection does that.
+            # A watch that is refused on a working connection would never be armed again: only the next connection
+            # rearms watches.
             is_exempt = request is _CONNECTION_DROP or getattr(request, "watcher", None) is not None
             if len(self._queue) >= QUEUED_MAX and not is_exempt:
                 raise NotSent(f"{QUEUED_MAX} requests wait already")
@@ -205,7 +209,7 @@ class GuardedClient(KazooClient):  # type: ignore[misc]
 
     @property
     def is_ended(self) -> bool:
-        """Return True if the client is stopped and not connected. If it still connects, it ends the session at once."""
+        """True if the client is stopped and not connected. If it still connects, it ends the session at once."""
         return bool(self._stopped.is_set() and self._state != KeeperState.CONNECTED)
 
     def cut(self) -> None:
@@ -216,7 +220,7 @@ class GuardedClient(KazooClient):  # type: ignore[misc]
                 sock.shutdown(socket.SHUT_RDWR)
 
     def drop_connection(self) -> None:
-        """Break the connection as if the network had; kazoo connects again by itself."""
+        """Break the connection as a network would. Kazoo reconnects by itself."""
         with suppress(NotSent):
             self._call(_CONNECTION_DROP, self.handler.async_result())
 
@@ -225,12 +229,12 @@ def _addresses(host: str) -> tuple[str, ...]:
     try:
         return NAMES.find(host)
     except OSError as error:
-        log.warning("host=%s of ZooKeeper is left out: %s", host, error)
+        log.warning("ZooKeeper host=%s is left out: %s", host, error)
         return ()
 
 
-class Session:
-    """One session after another, until closed. All methods are called on the event loop, and so is `changed`."""
+class ZooKeeperSession:
+    """One session after another, until closed. All methods are called on the event loop, also `changed`."""
 
     def __init__(
         self,
@@ -244,7 +248,7 @@ class Session:
     ) -> None:
         self.state = SessionState.LOST
         self.id = 0
-        """The session's id; 0 while LOST."""
+        """Id of the session; 0 while LOST."""
         self.generation = 0
         """Number of connections so far, of all clients."""
         self.refused = asyncio.Event()
@@ -260,7 +264,7 @@ class Session:
         self._forget = liveness.add_session(self.give_up)
 
     def _start(self, resumed: Resumable | None = None) -> GuardedClient:
-        """Raises OSError, RuntimeError: there are no descriptors or threads for it."""
+        """Start a client. Raises OSError, RuntimeError if there are no descriptors or threads for it."""
         options: dict[str, Any] = {} if resumed is None else {"client_id": resumed.id}
         if self._tls is not None:
             ca, cert, key = (path and str(path) for path in (self._tls.ca, self._tls.cert, self._tls.key))
@@ -270,7 +274,7 @@ class Session:
             options |= _login_options(self._login)
         retry = KazooRetry(max_tries=-1, max_jitter=RECONNECT_JITTER, max_delay=RECONNECT_DELAY_MAX_S)
         client = GuardedClient(
-            self._heard,
+            self._on_client_state,
             hosts=self._hosts,
             timeout=self._timeout_s,
             connection_retry=retry,
@@ -288,22 +292,22 @@ class Session:
 
     @property
     def user(self) -> str:
-        """As people are told."""
+        """Name of the user, for people."""
         return "nobody" if self._login is None else self._login.user
 
     def break_connection(self, why: str) -> None:
-        """Give up on a connection that does not answer; the next one follows by itself."""
+        """Abandon a connection that does not answer. The next one follows by itself."""
         log.warning("metadata connection broken session=%x: %s", self.id, why)
         self.client.drop_connection()
 
     def trust(self, is_trusted: bool) -> None:
-        """Say whether the present connection's transactions count for later connections."""
+        """Record whether the present connection's transactions count for later connections."""
         self.client.is_trusted = is_trusted
 
     # docs/protocol.md P45
     def give_up(self) -> bool:
-        """End the session because the process does not work; for the watchdog's thread, while the event loop may stand
-        still. Returns True once no heartbeat can follow any more."""
+        """End the session because the process does not work. Runs on the watchdog's thread, while the event loop may be
+        blocked. Returns True once no heartbeat can follow."""
         client = self.client
         if client is not self._given_up:
             self._given_up = client
@@ -314,8 +318,8 @@ class Session:
         return client.is_ended
 
     async def close(self) -> None:
-        """End the session. Waits for the server's confirmation, but not for long: the session expires in any case.
-        Where there is none nobody confirms anything, so who could not connect is not kept waiting."""
+        """End the session. Waits at most CLOSE_TIMEOUT_S for the server's confirmation, because the session expires in
+        any case. Without a session there is nothing to wait for."""
         self._is_closing = True
         self._forget()
         had_session = self.id != 0
@@ -338,12 +342,12 @@ class Session:
         return done
 
     def _post(self, callback: Callable[[], None]) -> None:
-        """Run `callback` on the loop; from any thread. After the loop's end there is nobody to tell."""
+        """Run `callback` on the loop; from any thread. Does nothing after the loop's end."""
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(callback)
 
-    def _heard(self, client: GuardedClient, state: str, connection: int) -> None:
-        """On kazoo's connection thread: pass on what it says, and do nothing else here."""
+    def _on_client_state(self, client: GuardedClient, state: str, connection: int) -> None:
+        """Pass on a state of kazoo's, on its connection thread, and do nothing else here."""
         identity = client.client_id
         self._post(partial(self._on_state, client, state, identity[0] if identity else 0, connection))
 
@@ -363,19 +367,19 @@ class Session:
             if self.state is SessionState.CONNECTED:
                 self._become(SessionState.SUSPENDED, self.id)
             if state == KeeperState.CLOSED and not client.is_refused:
-                log.error("kazoo has ended; it is started again in %g s", RESTART_DELAY_S)
+                log.error("kazoo has ended, starting it again in %g s", RESTART_DELAY_S)
                 self._loop.call_later(RESTART_DELAY_S, self._replace, client)
         else:
-            log.warning("metadata session lost session=%x: kazoo says %s", self.id, state)
+            log.warning("metadata session lost session=%x: kazoo reports %s", self.id, state)
             self._become(SessionState.LOST, 0)
             if state == KeeperState.AUTH_FAILED:
                 client.is_refused = True
                 self.refused.set()
-                log.error("ZooKeeper refuses the login user=%s; again in %g s", self.user, REFUSED_DELAY_S)
+                log.error("ZooKeeper refuses the login user=%s, trying again in %g s", self.user, REFUSED_DELAY_S)
                 self._loop.call_later(REFUSED_DELAY_S, self._replace, client)
 
     def _replace(self, client: GuardedClient) -> None:
-        """Start the next client; later, where there is no descriptor or thread for it."""
+        """Start the next client; later, if there is no descriptor or thread for it."""
         if self._is_closing or client is not self.client:
             return
         if self._liveness.failure:
@@ -385,7 +389,7 @@ class Session:
             self.client = self._start(None if client is self._given_up else client.resumable)
             self._dispose(client)
         except (OSError, RuntimeError) as error:
-            log.error("kazoo could not be started; again in %g s: %s", RESTART_DELAY_S, error)
+            log.error("cannot start kazoo, trying again in %g s: %s", RESTART_DELAY_S, error)
             self._loop.call_later(RESTART_DELAY_S, self._replace, client)
 
     def _become(self, state: SessionState, session: int) -> None:
@@ -397,17 +401,16 @@ class Session:
 
 
 def _stop(client: GuardedClient) -> None:
-    """Stop a client, which ends its session. Blocks until kazoo's threads have ended; a second call does nothing."""
+    """Stop a client, which ends its session. Blocks until kazoo's threads have ended. Idempotent."""
     try:
         client.stop()
         client.close()
-    except Exception:  # the root of a thread; kazoo raises what it likes when it cannot stop
-        log.warning("kazoo did not stop in order", exc_info=True)
+    except Exception:  # the root of a thread; kazoo may raise anything when it cannot stop
+        log.warning("kazoo did not stop cleanly", exc_info=True)
 
 
 def _login_options(login: MetadataLogin) -> dict[str, Any]:
-    """Return what kazoo is told, which says who we are at the beginning of each connection, before anything else.
-    Raises ConfigError."""
+    """Return the options with which kazoo logs in at the beginning of each connection. Raises ConfigError."""
     options: dict[str, Any] = {}
     if login.acl is Acl.CREATOR:
         options["default_acl"] = CREATOR_ALL_ACL

@@ -1,8 +1,9 @@
-"""The metadata store's driver for ZooKeeper, on kazoo. See session.py for how the session is kept.
+"""The metadata store's driver for ZooKeeper, on kazoo. See session.py for the session.
 
-Answers come through `rawlink` from kazoo's threads to the event loop. Each call has a deadline; past it, the outcome is
-unknown and the connection is broken on purpose. ZooKeeper's own watches work once and die with the connection: here
-they are armed again before anybody is called, so whoever reads when called sees all that an unarmed moment has missed.
+Answers come through `rawlink` from kazoo's threads to the event loop. Each call has a deadline. After it the outcome is
+unknown, and the connection is broken on purpose. ZooKeeper's own watches fire once and end with the connection. Here
+they are armed again before anybody is called, so a caller that reads then sees everything that the unarmed watch has
+missed.
 """
 
 from __future__ import annotations
@@ -38,15 +39,15 @@ from kvstore.meta.store import (
     Check,
     Create,
     Delete,
-    History,
+    MetadataHistory,
     SessionState,
     SetData,
     Stat,
     Watch,
     check_change_sizes,
 )
-from kvstore.meta.zookeeper.session import GuardedClient, NotSent, Session
-from kvstore.meta.zookeeper.watches import Standing
+from kvstore.meta.zookeeper.session import GuardedClient, NotSent, ZooKeeperSession
+from kvstore.meta.zookeeper.watches import RearmedWatch
 
 log = logging.getLogger(__name__)
 
@@ -55,9 +56,9 @@ CALL_TIMEOUT_S = 5.0
 """Longer than a ping that fails, and than any sync of a healthy server's disk."""
 CONNECT_TIMEOUT_S = 15.0
 PREPARE_AGAIN_S = 0.05
-"""Between two attempts to make the chroot."""
+"""Pause between two attempts to create the chroot, in seconds."""
 CALLS_MAX = 1000
-"""Calls under way; more are refused. ZooKeeper throttles at as many."""
+"""Maximum number of calls in flight; more are refused. ZooKeeper throttles at this number."""
 
 _ERRORS: dict[type[Exception], type[MetadataError]] = {
     kazoo.NoNodeError: NoSuchNode,
@@ -65,7 +66,7 @@ _ERRORS: dict[type[Exception], type[MetadataError]] = {
     kazoo.NotEmptyError: NotEmpty,
     kazoo.BadVersionError: VersionConflict,
     NotSent: MetadataUnavailable,
-    kazoo.ThrottledOpError: MetadataUnavailable,  # the server has too much to do, and has done nothing
+    kazoo.ThrottledOpError: MetadataUnavailable,  # the server is overloaded, and has done nothing
     kazoo.ConnectionLoss: MetadataUnknown,
     kazoo.ConnectionClosedError: MetadataUnknown,
     kazoo.SessionExpiredError: MetadataUnknown,
@@ -86,15 +87,16 @@ _REFUSED = (
     kazoo.ReconfigDisabledError,
     kazoo.QuotaExceededError,
 )
-"""Said before anything is done. What is not known here may have been done: ZooKeeper has an error for whatever goes
-wrong once it has made a change, and kazoo puts its own in place of an answer that it does not understand."""
+"""Errors that are raised before anything is done. After any other error the change may have been made: ZooKeeper has an
+error for everything that fails after a change, and kazoo replaces answers that it does not understand by its own error.
+"""
 _WHY: dict[type[Exception], str] = {
     kazoo.AuthFailedError: "it refuses the login",
-    kazoo.SessionClosedRequireSaslError: "it wants a login; see metadata.user",
-    kazoo.NoAuthError: "the node's ACL names another user, or nobody has logged in; see metadata.user",
+    kazoo.SessionClosedRequireSaslError: "it requires a login; set metadata.user",
+    kazoo.NoAuthError: "the node's ACL names another user, or there was no login; check metadata.user",
 }
 _NOT_THE_CAUSE = (kazoo.RolledBackError, kazoo.RuntimeInconsistency)
-"""What the changes of a transaction get that stand before and after the one that failed."""
+"""Results of a transaction's changes before and after the change that failed."""
 
 Submit = Callable[[GuardedClient], Any]
 
@@ -102,7 +104,7 @@ Submit = Callable[[GuardedClient], Any]
 def _error(path: str, error: BaseException) -> MetadataError:
     known = _ERRORS.get(type(error))  # type: ignore[arg-type]
     if known is MetadataDenied:
-        return known(f"{path}: ZooKeeper does not let us: {_WHY[type(error)]}")  # type: ignore[index]
+        return known(f"{path}: ZooKeeper denies access: {_WHY[type(error)]}")  # type: ignore[index]
     if known is not None:
         return known(path)
     found = MetadataError if isinstance(error, _REFUSED) else MetadataUnknown
@@ -110,7 +112,7 @@ def _error(path: str, error: BaseException) -> MetadataError:
 
 
 class ZooKeeperStore:
-    """A MetadataStore on a ZooKeeper ensemble, below the chroot of its connection string. Made by `connect`."""
+    """A MetadataStore on a ZooKeeper ensemble, below the chroot of its connection string. Create it with `connect`."""
 
     def __init__(
         self,
@@ -128,11 +130,11 @@ class ZooKeeperStore:
         self._loop = asyncio.get_running_loop()
         self._calls = 0
         self._listeners: list[tuple[Callable[[SessionState], None], contextvars.Context]] = []
-        self._standings: dict[str, Standing] = {}
-        self._session = Session(
+        self._standings: dict[str, RearmedWatch] = {}
+        self._session = ZooKeeperSession(
             hosts, session_timeout_s, tls=tls, login=login, liveness=liveness, changed=self._state_changed
         )
-        self.history: History = self._session
+        self.history: MetadataHistory = self._session
 
     @classmethod
     async def connect(
@@ -146,11 +148,11 @@ class ZooKeeperStore:
         login: MetadataLogin | None = None,
         liveness: Liveness = UNWATCHED,
     ) -> ZooKeeperStore:
-        """A store at `host:port,host:port/chroot`, connected, its chroot created and readable. Raises
+        """Return a connected store at `host:port,host:port/chroot`, with its chroot created and readable. Raises
         MetadataUnavailable after `connect_timeout_s`, MetadataDenied if the login is refused or its user may not read
-        the chroot, OSError for TLS files that are none, ConfigError. From then on it reconnects by itself, for ever."""
+        the chroot, OSError for unusable TLS files, ConfigError. It reconnects by itself from then on."""
         if tls is not None:
-            tls.client_context()  # kazoo would take a file that is missing for a server that is, and try for ever
+            tls.client_context()  # kazoo would take a missing file for a server that is down, and retry forever
         store = cls(
             address,
             session_timeout_s=session_timeout_s,
@@ -180,7 +182,7 @@ class ZooKeeperStore:
         finally:
             try:
                 await end_task(preparing)
-            finally:  # whoever has given up waiting has cancelled this task, and hears that from the first one
+            finally:  # the caller has cancelled this task, and the first wait raises that
                 await end_task(refused)
 
     async def _prepare(self) -> None:
@@ -192,8 +194,8 @@ class ZooKeeperStore:
             connected.clear()
             with suppress(MetadataUnavailable, MetadataUnknown):
                 return await self._create_chroot()
-            # A request that kazoo refuses has not waited for anything, and that the connection broke is told on a turn
-            # of the event loop: without one it would be asked for ever.
+            # A request that kazoo refuses has not waited for anything, and the break of the connection is reported on a
+            # turn of the event loop. Without a pause the loop would spin forever.
             await asyncio.sleep(PREPARE_AGAIN_S)
 
     async def _create_chroot(self) -> None:
@@ -207,11 +209,11 @@ class ZooKeeperStore:
         try:
             await self.get("/")
         except NoSuchNode:
-            raise MetadataDenied(f"{chroot}: ZooKeeper does not let {self._session.user} make it") from None
+            raise MetadataDenied(f"{chroot}: ZooKeeper does not let {self._session.user} create it") from None
 
     async def _ensure_node(self, path: str) -> None:
-        """Create it unless it is there, or is others', who may have made a place for us below it. What a user may not
-        look at ZooKeeper does not even say to be there."""
+        """Create a node unless it exists or belongs to another user, who may have created a place for us below it.
+        ZooKeeper does not even show a user whether a forbidden node exists."""
         try:
             if await self._call(path, lambda client: client.exists_async(path)) is None:
                 await self.create(path)
@@ -262,7 +264,7 @@ class ZooKeeperStore:
         check_change_sizes(changes)
         results = await self._call(changes[0].path, lambda client: _transaction(client, full, changes))
         if len(results) != len(changes):
-            raise MetadataUnknown(f"{changes[0].path}: want {len(changes)} results, got {len(results)}")
+            raise MetadataUnknown(f"{changes[0].path}: expected {len(changes)} results, got {len(results)}")
         failed = [(change, result) for change, result in zip(changes, results, strict=True) if _is_error(result)]
         for change, result in failed:
             if not isinstance(result, _NOT_THE_CAUSE):
@@ -276,16 +278,16 @@ class ZooKeeperStore:
 
     @property
     def has_chroot(self) -> bool:
-        """Whether its tree is below a node that others' are beside."""
+        """True if its tree is below a node, so that other trees may exist beside it."""
         return bool(self._chroot)
 
     async def acl(self, path: str) -> list[ACL]:
-        """Raises NoSuchNode, MetadataDenied."""
+        """Return the ACL of a node. Raises NoSuchNode, MetadataDenied."""
         full = self._full(path)
         return list((await self._call(path, lambda client: client.get_acls_async(full)))[0])
 
     async def set_acl(self, path: str, acl: Sequence[ACL]) -> None:
-        """Whatever it was before. Raises NoSuchNode, MetadataDenied."""
+        """Set the ACL of a node. Raises NoSuchNode, MetadataDenied."""
         full = self._full(path)
         await self._call(path, lambda client: client.set_acls_async(full, list(acl)))
 
@@ -293,7 +295,7 @@ class ZooKeeperStore:
         full = self._full(path)
         standing = self._standings.get(full)
         if standing is None:
-            standing = self._standings[full] = Standing(full, self._loop, self._standings)
+            standing = self._standings[full] = RearmedWatch(full, self._loop, self._standings)
         watch = standing.join(changed)
         if self.state is SessionState.CONNECTED:
             standing.arm(self._session.client)
@@ -314,11 +316,11 @@ class ZooKeeperStore:
         return (self._chroot + path if path != "/" else self._chroot) or "/"
 
     async def _call(self, path: str, submit: Submit) -> Any:
-        """Submit a request and await its answer. Raises what stands in _ERRORS."""
+        """Submit a request and return its answer. Raises the errors in _ERRORS."""
         if self.state is not SessionState.CONNECTED:
             raise MetadataUnavailable(f"{path}: ZooKeeper cannot be reached, the session is {self.state.name}")
         if self._calls >= CALLS_MAX:
-            raise MetadataUnavailable(f"{path}: {self._calls} metadata calls are under way already")
+            raise MetadataUnavailable(f"{path}: {self._calls} metadata calls are in flight already")
         answered: asyncio.Future[Any] = self._loop.create_future()
         self._calls += 1
         try:
@@ -345,7 +347,7 @@ class ZooKeeperStore:
 
 
 def _post(loop: asyncio.AbstractEventLoop, answered: asyncio.Future[Any], answer: Any) -> None:
-    """On a thread of kazoo's: hand the answer to whoever awaits it, if they still do and the loop still runs."""
+    """Pass the answer from a thread of kazoo's to the waiter, if the waiter and the loop still exist."""
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(_settle, answered, answer)
 

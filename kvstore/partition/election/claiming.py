@@ -1,4 +1,4 @@
-"""Changes the leader's znode as the role machine says: one change at a time and in order, so that a claim never
+"""Changes the leader's znode as the role machine decides: one change at a time and in order, so that a claim never
 overtakes a give-back."""
 
 from __future__ import annotations
@@ -12,25 +12,26 @@ from kvstore.partition.election import role_events
 from kvstore.partition.election.leader_znode import Claims
 from kvstore.partition.election.ranking import RANK_DELAY_S, LeaderRecord
 from kvstore.partition.election.role_events import Command, Event
-from kvstore.partition.state.state import State
+from kvstore.partition.state.state import ReplicaState
 from kvstore.types import ServerId
 
 log = logging.getLogger(__name__)
 
 PENDING_MAX = 64
 TWIN_REST_MAX_S = 5.0
-"""Between two removals of a znode with this server's name and another process's nonce. A former process has left one at
-the most. More come from one that goes on, on another machine that was given the same id: it claims again each time."""
+"""Maximum seconds between two removals of a znode with this server's name and another process's nonce. A former process
+leaves at most one. More come from a live process on another machine that was given the same id: it claims again each
+time."""
 
 
 class Claiming:
-    """Claims the znode for one replica. `feed` takes what has come of a claim; `reread` is set where the znode has to
-    be read again."""
+    """Claims the znode for one replica. `feed` takes the outcome of a claim; `reread` is set when the znode must be
+    read again."""
 
     def __init__(
         self,
         claims: Claims,
-        state: State,
+        state: ReplicaState,
         server: ServerId,
         nonce: str,
         *,
@@ -39,24 +40,24 @@ class Claiming:
         is_stopped: Callable[[], bool],
     ) -> None:
         self.claimed = LeaderRecord(server, 0, nonce)
-        """The last claim's record."""
+        """The record of the last claim."""
         self._claims, self._state, self._server, self._nonce = claims, state, server, nonce
         self._feed, self._reread, self._is_stopped = feed, reread, is_stopped
         self._commands: asyncio.Queue[Command] = asyncio.Queue(PENDING_MAX)
         self._own_removed = 0
-        """Znodes with this server's name that were removed."""
+        """Number of znodes with this server's name that were removed."""
         self._changing = asyncio.Lock()
         """Held while the leader's znode is changed."""
 
     def enqueue(self, command: Command) -> None:
-        """Carry the command out after those before it."""
+        """Carry out the command after those before it."""
         if self._commands.full():
-            self._reread.set()  # nothing is lost: the next reading of the znode decides again
+            self._reread.set()  # nothing is lost: the next read of the znode decides again
         else:
             self._commands.put_nowait(command)
 
     async def run(self) -> None:
-        """Carry commands out until the replica stops."""
+        """Carry out commands until the replica stops."""
         while True:
             command = await self._commands.get()
             try:
@@ -78,16 +79,17 @@ class Claiming:
                 await asyncio.sleep(min(RANK_DELAY_S * (1 << min(self._own_removed, 8)), TWIN_REST_MAX_S))
 
     async def give_back(self) -> None:
-        """After the replica has stopped: give the znode back. A claim under way comes to its end first: it would stay
-        for as long as the session."""
+        """Remove this replica's znode, after the replica has stopped. A running claim finishes first; otherwise its
+        znode would stay as long as the session."""
         async with self._changing:
             try:
                 await self._claims.release(self.claimed)
             except MetadataError as error:
-                log.info("partition=%s leader znode not given back: %s", self._state.partition, error)
+                log.info("partition=%s leader znode not removed: %s", self._state.partition, error)
 
     async def withdraw(self) -> None:
-        """See that neither the znode nor what was published names a replica that has stopped. Raises MetadataError."""
+        """Make sure that neither the znode nor the published progress names a replica that has stopped. Raises
+        MetadataError."""
         await self._claims.withdraw(self.claimed)
 
     async def _change(self, command: Command) -> None:

@@ -1,4 +1,5 @@
-"""Lets a replica lead only while its server's date is good enough, or nobody else leads (docs/protocol.md, P29)."""
+"""Lets a replica lead only while its server's clock is good enough, or while no other replica leads (docs/protocol.md,
+P29)."""
 
 from __future__ import annotations
 
@@ -11,14 +12,15 @@ from kvstore.partition.election.role_events import Dated, Event
 
 LOOK_S = 0.25
 OFFER_AGAIN_S = 1.0
-"""Between two attempts of a leader that is not sure of its date to hand over."""
+"""Seconds between two attempts of a leader with an uncertain clock to hand over."""
 UNLED_S = 10.0
-"""Longer than a takeover takes: if nobody has led for so long, those with better dates cannot, and this one may."""
+"""Seconds; longer than a takeover takes. If no replica has led for this long, those with better clocks cannot lead, and
+this one may."""
 
 
 class DateFitness:
-    """The fitness of one replica: `feed` takes what has happened, `is_led` says whether anybody is known to lead,
-    `serves` whether this replica does, `offer` asks others to take the lead."""
+    """The clock fitness of one replica. `feed` takes events, `is_led` says whether any leader is known, `serves`
+    whether this replica leads, and `offer` asks others to take the lead."""
 
     def __init__(
         self,
@@ -35,12 +37,12 @@ class DateFitness:
         self._changed = asyncio.Event()
 
     def note_leader(self) -> None:
-        """Note that another is known to lead, or nobody any more: until now, or from now on, somebody does."""
+        """Note that a leader has become known or unknown: until now, or from now on, there is a leader."""
         self._led_at = self._clock.now()
         self._changed.set()
 
     def look(self) -> bool:
-        """Whether the replica may lead now; it is told if that has changed."""
+        """Return True if the replica may lead now; feed an event if that has changed."""
         now = self._clock.now()
         if self._is_led():
             self._led_at = now
@@ -52,8 +54,8 @@ class DateFitness:
         return may_lead
 
     async def run(self) -> None:
-        """Look when the clock says that something has changed; while the lead should not be kept, look now and then,
-        and offer it to others."""
+        """Check when the clock reports a change. While this replica should not lead, check periodically and offer the
+        lead to others."""
         forget = self._clock.on_date_judged(self._changed.set)
         try:
             while True:

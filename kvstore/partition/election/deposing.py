@@ -26,53 +26,56 @@ from kvstore.partition.ports import Peers
 from kvstore.types import PartitionId, ServerId
 
 SEES = "sees"
-"""The method: what a replica sees of the leader, and whether it reaches the replica that asks."""
+"""Method: returns what a replica sees of the leader, and whether it reaches the replica that asks."""
 UNHEARD_S = 3.0
-"""A replica that has not heard the leader for so long asks the others. As long as a link waits that owes answers."""
+"""A replica that has received nothing from the leader for this many seconds asks the others. Equals the time for which
+a link waits for due answers."""
 CONFIRM_S = 2.0
-"""Another replica confirms it from here on. It may have heard the leader a second later: links send a ping after one
-second of silence."""
+"""Seconds without the leader from which on another replica confirms the loss. It may have received the leader a second
+later, because links send a ping after one second of silence."""
 AWAKE_S = 2.0
-"""Slices of a wait. A slice that takes longer shows that this process stood still for the rest."""
+"""Seconds of one slice of a wait. A slice that takes longer shows that this process was paused."""
 HOLD_PATIENCE_S = HOLD_S + 2.0
-"""A leader that leaves the held question unanswered for so long answers nothing, although its link is alive."""
+"""A leader that leaves the held request unanswered for this many seconds answers nothing, although its link is
+alive."""
 ASK_S = 0.5
 REACH_BACK_S = 0.3
 AGAIN_S = (0.015, 0.075, 0.15, 0.3, 0.6, 1.0)
-"""Between two attempts to reach the leader, by their number."""
+"""Seconds between two attempts to reach the leader, by the number of the attempt."""
 CROWDED_S, CROWDED_TRIES = 0.01, 20
-"""A leader of many partitions is lost to all of them at once, and a link carries a limited number of calls."""
+"""Retries if the other server is overloaded: a leader of many partitions is lost to all of them at once, and a link
+carries a limited number of calls."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class ReachReport:
     """One replica's answer to SEES."""
 
     unheard_s: float | None
-    """Seconds for which it has not heard the leader; None if it hears it, or cannot tell."""
+    """Seconds for which it has received nothing from the leader; None if it receives from it, or cannot tell."""
     reaches_me: bool
-    """True if it reaches the replica that asked, at that one's own address: it has just tried, or, if it was not to
-    try, it knows nothing to the contrary."""
+    """True if it reaches the replica that asked, at that replica's address. It has just tried or, if it was not to try,
+    knows of no failure."""
 
     def encode(self) -> bytes:
         return orjson.dumps([self.unheard_s, self.reaches_me])
 
     @staticmethod
-    def decode(body: bytes) -> Sight:
-        """Raises InvalidRequest."""
+    def decode(body: bytes) -> ReachReport:
+        """Decode an answer. Raises InvalidRequest."""
         try:
             unheard_s, reaches_me = orjson.loads(body)
-            return Sight(None if unheard_s is None else float(unheard_s), bool(reaches_me))
+            return ReachReport(None if unheard_s is None else float(unheard_s), bool(reaches_me))
         except (ValueError, TypeError) as error:
             raise InvalidRequest(f"expected [seconds or null, bool] as an answer to {SEES}, got {body!r}") from error
 
 
-def may_depose(replicas: int, sights: Mapping[ServerId, Sight]) -> bool:
-    """Return True if a replica that has not heard the leader for UNHEARD_S may take its place. `replicas`: the number
-    of all, the leader and the asking one included; `sights`: what the others have answered.
+def may_depose(replicas: int, sights: Mapping[ServerId, ReachReport]) -> bool:
+    """Return True if a replica that has received nothing from the leader for UNHEARD_S may replace it. `replicas` is
+    the number of all replicas, including the leader and the asking one; `sights` are the others' answers.
 
-    A majority, the asking replica included, must not hear the leader, and a majority must reach the asking replica:
-    otherwise it would be deposed next, and leadership would change for ever.
+    A majority, including the asking replica, must not receive anything from the leader, and a majority must reach the
+    asking replica. Otherwise that replica would be deposed next, and leadership would change forever.
     """
     majority = replicas // 2 + 1
     unheard = 1 + sum(sight.unheard_s is not None and sight.unheard_s >= CONFIRM_S for sight in sights.values())
@@ -80,12 +83,14 @@ def may_depose(replicas: int, sights: Mapping[ServerId, Sight]) -> bool:
     return unheard >= majority and reaching >= majority
 
 
-def is_gone(others: Collection[ServerId], sights: Mapping[ServerId, Sight], registered: Collection[ServerId]) -> bool:
-    """Return True if a replica whose connections the leader's address refuses may take its place. `others`: all
-    replicas but the leader and this one; `registered`: the servers whose replicas have a session.
+def is_gone(
+    others: Collection[ServerId], sights: Mapping[ServerId, ReachReport], registered: Collection[ServerId]
+) -> bool:
+    """Return True if a replica whose connections the leader's address refuses may replace the leader. `others` are all
+    replicas but the leader and this one; `registered` are the servers whose replicas have a session.
 
-    Every other replica must say that it does not hear the leader either; one without a session has nothing to say. Most
-    of those that answer must reach the asking replica.
+    Every other replica must confirm that it receives nothing from the leader either; a replica without a session cannot
+    confirm. At least half of those that answer must reach the asking replica.
     """
     confirming = {server for server, sight in sights.items() if sight.unheard_s is not None}
     is_reached = 2 * sum(sight.reaches_me for sight in sights.values()) >= len(sights)
@@ -93,7 +98,7 @@ def is_gone(others: Collection[ServerId], sights: Mapping[ServerId, Sight], regi
 
 
 class LeaderWatch:
-    """Keeps a question open at the leader, and asks the other replicas once the leader does not answer."""
+    """Keeps a request open at the leader, and asks the other replicas once the leader does not answer."""
 
     def __init__(
         self,
@@ -109,11 +114,11 @@ class LeaderWatch:
         self._peer_replicas, self._claims, self._feed = peer_replicas, claims, feed
         self._watched: ServerId | None = None
         self._unanswered_since: float | None = None
-        """When the first held question was asked that the leader left unanswered on a living link."""
+        """When the first held request was sent that the leader left unanswered on a live link."""
         self._tries = 0
 
     async def run(self, leader: Callable[[], ServerId | None], change: Callable[[float], Awaitable[None]]) -> None:
-        """Watch whoever leads. `change(timeout_s)` returns when the role or the leader has changed."""
+        """Watch the current leader. `change(timeout_s)` returns when the role or the leader has changed."""
         while True:
             server = leader()
             if server != self._watched:
@@ -141,10 +146,10 @@ class LeaderWatch:
         except (ValueError, TypeError) as error:
             raise InvalidRequest(f"expected [leader, bool] in {SEES}, got {body!r}") from error
         reaches = await self._reaches(asker) if must_reach_back else (self._peers.unheard_s(asker) or 0.0) < CONFIRM_S
-        return Sight(self._unheard_s(ServerId(leader)), reaches).encode()
+        return ReachReport(self._unheard_s(ServerId(leader)), reaches).encode()
 
     async def _hold(self, server: ServerId) -> tuple[bytes | StoreError, float]:
-        """Ask the held question. Return the answer or the error, and the seconds of the wait for which this process was
+        """Send the held request. Return the answer or the error, and the seconds of the wait for which this process was
         awake, as far as slices of AWAKE_S show it."""
         clock, done, awake_s = self._env.clock, asyncio.Event(), 0.0
         answer: bytes | StoreError = b""
@@ -170,13 +175,14 @@ class LeaderWatch:
         return answer, awake_s
 
     def _note_unanswered(self, asked_at: float, awake_s: float) -> None:
-        """Note a held question that failed. If it was given up in its own time, its link is alive. If this process
-        stood still meanwhile, the failure says nothing about the leader."""
+        """Note a held request that failed. If it timed out by itself, its link is alive. If this process was paused
+        meanwhile, the failure says nothing about the leader."""
         if awake_s >= HOLD_PATIENCE_S - 0.5 and self._unanswered_since is None:
             self._unanswered_since = asked_at
 
     def _unheard_s(self, server: ServerId) -> float | None:
-        """Return for how long this replica has not heard that server, as far as it is the leader or a neighbour."""
+        """Return for how many seconds this replica has received nothing from that server, if it is the leader or
+        another replica's server."""
         unheard_s = self._peers.unheard_s(server)
         if server == self._watched and self._unanswered_since is not None:
             return max(unheard_s or 0.0, self._env.clock.now() - self._unanswered_since)
@@ -188,7 +194,7 @@ class LeaderWatch:
             if is_refused or (self._unheard_s(leader) or 0.0) >= UNHEARD_S:
                 await self._ask_about(leader, is_refused=is_refused)
         except MetadataError:
-            pass  # while the metadata store is away nobody can take the lead
+            pass  # while the metadata store is away no replica can take the lead
         await asyncio.sleep(AGAIN_S[min(self._tries, len(AGAIN_S) - 1)])
         self._tries += 1
 
@@ -197,7 +203,7 @@ class LeaderWatch:
         sights = self._env.nursery.spawn(self._sights(leader, must_reach_back=not is_refused), name="ask about leader")
         term = await self._claims.term()  # before the record: a claim that comes between the two voids this attempt
         record = await self._claims.leader()
-        found: dict[ServerId, Sight] = await sights
+        found: dict[ServerId, ReachReport] = await sights
         if record is None or record.server != leader:
             return
         others = [server for server in self._peer_replicas.servers if server != leader]
@@ -211,7 +217,7 @@ class LeaderWatch:
             is_confirmed = any(sight.unheard_s is not None for sight in found.values())
             self._feed(LeaderLost(record, term, is_confirmed))
 
-    async def _sights(self, leader: ServerId, *, must_reach_back: bool) -> dict[ServerId, Sight]:
+    async def _sights(self, leader: ServerId, *, must_reach_back: bool) -> dict[ServerId, ReachReport]:
         """Ask all others at once; those that do not answer are left out."""
         body = orjson.dumps([leader, must_reach_back])
         others = [server for server in self._peer_replicas.servers if server != leader]
@@ -220,10 +226,10 @@ class LeaderWatch:
         answers = {server: await answer for server, answer in asked.items()}
         return {server: sight for server, sight in answers.items() if sight is not None}
 
-    async def _sight(self, server: ServerId, body: bytes) -> Sight | None:
+    async def _sight(self, server: ServerId, body: bytes) -> ReachReport | None:
         for _ in range(CROWDED_TRIES):
             try:
-                return Sight.decode(await self._peers.call(server, self._partition, SEES, body, ASK_S))
+                return ReachReport.decode(await self._peers.call(server, self._partition, SEES, body, ASK_S))
             except Overloaded:
                 await asyncio.sleep(CROWDED_S)
             except StoreError:

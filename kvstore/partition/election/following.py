@@ -1,4 +1,5 @@
-"""Runs a replica's tail while it follows the log, and bars the replica when it cannot apply what it reads."""
+"""Runs a replica's tail while it follows the log, and bars the replica from leading if it cannot apply what it
+reads."""
 
 from __future__ import annotations
 
@@ -10,19 +11,19 @@ from kvstore.env import Env, Task
 from kvstore.env.events import end_task
 from kvstore.errors import Corrupted, StoreError, WrittenByNewer
 from kvstore.partition.election import role_events
-from kvstore.partition.election.role_machine import Role, RoleMachine
+from kvstore.partition.election.role_machine import ReplicaRole, RoleMachine
 from kvstore.partition.election.tail import Tail
-from kvstore.partition.election.trials import Trials
+from kvstore.partition.election.trials import Investigations
 from kvstore.types import ServerId
 
 log = logging.getLogger(__name__)
 
 LOOK_S = 10.0
-"""This often a replica that has failed looks for a leader, also without a change that it hears of."""
+"""Seconds between two checks for a leader by a replica that has failed, besides reported changes."""
 
 
-class Following:
-    """Follows the log for one replica, whose role machine says whether it may lead. `feed` tells it;
+class LogFollower:
+    """Follows the log for one replica, whose role machine says whether it may lead. `feed` notifies the role machine;
     `role_change(timeout_s)` returns when the role or the leader has changed."""
 
     def __init__(
@@ -30,7 +31,7 @@ class Following:
         env: Env,
         tail: Tail,
         machine: RoleMachine,
-        trials: Trials,
+        trials: Investigations,
         *,
         feed: Callable[[role_events.Event], None],
         role_change: Callable[[float], Awaitable[None]],
@@ -38,7 +39,7 @@ class Following:
         name: str,
     ) -> None:
         self.failure: StoreError | None = None
-        """Why the replica applies nothing any more; None while it is well."""
+        """Why the replica applies nothing any more; None while it is healthy."""
         self._env, self._tail, self._machine, self._trials, self._name = env, tail, machine, trials, name
         self._feed, self._role_change, self._server = feed, role_change, server
         self._task: Task | None = None
@@ -50,16 +51,16 @@ class Following:
         return self._task is not None
 
     def has_failed(self) -> bool:
-        """Whether the replica applies nothing any more."""
+        """Return True if the replica applies nothing any more."""
         return self.failure is not None
 
     def start(self) -> None:
         """Follow the log, unless the replica has failed or stopped."""
-        if self._task is None and self.failure is None and self._machine.role is not Role.STOPPED:
+        if self._task is None and self.failure is None and self._machine.role is not ReplicaRole.STOPPED:
             self._task = self._env.nursery.spawn(self._run(), name=f"{self._name} tail")
 
     async def stop(self) -> None:
-        """End the tail: the replica is about to lead."""
+        """End the tail, because the replica is about to lead."""
         task, self._task = self._task, None
         if task is not None:
             await end_task(task)
@@ -69,21 +70,22 @@ class Following:
             await self._tail.run()
         except StoreError as error:
             self.failure = error
-            log.error("partition=%s this replica stops: %r", self._name, error)
+            log.error("partition=%s this replica stops applying the log: %r", self._name, error)
             self._feed(role_events.Barred(True))
             if isinstance(error, Corrupted) and not isinstance(error, WrittenByNewer):
                 while self._machine.leader in (None, self._server):
                     await self._role_change(LOOK_S)
-                self._trials.on_outvoted()  # another leads: it has applied what this replica could not, or is further
+                # another replica leads: it has applied what this one could not, or is further
+                self._trials.on_outvoted()
 
     def bar_soon(self, is_barred: bool) -> None:
-        """Bar the replica from leading, or free it; not from inside the step that has found it out. A replica that has
-        failed stays barred."""
+        """Bar the replica from leading, or free it, on the next turn of the event loop: not from inside the step that
+        found the reason. A replica that has failed stays barred."""
         self._should_be_barred = is_barred
         asyncio.get_running_loop().call_soon(self._bar)
 
     def _bar(self) -> None:
-        """Do as was said last: more than one thing may have been found out within a turn of the event loop."""
+        """Apply the last decision, since there may have been several within one turn of the event loop."""
         is_barred = self._should_be_barred or self.failure is not None
         if is_barred is not self._machine.is_barred:
             self._feed(role_events.Barred(is_barred))

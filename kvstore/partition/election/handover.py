@@ -1,15 +1,15 @@
-"""When a leader hands its lead to the replica that the ring prefers, and how the two speak about it. Decides only.
+"""Decides when a leader hands its lead to the replica that the ring prefers, and how the two talk. Decides only.
 
     leader                      successor
-      │ prepare(nonce, seq) ─────► it applies up to seq, makes its next ledger; refuses if it cannot
+      │ prepare(nonce, seq) ─────► applies up to seq, makes its next ledger; refuses if it cannot
       │ drains, RELEASE, seals
-      │ take(record, term) ──────► puts its own znode in the place of the leader's, opens the log, serves
+      │ take(record, term) ──────► replaces the leader's znode by its own, opens the log, serves
       │ ◄──────────────────── yes
 
-Until RELEASE is sent nothing has happened, and the leader goes on if anything fails. After it the leader goes on in a
-new epoch unless its successor answers. `take` comes behind the seal: a successor that found the last ledger open would
-fence, recover and close it, so the write of its end would not be saved, and bookies be asked besides. Safety does not
-hang on any of this: whoever opens the log fences it (docs/protocol.md, Election).
+Until RELEASE is sent nothing has happened, and the leader continues if anything fails. After RELEASE the leader
+continues in a new epoch unless its successor answers. `take` follows the seal: a successor that found the last ledger
+open would fence, recover and close it, which costs a write and requests to bookies. Safety does not depend on any of
+this: whichever replica opens the log fences it (docs/protocol.md, Election).
 """
 
 from __future__ import annotations
@@ -26,30 +26,31 @@ from kvstore.types import Seq, ServerId
 PREPARE, TAKE = "prepare", "take"
 """Methods between replicas."""
 CLOSE_BEHIND = 10_000
-"""Mutations: applied in well under a second."""
+"""Number of mutations that a replica applies in well under a second."""
 PREPARE_S = 1.0
-"""How long a successor may take to catch up and to make its ledger, while the leader goes on."""
+"""Seconds that a successor may take to catch up and to make its ledger, while the leader continues."""
 DRAIN_S = 0.25
-"""A leader that cannot answer all that it was asked in this time goes on."""
+"""A leader that cannot answer everything it was asked within this many seconds continues."""
 TAKE_S = 2.0
-"""When a successor has not answered by then, the former leader claims the lead again."""
+"""If a successor has not answered within this many seconds, the former leader claims the lead again."""
 APART_S = 3.0
-"""Between two hand-overs in which a server has a part: each costs its partition a moment, so never several at once."""
+"""Seconds between two handovers that involve one server: each costs its partition a moment, so there is never more than
+one at once."""
 AGAIN_S = 2.0
-"""After a hand-over that did not come about."""
+"""Seconds until the next attempt after a handover that failed."""
 STEADY_MIN_S, STEADY_MAX_S = 1.0, 600.0
 
 
 # docs/protocol.md P26
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """The leader's first word: be ready to take the lead over."""
+    """The leader's first message: get ready to take the lead over."""
 
     leader: ServerId
     nonce: str
-    """Of the process that is meant: another one of the same server has only just started."""
+    """Nonce of the intended process. Another process of the same server has only just started."""
     seq: Seq
-    """The leader's last sequence: what the successor must have applied."""
+    """The leader's last sequence, which the successor must have applied."""
     is_planned: bool
     """False if the leader has to go: it does not wait for a better time then."""
 
@@ -58,39 +59,41 @@ class Prepare:
 
     @staticmethod
     def decode(body: bytes) -> Prepare:
-        """Raises InvalidRequest."""
+        """Decode a message. Raises InvalidRequest."""
         try:
             leader, nonce, seq, is_planned = orjson.loads(body)
             return Prepare(ServerId(leader), str(nonce), Seq(int(seq)), bool(is_planned))
         except (ValueError, TypeError) as error:
-            raise InvalidRequest(f"want [leader, nonce, seq, is planned], got {body!r}") from error
+            raise InvalidRequest(f"expected [leader, nonce, seq, is planned], got {body!r}") from error
 
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """The leader's last word: it answers nothing any more, and `record` may be replaced while `term` stands."""
+    """The leader's last message: it answers nothing any more, and `record` may be replaced while `term` is
+    unchanged."""
 
     record: LeaderRecord
     term: int
-    """Version of the partition's term. It rises with each claim, so a word that comes too late changes nothing."""
+    """Version of the partition's term. It rises with each claim, so a late message changes nothing."""
 
     def encode(self) -> bytes:
         return orjson.dumps([self.record.encode().decode(), self.term])
 
     @staticmethod
     def decode(body: bytes) -> Take:
-        """Raises InvalidRequest."""
+        """Decode a message. Raises InvalidRequest."""
         try:
             record, term = orjson.loads(body)
             return Take(LeaderRecord.decode(record.encode()), int(term))
         except (ValueError, TypeError, AttributeError, Corrupted) as error:
-            raise InvalidRequest(f"want [record, term], got {body!r}") from error
+            raise InvalidRequest(f"expected [record, term], got {body!r}") from error
 
 
-class Steady:
-    """Whether the preferred replica has been up and close behind for long enough: the same process all the time.
+class PreferredStability:
+    """Tracks whether the preferred replica has been up and close behind for long enough, as one and the same process.
 
-    The time doubles with each hand-over, so that a replica which cannot keep the lead does not get it again and again.
+    The required time doubles with each handover, so that a replica which cannot keep the lead does not get it again and
+    again.
     """
 
     def __init__(self, steady_s: float) -> None:
@@ -100,8 +103,8 @@ class Steady:
         self._not_before = 0.0
 
     def look(self, said: Published | None, leader_seq: Seq, now: float, *, spread: float) -> bool:
-        """Whether to hand over now. `said` is what the preferred replica publishes, `spread` a number from 0 to 1
-        that tells partitions apart: those whose time began together do not end together."""
+        """Return True if the lead should be handed over now. `said` is what the preferred replica publishes; `spread`,
+        a number from 0 to 1, differs between partitions so that they do not all hand over at once."""
         if said is None or said.is_stopped or said.seq + CLOSE_BEHIND < leader_seq:
             self.reset()
             return False
@@ -111,29 +114,29 @@ class Steady:
 
     @property
     def nonce(self) -> str:
-        """Of the process that has been seen all the time."""
+        """Nonce of the process that has been up all the time."""
         return self._nonce
 
     def reset(self) -> None:
-        """It is not up, or applies nothing, or nobody can tell: begin again."""
+        """Start again, because the replica is not up, applies nothing, or cannot be checked."""
         self._nonce, self._since = "", inf
 
     def tried(self, now: float, *, released: bool) -> None:
-        """A hand-over was begun; `released` if this leader stopped for it."""
+        """Note that a handover was attempted; `released` if this leader stopped for it."""
         self._not_before = now + AGAIN_S
         if released:
             self._wanted_s = min(max(self._wanted_s, STEADY_MIN_S) * 2, STEADY_MAX_S)
             self.reset()
 
 
-class Turns:
-    """One server's share in hand-overs, all its partitions together."""
+class HandoverTurns:
+    """One server's turns to take part in handovers, shared by all its partitions."""
 
     def __init__(self) -> None:
         self._free_at = 0.0
 
     def take(self, now: float) -> bool:
-        """Whether this server may take part in a hand-over now."""
+        """Return True if this server may take part in a handover now."""
         if now < self._free_at:
             return False
         self._free_at = now + APART_S

@@ -1,8 +1,7 @@
-"""Finds out which of a partition's replicas are right, once the states of two differ. Decides only (docs/protocol.md,
-P35).
+"""Decides which of a partition's replicas are right if the states of two differ. Decides only (docs/protocol.md, P35).
 
-Each replica remembers what its checksum was at the last checked sequences. The checksums roll on, so those whose states
-have once differed differ at every later check; any check behind the first difference tells who is of one mind.
+Each replica remembers its checksums at the last checked sequences. Checksums roll on, so states that have once differed
+differ at every later check; any check after the first difference shows which replicas agree.
 """
 
 from __future__ import annotations
@@ -15,20 +14,21 @@ from types import MappingProxyType
 from kvstore.types import Seq, ServerId
 
 PATIENCE_S = 10.0
-"""How long a replica that does not itself differ from its log waits for those that have not said what they have."""
+"""Seconds for which a replica that agrees with its log waits for replicas that have not reported their checksums."""
 AGREEING_MIN = 2
-"""Nobody is right alone: of two replicas that differ either may be damaged."""
+"""A replica needs another one that agrees: of two replicas that differ either may be damaged."""
 
 
-class Verdict(Enum):
+class StateVerdict(Enum):
     RIGHT = auto()
-    """A majority has what this replica has, or all have: then nothing differs any more, whosever copies they are."""
+    """A majority agrees with this replica, or all replicas agree: then nothing differs any more, whichever copies they
+    are."""
     OUTVOTED = auto()
     """A majority has something else: this replica's copy is damaged."""
     SPLIT = auto()
-    """All have said what they have, and nothing has a majority."""
+    """All have reported, and there is no majority."""
     OPEN = auto()
-    """Those who have not said what they have decide."""
+    """The replicas that have not reported decide."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Trusted:
 Checks = Mapping[Seq, int]
 """Sequence → checksum there."""
 Origins = Mapping[ServerId, frozenset[ServerId]]
-"""Replica → all those through whom its state came to it as a copy."""
+"""Replica → the replicas through which its state came to it as a copy."""
 NO_ORIGINS: Origins = MappingProxyType({})
 
 
@@ -54,45 +54,45 @@ def judge(
     checks: Mapping[ServerId, Checks],
     trusted: Trusted | None = None,
     origins: Origins = NO_ORIGINS,
-) -> Verdict:
-    """Judge `me` by the checks that each replica has told from `since` on, where a difference was seen first. A
-    replica that said nothing may be of either mind. Those whose states come through one replica, by
-    `origins`, are one witness."""
+) -> StateVerdict:
+    """Judge `me` by the checks that each replica has reported from `since` on, where the first difference was seen. A
+    replica that reported nothing may agree with either side. Replicas whose states come through one replica, by
+    `origins`, count once."""
     mine = checks[me]
     if trusted is not None and trusted.seq >= since and trusted.seq in mine:
-        return Verdict.RIGHT if mine[trusted.seq] == trusted.crc else Verdict.OUTVOTED
+        return StateVerdict.RIGHT if mine[trusted.seq] == trusted.crc else StateVerdict.OUTVOTED
     needed = _majority(replicas)
     for seq in sorted((each for each in mine if each >= since), reverse=True):
         votes = {server: checks[server][seq] for server in replicas if seq in checks.get(server, {})}
         known = NO_ORIGINS if _agreed_before(seq, replicas, checks) else origins
         for crc in sorted(set(votes.values())):
-            if _witnesses([server for server in votes if votes[server] == crc], known) >= needed:
-                return Verdict.RIGHT if mine[seq] == crc else Verdict.OUTVOTED
+            if _count_independent([server for server in votes if votes[server] == crc], known) >= needed:
+                return StateVerdict.RIGHT if mine[seq] == crc else StateVerdict.OUTVOTED
         if len(votes) == len(replicas):
             are_one = len(replicas) >= AGREEING_MIN and len(set(votes.values())) == 1
-            return Verdict.RIGHT if are_one else Verdict.SPLIT
-    return Verdict.OPEN
+            return StateVerdict.RIGHT if are_one else StateVerdict.SPLIT
+    return StateVerdict.OPEN
 
 
-def is_borne_out(
+def is_copy_confirmed(
     me: ServerId,
     replicas: Sequence[ServerId],
     checks: Mapping[ServerId, Checks],
     origins: Origins,
 ) -> bool:
-    """Whether a majority, copies of one another counted once, has had what `me` has at one check, and nobody had
-    anything else there: what differs later has come to differ by itself. Checks are never copied, so each of `me` is
+    """Return True if a majority, with copies of one another counted once, agreed with `me` at one check, and no replica
+    had anything else there: a later difference then arose on its own. Checks are never copied, so each check of `me` is
     later than its copy."""
     for seq, crc in checks[me].items():
         said = {server: checks[server][seq] for server in replicas if seq in checks.get(server, {})}
-        if set(said.values()) == {crc} and _witnesses(said, origins) >= _majority(replicas):
+        if set(said.values()) == {crc} and _count_independent(said, origins) >= _majority(replicas):
             return True
     return False
 
 
-def _witnesses(servers: Iterable[ServerId], origins: Origins) -> int:
-    """How many of them there are, those that may have one state of one another counted once. A donor that is borne out
-    after it was copied is still among its copy's origins: the two stay one."""
+def _count_independent(servers: Iterable[ServerId], origins: Origins) -> int:
+    """Count the servers, with those that may have a state of one another counted once. A donor that was confirmed after
+    it was copied is still among the origins of its copy, so the two count once."""
     groups: list[frozenset[ServerId]] = []
     for server in servers:
         mine = origins.get(server, frozenset()) | {server}
@@ -105,52 +105,53 @@ def _majority(replicas: Sequence[ServerId]) -> int:
 
 
 def _agreed_before(seq: Seq, replicas: Sequence[ServerId], checks: Mapping[ServerId, Checks]) -> bool:
-    """Whether all replicas had the same at an earlier check, and all have said what they have at `seq`: they differ by
-    what each of them has applied since, not by what was copied."""
+    """Return True if all replicas agreed at an earlier check, and all have reported at `seq`: they differ by what each
+    has applied since, not by what was copied."""
     known = [checks.get(server, {}) for server in replicas]
     if not all(seq in each for each in known):
         return False
     return any(before < seq and all(each.get(before) == crc for each in known) for before, crc in known[0].items())
 
 
-class Trial:
-    """The trial of one replica, as long as something is in doubt. `is_barred`: it must not lead, nor answer."""
+class Investigation:
+    """The investigation of one replica, as long as it is in doubt. If `is_barred`, the replica must neither lead nor
+    answer."""
 
     def __init__(self) -> None:
         self.is_barred = False
         self.since = Seq(0)
-        """Where a difference was seen first; 0: nothing is in doubt."""
-        self._heard_at = 0.0
+        """Sequence of the first difference seen; 0 if nothing is in doubt."""
+        self._doubted_at = 0.0
 
     def doubt(self, since: Seq, now: float) -> None:
-        """This replica's state differs from its log's check at `since`."""
+        """Note that this replica's state differs from its log's check at `since`."""
         self._note(since, now)
         self.is_barred = True
 
-    def hear(self, since: Seq, now: float) -> None:
-        """Another's does."""
+    def note_report(self, since: Seq, now: float) -> None:
+        """Note that another replica differs from its log's check at `since`."""
         self._note(since, now)
 
     def resume(self, since: Seq, now: float, *, is_barred: bool) -> None:
-        """As it was before a restart: 0 if nothing was in doubt."""
+        """Continue as before a restart; `since` is 0 if nothing was in doubt."""
         if since:
             self._note(since, now)
             self.is_barred |= is_barred
 
-    def decide(self, verdict: Verdict, now: float, *, differs: bool, has_met: bool) -> None:
-        """`differs`: from the log's check, itself. `has_met`: this replica has applied the log's check of the
-        difference, or a later one."""
-        if verdict is Verdict.RIGHT:
+    def decide(self, verdict: StateVerdict, now: float, *, differs: bool, has_met: bool) -> None:
+        """Apply a verdict. `differs` is True if this replica differs from its log's check. `has_met` is True if this
+        replica has applied the log's check of the difference, or a later one."""
+        if verdict is StateVerdict.RIGHT:
             self.is_barred, self.since = False, Seq(0)
-        elif verdict is Verdict.OPEN and not differs:
-            # A replica that has not met the log's check of the difference meets it before it serves. If all that could
-            # read the log to its end were barred for it, nobody would ever meet it.
-            self.is_barred = has_met and (self.is_barred or now >= self._heard_at + PATIENCE_S)
+        elif verdict is StateVerdict.OPEN and not differs:
+            # A replica that has not reached the log's check of the difference reaches it before it serves. If all
+            # replicas that can read the log to its end were barred for it, no replica would ever reach it.
+            self.is_barred = has_met and (self.is_barred or now >= self._doubted_at + PATIENCE_S)
         else:
             self.is_barred = True
 
     def end(self) -> None:
-        """The log's own later check has agreed."""
+        """End the investigation, because a later check of the log agrees."""
         self.is_barred, self.since = False, Seq(0)
 
     def check(self) -> None:
@@ -159,5 +160,5 @@ class Trial:
 
     def _note(self, since: Seq, now: float) -> None:
         if not self.since:
-            self._heard_at = now
+            self._doubted_at = now
         self.since = min(self.since or since, since)

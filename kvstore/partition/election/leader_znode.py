@@ -1,7 +1,9 @@
-"""A partition's znodes: the leader's, the term that guards it, and what each replica publishes.
+"""Reads and writes a partition's election znodes: the leader's, the term that guards it, and what each replica
+publishes.
 
-`/leader` is an ephemeral, whose own version starts at 0 again each time; so every claim is a multi that bumps `/term`,
-and removing a stale leader checks the term at which it was read. A slow remover can then never remove its successor.
+`/leader` is ephemeral, so its own version starts at 0 again each time. Therefore every claim is a multi that bumps
+`/term`, and removing a stale leader checks the term at which it was read. A slow remover can then never remove the
+leader's successor.
 """
 
 from __future__ import annotations
@@ -41,11 +43,11 @@ class Claims:
         self._published: Published | None = None
 
     def start(self, nursery: Nursery) -> None:
-        """Keep what was published in place over lost sessions, until the nursery ends."""
+        """Keep the published znode in place when sessions are lost, until the nursery ends."""
         self._mine.start(nursery)
 
     async def prepare(self) -> None:
-        """Create the parents where they are absent."""
+        """Create the parents if they are absent."""
         await ensure_path(self._store, self._term)
         await ensure_path(self._store, self._replicas)
 
@@ -58,7 +60,7 @@ class Claims:
         return (await self.leader_seen(""))[0]
 
     async def leader_seen(self, nonce: str) -> tuple[LeaderRecord | None, bool]:
-        """The same, and whether it is this process's, known by its nonce, but of a session that is lost."""
+        """Return the holder, and True if it is this process, known by its nonce, in a session that is lost."""
         try:
             data, stat = await self._store.get(self.leader_path)
         except NoSuchNode:
@@ -67,33 +69,34 @@ class Claims:
             record = LeaderRecord.decode(data)
         except UndecodableNode:
             if stat.owner:
-                raise  # it goes with the session of whoever put it there
+                raise  # it goes with the session of its owner
             await self._remove_strange(stat.version)
             return None, False
         return record, record.nonce == nonce and self._store.session not in (0, stat.owner)
 
     async def term(self) -> int:
-        """Version of the term: it rises with each claim."""
+        """Return the version of the term, which rises with each claim."""
         _, term = await self._store.get(self._term)
         return term.version
 
     # docs/protocol.md P24
     async def claim(self, record: LeaderRecord) -> bool:
-        """Create the leader's znode, or make this process's own one new in the present session. False if another was
-        first. True too if a claim of unknown outcome turns out to be one's own."""
+        """Create the leader's znode, or recreate this process's own one in the present session. Return False if another
+        replica was first. If a claim of unknown outcome turns out to have succeeded, return True as well."""
         return await self._become(record, await self.term(), []) or await self._claim_own(record)
 
     async def succeed(self, term: int, record: LeaderRecord) -> bool:
-        """Put `record` in the place of the former leader's, who asked for it at this version of the term. False if
-        anybody has claimed since. Nobody sees a moment without a leader."""
+        """Replace the former leader's znode by `record`, as that leader asked for at this version of the term. Return
+        False if any replica has claimed since. There is never a moment without a leader's znode."""
         return await self._become(record, term, [Delete(self.leader_path, -1)])
 
     async def release(self, record: LeaderRecord) -> None:
-        """Remove one's own leader znode, if it is there. Another's is left alone."""
+        """Remove this process's leader znode, if it is there. Another's is left alone."""
         await self._remove(record)
 
     async def withdraw(self, record: LeaderRecord) -> None:
-        """The same, and what was published, of a replica that has stopped: also of a claim whose outcome is unknown."""
+        """Remove the leader znode and the published znode of a replica that has stopped, also after a claim of unknown
+        outcome."""
         await self._store.sync(self.leader_path)
         with suppress(NoSuchNode):
             await self._remove(record)
@@ -101,11 +104,11 @@ class Claims:
             await self._store.delete(self._published_path, -1)
 
     async def remove_stale(self, record: LeaderRecord) -> None:
-        """Remove the znode of a leader whose process is gone, unless the znode is no longer that process's."""
+        """Remove the znode of a leader whose process is gone, unless the znode belongs to another process by now."""
         await self._remove(record)
 
     async def publish(self, mine: Published, *, always: bool = False) -> None:
-        """Say how far this replica is, if that is news. Raises MetadataError if it could not be written just now."""
+        """Publish how far this replica is, if that has changed. Raises MetadataError if the write failed."""
         if always or mine != self._published:
             self._published = None
             await self._mine.publish(mine.encode())
@@ -121,7 +124,7 @@ class Claims:
         return found
 
     async def published_by(self, server: ServerId) -> Published | None:
-        """Return what this replica has published; None if it is not up, or of a version that we cannot rank."""
+        """Return what this replica has published; None if it is not up, or uses a version that this one cannot rank."""
         try:
             data, _ = await self._store.get(f"{self._replicas}/{server}")
             return Published.decode(data)
@@ -129,7 +132,8 @@ class Claims:
             return None
 
     async def trusted(self) -> Trusted | None:
-        """Return what an operator has declared right, if anything (docs/protocol.md, P35). Raises MetadataError."""
+        """Return the checksum that an operator has declared right, if any (docs/protocol.md, P35). Raises
+        MetadataError."""
         await self._store.sync(self._trusted)
         try:
             data, _ = await self._store.get(self._trusted)
@@ -138,7 +142,7 @@ class Claims:
         return codec.decode(Trusted, data, what=self._trusted)
 
     async def trust(self, trusted: Trusted) -> None:
-        """Declare it. Raises MetadataError."""
+        """Declare a checksum right. Raises MetadataError."""
         data = codec.encode(trusted)
         try:
             await self._store.create(self._trusted, data)
@@ -146,13 +150,13 @@ class Claims:
             await self._store.set(self._trusted, data, -1)
 
     async def _claim_own(self, record: LeaderRecord) -> bool:
-        """The znode that is in the way may be one's own: of an earlier session, or from before the lead was offered to
-        another. Bumping the term takes that offer back."""
+        """Claim over this process's own znode: of an earlier session, or from before the lead was offered to another
+        replica. Bumping the term withdraws that offer."""
         term = await self.term()
         try:
             data, _ = await self._store.get(self.leader_path)
         except NoSuchNode:
-            return False  # whoever had it has given it back: it is read again, and then claimed
+            return False  # its owner has given it back: it is read again, and then claimed
         found = LeaderRecord.decode(data)
         if (found.server, found.nonce) != (record.server, record.nonce):
             return False
@@ -176,7 +180,8 @@ class Claims:
         return data == record.encode() and stat.owner == self._store.session
 
     async def _remove_strange(self, version: int) -> None:
-        """Remove what stands in the leader's place, is nobody's session's and no leader's: nobody could ever claim."""
+        """Remove a znode that is in the leader's place but is neither ephemeral nor a leader's: no replica could ever
+        claim."""
         with suppress(NoSuchNode, VersionConflict):
             await self._store.delete(self.leader_path, version)
 

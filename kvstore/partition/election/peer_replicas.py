@@ -1,4 +1,4 @@
-"""Asks the partition's other replicas, and judges answers that do not come."""
+"""Asks the partition's other replicas, and interprets missing answers."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from kvstore.types import EntryId, LedgerId, PartitionId, Position, ServerId
 from kvstore.wal.ports import LeaderLog
 
 SERVING = "serving"
-"""The method: whether a replica serves."""
+"""Method: returns whether a replica serves."""
 HOLD = "hold"
-"""The method: each follower of each partition has one open at its leader all the time."""
+"""Method: each follower of each partition keeps one such request open at its leader."""
 HOLD_S = 4.0
-"""How long a leader holds a follower's question before it answers it: the follower learns of its death from the
-link."""
+"""Seconds for which a leader holds a follower's request before it answers. The follower learns of the leader's death
+from the link."""
 
 
 UNREACHED = b"unreached"
-"""Follows the answer to "serving" if the replica that answers does not reach the one that asks. Earlier releases read
-the first byte alone, as a replica of theirs answers nothing else."""
+"""Follows the answer to "serving" if the answering replica does not reach the asking one. Earlier releases read only
+the first byte and answer nothing else."""
 UNREACHED_S = 2.0
-"""Seconds for which the attempts to reach it have failed by then."""
+"""Seconds for which the attempts to reach the replica must have failed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class CandidateSurvey:
     """The other replicas' answers to a candidate."""
 
     incumbent: Incumbent
@@ -43,11 +43,12 @@ class Survey:
 
 
 APPLIED = "applied"
-"""The method: the position of the last entry that a replica has applied."""
+"""Method: returns the position of the last entry that a replica has applied."""
 APPLIED_S = 0.5
-"""How long a candidate waits for the others' positions, while it recovers the log. One that is silent says nothing."""
+"""Seconds for which a candidate waits for the others' positions while it recovers the log. A silent replica is
+ignored."""
 FURTHER = "further"
-"""The method: a replica has applied an entry of a ledger that its log's list does not have."""
+"""Method: a replica reports that it has applied an entry of a ledger that its log's list does not have."""
 FURTHER_S = 2.0
 
 
@@ -56,7 +57,7 @@ def encode_position(position: Position | None) -> bytes:
 
 
 def decode_position(data: bytes) -> Position | None:
-    """Raises InvalidRequest."""
+    """Decode a position. Raises InvalidRequest."""
     try:
         found = orjson.loads(data)
         return None if found is None else Position(LedgerId(int(found[0])), EntryId(int(found[1])))
@@ -65,15 +66,15 @@ def decode_position(data: bytes) -> Position | None:
 
 
 # docs/protocol.md G26
-def hear_further(log: LeaderLog | None, body: bytes) -> bytes:
-    """Answer a replica that is further than its list. `log`: the one that is led here. Raises InvalidRequest."""
+def answer_further(log: LeaderLog | None, body: bytes) -> bytes:
+    """Answer a replica that is further than its list. `log` is the log that is led here. Raises InvalidRequest."""
     position = decode_position(body)
-    is_older = position is not None and log is not None and log.hear_applied(position)
+    is_older = position is not None and log is not None and log.report_applied(position)
     return b"1" if is_older else b"0"
 
 
-class _Heard(Enum):
-    """The answer of one of them to the question whether it serves."""
+class _PeerAnswer(Enum):
+    """The answer of a replica to the question whether it serves."""
 
     SERVES = auto()
     SERVES_NOT = auto()
@@ -83,7 +84,7 @@ class _Heard(Enum):
 
 
 class PeerReplicas:
-    """Asks the other replicas; every call raises StoreError (PeerRefused: that process is gone) unless it says
+    """Asks the other replicas. Every call raises StoreError (PeerRefused if that process is gone) unless it says
     otherwise."""
 
     def __init__(
@@ -96,29 +97,29 @@ class PeerReplicas:
     ) -> None:
         self._env, self._partition, self._server, self._peers, self._replicas = env, partition, server, peers, replicas
         self.last_leader: ServerId | None = None
-        """The last one that is known to have led."""
+        """The last known leader."""
 
     @property
     def servers(self) -> list[ServerId]:
         return [server for server in self._replicas() if server != self._server]
 
     # docs/protocol.md P25
-    async def survey(self) -> Survey:
-        """Ask all others whether they serve, and whether they reach this replica. Raises nothing."""
+    async def survey(self) -> CandidateSurvey:
+        """Ask all others whether they serve, and whether they reach this replica. Never fails."""
         asked = {server: self._env.nursery.spawn(self._ask(server), name="ask serving") for server in self.servers}
         found = {server: await answer for server, answer in asked.items()}
         unreached = sum(is_unreached for _, is_unreached in found.values())
-        answered = sum(heard in (_Heard.SERVES, _Heard.SERVES_NOT) for heard, _ in found.values())
+        answered = sum(said in (_PeerAnswer.SERVES, _PeerAnswer.SERVES_NOT) for said, _ in found.values())
         is_reached = 2 * unreached <= answered
-        return Survey(self._incumbent({server: heard for server, (heard, _) in found.items()}), is_reached)
+        return CandidateSurvey(self._incumbent({server: said for server, (said, _) in found.items()}), is_reached)
 
-    def _incumbent(self, found: dict[ServerId, _Heard]) -> Incumbent:
-        """Return whether one of them still serves, or may do so."""
-        if _Heard.SERVES in found.values():
+    def _incumbent(self, found: dict[ServerId, _PeerAnswer]) -> Incumbent:
+        """Return whether one of them still serves, or may serve."""
+        if _PeerAnswer.SERVES in found.values():
             return Incumbent.SERVES
-        is_gone = self.last_leader is not None and found.get(self.last_leader) is _Heard.REFUSED
-        if _Heard.SILENT in found.values() and not is_gone:
-            return Incumbent.SILENT  # the last known leader, or one that has followed it unheard of
+        is_gone = self.last_leader is not None and found.get(self.last_leader) is _PeerAnswer.REFUSED
+        if _PeerAnswer.SILENT in found.values() and not is_gone:
+            return Incumbent.SILENT  # the last known leader, or one that followed it unnoticed
         return Incumbent.GONE
 
     def says_unreached(self, asker: ServerId) -> bytes:
@@ -128,26 +129,26 @@ class PeerReplicas:
 
     # docs/protocol.md P25, G24
     async def furthest(self) -> Position | None:
-        """The furthest position that one of them says it has applied; None if nobody says so in time. Raises
-        nothing."""
+        """Return the furthest position that one of them has applied; None if no replica answers in time. Never
+        fails."""
         asked = [self._env.nursery.spawn(self._applied(server), name="ask applied") for server in self.servers]
         found = [await answer for answer in asked]
         return max((each for each in found if each is not None), default=None)
 
     async def _applied(self, server: ServerId) -> Position | None:
-        """A replica of a release that does not know the question says nothing."""
+        """Return None if the replica's release does not know the method."""
         try:
             return decode_position(await self._peers.call(server, self._partition, APPLIED, b"", APPLIED_S))
         except StoreError:
             return None
 
     # docs/protocol.md G26
-    def tell_further(self, leader: ServerId | None, position: Position) -> None:
-        """Tell the leader soon that its list does not explain what was applied here."""
+    def report_further(self, leader: ServerId | None, position: Position) -> None:
+        """Report to the leader, in the background, that its list does not explain what was applied here."""
         if leader is not None and leader != self._server:
-            self._env.nursery.spawn(self._tell_further(leader, position), name=f"{self._partition} tell further")
+            self._env.nursery.spawn(self._report_further(leader, position), name=f"{self._partition} tell further")
 
-    async def _tell_further(self, leader: ServerId, position: Position) -> None:
+    async def _report_further(self, leader: ServerId, position: Position) -> None:
         with suppress(StoreError):
             await self._peers.call(leader, self._partition, FURTHER, encode_position(position), FURTHER_S)
 
@@ -157,13 +158,13 @@ class PeerReplicas:
     async def take(self, successor: ServerId, what: Take) -> None:
         await self._peers.call(successor, self._partition, TAKE, what.encode(), TAKE_S)
 
-    async def _ask(self, server: ServerId) -> tuple[_Heard, bool]:
-        """Return its answer, and whether it does not reach this replica."""
+    async def _ask(self, server: ServerId) -> tuple[_PeerAnswer, bool]:
+        """Return the replica's answer, and True if it does not reach this replica."""
         try:
             answer = await self._peers.call(server, self._partition, SERVING, b"", RANK_DELAY_S)
         except PeerRefused:
-            return _Heard.REFUSED, False
+            return _PeerAnswer.REFUSED, False
         except StoreError:
-            return _Heard.SILENT, False
-        heard = _Heard.SERVES if answer[:1] == b"1" else _Heard.SERVES_NOT
-        return heard, answer[1:].startswith(UNREACHED)
+            return _PeerAnswer.SILENT, False
+        said = _PeerAnswer.SERVES if answer[:1] == b"1" else _PeerAnswer.SERVES_NOT
+        return said, answer[1:].startswith(UNREACHED)

@@ -1,4 +1,4 @@
-"""Publishes how far a replica is, and ranks it among those that have published the same."""
+"""Publishes how far a replica is, and ranks it among the replicas that have published."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from kvstore.env.beat import Beat
 from kvstore.errors import MetadataError
 from kvstore.partition.election.leader_znode import Claims
 from kvstore.partition.election.ranking import Published, rank_of
-from kvstore.partition.election.trials import Trials
-from kvstore.partition.state.state import State
+from kvstore.partition.election.trials import Investigations
+from kvstore.partition.state.state import ReplicaState
 from kvstore.types import ServerId
 
 log = logging.getLogger(__name__)
 
 PUBLISH_S = 1.0
 TAKEN_S = 60.0
-"""How often it is published that entries were applied of which no sequence tells, as of rows that move here: for who
-waits for a newcomer to get further (docs/protocol.md H6)."""
+"""Seconds between two publications if the only news are applied entries without a sequence, such as rows of a move:
+needed by those that wait for a newcomer to catch up (docs/protocol.md H6)."""
 
 
 class Publishing:
@@ -28,21 +28,21 @@ class Publishing:
         self,
         beat: Beat,
         claims: Claims,
-        state: State,
-        trials: Trials,
+        state: ReplicaState,
+        trials: Investigations,
         server: ServerId,
         nonce: str,
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`is_stopped`: whether the replica has failed, and applies nothing any more."""
+        """`is_stopped` returns True if the replica has failed and applies nothing any more."""
         self._is_stopped = is_stopped
         self._beat, self._claims, self._state, self._trials = beat, claims, state, trials
         self._server, self._nonce = server, nonce
         self._said: tuple[int, ...] = ()
-        """What was published last, by `run` and without a doubt; empty if it was anything else."""
+        """The last publication by `run` without a doubt; empty if anything else was published since."""
 
     async def run(self) -> None:
-        """Publish whatever has changed, now and then."""
+        """Publish changes periodically."""
         taken, silent_s = self._taken(), 0.0
         while True:
             state = self._state

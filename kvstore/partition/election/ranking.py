@@ -1,8 +1,8 @@
-"""Ranks the replicas that may stand for leader. Decides only.
+"""Ranks the replicas that may run for election. Decides only.
 
-The highest sequence is only a preference, which saves catching up; what makes a leader safe is fencing
-(docs/protocol.md, Election). So each replica ranks itself among those that have published, waits its rank times
-RANK_DELAY_S, and then stands; nobody waits for a better one for ever.
+The highest sequence is only a preference, which saves catching up; fencing makes a leader safe (docs/protocol.md,
+Election). So each replica ranks itself among those that have published, waits RANK_DELAY_S times its rank, and then
+becomes a candidate. No replica waits forever for a better one.
 """
 
 from __future__ import annotations
@@ -18,20 +18,22 @@ from kvstore.meta import codec
 from kvstore.types import Seq, ServerId
 
 RANK_DELAY_S = 0.15
-"""Long enough for a better candidate's claim to be seen, short enough not to matter when there is none."""
+"""Seconds: long enough to see a better candidate's claim, short enough not to matter if there is none."""
 INCUMBENT_GRACE_S = 3.0
-"""What a leader that serves, but whose znode is gone, gets to put it back, for as long as it says that it serves."""
+"""Seconds for which a leader that serves without a znode may restore it, as long as it says that it serves."""
 SILENT_GRACE_S = 1.0
-"""What a leader gets that neither answers nor refuses: it may only be busy. One that is stopped costs this much."""
+"""Seconds granted to a leader that neither answers nor refuses, because it may only be busy. A stopped leader costs
+this much."""
 ASK_AGAIN_S = 0.4
-"""Until an incumbent in its grace is asked again."""
+"""Seconds until an incumbent in its grace period is asked again."""
 UNFIT_GRACE_S = 10.0
-"""How long a candidate that most others cannot reach, or whose disks cannot be written to, leaves the lead to others.
-If nobody has taken it by then, a bad leader is better than none."""
+"""Seconds for which a candidate that most others cannot reach, or whose disks cannot be written to, leaves the lead to
+others. If no replica has taken it by then, a bad leader is better than none."""
 OUT_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
-"""How long a replica that failed as leader, or could not open the log, stays out, by the number of times in a row."""
+"""Seconds for which a replica that failed as leader, or could not open the log, stays out of elections, by the number
+of failures in a row."""
 SETTLED_S = 60.0
-"""A lead that lasted for so long was no failure in a row with those before it."""
+"""After a leadership that lasted this many seconds, a failure counts as the first one."""
 
 
 class Incumbent(Enum):
@@ -40,14 +42,14 @@ class Incumbent(Enum):
     GONE = auto()
     """It refuses connections, or says that it does not serve."""
     SILENT = auto()
-    """Its link stands, or cannot be made and is not refused; no answer."""
+    """No answer: its link is up, or cannot be made and is not refused."""
     SERVES = auto()
-    """It lost its session, not its lead."""
+    """It lost its session but still leads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A replica's own account in `/partitions/<id>/replicas/<server>`."""
+    """A replica's own report in `/partitions/<id>/replicas/<server>`."""
 
     seq: Seq
     """Last sequence applied."""
@@ -56,12 +58,14 @@ class Published:
     epoch: int
     nonce: str
     doubt: tuple[Seq, Seq, int] | None = None
-    """That it is barred because replicas differ: since which sequence, and its checksum at its last check."""
+    """Set if the replica is barred because replicas differ: the sequence since which they differ, and the sequence and
+    checksum of its last check."""
     is_stopped: bool = False
-    """It applies nothing any more: it counts as away, and for no newcomer that has caught up (docs/protocol.md V4)."""
+    """True if the replica applies nothing any more. It then counts as away, and not as a newcomer that has caught up
+    (docs/protocol.md V4)."""
     taken: tuple[int, int] | None = None
-    """How far it is, by what it has applied: the position of its last entry; while it takes in another's state, 0 and
-    the bytes that have come of it. None: of a release that does not say (docs/protocol.md H6)."""
+    """Progress by what was applied: the position of the last entry, or 0 and the bytes received while another replica's
+    state is being installed. None if the release does not report it (docs/protocol.md H6)."""
 
     def encode(self) -> bytes:
         said: dict[str, object] = {
@@ -80,7 +84,7 @@ class Published:
 
     @staticmethod
     def decode(data: bytes) -> Published:
-        """Raises UndecodableNode."""
+        """Decode the znode. Raises UndecodableNode."""
         said = codec.decode_plain(_Said, data, what="replica znode")
         doubt = said.doubt if said.doubt is not None and said.doubt[0] else None
         return Published(said.seq, said.durable_seq, said.epoch, said.nonce, doubt, said.stopped, said.taken)
@@ -100,7 +104,7 @@ class _Said(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class LeaderRecord:
-    """The content of `/partitions/<id>/leader`. `epoch` is the last one that the leader had seen when it claimed."""
+    """The content of `/partitions/<id>/leader`. `epoch` is the last epoch that the leader had seen when it claimed."""
 
     server: ServerId
     epoch: int
@@ -111,19 +115,20 @@ class LeaderRecord:
 
     @staticmethod
     def decode(data: bytes) -> LeaderRecord:
-        """Raises UndecodableNode."""
+        """Decode the znode. Raises UndecodableNode."""
         return codec.decode_plain(LeaderRecord, data, what="leader znode")
 
 
 def furthest(published: Mapping[ServerId, Published], besides: ServerId) -> list[ServerId]:
-    """The replicas that have published and have not stopped, the one with the highest sequence first."""
+    """Return the replicas that have published and have not stopped, the one with the highest sequence first."""
     going = [server for server, said in published.items() if server != besides and not said.is_stopped]
     return sorted(going, key=lambda server: (-published[server].seq, server))
 
 
 def rank_of(me: ServerId, published: Mapping[ServerId, Published], preference: Sequence[ServerId]) -> int:
-    """How many replicas should stand before `me`: those with a higher sequence, or with the same and an earlier place
-    in the ring's order of preference. One that has stopped does not stand. 0 stands at once."""
+    """Return how many replicas should run for election before `me`: those with a higher sequence, or with an equal one
+    and an earlier place in the ring's order of preference. Replicas that have stopped do not count. Rank 0 runs at
+    once."""
     place = {server: index for index, server in enumerate(preference)}
 
     def key(server: ServerId) -> tuple[int, int, str]:

@@ -25,34 +25,35 @@ from kvstore.partition.election.candidate_fitness import CandidateFitness
 from kvstore.partition.election.claiming import Claiming
 from kvstore.partition.election.date_fitness import DateFitness
 from kvstore.partition.election.deposing import LeaderWatch
-from kvstore.partition.election.following import Following
-from kvstore.partition.election.handover import DRAIN_S, PREPARE_S, TAKE_S, Prepare, Take, Turns
+from kvstore.partition.election.following import LogFollower
+from kvstore.partition.election.handover import DRAIN_S, PREPARE_S, TAKE_S, HandoverTurns, Prepare, Take
 from kvstore.partition.election.leader_znode import Claims
 from kvstore.partition.election.peer_replicas import HOLD_S, PeerReplicas
 from kvstore.partition.election.publishing import Publishing
 from kvstore.partition.election.ranking import furthest
 from kvstore.partition.election.role_events import Command, Event
-from kvstore.partition.election.role_machine import Role, RoleMachine
+from kvstore.partition.election.role_machine import ReplicaRole, RoleMachine
 from kvstore.partition.election.tail import Tail
-from kvstore.partition.election.trials import Trials
+from kvstore.partition.election.trials import Investigations
 from kvstore.partition.leading.leader import Leader
 from kvstore.partition.ports import Peers
-from kvstore.partition.state.state import State
+from kvstore.partition.state.state import ReplicaState
 from kvstore.types import PartitionId, Seq, ServerId
 from kvstore.wal.ports import LeaderLog, Logs
 
 log = logging.getLogger(__name__)
 
 REREAD_S = 10.0
-"""A watch is only a hint; this often the leader's znode is read without one."""
+"""Seconds between two reads of the leader's znode without a notification, because watches are best effort."""
 PROVEN_S = 1.0
-"""After a proof the leader's znode is read again."""
+"""Seconds after a proof until the leader's znode is read again."""
 VAIN_RANK_MAX = 400
-"""A minute."""
+"""Rank of a replica that could not lead many times in a row; it waits about a minute."""
 OPEN_PATIENCE_S = 10.0
-"""A candidate that applies nothing of the log for so long gives the lead back."""
+"""Seconds after which a candidate that applies nothing of the log gives the lead back."""
 WAKE_S_MIN = 0.001
-"""No timer is shorter: the time left until a moment may be less than a clock can tell, and time would stand still."""
+"""Minimum seconds of a timer. The time left until a moment may be less than a clock can resolve, and a shorter timer
+would never advance."""
 
 
 class Replica:
@@ -67,13 +68,13 @@ class Replica:
         claims: Claims,
         logs: Logs,
         peers: Peers,
-        state: State,
+        state: ReplicaState,
         tail: Tail,
         replicas: Callable[[], tuple[ServerId, ...]],
         on_leader: Callable[[ServerId | None], None],
-        turns: Turns,
+        turns: HandoverTurns,
         begin: Callable[[Leader], Awaitable[None]],
-        trials: Trials,
+        trials: Investigations,
     ) -> None:
         self.leader: Leader | None = None
         self.state, self.tail = state, tail
@@ -89,31 +90,32 @@ class Replica:
         self._trials = trials
         self._reread = asyncio.Event()
         feed = self._feed
-        self.following = Following(
+        self.following = LogFollower(
             env, tail, self._owner, trials, feed=feed, role_change=self.role_change, server=server, name=partition
         )
         self.claiming = Claiming(
             *(claims, state, server, self._nonce),
             feed=feed,
             reread=self._reread,
-            is_stopped=lambda: self.role is Role.STOPPED,
+            is_stopped=lambda: self.role is ReplicaRole.STOPPED,
         )
         self._publishing = Publishing(env.beat, claims, state, trials, server, self._nonce, self.following.has_failed)
         self._fitness = DateFitness(
             env.clock, self._feed, lambda: self._owner.leader is not None, lambda: self.serves, self.hand_over_to_any
         )
         self._role_changed = asyncio.Event()
-        """Set once, at the next change; then there is another."""
+        """Set once, at the next change; then a new event replaces it."""
         self._yielding = asyncio.Lock()
         self._opening: Task | None = None
         self._log: LeaderLog | None = None
         self.lead_failure = ""
-        """Why the last try to take the lead came to nothing; empty once somebody leads."""
+        """Why the last attempt to take the lead failed; empty once a leader is known."""
         self._vain_leads = 0
-        """Times in a row that it has opened the log and could not lead; it stands later (docs/protocol.md, G22)."""
+        """Times in a row that the replica opened the log and could not lead. It then runs for election later
+        (docs/protocol.md, G22)."""
 
     @property
-    def role(self) -> Role:
+    def role(self) -> ReplicaRole:
         return self._owner.role
 
     @property
@@ -130,9 +132,9 @@ class Replica:
         return self.leader is not None and self.leader.serving
 
     def start(self) -> None:
-        """Begin to tail, to watch the leader's znode, and to stand when there is none."""
+        """Start to tail the log, to watch the leader's znode, and to run for election when there is no leader."""
         spawn = self._env.nursery.spawn
-        self.tail.on_lost = lambda position: self._peer_replicas.tell_further(self._owner.leader, position)
+        self.tail.on_lost = lambda position: self._peer_replicas.report_further(self._owner.leader, position)
         self._fitness.look()
         self.following.start()
         self._claims.start(self._env.nursery)
@@ -145,36 +147,36 @@ class Replica:
         spawn(watch, name=f"{self._partition} hold leader")
 
     async def stop(self, *, hand_over: bool) -> None:
-        """Stop for good; with `hand_over` a leader first hands over to another replica, or at least drains and releases
-        its lease, so that the next need not wait."""
+        """Stop for good. With `hand_over` a leader first hands over to another replica, or at least drains and releases
+        its lease, so that the next leader need not wait."""
         if hand_over:
             await self._let_go()
         leader = self.leader
-        self._feed(role_events.Stop())
+        self._feed(role_events.StopReplica())
         if self._log is not None:
             self._log.close_for_good()
         if leader is not None:
-            leader.stop(NotLeader(self._partition))  # also one with nothing under way: its timers end with it
+            leader.stop(NotLeader(self._partition))  # also without work in flight, because its timers must end
         await self.claiming.give_back()
 
     async def _let_go(self) -> None:
         await self.hand_over_to_any()
-        async with self._yielding:  # a hand-over that was begun before drains, and comes to its end
+        async with self._yielding:  # a handover that began before drains and completes first
             try:
                 if self.leader is not None and self.serves:
                     await self.leader.release()
             except StoreError as error:
-                log.info("partition=%s was not handed over: %s", self._partition, error)
+                log.info("partition=%s lead not handed over: %s", self._partition, error)
 
     async def hand_over(self, successor: ServerId, nonce: str, *, is_planned: bool) -> None:
-        """Let the replica on `successor`, the process of this nonce, lead instead of this one. Raises StoreError if the
-        lead was kept; what comes after it was released is the business of elections."""
+        """Let the replica on `successor`, in the process with this nonce, lead instead of this one. Raises StoreError
+        if the lead was kept; failures after the release are left to elections."""
         await self._peer_replicas.prepare(successor, Prepare(self.server, nonce, self.state.seq, is_planned))
         log.info("partition=%s %s is ready to lead", self._partition, successor)
         await self.yield_lead(successor)
 
     async def yield_lead(self, successor: ServerId) -> None:
-        """Release the lead and tell `successor`, which is prepared; lead again if it does not take over. Raises
+        """Release the lead and notify `successor`, which is prepared; lead again if it does not take over. Raises
         StoreError if the lead could not be released: it is kept, unless the log was lost meanwhile."""
         take = Take(self.claiming.claimed, await self._claims.term())
         async with self._yielding:
@@ -186,23 +188,23 @@ class Replica:
             except StoreError:
                 if not self.serves:
                     self._drop_lead()
-                    self._feed(role_events.Ended())
+                    self._feed(role_events.LeadEnded())
                 raise
             self._drop_lead()
             self._feed(role_events.Yielded(successor))
             try:
                 await self._peer_replicas.take(successor, take)
             except StoreError as error:
-                log.info("partition=%s not taken by %s, leading on: %r", self._partition, successor, error)
+                log.info("partition=%s %s did not take the lead, keeping it: %r", self._partition, successor, error)
                 self._feed(role_events.NotTaken())
             self._reread.set()
 
     async def hand_over_to_any(self) -> None:
-        """To the replica that is furthest, or to the next one; it is kept if none takes it."""
+        """Hand over to the furthest replica, or else to the next one. The lead is kept if none takes it."""
         try:
             published = await self._claims.published() if self.serves else {}
         except MetadataError as error:
-            log.info("partition=%s not handed to anybody: %r", self._partition, error)
+            log.info("partition=%s lead not handed over: %r", self._partition, error)
             return
         for server in furthest(published, besides=self.server):
             if not self.serves:
@@ -210,11 +212,12 @@ class Replica:
             try:
                 await self.hand_over(server, published[server].nonce, is_planned=False)
             except StoreError as error:
-                log.info("partition=%s not handed to %s: %r", self._partition, server, error)
+                log.info("partition=%s lead not handed to %s: %r", self._partition, server, error)
 
     async def answer(self, server: ServerId, method: str, body: bytes) -> bytes:
-        """Answer the replica on another server: `serving`: whether this one serves, and whether it does not reach that
-        server; `hold`: whether it serves, once that changes or HOLD_S is over; what handover.py and deposing.py say."""
+        """Answer the replica on another server. `serving` returns whether this replica serves, and whether it does not
+        reach that server. `hold` returns whether it serves, once that changes or HOLD_S has passed. handover.py and
+        deposing.py describe the others."""
         match method:
             case "prepare":
                 return await self._prepare(Prepare.decode(body))
@@ -230,15 +233,15 @@ class Replica:
             case peer_replicas.APPLIED:
                 return peer_replicas.encode_position(self.state.position)
             case peer_replicas.FURTHER:
-                return peer_replicas.hear_further(self._log, body)
+                return peer_replicas.answer_further(self._log, body)
             case _:
-                raise InvalidRequest(f"want a method that replicas have, got {method!r}")
+                raise InvalidRequest(f"expected a method of replicas, got {method!r}")
         return b"1" if self.serves else b"0"
 
     async def _prepare(self, asked: Prepare) -> bytes:
-        """Get ready to lead in a moment. Raises Unavailable if this replica is not the one, or it is not the time."""
+        """Get ready to lead soon. Raises Unavailable if this replica is not the right one, or the time is not right."""
         is_fit = not self._owner.is_barred and self._fitness.look()
-        if self.role is not Role.FOLLOWING or not is_fit or asked.nonce != self._nonce:
+        if self.role is not ReplicaRole.FOLLOWING or not is_fit or asked.nonce != self._nonce:
             raise Unavailable(f"partition {self._partition}: {self.server} is not ready to lead: {self.role.name}")
         if why := await self._candidate_fitness.why_refuse(is_planned=asked.is_planned):
             raise Unavailable(f"partition {self._partition}: {self.server} is not fit to lead: {why}")
@@ -253,17 +256,17 @@ class Replica:
         return b"1"
 
     async def _take(self, offer: Take) -> bytes:
-        """Lead; answers once this replica serves. Raises Unavailable if it does not come to that in time."""
+        """Take the lead; answer once this replica serves. Raises Unavailable if it does not serve in time."""
         self._feed(role_events.Offered(offer.record, offer.term))
         until = self._env.clock.now() + TAKE_S
-        while self.role in (Role.CLAIMING, Role.OPENING) and self._env.clock.now() < until:
+        while self.role in (ReplicaRole.CLAIMING, ReplicaRole.OPENING) and self._env.clock.now() < until:
             await self.role_change(TAKE_S)
         if not self.serves:
             raise Unavailable(f"partition {self._partition}: {self.server} has not taken the lead: {self.role.name}")
         return b"1"
 
     async def role_change(self, timeout_s: float) -> None:
-        """Return when the role or the leader changes, or in this time."""
+        """Return when the role or the leader changes, or after `timeout_s`."""
         await wait_within(self._role_changed, timeout_s)
 
     def _tell_role_change(self) -> None:
@@ -282,17 +285,17 @@ class Replica:
 
     def _perform(self, command: Command) -> None:
         match command:
-            case role_events.ReadLeader():
+            case role_events.ReadLeaderZnode():
                 self._reread.set()
             case role_events.WakeAt(at):
                 self._wake_at(at)
-            case role_events.Follow(server):
+            case role_events.FollowLeader(server):
                 self._peer_replicas.last_leader = server or self._peer_replicas.last_leader
                 self._fitness.note_leader()
                 self.lead_failure = "" if server is not None else self.lead_failure
                 self._on_leader(server)
                 self._tell_role_change()
-            case role_events.OpenLog():
+            case role_events.OpenAsLeader():
                 self.elections += 1
                 self._opening = self._env.nursery.spawn(self._open(), name=f"{self._partition} open")
             case role_events.AbandonOpening():
@@ -312,7 +315,8 @@ class Replica:
                 assert_never(command)
 
     def _wake_at(self, at: float) -> None:
-        """Tick at that time. The timer's clock may run ahead of ours; then the owner asks again."""
+        """Send a Tick at that time. The timer's clock may run ahead of the boot-time clock; the role machine then asks
+        again."""
         delay = max(WAKE_S_MIN, at - self._env.clock.now())
         asyncio.get_running_loop().call_later(delay, self._feed, role_events.Tick())
 
@@ -358,7 +362,7 @@ class Replica:
                 lambda: self.state.position,
                 self._peer_replicas.furthest,
             )
-            self._vain_leads += 1  # unless it goes on: the list has one ledger more
+            self._vain_leads += 1  # reset if it succeeds: the list has one ledger more
             await self.tail.wait_applied(self._log.recovered_end, OPEN_PATIENCE_S)
             await self.following.stop()
             self.leader = leader = Leader(self._env, self._config, self.state, self._log, self._ended)
@@ -366,7 +370,7 @@ class Replica:
             opened, self._vain_leads, self.lead_failure = True, 0, ""
         except MetadataLost as error:
             self.lead_failure = str(error)
-            log.error("partition=%s is not led from here: %s", self._partition, error)
+            log.error("partition=%s cannot be led from here: %s", self._partition, error)
         except (StoreError, TimeoutError) as error:
             self.lead_failure = str(error) or type(error).__name__
             log.info("partition=%s could not take the lead: %r", self._partition, error)
@@ -376,17 +380,18 @@ class Replica:
         self._feed(role_events.Opened() if opened else role_events.OpenFailed())
 
     def _prove(self) -> None:
-        """By an append: the leader ends if it is fenced. Else another may be about to fence it: look again soon."""
+        """Prove the lead by an append: a fenced leader ends. Otherwise another replica may be about to fence it, so
+        read the znode again soon."""
         if self.leader is not None:
             self._env.nursery.spawn(_prove(self.leader), name=f"{self._partition} proof")
         asyncio.get_running_loop().call_later(PROVEN_S, self._reread.set)
 
     def _ended(self, reason: StoreError) -> None:
-        log.info("partition=%s leads no more: %r", self._partition, reason)
+        log.info("partition=%s lost the lead: %r", self._partition, reason)
         is_broken = self.leader is not None and self.leader.is_broken
-        if self.role is Role.SERVING:
+        if self.role is ReplicaRole.SERVING:
             self._drop_lead()
-        self._feed(role_events.Ended(has_failed=is_broken or isinstance(reason, NotEnoughBookies)))
+        self._feed(role_events.LeadEnded(has_failed=is_broken or isinstance(reason, NotEnoughBookies)))
 
     def _drop_lead(self) -> None:
         if self._log is not None:
@@ -398,6 +403,6 @@ class Replica:
 
 
 async def _prove(leader: Leader) -> None:
-    if leader.serving:  # behind a release nothing may stand
+    if leader.serving:  # nothing may follow a release record
         with suppress(StoreError):
             await leader.prove()

@@ -1,10 +1,10 @@
-"""How far a partition's log may be trimmed. Decides only.
+"""Decides how far a partition's log may be trimmed. Decides only.
 
-Engines run without a log of their own, so what counts is what a replica has synced, not what it has applied: one power
+Engines run without a log of their own, so what counts is what a replica has synced, not what it has applied: a power
 cut takes every engine back to its last sync, and the log must still reach from there (docs/protocol.md, G6).
 
-A replica that is away holds the log, but not for ever (docs/protocol.md, G20): leaders add up how long they have seen
-it away, each going on where the one before was.
+A replica that is away holds the log, but not forever (docs/protocol.md, G20): leaders add up for how long they have
+seen it away, each continuing the former leader's count.
 """
 
 from __future__ import annotations
@@ -15,28 +15,29 @@ from dataclasses import dataclass
 from kvstore.types import Seq, ServerId
 
 FORGET_S = 24 * 3600.0
-"""A replica away for longer stops holding the log back if enough others have what it lacks; it installs a snapshot."""
+"""A replica that has been away for more than this many seconds stops holding the log, if enough others have what it is
+missing. It installs a snapshot later."""
 NEVER_SEEN = Seq(0)
 
 
 @dataclass(frozen=True, slots=True)
 class Away:
-    """A replica that does not say how far it is."""
+    """A replica that does not publish its progress."""
 
     durable_seq: Seq
-    """What it had synced when it last said so."""
+    """Sequence that it had synced when it last published."""
     away_s: float
-    """How long leaders have seen it away, at least."""
+    """Seconds for which leaders have seen it away; a lower bound."""
 
 
-class Retention:
-    """Remembers what each replica has synced, also of those that are away."""
+class LogRetention:
+    """Remembers what each replica has synced, including those that are away."""
 
     def __init__(self, away: Mapping[ServerId, Away]) -> None:
-        """`away`: what former leaders have seen."""
+        """`away` is what former leaders have counted."""
         self.away = dict(away)
         self._durable: dict[ServerId, Seq] = {}
-        """Of those that are up."""
+        """Synced sequences of the replicas that are up."""
 
     def look(
         self,
@@ -45,9 +46,9 @@ class Retention:
         elapsed_s: float,
         stopped: Mapping[ServerId, Seq] | None = None,
     ) -> None:
-        """Note what the replicas that are up have published. Those that are not have been away for `elapsed_s` more:
-        the time since the last look, as far as this leader was awake to see it. Away are those too that are up and
-        apply nothing any more, `stopped`: else they would hold the log for ever."""
+        """Note what the replicas that are up have published. All others have been away for `elapsed_s` more seconds:
+        the time since the last check, as far as this leader was awake. Replicas that are up but have `stopped` applying
+        count as away too; otherwise they would hold the log forever."""
         stopped = stopped or {}
         away: dict[ServerId, Away] = {}
         for server in replicas:
@@ -57,12 +58,12 @@ class Retention:
             if before is None:
                 before = Away(self._durable.get(server, stopped.get(server, NEVER_SEEN)), 0.0)
             away[server] = Away(before.durable_seq, before.away_s + elapsed_s)
-        # Lower than before if a replica was wiped: the new claim is the true one.
+        # The sequence is lower than before if a replica was wiped: the new claim is the true one.
         self.away, self._durable = away, dict(durable)
 
     def floor(self, replicas: Sequence[ServerId], copies_min: int) -> Seq:
-        """The sequence up to which the log is held by the state of every replica that counts, and of at least
-        `copies_min`."""
+        """Return the highest sequence up to which the state of every replica that counts is synced, and of at least
+        `copies_min` replicas."""
         durable = [self._durable_seq(server) for server in replicas if not self._is_forgotten(server, replicas)]
         if len(durable) < copies_min:
             return Seq(0)

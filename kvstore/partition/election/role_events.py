@@ -1,5 +1,5 @@
-"""The events and commands of role_machine.py: what happens to a replica on its way to the lead, and what is to be done
-about it. Decides only."""
+"""The events and commands of role_machine.py: what happens to a replica on its way to the lead, and what to do about
+it. Decides only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class LeaderRead:
 
     record: LeaderRecord | None
     is_passing: bool = False
-    """It is of an earlier session of this process, and will vanish with it."""
+    """It belongs to an earlier session of this process, and will vanish with that session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +30,13 @@ class Ranked:
 
 @dataclass(frozen=True, slots=True)
 class LeaderLost:
-    """The replicas agree that this leader is gone or cannot be reached, although its znode stands at this term."""
+    """The replicas agree that this leader is gone or unreachable, although its znode exists at this term."""
 
     record: LeaderRecord
     term: int
     is_confirmed: bool = True
-    """True if another replica does not hear the leader either. False: only a refused connection shows the loss."""
+    """True if another replica receives nothing from the leader either. False if only a refused connection shows the
+    loss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class NotClaimed:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The log is open, the state is caught up, the first record is acknowledged."""
+    """The log is open, the state has caught up, and the first record is acknowledged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class OpenFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class LeadEnded:
     """This leadership is over: fenced, or failed."""
 
     has_failed: bool = False
@@ -68,19 +69,19 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Yielded:
-    """This leader has released its lease for `successor`, which is about to be told."""
+    """This leader has released its lease for `successor`, which is about to be notified."""
 
     successor: ServerId
 
 
 @dataclass(frozen=True, slots=True)
 class NotTaken:
-    """The successor did not say that it serves."""
+    """The successor did not report that it serves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """The leader has released its lease for this replica, and its znode may be replaced while the term stands."""
+    """The leader has released its lease for this replica, and its znode may be replaced while the term is unchanged."""
 
     record: LeaderRecord
     term: int
@@ -88,7 +89,7 @@ class Offered:
 
 @dataclass(frozen=True, slots=True)
 class Dated:
-    """Whether this server's date is good enough to lead has changed."""
+    """This server's clock has become good enough to lead, or has ceased to be."""
 
     may_lead: bool
 
@@ -100,13 +101,13 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Barred:
-    """This replica's state may be damaged, and it must not lead; or that is over."""
+    """This replica's state may be damaged, so it must not lead; or that is over."""
 
     is_barred: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class StopReplica:
     pass
 
 
@@ -118,14 +119,14 @@ Event = (
     | NotClaimed
     | Opened
     | OpenFailed
-    | Ended
+    | LeadEnded
     | Yielded
     | NotTaken
     | Offered
     | Dated
     | Tick
     | Barred
-    | Stop
+    | StopReplica
 )
 
 # ── what to do about it ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -133,10 +134,10 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class PublishAndRank:
-    """Publish this replica's sequence now, read the others', ask them whether one still serves, report Ranked."""
+    """Publish this replica's sequence, read the others', ask them whether one still serves, and report Ranked."""
 
     asks: bool = True
-    """False if nobody need be asked: the replicas have just agreed that the leader is lost."""
+    """False if no replica need be asked, because they have just agreed that the leader is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +149,13 @@ class WakeAt:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Create the leader znode, or make this process's own one of its present session; report Claimed or NotClaimed."""
+    """Create the leader znode, or recreate this process's own one in its present session; report Claimed or
+    NotClaimed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Succeed:
-    """Put one's own znode in the place of `record` while the term stands; report Claimed or NotClaimed."""
+    """Replace the znode of `record` by this replica's while the term is unchanged; report Claimed or NotClaimed."""
 
     record: LeaderRecord
     term: int
@@ -161,18 +163,18 @@ class Succeed:
 
 @dataclass(frozen=True, slots=True)
 class RemoveStale:
-    """Delete the leader znode if it is still this record's."""
+    """Delete the leader znode if it still belongs to this record."""
 
     record: LeaderRecord
 
 
 @dataclass(frozen=True, slots=True)
 class GiveBack:
-    """Delete one's own leader znode, if it is there."""
+    """Delete this replica's leader znode, if it is there."""
 
 
 @dataclass(frozen=True, slots=True)
-class OpenLog:
+class OpenAsLeader:
     """Take the log over; report Opened or OpenFailed."""
 
 
@@ -183,22 +185,22 @@ class AbandonOpening:
 
 @dataclass(frozen=True, slots=True)
 class EndLead:
-    """Answer nothing any more: what is under way is of unknown outcome."""
+    """Answer nothing any more; operations in flight have an unknown outcome."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prove:
-    """Find out whether this leader is fenced, by an append. One that nobody asks anything would never learn it."""
+    """Find out by an append whether this leader is fenced. A leader that receives no requests would never notice."""
 
 
 @dataclass(frozen=True, slots=True)
-class ReadLeader:
+class ReadLeaderZnode:
     """Read the leader znode again; report LeaderRead."""
 
 
 @dataclass(frozen=True, slots=True)
-class Follow:
-    """Clients are to be sent to this server."""
+class FollowLeader:
+    """Send clients to this server."""
 
     server: ServerId | None
 
@@ -210,10 +212,10 @@ Command = (
     | Succeed
     | RemoveStale
     | GiveBack
-    | OpenLog
+    | OpenAsLeader
     | AbandonOpening
     | EndLead
     | Prove
-    | ReadLeader
-    | Follow
+    | ReadLeaderZnode
+    | FollowLeader
 )

@@ -1,4 +1,4 @@
-"""One replica's way to the lead and back. Decides only; replica.py performs.
+"""Decides the role of one replica, on its way to the lead and back. Decides only; replica.py performs.
 
     FOLLOWING ──no leader──> STANDING ──its turn──> CLAIMING ──won──> OPENING ──served its first record──> SERVING
         ^          ^            │                      │                 │                                    │
@@ -7,9 +7,9 @@
     SERVING ──released for a successor──> YIELDING ──its znode is there──> FOLLOWING
                                              └───it did not take over──> CLAIMING
 
-The znode never stops a leader: one that serves and finds its znode gone claims it again, and one that finds another's
-name there goes on until it is fenced, because until then nobody else can have acknowledged anything (docs/protocol.md,
-Election).
+STANDING is the role of a candidate that waits for its turn. The znode never stops a leader: a leader that serves and
+finds its znode gone claims it again, and one that finds another's znode continues until it is fenced, because until
+then no other replica can have acknowledged anything (docs/protocol.md, Election).
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ from kvstore.partition.election.role_events import (
     Claimed,
     Command,
     Dated,
-    Ended,
     EndLead,
     Event,
-    Follow,
+    FollowLeader,
     GiveBack,
+    LeadEnded,
     LeaderLost,
     LeaderRead,
     NotClaimed,
     NotTaken,
     Offered,
+    OpenAsLeader,
     Opened,
     OpenFailed,
-    OpenLog,
     Prove,
     PublishAndRank,
     Ranked,
-    ReadLeader,
+    ReadLeaderZnode,
     RemoveStale,
-    Stop,
+    StopReplica,
     Succeed,
     Tick,
     WakeAt,
@@ -63,7 +63,7 @@ from kvstore.partition.election.role_events import (
 from kvstore.types import ServerId
 
 
-class Role(Enum):
+class ReplicaRole(Enum):
     FOLLOWING = auto()
     STANDING = auto()
     CLAIMING = auto()
@@ -73,7 +73,7 @@ class Role(Enum):
     STOPPED = auto()
 
 
-_LEADING = (Role.STANDING, Role.CLAIMING, Role.OPENING, Role.SERVING)
+_LEADING = (ReplicaRole.STANDING, ReplicaRole.CLAIMING, ReplicaRole.OPENING, ReplicaRole.SERVING)
 """Roles that a barred replica never has."""
 _GRACE_S = {Incumbent.GONE: 0.0, Incumbent.SILENT: SILENT_GRACE_S, Incumbent.SERVES: INCUMBENT_GRACE_S}
 
@@ -82,21 +82,22 @@ class RoleMachine:
     """Turns each event into the commands it calls for. Performs none of them."""
 
     def __init__(self, me: ServerId, nonce: str) -> None:
-        self.role = Role.FOLLOWING
+        self.role = ReplicaRole.FOLLOWING
         self.leader: ServerId | None = None
         self.is_barred = False
-        """It may neither lead nor stand (docs/protocol.md, P35)."""
+        """True if the replica may neither lead nor run for election (docs/protocol.md, P35)."""
         self._me, self._nonce = me, nonce
         self._record: LeaderRecord | None = None
         """The leader znode that is being followed."""
         self._replaces: tuple[LeaderRecord, int] | None = None
-        """The leader znode in whose place one's own is being put, or is to be, and the term at which it was read."""
+        """The leader znode that this replica is replacing, or is about to replace, and the term at which it was
+        read."""
         self._graced_from = inf
         """When an incumbent was first asked since there was last a leader."""
         self._asks_again = False
-        """It is to be asked once more before this replica claims."""
+        """True if the incumbent is to be asked again before this replica claims."""
         self._may_lead = True
-        """By its server's date."""
+        """False while the server's clock is not good enough."""
         self._stand_at = 0.0
         self._out_until = 0.0
         self._failures = 0
@@ -105,11 +106,11 @@ class RoleMachine:
         self._deposed_by: ServerId | None = None
         """The leader, if its znode has replaced this replica's."""
         self._served_at = 0.0
-        """When the present or the last lead began."""
+        """When the present or the last leadership began."""
 
     def handle(self, event: Event, now: float) -> list[Command]:
-        """The only way in. `now` is the boot-time clock in seconds."""
-        if self.role is Role.STOPPED:
+        """Handle one event. The only way in. `now` is the boot-time clock in seconds."""
+        if self.role is ReplicaRole.STOPPED:
             return []
         match event:
             case LeaderRead(record, is_passing):
@@ -126,7 +127,7 @@ class RoleMachine:
                 return self._not_claimed()
             case Opened():
                 return self._opened(now)
-            case OpenFailed() | Ended():
+            case OpenFailed() | LeadEnded():
                 return self._stand_back(now, has_failed=isinstance(event, OpenFailed) or event.has_failed)
             case Yielded(successor):
                 return self._yielded(successor)
@@ -136,15 +137,16 @@ class RoleMachine:
                 return self._offered(record, term)
             case Barred() | Dated():
                 return self._bar(event.is_barred, now) if isinstance(event, Barred) else self._dated(event.may_lead)
-            case Stop():
+            case StopReplica():
                 return self._stop()
             case _:
                 assert_never(event)
 
     def check(self) -> None:
-        """Raise AssertionError unless the invariants hold: one that serves or opens sends clients nowhere else."""
-        assert self.role is not Role.SERVING or self.leader == self._me
-        assert self.role is not Role.YIELDING or self.leader != self._me
+        """Raise AssertionError unless the invariants hold: a replica that serves or opens sends clients nowhere
+        else."""
+        assert self.role is not ReplicaRole.SERVING or self.leader == self._me
+        assert self.role is not ReplicaRole.YIELDING or self.leader != self._me
         assert self._failures >= 0
         assert not (self.is_barred and self.role in _LEADING), f"barred, and {self.role.name}"
 
@@ -154,28 +156,33 @@ class RoleMachine:
         if record.nonce == self._nonce:
             return self._own_read(is_passing)
         if record.server == self._me:
-            return [RemoveStale(record)]  # of this server's former process: the directory's lock says so
-        if self.role is Role.SERVING:
+            # left by this server's former process: the lock on the directory proves that it is gone
+            return [RemoveStale(record)]
+        if self.role is ReplicaRole.SERVING:
             return [Prove()]
-        if self.role in (Role.STANDING, Role.CLAIMING) and self._replaces is not None and record == self._replaces[0]:
+        if (
+            self.role in (ReplicaRole.STANDING, ReplicaRole.CLAIMING)
+            and self._replaces is not None
+            and record == self._replaces[0]
+        ):
             return []
-        abandoned: list[Command] = [AbandonOpening()] if self.role is Role.OPENING else []
-        self.role = Role.FOLLOWING
+        abandoned: list[Command] = [AbandonOpening()] if self.role is ReplicaRole.OPENING else []
+        self.role = ReplicaRole.FOLLOWING
         self._deposed_by = record.server if self._has_led or record.server == self._deposed_by else None
         self._has_led = False
         self._record, self._graced_from = record, inf
         return abandoned + self._follow(record.server)
 
     def _own_read(self, is_passing: bool) -> list[Command]:
-        if self.role in (Role.OPENING, Role.SERVING):
-            return [Claim()] if is_passing else []  # before it vanishes: nobody else need see that
-        return [] if self.role in (Role.CLAIMING, Role.YIELDING) else [GiveBack()]
+        if self.role in (ReplicaRole.OPENING, ReplicaRole.SERVING):
+            return [Claim()] if is_passing else []  # before it vanishes, so that no other replica sees that
+        return [] if self.role in (ReplicaRole.CLAIMING, ReplicaRole.YIELDING) else [GiveBack()]
 
     # docs/protocol.md P23
     def _no_leader(self, now: float) -> list[Command]:
-        if self.role in (Role.SERVING, Role.OPENING):
+        if self.role in (ReplicaRole.SERVING, ReplicaRole.OPENING):
             return [Claim()]  # the session was lost, the lead was not
-        if self.role in (Role.STANDING, Role.CLAIMING):
+        if self.role in (ReplicaRole.STANDING, ReplicaRole.CLAIMING):
             return []
         self._has_led = False
         commands = self._follow(None)
@@ -183,18 +190,18 @@ class RoleMachine:
             return commands
         if now < self._out_until:
             return [*commands, WakeAt(self._out_until)]
-        self.role, self._replaces = Role.STANDING, None
+        self.role, self._replaces = ReplicaRole.STANDING, None
         self._stand_at = inf
         return [*commands, PublishAndRank()]
 
     # docs/protocol.md P25, P41
     def _ranked(self, rank: int, incumbent: Incumbent, is_fit: bool, now: float) -> list[Command]:
-        if self.role is not Role.STANDING:
+        if self.role is not ReplicaRole.STANDING:
             return []
         if self._replaces is not None:
             if not is_fit:
-                self.role = Role.FOLLOWING
-                return [ReadLeader()]
+                self.role = ReplicaRole.FOLLOWING
+                return [ReadLeaderZnode()]
             self._asks_again, self._stand_at = False, now + rank * RANK_DELAY_S
             return [WakeAt(self._stand_at)]
         self._graced_from = min(self._graced_from, now)
@@ -205,116 +212,118 @@ class RoleMachine:
 
     # docs/protocol.md P40
     def _leader_lost(self, lost: LeaderLost, now: float) -> list[Command]:
-        """Replace the leader's znode in this replica's turn. No moment without a znode: the former leader, if it still
-        serves, would claim it again in that moment.
+        """Replace the leader's znode when this replica's turn comes. There is no moment without a znode, in which the
+        former leader, if it still serves, would claim it again.
 
-        A leader that has deposed this replica is replaced only if another replica confirms the loss: two replicas that
-        refuse each other's connections would depose each other for ever."""
+        A leader that has deposed this replica is replaced only if another replica confirms the loss. Otherwise two
+        replicas that refuse each other's connections would depose each other forever.
+        """
         record, term = lost.record, lost.term
-        if self.role is not Role.FOLLOWING or record != self._record:
+        if self.role is not ReplicaRole.FOLLOWING or record != self._record:
             return []
         if not lost.is_confirmed and record.server == self._deposed_by:
             return []
         if self.is_barred or not self._may_lead or now < self._out_until:
             return []
-        self.role, self._replaces, self._record = Role.STANDING, (record, term), None
+        self.role, self._replaces, self._record = ReplicaRole.STANDING, (record, term), None
         self._stand_at = inf
         return [*self._follow(None), PublishAndRank(asks=False)]
 
     # docs/protocol.md P25
     def _tick(self, now: float) -> list[Command]:
-        if self.role is Role.STANDING:
-            if now < self._stand_at:  # the timer's clock is not ours: it may run ahead by a little
+        if self.role is ReplicaRole.STANDING:
+            if now < self._stand_at:  # the timer's clock may run ahead of the boot-time clock by a little
                 return [] if isinf(self._stand_at) else [WakeAt(self._stand_at)]
             if self._asks_again:
                 self._stand_at = inf
                 return [PublishAndRank()]
-            self.role = Role.CLAIMING
+            self.role = ReplicaRole.CLAIMING
             return [Claim() if self._replaces is None else Succeed(*self._replaces)]
-        if self.role is Role.FOLLOWING and self.leader is None:
-            return [ReadLeader()]
+        if self.role is ReplicaRole.FOLLOWING and self.leader is None:
+            return [ReadLeaderZnode()]
         return []
 
     def _claimed(self) -> list[Command]:
-        if self.role is not Role.CLAIMING:
-            return [] if self.role in (Role.OPENING, Role.SERVING) else [GiveBack()]
-        self.role, self._has_led = Role.OPENING, True
-        return [OpenLog()]
+        if self.role is not ReplicaRole.CLAIMING:
+            return [] if self.role in (ReplicaRole.OPENING, ReplicaRole.SERVING) else [GiveBack()]
+        self.role, self._has_led = ReplicaRole.OPENING, True
+        return [OpenAsLeader()]
 
     def _not_claimed(self) -> list[Command]:
-        if self.role is not Role.CLAIMING:
-            return [ReadLeader()]
-        self.role = Role.FOLLOWING
-        return [*self._follow(None), ReadLeader()]
+        if self.role is not ReplicaRole.CLAIMING:
+            return [ReadLeaderZnode()]
+        self.role = ReplicaRole.FOLLOWING
+        return [*self._follow(None), ReadLeaderZnode()]
 
     def _opened(self, now: float) -> list[Command]:
-        if self.role is not Role.OPENING:
+        if self.role is not ReplicaRole.OPENING:
             return []
-        self.role, self.leader, self._graced_from, self._served_at = Role.SERVING, self._me, inf, now
-        return [Follow(self._me)]  # also if clients were sent here before: they can be answered now
+        self.role, self.leader, self._graced_from, self._served_at = ReplicaRole.SERVING, self._me, inf, now
+        return [FollowLeader(self._me)]  # also if clients were sent here before: they can be answered now
 
     def _yielded(self, successor: ServerId) -> list[Command]:
-        """Clients are sent to the successor at once: it lets them wait until it serves."""
-        if self.role is not Role.SERVING:
+        """Send clients to the successor at once; it lets them wait until it serves."""
+        if self.role is not ReplicaRole.SERVING:
             return []
-        self.role, self._record, self._failures, self._has_led = Role.YIELDING, None, 0, False
+        self.role, self._record, self._failures, self._has_led = ReplicaRole.YIELDING, None, 0, False
         return self._follow(successor)
 
     def _not_taken(self) -> list[Command]:
-        if self.role is not Role.YIELDING:
+        if self.role is not ReplicaRole.YIELDING:
             return []
         if self.is_barred or not self._may_lead:
-            self.role = Role.FOLLOWING
+            self.role = ReplicaRole.FOLLOWING
             return [GiveBack(), *self._follow(None)]
-        self.role, self._replaces = Role.CLAIMING, None
+        self.role, self._replaces = ReplicaRole.CLAIMING, None
         return [*self._follow(None), Claim()]
 
     def _offered(self, record: LeaderRecord, term: int) -> list[Command]:
-        if self.role not in (Role.FOLLOWING, Role.STANDING) or self.is_barred or not self._may_lead:
+        if self.role not in (ReplicaRole.FOLLOWING, ReplicaRole.STANDING) or self.is_barred or not self._may_lead:
             return []
-        self.role, self._replaces = Role.CLAIMING, (record, term)
+        self.role, self._replaces = ReplicaRole.CLAIMING, (record, term)
         return [*self._follow(self._me), Succeed(record, term)]
 
     def _dated(self, may_lead: bool) -> list[Command]:
-        """One that has the lead, or is about to, lets it go by itself (docs/protocol.md, P29)."""
+        """Note whether the clock allows leading. A replica that leads, or is about to, gives the lead up by itself
+        (docs/protocol.md, P29)."""
         self._may_lead = may_lead
-        if not may_lead and self.role is Role.STANDING:
-            self.role = Role.FOLLOWING
-        return [ReadLeader()] if may_lead else []
+        if not may_lead and self.role is ReplicaRole.STANDING:
+            self.role = ReplicaRole.FOLLOWING
+        return [ReadLeaderZnode()] if may_lead else []
 
     # docs/protocol.md P41
     def _stand_back(self, now: float, *, has_failed: bool) -> list[Command]:
-        """After a failure stay out for a while, longer each time, until a lead has lasted for SETTLED_S."""
-        if self.role not in (Role.OPENING, Role.SERVING):
+        """Stay out of elections after a failure, longer each time, until a leadership has lasted for SETTLED_S."""
+        if self.role not in (ReplicaRole.OPENING, ReplicaRole.SERVING):
             return []
-        if self.role is Role.SERVING and (not has_failed or now - self._served_at >= SETTLED_S):
+        if self.role is ReplicaRole.SERVING and (not has_failed or now - self._served_at >= SETTLED_S):
             self._failures = 0
-        self.role = Role.FOLLOWING
+        self.role = ReplicaRole.FOLLOWING
         self.leader = self._record = None
         if has_failed:
             self._out_until = now + OUT_S[min(self._failures, len(OUT_S) - 1)]
             self._failures += 1
-        return [GiveBack(), Follow(None), WakeAt(max(now, self._out_until)), ReadLeader()]
+        return [GiveBack(), FollowLeader(None), WakeAt(max(now, self._out_until)), ReadLeaderZnode()]
 
     def _bar(self, is_barred: bool, now: float) -> list[Command]:
         self.is_barred = is_barred
         if not is_barred:
-            return [ReadLeader()]
-        if self.role is Role.SERVING:
+            return [ReadLeaderZnode()]
+        if self.role is ReplicaRole.SERVING:
             return [EndLead(), *self._stand_back(now, has_failed=False)]
-        if self.role is Role.OPENING:
+        if self.role is ReplicaRole.OPENING:
             return [AbandonOpening(), *self._stand_back(now, has_failed=True)]
-        if self.role in (Role.STANDING, Role.CLAIMING):  # a claim that is won after this is given back
-            self.role = Role.FOLLOWING
+        if self.role in (ReplicaRole.STANDING, ReplicaRole.CLAIMING):  # a claim that is won after this is given back
+            self.role = ReplicaRole.FOLLOWING
         return []
 
     def _stop(self) -> list[Command]:
-        abandoned: list[Command] = [AbandonOpening()] if self.role is Role.OPENING else []
-        self.role = Role.STOPPED
+        abandoned: list[Command] = [AbandonOpening()] if self.role is ReplicaRole.OPENING else []
+        self.role = ReplicaRole.STOPPED
         return [*abandoned, GiveBack()]
 
     def _follow(self, server: ServerId | None) -> list[Command]:
         if server == self.leader:
             return []
         self.leader = server
-        return [Follow(server)]
+        return [FollowLeader(server)]

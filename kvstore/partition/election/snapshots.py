@@ -1,6 +1,7 @@
-"""A replica too far behind the log takes its state from another one: asks for an export, imports it, then tails on.
+"""Installs the state of another replica if this one is too far behind the log: asks for an export, imports it, then
+tails on.
 
-While it does, it publishes a synced sequence of 0, which keeps the leader from trimming what it will need next.
+Meanwhile it publishes a synced sequence of 0, which keeps the leader from trimming what it will need next.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from kvstore.errors import Corrupted, InvalidRequest, Overloaded, Unavailable
 from kvstore.partition.election.ranking import Published
 from kvstore.partition.ports import Peers
 from kvstore.partition.state.engine import ViewClosed, wait_caught_up
-from kvstore.partition.state.state import State
-from kvstore.partition.state.transfer import Export, Import
+from kvstore.partition.state.state import ReplicaState
+from kvstore.partition.state.transfer import StateExport, StateImport
 from kvstore.types import PartitionId, ServerId
 
 log = logging.getLogger(__name__)
@@ -26,41 +27,42 @@ CHUNK_BYTES = 256 << 10
 CALL_S = 10.0
 EXPORTS_MAX = 2
 IDLE_S = 60.0
-"""An export that nobody has asked of for so long is closed: it holds space in the engine."""
+"""Seconds after which an export without requests is closed, because it holds space in the engine."""
 BEGIN = "export-begin"
 NEXT = "export-next"
 
 
 class Exports:
-    """Answers replicas that ask for this one's state."""
+    """Serves this replica's state to other replicas."""
 
-    def __init__(self, state: State, clock: Clock) -> None:
+    def __init__(self, state: ReplicaState, clock: Clock) -> None:
         self._state, self._clock = state, clock
-        self._open: dict[str, tuple[Export, float]] = {}
+        self._open: dict[str, tuple[StateExport, float]] = {}
         self._count = 0
         self._look: asyncio.TimerHandle | None = None
         self.served = 0
 
     def begin(self) -> bytes:
-        """Open an export; its number and where it stands. Raises Overloaded, or Unavailable while there is no state."""
+        """Open an export. Return its number and where it stands. Raises Overloaded, or Unavailable while there is no
+        state."""
         self._drop_idle()
         self._trust()
         if len(self._open) >= EXPORTS_MAX:
-            raise Overloaded(f"want at most {EXPORTS_MAX} exports at once")
+            raise Overloaded(f"expected at most {EXPORTS_MAX} exports at once; retry later")
         self._count += 1
         number = str(self._count)
-        self._open[number] = (Export(self._state), self._clock.now())
+        self._open[number] = (StateExport(self._state), self._clock.now())
         if self._look is None:
             self._look_later()
         return orjson.dumps({"export": number, "seq": self._state.seq, "origins": sorted(self._state.origins)})
 
     def next(self, number: str) -> bytes:
-        """The next chunk. Raises InvalidRequest for an export that is not open (any more); Unavailable once this
-        replica may be damaged, because its copy would make two that agree."""
+        """Return the next chunk. Raises InvalidRequest for an export that is not open (any more), and Unavailable once
+        this replica may be damaged, because its copy would then agree with it."""
         self._trust()
         export, _ = self._open.get(number, (None, 0.0))
         if export is None:
-            raise InvalidRequest(f"want an open export, got {number!r}: begin again")
+            raise InvalidRequest(f"expected an open export, got {number!r}; begin again")
         try:
             chunk = export.next_chunk(CHUNK_BYTES)
         except ViewClosed:
@@ -82,7 +84,7 @@ class Exports:
             raise Unavailable(f"partition {self._state.partition}: this replica has no state that can be trusted")
 
     def close(self) -> None:
-        """Close all of them."""
+        """Close all exports."""
         if self._look is not None:
             self._look.cancel()
         for number in list(self._open):
@@ -92,7 +94,7 @@ class Exports:
         self._look = asyncio.get_running_loop().call_later(IDLE_S, self._look_again)
 
     def _look_again(self) -> None:
-        """Drop what nobody has asked for lately, because its reader may be gone and no other may ever come."""
+        """Close idle exports, because their readers may be gone and no other reader may ever come."""
         self._look = None
         self._drop_idle()
         if self._open:
@@ -111,13 +113,14 @@ class Exports:
 def best_sources(
     me: ServerId, leader: ServerId | None, published: Mapping[ServerId, Published], replicas: tuple[ServerId, ...]
 ) -> list[ServerId]:
-    """Whom to ask: those that are furthest first, the leader behind them, because it has other things to do. Last those
-    that have stopped: the log may not reach back to them any more, and the next state would be theirs again."""
+    """Return the servers to ask, the furthest first. The leader comes behind them, because it has other work. Replicas
+    that have stopped come last: the log may not reach back to them any more, so the next state would be theirs
+    again."""
     up = [server for server in replicas if server != me and server in published and published[server].seq > 0]
     return sorted(up, key=lambda each: (published[each].is_stopped, each == leader, -published[each].seq, each))
 
 
-async def install(peers: Peers, partition: PartitionId, source: ServerId, state: State) -> None:
+async def install(peers: Peers, partition: PartitionId, source: ServerId, state: ReplicaState) -> None:
     """Replace `state` by that of the replica on `source`, which must not be behind it. Raises StoreError; the state is
     then empty or as it was."""
     begun = orjson.loads(await peers.call(source, partition, BEGIN, b"", CALL_S))
@@ -128,7 +131,7 @@ async def install(peers: Peers, partition: PartitionId, source: ServerId, state:
         )
     number = str(begun["export"]).encode()
     origins = frozenset(map(ServerId, begun.get("origins", ()))) | {source}
-    incoming = Import(state, origins)
+    incoming = StateImport(state, origins)
     while chunk := await peers.call(source, partition, NEXT, number, CALL_S):
         last = incoming.add(chunk)
         await asyncio.sleep(0)
@@ -136,4 +139,4 @@ async def install(peers: Peers, partition: PartitionId, source: ServerId, state:
         if last:
             log.info("partition=%s installed the state of %s at seq=%d", partition, source, state.seq)
             return
-    raise Corrupted(f"partition {partition}: the export of {source} ended without its last chunk")
+    raise Corrupted(f"partition {partition}: expected a last chunk in the export of {source}, got none")

@@ -20,7 +20,7 @@ from kvstore.errors import (
 )
 from kvstore.os_errors import is_passing
 from kvstore.partition.state.engine import wait_caught_up, wait_resumable
-from kvstore.partition.state.state import State
+from kvstore.partition.state.state import ReplicaState
 from kvstore.types import PartitionId, Position, Seq
 from kvstore.wal.ledger_list import BEGINNING
 from kvstore.wal.ports import LogEntry, LogReader, Logs
@@ -28,38 +28,38 @@ from kvstore.wal.ports import LogEntry, LogReader, Logs
 log = logging.getLogger(__name__)
 
 POLL_MS = 10_000
-"""Of one read. What comes meanwhile is handed out at once."""
+"""Milliseconds of one read. Entries that arrive meanwhile are delivered at once."""
 RETRY_S, DELETED_S = 0.1, 5.0
-"""Between two attempts to read; the second if the next ledger is deleted or cannot be decoded."""
+"""Seconds between two attempts to read; the second applies if the next ledger is deleted or undecodable."""
 ROOM_S = 1.0
-"""Between two attempts to write to an engine that found no room."""
+"""Seconds between two attempts to write to an engine that found no space."""
 ENTRIES_PER_TURN = 16
-"""Applied before the event loop gets another turn: a few milliseconds at the most."""
+"""Entries applied before the event loop gets another turn: a few milliseconds at most."""
 
 
 class Tail:
-    """Reads on from where the state stands, for as long as `run` runs."""
+    """Reads the log from where the state stands, for as long as `run` runs."""
 
     def __init__(
-        self, partition: PartitionId, state: State, logs: Logs, install_snapshot: Callable[[], Awaitable[None]]
+        self, partition: PartitionId, state: ReplicaState, logs: Logs, install_snapshot: Callable[[], Awaitable[None]]
     ) -> None:
         self._partition, self._state, self._logs = partition, state, logs
         self._install_snapshot = install_snapshot
         self._progress = asyncio.Event()
         self._reader: LogReader | None = None
         self.lost = ""
-        """Why the log that is listed cannot be the one that was read before; empty if it can."""
+        """Why the listed log cannot be the one that was read before; empty if it can."""
         self.on_lost: Callable[[Position], None] = lambda _: None
-        """Called with this replica's position while `lost` says something."""
+        """Called with this replica's position while `lost` is set."""
         self._told = ""
-        """The last error that was logged about a ledger that is deleted or cannot be decoded."""
+        """The last error logged about a ledger that is deleted or undecodable."""
         self.entries = 0
         self.installs = 0
         self._trouble = ""
 
     @property
     def trouble(self) -> str:
-        """Why nothing can be applied now; empty if that is not so."""
+        """Why nothing can be applied now; empty if entries can be applied."""
         stopped = self._state.engine.stopped
         return self._trouble if stopped is None else str(stopped)
 
@@ -69,8 +69,8 @@ class Tail:
         return self._state.position or BEGINNING
 
     async def run(self) -> None:
-        """Tail until cancelled. Raises Corrupted when the log does not continue the state: such a replica must not
-        serve; OSError when the engine is of no use any more. An error that passes only makes it wait."""
+        """Tail until cancelled. Raises Corrupted if the log does not continue the state, in which case the replica must
+        not serve; OSError if the engine is unusable. Transient errors are retried."""
         while True:
             try:
                 await self._follow()
@@ -78,7 +78,7 @@ class Tail:
                 if not is_passing(error):
                     raise
                 self._trouble = str(error)
-                log.warning("partition=%s applies nothing now, trying again: %s", self._partition, error)
+                log.warning("partition=%s cannot apply the log, retrying: %s", self._partition, error)
                 await asyncio.sleep(ROOM_S)
 
     async def _follow(self) -> None:
@@ -102,12 +102,12 @@ class Tail:
                     log.error("%s", error)
                 self.on_lost(self.position)
                 await asyncio.sleep(DELETED_S)
-            except (LedgerDeleted, UndecodableNode) as error:  # it lasts until somebody does something
+            except (LedgerDeleted, UndecodableNode) as error:  # it lasts until an operator acts
                 if str(error) != self._told:
                     self._told = str(error)
                     log.error("partition=%s position=%s cannot read on: %s", self._partition, self.position, error)
                 if self._state.position is None and isinstance(error, UndecodableNode):
-                    await self._install()  # this replica gives no state up for it
+                    await self._install()  # this replica loses no state by it
                 await asyncio.sleep(DELETED_S)
             except (LedgerError, MetadataError) as error:
                 log.debug("partition=%s tail waits: %s", self._partition, error)
@@ -118,12 +118,12 @@ class Tail:
 
     # docs/protocol.md T13
     def catch_up(self) -> None:
-        """Apply at once what is here and confirmed: somebody is about to look at the state."""
+        """Apply at once everything that is here and confirmed, because the state is about to be read."""
         if self._reader is not None:
             self._reader.give_now()
 
     async def wait_applied(self, position: Position, patience_s: float) -> None:
-        """Wait until `position` is applied. Raises TimeoutError when nothing at all was applied for `patience_s`."""
+        """Wait until `position` is applied. Raises TimeoutError if nothing at all was applied for `patience_s`."""
         self.catch_up()
         while self.position < position:
             self._progress.clear()
@@ -131,8 +131,8 @@ class Tail:
                 await self._progress.wait()
 
     async def wait_seq(self, seq: Seq) -> None:
-        """Wait until the mutation of this sequence is applied, and the engine takes more. Raises Unavailable if it has
-        stopped."""
+        """Wait until the mutation of this sequence is applied and the engine accepts writes. Raises Unavailable if the
+        engine has stopped."""
         await self.reach(seq)
         try:
             await wait_caught_up(self._state.engine)
@@ -150,7 +150,7 @@ class Tail:
         return not self._state.engine.is_behind()
 
     def take(self, entries: Sequence[LogEntry]) -> None:
-        """Apply entries that have come while their read waits. Raises what `run` does."""
+        """Apply entries that have arrived during a read. Raises like `run`."""
         self._state.apply_all(entries)
         self._trouble = ""
         self.entries += len(entries)

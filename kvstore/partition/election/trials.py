@@ -1,4 +1,5 @@
-"""Holds the trial of a replica: asks the others what they have, and does what jury.py decides."""
+"""Investigates a replica whose state differs from another's: asks the other replicas for their checksums, and does what
+jury.py decides."""
 
 from __future__ import annotations
 
@@ -11,31 +12,39 @@ import orjson
 from kvstore.env import Env
 from kvstore.env.events import wait_within
 from kvstore.errors import InvalidRequest, MetadataError, StoreError
-from kvstore.partition.election.jury import Checks, Origins, Trial, Trusted, Verdict, is_borne_out, judge
+from kvstore.partition.election.jury import (
+    Checks,
+    Investigation,
+    Origins,
+    StateVerdict,
+    Trusted,
+    is_copy_confirmed,
+    judge,
+)
 from kvstore.partition.ports import Peers
-from kvstore.partition.state.rows import NOTHING_HEARD, Heard
-from kvstore.partition.state.state import State
+from kvstore.partition.state.rows import NOTHING_REPORTED, ReportedDifference
+from kvstore.partition.state.state import ReplicaState
 from kvstore.types import PartitionId, Seq, ServerId
 
 log = logging.getLogger(__name__)
 
 CHECKS = "checks"
 _MEANING = {
-    Verdict.RIGHT: "a majority has the same",
-    Verdict.OUTVOTED: "a majority has the other's, this copy is made anew",
-    Verdict.SPLIT: "there is no majority; `kvstore partition trust` declares one right",
-    Verdict.OPEN: "not enough replicas are up to tell which is right; `kvstore partition trust` declares one right",
+    StateVerdict.RIGHT: "a majority has the same",
+    StateVerdict.OUTVOTED: "a majority has the other state, this copy is replaced",
+    StateVerdict.SPLIT: "there is no majority; declare one right with `kvstore partition trust`",
+    StateVerdict.OPEN: "too few replicas are up to tell; declare one right with `kvstore partition trust`",
 }
 ASK_S = 2.0
 LOOK_S = 1.0
 LOOK_AGAIN_S = 5.0
-"""Once all have said what they have: only an operator changes that. And while there is nothing to find out: of that it
-is told at once."""
+"""Seconds between two rounds once all replicas have reported, because only an operator changes the outcome then, and
+while nothing is in doubt, because a doubt is reported at once."""
 
 
-class Trials:
-    """Holds the trials of one replica. `on_barred` is told when it must not lead any more, or may again; `on_outvoted`
-    when its copy is damaged and is to be made anew."""
+class Investigations:
+    """Runs the investigations of one replica. `on_barred` is called when the replica must not lead any more, or may
+    again; `on_outvoted` when its copy is damaged and must be replaced."""
 
     def __init__(
         self,
@@ -43,25 +52,25 @@ class Trials:
         partition: PartitionId,
         server: ServerId,
         peers: Peers,
-        state: State,
+        state: ReplicaState,
         replicas: Callable[[], tuple[ServerId, ...]],
         trusted: Callable[[], Awaitable[Trusted | None]],
     ) -> None:
-        self.trial = Trial()
+        self.trial = Investigation()
         self.held = 0
         self.on_barred: Callable[[bool], None] = lambda _: None
         self.on_outvoted: Callable[[], None] = lambda: None
         self._env, self._partition, self._server, self._peers = env, partition, server, peers
         self._state, self._replicas, self._trusted = state, replicas, trusted
         self._wake = asyncio.Event()
-        self._verdict = Verdict.OPEN
-        self._logged = Seq(0), Verdict.RIGHT
+        self._verdict = StateVerdict.OPEN
+        self._logged = Seq(0), StateVerdict.RIGHT
         self._differed = False
         self._replaced = state.replaced
         self._origins: dict[ServerId, frozenset[ServerId]] = {}
-        """Of those whose state is a copy, as they said it last."""
+        """Origins of the replicas whose state is a copy, as they last reported them."""
         state.on_doubt = self._doubt
-        state.is_suspect = state.doubt is not None or state.heard.is_barred  # as before a restart, from now on
+        state.is_suspect = state.doubt is not None or state.reported.is_barred  # restored from before a restart
 
     @property
     def why(self) -> str:
@@ -71,7 +80,7 @@ class Trials:
         return f"its state and another replica's differ since sequence {self.trial.since}: {_MEANING[self._verdict]}"
 
     async def run(self) -> None:
-        """Until cancelled, or this replica is outvoted."""
+        """Run until cancelled, or until this replica is outvoted."""
         self._resume()
         if self._state.doubt is not None:
             self._doubt()
@@ -81,45 +90,47 @@ class Trials:
             is_replaced = self._replaced != self._state.replaced
             if is_replaced or (self._differed and self._state.doubt is None):
                 self._replaced, self._differed = self._state.replaced, False
-                self.trial.end()  # a later check of the log has agreed, or it was about a state that is gone
+                self.trial.end()  # a later check of the log agrees, or the check was of a state that is gone
                 self._tell()
-            if self.trial.since and await self._hold() is Verdict.OUTVOTED:
-                log.error("partition=%s this replica is outvoted: its copy is made anew", self._partition)
+            if self.trial.since and await self._hold() is StateVerdict.OUTVOTED:
+                log.error("partition=%s this replica is outvoted: its copy is replaced", self._partition)
                 self.on_outvoted()
                 return
             if not self.trial.since and self._state.origins and self._state.checks:
-                await self._bear_out()
+                await self._confirm_copy()
             self._keep()
 
     def answer(self, server: ServerId, body: bytes) -> bytes:
-        """Answer another replica with this one's checks; it may tell where it differs from its log. One that the ring
-        does not name (any more) has no say."""
+        """Answer another replica with this one's checks; the request may report where that replica differs from its
+        log. Reports of replicas that the ring does not name (any more) are ignored."""
         try:
             since = Seq(int(orjson.loads(body)["since"]))
         except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
-            raise InvalidRequest(f"want where a replica differs, got {body[:64]!r}: {error!r}") from None
+            raise InvalidRequest(f"expected where a replica differs, got {body[:64]!r}: {error!r}") from None
         if since and server in self._replicas():
-            if not self.trial.since:  # else the next look comes anyway: two that wake each other would never rest
-                self._replaced = self._state.replaced  # what was replaced before has not to do with this
+            # otherwise the next round is due anyway: two replicas that wake each other would never pause
+            if not self.trial.since:
+                self._replaced = self._state.replaced  # earlier replacements have nothing to do with this difference
                 self._wake.set()
-            self.trial.hear(since, self._env.clock.now())
+            self.trial.note_report(since, self._env.clock.now())
         return orjson.dumps({"checks": list(self._state.checks.items()), "origins": sorted(self._state.origins)})
 
     @property
     def _look_s(self) -> float:
         is_quiet = not self.trial.since and not self._differed and not self._state.origins
-        return LOOK_AGAIN_S if is_quiet or self._verdict is Verdict.SPLIT else LOOK_S
+        return LOOK_AGAIN_S if is_quiet or self._verdict is StateVerdict.SPLIT else LOOK_S
 
     def _resume(self) -> None:
-        """With what was heard before a restart: those who said it may be down now."""
-        heard = self._state.heard
-        if heard.since:
-            self.trial.resume(heard.since, self._env.clock.now(), is_barred=heard.is_barred)
+        """Restore a difference that was reported before a restart, because the replicas that reported it may be down
+        now."""
+        reported = self._state.reported
+        if reported.since:
+            self.trial.resume(reported.since, self._env.clock.now(), is_barred=reported.is_barred)
             self._tell()
             self._wake.set()
 
     def _doubt(self) -> None:
-        """The state has just met a check of its log from which it differs."""
+        """Note that the state has just reached a check of its log from which it differs."""
         doubt = self._state.doubt
         assert doubt is not None
         if not self._differed:
@@ -131,7 +142,7 @@ class Trials:
         self._tell()
         self._wake.set()
 
-    async def _hold(self) -> Verdict:
+    async def _hold(self) -> StateVerdict:
         self.held += 1
         since, doubt = self.trial.since, self._state.doubt
         differs = doubt is not None
@@ -139,46 +150,48 @@ class Trials:
         checks |= await self._ask_all(since if differs else Seq(0))
         origins = self._known_origins()
         verdict = judge(self._server, since, self._replicas(), checks, None, origins)
-        if verdict in (Verdict.OPEN, Verdict.SPLIT):
+        if verdict in (StateVerdict.OPEN, StateVerdict.SPLIT):
             verdict = judge(self._server, since, self._replicas(), checks, await self._declared(), origins)
         if self._state.doubt != doubt:
             self._wake.set()
-            return Verdict.OPEN  # the log's next check has come meanwhile: this verdict is about the one before it
+            return (
+                StateVerdict.OPEN
+            )  # the log's next check has come meanwhile, and this verdict is about the one before it
         said = {server: found[max(found)] for server, found in checks.items() if found}
         if (since, verdict) != self._logged:
             log.warning("partition=%s differs since=%d: %s, %s", self._partition, since, verdict.name, said)
         self._verdict, self._logged = verdict, (since, verdict)
-        if verdict is Verdict.RIGHT and differs:
+        if verdict is StateVerdict.RIGHT and differs:
             self._differed = False
-            self._state.acquit()
-        since = self.trial.since  # another replica may have told of an earlier difference meanwhile
+            self._state.clear_doubt()
+        since = self.trial.since  # another replica may have reported an earlier difference meanwhile
         has_met = self._state.seq > since or any(each >= since for each in self._state.checks)
         self.trial.decide(verdict, self._env.clock.now(), differs=differs, has_met=has_met)
         self._tell()
         return verdict
 
-    async def _bear_out(self) -> None:
-        """A copy is a witness of its own once replicas of other origins have had the same at a later check."""
+    async def _confirm_copy(self) -> None:
+        """Confirm a copy once replicas of other origins agreed with it at a later check; it then counts on its own."""
         state, mine = self._state, dict(self._state.checks)
         last = max(mine)
         checks: dict[ServerId, Checks] = {self._server: mine}
         checks |= await self._ask_all(Seq(0))
         is_same_state = state.checks.get(last) == mine[last]  # a state that replaced it meanwhile has no such check
-        borne_out = is_borne_out(self._server, self._replicas(), checks, self._known_origins())
-        if is_same_state and not self.trial.since and borne_out:
-            state.be_borne_out()
+        confirmed = is_copy_confirmed(self._server, self._replicas(), checks, self._known_origins())
+        if is_same_state and not self.trial.since and confirmed:
+            state.mark_confirmed()
 
     def _known_origins(self) -> Origins:
         return self._origins | {self._server: self._state.origins}
 
     async def _ask_all(self, since: Seq) -> dict[ServerId, Checks]:
-        """All others at once: those that do not answer delay nobody who does."""
+        """Ask all others at once, so that silent replicas delay none of the others."""
         others = [server for server in self._replicas() if server != self._server]
         asked = {server: self._env.nursery.spawn(self._ask(server, since), name="ask checks") for server in others}
         return {server: await answer for server, answer in asked.items()}
 
     async def _ask(self, server: ServerId, since: Seq) -> Checks:
-        """Nothing, if it does not answer."""
+        """Return the replica's checks; nothing if it does not answer."""
         body = orjson.dumps({"since": since})
         try:
             answer = orjson.loads(await self._peers.call(server, self._partition, CHECKS, body, ASK_S))
@@ -186,7 +199,7 @@ class Trials:
             self._origins[server] = frozenset(map(ServerId, answer["origins"]))
             return checks
         except (StoreError, orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
-            log.info("partition=%s %s does not say what it has: %r", self._partition, server, error)
+            log.info("partition=%s no checksums from %s: %r", self._partition, server, error)
             return {}
 
     async def _declared(self) -> Trusted | None:
@@ -202,8 +215,8 @@ class Trials:
         self.on_barred(self.trial.is_barred)
 
     def _keep(self) -> None:
-        """Keep over a restart what was heard. A difference from the log is kept too, in a row of its own, and ends
-        otherwise."""
+        """Store a reported difference so that it survives a restart. A difference from the log is stored in a row of
+        its own, and ends otherwise."""
         trial = self.trial
-        is_heard = trial.since > 0 and not self._differed
-        self._state.keep_heard(Heard(trial.since, trial.is_barred) if is_heard else NOTHING_HEARD)
+        is_reported = trial.since > 0 and not self._differed
+        self._state.keep_reported(ReportedDifference(trial.since, trial.is_barred) if is_reported else NOTHING_REPORTED)

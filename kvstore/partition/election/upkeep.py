@@ -1,6 +1,6 @@
-"""Does a replica's work on the side: sync its state to disk now and then; as leader trim the log behind all replicas,
-hand the lead back to the one that the ring prefers, so that leaders stay spread over the servers, and to any other one
-while this server's disk is full."""
+"""Does a replica's background work. Every replica syncs its state to disk. A leader also trims the log behind all
+replicas. It hands the lead back to the replica that the ring prefers, so that leaders stay spread over the servers, or
+to any other replica while this server's disk is full."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from kvstore.env import Env
 from kvstore.errors import MetadataError, StoreError, Unavailable, VersionConflict
 from kvstore.os_errors import is_passing
 from kvstore.partition.config import PartitionConfig
-from kvstore.partition.election.absences import Absences
-from kvstore.partition.election.handover import Steady, Turns
+from kvstore.partition.election.absences import ReplicaAbsences
+from kvstore.partition.election.handover import HandoverTurns, PreferredStability
 from kvstore.partition.election.leader_znode import Claims
 from kvstore.partition.election.ranking import Published
 from kvstore.partition.election.replica import Replica
-from kvstore.partition.election.retention import Retention
-from kvstore.partition.state.state import State
+from kvstore.partition.election.retention import LogRetention
+from kvstore.partition.state.state import ReplicaState
 from kvstore.ranges import PERIOD_MIN_S
 from kvstore.types import PartitionId, Seq, ServerId
 from kvstore.wal.ports import LeaderLog
@@ -28,23 +28,23 @@ from kvstore.wal.ports import LeaderLog
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
-"""How often a leader looks whether it is the preferred one."""
+"""Seconds between two checks whether this replica is the preferred leader."""
 IDLE_S = 10.0
-"""A replica that does not lead has nothing of that to look at until its role changes; to be sure, it looks now and then
-whether it has."""
+"""Seconds between two checks of a replica that does not lead. It is notified of role changes; the check is a safety
+net."""
 BEHIND_LOOKS = 3
-"""A leader whose engine takes no more at so many looks in a row is of no use."""
+"""Number of consecutive checks at which a leader's engine takes no writes before it hands over."""
 LOOKS_SKIPPED_MAX = 5
-"""So many looks at the replicas and the ledgers are left out in a row while nothing is written. Who goes away meanwhile
-is seen away from the next one on."""
+"""Maximum number of consecutive checks of replicas and ledgers that are skipped while nothing is written. A replica
+that goes away meanwhile counts as away from the next check on."""
 LOOKS_MISSED_MAX = 2
-"""A leader that has not looked at its replicas for longer than so many looks take has not seen them away meanwhile."""
+"""A leader counts at most this many check intervals of absence at once, because it has not observed more."""
 COPIES_MIN = 2
-"""Synced states that must hold what is trimmed from the log, on distinct nodes."""
+"""Synced states, on distinct nodes, that must contain what is trimmed from the log."""
 
 
-class Upkeep:
-    """Four loops of one replica; they end with the nursery."""
+class ReplicaUpkeep:
+    """Four background loops of one replica. They end with the nursery."""
 
     def __init__(
         self,
@@ -55,8 +55,8 @@ class Upkeep:
         replica: Replica,
         claims: Claims,
         replicas: Callable[[], tuple[ServerId, ...]],
-        turns: Turns,
-        absences: Absences,
+        turns: HandoverTurns,
+        absences: ReplicaAbsences,
     ) -> None:
         self.flushes = 0
         self.trimmed = 0
@@ -64,14 +64,14 @@ class Upkeep:
         self._env, self._config, self._partition = env, config, partition
         self._replica, self._claims, self._replicas, self._turns = replica, claims, replicas, turns
         self._absences = absences
-        self._retention: Retention | None = None
-        """Of the present lead; None before its first look."""
+        self._retention: LogRetention | None = None
+        """The retention of the present leadership; None before its first check."""
         self._looked_at = 0.0
         self._settled_at: Seq | None = None
-        """Up to which sequence all replicas, none of them away, had synced the log at the last look, if there was
+        """The sequence up to which all replicas, none of them away, had synced the log at the last check, if there was
         nothing to trim then."""
-        # Replicas that were started together would write files, and compact them, all at one moment: no quorum would be
-        # left that does not.
+        # Replicas that were started at the same time would otherwise write and compact files at the same moment, which
+        # would leave no quorum with idle disks.
         self._spread = Random(f"{partition} at {server}")
 
     def start(self) -> None:
@@ -104,8 +104,8 @@ class Upkeep:
             await self._trim(leading)
 
     async def _look_after_the_lead(self) -> None:
-        """While this replica leads: it may be another that should."""
-        steady = Steady(self._config.lead_back_s)
+        """While this replica leads, hand over to the preferred replica if that is another one."""
+        steady = PreferredStability(self._config.lead_back_s)
         spread = zlib.crc32(self._partition.encode()) / (1 << 32)
         look_s = max(PERIOD_MIN_S, min(LOOK_S, self._config.lead_back_s / 3))
         while True:
@@ -132,7 +132,7 @@ class Upkeep:
             looks = looks + 1 if is_stuck else 0
             if looks >= BEHIND_LOOKS:
                 why = self._replica.state.engine.stopped or "its disk is full, or too slow"
-                log.warning("partition=%s this server should not lead: %s", self._partition, why)
+                log.warning("partition=%s this server should not lead, handing over: %s", self._partition, why)
                 await self._replica.hand_over_to_any()
                 leader = self._replica.leader
                 if leader is not None and self._replica.state.engine.may_resume:  # which only followers do (P46)
@@ -140,7 +140,7 @@ class Upkeep:
                 looks = 0
 
     def _preferred_other(self) -> ServerId | None:
-        """Return the replica that should lead, if this one does and should not."""
+        """Return the replica that should lead, if this one leads and should not."""
         replicas = self._replicas()
         leads_in_vain = self._replica.leading_log is not None and replicas and replicas[0] != self._replica.server
         return replicas[0] if leads_in_vain else None
@@ -151,11 +151,11 @@ class Upkeep:
         except MetadataError:
             return None
 
-    async def _hand_over(self, preferred: ServerId, steady: Steady) -> None:
+    async def _hand_over(self, preferred: ServerId, steady: PreferredStability) -> None:
         if not self._turns.take(self._now()):
             return
         leading = self._replica.leading_log
-        log.info("partition=%s hands the lead back to %s", self._partition, preferred)
+        log.info("partition=%s handing the lead back to %s", self._partition, preferred)
         try:
             await self._replica.hand_over(preferred, steady.nonce, is_planned=True)
             self.yielded += 1
@@ -181,14 +181,14 @@ class Upkeep:
         except StoreError as error:
             log.info("partition=%s log not trimmed: %r", self._partition, error)
 
-    async def _look(self, replicas: tuple[ServerId, ...]) -> Retention:
-        """Note which replicas are away, and for how long, as this leader and those before it have seen
+    async def _look(self, replicas: tuple[ServerId, ...]) -> LogRetention:
+        """Note which replicas are away, and for how long this leader and former leaders have seen them away
         (docs/protocol.md, G20)."""
         published = await self._claims.published()
         now = self._now()
         if self._retention is None:
             self._retention, self._looked_at = await self._absences.load(), now
-        # A process that stood still, or could not look, has not seen that a replica was away all the time.
+        # A process that was paused, or could not check, has not seen that a replica was away all the time.
         elapsed_s = min(now - self._looked_at, LOOKS_MISSED_MAX * self._config.trim_s)
         self._looked_at = now
         durable = {server: said.durable_seq for server, said in published.items() if not said.is_stopped}
@@ -197,14 +197,14 @@ class Upkeep:
         try:
             await self._absences.save(self._retention.away)
         except VersionConflict:
-            self._retention = await self._absences.load()  # another leader's count holds
+            self._retention = await self._absences.load()  # another leader's count is the valid one
             self._retention.look(replicas, durable, 0.0, stopped)
         return self._retention
 
 
-async def flush(state: State) -> None:
-    """Sync the state to disk, off the event loop. After an error that passes it stays unsynced: the log has all of it.
-    Raises OSError if the engine could not."""
+async def flush(state: ReplicaState) -> None:
+    """Sync the state to disk, off the event loop. After a transient error the state stays unsynced, because the log has
+    all of it. Raises OSError if the engine failed."""
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def flushed(error: OSError | None) -> None:
@@ -213,7 +213,7 @@ async def flush(state: State) -> None:
         if error is None:
             done.set_result(None)
         elif is_passing(error):
-            log.warning("partition=%s is not synced: %s", state.partition, error)
+            log.warning("partition=%s state not synced: %s", state.partition, error)
             done.set_result(None)
         else:
             done.set_exception(error)

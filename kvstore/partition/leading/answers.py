@@ -1,4 +1,4 @@
-"""Gives results to sinks, and tells each sink once when a group of them is complete."""
+"""Delivers results to sinks, and flushes each sink once per group of results."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from collections.abc import Callable, Iterable
 
 from kvstore.errors import InvalidRequest, Moved, NotLeader, OutcomeUnknown, StoreError
 from kvstore.partition.state.commands import Code, Op, Reply, Result, Sink
-from kvstore.partition.state.state import State
+from kvstore.partition.state.state import ReplicaState
 from kvstore.types import PartitionId, Position
 
-TurnAway = Callable[[Op, Sink, int, Moved], None]
+Redirect = Callable[[Op, Sink, int, Moved], None]
 
 
-class Answers:
-    """Gives results to sinks that are told together."""
+class ResultDelivery:
+    """Delivers results to sinks, and remembers which sinks to flush."""
 
     def __init__(self) -> None:
         self.given = 0
         self.refused = 0
-        self.turn_away_by: TurnAway | None = None
-        """Takes what belongs to another partition, to send it there; without it the sink is told."""
+        self.turn_away_by: Redirect | None = None
+        """Sends an operation whose key belongs to another partition there. If None, the sink receives Moved."""
         self.sinks: dict[int, Sink] = {}
-        """Sinks that have got something since the last `flush`."""
+        """Sinks that have received a result since the last `flush`."""
         self.refusals: list[Reply] = []
-        """For `give_refusals`."""
+        """Refusals that the next `give_refusals` delivers."""
 
     def refuse(self, sink: Sink, token: int, error: StoreError) -> None:
-        """Give the error by `give_refusals`: no sink hears anything from inside `submit`."""
+        """Queue a refusal for `give_refusals`, because no sink may be called from inside `submit`."""
         self.refused += 1
         self.refusals.append((sink, token, error))
 
@@ -41,7 +41,7 @@ class Answers:
         sink.complete(token, result)
 
     def give_all(self, replies: list[Reply]) -> None:
-        """The same for many; the results of one sink mostly stand together."""
+        """Deliver many results. Consecutive results of one sink go out in one call."""
         count = len(replies)
         self.given += count
         begin = 0
@@ -59,12 +59,12 @@ class Answers:
             begin = end
 
     def fail_all(self, items: Iterable[tuple[Op, Sink, int]], error: StoreError) -> None:
-        """The same error for many."""
+        """Deliver the same error to many operations."""
         for _, sink, token in items:
             self.give(sink, token, error)
 
     def turn_away(self, op: Op, sink: Sink, token: int, moved: Moved) -> None:
-        """The operation is another partition's."""
+        """Send the operation to the partition that owns its key."""
         if self.turn_away_by is None:
             self.give(sink, token, moved)
         else:
@@ -75,35 +75,35 @@ class Answers:
             self.turn_away(op, sink, token, moved)
 
     def flush(self) -> None:
-        """Tell the sinks to send what they have."""
+        """Flush every sink that has received results."""
         while self.sinks:
             sinks, self.sinks = self.sinks, {}
             for sink in sinks.values():
                 sink.flush()
 
 
-class Soon:
-    """Gives results on the next turn of the event loop: no sink is called from inside the call that gives it a
-    result."""
+class NextTurnDelivery:
+    """Delivers results on the next turn of the event loop, so that no sink is called from inside the call that produces
+    its result."""
 
     def __init__(self) -> None:
         self._results: list[Reply] = []
 
     def give(self, sink: Sink, token: int, result: Result | StoreError) -> None:
-        """Complete the operation on the next turn of the event loop, in the order of these calls."""
+        """Complete the operation on the next turn of the event loop, in the order of the calls."""
         if not self._results:
             asyncio.get_running_loop().call_soon(self._tell)
         self._results.append((sink, token, result))
 
     def _tell(self) -> None:
-        answers, results = Answers(), self._results
+        answers, results = ResultDelivery(), self._results
         self._results = []
         answers.give_all(results)
         answers.flush()
 
 
-class Once(Sink):
-    """A sink for one operation that this program itself waits for."""
+class SingleResultSink(Sink):
+    """A sink for one operation that this process awaits."""
 
     def __init__(self) -> None:
         self.done: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
@@ -121,13 +121,13 @@ class Once(Sink):
             self.done.set_result(result)
 
     def flush(self) -> None:
-        """Nothing is sent."""
+        """Do nothing, because nothing is sent."""
 
 
-class Logged(Sink):
-    """A sink for a record of the log: its position, taken in the step in which it is applied."""
+class PositionSink(Sink):
+    """A sink that returns the position of a log record, taken in the same step in which the record is applied."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: ReplicaState) -> None:
         self._state = state
         self.done: asyncio.Future[Position] = asyncio.get_running_loop().create_future()
 
@@ -142,12 +142,12 @@ class Logged(Sink):
             self.done.set_result(position)
 
     def flush(self) -> None:
-        """Nothing is sent."""
+        """Do nothing, because nothing is sent."""
 
 
 def lost(replies: Iterable[Reply], partition: PartitionId) -> list[Reply]:
-    """The answers when an entry in flight was lost from sight: what it would have done may be done. What it had
-    refused is not done in any case."""
+    """Return the replies for an entry in flight whose fate is unknown. Its effects may be applied later, so their
+    outcome is unknown. Operations that the entry refused are definitely not done."""
     return [
         (
             sink,
@@ -161,9 +161,9 @@ def lost(replies: Iterable[Reply], partition: PartitionId) -> list[Reply]:
 
 
 def unknown_code(code: int) -> InvalidRequest:
-    return InvalidRequest(f"want an operation code from 1 to {max(Code)}, got {code}")
+    return InvalidRequest(f"expected an operation code from 1 to {max(Code)}, got {code}")
 
 
 def malformed(op: Op, error: Exception) -> InvalidRequest:
-    """Make the error for an operation whose decision has raised another."""
+    """Make the error for an operation whose evaluation raised an exception."""
     return InvalidRequest(f"malformed operation {op[0]}: {error!r}")

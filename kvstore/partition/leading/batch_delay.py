@@ -1,49 +1,51 @@
-"""How long a leader lets operations gather before its next entry. Decides only.
+"""Decides how long a leader waits for more operations before it sends the next entry. Decides only.
 
-An entry costs each replica about as much as ten operations. Where there are processors to spare, what has arrived
-leaves at once. Where work waits for a processor, a small entry follows later, the longer entries take. There are fewer
-and larger ones then: others get the processors, and operations wait less for these than they wait here. A rest ends as
-soon as as many operations are here as when the last whole one was over: their callers wait for answers now, and nobody
-else is known to come. While a partition is pinned somebody reads all of it, on the processors that are left to that:
-rests are as long as they may be then (docs/design/0006-batching-delay.md).
+An entry costs each replica about as much as ten operations. While processors are idle, an entry leaves at once. While
+work waits for a processor, the leader delays small entries, and it delays them longer the longer entries take. The
+result is fewer and larger entries: other work gets the processors, and operations save more time there than they lose
+here.
+
+The delay ends once as many operations are pending as when the last full delay expired: their callers wait for answers
+now, and no other caller is known. While a partition is pinned, a client reads all of it with the remaining processor
+time, so delays are as long as allowed (docs/design/0006-batching-delay.md).
 """
 
 from __future__ import annotations
 
 REST_MAX_S = 0.012
 RESTS = 6.0
-"""The time from the begin of one entry to that of the next: so many times what entries take."""
+"""The time between the starts of two entries, as a multiple of the time that an entry takes."""
 STARVED_FROM, STARVED_FULL = 0.1, 0.25
-"""Shares of time in which the event loop gets no processor; from the first on a leader rests, from the second on in
-full."""
+"""Shares of time in which the event loop gets no processor. The leader delays entries from the first share on, and
+delays them in full from the second on."""
 ENOUGH_ITEMS, ENOUGH_BYTES = 64, 64 << 10
-"""An entry of so much waits for nothing."""
+"""An entry of this many operations or bytes leaves without a delay."""
 CUT_SHORT_MAX = 16
-"""Rests that end early before there is a whole one again, to see whether there are more callers by now."""
+"""Number of delays that end early before the next full delay, which shows whether there are more callers by now."""
 TICK_S = 0.001
-"""The resolution of the event loop's timers. To wait for less would take turns without end."""
+"""The resolution of the event loop's timers. A shorter wait would use up turns without end."""
 SMOOTHING = 1 / 16
-"""What one entry adds to the mean of what entries take."""
+"""The weight of one entry in the moving mean of the time that entries take."""
 
 
 class BatchDelay:
-    """The delay of one leader's batches. Times are seconds of one clock."""
+    """The batching delay of one leader. All times are seconds of one clock."""
 
     def __init__(self) -> None:
         self.last_took = -1.0
-        """How long after it left the last entry was acknowledged; below 0 once that is counted."""
+        """Seconds from the send of the last entry to its acknowledgement; below 0 once they are in the mean."""
         self._took = 0.0
         self.ends = 0.0
-        """Until then operations are to wait, if they are few."""
+        """Until this time, few operations wait for more."""
         self._has_held = False
         self._expected = 0
-        """Operations that were here, waiting or in entries under way, when the last whole rest was over."""
+        """Operations that were queued or in flight when the last full delay expired."""
         self._cut_short = CUT_SHORT_MAX
-        """Rests that have ended early since then."""
+        """Number of delays that have ended early since the last full delay."""
 
     def begin(self, now: float, here: int, starved: float, *, is_pinned: bool = False) -> None:
-        """An entry leaves; `here` counts its operations and those of the entries under way, `starved` is the share of
-        time in which the loop gets no processor."""
+        """Note that an entry leaves. `here` counts its operations and the operations in flight; `starved` is the share
+        of time in which the loop gets no processor."""
         if self.last_took >= 0.0:
             self._took += (self.last_took - self._took) * SMOOTHING
             self.last_took = -1.0
@@ -57,13 +59,13 @@ class BatchDelay:
         self.ends = now + part * (REST_MAX_S if is_pinned else min(REST_MAX_S, RESTS * self._took))
 
     def end(self) -> None:
-        """End the rest: the next entry is waited for."""
+        """End the delay, because a caller waits for the next entry."""
         self.ends = 0.0
         self._has_held = False
 
     def left(self, now: float, items: int, size: int, under_way: int) -> float:
-        """How much longer so many operations, of so many bytes, are to wait; 0 if they are to leave. `under_way` counts
-        the operations in entries that are not acknowledged yet."""
+        """Return for how many more seconds the queued operations are to wait; 0 if they are to leave now. `items` and
+        `size` describe the queue; `under_way` counts the operations in entries that are not acknowledged yet."""
         left = min(self.ends - now, REST_MAX_S)
         if left < TICK_S or items >= ENOUGH_ITEMS or size >= ENOUGH_BYTES:
             return 0.0

@@ -1,4 +1,4 @@
-"""An entry that is not acknowledged yet, and whom to answer when it is. Decides only."""
+"""An entry that is not acknowledged yet, and the replies to give once it is. Decides only."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from kvstore.partition.state.commands import Reply
 from kvstore.types import PartitionId
 
 ALL_IN_FLIGHT_MAX = 256
-"""Entries in flight of one leader: with its records, which do not wait for room as batches of writes do. Fewer than its
-log takes."""
+"""Maximum number of entries that one leader has in flight, its control records included: these do not wait for a free
+slot as batches of writes do. Less than the log accepts."""
 
 
 class EntryInFlight(msgspec.Struct):
@@ -24,18 +24,18 @@ class EntryInFlight(msgspec.Struct):
     made: NextEntry
     replies: list[Reply]
     arrived: float = inf
-    """When the first of its operations came; `inf`: it has none."""
+    """Arrival time of its first operation; `inf` if it has none."""
 
 
 def check_room(in_flight: Sized) -> None:
-    """Refuse a record before anything has been decided on it: what the log refuses, the leader counts as sent already,
-    and waits for. Raises Overloaded."""
+    """Refuse a record before anything is decided about it. Otherwise the log would refuse a record that the leader
+    already counts as sent and waits for. Raises Overloaded."""
     if len(in_flight) >= ALL_IN_FLIGHT_MAX:
-        raise Overloaded(f"{len(in_flight)} entries wait for their acknowledgement")
+        raise Overloaded(f"{len(in_flight)} entries wait for their acknowledgement; retry later")
 
 
 def note_slow(slow: SlowLog, partition: PartitionId, entry: EntryInFlight, sent_at: float, now: float) -> None:
-    """Put an entry that is acknowledged and applied `now` into the slow log."""
+    """Record a slow entry, acknowledged and applied at `now`, in the slow log."""
     keys = entry.made.entry.keys
     slow.note(
         *("leader", "write", now - entry.arrived),

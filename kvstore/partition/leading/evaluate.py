@@ -1,8 +1,8 @@
-"""A leader's decisions: a batch of operations becomes one entry of effects, and the answers to give once it is
-acknowledged. Decides only.
+"""Evaluates operations for a leader: turns a batch of operations into one entry of effects, and into the replies to
+give once the entry is acknowledged. Decides only.
 
-Operations are evaluated in order, each against the state, the entries in flight over it, and what came before it in
-the batch. All keys of a batch are looked up in one call; a plain put costs no object but a tuple.
+Operations are evaluated in order. Each sees the state, then the entries in flight, then the earlier operations of its
+batch. All keys of a batch are looked up in one call, and a plain put allocates no object but a tuple.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading.plain_puts import put_all, put_together
 from kvstore.partition.leading.range_delete import RANGE_KEYS_MAX, RangeId, RangeSink, cut, written_between
 from kvstore.partition.leading.range_reads import keys_in
-from kvstore.partition.leading.reading import ENTRY_READ_MAX, LOOKED_UP_BYTES, Reading
+from kvstore.partition.leading.reading import ENTRY_READ_MAX, LOOKED_UP_BYTES, ReadBudget
 from kvstore.partition.leading.serving_ranges import ServingRanges
 from kvstore.partition.leading.usage import Usage
 from kvstore.partition.state import entry as entries
 from kvstore.partition.state.commands import Code, Op, Reply, RequestId, Result
 from kvstore.partition.state.draft import Draft
-from kvstore.partition.state.entry import CREATE, OVERWRITE, Entry, Kind, Requests
+from kvstore.partition.state.entry import CREATE, OVERWRITE, Entry, EntryKind, Requests
 from kvstore.partition.state.move_records import KIND_OF, MoveRecord, Own
 from kvstore.partition.state.move_records import encode as encode_record
 from kvstore.partition.state.operations import MUTATIONS, check_request, check_sizes
@@ -39,16 +39,17 @@ from kvstore.partition.state.retry_table import (
 )
 from kvstore.partition.state.rows import EXPIRES, created_of, data_key, data_keys_of, record_of
 from kvstore.partition.state.scope import ELSEWHERE
-from kvstore.partition.state.state import State
+from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.state.tokens import NOTHING, PART, WHOLE
 
 Item = tuple[Op, Any, int]
 """Operation, sink, token."""
 
 TOGETHER_MIN = 4
-"""From this number on, to decide on plain puts together costs less than one by one."""
+"""From this number of plain puts on, evaluating them batched costs less than one by one."""
 REAP = 64
-"""(REAP, b"", keys): delete those of `keys` that are past their expiry. Only a leader asks itself for it."""
+"""(REAP, b"", keys): delete those of `keys` that are past their expiry. Only the leader itself submits this
+operation."""
 
 _CREATED, _OVERWRITTEN = bytes((CREATE,)), bytes((OVERWRITE,))
 _PUT, _BATCH, _DELETE_RANGE = int(Code.PUT), int(Code.BATCH), int(Code.DELETE_RANGE)
@@ -68,20 +69,21 @@ class Decided(msgspec.Struct, frozen=True):
     entry: NextEntry | None
     """None if nothing changes."""
     replies: list[Reply]
-    """To be given when the entry is acknowledged; without one, when all entries in flight are, and the lease holds."""
+    """Replies to give when the entry is acknowledged. Without an entry, replies to give when all entries in flight are
+    acknowledged and the lease holds."""
     rest: list[Item]
-    """Operations that go on in the next batch, before anything else: DELETE_RANGEs, and those without room in the
-    entry."""
+    """Operations that continue in the next batch, before all others: DELETE_RANGEs, and operations that did not fit
+    into the entry."""
     frozen: list[Item]
-    """Operations on a range that takes no writes just now."""
+    """Operations on a frozen range, which takes no writes at the moment."""
     away: list[tuple[Item, Moved]]
-    """Operations on keys of another partition, with the error that says so."""
+    """Operations on keys of another partition, each with the error that says so."""
 
 
 class Evaluator:
-    """Decides on operations, each by what the log will say after all entries in flight."""
+    """Evaluates operations against the state as it will be after all entries in flight."""
 
-    def __init__(self, state: State, epoch: int, config: PartitionConfig, serving_ranges: ServingRanges) -> None:
+    def __init__(self, state: ReplicaState, epoch: int, config: PartitionConfig, serving_ranges: ServingRanges) -> None:
         self._serving_ranges = serving_ranges
         self._frozen: list[Item] = []
         self._away: list[tuple[Item, Moved]] = []
@@ -91,16 +93,16 @@ class Evaluator:
         self._next_seq = state.seq + 1
         self._time_ms = state.record_time_ms
         self.draft = Draft(self._next_seq, self._time_ms)
-        """The draft of the entry in the making."""
+        """The draft of the entry under construction."""
         self._stored: dict[bytes, bytes | None] = {}
-        self._reading = Reading(state.engine)
+        self._reading = ReadBudget(state.engine)
         self._ranges: set[RangeId] = set()
         """DELETE_RANGEs that have begun and not ended."""
         self._begun: list[RangeSink] = []
-        """Those that have begun in the entry in the making."""
+        """DELETE_RANGEs that have begun in the entry under construction."""
         self._unchecked = 0
         self._prefixes: tuple[bytes, ...] = ()
-        """The prefixes of namespaces: writes of their keys are metered, so they are decided on one by one."""
+        """The prefixes of namespaces. Writes to their keys are metered, so they are evaluated one by one."""
         self._meter: Meter | None = None
 
     # docs/protocol.md P4
@@ -109,16 +111,16 @@ class Evaluator:
         """Record time of the last entry."""
         return self._time_ms
 
-    def control(self, kind: Kind, date_ms: int) -> NextEntry:
-        """A record that changes no key, as the next entry."""
+    def control(self, kind: EntryKind, date_ms: int) -> NextEntry:
+        """Make a control record, which changes no key, as the next entry."""
         self._time_ms = max(self._time_ms, date_ms)
         made = entries.control(self._state.partition, self._epoch, self._next_seq, self._time_ms, kind)
         self._overlay.layers.append(Layer())
-        self._check(made, now=kind is Kind.EPOCH_START)
+        self._check(made, now=kind is EntryKind.EPOCH_START)
         return NextEntry(made, made.encode(), [])
 
     def record(self, record: MoveRecord, date_ms: int, requests: Requests | None = None) -> NextEntry:
-        """A record about a range of tokens, as the next entry. It counts as sent. Raises Unavailable."""
+        """Make a record about a range of tokens as the next entry. The record counts as sent. Raises Unavailable."""
         self._serving_ranges.send(record)
         kind = KIND_OF[type(record)]
         seq, time_ms = (record.seq, record.time_ms) if isinstance(record, Own) else (0, 0)
@@ -126,19 +128,19 @@ class Evaluator:
         said = encode_record(record)
         made = entries.control(self._state.partition, self._epoch, self._next_seq, self._time_ms, kind, said)
         made.requests = requests
-        self._check(made, now=kind is Kind.EPOCH_START)
+        self._check(made, now=kind is EntryKind.EPOCH_START)
         payload = made.encode()
         self._next_seq = max(self._next_seq + len(made.keys), seq + 1)
         self._overlay.layers.append(Layer())
         return NextEntry(made, payload, [])
 
     def applied(self) -> None:
-        """The oldest entry in flight is now in the state."""
+        """Drop the overlay of the oldest entry in flight, because the state contains that entry now."""
         self._overlay.layers.popleft()
 
     # docs/protocol.md P7
     def evaluate(self, items: list[Item], date_ms: int) -> Decided:
-        """Decide on `items`, as the next entry."""
+        """Evaluate `items` as the next entry."""
         time_ms = max(self._time_ms, date_ms)
         self._prefixes = self.usage.book.prefixes.all
         if len(items) == 1 and (lone := self._evaluate_lone(items[0], time_ms)) is not None:
@@ -158,15 +160,15 @@ class Evaluator:
                     break
             entry = self._finish(draft)
         except Exception:
-            for sink in self._begun:  # it has not: it is decided on again
+            for sink in self._begun:  # it has not begun: it is evaluated again
                 sink.forget()
             raise
         self._stored = {}
         return Decided(entry, replies, rest, self._frozen, self._away)
 
     def _evaluate_lone(self, item: Item, time_ms: int) -> Decided | None:
-        """The same of nothing but one plain put, of a key that nothing in flight touches: what the draft would come to
-        (22 calls less). None, and nothing is decided, if it is anything else."""
+        """Evaluate a batch of exactly one plain put to a key that no entry in flight touches, without a draft. This
+        saves 22 calls. Return None, with nothing decided, for any other batch."""
         op, sink, token = item
         if op[0] != _PUT or op[3] or op[4] or self._serving_ranges.held:
             return None
@@ -201,8 +203,8 @@ class Evaluator:
     def _asked_alone(
         self, request: RequestId, hash_of_key: int, seq: int, time_ms: int, layer: Layer
     ) -> Requests | None:
-        """The columns of a lone new request, whose result is `seq`, and `layer` says so too. None if it is not new, or
-        is refused."""
+        """Return the request columns of a lone new request whose result is `seq`, and record the request in `layer`.
+        Return None if the request is not new or is refused."""
         try:
             if self._known(request, hash_of_key, layer, time_ms) is not UNTOUCHED:
                 return None
@@ -215,19 +217,19 @@ class Evaluator:
         return Requests([client], [first_unacked], [seen_ms], [0], [sequence], [hash_of_key], [0], [], [])
 
     def _evaluate_some(self, draft: Draft, items: list[Item], replies: list[Reply], rest: list[Item]) -> int:
-        """Decide on `items` until the entry is full. Returns on how many."""
+        """Evaluate `items` until the entry is full. Return how many were evaluated."""
         keys = [item[0][1] for item in items]
         data_keys = data_keys_of(keys)
         reading = self._reading
         rows = reading.multi_get(data_keys)
-        size = reading.size  # taken off at the end: what was read together is decided on together
+        size = reading.size  # subtracted at the end: records that were read together are evaluated together
         touched = self._overlay.touched_of(keys) if self._overlay.layers else set[bytes]()
         metered = [key for key in keys if key.startswith(self._prefixes)] if self._prefixes else []
         written = draft.layer.rows
         bytes_max = self._config.entry_bytes_max
         writable = (
             NOTHING if self._serving_ranges.held else self._serving_ranges.writable
-        )  # NOTHING: each is decided on by itself
+        )  # NOTHING: each operation is evaluated on its own
         slices, holds_row = writable.slices, writable.holds_row
         if len(items) >= TOGETHER_MIN and not metered and writable.holds_rows(data_keys):
             ops, sinks, tokens = zip(*items, strict=True)
@@ -275,13 +277,13 @@ class Evaluator:
         return decided
 
     def _finish(self, draft: Draft) -> NextEntry | None:
-        """The draft as the next entry, None if it is empty."""
+        """Turn the draft into the next entry. Return None if the draft is empty."""
         if not draft.keys:
             return None
         made = draft.entry(self._state.partition, self._epoch)
         self._check(made, now=False)
         payload = made.encode()
-        # Nothing above has changed this evaluator: if it fails, the batch has not been.
+        # Up to here this evaluator is unchanged, so that a failure leaves it as if the batch had never been.
         self._time_ms = draft.time_ms
         self._next_seq += len(draft.keys)
         self._overlay.layers.append(draft.layer)
@@ -290,7 +292,8 @@ class Evaluator:
         return NextEntry(made, payload, draft.data_keys)
 
     def _check(self, entry: Entry, *, now: bool) -> None:
-        """Now and then let an entry say what the state was, so that replicas can compare theirs."""
+        """Add a checksum of the state to an entry every `check_every` entries, so that replicas can compare their
+        states."""
         self._unchecked += 1
         if self._unchecked >= self._config.check_every or now:
             self._unchecked = 0
@@ -299,8 +302,8 @@ class Evaluator:
     # ── operations ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def live(self, key: bytes) -> Row | None:
-        """The key's record after everything before this operation. If it is past its expiry, its delete is added to
-        the draft first."""
+        """Return the key's record as the preceding operations leave it. If the record is past its expiry, add its
+        delete to the draft first and return None."""
         row = self._latest(key)
         if row is not None and 0 < row[4] <= self.draft.time_ms:
             self.draft.delete(key, row)
@@ -317,7 +320,7 @@ class Evaluator:
         return row
 
     def _put(self, draft: Draft, key: bytes, row_key: bytes, value: bytes, row: bytes | None) -> Result:
-        """A put without flags, expiry or request id, of a key that nothing in flight touches."""
+        """Evaluate a put without flags, expiry or request id, to a key that no entry in flight touches."""
         if not 0 < len(key) <= KEY_BYTES_MAX or len(value) > VALUE_BYTES_MAX:
             return self._refusal(key, value)
         seq = draft.first_seq + len(draft.keys)
@@ -337,7 +340,7 @@ class Evaluator:
     def _put_once(
         self, draft: Draft, key: bytes, row_key: bytes, value: bytes, row: bytes | None, request: RequestId
     ) -> Result:
-        """The same with a request id."""
+        """Evaluate such a put with a request id."""
         hash_of_key = hash_at_hand(key, row_key)
         try:
             known = self._known(request, hash_of_key, draft.layer, draft.time_ms)
@@ -358,8 +361,8 @@ class Evaluator:
         raise AssertionError("refused without a reason")
 
     def _reap(self, keys: list[bytes], item: Item, rest: list[Item]) -> Result:
-        """Delete those past their expiry. Where nothing may be written the entry's record time says that they are.
-        Returns UNTOUCHED if the operation goes on in the next batch."""
+        """Delete the keys that are past their expiry. If a key may not be written now, a note in the entry advances
+        record time past the expiry instead. Return UNTOUCHED if the operation continues in the next batch."""
         may_write = self._serving_ranges.may_write
         for place, key in enumerate(keys):
             if self._reading.left <= 0 and place:
@@ -372,7 +375,8 @@ class Evaluator:
         return None
 
     def _is_kept(self, item: Item, keys: list[bytes]) -> bool:
-        """Whether the operation touches only records (`keys`) that are owned and take writes. Else it is put aside."""
+        """Return True if all records at `keys` are owned and take writes. Otherwise put the operation aside and return
+        False."""
         op, serving_ranges = item[0], self._serving_ranges
         if not (serving_ranges.is_freezing or serving_ranges.held) and all(map(serving_ranges.may_write, keys)):
             return True
@@ -381,14 +385,15 @@ class Evaluator:
                 self._away.append((item, serving_ranges.moved(each)))
                 return False
         if not (serving_ranges.held.isdisjoint(keys) and all(map(serving_ranges.may_write, keys))):
-            if op[0] == _BATCH:  # what comes later on any of its keys waits behind it
+            if op[0] == _BATCH:  # later operations on its keys wait behind the batch
                 serving_ranges.held.update(keys)
             self._frozen.append(item)
             return False
         return True
 
     def _decide(self, item: Item, row_key: bytes) -> Result | StoreError:
-        """The result of any operation but DELETE_RANGE and REAP, or why it is refused; UNTOUCHED if it is put aside."""
+        """Return the result of any operation but DELETE_RANGE and REAP, or the error that refuses it; UNTOUCHED if the
+        operation is put aside."""
         op = item[0]
         request: RequestId | None = op[-1]
         is_batch = op[0] == _BATCH
@@ -410,15 +415,15 @@ class Evaluator:
                 result = MUTATIONS[op[0]](self, op)
             if request is not None:
                 if self.draft.last_seq == before:
-                    self.draft.note(op[1])  # or a late duplicate could still change something
+                    self.draft.note(op[1])  # otherwise a late duplicate could still change something
                 self.draft.answer(request, hash_of_key, result, touched_tokens(row_keys) if is_batch else b"")
         except StoreError as error:
             return error
         return result
 
     def _known(self, request: RequestId, hash_of_key: int, layer: Layer, time_ms: int) -> Result:
-        """The result of a request that is remembered, in flight or in the `layer` of the draft, whose record time is
-        `time_ms`; else UNTOUCHED. Raises Refused, Overloaded."""
+        """Return the result of a request that is remembered, in flight or in `layer`; UNTOUCHED if the request is new.
+        `layer` is the layer of the draft and `time_ms` the draft's record time. Raises Refused, Overloaded."""
         check_request(request)
         client, sequence, _, _ = request
         acknowledged = layer.first_unacked.get(client)
@@ -427,7 +432,7 @@ class Evaluator:
             if result is not UNTOUCHED:
                 return result
             if sequence < acknowledged:
-                raise RequestExpired(f"request {sequence} was answered: its client has acknowledged it")
+                raise RequestExpired(f"request {sequence} was answered, and its client has acknowledged it")
         result = self._overlay.find_request(request, hash_of_key)
         if result is not UNTOUCHED:
             return result
@@ -438,8 +443,11 @@ class Evaluator:
         return remembered if isinstance(remembered, int) else decode_result(remembered)
 
     def _delete_range(self, op: Op, item: Item, rest: list[Item]) -> Result | StoreError:
-        """How many keys were deleted; UNTOUCHED if the operation goes on in the next batch. Keys go one by one, as
-        effects: a range of many is not atomic, and its request id stands with its last key."""
+        """Return how many keys were deleted; UNTOUCHED if the operation continues in the next batch.
+
+        Keys are deleted one by one, as effects: a large range is not deleted atomically, and the request id goes with
+        its last key.
+        """
         _, start, end, request, *so_far = op
         count, hash_of_key, assigned = so_far or (
             0,
@@ -487,8 +495,8 @@ class Evaluator:
         return count
 
     def _known_range(self, request: RequestId, hash_of_key: int) -> Result:
-        """As `_known`. Raises Overloaded while the same request is under way: the one that ends later could delete
-        what its client wrote after the other had ended."""
+        """Like `_known`, but raise Overloaded while the same request is in flight: the attempt that ends later could
+        delete what the client wrote after the other attempt had ended."""
         if (request[0], request[1], hash_of_key) in self._ranges:
-            raise Overloaded(f"request {request[1]} is under way")
+            raise Overloaded(f"request {request[1]} is in flight; retry later")
         return self._known(request, hash_of_key, self.draft.layer, self.draft.time_ms)

@@ -1,8 +1,8 @@
-"""Reads that meet keys past their expiry which record time has not reached: they wait until that is so, mostly because
-deletes are logged. Decides only.
+"""Holds reads of keys that are past their expiry while record time has not reached the expiry. Such reads wait until
+record time passes it, mostly because the leader logs the deletes. Decides only.
 
-What comes on such a key meanwhile waits behind them: the key may be written anew, and no read tells less than one
-before it.
+Later reads of such a key wait behind them. Otherwise, if the key is written again, a later read could return an older
+state than an earlier one.
 """
 
 from __future__ import annotations
@@ -12,64 +12,67 @@ from functools import partial
 from typing import NamedTuple
 
 from kvstore.errors import NotLeader, StoreError, Unavailable
-from kvstore.partition.leading.answers import Answers
+from kvstore.partition.leading.answers import ResultDelivery
 from kvstore.partition.leading.queries import EXPIRED_MAX
 from kvstore.partition.leading.read_lines import Read
 from kvstore.partition.state.commands import Result, Sink
 from kvstore.types import PartitionId
 
 
-class _Waiting(NamedTuple):
+class _ExpiredRead(NamedTuple):
     since: float
     now_ms: int
-    """Its keys were past their expiry by this time."""
+    """The time by which its keys were past their expiry."""
     read: Read
 
 
 class ExpiredReads:
-    """The reads of one leadership that wait for deletes. `reap(keys, sink)` asks the leader to log these, and completes
-    `sink` then; `read_again` gets back what need not wait any more."""
+    """The reads of one leadership that wait for deletes. `reap(keys, sink)` asks the leader to log the deletes and then
+    completes `sink`. `read_again` receives the reads that need not wait any more."""
 
     def __init__(
         self,
         partition: PartitionId,
-        answers: Answers,
+        answers: ResultDelivery,
         reap: Callable[[list[bytes], Sink], None],
         read_again: Callable[[list[Read]], None],
     ) -> None:
         self._partition, self._answers = partition, answers
         self._reap, self._read_again = reap, read_again
         self.count = 0
-        """How many wait. A plain attribute: it is looked at in each turn."""
-        self.by_key: dict[bytes, list[_Waiting]] = {}
-        """The reads of one key, by the keys whose deletes are under way; in the order in which these were asked for."""
-        self._ranges: dict[int, _Waiting] = {}
-        """Reads of ranges, in the order of coming."""
+        """Number of reads that wait. A plain attribute, because it is checked in every turn."""
+        self.by_key: dict[bytes, list[_ExpiredRead]] = {}
+        """Reads of single keys, by the key whose delete is in flight, in the order in which the deletes were
+        requested."""
+        self._ranges: dict[int, _ExpiredRead] = {}
+        """Reads of ranges, in the order of arrival."""
         self._came = 0
 
     def add(self, read: Read, now: float, now_ms: int) -> None:
-        """Let a read of one key wait, which is past its expiry by `now_ms`, or has reads that wait already."""
+        """Let a read of one key wait. Its key is past its expiry at `now_ms`, or earlier reads of the key wait
+        already."""
         self.count += 1
-        key, each = read[0][1], _Waiting(now, now_ms, read)
+        key, each = read[0][1], _ExpiredRead(now, now_ms, read)
         waiting = self.by_key.get(key)
         if waiting is not None:
             waiting.append(each)
             return
         waiting = self.by_key[key] = [each]
-        self._reap([key], _Deletes(partial(self._key_ended, key, waiting)))
+        self._reap([key], _DeletesSink(partial(self._key_ended, key, waiting)))
 
     def add_range(self, read: Read, keys: list[bytes], now: float, now_ms: int) -> None:
-        """Let a read of a range wait for the deletes of the first of these keys; it finds out whether more are
-        needed."""
+        """Let a read of a range wait for the deletes of the first EXPIRED_MAX of these keys. When it runs again it
+        finds out whether more deletes are needed."""
         self.count += 1
         self._came += 1
-        self._ranges[self._came] = _Waiting(now, now_ms, read)
-        self._reap(keys[:EXPIRED_MAX], _Deletes(partial(self._range_ended, self._came)))
+        self._ranges[self._came] = _ExpiredRead(now, now_ms, read)
+        self._reap(keys[:EXPIRED_MAX], _DeletesSink(partial(self._range_ended, self._came)))
 
     # docs/protocol.md P10
     def expire(self, before: float) -> None:
-        """Refuse what has waited since `before`. Its deletes go on, and what comes on these keys waits for them."""
-        late: list[_Waiting] = []
+        """Refuse reads that have waited since `before`. The deletes continue, and new reads of these keys wait for
+        them."""
+        late: list[_ExpiredRead] = []
         for waiting in self.by_key.values():
             late += [each for each in waiting if each.since < before]
             waiting[:] = [each for each in waiting if each.since >= before]
@@ -82,7 +85,7 @@ class ExpiredReads:
 
     # docs/protocol.md P4
     def rise(self, record_time_ms: int) -> None:
-        """Read again those whose keys are absent by record time now: that needs no delete."""
+        """Run reads again whose keys are absent now because record time has passed their expiry, without a delete."""
         for key, waiting in [*self.by_key.items()]:
             if waiting and waiting[0].now_ms > record_time_ms:
                 break
@@ -92,8 +95,8 @@ class ExpiredReads:
             if each.now_ms <= record_time_ms:
                 self._range_ended(number, None)
 
-    def _key_ended(self, key: bytes, waiting: list[_Waiting], error: StoreError | None) -> None:
-        """The delete of the key is logged, or is not needed, or will never be."""
+    def _key_ended(self, key: bytes, waiting: list[_ExpiredRead], error: StoreError | None) -> None:
+        """Handle the end of a delete: it is logged, no longer needed, or will never be logged."""
         if self.by_key.get(key) is waiting:
             del self.by_key[key]
             self._end(waiting, error)
@@ -103,7 +106,7 @@ class ExpiredReads:
         if each is not None:
             self._end([each], error)
 
-    def _end(self, waiting: list[_Waiting], error: StoreError | None) -> None:
+    def _end(self, waiting: list[_ExpiredRead], error: StoreError | None) -> None:
         self.count -= len(waiting)
         reads = [each.read for each in waiting]
         if error is None:
@@ -114,8 +117,8 @@ class ExpiredReads:
         self._answers.fail_all(reads, error)
 
 
-class _Deletes(Sink):
-    """The sink of deletes that reads wait for. `then` is told how they failed, or None."""
+class _DeletesSink(Sink):
+    """The sink of deletes that reads wait for. `then` receives the error, or None if the deletes are logged."""
 
     def __init__(self, then: Callable[[StoreError | None], None]) -> None:
         self._then = then
@@ -124,4 +127,4 @@ class _Deletes(Sink):
         self._then(result if isinstance(result, StoreError) else None)
 
     def flush(self) -> None:
-        """The reads have sinks of their own."""
+        """Do nothing, because the reads have sinks of their own."""

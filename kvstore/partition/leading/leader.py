@@ -1,11 +1,12 @@
-"""One leadership of a partition: operations in, entries out, answers back. read_lease.py, evaluate.py and state.py
+"""Runs one leadership of a partition: operations in, entries out, answers back. read_lease.py, evaluate.py and state.py
 decide.
 
-    submit → queue → [decide] → log.append → acknowledged → [apply] → answer
+    submit → queue → [evaluate] → log.append → acknowledged → [apply] → answer
 
-Up to `entries_in_flight_max` entries are under way; what arrives meanwhile gathers in the next, for longer where
-processors are short (batch_delay.py). An entry is applied after it is acknowledged, before anybody is answered. With
-the first append that fails the lead ends: what was in flight is of unknown outcome, what was queued was never sent.
+Up to `entries_in_flight_max` entries are in flight. Operations that arrive meanwhile gather into the next entry, and
+they gather for longer while processors are short (batch_delay.py). The leader applies an entry after it is acknowledged
+and before it answers any client. The first append that fails ends the leadership: operations in flight then have an
+unknown outcome, and queued operations were never sent.
 """
 
 from __future__ import annotations
@@ -24,13 +25,21 @@ from kvstore.env.slow_log import hash_of
 from kvstore.errors import NotEnoughBookies, NotLeader, OutcomeUnknown, Overloaded, StoreError, Unavailable
 from kvstore.os_errors import is_passing
 from kvstore.partition.config import PartitionConfig
-from kvstore.partition.leading.answers import Answers, Logged, Once, TurnAway, lost, malformed, unknown_code
+from kvstore.partition.leading.answers import (
+    PositionSink,
+    Redirect,
+    ResultDelivery,
+    SingleResultSink,
+    lost,
+    malformed,
+    unknown_code,
+)
 from kvstore.partition.leading.batch_delay import BatchDelay
 from kvstore.partition.leading.entry_in_flight import ALL_IN_FLIGHT_MAX, EntryInFlight, check_room, note_slow
 from kvstore.partition.leading.evaluate import REAP, Evaluator, NextEntry
 from kvstore.partition.leading.leader_reads import LeaderReads
 from kvstore.partition.leading.observed import Observed
-from kvstore.partition.leading.queue import Taken
+from kvstore.partition.leading.queue import QueuedBatch
 from kvstore.partition.leading.read_lease import ReadLease
 from kvstore.partition.leading.record_time import LeadClock
 from kvstore.partition.leading.serving_ranges import ServingRanges
@@ -39,9 +48,9 @@ from kvstore.partition.leading.traced import trace_entry
 from kvstore.partition.leading.waiting import WaitingWrites
 from kvstore.partition.state.commands import Code, Op, Reply, Sink
 from kvstore.partition.state.engine import BEHIND_S
-from kvstore.partition.state.entry import Kind, Requests
+from kvstore.partition.state.entry import EntryKind, Requests
 from kvstore.partition.state.move_records import Founded, MoveRecord, Release
-from kvstore.partition.state.state import State
+from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.state.traits import READS, WRITES
 from kvstore.types import Position, Seq
 from kvstore.wal.ports import LeaderLog
@@ -52,13 +61,14 @@ _GET, _PUT = int(Code.GET), int(Code.PUT)
 
 
 class Leader:
-    """One leadership, from an opened log to its end. `on_stopped` is called once if the lead is lost while serving."""
+    """One leadership, from an opened log to its end. `on_stopped` is called once if the leadership is lost while
+    serving."""
 
     def __init__(
         self,
         env: Env,
         config: PartitionConfig,
-        state: State,
+        state: ReplicaState,
         log: LeaderLog,
         on_stopped: Callable[[StoreError], None],
     ) -> None:
@@ -72,7 +82,7 @@ class Leader:
         self._traces = env.traces
         self._loop = asyncio.get_running_loop()
         self._read_lease = ReadLease(config.lease_ms / 1000)
-        self._answers, self.serving_ranges = Answers(), ServingRanges(state)
+        self._answers, self.serving_ranges = ResultDelivery(), ServingRanges(state)
         self.reads = LeaderReads(
             state, self.serving_ranges, config, self._read_lease, env, self._answers, self._reap, self._wake
         )
@@ -87,12 +97,12 @@ class Leader:
         self._observed = Observed(config)
         self._batch_delay = BatchDelay()
         self._under_way = 0
-        """Operations in flight."""
+        """Number of operations in flight."""
         self._idle: asyncio.Future[None] | None = None
-        """Done when nothing is queued, in flight or waiting; there while a release waits for that."""
+        """Done when nothing is queued, in flight or waiting. Exists only while a release waits for that."""
         self._stopped: StoreError | None = None
         self.is_broken = False
-        """True if this lead ended because the engine failed."""
+        """True if this leadership ended because the engine failed."""
         self._turn_is_due = False
         self._deadlines, self._next_turn = Alarm(self._loop, self._expire), Alarm(self._loop, self._wake)
         self._entries = self._mutations = self._pauses = 0
@@ -117,25 +127,26 @@ class Leader:
 
     # ── beginning and end ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def start(self, founded: Founded | None = None, turn_away: TurnAway | None = None) -> None:
-        """Serve, once a record of this epoch is acknowledged and applied. Raises OutcomeUnknown or NotEnoughBookies.
-        `founded`: what the partition owns, if its log has not said so; `turn_away` takes what it does not own."""
+    async def start(self, founded: Founded | None = None, turn_away: Redirect | None = None) -> None:
+        """Serve once a record of this epoch is acknowledged and applied. `founded` is what the partition owns, if its
+        log does not say so yet; `turn_away` takes operations on keys that the partition does not own. Raises
+        OutcomeUnknown or NotEnoughBookies."""
         self._answers.turn_away_by = turn_away
         self._log.on_lost(self.lose)
         if founded is None:
-            await self._append_control(Kind.EPOCH_START)
+            await self._append_control(EntryKind.EPOCH_START)
         else:
             await self.append_record(founded)
         self.serving = True
         self._sweeper.start()
 
     async def release(self, drain_max_s: float | None = None) -> None:
-        """Answer what has come, then nothing more, and say so in the log: the next leader need not wait for the lease.
-        Raises StoreError if that did not work out; the leader has stopped then. With `drain_max_s` it goes on instead
-        when it cannot answer everything in that time."""
+        """Answer all operations that have arrived, accept no more, and log a release record, so that the next leader
+        need not wait for the lease. With `drain_max_s` the leader continues if it cannot answer everything within that
+        many seconds. Raises StoreError if the release failed; without `drain_max_s` the leader has stopped then."""
         if not self.serving:
             self.stop(NotLeader(self._state.partition))
-            raise Unavailable(f"partition {self._state.partition}: there was no lead to release yet, or not any more")
+            raise Unavailable(f"partition {self._state.partition}: this replica holds no lead to release")
         self.serving = False
         if drain_max_s is not None:
             try:
@@ -145,22 +156,22 @@ class Leader:
                 self._idle = None
                 self.serving = self._stopped is None
                 if not isinstance(error, TimeoutError):
-                    raise  # cancelled: nothing is released, so it goes on
-                busy = f"partition {self._state.partition}: busy, {len(self._queue)} operations wait"
+                    raise  # cancelled: nothing is released, so the leader continues
+                busy = f"partition {self._state.partition}: {len(self._queue)} operations wait, so the lead is kept"
                 raise Unavailable(busy) from None
         try:
             async with asyncio.timeout(2 * self._config.queue_wait_max_s):
                 await self._drained()
                 self._read_lease.close()
-                await self._append_control(Kind.RELEASE_LEAD)
+                await self._append_control(EntryKind.RELEASE_LEAD)
                 await self._log.seal()
         except TimeoutError as error:
-            raise Unavailable(f"partition {self._state.partition}: not released in time") from error
+            raise Unavailable(f"partition {self._state.partition}: the lead was not released in time") from error
         finally:
             self.stop(NotLeader(self._state.partition))
 
     def stop(self, reason: StoreError) -> None:
-        """End at once: what is in flight is of unknown outcome, what is queued was not done."""
+        """Stop at once. Operations in flight have an unknown outcome; queued operations were not done."""
         if self._stopped is not None:
             return
         self._stopped = reason
@@ -183,25 +194,26 @@ class Leader:
 
     # docs/protocol.md P9
     def lose(self, reason: StoreError) -> None:
-        """End the lead, and tell whoever runs this leader if it served."""
+        """End the leadership, and call `on_stopped` if this leader served."""
         if self._stopped is None:
             served = self.serving
             self.stop(reason)
             if served:
                 self._on_stopped(reason)
 
-    async def _append_control(self, kind: Kind) -> None:
-        """Append a control record; return once it is acknowledged and applied."""
+    async def _append_control(self, kind: EntryKind) -> None:
+        """Append a control record. Return once it is acknowledged and applied."""
         check_room(self._in_flight)
-        once = Once()
+        once = SingleResultSink()
         self._append(self._evaluator.control(kind, self._env.clock.date_ms()), [(once, 0, None)])
         await once.done
 
     async def append_record(self, record: MoveRecord, requests: Requests | None = None) -> Position:
-        """Append a record about tokens; its position, once it is acknowledged and applied. What it takes away is not
-        answered for from now on. Raises StoreError: OutcomeUnknown if the lead was lost meanwhile, Overloaded."""
+        """Append a record about tokens. Return its position once it is acknowledged and applied. From the send on, the
+        leader no longer answers for tokens that the record gives away. Raises StoreError: OutcomeUnknown if the
+        leadership was lost meanwhile, Overloaded."""
         check_room(self._in_flight)
-        logged = Logged(self._state)
+        logged = PositionSink(self._state)
         self._append(self._evaluator.record(record, self._env.clock.date_ms(), requests), [(logged, 0, None)])
         if isinstance(record, Release):
             self._waiting.unfreeze()
@@ -209,16 +221,17 @@ class Leader:
         return await logged.done
 
     async def prove(self) -> None:
-        """Return once an append is acknowledged: this was the leader when it was called. Raises StoreError."""
-        await self._append_control(Kind.EMPTY)
+        """Append an empty record, and return once it is acknowledged. This proves that this replica led when `prove`
+        was called. Raises StoreError."""
+        await self._append_control(EntryKind.EMPTY)
 
     def expel(self) -> None:
-        """Turn away now what waits here and is another partition's."""
+        """Redirect waiting operations that belong to another partition by now."""
         self._answers.turn_away_all(self._waiting.expel(self.serving_ranges, self._env.clock.now()))
         self._answers.flush()
 
     async def _drained(self) -> None:
-        """Wait until nothing is queued, in flight or waiting. Raises StoreError if the lead is lost."""
+        """Wait until nothing is queued, in flight or waiting. Raises StoreError if the leadership is lost."""
         if self._stopped is not None:
             raise self._stopped
         self._idle = self._loop.create_future()
@@ -236,10 +249,10 @@ class Leader:
                     self._answers.refuse(sink, token, NotLeader(self._state.partition))
                 elif code == _GET or code in READS:
                     if not self.reads.arrive((op, sink, token)):
-                        self._answers.refuse(sink, token, Overloaded(f"{len(self.reads)} reads wait"))
+                        self._answers.refuse(sink, token, Overloaded(f"{len(self.reads)} reads wait; retry later"))
                 elif code == _PUT or code in WRITES:
                     if not self._queue.offer((op, sink, token)):
-                        error = Overloaded(f"{len(self._queue)} writes wait, {self._queue.bytes} bytes")
+                        error = Overloaded(f"{len(self._queue)} writes wait, {self._queue.bytes} bytes; retry later")
                         self._answers.refuse(sink, token, error)
                 else:
                     self._answers.refuse(sink, token, unknown_code(code))
@@ -252,7 +265,7 @@ class Leader:
             self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
-        """At the end of a turn of the event loop: everything that has arrived in it."""
+        """Process everything that has arrived in this turn of the event loop."""
         self._turn_is_due = False
         if self._answers.refusals:
             self._answers.give_refusals()
@@ -263,7 +276,7 @@ class Leader:
                     self.reads.turn()
                 self._fill(now)
             except OSError as error:
-                self._break(f"the engine cannot be read: {error}", error)
+                self._break(f"cannot read the engine: {error}", error)
         else:
             self.reads.stop(NotLeader(self._state.partition))
         if self._answers.sinks:
@@ -271,7 +284,7 @@ class Leader:
 
     # docs/protocol.md P6
     def _fill(self, now: float) -> None:
-        """Send as much as may be in flight."""
+        """Send as many entries as may be in flight."""
         room, sent, reads, queue = self._config.entries_in_flight_max, self._read_lease.sent, self.reads, self._queue
         observed = self._observed
         has_room = len(self._in_flight) < room and self._stopped is None
@@ -287,14 +300,14 @@ class Leader:
                     break
             entries = self._entries
             self._send(queue.take(now))
-            if self._entries == entries and queue.bytes:  # nothing is logged: only this bounds the turn
+            if self._entries == entries and queue.bytes:  # nothing is logged, so only this check bounds the turn
                 self._wake()
                 break
         if reads.may_want_append or is_wanted:
             is_wanted = is_wanted and self._read_lease.sent == sent
             has_room = len(self._in_flight) < room and self._stopped is None
             if has_room and (reads.wants_append() or is_wanted):
-                self._append(self._evaluator.control(Kind.EMPTY, self._env.clock.date_ms()), [])
+                self._append(self._evaluator.control(EntryKind.EMPTY, self._env.clock.date_ms()), [])
         is_any_waiting = queue.bytes or self._waiting.frozen.bytes or observed.count or reads.expired.count
         if (is_any_waiting or reads.may_want_append) and self._stopped is None:
             queue.stamp(now)
@@ -303,27 +316,28 @@ class Leader:
             self._idle.set_result(None)
 
     def _pause(self) -> None:
-        """Send nothing more until the engine has caught up: what is in flight must be applied on the event loop. A
-        leader that is about to release does not wait for that: what is queued is the next leader's."""
+        """Send nothing more until the engine has caught up, because entries in flight must be applied on the event
+        loop. A leader that is about to release does not wait: the queued operations are the next leader's."""
         if self._idle is not None:
             self._answers.fail_all((item for _, item in self._queue.take_all(0.0)), NotLeader(self._state.partition))
         else:
             self._pauses += self._next_turn.set(BEHIND_S)
 
-    def _send(self, taken: Taken) -> None:
-        """Decide on a batch, and append its effects."""
+    def _send(self, taken: QueuedBatch) -> None:
+        """Evaluate a batch, and append its effects."""
         try:
             decided = self._evaluator.evaluate(taken.items, self._env.clock.date_ms())
         except OSError:
             raise
-        except Exception as error:  # noqa: BLE001  # what no door should have let in must not take others with it
+        # an operation that no endpoint should have accepted must not fail the others
+        except Exception as error:  # noqa: BLE001
             self._send_one_by_one(taken, error)
             return
         now = self._env.clock.now()
-        if decided.rest or decided.frozen or decided.away:  # it goes back to wait, or to another partition
+        if decided.rest or decided.frozen or decided.away:  # operations wait again, or go to another partition
             self._queue.put_back(taken.arrived(decided.rest, now))
             refused = self._waiting.put_aside(taken.arrived(decided.frozen, now))
-            self._answers.fail_all(refused, Overloaded(f"{len(self._waiting.frozen)} writes wait for a range"))
+            self._answers.fail_all(refused, Overloaded(f"{len(self._waiting.frozen)} writes wait for a frozen range"))
             self._answers.turn_away_all(decided.away)
         if decided.entry is not None:
             starved = 0.0 if decided.rest else self._env.starved()
@@ -336,8 +350,9 @@ class Leader:
         else:
             self.reads.observe(decided.replies)
 
-    def _send_one_by_one(self, taken: Taken, error: Exception) -> None:
-        """A batch could not be decided on: find out which operation is to blame. Nothing of the batch was done."""
+    def _send_one_by_one(self, taken: QueuedBatch, error: Exception) -> None:
+        """Find the operation that makes a batch fail, by evaluating one operation at a time. Nothing of the batch was
+        done."""
         if len(taken.items) > 1:
             every = taken.each()
             for number, each in enumerate(every):
@@ -345,15 +360,16 @@ class Leader:
                     self._answers.fail_all(each.items, NotLeader(self._state.partition))
                 elif len(self._in_flight) < ALL_IN_FLIGHT_MAX:
                     self._send(each)
-                else:  # the log would refuse what counts as sent: it would be taken for what comes behind it
+                # otherwise the log would refuse an entry that counts as sent, and a later entry would be taken for it
+                else:
                     self._queue.put_back([(left.arrivals[0][0], left.items[0]) for left in every[number:]])
                     break
         else:
             op, sink, token = taken.items[0]
             what = (self._state.partition, op[0], hash_of(op[1]) if isinstance(op[1], bytes) else "")
-            hidden = RuntimeError(type(error).__name__)  # its own text may have the key or the value
+            hidden = RuntimeError(type(error).__name__)  # the original message may contain the key or the value
             log.error(
-                "partition=%s operation=%d key=%s cannot be decided on",
+                "partition=%s operation=%d key=%s cannot be evaluated",
                 *what,
                 exc_info=(RuntimeError, hidden, error.__traceback__),
             )
@@ -371,19 +387,19 @@ class Leader:
 
     # docs/protocol.md P2, P8
     def _done(self, position: Position | None, sent_at: float, error: StoreError | None) -> None:
-        """The oldest entry in flight is acknowledged, or is not."""
+        """Handle the acknowledgement, or the failure, of the oldest entry in flight."""
         if self._stopped is not None or not self._in_flight:
             return  # answered already
         if error is not None or position is None:
-            self._fail(error or OutcomeUnknown("an entry was not acknowledged"))
+            self._fail(error or OutcomeUnknown("the entry was not acknowledged"))
             return
         oldest = self._in_flight.popleft()
         try:
             self._state.apply_decoded(position, oldest.made.entry, oldest.made.data_keys)
         except (StoreError, OSError) as failure:
-            # Acknowledged, so it is in the log for good; this leader cannot go on behind it.
+            # The entry is acknowledged, so it is in the log for good, and this leader cannot continue after it.
             self._in_flight.appendleft(oldest)
-            self._break(f"entry {position} cannot be applied: {failure}", failure)
+            self._break(f"cannot apply entry {position}: {failure}", failure)
             return
         self._under_way -= len(oldest.replies)
         self._evaluator.applied()
@@ -406,33 +422,34 @@ class Leader:
             if self.reads.may_want_append:
                 self.reads.acknowledged()
         except OSError as failure:
-            return self._break(f"the engine cannot be read: {failure}", failure)
+            return self._break(f"cannot read the engine: {failure}", failure)
         self._answers.flush()
         if self._queue.bytes or self._idle is not None or self.reads.may_want_append:
             self._wake()
 
     def _break(self, why: str, error: Exception) -> None:
-        """End the process: the state here cannot be trusted any more. An error that passes only costs the lead."""
+        """End the process, because its state cannot be trusted any more. A transient error only ends the leadership."""
         if not is_passing(error):
             self._env.fatal(f"partition {self._state.partition}: {why}")
         self.is_broken = True
         self.lose(OutcomeUnknown(why))
 
     def _fail(self, error: StoreError) -> None:
-        """The oldest entry in flight failed: those behind it do too. LedgerFenced and the like never reach a client."""
+        """Fail the oldest entry in flight and all entries behind it. Clients never receive LedgerFenced or other
+        internal errors."""
         if isinstance(error, NotEnoughBookies):
-            # Nothing of this entry was sent: it is definitely not done.
+            # Nothing of this entry was sent, so it is definitely not done.
             oldest = self._in_flight.popleft()
             observed = self._observed.take(self._entries - len(self._in_flight))
             self._answers.give_all([(sink, token, error) for sink, token, _ in oldest.replies + observed])
         self.lose(self._log.lost or error)
 
     def _expire(self) -> None:
-        """Refuse what has waited for too long: it was not appended, and is not any more."""
+        """Refuse operations that have waited too long. They were not appended, and will not be."""
         now = self._env.clock.now()
         before = now - self._config.queue_wait_max_s
         self.reads.expire(before)
-        why = f"partition {self._state.partition}: the write has waited for too long"
+        why = f"partition {self._state.partition}: the write waited longer than queue_wait_max_s"
         late = self._waiting.take_older(before)
         if late:
             took = self._config.queue_wait_max_s
@@ -446,8 +463,8 @@ class Leader:
         self._answers.flush()
 
     def _reap(self, keys: list[bytes], sink: Sink) -> None:
-        """Log the deletes of keys past their expiry."""
-        if self._stopped is not None:  # a scan goes on for some turns after that
+        """Log the deletes of keys that are past their expiry."""
+        if self._stopped is not None:  # a scan continues for some turns after that
             return sink.complete(0, NotLeader(self._state.partition))
         self._queue.put_back([(self._env.clock.now(), ((REAP, b"", keys), sink, 0))])
         self._batch_delay.end()

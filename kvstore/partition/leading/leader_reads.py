@@ -1,6 +1,6 @@
-"""A leader's reads: answers those that may be answered, keeps those that must wait for a proof or a lease.
+"""Answers a leader's reads, or holds them until a proof or a lease allows an answer.
 
-The lease is asked and the state is read in one step, after the read has arrived; read_lease.py decides.
+The lease is checked and the state is read in one step, after the read has arrived. read_lease.py decides.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kvstore.env import Env
 from kvstore.errors import InvalidRequest, Moved, NotCaughtUp, StoreError, Unavailable
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading import queries
-from kvstore.partition.leading.answers import Answers, lost
+from kvstore.partition.leading.answers import ResultDelivery, lost
 from kvstore.partition.leading.expired_reads import ExpiredReads
 from kvstore.partition.leading.range_reads import Expired, Steps
 from kvstore.partition.leading.read_lease import ReadLease
@@ -24,26 +24,26 @@ from kvstore.partition.leading.serving_ranges import ServingRanges
 from kvstore.partition.state.commands import NOT_NOW, Code, Level, NotNow, Record, Reply, Result, Sink
 from kvstore.partition.state.rows import EXPIRES, data_keys_at, pack_data_key
 from kvstore.partition.state.scope import ELSEWHERE, scope
-from kvstore.partition.state.state import State
+from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.state.tokens import WHOLE
 from kvstore.partition.state.traits import LEVEL_AT, POINT_READS, SEQ_AT
 
 AT_ONCE, AT_ONCE_LARGE = 32, 8
-"""Reads before their size is looked at; the second while values are large."""
+"""Number of reads between two checks of their size. The second number applies while values are large."""
 STEPPING_MAX = 8
-"""Reads of several turns that go on beside each other: each takes a step of every turn. The others wait for them."""
+"""Maximum number of multi-turn reads in progress. Each takes one step per turn; further ones wait."""
 TURN_BYTES = 4 << 20
-"""What is read in one turn of the event loop, once it has been seen that values are large."""
+"""Maximum number of bytes read in one turn of the event loop, once values have proved to be large."""
 NOW_BYTES = 2 << 10
-"""The largest record that is read without waiting for its turn: larger ones are bounded in the turn."""
-_GONE = "who asked for it is gone"
+"""Size in bytes of the largest record that is read without waiting for its turn. The turn bounds larger ones."""
+_GONE = "the client has disconnected"
 _flags_of = itemgetter(0)
-"""Takes the flags of a record's row."""
+"""Takes the flags byte of a record's row."""
 _LINEARIZABLE, _STRICT, _SESSION = int(Level.LINEARIZABLE), int(Level.STRICT), int(Level.SESSION)
 
 
-class _Waiting(NamedTuple):
-    """A read, or answers found already, until there is a proof for it."""
+class _UnprovedRead(NamedTuple):
+    """A read, or answers found already, waiting for a proof."""
 
     ticket: int
     since: float
@@ -52,17 +52,17 @@ class _Waiting(NamedTuple):
 
 
 class LeaderReads:
-    """The reads of one leadership. `reap(keys, sink)` asks the leader to log the deletes of expired keys, and completes
-    `sink` then; `wake` asks for another turn."""
+    """The reads of one leadership. `reap(keys, sink)` asks the leader to log the deletes of expired keys and then
+    completes `sink`; `wake` asks for another turn."""
 
     def __init__(
         self,
-        state: State,
+        state: ReplicaState,
         serving_ranges: ServingRanges,
         config: PartitionConfig,
         read_lease: ReadLease,
         env: Env,
-        answers: Answers,
+        answers: ResultDelivery,
         reap: Callable[[list[bytes], Sink], None],
         wake: Callable[[], None],
     ) -> None:
@@ -73,25 +73,25 @@ class LeaderReads:
         self._slow, self._slow_s = env.slow, env.slow.limit_s
         self._wake = wake
         self.arrived: list[Read] = []
-        """For `turn`."""
+        """Reads for the next `turn`."""
         self.lines = ReadLines()
-        """What had arrived before, and had no place in the turns since then, because values are large."""
+        """Reads of earlier turns that had no place in them because values are large."""
         self.may_want_append = False
-        """False: no read waits for an append, and `wants_append` would say no."""
-        self._strict: deque[_Waiting] = deque()
-        self._leaseless: deque[_Waiting] = deque()
+        """If False, no read waits for an append, and `wants_append` would return False."""
+        self._strict: deque[_UnprovedRead] = deque()
+        self._leaseless: deque[_UnprovedRead] = deque()
         self.expired = ExpiredReads(state.partition, answers, reap, self._read_again)
         self._stepping: dict[Steps, Read] = {}
-        """Reads that go on beside each other. Each has an iterator of the engine."""
+        """Multi-turn reads in progress. Each holds an iterator of the engine."""
         self._later: deque[tuple[Read, int]] = deque()
-        """Reads of several turns that may be answered, with the time that they see, and are not begun."""
+        """Multi-turn reads that may be answered but have not begun, with the time in milliseconds that each sees."""
         self._is_begin_due = False
         self._kept = 0
-        """Reads that wait, but for those of this turn, when they were last counted."""
+        """Number of waiting reads, without this turn's, when they were last counted."""
         self._renew = False
         self._at_once = AT_ONCE
         self._share = AT_ONCE_LARGE
-        """How many of the lines are read in the next turn."""
+        """Number of lines that the next turn reads from."""
 
     def __bool__(self) -> bool:
         waiting = self.lines.count or self._strict or self._leaseless or self._later
@@ -101,7 +101,7 @@ class LeaderReads:
         return self._count_kept()
 
     def _count_kept(self) -> int:
-        """Count what waits or is under way; with what has arrived in this turn."""
+        """Count the reads that wait or are in progress, with this turn's arrivals."""
         under_way = len(self._stepping) + self.expired.count
         self._kept = self.lines.count + len(self._strict) + len(self._leaseless) + len(self._later) + under_way
         return self._kept + len(self.arrived)
@@ -133,7 +133,7 @@ class LeaderReads:
                 if found and (max(map(_flags_of, found)) >= EXPIRES or max(map(len, found)) > NOW_BYTES):
                     return NOT_NOW
                 self._answers.given += len(rows)
-            else:  # a lone GET takes 1.0 us this way, and 2.8 us as one of many
+            else:  # a lone GET takes 1.0 us here, and 2.8 us as one of many
                 row_key = pack_data_key(b"d", tokens[0]) + keys[0]
                 if readable.slices[row_key[1]] != WHOLE and not readable.holds(tokens[0]):
                     return NOT_NOW
@@ -143,26 +143,26 @@ class LeaderReads:
                 rows = [row]
                 self._answers.given += 1
         except OSError:
-            return NOT_NOW  # a submitted read ends the lead
+            return NOT_NOW  # a submitted read ends the leadership
         return rows
 
     # docs/protocol.md P22
     def arrive(self, read: Read) -> bool:
-        """Take the read in, to be answered in this turn if it may be; False if a bound is reached."""
+        """Accept the read; it is answered in this turn if possible. Return False if a bound is reached."""
         if len(self.arrived) + self._kept >= self._most and self._count_kept() >= self._most:
             return False
         self.arrived.append(read)
         return True
 
     def turn(self) -> None:
-        """Answer what has arrived, or let it wait."""
+        """Answer the reads that have arrived, or let them wait."""
         arrived, self.arrived = self.arrived, []
         if self.lines.count:
             self.lines.add(arrived)
             arrived = self.lines.take(self._share)
             for _, sink, token in self.lines.dropped:
                 self._answers.give(sink, token, Unavailable(_GONE))
-            self._share = min(2 * self._share, self._most)  # until values are found to be large again
+            self._share = min(2 * self._share, self._most)  # until values prove to be large again
         now = self._clock.now()
         leased = self._read_lease.has_lease(now)
         ready: list[Read] = []
@@ -182,7 +182,7 @@ class LeaderReads:
             if read.__class__ is Proved:
                 ready.append(read)
             elif seq > self._state.seq:
-                behind = f"partition {self._state.partition} is at {self._state.seq}, the request has seen {seq}"
+                behind = f"partition {self._state.partition} is at {self._state.seq}, the client has seen {seq}"
                 self._answers.give(read[1], read[2], NotCaughtUp(behind))
             elif leased and level != _STRICT and level <= _SESSION:
                 ready.append(read)
@@ -190,7 +190,7 @@ class LeaderReads:
                 local.append(read)
             else:
                 waiting = self._strict if level == _STRICT else self._leaseless
-                waiting.append(_Waiting(self._read_lease.sent, now, read, []))
+                waiting.append(_UnprovedRead(self._read_lease.sent, now, read, []))
                 self.may_want_append = True
         if ready:
             self._renew = self.may_want_append = True
@@ -201,16 +201,16 @@ class LeaderReads:
         self._count_kept()
 
     def observe(self, replies: list[Reply]) -> None:
-        """Give answers that were found in acknowledged state, once there is a lease or a proof."""
+        """Give answers that were found in acknowledged state, as soon as there is a lease or a proof."""
         now = self._clock.now()
         if self._read_lease.has_lease(now):
             self._answers.give_all(replies)
         else:
-            self._leaseless.append(_Waiting(self._read_lease.sent, now, None, replies))
+            self._leaseless.append(_UnprovedRead(self._read_lease.sent, now, None, replies))
             self.may_want_append = True
 
     def acknowledged(self) -> None:
-        """An append is: answer those for which it is the proof, or all if it brought the lease back."""
+        """Handle an acknowledged append: answer the reads that it proves, or all reads if it renewed the lease."""
         now, slow_s = self._clock.now(), self._slow_s
         leased = self._read_lease.has_lease(now)
         strict: list[Read] = []
@@ -223,7 +223,7 @@ class LeaderReads:
                 if read is not None:
                     into.append(read)
                 self._answers.give_all(replies)
-        if self.lines.count:  # among them may be earlier ones
+        if self.lines.count:  # earlier reads may be among them
             self.lines.add_proved([*strict, *ready])
             self._wake()
         else:
@@ -235,7 +235,7 @@ class LeaderReads:
         self._slow.note("leader", name, waited, key=key, partition=partition, operations=replies or 1, proof=waited)
 
     def wants_append(self) -> bool:
-        """Whether an append is needed that has not been sent yet: as a proof, or for the lease."""
+        """Return True if an append is needed that has not been sent yet, as a proof or to renew the lease."""
         is_any_waiting = self.may_want_append = bool(self._strict or self._leaseless)
         if not (self._renew or is_any_waiting) or self._read_lease.is_closed:
             return False
@@ -246,11 +246,11 @@ class LeaderReads:
         return renew or unproved or leaseless
 
     def expire(self, before: float) -> None:
-        """Refuse what has waited since `before`."""
+        """Refuse reads that have waited since `before`."""
         for waiting in (self._strict, self._leaseless):
             while waiting and waiting[0].since < before:
                 late = waiting.popleft()
-                error = Unavailable(f"partition {self._state.partition}: nothing was acknowledged in time")
+                error = Unavailable(f"partition {self._state.partition}: no append was acknowledged in time")
                 if late.read is not None:
                     self._answers.give(late.read[1], late.read[2], error)
                 self._answers.give_all(lost(late.replies, self._state.partition))
@@ -290,9 +290,9 @@ class LeaderReads:
             at += len(some)
             size += self._give(some, queries.find(self._state, [read[0] for read in some], now_ms, readable))
             if size > TURN_BYTES:
-                # Doors send or give up what they have before the next turn; thousands of large values at once would
-                # be all of the memory. And the rest waits in lines by connection, so that a client which asks for many
-                # large values delays its own reads alone.
+                # Endpoints send or drop what they have before the next turn; thousands of large values at once would
+                # fill the memory. The remaining reads wait in a line per connection, so that a client which asks for
+                # many large values delays only its own reads.
                 self.lines.put_back(points[at:])
                 self._share = AT_ONCE_LARGE
                 self._wake()
@@ -303,9 +303,10 @@ class LeaderReads:
             self._begin()
 
     def _begin(self) -> None:
-        """Begin reads of several turns, not more than may go on beside each other. One that has waited reads the state
-        of this moment: what was acknowledged when it arrived is in that, and what it may ask for is looked at anew."""
-        self._is_begin_due = True  # here and now: a read that ends in its first step asks for no other turn
+        """Start multi-turn reads, up to STEPPING_MAX in progress. A read that has waited sees the state of this moment,
+        which contains everything that was acknowledged when it arrived; its range is checked again."""
+        # set first, because a read that ends in its first step must not schedule another turn
+        self._is_begin_due = True
         for _ in range(min(STEPPING_MAX - len(self._stepping), len(self._later))):
             read, now_ms = self._later.popleft()
             tokens = scope(read[0], self._serving_ranges.readable)
@@ -330,7 +331,7 @@ class LeaderReads:
             asyncio.get_running_loop().call_soon(self._begin)
 
     def _give(self, reads: list[Read], found: list[Result | Expired]) -> int:
-        """Answer them. Returns how large their values are together."""
+        """Deliver the results of point reads. Return the total size of their values in bytes."""
         give, reaping, size = self._answers.give, self.expired.by_key, 0
         for read, result in zip(reads, found, strict=True):
             if result.__class__ is Expired or (reaping and read[0][1] in reaping and read[0][2] <= _SESSION):
@@ -345,7 +346,8 @@ class LeaderReads:
         return size
 
     def _step(self, steps: Steps) -> None:
-        """One step of a read; the next one in another turn of the event loop. What it reads does not change."""
+        """Run one step of a read, and schedule the next step in another turn of the event loop. The read sees an
+        unchanging view."""
         read = self._stepping.get(steps)
         if read is None:
             return  # the leader has stopped
@@ -375,6 +377,6 @@ class LeaderReads:
     def _read_again(self, reads: list[Read]) -> None:
         """Take back reads whose wait for deletes is over."""
         points = [read for read in reads if read[0][0] in POINT_READS]
-        self.lines.put_back([*map(Proved, points)])  # they came before all that wait there
+        self.lines.put_back([*map(Proved, points)])  # they arrived before everything that waits there
         self.arrived += [read for read in reads if read[0][0] not in POINT_READS]
         self._wake()

@@ -1,7 +1,7 @@
-"""Request ids of plain puts that come together, in columns. Decides only.
+"""Checks the request ids of plain puts batched, in columns. Decides only.
 
-What is found here to be new is what `RetryTable.find` and `Overlay.find_request` find to be new one by one; whatever is
-not plainly so (a retry, a late duplicate, a client at its bound) is left to them.
+It accepts a request id as new exactly where `RetryTable.find` and `Overlay.find_request` would, one by one. Any other
+id (a retry, a late duplicate, a client at its bound) is left to them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from kvstore.errors import InvalidRequest, Overloaded
 from kvstore.partition.state.commands import RequestId
-from kvstore.partition.state.draft import Asked, Draft
+from kvstore.partition.state.draft import Draft, RequestColumns
 from kvstore.partition.state.operations import check_request
 from kvstore.partition.state.overlay import Overlay
 from kvstore.partition.state.retry_table import BYTES_PER_CLIENT, BYTES_PER_RESULT, RetryTable, hashes_at_hand
@@ -25,9 +25,9 @@ def new_or_none(
     draft: Draft,
     overlay: Overlay,
     retries: RetryTable,
-) -> Asked | None:
-    """The request ids of puts if each is new and its result can be remembered; None if one has to be looked at by
-    itself. Some of the puts have one; `row_keys` are where the records of `keys` stand."""
+) -> RequestColumns | None:
+    """Return the request ids of puts if each is new and its result can be remembered; None if one of them needs an
+    individual check. Some of the puts have a request id; `row_keys` are the row keys of `keys`."""
     asked = _asked(requests, hashes_at_hand(keys, row_keys))
     groups = _by_client(asked)
     layers = [draft.layer, *overlay.layers]
@@ -54,22 +54,22 @@ def new_or_none(
     return asked
 
 
-def _asked(requests: Sequence[RequestId | None], hashes: list[int]) -> Asked:
-    """The columns of those puts that have a request id."""
+def _asked(requests: Sequence[RequestId | None], hashes: list[int]) -> RequestColumns:
+    """Return the columns of the puts that have a request id."""
     places: Sequence[int] = range(len(requests))
     some = [each for each in requests if each is not None]
     if len(some) < len(requests):
         places = [place for place in places if requests[place] is not None]
         hashes = [hashes[place] for place in places]
     clients, sequences, first_unacked, seen_ms = zip(*some, strict=True)
-    return Asked(clients, places, sequences, first_unacked, seen_ms, hashes)
+    return RequestColumns(clients, places, sequences, first_unacked, seen_ms, hashes)
 
 
-def _by_client(asked: Asked) -> list[Asked]:
-    """The columns of each client; mostly there is one."""
+def _by_client(asked: RequestColumns) -> list[RequestColumns]:
+    """Split the columns by client. Mostly there is one client."""
     if asked.is_of_one:
         return [asked]
     groups: dict[bytes, list[tuple[Any, ...]]] = {client: [] for client in asked.clients}
     for row in zip(*asked, strict=True):
         groups[row[0]].append(row)
-    return [Asked(*zip(*group, strict=True)) for group in groups.values()]
+    return [RequestColumns(*zip(*group, strict=True)) for group in groups.values()]

@@ -1,6 +1,7 @@
-"""Decides on nothing but plain puts, as loads bring them by the million, in columns. Decides only.
+"""Evaluates plain puts batched, in columns, because loads bring them by the million. Decides only.
 
-What it decides is what `operations` decides one by one; whatever is not plain is left to that.
+The outcome equals that of `operations`, which evaluates one operation at a time. Batches that are not plain are left to
+it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Sequence
 
 from kvstore.limits import BATCH_BYTES_MAX, BATCH_OPS_MAX, KEY_BYTES_MAX, VALUE_BYTES_MAX
 from kvstore.partition.leading.new_requests import new_or_none
-from kvstore.partition.leading.reading import Reading
+from kvstore.partition.leading.reading import ReadBudget
 from kvstore.partition.state.commands import Code, Op
 from kvstore.partition.state.draft import Draft
 from kvstore.partition.state.overlay import UNTOUCHED, Overlay, Row, Untouched
@@ -20,11 +21,11 @@ _PUT = int(Code.PUT)
 
 
 def put_all(
-    draft: Draft, ops: tuple[Op, ...], row_keys: list[bytes], reading: Reading, overlay: Overlay
+    draft: Draft, ops: tuple[Op, ...], row_keys: list[bytes], reading: ReadBudget, overlay: Overlay
 ) -> list[int] | None:
-    """Write the keys of a batch; `row_keys` are where their records stand. Returns the versions; None, and nothing is
-    written, if it is not plain: flags, expiries, sizes that are refused, a key twice or touched by what is under way,
-    or a record there that expires. Raises OSError."""
+    """Write the keys of a batch, whose row keys are `row_keys`, and return the versions. Return None, with nothing
+    written, if the batch is not plain: it has flags, expiries, invalid sizes, a key twice, a key that an entry in
+    flight touches, or an existing record with an expiry. Raises OSError."""
     if not 0 < len(ops) <= BATCH_OPS_MAX or any(op[0] != _PUT or op[3] or op[4] for op in ops):
         return None
     keys, values = [op[1] for op in ops], [op[2] for op in ops]
@@ -51,11 +52,11 @@ def put_together(
     touched: set[bytes],
     retries: RetryTable,
 ) -> Sequence[int] | None:
-    """The same for operations that came by themselves, if all request ids are new. A key may come twice, and `touched`
-    are those which entries in flight change; `rows` are what the engine has of all."""
+    """Evaluate operations that arrived individually, if all are plain puts and all request ids are new. A key may occur
+    twice, and `touched` are the keys that entries in flight change; `rows` are the engine's rows of all keys."""
     try:
         codes, _, values, expiries, flags, _, requests = zip(*ops, strict=True)
-    except ValueError:  # of different shapes, or another one
+    except ValueError:  # the operations differ in shape or are no puts
         return None
     count = len(keys)
     if codes.count(_PUT) < count or any(expiries) or any(flags):
@@ -78,8 +79,8 @@ def put_together(
 
 
 def _follow(created: list[int], keys: list[bytes], draft: Draft, overlay: Overlay) -> bool:
-    """For keys that were written before, in this batch or in an entry in flight, let that record count and not the
-    engine's. False if one expires."""
+    """Let earlier writes of this batch or of an entry in flight override the engine's record for keys that they wrote.
+    Return False if such a record expires."""
     latest: dict[bytes, int] = {}
     for version, (place, key) in enumerate(enumerate(keys), draft.last_seq + 1):
         begun = latest.get(key)
@@ -99,12 +100,12 @@ def _follow(created: list[int], keys: list[bytes], draft: Draft, overlay: Overla
 
 
 def _are_new(draft: Draft, keys: list[bytes]) -> bool:
-    """Whether all keys differ, and the draft has none of them."""
+    """Return True if all keys differ and the draft contains none of them."""
     return len(set(keys)) == len(keys) and draft.layer.rows.keys().isdisjoint(keys)
 
 
 def _size_together(keys: list[bytes], values: Sequence[bytes]) -> int:
-    """The bytes of keys and values if the store takes these in one batch, else 0."""
+    """Return the bytes of keys and values if the store accepts them in one batch, else 0."""
     of_keys, of_values = list(map(len, keys)), list(map(len, values))
     if not min(of_keys) or max(of_keys) > KEY_BYTES_MAX or max(of_values) > VALUE_BYTES_MAX:
         return 0
@@ -113,10 +114,10 @@ def _size_together(keys: list[bytes], values: Sequence[bytes]) -> int:
 
 
 def _created(rows: Sequence[bytes | None]) -> list[int] | None:
-    """The sequence that created each record, 0 for one that is absent; None if a record expires."""
+    """Return the sequence that created each record, 0 for an absent record; None if a record expires."""
     if not any(rows):
         return [0] * len(rows)
     if max([row[0] for row in rows if row is not None]) >= EXPIRES:
         return None
-    read = int.from_bytes  # of rows without an expiry, as `created_of` does: a call for each would be half of it
+    read = int.from_bytes  # as `created_of` does for rows without an expiry: a call for each would double the time
     return [0 if row is None else read(row[17:25] if row[0] == AGED else row[1:9], "big") for row in rows]

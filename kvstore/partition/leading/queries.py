@@ -1,7 +1,7 @@
-"""Reads of a state: values, scans, counts. Whether they may be answered is not decided here. Decides only.
+"""Reads a state: values, scans, counts. The caller decides whether the answer may be given. Decides only.
 
 `now_ms` is the time by which expiry is judged: a leader's clock, or the state's record time. A key that is past its
-expiry at `now_ms` but not yet at the state's record time may not be called absent: another leader, whose clock is
+expiry at `now_ms`, but not yet at the state's record time, may not be called absent: another leader, whose clock is
 behind, would show it again. Such keys come back as Expired, and the leader logs their deletes first.
 """
 
@@ -16,7 +16,7 @@ from kvstore.partition.leading.range_reads import (
     PAGE_BYTES_MAX,
     READ_BYTES_MAX,
     Expired,
-    Page,
+    ScanPage,
     Steps,
     page_keys,
     take,
@@ -31,31 +31,31 @@ from kvstore.partition.state.rows import (
     token_bound,
     token_of_data,
 )
-from kvstore.partition.state.state import State
+from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.state.tokens import PART, WHOLE, Tokens
 from kvstore.ring.hashing import token_of
 
 ROWS_PER_STEP = 512
-"""Rows that a scan by token looks at between two turns of the event loop."""
+"""Rows that a scan by token reads between two turns of the event loop."""
 STEP_BYTES = 4 << 20
-"""Bytes that it reads between two turns."""
+"""Bytes that such a scan reads between two turns."""
 PAGE_ROWS_MAX = 8192
-"""Rows that one page looks at, up to the end of a token: a replica that does not lead does so in one turn."""
+"""Rows that one page reads, up to the end of a token. A replica that does not lead reads them in one turn."""
 STEPS_AT_ONCE = PAGE_ROWS_MAX // ROWS_PER_STEP + 2
-"""Steps that a replica that does not lead makes in its one turn. Only the keys of one token can need more."""
+"""Steps that a replica that does not lead takes in its one turn. Only the keys of a single token can need more."""
 TOKEN_KEYS_MAX = 100_000
 TOKEN_BYTES_MAX = 16 << 20
-"""All keys of a token come in one page; with more than this under one hash tag they cannot."""
+"""A page contains all keys of a token; a hash tag with more keys or bytes than this does not fit."""
 EXPIRED_MAX = 256
-"""Keys whose deletes one read has logged at a time: they stand in one entry."""
+"""Number of keys whose deletes one read requests at a time: the deletes go into one entry."""
 OVERDUE_MAX = 4096
-"""Keys past their expiry that a sweep looks at: some may be in ranges that take no writes."""
+"""Number of keys past their expiry that a sweep checks, because some may be in ranges that take no writes."""
 
 _GET, _META = int(Code.GET), int(Code.META)
 
 
-def find(state: State, ops: list[Op], now_ms: int, readable: Tokens) -> list[Result | Expired]:
-    """The answers of GETs and METAs, all at once; Moved for keys that are not `readable`."""
+def find(state: ReplicaState, ops: list[Op], now_ms: int, readable: Tokens) -> list[Result | Expired]:
+    """Return the answers to GETs and METAs, all at once; Moved for keys that are not `readable`."""
     record_time_ms = state.record_time_ms
     slices = readable.slices
     answers: list[Result | Expired] = []
@@ -78,8 +78,8 @@ def find(state: State, ops: list[Op], now_ms: int, readable: Tokens) -> list[Res
     return answers
 
 
-def steps(state: State, op: Op, now_ms: int, readable: Tokens) -> Steps:
-    """The answer to any read, in steps, from the tokens that are `readable`. Raises InvalidRequest."""
+def steps(state: ReplicaState, op: Op, now_ms: int, readable: Tokens) -> Steps:
+    """Answer any read in steps, from the tokens that are `readable`. Raises InvalidRequest."""
     match op[0]:
         case Code.GET | Code.META:
             return find(state, [op], now_ms, readable)[0]
@@ -93,12 +93,12 @@ def steps(state: State, op: Op, now_ms: int, readable: Tokens) -> Steps:
         case Code.SCAN_TOKENS:
             flags = int(op[4]) if len(op) > 4 else 0
             return (yield from _scan_tokens(state, op[1], op[2], flags, now_ms, readable))
-    raise InvalidRequest(f"want a read, got operation {op[0]}")
+    raise InvalidRequest(f"expected a read, got operation {op[0]}")
 
 
-def answer(state: State, op: Op, now_ms: int, readable: Tokens) -> Result | Expired:
-    """The answer to any read at once. Raises InvalidRequest, and NotLeader for what takes long because a token has many
-    keys: the leader gives others their turn meanwhile."""
+def answer(state: ReplicaState, op: Op, now_ms: int, readable: Tokens) -> Result | Expired:
+    """Answer any read at once. Raises InvalidRequest, and NotLeader if the answer would take long because a token has
+    many keys; the leader lets other work run in between."""
     work = steps(state, op, now_ms, readable)
     try:
         for _ in range(STEPS_AT_ONCE):
@@ -110,9 +110,9 @@ def answer(state: State, op: Op, now_ms: int, readable: Tokens) -> Result | Expi
 
 
 # docs/protocol.md P37
-def _scan_tokens(state: State, token: int, limit: int, flags: int, now_ms: int, readable: Tokens) -> Steps:
-    """One page in token order, all keys of a token together. It ends early where much was looked at in vain: rows past
-    their expiry stand together by the million."""
+def _scan_tokens(state: ReplicaState, token: int, limit: int, flags: int, now_ms: int, readable: Tokens) -> Steps:
+    """Return one page in token order, with all keys of a token. The page ends early if many rows yielded nothing,
+    because millions of rows past their expiry may be adjacent."""
     limit = page_keys(limit)
     items: list[tuple[bytes, Record]] = []
     expired: list[bytes] = []
@@ -123,31 +123,33 @@ def _scan_tokens(state: State, token: int, limit: int, flags: int, now_ms: int, 
         if here != last:
             is_full = len(items) >= limit or size >= PAGE_BYTES_MAX
             if is_full or looked >= PAGE_ROWS_MAX or read >= READ_BYTES_MAX:
-                return Expired(expired) if expired else Page(items, here)
+                return Expired(expired) if expired else ScanPage(items, here)
             last = here
         looked, read, unread = looked + 1, read + len(row), unread - len(row)
         size += take(items, expired, key_of_data(row_key), row, flags, now_ms, record_time_ms)
         if len(items) > TOKEN_KEYS_MAX or size > TOKEN_BYTES_MAX:
-            raise InvalidRequest(f"token {here} has more keys than a page holds: scan in key order instead")
+            raise InvalidRequest(f"token {here} has more keys than fit into a page; scan in key order instead")
         if len(expired) >= EXPIRED_MAX:
             break
         if looked % ROWS_PER_STEP == 0 or unread <= 0:
             unread = STEP_BYTES
             yield
-    return Expired(expired) if expired else Page(items, None)
+    return Expired(expired) if expired else ScanPage(items, None)
 
 
-def _rows_of(state: State, token: int, readable: Tokens) -> Iterator[tuple[bytes, bytes]]:
-    """The records from `token` on that are readable. The others are not looked at: a move leaves them by the
-    million."""
+def _rows_of(state: ReplicaState, token: int, readable: Tokens) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the readable records from `token` on. Other records are skipped without being read, because a move leaves
+    millions of them."""
     for first, last in readable.spans:
         if token <= last:
             yield from state.engine.iterate(token_bound(max(token, first)), token_bound(last + 1))
 
 
-def overdue(state: State, now_ms: int, most: int, writable: Tokens, begin: bytes = b"") -> tuple[list[bytes], bytes]:
-    """Up to `most` keys past their expiry that are `writable`, the longest first, of the OVERDUE_MAX from `begin` on;
-    and where to look on, empty at the end."""
+def overdue(
+    state: ReplicaState, now_ms: int, most: int, writable: Tokens, begin: bytes = b""
+) -> tuple[list[bytes], bytes]:
+    """Return up to `most` `writable` keys past their expiry, the longest expired first, among the OVERDUE_MAX keys from
+    `begin` on; and where to continue, empty at the end."""
     found: list[bytes] = []
     first, end = max(begin, rows.ALL_EXPIRY[0]), rows.expiry_key(now_ms + 1, b"")
     for looked, (row_key, _) in enumerate(state.engine.iterate(first, end)):

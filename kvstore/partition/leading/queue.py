@@ -1,5 +1,5 @@
-"""Operations that wait for their entry: bounded in number and bytes, in order, with the time of their arrival, which
-they keep wherever they wait (docs/protocol.md, P10). Decides only."""
+"""Queues operations that wait for their entry: in order, bounded in number and bytes. Each operation keeps its arrival
+time wherever it waits (docs/protocol.md, P10). Decides only."""
 
 from __future__ import annotations
 
@@ -16,55 +16,55 @@ from kvstore.partition.state.commands import Code, Op, Sink
 from kvstore.partition.state.operations import size_of
 
 ITEM_BYTES = 64
-"""Counted for each operation beside its key and value."""
+"""Bytes counted for each operation besides its key and value."""
 ENTRY_ITEMS_MAX = 1000
-"""Decided at once: a few milliseconds."""
+"""Maximum number of operations evaluated at once, which takes a few milliseconds."""
 
 Arrived = tuple[float, Item]
-"""An operation, with the time at which it came."""
+"""An operation with its arrival time."""
 _PUT = int(Code.PUT)
 _PUTS = {_PUT}
 _code_of, _key_of, _value_of = itemgetter(0), itemgetter(1), itemgetter(2)
 
 
-class Taken(msgspec.Struct, frozen=True):
-    """Operations that are decided on together."""
+class QueuedBatch(msgspec.Struct, frozen=True):
+    """Operations that are evaluated together."""
 
     items: list[Item]
     arrivals: list[tuple[float, int]]
-    """Time and number of those that came together, in order."""
+    """Arrival time and number of the operations that arrived together, in order."""
 
     def arrived(self, some: list[Item], now: float) -> list[Arrived]:
-        """Return when these came, which were not decided on. One that is new goes on with an operation that was: it
-        begins to wait `now`."""
+        """Return the arrival times of `some`, which were not evaluated. An item that is not among the queued ones
+        continues an operation that was; its wait begins `now`."""
         if not some:
             return []
         known = {id(item): at for at, item in _each(self.arrivals, self.items)}
         return [(known.get(id(item), now), item) for item in some]
 
-    def each(self) -> list[Taken]:
-        """One operation at a time."""
-        return [Taken([item], [(at, 1)]) for at, item in _each(self.arrivals, self.items)]
+    def each(self) -> list[QueuedBatch]:
+        """Split the batch into batches of one operation."""
+        return [QueuedBatch([item], [(at, 1)]) for at, item in _each(self.arrivals, self.items)]
 
 
-class Queue:
-    """Operations that wait for the next entry: first come, first served."""
+class WriteQueue:
+    """Operations that wait for the next entry, first come, first served."""
 
     def __init__(self, config: PartitionConfig) -> None:
         self.bytes = 0
-        """0 only if nothing waits: each counts ITEM_BYTES at least."""
+        """Bytes queued. 0 only if nothing waits, because each operation counts at least ITEM_BYTES."""
         self._config = config
         self._items: deque[Item] = deque()
         self._arrivals: deque[tuple[float, int]] = deque()
-        """Time and number of those that came together, in the order of the items. Times need not rise: what was put
-        back is older or newer than what stands behind it."""
+        """Arrival time and number of the operations that arrived together, in the order of the items. Times need not
+        rise: an operation that was put back may be older or newer than the one behind it."""
         self._unstamped = 0
 
     def __len__(self) -> int:
         return len(self._items)
 
     def offer(self, item: Item) -> bool:
-        """Take the operation in; False if a bound is reached."""
+        """Queue the operation. Return False if a bound is reached."""
         op, config = item[0], self._config
         size = _size(op)
         if len(self._items) >= config.queue_items_max or self.bytes + size > config.queue_bytes_max:
@@ -75,15 +75,14 @@ class Queue:
         return True
 
     def offer_puts(self, ops: Sequence[Op], sink: Sink, tokens: Sequence[int]) -> bool:
-        """Take operations of one sink in if all of them are puts and there is room for all; else False, and none is
-        taken."""
+        """Queue operations of one sink if all of them are puts and all fit. Otherwise queue none and return False."""
         count, config = len(ops), self._config
         try:
             if set(map(_code_of, ops)) != _PUTS:
                 return False
             size = ITEM_BYTES * count + sum(map(len, map(_key_of, ops))) + sum(map(len, map(_value_of, ops)))
         except (TypeError, LookupError):
-            return False  # one of them is malformed, and is refused when it is decided on
+            return False  # one of them is malformed, and is refused when it is evaluated
         if len(self._items) + count > config.queue_items_max or self.bytes + size > config.queue_bytes_max:
             return False
         self._items.extend(zip(ops, repeat(sink), tokens))
@@ -92,23 +91,23 @@ class Queue:
         return True
 
     def put_back(self, arrived: list[Arrived]) -> None:
-        """Put operations before all others, in this order."""
+        """Put operations in front of all others, in this order."""
         for at, item in reversed(arrived):
             self._items.appendleft(item)
             self._arrivals.appendleft((at, 1))
             self.bytes += _size(item[0])
 
     def stamp(self, now: float) -> None:
-        """Note that everything offered since the last call arrived at `now`."""
+        """Record `now` as the arrival time of everything offered since the last call."""
         if self._unstamped:
             self._arrivals.append((now, self._unstamped))
             self._unstamped = 0
 
-    def take(self, now: float) -> Taken:
-        """The operations of the next entry."""
+    def take(self, now: float) -> QueuedBatch:
+        """Take the operations of the next entry."""
         self.stamp(now)
         if self.bytes <= self._config.entry_bytes_max and len(self._items) <= ENTRY_ITEMS_MAX:
-            taken = Taken(list(self._items), list(self._arrivals))
+            taken = QueuedBatch(list(self._items), list(self._arrivals))
             self._clear()
             return taken
         items: list[Item] = []
@@ -117,17 +116,17 @@ class Queue:
             items.append(self._items.popleft())
             size += _size(items[-1][0])
         self.bytes -= size
-        return Taken(items, self._take_arrivals(len(items)))
+        return QueuedBatch(items, self._take_arrivals(len(items)))
 
     def take_all(self, now: float) -> list[Arrived]:
-        """Everything."""
+        """Take everything."""
         self.stamp(now)
         found = list(_each(self._arrivals, self._items))
         self._clear()
         return found
 
     def take_older(self, before: float) -> list[Item]:
-        """Take out what arrived before `before`, wherever it stands."""
+        """Take out all operations that arrived before `before`."""
         if not any(at < before for at, _ in self._arrivals):
             return []
         late: list[Item] = []
@@ -161,8 +160,8 @@ class Queue:
         return taken
 
 
-class Shelf:
-    """Operations that wait for a range of tokens, in order. Bounded as a queue is."""
+class FrozenWrites:
+    """Operations that wait for a frozen range of tokens, in order. Bounded as the queue is."""
 
     def __init__(self, config: PartitionConfig) -> None:
         self.bytes = 0
@@ -173,7 +172,7 @@ class Shelf:
         return len(self._items)
 
     def offer(self, arrived: Arrived) -> bool:
-        """Put the operation aside; False if a bound is reached."""
+        """Put the operation aside. Return False if a bound is reached."""
         at, item = arrived
         size = _size(item[0])
         config = self._config
@@ -184,14 +183,14 @@ class Shelf:
         return True
 
     def take_all(self) -> list[Arrived]:
-        """Everything."""
+        """Take everything."""
         found = [(at, item) for at, item, _ in self._items]
         self._items.clear()
         self.bytes = 0
         return found
 
     def take_older(self, before: float) -> list[Item]:
-        """Take out what arrived before `before`, wherever it stands."""
+        """Take out all operations that arrived before `before`."""
         late = [(item, size) for at, item, size in self._items if at < before]
         if late:
             self._items = deque(each for each in self._items if each[0] >= before)
@@ -200,7 +199,7 @@ class Shelf:
 
 
 def _each(arrivals: Iterable[tuple[float, int]], items: Iterable[Item]) -> Iterator[Arrived]:
-    """Each item with its time."""
+    """Pair each item with its arrival time."""
     times = (at for at, together in arrivals for _ in range(together))
     return zip(times, items, strict=False)
 
@@ -209,4 +208,4 @@ def _size(op: Op) -> int:
     try:
         return ITEM_BYTES + (len(op[1]) + len(op[2]) if op[0] == _PUT else size_of(op))
     except (TypeError, LookupError):
-        return ITEM_BYTES  # malformed: refused when it is decided on
+        return ITEM_BYTES  # malformed: refused when it is evaluated

@@ -1,5 +1,4 @@
-"""A DELETE_RANGE that takes several entries: what is remembered of it meanwhile, and how much goes into one. Decides
-only."""
+"""Tracks a DELETE_RANGE that takes several entries, and bounds the part that goes into one entry. Decides only."""
 
 from __future__ import annotations
 
@@ -14,15 +13,16 @@ from kvstore.ring.hashing import token_of
 
 RANGE_KEYS_MAX = 1000
 RANGE_BYTES_MAX = 1 << 20
-"""Keys, and bytes of keys, deleted by one entry; a longer DELETE_RANGE goes on in the next."""
+"""Maximum number of keys, and of bytes of keys, that one entry deletes. A longer DELETE_RANGE continues in the next
+entry."""
 
 RangeId = tuple[bytes, int, int]
 """Client, sequence, hash of the key."""
 
 
 class RangeSink(Sink):
-    """The sink of a DELETE_RANGE of which a part has been decided: it is under way until it is answered, and cannot be
-    refused any more."""
+    """The sink of a DELETE_RANGE that is partly evaluated. The operation stays in flight until it is answered, and
+    cannot be refused any more."""
 
     def __init__(self, sink: Any, under_way: set[RangeId], request: RequestId | None, hash_of_key: int) -> None:
         self._sink, self._under_way = sink, under_way
@@ -31,14 +31,14 @@ class RangeSink(Sink):
             under_way.add(self._id)
 
     def forget(self) -> None:
-        """It is not under way."""
+        """Mark the operation as not in flight."""
         if self._id is not None:
             self._under_way.discard(self._id)
 
     def complete(self, token: int, result: Result | StoreError) -> None:
         self.forget()
         if isinstance(result, Refused):
-            result = OutcomeUnknown(f"some keys of the range were deleted, then it ended: {result}")
+            result = OutcomeUnknown(f"some keys of the range were deleted before this error: {result}")
         self._sink.complete(token, result)
 
     def flush(self) -> None:
@@ -46,9 +46,9 @@ class RangeSink(Sink):
 
 
 def cut(keys: list[bytes], following: bytes | None, size: int) -> tuple[list[bytes], bytes | None]:
-    """Return as many of `keys` as an entry may delete that has `size` bytes already, one at least, and the key that
-    follows them. Entries under way may have written any number of keys, and an entry that is too large for a bookie
-    would end the lead."""
+    """Return the keys, at least one, that an entry may delete which has `size` bytes already, and the key that follows
+    them. Entries in flight may have written any number of keys, and an entry too large for a bookie would end the
+    leadership."""
     for place, key in enumerate(keys):
         size += len(key)
         if place and (size > RANGE_BYTES_MAX or place == RANGE_KEYS_MAX):
@@ -57,7 +57,7 @@ def cut(keys: list[bytes], following: bytes | None, size: int) -> tuple[list[byt
 
 
 def written_between(overlay: Overlay, draft: Draft, start: bytes, end: bytes | None, tokens: Tokens) -> list[bytes]:
-    """Return the keys of these tokens that entries under way, or the one in the making, write in the range."""
+    """Return the keys of these tokens that entries in flight, or the entry under construction, write in the range."""
     changed = overlay.rows_between(start, end)
     own = draft.layer.rows.items()
     changed.update({key: row for key, row in own if key >= start and (end is None or key < end)})

@@ -1,11 +1,12 @@
-"""When a leader may answer from its state. Decides only.
+"""Decides when a leader may answer from its state. Decides only.
 
-An append that is acknowledged proves that no other leader had acknowledged anything when the append was first sent.
+An acknowledged append proves that no other leader had acknowledged anything when the append was first sent.
 
-- Strict: a read is answered after the acknowledgement of an append that was sent after the read had arrived. Reads that
-  waited share it; it is never used for a later one.
-- Lease: the next leader waits, so from the first send of an acknowledged append no other leader acknowledges anything
-  for `lease_s`. Until then reads are answered at once. Nothing is remembered but that time: each read asks again.
+- Strict: a read is answered after the acknowledgement of an append that was sent after the read arrived. Waiting reads
+  share the append; it never proves a later read.
+- Lease: the next leader waits, so no other leader acknowledges anything for `lease_s` seconds after the first send of
+  an acknowledged append. Until then reads are answered at once. Only that time is remembered; each read checks it
+  again.
 
 Both end for good before a release record is sent: from then on the next leader need not wait (docs/protocol.md, Reads).
 """
@@ -19,27 +20,27 @@ RENEW_SHARE = 0.5
 
 
 class ReadLease:
-    """One leadership's right to answer reads. It is told of each append that is sent or acknowledged, in order. Times
-    are of the boot-time clock."""
+    """One leadership's right to answer reads. It is notified of each append that is sent or acknowledged, in order.
+    Times are of the boot-time clock."""
 
     def __init__(self, lease_s: float) -> None:
         self.sent = 0
-        """Appends sent: the ticket of a read that arrives now."""
+        """Number of appends sent: the ticket of a read that arrives now."""
         self.acknowledged = 0
         self.lease_until = -math.inf
         self.fresh_until = -math.inf
-        """Until then a read need not renew the lease: less than `lease_until`, unless an append is under way."""
+        """Until this time a read need not renew the lease. Earlier than `lease_until` unless an append is in flight."""
         self._lease_s = lease_s
         self._closed = False
 
     def send(self) -> None:
-        """An append leaves."""
+        """Note that an append is sent."""
         self.sent += 1
         self.fresh_until = self.lease_until
 
     # docs/protocol.md P17
     def acknowledge(self, sent_at: float) -> None:
-        """The oldest append that is not acknowledged is now; its first byte was first sent at `sent_at`."""
+        """Note that the oldest unacknowledged append is acknowledged. Its first byte was first sent at `sent_at`."""
         self.acknowledged += 1
         if not self._closed:
             until = sent_at + self._lease_s
@@ -50,29 +51,30 @@ class ReadLease:
 
     # docs/protocol.md P18
     def has_lease(self, now: float) -> bool:
-        """Whether the state may be read at `now`. To be asked in the same step as the read."""
+        """Return True if the state may be read at `now`. Call it in the same step as the read."""
         return now < self.lease_until
 
     # docs/protocol.md P19
     def proves(self, ticket: int) -> bool:
-        """Whether an append sent after a read with this ticket had arrived is acknowledged."""
+        """Return True if an append is acknowledged that was sent after a read with this ticket arrived."""
         return self.acknowledged > ticket and not self._closed
 
     # docs/protocol.md P20
     def wants_renewal(self, now: float) -> bool:
-        """Whether a read at `now` should send an empty append to keep the lease; not while any append is under way."""
+        """Return True if a read at `now` should send an empty append to keep the lease. False while any append is in
+        flight."""
         if self._lease_s == 0 or self._closed or self.sent != self.acknowledged:
             return False
         return now >= self.lease_until - self._lease_s * RENEW_SHARE
 
     @property
     def expects_no_lease(self) -> bool:
-        """Whether no append is under way that may bring a lease."""
+        """Return True if no append is in flight that may bring a lease."""
         return self._lease_s == 0 or self.sent == self.acknowledged
 
     # docs/protocol.md P21
     def close(self) -> None:
-        """Answer no more. Later acknowledgements change nothing."""
+        """End the right to answer for good. Later acknowledgements change nothing."""
         self._closed = True
         self.lease_until = self.fresh_until = -math.inf
 

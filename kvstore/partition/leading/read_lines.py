@@ -1,9 +1,9 @@
-"""Reads that wait at a leader while values are large. Each connection has a line, and the leader reads one of each line
-in turn, so that a client which asks for thousands of large values delays its own reads alone. Reads whose caller is
-gone are not done. Decides only.
+"""Queues reads at a leader while values are large. Each connection has a line, and the leader reads from the lines in
+turn, so that a client which asks for thousands of large values delays only its own reads. Reads whose caller is gone
+are skipped. Decides only.
 
-In a line those whose proof has come (docs/protocol.md P19) stand in front: they had arrived before it was sent, and
-what is behind them needs one still, or a lease.
+In a line, reads whose proof has arrived (docs/protocol.md P19) come first: they arrived before the proof was sent.
+Reads behind them still need a proof or a lease.
 """
 
 from __future__ import annotations
@@ -18,37 +18,37 @@ Read = tuple[Op, Sink, int]
 
 
 class Proved(Read):
-    """A read whose proof has come: it may be answered whenever there is a turn for it."""
+    """A read whose proof has arrived. It may be answered as soon as there is a turn for it."""
 
 
 DROPPED_MAX = 4_096
-"""Reads that one `take` drops, or little more: each is answered, which takes a microsecond."""
+"""Approximate maximum number of reads that one `take` drops. Each is answered, which takes a microsecond."""
 
 
 class ReadLines:
-    """The lines of reads at one leader. Reads of one line keep their order: each sees no less than the one before
-    it."""
+    """The lines of reads at one leader. Reads of one line keep their order, so that each sees at least the state of the
+    one before it."""
 
     def __init__(self) -> None:
         self._lines: OrderedDict[object, deque[Read]] = OrderedDict()
-        """The lines, by `Sink.line`; the one that is served next is the first."""
+        """The lines, by `Sink.line`. The first line is served next."""
         self.count = 0
-        """How many wait in all of them. A plain attribute: it is looked at in each turn."""
+        """Number of reads in all lines. A plain attribute, because it is checked in every turn."""
         self.dropped: list[Read] = []
-        """Reads that `take` has passed over because their caller is gone: the caller of `take` answers them."""
+        """Reads that `take` skipped because their caller is gone. The caller of `take` answers them."""
 
     def __iter__(self) -> Iterator[Read]:
         for line in self._lines.values():
             yield from line
 
     def add(self, reads: Iterable[Read]) -> None:
-        """Let them wait behind those of their line."""
+        """Append reads to the ends of their lines."""
         for read in reads:
             self._lines.setdefault(read[1].line, deque()).append(read)
             self.count += 1
 
     def put_back(self, reads: list[Read]) -> None:
-        """Let them wait in front of all others: they were taken, in this order, and not read."""
+        """Put reads in front of all others. They were taken in this order and not read."""
         front: dict[object, None] = {}
         for read in reversed(reads):
             name = read[1].line
@@ -60,7 +60,7 @@ class ReadLines:
         self.count += len(reads)
 
     def add_proved(self, reads: Iterable[Read]) -> None:
-        """Let reads whose proof has come wait behind those of their line that have theirs, in front of the others."""
+        """Put reads whose proof has arrived behind the proved reads of their line, in front of the others."""
         arrived: dict[object, list[Read]] = {}
         for read in reads:
             arrived.setdefault(read[1].line, []).append(Proved(read))
@@ -71,7 +71,7 @@ class ReadLines:
             self.count += len(some)
 
     def take(self, most: int) -> list[Read]:
-        """One of each line in turn, up to `most`; what nobody waits for any more goes to `dropped`."""
+        """Take one read of each line in turn, up to `most`. Reads that no caller waits for any more go to `dropped`."""
         taken: list[Read] = []
         dropped = self.dropped = []
         while self._lines and len(taken) < most and len(dropped) < DROPPED_MAX:
@@ -86,7 +86,7 @@ class ReadLines:
         return taken
 
     def clear(self) -> list[Read]:
-        """Take all reads out, and return them."""
+        """Remove all reads, and return them."""
         every = list(self)
         self._lines.clear()
         self.count = 0

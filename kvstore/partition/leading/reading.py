@@ -1,9 +1,9 @@
-"""How much a leader reads to decide on writes: how many records at a time, and how many bytes for one entry. Decides
-only, over an engine.
+"""Limits how much a leader reads to evaluate writes: records per call, and bytes per entry. Decides only, over an
+engine.
 
-How large a record is shows when it has been read, and any may have a megabyte. So few are read at a time while they are
-large, more while they are small, and an entry ends when much has been read for it: the others that the event loop
-serves wait for that.
+The size of a record is known only after it is read, and any record may have a megabyte. So the leader reads few records
+at a time while they are large and more while they are small. An entry ends when much has been read for it, because
+the event loop's other work waits meanwhile.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from kvstore.partition.state.engine import Engine
 from kvstore.partition.state.rows import data_keys_of
 
 AT_ONCE_FIRST, AT_ONCE_MAX = 32, 128
-"""Records read in one call: at first, and as long as they are small."""
+"""Records read in one call: at first, and at most while records are small."""
 ENTRY_READ_MAX = 4 << 20
-"""Bytes read for one entry; the last call may go beyond."""
+"""Bytes read for one entry. The last call may exceed it."""
 LOOKED_UP_BYTES = 1 + ENTRY_READ_MAX // 10_000
-"""Counted for each operation of a batch: ten thousand of them are as much work as an entry may be."""
+"""Bytes counted for each operation of a batch: ten thousand operations are as much work as one entry may be."""
 
 
-class Reading:
-    """The reads of a leader that decides on writes."""
+class ReadBudget:
+    """The read budget of a leader that evaluates writes."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.at_once = AT_ONCE_FIRST
-        """How many records to read in the next call."""
+        """Number of records to read in the next call."""
         self.left = ENTRY_READ_MAX
-        """Bytes that may still be read for the entry in the making. Whoever reads takes off what was read."""
+        """Bytes that may still be read for the entry under construction. The caller subtracts what it read."""
         self.size = 0
-        """Bytes that the last call has read."""
+        """Bytes that the last call read."""
 
     def multi_get(self, row_keys: list[bytes]) -> list[bytes | None]:
-        """Read some rows, not more than `at_once`. Raises OSError."""
+        """Read up to `at_once` rows. Raises OSError."""
         rows = self._engine.multi_get(row_keys)
         size = self.size = sum(map(len, filter(None, rows)))
         if size > ENTRY_READ_MAX:
@@ -42,14 +42,14 @@ class Reading:
         return rows
 
     def get(self, row_key: bytes) -> bytes | None:
-        """Read a row that nobody has looked up with others. Raises OSError."""
+        """Read a single row. Raises OSError."""
         row = self._engine.get(row_key)
         if row is not None:
             self.left -= len(row)
         return row
 
     def look_up(self, keys: list[bytes]) -> dict[bytes, bytes | None]:
-        """Read the records of `keys`, in order, until it is enough for the entry: of one at least. Raises OSError."""
+        """Read the records of `keys`, in order, until the entry's budget is used up; at least one. Raises OSError."""
         found: dict[bytes, bytes | None] = {}
         while len(found) < len(keys) and (self.left > 0 or not found):
             some = keys[len(found) : len(found) + self.at_once]
@@ -58,5 +58,5 @@ class Reading:
         return found
 
     def note_full(self, decided: int) -> None:
-        """Note that the entry was full after so many operations of those whose records were read together."""
+        """Record how many of the prefetched operations fitted into the entry."""
         self.at_once = max(1, decided)

@@ -1,32 +1,26 @@
-"""Gives the time of a leader's next record (docs/protocol.md, P4 and P30)."""
+"""Computes the time of a leader's next record (docs/protocol.md, P4 and P30)."""
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from kvstore.env import Clock
+from kvstore.partition.state.state import ReplicaState
 
 AHEAD_RATE = 0.9
-"""How fast record time goes on while it is ahead of the date: an hour is caught up within ten, and a time to live that
-is granted meanwhile lasts a ninth longer."""
-
-
-class Recorded(Protocol):
-    """A partition's state."""
-
-    record_time_ms: int
+"""Speed of record time while it is ahead of the server's time: a lead of one hour is gone within ten hours, and a time
+to live granted meanwhile lasts a ninth longer."""
 
 
 class RecordTime:
-    """The record time of one lead. Decides only."""
+    """The record time of one leadership. Decides only."""
 
     def __init__(self, last_ms: int, now: float) -> None:
-        """`last_ms`: that of the last record in the log."""
+        """`last_ms`: the time of the last record in the log."""
         self._ms, self._at = float(last_ms), now
 
     def at(self, now: float, date_ms: int, last_ms: int) -> int:
-        """The date, but never earlier than before. Were time to stand still while it is ahead, as it is in a log that a
-        wrong date has got into, all that has a time to live would stay until the date has caught up."""
+        """Return the server's time, but never earlier than before. While record time is ahead, as in a log that a wrong
+        clock has written to, it still advances: otherwise keys with a time to live would stay until the server's time
+        has caught up."""
         passed = now - self._at
         ms = self._ms + passed * 1000 * AHEAD_RATE if passed > 0 else self._ms
         for least in (last_ms, date_ms):
@@ -37,9 +31,9 @@ class RecordTime:
 
 
 class LeadClock:
-    """The clock of one lead: its date is the time of a record that is made now."""
+    """The clock of one leadership: its date is the time of a record that is made now."""
 
-    def __init__(self, clock: Clock, state: Recorded) -> None:
+    def __init__(self, clock: Clock, state: ReplicaState) -> None:
         self.now, self.wall_ms, self.passed_ms = clock.now, clock.wall_ms, clock.passed_ms
         self.may_lead, self.has_date, self.on_date_judged = clock.may_lead, clock.has_date, clock.on_date_judged
         self.shown_ms, self.boot_id = clock.shown_ms, clock.boot_id

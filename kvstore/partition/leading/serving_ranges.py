@@ -1,9 +1,9 @@
-"""The tokens that a leader may answer for and write to: those that its state owns, less those that it has sent away.
-Decides only.
+"""Decides for which tokens a leader may answer and write: the tokens that its state owns, less those that it has sent
+away. Decides only.
 
-A FREEZE stops writes, and a RELEASE everything, from the moment in which they are sent: others may learn that the
-record is acknowledged before this leader does. What gives tokens back counts from the moment in which it is applied. No
-clock is asked (docs/protocol.md M5, M7).
+A FREEZE stops writes, and a RELEASE stops everything, from the moment in which the record is sent, because others may
+learn that it is acknowledged before this leader does. A record that gives tokens back counts from the moment in which
+it is applied. No clock is used (docs/protocol.md M5, M7).
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from collections import deque
 from kvstore.errors import Corrupted, Moved, Unavailable
 from kvstore.partition.state.move_records import Freeze, MoveRecord, Own, Release
 from kvstore.partition.state.ownership import Ownership
-from kvstore.partition.state.state import State
-from kvstore.partition.state.tokens import PART, WHOLE, Span
+from kvstore.partition.state.state import ReplicaState
+from kvstore.partition.state.tokens import PART, WHOLE, TokenSpan
 from kvstore.wal.ledger_list import BEGINNING as NOWHERE
 
 
 class ServingRanges:
     """The tokens that one leadership serves."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: ReplicaState) -> None:
         self._state = state
         self._sent: deque[MoveRecord] = deque()
         self.held: set[bytes] = set()
-        """Records of batches that wait for a range which takes no writes: those that might be written wait too."""
+        """Row keys of batches that wait for a frozen range. Other operations on these records wait behind them."""
         self._recompute()
 
     @property
@@ -45,14 +45,14 @@ class ServingRanges:
         return slice_ == WHOLE or (slice_ == PART and self.writable.holds_row(row_key))
 
     def moved(self, row_key: bytes) -> Moved:
-        """Why nobody here answers for the key."""
+        """Return the error that says who owns the key."""
         return moved(self.ownership, row_key)
 
     # ── what is sent and applied ──────────────────────────────────────────────────────────────────────────────────────
 
     def send(self, record: MoveRecord) -> None:
-        """The record leaves now. Raises Unavailable, and it must not leave, if it would not fit what stands before it
-        when all that was sent is applied: no replica could apply it, or anything behind it."""
+        """Note that the record is sent now. Raises Unavailable, and the record must not be sent, if it would contradict
+        the records before it once all are applied: no replica could apply it, or anything behind it."""
         self._foresee(record)
         self._sent.append(record)
         self._recompute()
@@ -65,11 +65,11 @@ class ServingRanges:
             for each in (*self._sent, record):
                 ownership = ownership.after(each, NOWHERE, 0, 0)
         except (Corrupted, ValueError) as error:
-            raise Unavailable(f"partition {self._state.partition}: not now: {error}") from error
+            raise Unavailable(f"partition {self._state.partition}: cannot be logged now: {error}") from error
 
     def applied(self) -> bool:
-        """Note that the oldest record sent is in the state. Returns whether that changes what may be read or written:
-        then it is decided anew on what waits."""
+        """Note that the oldest record sent is now in the state. Return True if that changes what may be read or
+        written; the waiting operations are then evaluated again."""
         before = self.readable, self.writable
         self._sent.popleft()
         self._recompute()
@@ -93,16 +93,16 @@ class ServingRanges:
     # ── what may be sent: everything that is under way counts as done ─────────────────────────────────────────────────
 
     def is_pending(self, move: int) -> bool:
-        """Whether a record of the move is under way."""
+        """Return True if a record of the move is in flight."""
         return any(not isinstance(each, Own) and getattr(each, "move", None) == move for each in self._sent)
 
-    def may_freeze(self, move: int, span: Span) -> bool:
-        """The range is owned, takes writes, and has nothing under way."""
+    def may_freeze(self, move: int, span: TokenSpan) -> bool:
+        """Return True if the range is owned, takes writes, and has no record in flight."""
         ownership = self.ownership
         return ownership.is_founded and self.writable.covers(span) and not self.is_pending(move)
 
 
 def moved(ownership: Ownership, row_key: bytes) -> Moved:
-    """Why a replica whose ownership this is does not answer for a key."""
+    """Return the error with which a replica of this ownership refuses a key that it does not own."""
     released = ownership.released_at(int.from_bytes(row_key[1:5], "big"))
     return Moved("" if released is None else released.target, 0)

@@ -1,4 +1,4 @@
-"""Deletes keys past their expiry that nobody asks for, as leader, some at a time."""
+"""Deletes keys past their expiry that no client reads, as leader, some at a time."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from kvstore.partition.leading.queries import overdue
 from kvstore.partition.leading.serving_ranges import ServingRanges
 from kvstore.partition.state.commands import Result, Sink
 from kvstore.partition.state.rows import expiry_key
-from kvstore.partition.state.state import State
+from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.state.tokens import Tokens
 
 SWEEP_KEYS_MAX = 256
 SWEEP_AGAIN_S = 0.02
-"""Between two sweeps while there is more to delete: some thousands of keys in a second."""
+"""Seconds between two sweeps while there is more to delete: some thousands of keys per second."""
 SETTLED_MS = 10_000
-"""What was past its expiry longer than this when all of it had been deleted is not looked for again: the engine would
-step over what is left of each delete, and entries under way, which could add to it, take less time."""
+"""Keys that were past their expiry for longer than this when everything had been deleted are not searched for again:
+the engine would step over the remains of each delete. Entries in flight, which could add such keys, take less time."""
 ANEW_S = 600.0
-"""Once in this time all is looked for again."""
+"""Seconds after which a sweep starts from the beginning again."""
 LOOK_ON_S = 0.1
-"""After a look at many keys past their expiry of which none may be deleted: they are on their way to or from another
-partition, and must not keep others from being found."""
+"""Seconds until the next sweep after one that found many expired keys but none that may be deleted. Such keys are on
+their way to or from another partition, and must not hide others."""
 
 
 class Sweeper(Sink):
-    """Sweeps one leader's partition. `reap(keys, sink)` logs the deletes; the next sweep begins when they are logged. A
-    Sink."""
+    """Sweeps one leader's partition. `reap(keys, sink)` logs the deletes; the next sweep begins when they are
+    logged."""
 
     def __init__(
         self,
-        state: State,
+        state: ReplicaState,
         serving_ranges: ServingRanges,
         config: PartitionConfig,
         clock: Clock,
@@ -48,11 +48,11 @@ class Sweeper(Sink):
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._next = b""
-        """Where to look on."""
+        """The expiry row at which the next sweep continues."""
         self._settled = b""
-        """Before this nothing is left. Empty: that is not known."""
+        """No expired key is left before this row. Empty if unknown."""
         self._owned: Tokens | None = None
-        """The tokens of which that is known."""
+        """The tokens for which `_settled` holds."""
         self._anew_at = 0.0
         self._stopped = False
 
@@ -82,10 +82,10 @@ class Sweeper(Sink):
             self._pause(LOOK_ON_S)
 
     def _known_begin(self, writable: Tokens) -> bytes:
-        """Where the first row can be. Anywhere, where keys were passed over that could not be deleted, or have come
-        from another partition."""
+        """Return the first row that can hold an expired key. That is the very beginning if a sweep skipped keys that
+        could not be deleted, or if keys have come from another partition."""
         owned, now = self._state.ownership.owned, self._clock.now()
-        may_pass_over = writable.spans != owned.spans or self._state.ownership.has_strangers
+        may_pass_over = writable.spans != owned.spans or self._state.ownership.has_foreign_rows
         if may_pass_over or owned is not self._owned or now >= self._anew_at:
             self._settled, self._anew_at = b"", now + ANEW_S
             self._owned = None if may_pass_over else owned
@@ -93,7 +93,7 @@ class Sweeper(Sink):
 
     def complete(self, token: int, result: Result | StoreError) -> None:
         if isinstance(result, StoreError):
-            self._owned = None  # they are there still
+            self._owned = None  # the keys are still there
         self._pause(SWEEP_AGAIN_S)
 
     def _pause(self, again_s: float) -> None:
@@ -101,4 +101,4 @@ class Sweeper(Sink):
         self._later(min(every, again_s) if self._next else every)
 
     def flush(self) -> None:
-        """Nothing is sent."""
+        """Do nothing, because nothing is sent."""

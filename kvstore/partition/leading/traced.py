@@ -1,24 +1,24 @@
-"""A sampled operation on its way: the sink that ends its span, and the spans of the entry that it is written with."""
+"""Traces a sampled operation: the sink that ends its span, and the spans of the entry that contains it."""
 
 from __future__ import annotations
 
-from kvstore.env.traces import Span, Traces
+from kvstore.env.traces import Traces, TraceSpan
 from kvstore.errors import StoreError
 from kvstore.partition.leading.entry_in_flight import EntryInFlight
 from kvstore.partition.state.commands import Result, Sink
 from kvstore.types import PartitionId, Position
 
 SPANS_MAX = 16
-"""Sampled operations of one entry that get spans of their own below the leader."""
+"""Maximum number of sampled operations of one entry that get spans below the leader."""
 
 
 class TracedSink(Sink):
-    """Gives the result of one operation to the sink that waits for it, and ends the operation's span."""
+    """Passes the result of one operation to its sink, and ends the operation's span."""
 
-    def __init__(self, sink: Sink, span: Span) -> None:
+    def __init__(self, sink: Sink, span: TraceSpan) -> None:
         self.sink, self.span = sink, span
-        self.leg: Span | None = None
-        """The way to another server, while it is under way there."""
+        self.leg: TraceSpan | None = None
+        """The span of the operation's forwarding to another server, while it is in progress."""
 
     @property
     def line(self) -> object:
@@ -29,8 +29,8 @@ class TracedSink(Sink):
         return self.sink.is_gone
 
     def begin_leg(self, server: str) -> str:
-        """Begin the way to another server; return what makes it the parent of that one's spans. One that had begun
-        before has come back."""
+        """Begin the span of forwarding to another server, and return the traceparent for that server's spans. A
+        forwarding that began before has come back."""
         self._end_leg("sent again")
         self.leg = self.span.child("link", server=server)
         return self.leg.traceparent
@@ -43,7 +43,7 @@ class TracedSink(Sink):
         self.sink.flush()
 
     def end(self, error: str) -> None:
-        """End the spans. An error stands there by its name: its text may have keys."""
+        """End the spans. An error is recorded by its class name, because its text may contain keys."""
         self._end_leg(error)
         self.span.end(error=error)
 
@@ -56,8 +56,8 @@ class TracedSink(Sink):
 def trace_entry(
     traces: Traces, partition: PartitionId, entry: EntryInFlight, position: Position, sent_at: float, now: float
 ) -> None:
-    """Take the spans of an entry that is acknowledged and applied `now`, for the sampled operations in it: at the
-    leader from when they came, and within that in the log, with a child for each bookie."""
+    """Record the spans of an entry that is acknowledged and applied at `now`, for its sampled operations: at the leader
+    from their arrival, and within that in the log, with a child span for each bookie."""
     spans = [sink.span for sink, _, _ in entry.replies if isinstance(sink, TracedSink)]
     for span in spans[:SPANS_MAX]:
         arrived = min(max(span.began_s, entry.arrived), sent_at)

@@ -1,10 +1,12 @@
-"""Counts what a partition's keys use of each namespace: once, and then by what its leader decides. Decides only.
+"""Counts what a partition's keys use of each namespace: once by reading them, then by what its leader decides. Decides
+only.
 
-A leader knows each record that it replaces, so it knows what every entry adds before it is sent, and its count is that
-of the state with all entries in flight. Counting begins with a lead, with a change of the table and with a change of
-what the partition owns; it goes through the namespaces' keys in order, some at a time. What is decided meanwhile on
-keys behind the cursor counts at once, on others when the cursor comes to them. Until it is through, the count is what
-was known before. Nothing of it is stored: the records are the truth, and replicas that never lead pay nothing.
+A leader knows each record that it replaces, so it knows what every entry adds before the entry is sent. Its count is
+that of the state with all entries in flight. Counting starts with a leadership, with a change of the namespace table,
+and with a change of what the partition owns. It goes through the namespaces' keys in order, some at a time: changes to
+keys behind the cursor count at once, changes to other keys when the cursor reaches them. Until counting is complete,
+the previous count is used. Nothing of it is stored: the records are the truth, and replicas that never lead pay
+nothing.
 """
 
 from __future__ import annotations
@@ -13,63 +15,64 @@ from collections.abc import Iterable
 
 from kvstore.access.ranges import end_of_prefix
 from kvstore.limits import KEY_BYTES_MAX
-from kvstore.namespaces.book import Amounts, Book, Report, add
+from kvstore.namespaces.book import Amounts, Book, UsageReport, add
 from kvstore.namespaces.meter import Meter
 from kvstore.partition.leading.range_reads import keys_in
 from kvstore.partition.state.overlay import Overlay
 from kvstore.partition.state.rows import data_keys_of, record_of
-from kvstore.partition.state.state import State
+from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.state.tokens import Tokens
 
 KEYS_PER_STEP, KEYS_PER_READ, BYTES_PER_STEP = 256, 16, 1 << 20
-"""Some milliseconds; a record may have a megabyte."""
+"""Limits of one step, which takes some milliseconds. A record may have a megabyte."""
 _BEHIND_ALL = b"\xff" * (KEY_BYTES_MAX + 1)
-"""Behind every key that the store takes."""
+"""Greater than every key that the store accepts."""
 
 
 class Usage:
     """The use of namespaces in one partition, as one leadership counts it."""
 
-    def __init__(self, state: State, epoch: int, overlay: Overlay) -> None:
+    def __init__(self, state: ReplicaState, epoch: int, overlay: Overlay) -> None:
         self._state, self._epoch, self._overlay = state, epoch, overlay
         self.book = Book()
-        """Without a namespace, until `join`."""
+        """Without namespaces until `join`."""
         self.amounts: Amounts = {}
-        """With what is in flight."""
+        """Includes the entries in flight."""
         self._counted_for: tuple[int, Tokens] | None = None
-        """The prefixes and the tokens that were counted, or are."""
+        """The generation of the prefixes and the tokens that were counted, or are being counted."""
         self._counting: _Counting | None = None
         self._is_over = False
 
     def join(self, book: Book) -> None:
-        """Count for this server's book from now on: before anything is decided, so that no write passes it by."""
+        """Count for this server's book from now on. Call it before anything is evaluated, so that no write is
+        missed."""
         self.book, self.amounts = book, book.lead(self._state.partition, self)
 
     def leave(self) -> None:
-        """The lead has ended. Nothing here is read any more: its engine may be closed."""
+        """Stop counting, because the leadership has ended. Nothing is read any more, since the engine may be closed."""
         self._is_over = True
         self.book.leave(self._state.partition, self)
 
     def forget(self, names: Iterable[str]) -> None:
-        """Drop what was counted under these names: it was of other keys."""
+        """Drop the counts under these names, because they are of other keys."""
         for name in names:
             self.amounts.pop(name, None)
 
     @property
     def is_counted(self) -> bool:
-        """Whether the count is that of the state, to the byte."""
+        """Return True if the count is exact."""
         return self._counting is None and self._is_of_now()
 
-    def report(self) -> Report:
-        """The use as other servers are told of it."""
-        return Report(self._state.partition, self._epoch, self.amounts, self.is_counted)
+    def report(self) -> UsageReport:
+        """Return the use as it is reported to other servers."""
+        return UsageReport(self._state.partition, self._epoch, self.amounts, self.is_counted)
 
     def meter(self) -> Meter:
         """Make the meter of the next entry."""
         return Meter(self.book)
 
     def admit(self, meter: Meter) -> None:
-        """Count what the meter has measured: it will be in the log."""
+        """Add what the meter has measured, because it will be in the log."""
         for step in meter.steps:
             key, namespace, keys, size = step
             add(self.amounts, namespace.name, keys, size)
@@ -78,7 +81,7 @@ class Usage:
 
     # docs/protocol.md N1
     def count_some(self) -> bool:
-        """Count some more keys; True once the count is exact, or the lead is over. Raises OSError."""
+        """Count some more keys. Return True once the count is exact, or the leadership is over. Raises OSError."""
         if self._is_over:
             return True
         if not self._is_of_now():
@@ -96,7 +99,7 @@ class Usage:
         return False
 
     def _count(self, counting: _Counting, start: bytes, end: bytes) -> None:
-        """Count keys of one namespace, `end` empty: the last of all, and leave the cursor behind them."""
+        """Count keys of one namespace and move the cursor behind them. An empty `end` means up to the last key."""
         state, size, at = self._state, 0, 0
         keys, following = keys_in(state, start, end, KEYS_PER_STEP, state.ownership.owned)
         found: dict[bytes, int] = {}
@@ -121,8 +124,8 @@ class Usage:
         counting.cursor = following or end or _BEHIND_ALL
 
     def _is_of_now(self) -> bool:
-        """Whether what was counted last, or is, is what is to be counted. A range that went and came back makes the
-        same tokens, and its records are others: an object of them is as old as the last change."""
+        """Return True if the last count, finished or not, is of the present prefixes and tokens. A range that went away
+        and came back makes equal tokens with other records, so the tokens are compared by identity."""
         if self._counted_for is None:
             return False
         generation, owned = self._counted_for
@@ -130,7 +133,7 @@ class Usage:
 
 
 class _Counting:
-    """A count on its way: keys before `cursor` are in `amounts`."""
+    """A count in progress: keys before `cursor` are in `amounts`."""
 
     __slots__ = ("amounts", "cursor")
 
@@ -140,10 +143,11 @@ class _Counting:
 
 
 def _bounds(prefix: bytes) -> tuple[bytes, bytes]:
-    """The keys that begin with it are those in [first, second); empty: there is no key behind them."""
+    """Return the range [first, second) of the keys that begin with the prefix. The second is empty if no key follows
+    them."""
     return prefix, end_of_prefix(prefix) or b""
 
 
 def _is_ahead(bounds: tuple[bytes, bytes], cursor: bytes) -> bool:
-    """Whether some keys between the bounds are not behind the cursor."""
+    """Return True if some keys within the bounds are not behind the cursor."""
     return cursor != _BEHIND_ALL and (not bounds[1] or cursor < bounds[1])

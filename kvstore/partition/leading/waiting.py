@@ -1,12 +1,12 @@
-"""The writes that wait at a leader: for their entry, or aside for a range of tokens that takes none just now. Decides
-only."""
+"""Holds the writes that wait at a leader: for their entry, or for a range of tokens that takes no writes at the moment.
+Decides only."""
 
 from __future__ import annotations
 
 from kvstore.errors import Moved
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading.evaluate import REAP, Item
-from kvstore.partition.leading.queue import Arrived, Queue, Shelf
+from kvstore.partition.leading.queue import Arrived, FrozenWrites, WriteQueue
 from kvstore.partition.leading.serving_ranges import ServingRanges
 from kvstore.partition.state.commands import Code, Op
 from kvstore.partition.state.rows import data_key
@@ -19,22 +19,22 @@ class WaitingWrites:
     """The writes that wait at one leader: `queue` for the next entry, `frozen` for a range."""
 
     def __init__(self, config: PartitionConfig) -> None:
-        self.queue = Queue(config)
-        self.frozen = Shelf(config)
+        self.queue = WriteQueue(config)
+        self.frozen = FrozenWrites(config)
 
     def __bool__(self) -> bool:
         return bool(self.queue or self.frozen)
 
     def put_aside(self, arrived: list[Arrived]) -> list[Item]:
-        """Let operations wait for their range. Returns those that found no room."""
+        """Let operations wait for their range. Return those that found no free slot."""
         return [each[1] for each in arrived if not self.frozen.offer(each)]
 
     def unfreeze(self) -> None:
-        """Put what waits for a range first in the next entry, because other ranges take writes now."""
+        """Put operations that wait for a range first in the next entry, because other ranges take writes now."""
         self.queue.put_back(self.frozen.take_all())
 
     def expel(self, serving_ranges: ServingRanges, now: float) -> list[tuple[Item, Moved]]:
-        """Take out, in order, what belongs to another partition by now. All that is left waits in the queue."""
+        """Remove, in order, the operations that belong to another partition by now. All others wait in the queue."""
         gone: list[tuple[Item, Moved]] = []
         left: list[Arrived] = []
         for arrived in [*self.frozen.take_all(), *self.queue.take_all(now)]:
@@ -47,20 +47,20 @@ class WaitingWrites:
         return gone
 
     def take_all(self) -> list[Item]:
-        """Everything."""
+        """Take everything."""
         return [item for _, item in (*self.queue.take_all(0.0), *self.frozen.take_all())]
 
     def take_older(self, before: float) -> list[Item]:
-        """Take out what has waited since before `before`, here and there together."""
+        """Remove the operations that have waited since before `before`, in the queue or for a range."""
         return [*self.queue.take_older(before), *self.frozen.take_older(before)]
 
 
 def _moved(op: Op, serving_ranges: ServingRanges) -> Moved | None:
-    """Why nobody here does the operation, if that is so already."""
+    """Return the error that says who owns the operation's key, if this partition does not own it any more."""
     if op[0] in _KEYLESS:
         return None
     try:
         keys = [data_key(op[1])] if op[0] != Code.BATCH else [data_key(each[1]) for each in op[2]]
     except (TypeError, LookupError):
-        return None  # malformed: refused when it is decided on
+        return None  # malformed: refused when it is evaluated
     return next((serving_ranges.moved(key) for key in keys if not serving_ranges.may_read(key)), None)

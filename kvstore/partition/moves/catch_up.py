@@ -1,4 +1,4 @@
-"""Follows the log of a move's source as leader of its target: logs what it says about the range, counts the copy."""
+"""Follows the log of a move's source as leader of its target: logs the changes to the range, and counts the copy."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from kvstore.partition.state import entry as entries
 from kvstore.partition.state import move_records
 from kvstore.partition.state.digest import RangeDigest
 from kvstore.partition.state.engine import wait_caught_up
-from kvstore.partition.state.entry import Kind
+from kvstore.partition.state.entry import EntryKind
 from kvstore.partition.state.move_records import ImportRows, LogVersion
-from kvstore.partition.state.ownership import Import
-from kvstore.partition.state.state import State
+from kvstore.partition.state.ownership import ImportedRange
+from kvstore.partition.state.state import ReplicaState
 from kvstore.types import Position
 from kvstore.wal.ledger_list import BEGINNING
 from kvstore.wal.ports import LogEntry, LogReader, Logs
@@ -23,33 +23,33 @@ from kvstore.wal.tailing.tail import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX
 
 FOLLOW_MS = 100
 CLOSE_ENTRIES, CLOSE_BYTES = 16, 256 << 10
-"""The target is close when two reads of the source's log in a row bring less: one may have come to a ledger's end. What
-is left then is one more entry of its own."""
+"""The target is close if two consecutive reads of the source's log bring less than this; a single read may have reached
+a ledger's end. The remainder is one more entry of the target."""
 STEADY_READS = 8
-"""After so many reads in a row that brought all there was, the target gets no closer by another one: a source that is
-always busy, or writes large values, has more than the above under way at any moment. Then this is close enough; a
-freeze that proves too short is followed by a longer one (docs/protocol.md M8)."""
-LOG_VERSION = bytes((Kind.LOG_VERSION,))
+"""After this many consecutive reads that brought everything there was, another read brings the target no closer: a
+source that is always busy, or writes large values, has more than CLOSE_ENTRIES or CLOSE_BYTES in flight at any moment.
+The target then counts as close. If a freeze proves too short, a longer one follows (docs/protocol.md M8)."""
+LOG_VERSION = bytes((EntryKind.LOG_VERSION,))
 TURN_BYTES = 32 << 10
-"""Of the source's log, looked through before the event loop gets another turn: some milliseconds."""
+"""Bytes of the source's log that are processed before the event loop gets another turn: some milliseconds."""
 
 
-class Following:
-    """Follows the source of one move, in one leadership of its target. `lead` raises if that is over."""
+class SourceFollower:
+    """Follows the source of one move, in one leadership of its target. `lead` raises if that leadership is over."""
 
-    def __init__(self, state: State, logs: Logs, lead: Callable[[], Leader]) -> None:
+    def __init__(self, state: ReplicaState, logs: Logs, lead: Callable[[], Leader]) -> None:
         self.rows = self.bytes = 0
-        """Logged here, for statistics."""
+        """Numbers logged here, for statistics."""
         self.read_to = BEGINNING
-        """Of the source's log; what is behind IMPORT's tail says nothing about the range."""
+        """Position in the source's log. Entries behind IMPORT's tail, up to here, say nothing about the range."""
         self._state, self._logs, self._lead = state, logs, lead
         self._reader: LogReader | None = None
         self._digest: RangeDigest | None = None
         self._steady = 0
-        """Reads in a row that brought all there was."""
+        """Number of consecutive reads that brought everything there was."""
 
-    async def count(self, found: Import) -> RangeDigest:
-        """The copy's count and hash, kept up from now on."""
+    async def count(self, found: ImportedRange) -> RangeDigest:
+        """Return the copy's count and hash, kept current from now on."""
         if self._digest is None:
             self._digest = RangeDigest(self._state.engine, found.span)
             self._state.watch(self._digest)
@@ -58,9 +58,9 @@ class Following:
             self._lead()
         return self._digest
 
-    async def read_on(self, found: Import) -> bool:
-        """Log what one read of the source's log says about the range. Whether the target is close: that was little, or
-        as little as it gets. Raises NoSuchLedger if the log has been trimmed."""
+    async def read_on(self, found: ImportedRange) -> bool:
+        """Log the changes to the range that one read of the source's log brings. Return True if the target is close:
+        the read brought little, or as little as possible. Raises NoSuchLedger if the log has been trimmed."""
         if self._reader is None:
             self._reader = self._logs.reader(found.source, found.tail)
             self.read_to = found.tail
@@ -68,14 +68,14 @@ class Following:
         try:
             size = await self._log_all(read, found)
         except BaseException:
-            await self.stop_reading()  # read again what was not logged
+            await self.stop_reading()  # read what was not logged again
             raise
         is_all = len(read) < BATCH_ENTRIES_MAX and size < BATCH_BYTES_MAX
         self._steady = self._steady + 1 if is_all else 0
         return self._steady >= STEADY_READS or (len(read) < CLOSE_ENTRIES and size < CLOSE_BYTES)
 
-    async def read_up_to(self, freeze: Position, found: Import) -> None:
-        """Log everything up to the source's record at `freeze`, which it says is acknowledged."""
+    async def read_up_to(self, freeze: Position, found: ImportedRange) -> None:
+        """Log everything up to the source's record at `freeze`, which the source reports as acknowledged."""
         if self._reader is not None:
             self._reader.confirm(freeze)
         while self.read_to < freeze:
@@ -83,7 +83,7 @@ class Following:
         self._steady = 0
 
     async def forget(self) -> None:
-        """Begin anew, or end."""
+        """Drop what is known, to begin again or to end."""
         if self._digest is not None:
             self._state.unwatch(self._digest)
             self._digest = None
@@ -94,10 +94,10 @@ class Following:
         if reader is not None:
             await reader.close()
 
-    async def _log_all(self, read: Sequence[LogEntry], found: Import) -> int:
-        """Returns how many bytes that was to read."""
+    async def _log_all(self, read: Sequence[LogEntry], found: ImportedRange) -> int:
+        """Log the changes of several entries. Return the bytes of the entries."""
         size = turn = 0
-        changes = pages.Changes(found.span)
+        changes = pages.RangeChanges(found.span)
         for logged in read:
             self._take(changes, logged, found)
             size += len(logged.payload)
@@ -106,27 +106,27 @@ class Following:
                 await asyncio.sleep(0)
             if changes.size >= pages.PAGE_BYTES:
                 await self._log(changes, logged.position, found)
-                changes = pages.Changes(found.span)
+                changes = pages.RangeChanges(found.span)
         if read and (not changes.is_empty or size > pages.PAGE_BYTES):
             await self._log(changes, read[-1].position, found)
         if read:
             self.read_to = read[-1].position
         return size
 
-    async def _log(self, changes: pages.Changes, tail: Position, found: Import) -> None:
+    async def _log(self, changes: pages.RangeChanges, tail: Position, found: ImportedRange) -> None:
         await wait_caught_up(self._state.engine)
         rows = ImportRows(found.move, changes.keys, changes.rows, b"", tail)
         await self._lead().append_record(rows, changes.requests)
         self.rows += len(changes.keys)
         self.bytes += changes.size
 
-    def _take(self, changes: pages.Changes, logged: LogEntry, found: Import) -> None:
+    def _take(self, changes: pages.RangeChanges, logged: LogEntry, found: ImportedRange) -> None:
         entry = entries.decode(logged.payload)
         if entry.partition != found.source:
-            raise Corrupted(f"entry {logged.position} of {entry.partition} in the log of {found.source}")
+            raise Corrupted(f"the log of {found.source} contains entry {logged.position} of {entry.partition}")
         if not entry.is_control:
             changes.add(entry)
         elif entry.kinds == LOG_VERSION:
-            said = move_records.decode(Kind.LOG_VERSION, entry.control)
+            said = move_records.decode(EntryKind.LOG_VERSION, entry.control)
             assert isinstance(said, LogVersion)
             pages.admit(self._state, said.version)

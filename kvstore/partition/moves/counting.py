@@ -1,5 +1,5 @@
-"""How many records the ranges have that move away, and their hash, as the source's leader keeps them up. Where a copy
-differs they are counted again from the engine, to learn which side is wrong (docs/protocol.md, M6)."""
+"""Keeps the counts and hashes of the ranges that move away, as leader of the source. If a copy differs, the range is
+counted again from the engine, which shows which side is wrong (docs/protocol.md, M6)."""
 
 from __future__ import annotations
 
@@ -11,61 +11,63 @@ from collections.abc import Container
 from kvstore.env import Nursery
 from kvstore.errors import Unavailable
 from kvstore.partition.state.digest import RangeDigest
-from kvstore.partition.state.state import State
-from kvstore.partition.state.tokens import Span
+from kvstore.partition.state.state import ReplicaState
+from kvstore.partition.state.tokens import TokenSpan
 from kvstore.types import PartitionId
 
 log = logging.getLogger(__name__)
 
 COPIES_MAX = 3
-"""Copies of one move that may differ from what was counted twice. Then somebody has to look."""
+"""Number of copies of one move that may differ from what was counted twice. After that an operator must act."""
 
 
 class Counts:
-    """The counts of one replica, for one leadership after the other."""
+    """The counts of one replica, over successive leaderships."""
 
-    def __init__(self, nursery: Nursery, partition: PartitionId, state: State) -> None:
+    def __init__(self, nursery: Nursery, partition: PartitionId, state: ReplicaState) -> None:
         self.corrected = self.copies_wrong = 0
-        """Counts that were wrong here, and copies that were."""
+        """Number of wrong counts here, and of wrong copies."""
         self._nursery, self._partition, self._state = nursery, partition, state
         self._kept: dict[int, RangeDigest] = {}
         self._again: dict[int, RangeDigest] = {}
-        """Counts from the beginning, beside those that were kept up."""
+        """Recounts from the beginning, besides the counts that were kept current."""
         self._certain: set[int] = set()
-        """Counted again since a copy has differed."""
+        """Moves that were recounted since a copy differed."""
         self._wrong: Counter[int] = Counter()
 
     @property
     def stuck(self) -> list[int]:
-        """The moves that are not frozen any more: their copies differ again and again."""
+        """The moves that are no longer frozen, because their copies differ again and again."""
         return sorted(move for move, copies in self._wrong.items() if copies >= COPIES_MAX)
 
     def keep_only(self, moves: Container[int]) -> None:
-        """Count nothing any more but for these moves."""
+        """Stop all counts but those of these moves."""
         for move in {**self._kept, **self._wrong}:
             if move not in moves:
                 self.stop(move)
 
     def find(self, move: int) -> RangeDigest | None:
-        """Return the count, if it is done. None: not known here."""
+        """Return the count if it is complete; None if it is not known here."""
         found = self._kept.get(move)
         return found if found is not None and found.is_complete else None
 
-    def start(self, move: int, span: Span) -> None:
-        """Count the range, unless that is done. Raises Unavailable while it is not, and for what is stuck."""
+    def start(self, move: int, span: TokenSpan) -> None:
+        """Count the range, unless that is done. Raises Unavailable while it is being counted, and for a move that is
+        stuck."""
         if self._wrong[move] >= COPIES_MAX:
             raise Unavailable(
-                f"partition {self._partition}: {COPIES_MAX} copies by move {move} were not what was counted twice: "
+                f"partition {self._partition}: {COPIES_MAX} copies by move {move} differ from two counts of the range: "
                 f"cancel it (`kvstore ring cancel {move}`) and compare the replicas"
             )
         if move not in self._kept:
             self._begin(self._kept, move, span)
         counting = self._again.get(move) or self._kept[move]
         if move in self._again or not counting.is_complete:
-            raise Unavailable(f"partition {self._partition}: {span} is being counted, {counting.count} so far")
+            raise Unavailable(f"partition {self._partition}: still counting {span}, {counting.count} so far")
 
     def doubt(self, move: int) -> bool:
-        """The copy is not what was counted. Whether the copy is wrong; else it is counted again, which will tell."""
+        """Handle a copy that differs from the count. Return True if the copy is wrong; otherwise the range is
+        recounted, which will decide."""
         if move not in self._certain:
             if move not in self._again:
                 self._begin(self._again, move, self._kept[move].span)
@@ -83,13 +85,13 @@ class Counts:
         self._certain.discard(move)
         del self._wrong[move]
 
-    def _begin(self, into: dict[int, RangeDigest], move: int, span: Span) -> None:
+    def _begin(self, into: dict[int, RangeDigest], move: int, span: TokenSpan) -> None:
         digest = into[move] = RangeDigest(self._state.engine, span)
         self._state.watch(digest)
         self._nursery.spawn(self._count(into, move, digest), name=f"{self._partition} count")
 
     async def _count(self, into: dict[int, RangeDigest], move: int, digest: RangeDigest) -> None:
-        while into.get(move) is digest:  # else it was stopped, perhaps before the first step
+        while into.get(move) is digest:  # otherwise it was stopped, perhaps before the first step
             if digest.step():
                 if into is self._again:
                     self._compare(move)
@@ -97,14 +99,14 @@ class Counts:
             await asyncio.sleep(0)
 
     def _compare(self, move: int) -> None:
-        """It was counted again: that is what is kept from now on."""
+        """Compare the recount with the count, and keep the recount."""
         kept, again = self._kept[move], self._again.pop(move)
         if (kept.count, kept.hash) == (again.count, again.hash):
-            log.warning("partition=%s move=%d counted again, %d records as before", self._partition, move, kept.count)
+            log.warning("partition=%s move=%d recounted, %d records as before", self._partition, move, kept.count)
         else:
             self.corrected += 1
             was, now = (kept.count, kept.hash), (again.count, again.hash)
-            log.error("partition=%s move=%d had counted %s, there are %s", self._partition, move, was, now)
+            log.error("partition=%s move=%d wrong count %s, corrected to %s", self._partition, move, was, now)
         self._state.unwatch(kept)
         self._kept[move] = again
         self._certain.add(move)

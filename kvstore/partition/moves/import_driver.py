@@ -1,5 +1,5 @@
-"""One move on its way: performs the steps that import_steps.py decides as leader of the target, and the drop as leader
-of the source."""
+"""Carries out one move: performs the steps that import_steps.py decides, as leader of the target, and drops the rows as
+leader of the source."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from kvstore.env import Env
 from kvstore.errors import NoSuchLedger, NotLeader, StoreError, Unavailable
 from kvstore.partition.leading.leader import Leader
 from kvstore.partition.moves import import_steps, pages, source
-from kvstore.partition.moves.catch_up import Following
-from kvstore.partition.moves.import_steps import Step, span_of
+from kvstore.partition.moves.catch_up import SourceFollower
+from kvstore.partition.moves.import_steps import ImportStep, span_of
 from kvstore.partition.moves.move_pin import MovePin
-from kvstore.partition.moves.source import Asked, Source, Verdict
+from kvstore.partition.moves.source import MoveRequest, ReleaseVerdict, Source
 from kvstore.partition.ports import Peers
 from kvstore.partition.state.engine import wait_caught_up
 from kvstore.partition.state.move_records import ImportBegin, ImportEnd, ImportRows, Own
-from kvstore.partition.state.ownership import Import
-from kvstore.partition.state.state import State
+from kvstore.partition.state.ownership import ImportedRange
+from kvstore.partition.state.state import ReplicaState
 from kvstore.ring import Rings, steps
 from kvstore.ring.moves import Move, MoveId, MoveState
 from kvstore.types import PartitionId, Position, ServerId
@@ -36,15 +36,15 @@ log = logging.getLogger(__name__)
 
 CALL_S = 5.0
 SILENT_S, ASKED_LAST_S = 1.0, 60.0
-"""A replica of the source that fails only after so long is asked behind the others for a while: a machine that is off
-would otherwise hold up each page anew."""
+"""A replica of the source that fails only after SILENT_S seconds is asked last for ASKED_LAST_S seconds. Otherwise a
+machine that is off would delay every page."""
 PAUSED_S = 1.0
-"""Between two looks whether moves go on."""
+"""Seconds between two checks whether a pause has ended."""
 HELD_S = 600.0
-"""Nothing of the source's log goes for so long while a move is paused. Later on what was copied may have to be copied
-again, if the log has been trimmed meanwhile."""
+"""Seconds for which a paused move pins the source's log. After that, the copy may have to start again if the log has
+been trimmed meanwhile."""
 PACE_S = 1.0
-"""Between two looks whether a slow copy shall go on as slowly."""
+"""Seconds between two checks whether the pace has changed, during a throttled copy."""
 
 
 @dataclass
@@ -53,9 +53,9 @@ class Means:
 
     env: Env
     server_env: Env
-    """What is started with it outlives the replica."""
+    """Tasks started with it outlive the replica."""
     partition: PartitionId
-    state: State
+    state: ReplicaState
     leading: Callable[[], Leader | None]
     rings: Rings
     pins: Pins
@@ -63,51 +63,51 @@ class Means:
     peers: Peers
     source: Source
     reached: Callable[[str, MoveId], None] = lambda *_: None
-    """Told of every step before and after it."""
+    """Called before and after every step."""
     copied_until: float = 0.0
-    """When the next page may be copied, of any move."""
+    """Time before which no further page may be copied, of any move."""
     silent_until: dict[ServerId, float] = field(default_factory=dict)
-    """Who is asked last, whatever the move, and until when."""
+    """Servers that are asked last, for any move, and until when."""
     pin_numbers: Iterator[int] = field(default_factory=lambda: count(1))
 
 
 class MoveStand(NamedTuple):
-    """How far a move is."""
+    """The progress of a move."""
 
     part: float
-    """Of it that is here, from 0 to 1."""
+    """The part of the range that is here, from 0 to 1."""
     failure: str = ""
-    """Why its last step failed; empty: it did not."""
+    """Why its last step failed; empty if it succeeded."""
     failing_s: float = 0.0
-    """For how long no step has gone well since."""
+    """Seconds since a step last succeeded; 0 unless it is failing."""
     eta_s: float | None = None
-    """Until all of it is here, at the pace so far. None: that cannot be told."""
+    """Seconds until the whole range is here, at the pace so far; None if unknown."""
 
 
 class Halted(Exception):
-    """This replica leads no more, or the move is gone: whoever comes next goes on."""
+    """This replica leads no more, or the move is gone. The next leader continues."""
 
 
 class ImportDriver:
-    """One move, as far as one leadership carries it."""
+    """Drives one move for as long as one leadership lasts."""
 
     def __init__(self, means: Means, move: MoveId) -> None:
         self.move = move
         self.failure = ""
         self._m = means
         self._leader = means.leading()
-        self._step: Step | None = None
+        self._step: ImportStep | None = None
         self._pin = MovePin(means.server_env, means.pins, means.pin_numbers)
         self._answered: ServerId | None = None
-        """Whoever did what was asked last: the source's leader."""
-        self._following = Following(means.state, means.logs, self._lead)
+        """The server that answered the last request other than a page: the source's leader."""
+        self._following = SourceFollower(means.state, means.logs, self._lead)
         self._rows = self._bytes = 0
-        """Copied in pages."""
+        """Rows and bytes copied in pages."""
         self._has_owned = False
-        """OWN is acknowledged, and was logged by this leader."""
+        """True once OWN, logged by this leader, is acknowledged."""
         self._waited_s = 0.0
         self._paged_to = BEGINNING
-        """Where the source's replica stood that gave the last page."""
+        """Position of the source's replica that gave the last page."""
         self._began_at = self._went_on_at = means.env.clock.now()
         self._began_with = self._part()
 
@@ -116,7 +116,7 @@ class ImportDriver:
         return {"step": self._step, "rows": rows, "bytes": size, "failure": self.failure}
 
     def stand(self, part: float) -> MoveStand:
-        """How the move stands, of which `part` is here."""
+        """Return the progress of the move, of which `part` is here."""
         passed_s, come = self._m.env.clock.now() - self._began_at, part - self._began_with
         failing_s = self._m.env.clock.now() - self._went_on_at if self.failure else 0.0
         is_on_its_way = come > 0 and not self.failure and not self._m.rings.ring.pace.paused
@@ -127,17 +127,17 @@ class ImportDriver:
         return import_steps.copied_part(self._m.state.ownership, move) if move is not None else 0.0
 
     async def close(self) -> None:
-        """Give back what is held."""
+        """Release everything that is held."""
         try:
             await self._following.forget()
-        finally:  # whoever waits for the reader's end may be cancelled
+        finally:  # the task that waits for the reader may be cancelled
             await self._pin.give_back()
 
     # ── deciding ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def advance(self) -> bool:
-        """Take the next step; True if there is none for this partition. Raises StoreError; Halted if it leads no
-        more."""
+        """Take the next step. Return True if there is none for this partition. Raises StoreError; Halted if this
+        replica leads no more."""
         leader = self._lead()
         ring = self._m.rings.ring
         move = ring.moves.get(self.move)
@@ -146,12 +146,12 @@ class ImportDriver:
         if move.source == self._m.partition:
             return await self._drop(leader, move)
         step = self._step = import_steps.next_step(self._m.state.ownership, move, is_paused=ring.pace.paused)
-        if step is Step.DONE:
+        if step is ImportStep.DONE:
             return True
-        tells_by_state = step is Step.FORGET or (step is Step.FLIP and not self._has_owned)
+        tells_by_state = step is ImportStep.FORGET or (step is ImportStep.FLIP and not self._has_owned)
         if tells_by_state and not await _is_still_next(step, leader, self._m, move):
             return False
-        if step is not Step.WAIT:
+        if step is not ImportStep.WAIT:
             self._waited_s = 0.0
         self._m.reached(f"before {step}", self.move)
         await self._perform(step, leader, move)
@@ -159,50 +159,50 @@ class ImportDriver:
         self.failure, self._went_on_at = "", self._m.env.clock.now()
         return False
 
-    async def _perform(self, step: Step, leader: Leader, move: Move) -> None:
+    async def _perform(self, step: ImportStep, leader: Leader, move: Move) -> None:
         match step:
-            case Step.WAIT:
+            case ImportStep.WAIT:
                 await self._wait()
-            case Step.BEGIN:
+            case ImportStep.BEGIN:
                 await self._begin(leader, move)
-            case Step.COPY:
+            case ImportStep.COPY:
                 await self._copy(leader, move)
-            case Step.FOLLOW:
+            case ImportStep.FOLLOW:
                 await self._follow(leader, move)
-            case Step.ASK:
+            case ImportStep.ASK:
                 await self._ask(leader, move)
-            case Step.FLIP:
+            case ImportStep.FLIP:
                 await self._flip(move)
-            case Step.GIVE_UP:
+            case ImportStep.GIVE_UP:
                 await self._give_up(leader, move)
-            case Step.WIPE:
+            case ImportStep.WIPE:
                 await self._m.source.drop_some(leader, self.move)
-            case Step.FORGET:
+            case ImportStep.FORGET:
                 await self._m.rings.change(lambda ring: steps.cancelled(ring, self.move))
-            case Step.DONE:
+            case ImportStep.DONE:
                 raise AssertionError("done is no work")
             case _:
                 assert_never(step)
 
     async def _wait(self) -> None:
-        """Paused."""
+        """Wait because moves are paused."""
         await asyncio.sleep(PAUSED_S)
         self._waited_s += PAUSED_S
         if self._waited_s >= HELD_S and self._pin.is_held:
-            log.info("partition=%s move=%d is paused, the source's log is let go", self._m.partition, self.move)
+            log.info("partition=%s move=%d is paused, releasing the source's log", self._m.partition, self.move)
             await self._following.stop_reading()
             await self._pin.give_back()
 
     def _lead(self) -> Leader:
         leader = self._m.leading()
         if leader is None or leader is not self._leader:
-            raise Halted(f"partition {self._m.partition} is led by another, or anew")
+            raise Halted(f"partition {self._m.partition} has a new leader or a new epoch")
         return leader
 
-    def _import(self) -> Import:
+    def _import(self) -> ImportedRange:
         found = self._m.state.ownership.import_of(self.move)
         if found is None:
-            raise Halted(f"move {self.move} is not known here any more")
+            raise Halted(f"move {self.move} is gone from the ring or its import has ended")
         return found
 
     # ── as target ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -217,7 +217,7 @@ class ImportDriver:
         log.info("partition=%s move=%d attempt=%d begins at %s", self._m.partition, self.move, attempt, pin)
 
     async def _hold(self, move: Move, position: Position, attempt: int) -> None:
-        """Let the source keep its log from `position` on. Raises NoSuchLedger if a part of it is gone."""
+        """Pin the source's log from `position` on. Raises NoSuchLedger if part of it is gone."""
         assert self._leader is not None
         await self._pin.hold(move.source, f"move-{self.move}-{self._leader.epoch}-{attempt}", position.ledger)
 
@@ -225,7 +225,7 @@ class ImportDriver:
         found = self._import()
         await self._hold_again(move, found)
         await wait_caught_up(self._m.state.engine)
-        # Pages never fall back, and a new leader begins again with the request ids (docs/protocol.md M4).
+        # Pages never go back, and a new leader starts again with the request ids (docs/protocol.md M4).
         cursor = min(found.cursor, pages.RETRIES) if self._paged_to == BEGINNING else found.cursor
         position = max(found.pin, self._paged_to)
         page = pages.decode(await self._call(move, source.PAGE, position=position, cursor=cursor))
@@ -240,8 +240,8 @@ class ImportDriver:
         await self._hold_back(size)
 
     async def _hold_back(self, size: int) -> None:
-        """Wait as long as the copied bytes take at the pace that is set; no longer once another one is, or the move is
-        given up."""
+        """Wait as long as the copied bytes take at the configured pace. The wait ends early if the pace changes or the
+        move is cancelled."""
         means, ring = self._m, self._m.rings.ring
         if not ring.pace.bytes_per_s:
             return
@@ -256,8 +256,8 @@ class ImportDriver:
                 means.copied_until = 0.0
                 return
 
-    async def _hold_again(self, move: Move, found: Import) -> None:
-        """A new leader holds the log as the former one did, or begins anew if it came too late."""
+    async def _hold_again(self, move: Move, found: ImportedRange) -> None:
+        """Pin the log as the former leader did, or start over if the log has been trimmed."""
         if not self._pin.is_held:
             try:
                 await self._hold(move, found.tail, found.attempt)
@@ -265,14 +265,14 @@ class ImportDriver:
                 await self._start_over()
 
     async def _start_over(self) -> NoReturn:
-        """Drop a copy that cannot be completed, and begin with another pin."""
-        log.warning("partition=%s move=%d begins anew", self._m.partition, self.move)
+        """Drop a copy that cannot be completed, so that the move starts over with another pin."""
+        log.warning("partition=%s move=%d starts over", self._m.partition, self.move)
         await self._following.forget()
         await self._m.source.drop_some(self._lead(), self.move)
-        raise Unavailable(f"move {self.move} begins anew")
+        raise Unavailable(f"move {self.move} starts over")
 
     async def _follow(self, leader: Leader, move: Move) -> None:
-        """Follow the source's log until it is close, then to a freeze, and log that all has come."""
+        """Follow the source's log until the target is close, then up to a freeze, and log that everything has come."""
         found = self._import()
         await self._hold_again(move, found)
         digest = await self._following.count(found)
@@ -292,17 +292,18 @@ class ImportDriver:
 
     # docs/protocol.md M10
     async def _reach_ring(self) -> None:
-        """Raise StoreError while the metadata store is away: the range would be released, and nobody told who owns it.
-        Asked before the last read of the source's log, so that operations wait no longer for the freeze."""
+        """Raise StoreError while the metadata store is unavailable: the range would be released, and no one would learn
+        who owns it. Called before the last read of the source's log, so that operations do not wait longer for the
+        freeze."""
         await self._m.rings.change(lambda ring: ring)
 
     async def _ask(self, leader: Leader, move: Move) -> None:
-        """Have the range released, and own it (docs/protocol.md, M9). What does not come to that by a definite answer
-        is asked again."""
+        """Have the source release the range, and own it (docs/protocol.md, M9). Without a definite answer the source is
+        asked again."""
         end = self._import().end
         assert end is not None
         answer = await self._call(move, source.RELEASE, position=end.freeze, records=end.records, hash_of_rows=end.hash)
-        verdict = msgspec.msgpack.decode(answer, type=Verdict)
+        verdict = msgspec.msgpack.decode(answer, type=ReleaseVerdict)
         self._lead()
         released = verdict.released
         if released is not None:
@@ -319,7 +320,8 @@ class ImportDriver:
 
     # docs/protocol.md M10
     async def _flip(self, move: Move) -> None:
-        """Change the ring, and have all who have replicas of source or target read it: operations wait there."""
+        """Change the ring, and have all servers with replicas of source or target read it, because operations wait
+        there."""
         seq = self._m.state.seq
         ring = await self._m.rings.change(lambda ring: steps.flip(ring, self.move, seq), soon=True)
         log.info("partition=%s move=%d the ring is flipped", self._m.partition, self.move)
@@ -333,12 +335,12 @@ class ImportDriver:
         try:
             await self._m.peers.call(server, partition, source.FLIPPED, routed, CALL_S)
         except StoreError as error:
-            log.debug("server=%s is not told of the flip of move %d: %r", server, self.move, error)
+            log.debug("server=%s was not notified of the flip of move %d: %r", server, self.move, error)
 
     # docs/protocol.md M11
     async def _give_up(self, leader: Leader, move: Move) -> None:
-        """Cancelled, unless the source has released the range."""
-        verdict = msgspec.msgpack.decode(await self._call(move, source.CANCEL), type=Verdict)
+        """Cancel the move, unless the source has released the range."""
+        verdict = msgspec.msgpack.decode(await self._call(move, source.CANCEL), type=ReleaseVerdict)
         self._lead()
         if verdict.released is not None:
             await self._ask(leader, move)
@@ -349,7 +351,7 @@ class ImportDriver:
     # ── as source ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _drop(self, leader: Leader, move: Move) -> bool:
-        """Drop some of what has moved; True once the move has left the ring."""
+        """Drop some of the moved rows. Return True once the move has left the ring."""
         if move.state is not MoveState.FLIPPED or self._m.rings.ring.owner_of(move.end) != move.target:
             return True
         self._m.reached("before drop", self.move)
@@ -374,8 +376,9 @@ class ImportDriver:
         records: int = 0,
         hash_of_rows: int = 0,
     ) -> bytes:
-        """Ask the replicas of the source in turn until one answers. Raises what one of them said that leads, if any."""
-        asked = Asked(self.move, self._m.partition, span_of(move), position, cursor, records, hash_of_rows)
+        """Ask the replicas of the source in turn until one answers. Otherwise raise the first error that a replica
+        returned, if any."""
+        asked = MoveRequest(self.move, self._m.partition, span_of(move), position, cursor, records, hash_of_rows)
         body = msgspec.msgpack.encode(asked)
         member = self._m.rings.ring.partitions.get(move.source)
         failure: StoreError | None = None
@@ -395,11 +398,11 @@ class ImportDriver:
             if method != source.PAGE:
                 self._answered = server
             return answer
-        raise failure or Unavailable(f"partition {move.source} is led by none of its {len(replicas)} replicas")
+        raise failure or Unavailable(f"partition {move.source} has no leader among its {len(replicas)} replicas")
 
     def _in_order(self, replicas: Iterable[ServerId], *, is_page: bool) -> list[ServerId]:
-        """The leader last for a page, since it has other things to do; else first, since only it can do the rest.
-        Those that were silent behind all others."""
+        """Order the replicas. For a page the leader comes last, since it has other work; otherwise it comes first,
+        since only it can do the rest. Silent replicas come last in any case."""
         now, silent_until = self._m.env.clock.now(), self._m.silent_until
         return sorted(
             replicas, key=lambda server: (now < silent_until.get(server, 0.0), (server == self._answered) is is_page)
@@ -407,8 +410,8 @@ class ImportDriver:
 
 
 # docs/protocol.md M10
-async def _is_still_next(step: Step, leader: Leader, means: Means, move: Move) -> bool:
-    """Whether the state still says so behind an append of this moment: a leader that was deposed, and has not heard of
-    it, may stand before the range went away, or before its import. Raises StoreError."""
+async def _is_still_next(step: ImportStep, leader: Leader, means: Means, move: Move) -> bool:
+    """Return True if the state still calls for this step after an append of this moment. A deposed leader that has not
+    noticed it may stand before the range went away, or before its import. Raises StoreError."""
     await leader.prove()
     return means.leading() is leader and import_steps.next_step(means.state.ownership, move, is_paused=False) is step

@@ -5,7 +5,7 @@ performs.
       ▲        │        │       │
       └─ WIPE ◄┴────────┴───────┘      GIVE_UP ─► WIPE ─► FORGET      (cancelled)
 
-Nothing is remembered beside the log, so a new leader goes on where the last one was (docs/protocol.md M13).
+Nothing is remembered besides the log, so a new leader continues where the last one was (docs/protocol.md M13).
 """
 
 from __future__ import annotations
@@ -14,68 +14,68 @@ from enum import StrEnum
 
 from kvstore.partition.state.ownership import Ownership
 from kvstore.partition.state.rows import ALL_RETRY
-from kvstore.partition.state.tokens import Span
+from kvstore.partition.state.tokens import TokenSpan
 from kvstore.ring.moves import Move, MoveState
 
 
-class Step(StrEnum):
-    """DO NOT REORDER: tests go through all of them."""
+class ImportStep(StrEnum):
+    """The steps of a move. DO NOT REORDER: tests iterate over them."""
 
     WAIT = "wait"
-    """Paused."""
+    """Moves are paused."""
     BEGIN = "begin"
-    """Choose a pin, tell the ring, log IMPORT-BEGIN."""
+    """Choose a pin, change the ring, log IMPORT-BEGIN."""
     COPY = "copy"
     """Log one page."""
     FOLLOW = "follow"
-    """Log what the source's log says, have it frozen, log IMPORT-END."""
+    """Log the changes in the source's log, have the range frozen, log IMPORT-END."""
     ASK = "ask"
-    """Ask for RELEASE, and log OWN."""
+    """Request RELEASE, and log OWN."""
     FLIP = "flip"
-    """Tell the ring."""
+    """Change the ring's owner of the range."""
     GIVE_UP = "give up"
     """Ask the source whether it keeps the range."""
     WIPE = "wipe"
-    """Log a DROP of some of what was copied."""
+    """Log a DROP of some of the copied rows."""
     FORGET = "forget"
-    """Tell the ring that the move was cancelled."""
+    """Remove the cancelled move from the ring."""
     DONE = "done"
-    """The rest is the source's."""
+    """The source does the rest."""
 
 
-def span_of(move: Move) -> Span:
-    return Span(move.first, move.end)
+def span_of(move: Move) -> TokenSpan:
+    return TokenSpan(move.first, move.end)
 
 
 def copied_part(ownership: Ownership, move: Move) -> float:
-    """How much of the range has come, from 0 to 1: by the token where copying goes on."""
+    """Return the part of the range that has come, from 0 to 1, by the token at which copying continues."""
     if move.state is MoveState.FLIPPED or (ownership.is_founded and ownership.owned.covers(span_of(move))):
         return 1.0
     found = ownership.import_of(move.id)
     if found is None or found.is_dropping:
         return 0.0
     if not found.cursor or found.cursor >= ALL_RETRY[0]:
-        return 1.0  # of the rows, which come before the request ids
+        return 1.0  # all rows have come; they precede the request ids
     token = int.from_bytes(found.cursor[1:5].ljust(4, b"\0"), "big")
     return min(1.0, max(0.0, (token - move.first) / move.size))
 
 
-def next_step(ownership: Ownership, move: Move, *, is_paused: bool) -> Step:
-    """Choose the next step of `move` for the target whose ownership this is."""
+def next_step(ownership: Ownership, move: Move, *, is_paused: bool) -> ImportStep:
+    """Return the next step of `move` for the target with this ownership."""
     if move.state is MoveState.FLIPPED:
-        return Step.DONE
+        return ImportStep.DONE
     if ownership.owned.covers(span_of(move)) and ownership.is_founded:
-        return Step.FLIP
+        return ImportStep.FLIP
     cancelled = move.state is MoveState.CANCELLING
     found = ownership.import_of(move.id)
     if found is None:
-        return Step.FORGET if cancelled else Step.WAIT if is_paused else Step.BEGIN
+        return ImportStep.FORGET if cancelled else ImportStep.WAIT if is_paused else ImportStep.BEGIN
     if found.is_dropping:
-        return Step.WIPE
+        return ImportStep.WIPE
     if cancelled:
-        return Step.GIVE_UP
+        return ImportStep.GIVE_UP
     if found.end is not None:
-        return Step.ASK
+        return ImportStep.ASK
     if is_paused:
-        return Step.WAIT
-    return Step.COPY if found.cursor else Step.FOLLOW
+        return ImportStep.WAIT
+    return ImportStep.COPY if found.cursor else ImportStep.FOLLOW

@@ -1,5 +1,5 @@
-"""Holds a source's log for a move, and gives it back for certain: a server's session, with which pins end, may last for
-months, and nothing of the log would go meanwhile."""
+"""Pins a source's log for a move, and releases it reliably. Pins end with their server's session, which may last for
+months, and a leaked pin would keep the log from being trimmed."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from kvstore.wal.pins import Pins
 log = logging.getLogger(__name__)
 
 RELEASE_S = 1.0
-"""For giving a pin back, and between two tries."""
+"""Seconds allowed for releasing a pin, and seconds between two attempts."""
 
 
 class MovePin:
-    """The pin of one move: one at a time. `numbers` are one leadership's: no pin has the name of another, since giving
-    back one that may be there must not end its successor. `env` is the server's, whose session the pins live as long
-    as: a replica may stop while the metadata store is away."""
+    """The pin of one move: one at a time. `numbers` belong to one leadership, so that no two pins have the same name:
+    releasing a pin that may exist must not end its successor. `env` is the server's, whose session bounds the lives of
+    the pins: a replica may stop while the metadata store is unavailable."""
 
     def __init__(self, env: Env, pins: Pins, numbers: Iterator[int]) -> None:
         self._env, self._pins, self._numbers = env, pins, numbers
@@ -33,19 +33,19 @@ class MovePin:
         return self._held is not None
 
     async def hold(self, partition: PartitionId, name: str, ledger: LedgerId) -> None:
-        """Hold the log from `ledger` on, instead of what was held before. Raises NoSuchLedger, MetadataError."""
+        """Pin the log from `ledger` on, instead of what was pinned before. Raises NoSuchLedger, MetadataError."""
         pin = partition, f"{name}-{next(self._numbers)}"
         try:
             await self._pins.hold(*pin, ledger)
         except BaseException:
-            self._release_later(*pin)  # perhaps it is there, also where whoever waits for it is cancelled
+            self._release_later(*pin)  # the pin may exist, also if the task that waits for it is cancelled
             raise
         before, self._held = self._held, pin
         if before is not None:
             self._release_later(*before)
 
     async def give_back(self) -> None:
-        """Hold nothing any more: now, or as soon as the metadata store answers."""
+        """Release the pin: now, or as soon as the metadata store answers."""
         pin, self._held = self._held, None
         if pin is None:
             return
@@ -59,7 +59,7 @@ class MovePin:
             raise
 
     def _release_later(self, partition: PartitionId, name: str) -> None:
-        with contextlib.suppress(RuntimeError):  # the server stops: the pin ends with the session
+        with contextlib.suppress(RuntimeError):  # the server stops, and the pin ends with the session
             self._env.nursery.spawn(self._release(partition, name), name=f"unpin {partition} {name}")
 
     async def _release(self, partition: PartitionId, name: str) -> None:
@@ -67,5 +67,5 @@ class MovePin:
             try:
                 return await self._pins.release(partition, name)
             except StoreError as error:
-                log.info("partition=%s pin %s is left for now: %r", partition, name, error)
+                log.info("partition=%s cannot release pin %s, retrying: %r", partition, name, error)
                 await asyncio.sleep(RELEASE_S)

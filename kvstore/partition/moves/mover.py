@@ -1,6 +1,5 @@
-"""Carries planned moves out: as leader of their target it copies, follows, asks and tells the ring; as leader of their
-source it drops what has moved. import_steps.py says what comes next; this performs it.
-"""
+"""Carries out planned moves. As leader of a target it copies, follows, requests the release and changes the ring; as
+leader of a source it drops moved rows. import_steps.py decides the steps."""
 
 from __future__ import annotations
 
@@ -19,13 +18,13 @@ from kvstore.ring.moves import Move, MoveId, MoveState
 log = logging.getLogger(__name__)
 
 LOOK_AGAIN_S = 1.0
-"""While there are moves; a change of the ring or of the lead is seen at once."""
+"""Seconds between two checks while there are moves. Changes of the ring or of the leader are noticed at once."""
 TICK_S = 0.001
-"""Beyond the end of a rest: clocks are not so fine that a wait for the last of it would always let it pass."""
+"""Seconds added to the end of a pause, because clocks are not fine enough to wake exactly at its end."""
 RETRY_S, RETRY_MAX_S = 0.05, 1.0
 REST_SHARE, REST_MAX_S = 4.0, 1.0
-"""After a move no other begins to come here for so many times as long as it took, at most this: many small ranges would
-otherwise take the processor from all keys."""
+"""After a move, the next move to this partition waits for REST_SHARE times its duration, at most REST_MAX_S seconds.
+Otherwise many small ranges would take the processor from all other keys."""
 
 
 class Mover:
@@ -48,15 +47,15 @@ class Mover:
         self._forget()
 
     def wake(self) -> None:
-        """The lead has changed."""
+        """Check the moves, because the leader has changed."""
         self._changed.set()
 
     def statistics(self) -> dict[str, dict[str, Any]]:
-        """Of the moves that come here, by their number."""
+        """Return the statistics of the moves to this partition, by move id."""
         return {str(move): each.statistics() for move, each in sorted(self._carried.items())}
 
     def stands(self) -> dict[MoveId, MoveStand]:
-        """The moves that come here → how far each is."""
+        """Return the progress of the moves to this partition, by move id."""
         moves = self.means.rings.ring.moves.values()
         ownership = self.means.state.ownership
         parts = {
@@ -92,7 +91,7 @@ class Mover:
                 await self.means.source.unfreeze_all(leader)
                 self._unfrozen = leader
         except StoreError as error:
-            log.info("partition=%s not unfrozen: %r", self.means.partition, error)
+            log.info("partition=%s cannot unfreeze ranges: %r", self.means.partition, error)
         self.means.source.keep(ring.moves)
         coming = [move for move in ring.moves.values() if move.target == self.means.partition]
         is_resting = self.means.env.clock.now() < self._rests_until
@@ -112,7 +111,8 @@ class Mover:
             self.means.env.nursery.spawn(work, name=f"{self.means.partition} move {move.id}")
 
     async def _carry(self, carried: ImportDriver, *, rests: bool) -> None:
-        """Carry one move as far as this leadership can; `rests`: then let the partition rest."""
+        """Carry one move as far as this leadership can. If `rests`, pause further moves to this partition
+        afterwards."""
         clock = self.means.env.clock
         begun = clock.now()
         try:
@@ -134,7 +134,7 @@ class Mover:
             except (Halted, NotLeader):
                 return
             except (StoreError, OSError, ValueError) as error:
-                log.info("partition=%s move=%d waits: %r", self.means.partition, carried.move, error)
+                log.info("partition=%s move=%d step failed, retrying: %r", self.means.partition, carried.move, error)
                 carried.failure = str(error)
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, RETRY_MAX_S)

@@ -1,7 +1,6 @@
-"""The parts of a range that a target gets: pages of a state's rows, and the part of a log that is about it. Decides
-only.
+"""Builds what a target receives of a range: pages of a state's rows, and the changes in a part of a log. Decides only.
 
-Rows and results travel as they are (docs/protocol.md M3, M4).
+Rows and results travel unchanged (docs/protocol.md M3, M4).
 """
 
 from __future__ import annotations
@@ -19,72 +18,73 @@ from kvstore.partition.state.entry import CREATE, DELETE, OVERWRITE, Entry, Requ
 from kvstore.partition.state.results import encode_result
 from kvstore.partition.state.retry_table import PART_OF_A_RANGE, decode_row
 from kvstore.partition.state.rows import data_key, encode_record
-from kvstore.partition.state.state import State
-from kvstore.partition.state.tokens import Span
+from kvstore.partition.state.state import ReplicaState
+from kvstore.partition.state.tokens import TokenSpan
 from kvstore.proto import entry_pb2
 from kvstore.proto.arrays import ArrayDecoder
 from kvstore.types import Position
 
 PAGE_BYTES = 256 << 10
-"""Of rows; a single one may be larger."""
+"""Bytes of rows in a page. A single row may be larger."""
 PAGE_ROWS_MAX = 1000
 RETRY_ROWS_MAX, RETRY_IDS_MAX = 200, 4000
-"""Looked at for one page: a row may hold a thousand request ids, each of which costs some microseconds."""
+"""Rows and request ids read for one page. A row may contain a thousand request ids, each of which costs some
+microseconds."""
 RETRY_BYTES_MAX = 1 << 20
-"""The same, of rows with large results; the last one may be larger."""
+"""Bytes of request-id rows read for one page. The last row may exceed it."""
 BEGINNING = b"d"
 RETRIES = rows.ALL_RETRY[0]
-"""Where request ids begin."""
+"""The cursor at which request ids begin."""
 
 
-class Page(NamedTuple):
-    """Some of a range, as it is at one position."""
+class RangePage(NamedTuple):
+    """A part of a range, as it is at one position."""
 
     keys: list[bytes]
     rows: list[bytes]
     requests: bytes
-    """A Requests message, or nothing."""
+    """A Requests message, or empty."""
     cursor: bytes
-    """Where the next page begins; empty after the last."""
+    """Where the next page begins; empty after the last page."""
     position: Position
     version: int = versions.FIRST
-    """The cluster version by which the source's log is written there, and so its rows."""
+    """The cluster version that writes the source's log, and therefore its rows."""
 
 
-def encode(page: Page) -> bytes:
-    """The bytes of a page. Version 1 does not know that there are others: it is not told."""
+def encode(page: RangePage) -> bytes:
+    """Encode a page. The version is left out if it is 1, because servers of version 1 do not know the field."""
     return msgspec.msgpack.encode(page if page.version > versions.FIRST else page[:-1])
 
 
-_decoder = ArrayDecoder(Page)
+_decoder = ArrayDecoder(RangePage)
 
 
-def decode(data: bytes) -> Page:
+def decode(data: bytes) -> RangePage:
     return _decoder.decode(data)
 
 
 # docs/protocol.md V4
-def admit(state: State, version: int) -> None:
-    """Raise Unavailable if a source's rows are written by a higher version than the target's log says that it has: it
-    follows the cluster in a moment, and they come then."""
+def admit(state: ReplicaState, version: int) -> None:
+    """Raise Unavailable if a source's rows are written by a higher version than the target's log: the target follows
+    the cluster soon, and the rows come then."""
     if version > state.log_version:
         raise Unavailable(
             f"partition {state.partition}: its log is written by cluster version {state.log_version}, rows of version "
-            f"{version} wait until it is by that"
+            f"{version} wait until the log has that version"
         )
 
 
-def requests_in(page: Page) -> Requests | None:
+def requests_in(page: RangePage) -> Requests | None:
     return requests_of(entry_pb2.Requests.FromString(page.requests)) if page.requests else None
 
 
-def page_of(state: State, span: Span, cursor: bytes) -> Page:
-    """The page that begins at `cursor`: records first, then request ids."""
+def page_of(state: ReplicaState, span: TokenSpan, cursor: bytes) -> RangePage:
+    """Return the page that begins at `cursor`: records first, then request ids."""
     assert state.position is not None
     if cursor < RETRIES:
         keys, found, following = _records(state, span, cursor)
-        return Page(keys, found, b"", following, state.position, state.log_version)
-    picked = Picked(span)
+        return RangePage(keys, found, b"", following, state.position, state.log_version)
+    picked = PickedRequests(span)
     following = b""
     looked_at = read = 0
     for number, (row_key, row) in enumerate(state.engine.iterate(cursor, rows.ALL_RETRY[1])):
@@ -98,10 +98,10 @@ def page_of(state: State, span: Span, cursor: bytes) -> Page:
         picked.add(requests, int.from_bytes(row_key[1:], "big"), with_all_clients=True)
     requests_here = picked.requests
     message = requests_message(requests_here).SerializeToString() if requests_here is not None else b""
-    return Page([], [], message, following, state.position, state.log_version)
+    return RangePage([], [], message, following, state.position, state.log_version)
 
 
-def _records(state: State, span: Span, cursor: bytes) -> tuple[list[bytes], list[bytes], bytes]:
+def _records(state: ReplicaState, span: TokenSpan, cursor: bytes) -> tuple[list[bytes], list[bytes], bytes]:
     first, end = bounds(span)
     keys: list[bytes] = []
     found: list[bytes] = []
@@ -115,18 +115,18 @@ def _records(state: State, span: Span, cursor: bytes) -> tuple[list[bytes], list
     return keys, found, RETRIES
 
 
-class Changes:
-    """The changes of a range in entries of the source's log, the last one of each key."""
+class RangeChanges:
+    """The changes of a range in entries of the source's log, the last change of each key."""
 
-    def __init__(self, span: Span) -> None:
+    def __init__(self, span: TokenSpan) -> None:
         self._span = span
-        self._picked = Picked(span)
+        self._picked = PickedRequests(span)
         self._rows: dict[bytes, bytes] = {}
         self._bytes = 0
 
     @property
     def size(self) -> int:
-        """Bytes, about."""
+        """Approximate bytes."""
         return self._bytes + self._picked.bytes
 
     @property
@@ -139,7 +139,7 @@ class Changes:
 
     @property
     def rows(self) -> list[bytes]:
-        """Empty: the key was deleted."""
+        """A row is empty if its key was deleted."""
         return list(self._rows.values())
 
     @property
@@ -162,10 +162,10 @@ class Changes:
             self._picked.add(entry.requests, entry.first_seq, with_all_clients=False)
 
 
-class Picked:
+class PickedRequests:
     """Request ids that concern a range, gathered from several entries or rows."""
 
-    def __init__(self, span: Span) -> None:
+    def __init__(self, span: TokenSpan) -> None:
         self._span = span
         self._number: dict[bytes, int] = {}
         self._found = Requests([], [], [], [], [], [], [], [], [])
@@ -173,7 +173,7 @@ class Picked:
 
     @property
     def requests(self) -> Requests | None:
-        """With explicit results, all ended by mutation 0; None if there are none."""
+        """The request ids, with explicit results, all completed by mutation 0; None if there are none."""
         found = self._found
         if not found.clients:
             return None
@@ -182,8 +182,8 @@ class Picked:
         return found
 
     def add(self, requests: Requests, first_seq: int, *, with_all_clients: bool) -> None:
-        """Those of one entry whose sequences begin with `first_seq`. `with_all_clients`: also what is known of clients
-        that have no result here."""
+        """Take in the request ids of one entry whose sequences begin with `first_seq`. If `with_all_clients`, also take
+        in clients that have no result in the range."""
         chosen = [place for place in range(len(requests.sequences)) if self._concerns(requests, place)]
         wanted = range(len(requests.clients)) if with_all_clients else {requests.client[place] for place in chosen}
         for number in sorted(wanted):

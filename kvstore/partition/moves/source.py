@@ -1,6 +1,6 @@
-"""The source's part in moves: gives pages, freezes, releases, takes back. Does what it is asked, if its log allows it.
+"""Carries out the source's part in moves: gives pages, freezes, releases, unfreezes, as far as its log allows it.
 
-Pages come from any replica, everything else from the leader (docs/protocol.md M5 to M8).
+Any replica gives pages; the leader does everything else (docs/protocol.md M5 to M8).
 """
 
 from __future__ import annotations
@@ -21,70 +21,75 @@ from kvstore.partition.leading.leader import Leader
 from kvstore.partition.moves import pages
 from kvstore.partition.moves.counting import Counts
 from kvstore.partition.state.move_records import Drop, Freeze, Release, Unfreeze
-from kvstore.partition.state.ownership import Released
-from kvstore.partition.state.state import State
-from kvstore.partition.state.tokens import Span
+from kvstore.partition.state.ownership import ReleasedRange
+from kvstore.partition.state.state import ReplicaState
+from kvstore.partition.state.tokens import TokenSpan
 from kvstore.types import PartitionId, Position
 from kvstore.wal.ledger_list import BEGINNING
 
 log = logging.getLogger(__name__)
 
 FREEZE_S = 0.15
-"""A freeze ends by itself after this: writes wait no longer than users bear."""
+"""Seconds after which a freeze ends by itself, so that writes wait no longer than users accept."""
 FREEZE_DOUBLINGS = 3
-"""Each further freeze of a move may last twice as long as the one before, with at most so many doublings: where all is
-slow, moves end all the same."""
+"""Each further freeze of a move lasts twice as long as the one before, up to this many doublings, so that moves
+complete even if everything is slow."""
 LOOK_S = 0.005
 LAPSE_AGAIN_S = 0.05
 DROP_ROWS, DROP_BYTES = 500, 1 << 20
-"""Of one DROP: some milliseconds on every replica, which reads the rows that go."""
+"""Limits of one DROP, which takes some milliseconds on every replica, because it reads the rows that it removes."""
 
 PIN, PAGE, FREEZE, RELEASE, CANCEL = "move-pin", "move-page", "move-freeze", "move-release", "move-cancel"
 METHODS = frozenset((PIN, PAGE, FREEZE, RELEASE, CANCEL))
 FLIPPED = "move-flipped"
-"""Told to any replica, of source or target: the version of the ring that the flip has made."""
+"""Sent to any replica of source or target: the version of the ring that the flip has created."""
 ROUTED_BYTES = 8
-"""Of that version."""
+"""Size of that version in bytes."""
 
 
-class Asked(NamedTuple):
-    """A target's question; which fields count depends on the method."""
+class MoveRequest(NamedTuple):
+    """A target's request. The method decides which fields count."""
 
     move: int
     target: PartitionId
-    span: Span
+    span: TokenSpan
     position: Position = BEGINNING
-    """Of a page: the pin. Of a release: the freeze."""
+    """For a page: the pin. For a release: the freeze."""
     cursor: bytes = b""
     records: int = 0
     hash: int = 0
 
 
-class Verdict(NamedTuple):
-    """The answer to RELEASE and to a cancel: released, or kept. While that is not known the call raises."""
+class ReleaseVerdict(NamedTuple):
+    """The answer to RELEASE and to CANCEL: released, or kept. While that is unknown, the call raises."""
 
-    released: Released | None
+    released: ReleasedRange | None
     differs: bool = False
-    """Not released, and not to be asked for again: the copy is not what it should be."""
+    """Not released, and not to be requested again, because the copy is wrong."""
 
 
-asked_of = msgspec.msgpack.Decoder(Asked).decode
+request_of = msgspec.msgpack.Decoder(MoveRequest).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class Source:
-    """The source's part of one replica. `leading` is its leader, None while it does not serve."""
+    """The source's part of one replica. `leading` returns its leader, None while it does not serve."""
 
     def __init__(
-        self, env: Env, partition: PartitionId, state: State, leading: Callable[[], Leader | None], freeze_s: float
+        self,
+        env: Env,
+        partition: PartitionId,
+        state: ReplicaState,
+        leading: Callable[[], Leader | None],
+        freeze_s: float,
     ) -> None:
         self._env, self._partition, self._state, self._leading = env, partition, state, leading
         self._freeze_s = freeze_s
         self._lapses: Counter[int] = Counter()
-        """Freezes of each move that have ended by themselves."""
+        """Number of freezes of each move that have lapsed."""
         self.counts = Counts(env.nursery, partition, state)
         self._counts_for: Leader | None = None
-        """What another leader has counted is not known to fit what it froze."""
+        """The leader whose counts these are. Counts of another leader may not fit what it froze."""
         self.pages = 0
 
     async def answer(self, method: str, body: bytes) -> bytes:
@@ -93,9 +98,9 @@ class Source:
 
     async def _answer(self, method: str, body: bytes) -> bytes:
         try:
-            asked = asked_of(body)
+            asked = request_of(body)
         except msgspec.DecodeError as error:
-            raise InvalidRequest(f"want what a target asks, got {body[:64].hex()}: {error}") from error
+            raise InvalidRequest(f"expected a request of a target, got {body[:64].hex()}: {error}") from error
         if method == PIN:
             return _encode(await self._pin(asked))
         if method == PAGE:
@@ -106,24 +111,24 @@ class Source:
             return _encode(await self._release(asked))
         if method == CANCEL:
             return _encode(await self._cancel(asked))
-        raise InvalidRequest(f"want one of {', '.join(sorted(METHODS))}, got {method!r}")
+        raise InvalidRequest(f"expected one of {', '.join(sorted(METHODS))}, got {method!r}")
 
     def keep(self, moves: Container[int]) -> None:
-        """Count nothing any more but for these moves."""
+        """Stop all counts but those of these moves."""
         self.counts.keep_only(moves)
         for move in [each for each in self._lapses if each not in moves]:
             del self._lapses[move]
 
     # ── what any replica gives ────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _pin(self, asked: Asked) -> Position:
-        """Where the leader stands. Another replica may stand before the range went away and came back: there it owns it
-        too, and what was written elsewhere meanwhile would be missing behind such a pin."""
+    async def _pin(self, asked: MoveRequest) -> Position:
+        """Return the leader's position. Another replica may stand before the range went away and came back: it owns the
+        range there too, and a pin there would miss what was written elsewhere meanwhile."""
         await self._lead().prove()
         return self._where(asked)
 
-    def _where(self, asked: Asked) -> Position:
-        """Where this replica stands, if it owns the range there. Raises Unavailable."""
+    def _where(self, asked: MoveRequest) -> Position:
+        """Return this replica's position, if it owns the range there. Raises Unavailable."""
         state = self._state
         if (
             state.position is None
@@ -131,12 +136,12 @@ class Source:
             or not state.ownership.is_founded
             or not state.ownership.owned.covers(asked.span)
         ):
-            raise Unavailable(f"partition {self._partition}: a replica that does not own {asked.span} where it stands")
+            raise Unavailable(f"partition {self._partition}: this replica does not own {asked.span} at its position")
         return state.position
 
-    def _page(self, asked: Asked) -> pages.Page:
+    def _page(self, asked: MoveRequest) -> pages.RangePage:
         if self._where(asked) < asked.position:
-            raise Unavailable(f"partition {self._partition}: a replica that stands before the pin {asked.position}")
+            raise Unavailable(f"partition {self._partition}: this replica has not reached the pin {asked.position}")
         self.pages += 1
         return pages.page_of(self._state, asked.span, asked.cursor)
 
@@ -152,14 +157,15 @@ class Source:
         return leader
 
     # docs/protocol.md M5, M12
-    async def _freeze(self, asked: Asked) -> Position:
-        """The position of the freeze. Raises Unavailable while it cannot be, or the range is still being counted."""
+    async def _freeze(self, asked: MoveRequest) -> Position:
+        """Freeze the range and return the position of the freeze. Raises Unavailable if that is not possible now, or
+        the range is still being counted."""
         leader = self._lead()
         found = leader.serving_ranges.ownership.frozen_by(asked.move)
         is_counted = self.counts.find(asked.move) is not None
         if found is not None and is_counted and not leader.serving_ranges.is_pending(asked.move):
             return found.position
-        # This answer may be given up while the record is under way, and the freeze must lapse all the same.
+        # The answer may be abandoned while the record is in flight, and the freeze must lapse all the same.
         freezing = self._env.nursery.spawn(self._frozen(asked), name=f"{self._partition} freeze")
         try:
             position_or_error: Position | StoreError = await shielded(freezing)
@@ -171,8 +177,8 @@ class Source:
             raise position_or_error
         return position_or_error
 
-    async def _frozen(self, asked: Asked) -> Position | StoreError:
-        """Log a freeze that lapses in time. Returns the error if it cannot be."""
+    async def _frozen(self, asked: MoveRequest) -> Position | StoreError:
+        """Log a freeze that lapses in time. Return the error if it cannot be logged."""
         try:
             leader = self._lead()
             if not leader.serving_ranges.may_freeze(asked.move, asked.span):
@@ -185,42 +191,45 @@ class Source:
         self._env.nursery.spawn(self._lapse(leader, asked.move, position), name=f"{self._partition} unfreeze")
         return position
 
-    async def _release(self, asked: Asked) -> Verdict:
-        """Released, or lapsed. Raises Unavailable, or OutcomeUnknown, when that is not known yet."""
+    async def _release(self, asked: MoveRequest) -> ReleaseVerdict:
+        """Release the range, or report that its freeze has lapsed. Raises Unavailable, or OutcomeUnknown, if that is
+        not known yet."""
         released = self._released(asked)
         if released is not None:
-            return Verdict(released)
+            return ReleaseVerdict(released)
         leader = self._lead()
         serving_ranges, move = leader.serving_ranges, asked.move
         if serving_ranges.is_pending(move):
-            raise Unavailable(f"partition {self._partition}: something about move {move} is under way")
+            raise Unavailable(f"partition {self._partition}: a record of move {move} is in flight; retry later")
         found, digest = serving_ranges.ownership.frozen_by(move), self.counts.find(move)
         if found is None or found.position != asked.position:
-            await leader.prove()  # a leader that was deposed does not know what was released since
-            return Verdict(None)
-        if digest is None:  # another leader froze it, and has counted it
+            await leader.prove()  # a deposed leader does not know what was released since
+            return ReleaseVerdict(None)
+        if digest is None:  # another leader froze the range, and has counted it
             await self._unfreeze(leader, move)
-            return Verdict(None)
+            return ReleaseVerdict(None)
         if (digest.count, digest.hash) != (asked.records, asked.hash):
             counted = (digest.count, digest.hash)
             is_copy_wrong = self.counts.doubt(move)
             log.error("partition=%s move=%d copy %s differs from %s", self._partition, move, asked[-2:], counted)
             await self._unfreeze(leader, move)
-            return Verdict(None, differs=is_copy_wrong)
+            return ReleaseVerdict(None, differs=is_copy_wrong)
         await leader.append_record(Release(move, asked.position, asked.records, found.target, found.span))
         log.info("partition=%s move=%d released to %s", self._partition, move, asked.target)
         self._forget(move)
-        return Verdict(self._released(asked))
+        return ReleaseVerdict(self._released(asked))
 
-    def _released(self, asked: Asked) -> Released | None:
-        """Also a follower's state tells it. Raises InvalidRequest if it was released under another freeze."""
+    def _released(self, asked: MoveRequest) -> ReleasedRange | None:
+        """Return the release, also from a follower's state. Raises InvalidRequest if the range was released under
+        another freeze."""
         found = self._state.ownership.released_by(asked.move)
         if found is not None and found.freeze != asked.position and asked.position != BEGINNING:
             raise InvalidRequest(f"move {asked.move} was released at freeze {found.freeze}, not {asked.position}")
         return found
 
-    async def _cancel(self, asked: Asked) -> Verdict:
-        """Released, or kept for good: nothing that was asked before will be done."""
+    async def _cancel(self, asked: MoveRequest) -> ReleaseVerdict:
+        """Report the range as released, or keep it for good: no earlier request of the target will then be carried
+        out."""
         leader = self._lead()
         while leader.serving_ranges.is_pending(asked.move):
             await asyncio.sleep(LOOK_S)
@@ -231,20 +240,22 @@ class Source:
                 await self._unfreeze(leader, asked.move)
             self._forget(asked.move)
             await leader.prove()
-        return Verdict(found)
+        return ReleaseVerdict(found)
 
     def _forget(self, move: int) -> None:
         self.counts.stop(move)
         self._lapses.pop(move, None)
 
     async def _unfreeze(self, leader: Leader, move: int) -> None:
-        log.info("partition=%s move=%d takes writes again", self._partition, move)
+        log.info("partition=%s move=%d unfreezing the range", self._partition, move)
         await leader.append_record(Unfreeze(move))
 
     async def _lapse(self, leader: Leader, move: int, freeze: Position) -> None:
-        """End a freeze when its time is up, unless it has ended or another leader has begun, which unfreezes it."""
+        """End a freeze when its time is up, unless it has ended or another leader has begun, which unfreezes the
+        range."""
         await asyncio.sleep(self._freeze_s * 2 ** min(self._lapses[move], FREEZE_DOUBLINGS))
-        while self._leading() in (leader, None):  # None: also while a leader tries to let go, and goes on then
+        # None: also while a leader that tries to release the lead may continue
+        while self._leading() in (leader, None):
             found = leader.serving_ranges.ownership.frozen_by(move)
             if found is None or found.position != freeze:
                 return
@@ -253,17 +264,17 @@ class Source:
                 try:
                     return await self._unfreeze(leader, move)
                 except StoreError as error:
-                    log.info("partition=%s move=%d not unfrozen: %r", self._partition, move, error)
+                    log.info("partition=%s move=%d unfreezing failed, retrying: %r", self._partition, move, error)
             await asyncio.sleep(LAPSE_AGAIN_S)
 
     # ── after the flip, and after a takeover ──────────────────────────────────────────────────────────────────────────
 
     async def unfreeze_all(self, leader: Leader) -> None:
-        """Let ranges take writes again that a former leader had frozen: this one has not counted them."""
+        """Unfreeze ranges that a former leader froze, because this leader has not counted them."""
         self._lead()
         serving_ranges = leader.serving_ranges
         for move in [each.move for each in serving_ranges.ownership.frozen]:
-            # What was asked while another one was unfrozen may have ended this freeze.
+            # A request that arrived while another range was unfrozen may have ended this freeze.
             if (
                 serving_ranges.ownership.frozen_by(move)
                 and self.counts.find(move) is None
@@ -272,8 +283,8 @@ class Source:
                 await self._unfreeze(leader, move)
 
     async def drop_some(self, leader: Leader, move: int) -> bool:
-        """Log that some rows of a range that is not owned (any more) go. True once that was the last of them, or there
-        are none: a leader that was deposed may not know of them yet, so it proves that it leads before it says so."""
+        """Log the removal of some rows of a range that is not owned (any more). Return True once no rows are left. A
+        deposed leader may not know of some rows yet, so the leader proves that it leads before it says so."""
         going = leader.serving_ranges.ownership.droppable(move)
         if going is None:
             await leader.prove()
@@ -283,8 +294,8 @@ class Source:
         return not until
 
 
-def drop_bound(state: State, begin: bytes, end: bytes) -> bytes:
-    """Up to which record some of these rows end; empty if that is all of them."""
+def drop_bound(state: ReplicaState, begin: bytes, end: bytes) -> bytes:
+    """Return the row key up to which one DROP removes rows; empty if it removes all."""
     size = 0
     for number, (row_key, row) in enumerate(state.engine.iterate(begin, end)):
         if number == DROP_ROWS or size >= DROP_BYTES:

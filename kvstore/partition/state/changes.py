@@ -1,8 +1,8 @@
-"""Reads an entry of a partition's log for the readers of the change feed. Decides only.
+"""Reads an entry of a partition's log for readers of the change feed. Decides only.
 
-A change is what a client or an expiry changed: puts and deletes. Rows that come with a move are no changes, nor are
-those that go with one: they stand in the log of whoever owned them then. Where a range came or went the feed says so,
-so that a reader can go on at the other partition (docs/protocol.md, The change feed).
+A change is a put or a delete by a client, or a delete by expiry. Rows that arrive or leave with a move are no changes:
+they are in the log of the partition that owned them at the time. The feed reports where a range arrived or left, so
+that a reader can continue at the other partition (docs/protocol.md, The change feed).
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from kvstore.partition.state import entry as entries
 from kvstore.partition.state import move_records
-from kvstore.partition.state.entry import CREATE, DELETE, NOTE, OVERWRITE, Entry, Kind
+from kvstore.partition.state.entry import CREATE, DELETE, NOTE, OVERWRITE, Entry, EntryKind
 from kvstore.partition.state.move_records import Own, Release
-from kvstore.partition.state.tokens import Span
+from kvstore.partition.state.tokens import TokenSpan
 from kvstore.proto import feed_pb2
 from kvstore.types import PartitionId, Position, Seq
 from kvstore.wal.ports import LogEntry
@@ -22,25 +22,26 @@ from kvstore.wal.ports import LogEntry
 CREATED, OVERWRITTEN = int(feed_pb2.CREATED), int(feed_pb2.OVERWRITTEN)
 DELETED, EXPIRED = int(feed_pb2.DELETED), int(feed_pb2.EXPIRED)
 _OVERHEAD_BYTES = 64
-"""Of one change in memory, beside key and value."""
+"""Memory of one change besides key and value."""
 _PLAIN_KINDS = bytes.maketrans(bytes((CREATE, OVERWRITE)), bytes((CREATED, OVERWRITTEN)))
 
 
 class Handed(NamedTuple):
-    """A range of tokens that the partition got or gave away."""
+    """A range of tokens that the partition received or gave away."""
 
     is_owned: bool
     seq: Seq
-    """The partition's last sequence before it."""
+    """The partition's last sequence before the change of owner."""
     peer: PartitionId
     peer_seq: Seq
-    """With `is_owned`: the old owner's when it gave the range away."""
-    span: Span
+    """If `is_owned`, the former owner's sequence when it gave the range away."""
+    span: TokenSpan
     move: int
 
 
-class Logged:
-    """One entry as the feed has it. Its changes in columns; all empty if it changes nothing."""
+class FeedEntry:
+    """A log entry as the feed shows it. Its changes are in columns; all columns are empty if the entry changes
+    nothing."""
 
     __slots__ = (
         "after",
@@ -60,11 +61,11 @@ class Logged:
     def __init__(self, position: Position, before: Seq, after: Seq, time_ms: int) -> None:
         self.position = position
         self.before, self.after = before, after
-        """The partition's sequence before this entry and after it."""
+        """The partition's sequence before and after this entry."""
         self.time_ms = time_ms
         self.sequences: Sequence[int] = ()
         self.kinds = b""
-        """One byte each: CREATED to EXPIRED."""
+        """One byte per change: CREATED to EXPIRED."""
         self.keys: Sequence[bytes] = ()
         self.values: Sequence[bytes] = ()
         """Empty for deletes."""
@@ -75,16 +76,16 @@ class Logged:
         self.size = _OVERHEAD_BYTES
 
     def is_behind(self, seq: int) -> bool:
-        """Whether a reader who has had everything up to `seq` has to see it. What changes nothing is seen again where
-        it stands right behind `seq`: it has no sequence of its own."""
+        """Return True if a reader that has received everything up to `seq` must see this entry. An entry without
+        changes has no sequence of its own, so a reader that stands right in front of it sees it again."""
         return self.after > seq or self.before >= seq
 
 
 # docs/protocol.md F1
-def logged(found: LogEntry) -> Logged:
-    """The entry as the feed has it. Raises Corrupted."""
+def feed_entry_of(found: LogEntry) -> FeedEntry:
+    """Convert a log entry to a feed entry. Raises Corrupted."""
     entry = entries.decode(found.payload)
-    made = Logged(found.position, Seq(entry.first_seq - 1), entry.last_seq, entry.time_ms)
+    made = FeedEntry(found.position, Seq(entry.first_seq - 1), entry.last_seq, entry.time_ms)
     if entry.is_control:
         _take_record(made, entry)
     elif entry.is_plain:
@@ -97,21 +98,22 @@ def logged(found: LogEntry) -> Logged:
 
 # docs/protocol.md F2
 def first_seq_of(payload: bytes) -> int:
-    """The sequence of an entry's first mutation, or of the next one. Raises Corrupted."""
+    """Return the sequence of an entry's first mutation, or the next sequence if the entry has none. Raises
+    Corrupted."""
     return entries.decode(payload).first_seq
 
 
 def time_of(payload: bytes) -> int:
-    """An entry's record time. Raises Corrupted."""
+    """Return an entry's record time. Raises Corrupted."""
     return entries.decode(payload).time_ms
 
 
-_IMPORT = bytes((Kind.IMPORT,))
+_IMPORT = bytes((EntryKind.IMPORT,))
 
 
-def _take_record(made: Logged, entry: Entry) -> None:
+def _take_record(made: FeedEntry, entry: Entry) -> None:
     kind = entry.kinds[0]
-    if kind not in (Kind.RELEASE_RANGE, Kind.OWN):
+    if kind not in (EntryKind.RELEASE_RANGE, EntryKind.OWN):
         return
     record = move_records.decode(kind, entry.control)
     if isinstance(record, Own):
@@ -122,8 +124,8 @@ def _take_record(made: Logged, entry: Entry) -> None:
         made.handed = Handed(False, made.before, record.target, Seq(0), record.span, record.move)
 
 
-def _take_plain(made: Logged, entry: Entry) -> None:
-    """Puts without expiries: most entries."""
+def _take_plain(made: FeedEntry, entry: Entry) -> None:
+    """Convert puts without expiries, which make up most entries."""
     first, count = entry.first_seq, len(entry.keys)
     made.sequences = created = range(first, first + count)
     made.keys, made.values = entry.keys, entry.values
@@ -138,7 +140,7 @@ def _take_plain(made: Logged, entry: Entry) -> None:
         made.created = created
 
 
-def _take_all(made: Logged, entry: Entry) -> None:
+def _take_all(made: FeedEntry, entry: Entry) -> None:
     kinds = bytearray()
     sequences, keys, values, created, expires = [], [], [], [], []
     for kind, seq, key, value, since, expires_ms, replaced_ms in entry.mutations():
@@ -159,7 +161,7 @@ def _take_all(made: Logged, entry: Entry) -> None:
 
 
 class Interest(NamedTuple):
-    """Keys in [start, end); no end: to the last."""
+    """A range of keys [start, end). An empty `end` means up to the last key."""
 
     start: bytes = b""
     end: bytes = b""
@@ -170,18 +172,19 @@ class Interest(NamedTuple):
 
     @property
     def key(self) -> bytes | None:
-        """If it is one key: that."""
+        """The key, if the range is a single key; else None."""
         return self.start if self.end == self.start + b"\0" else None
 
     def meets(self, keys: Sequence[bytes]) -> bool:
-        """Whether one of them is in it."""
+        """Return True if one of the keys is in the range."""
         start, end = self
         if not end:
             return bool(keys) if not start else any(key >= start for key in keys)
         return any(start <= key < end for key in keys)
 
-    def rows(self, entry: Logged, after: int, until: int = 0) -> Sequence[int]:
-        """List the entry's changes that are in the range, behind `after` and not behind `until` (0: no bound)."""
+    def rows(self, entry: FeedEntry, after: int, until: int = 0) -> Sequence[int]:
+        """List the entry's changes that are in the range, after sequence `after` and not after `until` (0: no
+        bound)."""
         start, end = self
         rows: Sequence[int] = range(len(entry.keys))
         if entry.before < after or (until and entry.after > until):

@@ -1,16 +1,16 @@
-"""The checksum of a partition's state: rolls over what each entry of the log made of it. Decides only.
+"""The checksum of a partition's state, which rolls over the changes of each log entry. Decides only.
 
-It is over values, in a form of its own that is pinned here and by golden bytes, so that replicas of different versions
-come to the same whatever their engines store (docs/protocol.md, P36; docs/reference/formats.md, Checksum):
+The checksum covers values in a form of its own, pinned here and by golden bytes, so that replicas of different versions
+get the same checksum whatever their engines store (docs/protocol.md, P36; docs/reference/formats.md, Checksum):
 
     of an entry       all its keys, one after another, each as "d" | token u32 be | key; then all its forms
     form of a record  flags u8 (1: created, 2: expires) | version u64 be | written ms u64 be
                       | created version u64 be, if it is another | expires ms u64 be, if it expires | value
     form of a delete  nothing
-    IMPORT            its keys in that form, and its rows, as it stands in the log
+    IMPORT            its keys in that form, and its rows, as they are in the log
 
-The rows of format 1 (rows.py) are such forms byte for byte, so nothing is built twice. Whoever changes rows builds the
-forms apart; whoever changes the forms takes the next number, and checks of another number are not compared.
+Rows of format 1 (rows.py) equal these forms byte for byte, so nothing is built twice. If you change the rows, build the
+forms separately. If you change the forms, use the next ENCODING; checks of different encodings are not compared.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FORMAT = 1
 
 
 class Doubt(NamedTuple):
-    """Where a state differs from what its log's writer had."""
+    """A difference between a state and the state of its log's writer."""
 
     seq: Seq
     mine: int
@@ -42,12 +42,12 @@ class Doubt(NamedTuple):
 
 
 def encode_checks(doubt: Doubt | None, checks: dict[Seq, int]) -> bytes:
-    """The engine's row of both."""
+    """Encode both as one engine row."""
     return _head.pack(_FORMAT, *(doubt or (0, 0, 0))) + b"".join(_check.pack(*each) for each in checks.items())
 
 
 def decode_checks(row: bytes | None) -> tuple[Doubt | None, dict[Seq, int]]:
-    """Nothing, if there is no row or one of a later format: then nothing is known of earlier checks."""
+    """Decode the row. Without a row, or with one of a later format, nothing is known of earlier checks."""
     if not row or row[0] != _FORMAT:
         return None, {}
     _, seq, mine, logged = _head.unpack_from(row)
@@ -56,10 +56,10 @@ def decode_checks(row: bytes | None) -> tuple[Doubt | None, dict[Seq, int]]:
 
 
 def fold(crc: int, keys: Iterable[bytes], forms: Iterable[bytes]) -> int:
-    """The checksum after an entry of mutations."""
+    """Return the checksum after an entry of mutations."""
     return crc32c(b"".join(forms), crc32c(b"".join(keys), crc))
 
 
 def fold_import(crc: int, record: bytes) -> int:
-    """The checksum after a record of IMPORT, as the log has it."""
+    """Return the checksum after an IMPORT record, given as it is in the log."""
     return crc32c(record, crc)

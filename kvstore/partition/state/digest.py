@@ -1,7 +1,7 @@
-"""How many records a token range has, and what they hash to: a sum over them, kept up while they change. Decides only.
+"""Counts and hashes the records of a token range, kept current while the records change. Decides only.
 
-A leader counts a range that is about to be frozen, or is being imported, in steps beside its other work. What it reads
-is the range as it was when counting began; every later change goes in as a difference, so the order does not matter.
+A leader counts a range that is about to be frozen, or is being imported, in steps between other work. It reads the
+range as it was when counting began. Later changes are added as differences, so their order does not matter.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ import mmh3
 from kvstore.partition.state.effects import bounds
 from kvstore.partition.state.engine import Engine
 from kvstore.partition.state.rows import token_of_data
-from kvstore.partition.state.tokens import Span
+from kvstore.partition.state.tokens import TokenSpan
 
 ROWS_PER_STEP, BYTES_PER_STEP = 512, 1 << 20
-"""Some milliseconds."""
+"""Limits of one step, which takes some milliseconds."""
 _U64 = (1 << 64) - 1
 
 
 class RangeDigest:
-    """The digest of one range of one state. The state tells it of every change (State.watch)."""
+    """The digest of one range of one state. The state reports every change to it (`watch`)."""
 
-    def __init__(self, engine: Engine, span: Span) -> None:
+    def __init__(self, engine: Engine, span: TokenSpan) -> None:
         self.span = span
         self.count = 0
         self.hash = 0
         self.is_complete = False
-        """Whether all records have been counted."""
+        """True if all records have been counted."""
         self._first, self._end = bounds(span)
         self._rows: Iterator[tuple[bytes, bytes]] = engine.iterate(self._first, self._end)
 
     def step(self) -> bool:
-        """Count some more; True once all are."""
+        """Count some more records. Return True once all are counted."""
         size = 0
         for _ in range(ROWS_PER_STEP):
             found = next(self._rows, None)
@@ -48,12 +48,12 @@ class RangeDigest:
         return False
 
     def concerned(self, row_keys: list[bytes]) -> list[bytes]:
-        """Those of `row_keys` that are in the range, each once."""
+        """Return the `row_keys` that are in the range, each once."""
         first, end = self._first, self._end
         return list(dict.fromkeys(key for key in row_keys if first <= key < end))
 
     def change(self, row_keys: list[bytes], before: list[bytes | None], after: list[bytes | None]) -> None:
-        """Records have been replaced."""
+        """Replace records in the digest."""
         for key, old, new in zip(row_keys, before, after, strict=True):
             assert self.span.holds(token_of_data(key)), f"{key!r} is not in {self.span}"
             if old is not None:
@@ -62,7 +62,7 @@ class RangeDigest:
                 self._add(key, new, 1)
 
     def _add(self, key: bytes, row: bytes, sign: int) -> None:
-        # The length stands between key and row: else bytes could go from one to the other unnoticed.
+        # The length separates key and row. Otherwise bytes could move from one to the other without changing the hash.
         one = mmh3.hash64(b"%d|%b%b" % (len(key), key, row), signed=False)[0]
         self.count += sign
         self.hash = (self.hash + sign * one) & _U64

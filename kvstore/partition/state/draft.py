@@ -1,14 +1,16 @@
-"""An entry in the making: effects in columns, and the layer they will be until the entry is applied. Decides only."""
+"""An entry under construction: effects in columns, and the overlay layer that they form until the entry is applied.
+Decides only."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import repeat
 from operator import sub
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from msgspec import Struct, field
 
+from kvstore.namespaces import Meter
 from kvstore.partition.state.commands import RequestId, Result
 from kvstore.partition.state.entry import CREATE, DELETE, EXPIRES, NOTE, OVERWRITE, REPLACES, Entry, Requests
 from kvstore.partition.state.overlay import UNTOUCHED, Layer, Row, Untouched
@@ -20,8 +22,8 @@ from kvstore.types import PartitionId
 _CREATED, _OVERWRITTEN = bytes((CREATE,)), bytes((OVERWRITE,))
 
 
-class Mark(NamedTuple):
-    """Where a batch began: what it takes to undo it."""
+class DraftSavepoint(NamedTuple):
+    """The start of a batch: everything needed to undo it."""
 
     mutations: int
     values: int
@@ -32,48 +34,31 @@ class Mark(NamedTuple):
     metered: int
 
 
-class Asked(NamedTuple):
-    """Request ids of puts in columns, in the order of these."""
+class RequestColumns(NamedTuple):
+    """Request ids of puts, in columns and in the order of the puts."""
 
     clients: Sequence[bytes]
     places: Sequence[int]
-    """Which put has it."""
+    """Index of the put that has the request id."""
     sequences: Sequence[int]
     first_unacked: Sequence[int]
     seen_ms: Sequence[int]
     hashes: Sequence[int]
-    """Of the keys."""
+    """Hashes of the keys."""
 
     @property
     def is_of_one(self) -> bool:
-        """Whether one client asks for all."""
+        """True if all requests come from one client."""
         return self.clients.count(self.clients[0]) == len(self.clients)
 
 
-class Metering(Protocol):
-    """A count of the keys of namespaces: kvstore.namespaces.Meter."""
-
-    def put(self, key: bytes, value_bytes: int, old_bytes: int | None) -> None:
-        """Raises QuotaExceeded."""
-        ...
-
-    def delete(self, key: bytes, old_bytes: int) -> None: ...
-    def expiry_ms(self, key: bytes, now_ms: int) -> int: ...
-    def begin(self, *, is_together: bool) -> int: ...
-    def end(self, mark: int) -> None:
-        """Raises QuotaExceeded."""
-        ...
-
-    def undo(self, mark: int) -> None: ...
-
-
 class Draft(Struct, eq=False):
-    """Mutations are added in order; each takes the next sequence."""
+    """An entry under construction. Mutations are added in order; each takes the next sequence."""
 
     first_seq: int
     time_ms: int
     size: int = 0
-    """Of the mutations and remembered results added by the methods below, in bytes of the entry, about."""
+    """Approximate bytes of the entry: of the mutations and remembered results added by the methods below."""
     kinds: bytearray = field(default_factory=bytearray)
     keys: list[bytes] = []
     data_keys: list[bytes] = []
@@ -82,21 +67,21 @@ class Draft(Struct, eq=False):
     expires_ms: list[int] = []
     replaced_ms: list[int] = []
     layer: Layer = field(default_factory=Layer)
-    meter: Metering | None = None
-    """There where the leader knows of namespaces."""
+    meter: Meter | None = None
+    """None unless the leader has namespaces."""
     _requests: Requests | None = None
     _clients: dict[bytes, int] = {}
     _undo: list[tuple[bytes, Row | Untouched | None]] | None = None
 
     @property
     def last_seq(self) -> int:
-        """The sequence of the last mutation added; of an empty draft, the one before the first."""
+        """The sequence of the last mutation added; in an empty draft, the sequence before the first."""
         return self.first_seq + len(self.keys) - 1
 
     # ── mutations ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def put(self, key: bytes, value: bytes, old: Row | None, expires_ms: int) -> int:
-        """Write the key, whose record was `old`. Returns the sequence, which is the new version. Raises
+        """Write the key, whose record was `old`. Return the sequence, which is the new version. Raises
         QuotaExceeded."""
         if self.meter is not None:
             self.meter.put(key, len(value), None if old is None else len(old[0]))
@@ -117,8 +102,8 @@ class Draft(Struct, eq=False):
     def put_all(
         self, keys: list[bytes], row_keys: list[bytes], values: Sequence[bytes], created: list[int], size: int
     ) -> Sequence[int]:
-        """Write keys, with their values `size` bytes; `created`: the sequence that created each, 0 for one that is
-        absent. None expires. Returns the new versions. Not to be undone, and not metered."""
+        """Write many keys without expiries and return the new versions. `size` is the bytes of keys and values;
+        `created` is the sequence that created each key, 0 for an absent key. Cannot be undone, and is not metered."""
         first, count = self.last_seq + 1, len(keys)
         versions = range(first, first + count)
         if not any(created):
@@ -140,7 +125,7 @@ class Draft(Struct, eq=False):
         return versions
 
     def delete(self, key: bytes, old: Row) -> int:
-        """Delete the key, whose record was `old`. Returns the sequence."""
+        """Delete the key, whose record was `old`. Return the sequence."""
         if self.meter is not None:
             self.meter.delete(key, len(old[0]))
         self._add(DELETE, key, old)
@@ -149,7 +134,7 @@ class Draft(Struct, eq=False):
 
     # docs/protocol.md P13
     def note(self, key: bytes) -> int:
-        """Take a sequence without changing anything. Returns it."""
+        """Take a sequence without changing anything. Return the sequence."""
         self._add(NOTE, key, None)
         return self.last_seq
 
@@ -170,7 +155,7 @@ class Draft(Struct, eq=False):
     # ── request ids ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def answer(self, request: RequestId, hash_of_key: int, result: Result, touched: bytes = b"") -> None:
-        """Remember that the last mutation added ends the request with `result`."""
+        """Remember that the last mutation added completes the request with `result`."""
         client, sequence, first_unacked, seen_ms = request
         columns = self._columns()
         number = self._number_of(columns, client, first_unacked, seen_ms)
@@ -192,9 +177,8 @@ class Draft(Struct, eq=False):
         layer.counts[client] = layer.counts.get(client, 0) + 1
         layer.results_bytes += BYTES_PER_RESULT + len(touched)
 
-    def answer_all(self, asked: Asked, versions: Sequence[int]) -> None:
-        """The same for request ids that are new, of puts that were added just now as `versions`, which are their
-        results."""
+    def answer_all(self, asked: RequestColumns, versions: Sequence[int]) -> None:
+        """Remember new request ids of puts that were just added as `versions`, which are their results."""
         clients, places, sequences, first_unacked, seen_ms, hashes = asked
         columns, layer, count = self._columns(), self.layer, len(clients)
         if asked.is_of_one:
@@ -219,7 +203,8 @@ class Draft(Struct, eq=False):
         return self._requests
 
     def _number_of(self, columns: Requests, client: bytes, first_unacked: int, seen_ms: int) -> int:
-        """The client's number in the columns, which say the largest that its requests say."""
+        """Return the client's number in the columns, and raise the client's values there to the largest that its
+        requests carry."""
         number = self._clients.get(client)
         if number is None:
             number = self._clients[client] = len(self._clients)
@@ -237,23 +222,23 @@ class Draft(Struct, eq=False):
 
     # ── atomic batches ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def begin(self, *, is_together: bool = True) -> Mark:
-        """From here on `undo` can take back what is added. Batches do not nest. `is_together`: quotas are asked about
-        all of it, by `keep`, and not about each write."""
+    def begin(self, *, is_together: bool = True) -> DraftSavepoint:
+        """Begin a batch, which `undo` can take back. Batches do not nest. If `is_together`, quotas are checked once for
+        the whole batch, by `keep`, and not for each write."""
         assert self._undo is None, "a batch within a batch"
         self._undo = []
         expires, replaced = len(self.expires_ms), len(self.replaced_ms)
         metered = 0 if self.meter is None else self.meter.begin(is_together=is_together)
-        return Mark(len(self.keys), len(self.values), len(self.ages), expires, replaced, self.size, metered)
+        return DraftSavepoint(len(self.keys), len(self.values), len(self.ages), expires, replaced, self.size, metered)
 
-    def keep(self, mark: Mark) -> None:
-        """The batch since `mark` stands. Raises QuotaExceeded, and it is still to be undone."""
+    def keep(self, mark: DraftSavepoint) -> None:
+        """Keep the batch since `mark`. Raises QuotaExceeded; the caller must then undo the batch."""
         if self.meter is not None:
             self.meter.end(mark.metered)
         self._undo = None
 
-    def undo(self, mark: Mark) -> None:
-        """Take back what was added since `mark`."""
+    def undo(self, mark: DraftSavepoint) -> None:
+        """Take back everything added since `mark`."""
         assert self._undo is not None, "undone without a beginning"
         for key, row in reversed(self._undo):
             if row is UNTOUCHED:
@@ -271,7 +256,7 @@ class Draft(Struct, eq=False):
     # ── the entry ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def entry(self, partition: PartitionId, epoch: int) -> Entry:
-        """Make an entry of what was added. There must be something."""
+        """Make the entry. The draft must not be empty."""
         assert self.keys, "an entry without mutations"
         made = Entry(partition, epoch, self.first_seq, self.time_ms, bytes(self.kinds))
         made.keys, made.values, made.ages = self.keys, self.values, self.ages
@@ -286,6 +271,6 @@ class Draft(Struct, eq=False):
 
 
 def _set_at(column: list[bytes], index: int, value: bytes) -> None:
-    """Append `value` as element `index` of a column that is empty up to there."""
+    """Append `value` as element `index`, filling the column with empty values up to there."""
     column += [b""] * (index - len(column))
     column.append(value)

@@ -1,8 +1,8 @@
-"""Puts what an entry of the log changes into a batch of a state's engine: mutations of keys, and control records about
-token ranges. Decides only.
+"""Puts the changes of a log entry into a write batch of the engine: mutations of keys, and control records about token
+ranges. Decides only.
 
-Mutations are put blindly. To replace imported rows or to drop a range it reads the rows that go, for the indexes; they
-are the same everywhere.
+Mutations are put without reading. Replacing imported rows and dropping a range read the old rows, to update the
+indexes; those rows are the same on every replica.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from crc32c import crc32c
 
 from kvstore.errors import Corrupted
 from kvstore.partition.state.checksum import fold
-from kvstore.partition.state.engine import Batch, Engine
+from kvstore.partition.state.engine import Engine, EngineBatch
 from kvstore.partition.state.entry import CREATE, DELETE, LONE, NOTE, OVERWRITE, Entry
 from kvstore.partition.state.move_records import Drop, ImportBegin, ImportRows, MoveRecord, Own, Release
 from kvstore.partition.state.ownership import Ownership
@@ -33,23 +33,23 @@ from kvstore.partition.state.rows import (
     token_bound,
     token_of_data,
 )
-from kvstore.partition.state.tokens import Span
+from kvstore.partition.state.tokens import TokenSpan
 
 
 class Effect(NamedTuple):
-    """The changes that a record makes beside rows."""
+    """The changes that a record makes besides rows."""
 
     ownership: Ownership
     seq: int
     keys: int
-    """By how much the number of keys that are owned changes."""
+    """By how much the number of owned keys changes."""
 
 
 def apply_record(
-    engine: Engine, batch: Batch, ownership: Ownership, record: MoveRecord, changed: Ownership, seq: int
+    engine: Engine, batch: EngineBatch, ownership: Ownership, record: MoveRecord, changed: Ownership, seq: int
 ) -> Effect:
-    """Add the record's changes of rows to `batch`. `changed` is the ownership after it, `seq` the sequence of the entry
-    that holds it. Raises Corrupted."""
+    """Add the record's changes of rows to `batch`. `changed` is the ownership after the record, `seq` the sequence of
+    its entry. Raises Corrupted."""
     count = 0
     match record:
         case ImportBegin(span=span):
@@ -73,13 +73,13 @@ def apply_record(
     return Effect(changed, seq, count)
 
 
-def bounds(span: Span) -> tuple[bytes, bytes]:
-    """The records of a range are those in [first, second)."""
+def bounds(span: TokenSpan) -> tuple[bytes, bytes]:
+    """Return the range [first, second) of row keys that holds the records of a token range."""
     return token_bound(span.first), token_bound(span.last + 1)
 
 
-def remove(engine: Engine, batch: Batch, begin: bytes, end: bytes) -> None:
-    """Remove records, and what the indexes say of them."""
+def remove(engine: Engine, batch: EngineBatch, begin: bytes, end: bytes) -> None:
+    """Remove records and their index rows."""
     for row_key, row in engine.iterate(begin, end):
         key = key_of_data(row_key)
         batch.delete(row_key)
@@ -89,8 +89,8 @@ def remove(engine: Engine, batch: Batch, begin: bytes, end: bytes) -> None:
             batch.delete(expiry_key(expires_ms, key))
 
 
-def _replace(engine: Engine, batch: Batch, span: Span, record: ImportRows) -> None:
-    """The rows of an import, each key at most once."""
+def _replace(engine: Engine, batch: EngineBatch, span: TokenSpan, record: ImportRows) -> None:
+    """Replace rows by those of an import. Each key occurs at most once."""
     keys, rows = record.keys, record.rows
     if len(keys) != len(rows) or len(set(keys)) != len(keys):
         raise Corrupted(f"move {record.move}: {len(rows)} rows for {len(set(keys))} different keys of {len(keys)}")
@@ -116,11 +116,11 @@ def _replace(engine: Engine, batch: Batch, span: Span, record: ImportRows) -> No
 # ── mutations of keys ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def change(batch: Batch, entry: Entry, data_keys: list[bytes] | None, crc: int) -> tuple[int, int]:
-    """Put what an entry changes into the batch; `data_keys` are those of its keys, if they are at hand. Returns by how
-    much the number of keys changes, and the checksum after it, which was `crc` before."""
+def change(batch: EngineBatch, entry: Entry, data_keys: list[bytes] | None, crc: int) -> tuple[int, int]:
+    """Put the changes of an entry into the batch. `data_keys` are the row keys of its keys, if known. Return by how
+    much the number of keys changes, and the new checksum; `crc` is the checksum before."""
     keys, ages = entry.keys, entry.ages
-    if entry.kinds in LONE:  # one put without expiries, and no list of anything
+    if entry.kinds in LONE:  # one put without expiries, handled without building lists
         seq, row_key = entry.first_seq, data_key(keys[0]) if data_keys is None else data_keys[0]
         if ages:
             row = pack_aged(AGED, seq, entry.time_ms, seq - ages[0]) + entry.values[0]
@@ -136,8 +136,8 @@ def change(batch: Batch, entry: Entry, data_keys: list[bytes] | None, crc: int) 
     return created, fold(crc, data_keys, written)
 
 
-def _put_all(batch: Batch, entry: Entry, data_keys: list[bytes]) -> tuple[int, list[bytes]]:
-    """Puts without expiries. Returns how many keys they created, and the rows written."""
+def _put_all(batch: EngineBatch, entry: Entry, data_keys: list[bytes]) -> tuple[int, list[bytes]]:
+    """Put records without expiries. Return the number of keys created and the rows written."""
     kinds, keys, ages = entry.kinds, entry.keys, entry.ages
     first, time_ms = entry.first_seq, entry.time_ms
     seqs = range(first, first + len(keys))
@@ -160,8 +160,8 @@ def _put_all(batch: Batch, entry: Entry, data_keys: list[bytes]) -> tuple[int, l
     return len(created), written
 
 
-def _change_all(batch: Batch, entry: Entry, data_keys: list[bytes]) -> tuple[int, list[bytes]]:
-    """Any mutations. Returns by how much the number of keys changes, and the rows written."""
+def _change_all(batch: EngineBatch, entry: Entry, data_keys: list[bytes]) -> tuple[int, list[bytes]]:
+    """Apply any mutations. Return by how much the number of keys changes, and the rows written."""
     change, written = 0, []
     time_ms = entry.time_ms
     for row_key, (kind, seq, key, value, created, expires_ms, replaced_ms) in zip(

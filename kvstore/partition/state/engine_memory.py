@@ -1,5 +1,5 @@
-"""An engine in memory with an explicit mark of what has been flushed, to which a crash falls back. For tests and
-simulation: as engines on disk it keeps all batches up to some point and none after it."""
+"""An engine in memory, for tests and the simulation. It marks explicitly what has been flushed, and a crash falls back
+to the mark: as on disk, all batches up to some point survive and none after it."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from itertools import islice
 
 from sortedcontainers import SortedDict
 
-from kvstore.partition.state.engine import Batch, ViewClosed
+from kvstore.partition.state.engine import EngineBatch, ViewClosed
 
 _Undo = list[tuple[bytes, bytes | None]]
 
 
 class MemoryBatch:
-    """Operations in order."""
+    """A batch: operations in order."""
 
     def __init__(self) -> None:
         self.operations: list[tuple[bytes, bytes | None]] = []
-        """(key, value); (key, None) deletes."""
+        """(key, value) puts; (key, None) deletes."""
 
     def put(self, key: bytes, value: bytes) -> None:
         self.operations.append((key, value))
@@ -29,7 +29,7 @@ class MemoryBatch:
 
 
 class MemoryView:
-    """A copy."""
+    """A view: a copy of all rows."""
 
     def __init__(self, rows: SortedDict[bytes, bytes]) -> None:
         self._rows: SortedDict[bytes, bytes] | None = rows.copy()
@@ -48,7 +48,7 @@ class MemoryView:
 
 
 class MemoryCursor:
-    """Keys of a view."""
+    """A cursor over the keys of a view."""
 
     def __init__(self, view: MemoryView, begin: bytes, end: bytes) -> None:
         self._view = view
@@ -65,21 +65,21 @@ class MemoryCursor:
 
 
 class MemoryEngine:
-    """`flush_s`: how long a flush takes; what is written meanwhile is not in it."""
+    """An engine in memory. `flush_s` is how long a flush takes; writes during a flush are not part of it."""
 
     def __init__(self, flush_s: float = 0.0) -> None:
         self._rows: SortedDict[bytes, bytes] = SortedDict()
         self._unflushed: list[_Undo] = []
-        """Per batch since the mark: what undoes it."""
+        """The batches since the mark, each as the changes that undo it."""
         self._written = 0
         self._flushed = 0
         self._flush_s = flush_s
         self._life = 0
-        """Counts crashes: what was being flushed then is not."""
+        """Number of crashes. A flush that was running during a crash does not count."""
         self._open = True
         self._views: list[MemoryView] = []
         self.behind = False
-        """What `is_behind` says."""
+        """The result of `is_behind`."""
         self.stopped: OSError | None = None
         self.may_resume = False
 
@@ -99,7 +99,7 @@ class MemoryEngine:
     def batch(self) -> MemoryBatch:
         return MemoryBatch()
 
-    def write(self, batch: Batch) -> None:
+    def write(self, batch: EngineBatch) -> None:
         assert isinstance(batch, MemoryBatch)
         assert self._open, "written after close"
         if self.stopped is not None:
@@ -161,8 +161,8 @@ class MemoryEngine:
         self._open = False
 
     def crash(self, keep: int = 0) -> None:
-        """Fall back to the mark, or to `keep` batches after it; what was being flushed counts as not flushed. The
-        engine can be used again, as if reopened."""
+        """Fall back to the mark, or to `keep` batches after it. Flushes in progress count as not done. The engine can
+        be used again, as if reopened."""
         self._close_views()
         for undo in reversed(self._unflushed[keep:]):
             for key, old in reversed(undo):

@@ -1,7 +1,7 @@
-"""The engine on disk: RocksDB through rocksdict, which only this file and rocks_memory.py know.
+"""The engine on disk: RocksDB through rocksdict, which only this file and rocks_memory.py use.
 
-Its own log is off, and everything stands in one column family under key prefixes: with two, a flush of one and a kill
-leave one family's rows without the other's.
+RocksDB's own log is off, and all rows are in one column family under key prefixes. With two families, a flush of one
+followed by a kill would leave its rows without those of the other.
 """
 
 from __future__ import annotations
@@ -29,47 +29,51 @@ from rocksdict import (
 from kvstore.env.clock import SystemClock
 from kvstore.env.files.write_trial import try_file
 from kvstore.os_errors import CORRUPTION, errno_of_status, is_passing, no_room
-from kvstore.partition.state.engine import ROOM_BYTES, ROOM_INODES, Batch, ViewClosed
+from kvstore.partition.state.engine import ROOM_BYTES, ROOM_INODES, EngineBatch, ViewClosed
 from kvstore.partition.state.rocks_memory import RocksMemory
 
 BLOOM_BITS_PER_KEY = 10
 MEMTABLES_PER_FILE = 16
-"""The write buffer is so many sorted tables in memory, which become one file together. A small table stays in the
-processor's cache: a put costs half of what it does in one of the whole size."""
+"""Number of memtables that form the write buffer and become one file. A small memtable stays in the processor's cache:
+a put then costs half as much as with one large memtable."""
 MEMTABLE_BYTES_MIN = 64 << 10
 MEMTABLES_MAX = 4 * MEMTABLES_PER_FILE
-"""Tables that are filled or wait to become files. Only with all of them full would a write wait for the disk."""
+"""Maximum number of memtables that are being filled or wait to become files. A write would wait for the disk only if
+all of them were full."""
 BEHIND_MEMTABLES = 5 * MEMTABLES_PER_FILE // 2
 BEHIND_FILES = 40
-"""So many waiting, or files that wait for compaction, and writers are asked to pause."""
+"""Number of waiting memtables, and of files waiting for compaction, from which on writers are asked to pause."""
 FILES_TO_COMPACT = 8
-"""So many together are merged with all rows below. With the library's 4, two million rows were written 3.7 times, not
-2.6; each file costs 0.05 µs of a lookup of a key that is not there."""
+"""Number of files that are merged with all rows below. With RocksDB's default of 4, two million rows were written 3.7
+times instead of 2.6 times. Each file adds 0.05 µs to the lookup of an absent key."""
 FILES_SLOWDOWN, FILES_STOP = 64, 256
-"""Files that wait for compaction before the engine slows writes down, and stops them: on the event loop, so never."""
+"""Numbers of files waiting for compaction from which on RocksDB slows writes down and stops them. Writes run on the
+event loop, so this must never happen."""
 LOOK_S = 0.1
-"""Between two looks at what others do to the disk."""
+"""Seconds between two checks of the disk, which other processes may fill."""
 READAHEAD_BYTES = 256 << 10
 ARENA_BYTES = 16 << 10
-"""The step in which a table in memory grows. With the library's eighth of a table, hundreds of engines that are hardly
-written to would fill a node's budget with empty steps."""
+"""The step in which a memtable grows. With RocksDB's default of an eighth of a memtable, hundreds of hardly used
+engines would fill a node's memory budget with empty steps."""
 BLOOM_SHARE = 0.02
-"""Of a table in memory, its filter: some 20 bits for each row. It is there as a whole from the first row on."""
+"""Share of a memtable that its Bloom filter takes: some 20 bits per row. The filter is allocated completely with the
+first row."""
 BYTES_PER_SYNC = 512 << 10
-"""A file goes to the disk bit by bit as it is written: other files' syncs wait behind it."""
+"""Bytes after which RocksDB syncs a file that it is writing, because other files' syncs wait behind a large one."""
 
 
 RESUME_S = 1.0
-"""Between two attempts to write to the directory of an engine that has stopped."""
+"""Seconds between two attempts to write to the directory of a stopped engine."""
 TRIAL_NAMES = ("000000.dbtmp", "000001.dbtmp")
-"""The names of the file of such an attempt. RocksDB removes what a crash leaves of it."""
+"""File names for such an attempt. RocksDB removes files of these names that a crash leaves behind."""
 DELETES_TOGETHER_MAX = 8192
-"""Deletes among twice as many rows for which a file is compacted by itself: some milliseconds to step over."""
+"""Number of deletes among twice as many rows that triggers the compaction of a file. Skipping them takes some
+milliseconds."""
 _FILES = "rocksdb.num-files-at-level0"
 
 
 class EngineDamaged(OSError):
-    """The files hold other bytes than were written."""
+    """The files contain other bytes than were written."""
 
 
 class RocksEngine:
@@ -83,8 +87,8 @@ class RocksEngine:
         write_buffer_bytes: int = 16 << 20,
         on_damage: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Open it, within the budget of `memory`; None: one of its own. Raises OSError; EngineDamaged if the files are
-        damaged. Damage that is found later is told to `on_damage` as well, in any thread."""
+        """Open the directory within the budget of `memory`; None means a budget of its own. `on_damage` is called, in
+        any thread, for damage that is found later. Raises OSError, and EngineDamaged if the files are damaged."""
         self._path = path
         self._memory = memory or RocksMemory()
         self._on_damage: Callable[[str], None] = lambda _: None
@@ -92,7 +96,7 @@ class RocksEngine:
         self._options = _options(self._memtable_bytes, self._memory)
         self._now = SystemClock().now
         self._look_at = 0.0
-        """When it is looked again whether it is behind, or after `_bytes_to_look` of writes."""
+        """When to check again whether the engine is behind, unless `_bytes_to_look` bytes are written before."""
         self._bytes_to_look = 0
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="engine flush")
         self._views: dict[RocksView, None] = {}
@@ -104,12 +108,12 @@ class RocksEngine:
         self._memory.add(self)
 
     def _open(self) -> None:
-        # Without options of its own, the family of an engine that is opened again gets those that stand beside its
-        # files, and these do not say all: a cache of blocks for each engine, and no filters.
+        # Pass options for the family too. Otherwise a reopened engine's family uses the options stored beside its
+        # files, and these are incomplete: each engine would get a block cache of its own and no filters.
         options = self._options
         try:
             self._db = Rdict(self._path, options, {"default": options}, access_type=AccessType.read_write())
-        except Exception as error:  # rocksdict raises nothing narrower, here and below
+        except Exception as error:  # rocksdict has no narrower class, here and below
             failure = self.stopped = self._failed(error)
             raise failure from error
         self.stopped, self.may_resume = None, False
@@ -138,10 +142,10 @@ class RocksEngine:
             raise self._failed(error) from error
         return values
 
-    def batch(self) -> Batch:
+    def batch(self) -> EngineBatch:
         return WriteBatch(raw_mode=True)
 
-    def write(self, batch: Batch) -> None:
+    def write(self, batch: EngineBatch) -> None:
         self._bytes_to_look -= batch.size_in_bytes()  # type: ignore[attr-defined]
         try:
             self._db.write(batch)  # type: ignore[arg-type]
@@ -150,7 +154,8 @@ class RocksEngine:
             raise failure from error
 
     def is_behind(self) -> bool:
-        """A look costs more than a small write, so there is one per table, and per LOOK_S."""
+        """A check costs more than a small write, so there is one per memtable of writes, and at most one per LOOK_S
+        otherwise."""
         now = self._now()
         if self.stopped is not None:
             if now >= self._resume_at and not self.may_resume:
@@ -172,23 +177,23 @@ class RocksEngine:
         return is_slow or self._memory.is_over() or bool(self._shortage())
 
     def unflushed_bytes(self) -> int:
-        """Return the size of the tables in memory that are not in a file yet."""
+        """Return the bytes of the memtables that are not in a file yet."""
         return _property(self._db, "rocksdb.cur-size-all-mem-tables")
 
     def index_bytes(self) -> int:
-        """Return the size of its files' indexes and filters, which are in memory outside the block cache."""
+        """Return the bytes of the files' indexes and filters, which are in memory outside the block cache."""
         return _property(self._db, "rocksdb.estimate-table-readers-mem")
 
     def flush_to_free(self) -> Future[OSError | None]:
-        """Write the tables in memory to a file, in the engine's thread."""
+        """Write the memtables to a file, in the engine's thread."""
         return self._threads.submit(self._flush)
 
     def _shortage(self) -> str:
-        """Return what the disk has too little of; empty if it has enough of all."""
+        """Return what the disk is short of; empty if there is enough of everything."""
         disk = os.statvfs(self._path)
         if disk.f_bavail * disk.f_frsize < ROOM_BYTES:
             return f"less than {ROOM_BYTES} bytes are free"
-        if disk.f_files and disk.f_favail < ROOM_INODES:  # 0 of 0: this file system has no fixed number of them
+        if disk.f_files and disk.f_favail < ROOM_INODES:  # 0 of 0: this file system has no fixed number
             return f"fewer than {ROOM_INODES} inodes are free"
         return ""
 
@@ -200,7 +205,7 @@ class RocksEngine:
         return self._rows(iterator, iterator.next, (options, end))
 
     def iterate_back(self, begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        # The library's lower bound is none: rocksdict 0.3.29 sets the upper one.
+        # Do not set a lower bound: rocksdict 0.3.29 would set the upper bound instead.
         options = ReadOptions()
         options.set_iterate_upper_bound(end)
         iterator = self._db.iter(options)
@@ -208,8 +213,9 @@ class RocksEngine:
         return takewhile(lambda row: row[0] >= begin, self._rows(iterator, iterator.prev, (options, end)))
 
     def _rows(self, iterator: Any, step: Callable[[], None], held: object) -> Iterator[tuple[bytes, bytes]]:
-        """The library's own `items` ends at a damaged block as if there were no more rows. `held`: the options and the
-        bound, of which the iterator has a bare pointer. Once they are freed it ends wherever their memory says."""
+        """Yield rows. RocksDB's own `items` ends at a damaged block as if there were no more rows. `held` keeps the
+        options and the bound alive, to which the iterator has a bare pointer: once they were freed, it would end
+        wherever their memory says."""
         valid, key_of, value_of = iterator.valid, iterator.key, iterator.value
         while valid():
             yield key_of(), value_of()
@@ -226,7 +232,7 @@ class RocksEngine:
             raise self._failed(error) from error
 
     def _close_views(self) -> None:
-        """They hold the files."""
+        """Close all views, because they hold the files."""
         for view in list(self._views):
             view.close()
 
@@ -240,7 +246,8 @@ class RocksEngine:
         self._threads.submit(self._flush).add_done_callback(flushed)
 
     def _flush(self) -> OSError | None:
-        """Whatever fails is returned: a flush that ended by an error of its thread would be waited for for ever."""
+        """Flush, and return any error instead of raising it: a caller would wait forever for a flush whose thread
+        raised."""
         try:
             if shortage := self._shortage():
                 return no_room(f"engine {self._path}: {shortage}")
@@ -254,8 +261,8 @@ class RocksEngine:
 
     # docs/protocol.md P46
     def _prepare_to_resume(self) -> None:
-        """Find out, in the engine's thread, whether the directory takes writes again. RocksDB recovers by itself from
-        most of what it calls NoSpace, but from no other error; then only opening it again helps."""
+        """Find out, in the engine's thread, whether the directory accepts writes again. RocksDB recovers by itself from
+        most errors that it calls NoSpace, but from no other error; after those it must be opened again."""
         with contextlib.suppress(Exception):
             if self._shortage():
                 return
@@ -264,7 +271,7 @@ class RocksEngine:
                 self.stopped = None
                 return
             with contextlib.suppress(Exception):  # it is closed already if it could not be opened again
-                self._db.cancel_all_background(True)  # to close it would wait a second for its own attempts
+                self._db.cancel_all_background(True)  # closing would otherwise wait a second for RocksDB's own attempts
             self.may_resume = True
 
     def resume(self) -> None:
@@ -272,7 +279,7 @@ class RocksEngine:
             return
         self._end_flushes()
         self._close_views()
-        with contextlib.suppress(Exception):  # says again why it has stopped
+        with contextlib.suppress(Exception):  # raises the error again that stopped the engine
             self._db.close()
         self._open()
 
@@ -287,7 +294,7 @@ class RocksEngine:
         self._open()
 
     def _end_flushes(self) -> None:
-        """Wait for those under way: the library refuses to close beside them."""
+        """Wait for running flushes, because RocksDB refuses to close during a flush."""
         self._threads.submit(int).result()
 
     def close(self) -> None:
@@ -302,8 +309,8 @@ class RocksEngine:
 
 
 class RocksView:
-    """One iterator for each range, made when the view is: an iterator shows what was there then, wherever it is moved
-    later, and holds the files for it. The library's snapshots do not do this: iterators over them show later writes."""
+    """One iterator for each range, created with the view: an iterator shows the rows of its creation, wherever it is
+    moved later, and holds the files. RocksDB's snapshots do not help: iterators over them show later writes."""
 
     def __init__(
         self,
@@ -315,7 +322,7 @@ class RocksView:
         self._views, self._failed = views, failed
         self._ranges = [(begin, end, _iterator(db, end)) for begin, end in ranges]
         self._users: dict[int, RocksCursor] = {}
-        """Per iterator: for whom it stands where it does."""
+        """Per iterator: the cursor that last moved it."""
         self._is_closed = False
         views[self] = None
 
@@ -325,10 +332,10 @@ class RocksView:
         for number, (first, last, _) in enumerate(self._ranges):
             if first <= begin and end <= last:
                 return RocksCursor(self, number, begin, end)
-        raise ValueError(f"want a range of the view, got {begin[:8]!r} to {end[:8]!r}")
+        raise ValueError(f"expected a part of one range of the view, got {begin[:8]!r} to {end[:8]!r}")
 
     def iterator(self, user: RocksCursor, number: int, at: bytes) -> Any:
-        """The range's iterator, standing at the first row from `at` on. Raises ViewClosed."""
+        """Return the range's iterator, positioned at the first row from `at` on. Raises ViewClosed."""
         if self._is_closed:
             raise ViewClosed
         iterator = self._ranges[number][2]
@@ -338,7 +345,7 @@ class RocksView:
         return iterator
 
     def check(self, iterator: Any) -> None:
-        """Raise OSError if the iterator has not ended but failed."""
+        """Raise OSError if the iterator has failed rather than ended."""
         try:
             iterator.status()
         except Exception as error:
@@ -352,7 +359,7 @@ class RocksView:
 
 
 class RocksCursor:
-    """Shares the view's iterator: another cursor may move it between two calls."""
+    """A cursor that shares the view's iterator. Another cursor may move the iterator between two calls."""
 
     def __init__(self, view: RocksView, number: int, begin: bytes, end: bytes) -> None:
         self._view, self._number, self._at, self._end = view, number, begin, end
@@ -390,10 +397,10 @@ def _property(db: Rdict, name: str) -> int:
 
 
 def _iterator(db: Rdict, end: bytes) -> Any:
-    """Blocks that it reads do not push out those that others read again and again."""
+    """Make an iterator whose blocks do not evict frequently read blocks from the cache."""
     options = ReadOptions()
     options.set_iterate_upper_bound(end)
-    options.fill_cache(False)  # type: ignore[call-arg]  # the stub has forgotten its argument
+    options.fill_cache(False)  # type: ignore[call-arg]  # the stub lacks the argument
     options.set_readahead_size(READAHEAD_BYTES)
     return db.iter(options)
 
@@ -410,9 +417,9 @@ def _options(memtable_bytes: int, memory: RocksMemory) -> Options:
     options.set_arena_block_size(ARENA_BYTES)
     options.set_min_write_buffer_number_to_merge(MEMTABLES_PER_FILE)
     options.set_max_write_buffer_number(MEMTABLES_MAX)
-    # One thread writes: the memtable needs no atomic inserts.
+    # Only one thread writes, so the memtable needs no atomic inserts.
     options.set_allow_concurrent_memtable_write(False)
-    # Most puts first look up a key that is not there.
+    # Most puts look up an absent key first.
     options.set_memtable_prefix_bloom_ratio(BLOOM_SHARE)
     options.set_memtable_whole_key_filtering(True)
     options.set_level_zero_file_num_compaction_trigger(FILES_TO_COMPACT)
@@ -420,7 +427,7 @@ def _options(memtable_bytes: int, memory: RocksMemory) -> Options:
     options.set_level_zero_stop_writes_trigger(FILES_STOP)
     options.set_soft_pending_compaction_bytes_limit(0)
     options.set_hard_pending_compaction_bytes_limit(0)
-    # What expires together leaves its deletes together, and each look at what expires next steps over them.
+    # Keys that expire together leave their deletes adjacent, and each search for expired keys would step over them.
     options.add_compact_on_deletion_collector_factory(2 * DELETES_TOGETHER_MAX, DELETES_TOGETHER_MAX, 0.0)
     options.set_compression_type(DBCompressionType.lz4())
     options.set_bytes_per_sync(BYTES_PER_SYNC)

@@ -1,7 +1,7 @@
-"""The payload of a log entry ↔ values. Decides only.
+"""Converts the payload of a log entry to values and back. Decides only.
 
 An entry carries effects, never requests: what each mutation changed, so that a replica applies it without reading. Its
-message (kvstore/proto/entry.proto) is in columns; docs/reference/formats.md (Entry payload) has every byte.
+message (kvstore/proto/entry.proto) is in columns; docs/reference/formats.md (Entry payload) describes every byte.
 """
 
 from __future__ import annotations
@@ -21,30 +21,31 @@ from kvstore.types import PartitionId, Seq
 
 FORMAT = 1
 FIRST_ENCODING = 1
-"""Of checksums: what an entry that names none has."""
+"""The checksum encoding of an entry that names none."""
 
 
-class Kind(IntEnum):
-    """DO NOT CHANGE: these numbers are in the log. Below 16 mutations, from 16 on records that stand alone."""
+class EntryKind(IntEnum):
+    """Kinds of mutations and records. DO NOT CHANGE: these numbers are in the log. Kinds below 16 are mutations; kinds
+    from 16 on are records, each alone in its entry."""
 
     CREATE = 1
-    """Put of a key that was absent."""
+    """A put of a key that was absent."""
     OVERWRITE = 2
     DELETE = 3
-    """Of a key that was there, live or past its expiry."""
+    """A delete of a key that was present, live or past its expiry."""
     NOTE = 4
-    """Changes nothing: gives a sequence to a request whose result must be remembered."""
+    """Changes nothing. Gives a sequence to a request whose result must be remembered."""
 
     EPOCH_START = 16
     RELEASE_LEAD = 17
-    """The leader has answered its last read; as the end of the log it spares the next one the wait."""
+    """The leader has answered its last read. As the end of the log this record spares the next leader the wait."""
     EMPTY = 18
     """Renews the lease."""
 
-    # Of moves of key ranges: move_records.py.
+    # Records of moves of key ranges: move_records.py.
     IMPORT_BEGIN = 20
     IMPORT = 21
-    """The only one that takes a sequence: request ids may come with it."""
+    """The only record that takes a sequence, because request ids may come with it."""
     IMPORT_END = 22
     FREEZE = 23
     UNFREEZE = 24
@@ -53,28 +54,34 @@ class Kind(IntEnum):
     DROP = 27
 
     MARK = 28
-    """Of pins: marks.py."""
+    """A record of pins: marks.py."""
 
     LOG_VERSION = 29
-    """From here on the log is written by another cluster version (move_records.py). To version 1 it is unknown."""
+    """From this record on, the log is written by another cluster version (move_records.py). Version 1 does not know
+    this kind."""
 
 
 EXPIRES = 0x20
-"""Flag on a put's kind: it has an expiry."""
+"""Flag on a put's kind: the record has an expiry."""
 REPLACES = 0x40
 """Flag on a mutation's kind: the record that it replaces or deletes had an expiry."""
 KIND = 0x1F
 
-CREATE, OVERWRITE, DELETE, NOTE = int(Kind.CREATE), int(Kind.OVERWRITE), int(Kind.DELETE), int(Kind.NOTE)
+CREATE, OVERWRITE, DELETE, NOTE = (
+    int(EntryKind.CREATE),
+    int(EntryKind.OVERWRITE),
+    int(EntryKind.DELETE),
+    int(EntryKind.NOTE),
+)
 _PLAIN = bytes((CREATE, OVERWRITE))
 LONE = {bytes((CREATE,)): 0, bytes((OVERWRITE,)): 1}
-"""Kinds of an entry that is one put without expiries, and how many ages go with it."""
-_CONTROL = frozenset(kind for kind in Kind if kind >= Kind.EPOCH_START and kind is not Kind.IMPORT)
-_IMPORT = bytes((Kind.IMPORT,))
+"""Kinds of an entry that is one put without expiries, with the number of ages that it has."""
+_CONTROL = frozenset(kind for kind in EntryKind if kind >= EntryKind.EPOCH_START and kind is not EntryKind.IMPORT)
+_IMPORT = bytes((EntryKind.IMPORT,))
 
 
 class Mutation(NamedTuple):
-    """One row of the columns, for code that is not in a hurry."""
+    """One row of the columns, for code that need not be fast."""
 
     kind: int
     seq: Seq
@@ -87,23 +94,24 @@ class Mutation(NamedTuple):
 
 @dataclass(slots=True)
 class Requests:
-    """Request ids of an entry, in columns. `clients` to `seen_ms` are per client, the others per request."""
+    """Request ids of an entry, in columns. `clients` to `seen_ms` have one element per client, the others one per
+    request."""
 
     clients: list[bytes]
     first_unacked: list[int]
     seen_ms: list[int]
     client: list[int]
-    """Which of `clients`."""
+    """Index into `clients`."""
     sequences: list[int]
     hashes: list[int]
     mutations: list[int]
-    """Which mutation of the entry ends the request."""
+    """Index of the mutation that completes the request."""
     results: list[bytes]
-    """Empty: the mutation's sequence. All empty: no list at all."""
+    """Empty element: the result is the mutation's sequence. The list itself is empty if all elements are."""
     touched: list[bytes]
-    """Tokens of a batch's keys. All empty: no list at all."""
+    """Tokens of a batch's keys. The list itself is empty if all elements are."""
     message: entry_pb2.Requests | None = field(default=None, compare=False, repr=False)
-    """The columns as they are on the wire, once they are."""
+    """The encoded columns, once they have been encoded."""
 
 
 class Entry(Struct, eq=False):
@@ -117,19 +125,19 @@ class Entry(Struct, eq=False):
     """One byte per mutation (kind and flags), or the single byte of a control record."""
     keys: list[bytes] = []
     values: list[bytes] = []
-    """Of puts."""
+    """Values of the puts."""
     ages: list[int] = []
-    """Of overwriting puts: sequence less the one that created the key."""
+    """For each overwriting put: its sequence less the sequence that created the key."""
     expires_ms: list[int] = []
     replaced_ms: list[int] = []
     requests: Requests | None = None
     check_seq: int = 0
     check_crc: int = 0
-    """The writer's rolling CRC at `check_seq`, if that is not 0."""
+    """The writer's rolling CRC at `check_seq`; meaningless if `check_seq` is 0."""
     check_encoding: int = ENCODING
-    """What that CRC is over."""
+    """The encoding that the CRC is over."""
     control: bytes = b""
-    """What a control record says (move_records.py)."""
+    """The contents of a control record (move_records.py)."""
 
     @property
     def is_control(self) -> bool:
@@ -137,16 +145,16 @@ class Entry(Struct, eq=False):
 
     @property
     def last_seq(self) -> Seq:
-        """The sequence of the last mutation; of a control record, of the one before it."""
+        """The sequence of the last mutation; for a control record, the sequence before it."""
         return Seq(self.first_seq + len(self.keys) - 1)
 
     @property
     def is_plain(self) -> bool:
-        """Only puts without expiries."""
+        """True if all mutations are puts without expiries."""
         return not self.kinds.translate(None, _PLAIN)
 
     def mutations(self) -> Iterator[Mutation]:
-        """The columns row by row."""
+        """Yield the columns row by row."""
         values, ages = iter(self.values), iter(self.ages)
         expires, replaced = iter(self.expires_ms), iter(self.replaced_ms)
         for seq, (flags, key) in enumerate(zip(self.kinds, self.keys, strict=True), self.first_seq):
@@ -190,18 +198,20 @@ class Entry(Struct, eq=False):
         return message.SerializeToString()
 
 
-def control(partition: PartitionId, epoch: int, next_seq: int, time_ms: int, kind: Kind, said: bytes = b"") -> Entry:
-    """A record that stands alone."""
+def control(
+    partition: PartitionId, epoch: int, next_seq: int, time_ms: int, kind: EntryKind, said: bytes = b""
+) -> Entry:
+    """Make a control record, which is alone in its entry."""
     entry = Entry(partition, epoch, next_seq, time_ms, bytes((kind,)))
     entry.control = said
-    if kind is Kind.IMPORT:
+    if kind is EntryKind.IMPORT:
         entry.keys = [b""]
     return entry
 
 
 def decode(payload: bytes) -> Entry:
-    """The entry in `payload`. Raises Corrupted; WrittenByNewer for a format, a kind or a flag that this program does
-    not know. Fields that it does not know are passed over (docs/protocol.md V5)."""
+    """Decode an entry. Fields that this program does not know are ignored (docs/protocol.md V5). Raises Corrupted;
+    WrittenByNewer for an unknown format, kind or flag."""
     message = _parse(payload)
     if message.format != FORMAT:
         raise WrittenByNewer(f"entry payload of format {message.format}, this program reads format {FORMAT}")
@@ -220,29 +230,30 @@ def decode(payload: bytes) -> Entry:
 
 
 def is_release(payload: bytes) -> bool:
-    """Whether `payload` is a leader's release record. False for what cannot be read: then the wait is not spared."""
+    """Return True if `payload` is a leader's release record. False for an unreadable payload: the next leader then
+    waits."""
     try:
         message = _parse(payload)
     except Corrupted:
         return False
-    return message.format == FORMAT and message.kinds == bytes((Kind.RELEASE_LEAD,))
+    return message.format == FORMAT and message.kinds == bytes((EntryKind.RELEASE_LEAD,))
 
 
 def _parse(payload: bytes) -> entry_pb2.Entry:
     try:
         return entry_pb2.Entry.FromString(payload)
     except DecodeError as error:
-        raise Corrupted(f"entry payload of {len(payload)} bytes is no entry: {error}") from error
+        raise Corrupted(f"entry payload of {len(payload)} bytes cannot be decoded: {error}") from error
 
 
 def _check_columns(entry: Entry) -> None:
-    """Raise Corrupted unless the columns fit each other."""
+    """Raise Corrupted unless the columns are consistent."""
     kinds = entry.kinds
     is_bare = not (entry.expires_ms or entry.replaced_ms or entry.control or entry.requests)
     ages = entry.ages
     is_lone = is_bare and kinds in LONE and len(entry.keys) == len(entry.values) == 1 and len(ages) == LONE[kinds]
     if is_lone and not (ages and ages[0] >= entry.first_seq):
-        return  # as most do
+        return  # the common case
     if entry.is_plain:
         mutations = puts = len(kinds)
         overwrites = kinds.count(OVERWRITE)
@@ -257,7 +268,7 @@ def _check_columns(entry: Entry) -> None:
         unknown = any(flags & ~(KIND | EXPIRES | REPLACES) for flags in kinds)
         if unknown or not set(plain) <= {CREATE, OVERWRITE, DELETE, NOTE}:
             raise WrittenByNewer(
-                f"entry at sequence {entry.first_seq} has kinds {kinds.hex()}, unknown to this program"
+                f"entry at sequence {entry.first_seq} has kinds {kinds.hex()}, which this program does not know"
             )
         mutations, overwrites = len(kinds), plain.count(OVERWRITE)
         puts = overwrites + plain.count(CREATE)
@@ -267,17 +278,17 @@ def _check_columns(entry: Entry) -> None:
     columns: tuple[list[Any], ...] = (entry.keys, entry.values, entry.ages, entry.expires_ms, entry.replaced_ms)
     got = tuple(map(len, columns))
     if entry.control and not entry.is_control:
-        raise Corrupted(f"entry at sequence {entry.first_seq}: mutations, and what a control record says")
+        raise Corrupted(f"entry at sequence {entry.first_seq}: it has mutations and the contents of a control record")
     if entry.requests is not None and max(entry.requests.mutations, default=0) >= mutations:
-        raise Corrupted(f"entry at sequence {entry.first_seq}: a request id of a mutation that is not there")
+        raise Corrupted(f"entry at sequence {entry.first_seq}: it has a request id of an absent mutation")
     if want != got:
-        raise Corrupted(f"entry at sequence {entry.first_seq}: columns of {want} expected, got {got}")
+        raise Corrupted(f"entry at sequence {entry.first_seq}: expected columns of {want} elements, got {got}")
     if ages and max(ages) >= entry.first_seq:
         _check_ages(entry)
 
 
 def _check_ages(entry: Entry) -> None:
-    """Raise Corrupted for a record that was created before the log's first sequence: no row could say so."""
+    """Raise Corrupted for a record that was created before the log's first sequence, which no row could express."""
     kept = (seq for seq, flags in enumerate(entry.kinds, entry.first_seq) if flags & KIND == OVERWRITE)
     for seq, age in zip(kept, entry.ages, strict=True):
         if age >= seq:
@@ -288,7 +299,7 @@ def _check_ages(entry: Entry) -> None:
 
 
 def requests_message(requests: Requests) -> entry_pb2.Requests:
-    """The columns as a message; what can be left out is."""
+    """Encode the columns as a message; fields that can be derived are left out."""
     count = len(requests.sequences)
     message = entry_pb2.Requests(
         clients=requests.clients,
@@ -307,7 +318,7 @@ def requests_message(requests: Requests) -> entry_pb2.Requests:
 
 
 def requests_of(message: entry_pb2.Requests) -> Requests:
-    """The columns of a message. Raises Corrupted if they do not fit each other."""
+    """Decode the columns of a message. Raises Corrupted if they are inconsistent."""
     sequences = list(message.sequences)
     count = len(sequences)
     requests = Requests(
@@ -327,5 +338,5 @@ def requests_of(message: entry_pb2.Requests) -> Requests:
     fits &= count == len(requests.client) == len(requests.hashes) == len(requests.mutations)
     fits &= len(requests.results) in (0, count) and len(requests.touched) in (0, count)
     if not fits or (count and max(requests.client) >= clients):
-        raise Corrupted(f"request ids whose columns do not fit: {count} requests of {clients} clients")
+        raise Corrupted(f"expected request ids in columns of equal length, got {count} requests of {clients} clients")
     return requests

@@ -1,15 +1,15 @@
-"""The contents of a MARK record: a pin begins, lives longer, or ends. Decides only (docs/protocol.md, Pinned reads)."""
+"""The contents of a MARK record: a pin begins, is extended, or ends. Decides only (docs/protocol.md, Pinned reads)."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 
-class Mark(NamedTuple):
-    """DO NOT CHANGE the order of the fields; new ones come last and have a default."""
+class MarkRecord(NamedTuple):
+    """The contents of a MARK record. DO NOT CHANGE the order of the fields; new fields come last and have a default."""
 
     pin: str
     deadline_ms: int
-    """Wall clock of the leader that logged it. 0: the pin has ended."""
+    """By the wall clock of the leader that logged the record. 0: the pin has ended."""
     takes: bool
-    """Whether the state is kept as it is here. Else only the deadline of what is kept changes."""
+    """True if replicas keep the state as it is at this record. False if only the deadline of a kept state changes."""

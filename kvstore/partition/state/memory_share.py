@@ -1,4 +1,4 @@
-"""Choice of the write buffers of a node that become files when together they are too large. Decides only."""
+"""Chooses which write buffers of a node to flush when together they are too large. Decides only."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ K = TypeVar("K")
 
 
 def largest_first(sizes: Mapping[K, int], *, excess: int) -> list[K]:
-    """Return those that free `excess` bytes, or all there are, the largest first: so that the files become as large as
-    they can, and what is hardly written to is not flushed for what is. Of one size the first in `sizes` goes first."""
+    """Return the buffers whose flush frees `excess` bytes, or all, the largest first. This makes the files as large as
+    possible, and does not flush a hardly used buffer for the sake of a busy one. Buffers of equal size keep their order
+    in `sizes`."""
     chosen: list[K] = []
     for each in sorted(sizes, key=lambda each: -sizes[each]):
         if excess <= 0 or not sizes[each]:
@@ -21,6 +22,6 @@ def largest_first(sizes: Mapping[K, int], *, excess: int) -> list[K]:
 
 
 def cache_bytes(budget: int, *, index_bytes: int, least: int) -> int:
-    """Return what is left of the budget for write buffers and blocks beside the indexes, `least` at least: these cannot
-    be given up, and without blocks every read would go to the disk."""
+    """Return what the indexes leave of the budget for write buffers and blocks, but at least `least`: indexes cannot be
+    dropped, and without blocks every read would go to the disk."""
     return max(least, budget - index_bytes)

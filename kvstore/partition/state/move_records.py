@@ -1,8 +1,9 @@
-"""The contents of the control records about token ranges: values ↔ the `control` bytes of an entry. Decides only.
+"""The contents of the control records about token ranges, and their encoding as the `control` bytes of an entry.
+Decides only.
 
-docs/reference/formats.md (Records of moves) has every field, docs/protocol.md (Moving a range) their purpose. Bytes are
-MessagePack: an array of the fields in the order in which they stand here. DO NOT CHANGE the order; new fields come
-last, have a default, and change nothing for readers that pass them over (docs/protocol.md V5).
+docs/reference/formats.md (Records of moves) describes every field, docs/protocol.md (Moving a range) the purpose of
+each record. The bytes are MessagePack: an array of the fields in the order given here. DO NOT CHANGE the order. New
+fields come last, have a default, and must be safe to ignore for readers that do not know them (docs/protocol.md V5).
 """
 
 from __future__ import annotations
@@ -12,17 +13,17 @@ from typing import Any, NamedTuple
 import msgspec
 
 from kvstore.errors import Corrupted
-from kvstore.partition.state.entry import Kind
-from kvstore.partition.state.marks import Mark
-from kvstore.partition.state.tokens import Span
+from kvstore.partition.state.entry import EntryKind
+from kvstore.partition.state.marks import MarkRecord
+from kvstore.partition.state.tokens import TokenSpan
 from kvstore.proto.arrays import ArrayDecoder
 from kvstore.types import PartitionId, Position
 
 
 class Founded(NamedTuple):
-    """In an epoch-start record: what the partition owns from its first record on."""
+    """Part of an epoch-start record: what the partition owns from its first record on."""
 
-    spans: tuple[Span, ...]
+    spans: tuple[TokenSpan, ...]
 
 
 class ImportBegin(NamedTuple):
@@ -31,23 +32,24 @@ class ImportBegin(NamedTuple):
     move: int
     attempt: int
     source: PartitionId
-    span: Span
+    span: TokenSpan
     pin: Position
-    """The source's log is followed from behind this entry on, and held from its ledger on."""
+    """The target follows the source's log from the entry after this position, and pins the log from its ledger on."""
 
 
 class ImportRows(NamedTuple):
-    """Rows of the source's, as they are there. Takes one sequence, so that request ids can come along."""
+    """Rows of the source, unchanged. The record takes one sequence, so that request ids can come along."""
 
     move: int
     keys: list[bytes]
-    """Record keys (rows.data_key)."""
+    """Row keys (rows.data_key)."""
     rows: list[bytes]
-    """Empty: the key is deleted."""
+    """Empty row: the key is deleted."""
     cursor: bytes
-    """Where copying goes on: all before this row, or request ids' row, has come. Empty: all has."""
+    """Where copying continues: everything before this row, or before this row of request ids, has come. Empty once all
+    has."""
     tail: Position
-    """All of the source's log up to here has come."""
+    """The source's log has been followed up to this position."""
 
 
 class ImportEnd(NamedTuple):
@@ -56,16 +58,16 @@ class ImportEnd(NamedTuple):
     move: int
     freeze: Position
     records: int
-    """How many, and what they hash to (digest.py)."""
+    """Number of records. `hash` is their hash (digest.py)."""
     hash: int
 
 
 class Freeze(NamedTuple):
-    """The source takes no writes in the range from here on. Named by its position."""
+    """The source takes no writes in the range from this record on. The freeze is named by its position."""
 
     move: int
     target: PartitionId
-    span: Span
+    span: TokenSpan
 
 
 class Unfreeze(NamedTuple):
@@ -75,64 +77,66 @@ class Unfreeze(NamedTuple):
 
 
 class Release(NamedTuple):
-    """The source owns the range no more."""
+    """The source no longer owns the range."""
 
     move: int
     freeze: Position
     records: int
     target: PartitionId = PartitionId("")
-    """As in the freeze: feeds are told here where the range goes on. Empty, and no range, in old logs."""
-    span: Span | None = None
+    """As in the freeze. Readers of the change feed learn from it where the range continues. Empty, with no span, in old
+    logs."""
+    span: TokenSpan | None = None
 
 
 class Own(NamedTuple):
-    """The target owns the range; its sequences and times go on behind the source's."""
+    """The target owns the range. Its sequences and times continue after the source's."""
 
     move: int
     freeze: Position
     release: Position
-    """Where the source's log says so."""
+    """Position of the release in the source's log."""
     seq: int
-    """Of the source then."""
+    """The source's sequence at the release."""
     time_ms: int
     source: PartitionId = PartitionId("")
-    """As in the import: feeds are told here whose changes come first. Empty, and no range, in old logs."""
-    span: Span | None = None
+    """As in the import. Readers of the change feed learn from it whose changes come first. Empty, with no span, in old
+    logs."""
+    span: TokenSpan | None = None
 
 
 class Drop(NamedTuple):
-    """Rows of a range that was released, or whose import was given up, go."""
+    """Remove rows of a range that was released, or whose import was abandoned."""
 
     move: int
     until: bytes
-    """All records before this key. Empty: all of them, and nothing is remembered of the move."""
+    """Remove all records before this key. Empty: remove all of them, and forget the move."""
 
 
 class LogVersion(NamedTuple):
-    """The log is written by another cluster version from here on (docs/protocol.md V4)."""
+    """From this record on, the log is written by another cluster version (docs/protocol.md V4)."""
 
     version: int
     release: str = ""
-    """Of the software that can do it: what reads the log from here on is no older."""
+    """The oldest release of the software that can read the log from here on."""
 
 
 MoveRecord = (
-    Founded | ImportBegin | ImportRows | ImportEnd | Freeze | Unfreeze | Release | Own | Drop | Mark | LogVersion
+    Founded | ImportBegin | ImportRows | ImportEnd | Freeze | Unfreeze | Release | Own | Drop | MarkRecord | LogVersion
 )
-"""The last two are about no token: they change no ownership."""
+"""The last two concern no token and change no ownership."""
 
-KIND_OF: dict[type, Kind] = {
-    Founded: Kind.EPOCH_START,
-    ImportBegin: Kind.IMPORT_BEGIN,
-    ImportRows: Kind.IMPORT,
-    ImportEnd: Kind.IMPORT_END,
-    Freeze: Kind.FREEZE,
-    Unfreeze: Kind.UNFREEZE,
-    Release: Kind.RELEASE_RANGE,
-    Own: Kind.OWN,
-    Drop: Kind.DROP,
-    Mark: Kind.MARK,
-    LogVersion: Kind.LOG_VERSION,
+KIND_OF: dict[type, EntryKind] = {
+    Founded: EntryKind.EPOCH_START,
+    ImportBegin: EntryKind.IMPORT_BEGIN,
+    ImportRows: EntryKind.IMPORT,
+    ImportEnd: EntryKind.IMPORT_END,
+    Freeze: EntryKind.FREEZE,
+    Unfreeze: EntryKind.UNFREEZE,
+    Release: EntryKind.RELEASE_RANGE,
+    Own: EntryKind.OWN,
+    Drop: EntryKind.DROP,
+    MarkRecord: EntryKind.MARK,
+    LogVersion: EntryKind.LOG_VERSION,
 }
 _decoders: dict[int, ArrayDecoder[Any]] = {int(kind): ArrayDecoder(record) for record, kind in KIND_OF.items()}
 _encode = msgspec.msgpack.Encoder().encode
@@ -143,8 +147,8 @@ def encode(record: MoveRecord) -> bytes:
 
 
 def decode(kind: int, control: bytes) -> MoveRecord:
-    """The record in `control`; fields behind those that are known are passed over. Raises Corrupted."""
+    """Decode a record. Unknown fields at the end are ignored. Raises Corrupted."""
     try:
         return _decoders[kind].decode(control)  # type: ignore[no-any-return]
     except (msgspec.DecodeError, KeyError) as error:
-        raise Corrupted(f"control record of kind {kind}, {control[:32].hex()}, cannot be read: {error}") from error
+        raise Corrupted(f"cannot read control record {control[:32].hex()} of kind {kind}: {error}") from error

@@ -1,7 +1,7 @@
-"""Carries out each operation on a key: the rules of conditions, counters, appends, expiries. Decides only.
+"""Implements each operation on keys: conditions, counters, appends, expiries. Decides only.
 
 An operation finds the key's live record, adds effects to the draft, and returns its result or raises Refused. Before it
-may find a key absent that is past its expiry, the key's delete is in the draft.
+may treat a key that is past its expiry as absent, the key's delete must be in the draft.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kvstore.partition.state.draft import Draft
 from kvstore.partition.state.overlay import Row
 from kvstore.partition.state.traits import IN_BATCH, WITH_VALUE, WRITES
 
-# Plain integers: `&` on an IntFlag costs ten times as much.
+# Plain integers, because `&` on an IntFlag costs ten times as much.
 _IF_ABSENT, _IF_PRESENT, _IF_VERSION = int(Flag.IF_ABSENT), int(Flag.IF_PRESENT), int(Flag.IF_VERSION)
 _KEEP_TTL, _RETURN_OLD, _RELATIVE_TTL = int(Flag.KEEP_TTL), int(Flag.RETURN_OLD), int(Flag.RELATIVE_TTL)
 _IF_NO_TTL, _IF_TTL, _IF_LONGER = int(Flag.IF_NO_TTL), int(Flag.IF_TTL), int(Flag.IF_LONGER)
@@ -26,12 +26,12 @@ _ANY_CONDITION = _IF_ABSENT | _IF_PRESENT | _IF_VERSION
 INTEGER_MIN, INTEGER_MAX = -(1 << 63), (1 << 63) - 1
 INTEGER_DIGITS_MAX = 20
 BATCH_EFFECT_BYTES_MAX = 5 << 19
-"""What a batch may add to its entry, remembered results included; a bookie takes no entry of 5 MiB."""
+"""Maximum bytes that a batch adds to its entry, remembered results included. A bookie accepts no entry of 5 MiB."""
 BATCH_RESULT_BYTES_MAX = 16 << 20
-"""Of values, in the answer to a batch."""
+"""Maximum bytes of values in the answer to a batch."""
 _U64 = 1 << 64
 EXPIRES_MS_MAX = 1 << 62
-"""What goes into the log must fit its columns: what cannot be applied would stop every replica."""
+"""Values in the log must fit its columns: an entry that cannot be applied would stop every replica."""
 
 
 class Deciding(Protocol):
@@ -40,23 +40,23 @@ class Deciding(Protocol):
     draft: Draft
 
     def live(self, key: bytes) -> Row | None:
-        """The key's record after everything before this operation; None if it is absent."""
+        """Return the key's record as the preceding operations leave it; None if the key is absent."""
         ...
 
 
 def check_sizes(key: bytes, value: bytes = b"") -> None:
-    """Raises InvalidRequest."""
+    """Raise InvalidRequest if the key or the value is too long, or the key is empty."""
     if not 0 < len(key) <= KEY_BYTES_MAX:
-        raise InvalidRequest(f"want a key of 1 to {KEY_BYTES_MAX} bytes, got {len(key)}")
+        raise InvalidRequest(f"expected a key of 1 to {KEY_BYTES_MAX} bytes, got {len(key)}")
     if len(value) > VALUE_BYTES_MAX:
-        raise InvalidRequest(f"want a value of at most {VALUE_BYTES_MAX} bytes, got {len(value)}")
+        raise InvalidRequest(f"expected a value of at most {VALUE_BYTES_MAX} bytes, got {len(value)}")
 
 
 def check_request(request: RequestId) -> None:
-    """Raises InvalidRequest."""
+    """Raise InvalidRequest if the request id is malformed."""
     client, sequence, first_unacked, seen_ms = request
     if len(client) != CLIENT_BYTES or not (0 < sequence < _U64 and 0 <= first_unacked < _U64 and 0 <= seen_ms < _U64):
-        raise InvalidRequest(f"want a client of {CLIENT_BYTES} bytes and numbers of 64 bits, got {tuple(request)}")
+        raise InvalidRequest(f"expected a client of {CLIENT_BYTES} bytes and 64-bit numbers, got {tuple(request)}")
 
 
 def _record(row: Row | None) -> Record | None:
@@ -86,13 +86,13 @@ def _is_met(flags: int, version: int, row: Row | None) -> bool:
 def _expiry_at(draft: Draft, expires_ms: int, flags: int) -> int:
     at_ms = draft.time_ms + expires_ms if flags & _RELATIVE_TTL else expires_ms
     if at_ms > EXPIRES_MS_MAX:
-        raise InvalidRequest(f"want an expiry before {EXPIRES_MS_MAX} ms, got {at_ms}")
+        raise InvalidRequest(f"expected an expiry before {EXPIRES_MS_MAX} ms, got {at_ms}")
     return at_ms
 
 
 # docs/protocol.md N4
 def _default_expiry(draft: Draft, key: bytes) -> int:
-    """When a record expires whose write says nothing about it."""
+    """Return the expiry of a record whose write sets none."""
     return 0 if draft.meter is None else draft.meter.expiry_ms(key, draft.time_ms)
 
 
@@ -113,7 +113,7 @@ def _put(d: Deciding, op: Op) -> Result:
     elif d.draft.meter is not None:
         expires_ms = _default_expiry(d.draft, key)
     if 0 < expires_ms <= d.draft.time_ms or expires_ms < 0:
-        # Past its expiry as it is written: what is left is that the former record is gone.
+        # The record expires as it is written; the effect is that the former record is gone.
         seq = d.draft.note(key) if row is None else d.draft.delete(key, row)
     else:
         seq = d.draft.put(key, value, row, expires_ms)
@@ -132,7 +132,7 @@ def _delete(d: Deciding, op: Op) -> Result:
 
 
 def _integer(value: bytes) -> int:
-    """The integer that a value is. Raises InvalidRequest."""
+    """Parse a value as an integer. Raises InvalidRequest."""
     digits = value[1:] if value.startswith(b"-") else value
     canonical = digits.isdigit() and len(value) <= INTEGER_DIGITS_MAX and (digits[:1] != b"0" or value == b"0")
     number = int(value) if canonical else INTEGER_MAX + 1
@@ -160,7 +160,7 @@ def _append(d: Deciding, op: Op) -> Result:
 
 
 def _may_set_expiry(flags: int, old_ms: int, new_ms: int) -> bool:
-    """Redis's NX, XX, GT, LT: no expiry counts as the latest of all."""
+    """Apply the conditions of Redis's EXPIRE NX, XX, GT, LT. No expiry counts as the latest."""
     if flags & _IF_NO_TTL and old_ms:
         return False
     if flags & _IF_TTL and not old_ms:
@@ -204,7 +204,8 @@ def _check(d: Deciding, op: Op) -> Result:
 
 # docs/protocol.md P11
 def _batch(d: Deciding, op: Op) -> Result:
-    """All or nothing, or with INDEPENDENT each for itself, if every CHECK holds; in one entry in either case."""
+    """Carry out a batch in one entry: completely or not at all, or with INDEPENDENT each operation on its own, provided
+    that every CHECK holds."""
     _, _, ops, flags, request = op
     _check_batch(ops)
     results: list[Result | StoreError] = []
@@ -216,7 +217,7 @@ def _batch(d: Deciding, op: Op) -> Result:
         except StoreError as error:
             if not flags & _INDEPENDENT or each[0] == _CHECK:
                 d.draft.undo(mark)
-                # What it found past its expiry stays deleted: the refusal may have told that it is absent.
+                # Deletes of expired keys stay, because the client may have seen a refusal that calls a key absent.
                 for found in ops[: len(results) + 1]:
                     d.live(found[1])
                 raise
@@ -226,8 +227,8 @@ def _batch(d: Deciding, op: Op) -> Result:
         if logged_bytes > BATCH_EFFECT_BYTES_MAX or answer_bytes > BATCH_RESULT_BYTES_MAX:
             d.draft.undo(mark)
             raise InvalidRequest(
-                f"want a batch that logs at most {BATCH_EFFECT_BYTES_MAX} bytes and answers {BATCH_RESULT_BYTES_MAX}, "
-                f"got {logged_bytes} and {answer_bytes} or more"
+                f"expected a batch that logs {BATCH_EFFECT_BYTES_MAX} and returns {BATCH_RESULT_BYTES_MAX} bytes, "
+                f"at most, got at least {logged_bytes} and {answer_bytes}; split the batch"
             )
     try:
         d.draft.keep(mark)
@@ -240,30 +241,30 @@ def _batch(d: Deciding, op: Op) -> Result:
 
 
 def _value_bytes(result: Result) -> int:
-    """Of the values in the result of one operation."""
+    """Return the bytes of the values in the result of one operation."""
     if result.__class__ is Record:
         return len(result.value)
     return sum(map(_value_bytes, result)) if result.__class__ is tuple else 0
 
 
 def _check_batch(ops: tuple[Op, ...]) -> None:
-    """Raises InvalidRequest."""
+    """Raise InvalidRequest if the batch is empty, too large, or contains an operation that cannot be in a batch."""
     if not 0 < len(ops) <= BATCH_OPS_MAX:
-        raise InvalidRequest(f"want 1 to {BATCH_OPS_MAX} operations in a batch, got {len(ops)}")
+        raise InvalidRequest(f"expected 1 to {BATCH_OPS_MAX} operations in a batch, got {len(ops)}; split the batch")
     for op in ops:
         if op[0] not in IN_BATCH:
-            raise InvalidRequest(f"operation {op[0]} cannot stand in a batch")
+            raise InvalidRequest(f"expected operations that may be in a batch, got {op[0]}")
     size = sum(map(size_of, ops))
     # One value may fill a batch; its key may come on top.
     if size > BATCH_BYTES_MAX + KEY_BYTES_MAX:
-        raise InvalidRequest(f"want at most {BATCH_BYTES_MAX} bytes of keys and values in a batch, got {size}")
+        raise InvalidRequest(f"expected up to {BATCH_BYTES_MAX} bytes of keys and values in a batch, got {size}")
 
 
 _BATCH, _CHECK = int(Code.BATCH), int(Code.CHECK)
 
 
 def size_of(op: Op) -> int:
-    """Bytes of keys and values that the operation brings."""
+    """Return the bytes of keys and values that the operation carries."""
     code = op[0]
     if code in WITH_VALUE:
         return len(op[1]) + len(op[2])
@@ -282,4 +283,4 @@ _RULES: dict[int, Callable[[Deciding, Op], Result]] = {
     Code.BATCH: _batch,
 }
 MUTATIONS = {code: rule for code, rule in _RULES.items() if code in WRITES}
-"""By code: what a leader's queue takes, but for DELETE_RANGE."""
+"""The mutations that a leader's queue accepts, by code, without DELETE_RANGE."""

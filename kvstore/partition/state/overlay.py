@@ -1,8 +1,8 @@
-"""The state as entries in flight will change it: the leader decides on the state with these layers over it. Decides
-only.
+"""The state as the entries in flight will change it. The leader evaluates operations against the state with these
+layers on top. Decides only.
 
-One layer per entry, taken off when the entry has been applied. Reads never look here: what is not acknowledged may
-never come to be.
+There is one layer per entry, removed when the entry has been applied. Reads never use the overlay, because
+unacknowledged effects may never take place.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Row = tuple[bytes, int, int, int, int]
 
 
 class Untouched(Enum):
-    """Told apart by mypy from a row, and from None for a key that will be absent."""
+    """The type of UNTOUCHED. Lets mypy distinguish it from a row, and from None for a key that will be absent."""
 
     UNTOUCHED = "untouched"
 
@@ -34,24 +34,25 @@ class Layer(Struct, eq=False):
     """The effects of one entry."""
 
     rows: dict[bytes, Row | None] = {}
-    """Key -> its record after the entry; None if it is deleted."""
+    """Key → its record after the entry; None if it is deleted."""
     requests: dict[tuple[bytes, int, int], Result] = {}
-    """(client, sequence, key hash) -> result."""
+    """(client, sequence, key hash) → result."""
     first_unacked: dict[bytes, int] = {}
     counts: dict[bytes, int] = {}
-    """Client -> how many results of its are in `requests`."""
+    """Client → number of its results in `requests`."""
     results_bytes: int = 0
-    """What the results and their clients will cost in the retry table, at most."""
+    """Maximum bytes that the results and their clients will take in the retry table."""
 
 
 class Overlay:
-    """The layers, the oldest first."""
+    """The layers of all entries in flight, the oldest first."""
 
     def __init__(self) -> None:
         self.layers: deque[Layer] = deque()
 
     def find(self, key: bytes) -> Row | Untouched | None:
-        """The key's record after all entries in flight; None if it will be absent; UNTOUCHED."""
+        """Return the key's record after all entries in flight; None if the key will be absent; UNTOUCHED if no entry
+        changes it."""
         for layer in reversed(self.layers):
             row: Row | Untouched | None = layer.rows.get(key, UNTOUCHED)
             if row is not UNTOUCHED:
@@ -59,7 +60,7 @@ class Overlay:
         return UNTOUCHED
 
     def touched_of(self, keys: list[bytes]) -> set[bytes]:
-        """Return those of `keys` that an entry in flight changes."""
+        """Return the `keys` that an entry in flight changes."""
         touched: set[bytes] = set()
         for layer in self.layers:
             if not layer.rows.keys().isdisjoint(keys):
@@ -67,7 +68,7 @@ class Overlay:
         return touched
 
     def rows_between(self, start: bytes, end: bytes | None) -> dict[bytes, Row | None]:
-        """All keys in [start, end) that entries in flight change; `end` None: no upper end."""
+        """Return all keys in [start, end) that entries in flight change. `end` None means no upper end."""
         return {
             key: row
             for layer in self.layers
@@ -76,8 +77,8 @@ class Overlay:
         }
 
     def find_request(self, request: RequestId, hash_of_key: int) -> Result:
-        """The result of the request if it is in flight, else UNTOUCHED. Raises RequestExpired for a late duplicate of
-        what the client has acknowledged in a request in flight."""
+        """Return the result of the request if it is in flight, else UNTOUCHED. Raises RequestExpired for a late
+        duplicate whose answer the client has acknowledged in a request in flight."""
         client, sequence, _, _ = request
         acknowledged = 0
         for layer in self.layers:
@@ -88,11 +89,12 @@ class Overlay:
                     return result
                 acknowledged = max(acknowledged, first_unacked)
         if sequence < acknowledged:
-            raise RequestExpired(f"request {sequence} was answered: its client has acknowledged it")
+            raise RequestExpired(f"request {sequence} was answered, and its client has acknowledged it")
         return UNTOUCHED
 
     def results_under_way(self, client: bytes, draft: Layer) -> tuple[int, int]:
-        """How many results of the client are in the layers and in `draft`, and what those of all clients cost."""
+        """Return how many results of the client are in the layers and in `draft`, and the bytes that the results of all
+        clients take."""
         count, size = draft.counts.get(client, 0), draft.results_bytes
         for layer in self.layers:
             count += layer.counts.get(client, 0)

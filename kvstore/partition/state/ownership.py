@@ -1,7 +1,7 @@
-"""The tokens that a partition owns, and the course of those that move: a function of its log. Decides only.
+"""The tokens that a partition owns, and the progress of ranges that move: a function of its log. Decides only.
 
-Every replica has it at the position that it has applied; the leader adds what it has sent (serving_ranges.py). Nobody
-answers for a token that is not owned (docs/protocol.md, Moving a range).
+Every replica has the ownership at the position that it has applied; the leader adds the records that it has sent
+(serving_ranges.py). No replica answers for a token that it does not own (docs/protocol.md, Moving a range).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar, assert_never
 import msgspec
 
 from kvstore.errors import Corrupted, WrittenByNewer
-from kvstore.partition.state.marks import Mark
+from kvstore.partition.state.marks import MarkRecord
 from kvstore.partition.state.move_records import (
     Drop,
     Founded,
@@ -30,7 +30,7 @@ from kvstore.partition.state.move_records import (
     Unfreeze,
 )
 from kvstore.partition.state.rows import token_bound
-from kvstore.partition.state.tokens import EVERYTHING, Span, Tokens
+from kvstore.partition.state.tokens import EVERYTHING, Tokens, TokenSpan
 from kvstore.proto.arrays import ArrayDecoder
 from kvstore.types import PartitionId, Position
 
@@ -38,51 +38,52 @@ FORMAT = 1
 _head = Struct(">B")
 
 
-class Import(NamedTuple):
-    """A range on its way here. Its rows are here, and nobody sees them."""
+class ImportedRange(NamedTuple):
+    """A range that is being imported. Its rows are here, and no read sees them."""
 
     move: int
     attempt: int
     source: PartitionId
-    span: Span
+    span: TokenSpan
     pin: Position
     cursor: bytes
-    """Where copying goes on; empty once all has been copied."""
+    """Where copying continues; empty once everything has been copied."""
     tail: Position
-    """Where the source's log has been followed to."""
+    """The position up to which the source's log has been followed."""
     end: ImportEnd | None
-    """Nothing has come since."""
+    """Set while nothing has come since the import ended."""
     is_dropping: bool = False
-    """Given up: its rows are going."""
+    """The import was abandoned, and its rows are being removed."""
     dropped: bytes = b""
-    """Records before this key have gone."""
+    """Records before this key have been removed."""
 
 
-class Frozen(NamedTuple):
+class FrozenRange(NamedTuple):
     """A range that takes no writes."""
 
     move: int
     target: PartitionId
-    span: Span
+    span: TokenSpan
     position: Position
 
 
-class Released(NamedTuple):
-    """A range that was owned. Its rows are still here, and nobody sees them."""
+class ReleasedRange(NamedTuple):
+    """A range that was owned. Its rows are still here, and no read sees them."""
 
     move: int
     target: PartitionId
-    span: Span
+    span: TokenSpan
     freeze: Position
     position: Position
     seq: int
-    """The partition's when it was released, and its record time."""
+    """The partition's sequence when the range was released; `time_ms` is its record time then."""
     time_ms: int
     dropped: bytes = b""
-    """Records before this key have gone: reading over what is left of them would take longer with each DROP."""
+    """Records before this key have been removed. Without this bound each DROP would skip over the remains of all
+    earlier ones."""
 
 
-_Part = TypeVar("_Part", Import, Frozen, Released)
+_Part = TypeVar("_Part", ImportedRange, FrozenRange, ReleasedRange)
 
 
 def _find(parts: Iterable[_Part], move: int) -> _Part | None:
@@ -92,17 +93,18 @@ def _find(parts: Iterable[_Part], move: int) -> _Part | None:
 # docs/protocol.md M2
 @dataclass(frozen=True)
 class Ownership:
-    """At one position of the log."""
+    """The ownership at one position of the log."""
 
     owned: Tokens = EVERYTHING
-    """A partition whose log has never said what it owns is from before there were moves: what the ring gives it."""
+    """A partition whose log has never said what it owns dates from before there were moves: it owns what the ring gives
+    it."""
     is_founded: bool = False
-    imports: tuple[Import, ...] = ()
-    frozen: tuple[Frozen, ...] = ()
-    released: tuple[Released, ...] = ()
+    imports: tuple[ImportedRange, ...] = ()
+    frozen: tuple[FrozenRange, ...] = ()
+    released: tuple[ReleasedRange, ...] = ()
     newest: int = 0
-    """The last planned of the moves by which something came to be owned. A ring that does not know it is too old to say
-    whom to ask."""
+    """The latest planned of the moves that brought a range here. A ring that does not contain this move is too old to
+    route by."""
 
     @cached_property
     def writable(self) -> Tokens:
@@ -113,25 +115,25 @@ class Ownership:
         return tokens
 
     @property
-    def has_strangers(self) -> bool:
-        """Whether there are rows that are not owned."""
+    def has_foreign_rows(self) -> bool:
+        """True if the state contains rows that are not owned."""
         return bool(self.imports or self.released)
 
-    def import_of(self, move: int) -> Import | None:
+    def import_of(self, move: int) -> ImportedRange | None:
         return _find(self.imports, move)
 
-    def frozen_by(self, move: int) -> Frozen | None:
+    def frozen_by(self, move: int) -> FrozenRange | None:
         return _find(self.frozen, move)
 
-    def released_by(self, move: int) -> Released | None:
+    def released_by(self, move: int) -> ReleasedRange | None:
         return _find(self.released, move)
 
-    def released_at(self, token: int) -> Released | None:
-        """Return the release that gave an owned token away, as long as its rows are here."""
+    def released_at(self, token: int) -> ReleasedRange | None:
+        """Return the release that gave the token away, as long as its rows are here."""
         return next((each for each in self.released if each.span.holds(token)), None)
 
     def droppable(self, move: int) -> tuple[bytes, bytes] | None:
-        """The records that are left of those that Drops of this move remove."""
+        """Return the range of row keys that the Drops of this move still have to remove."""
         part = self.released_by(move) or self.import_of(move)
         if part is None:
             return None
@@ -140,8 +142,8 @@ class Ownership:
     # ── what records change ───────────────────────────────────────────────────────────────────────────────────────────
 
     def after(self, record: MoveRecord, position: Position, seq: int, time_ms: int) -> Ownership:
-        """The ownership after the record at `position`, written at sequence and time. Raises Corrupted for a record
-        that no leader may have written: its rules are those of serving_ranges.py."""
+        """Return the ownership after the record at `position`, written at sequence `seq` and `time_ms`. Raises
+        Corrupted for a record that no leader may have written; serving_ranges.py has the rules for leaders."""
         match record:
             case Founded(spans):
                 self._want(not self.is_founded, record)
@@ -156,7 +158,7 @@ class Ownership:
                 return self._own(record)
             case Freeze(move, target, span):
                 self._want(self.writable.covers(span) and self.frozen_by(move) is None, record)
-                return replace(self, frozen=(*self.frozen, Frozen(move, target, span, position)))
+                return replace(self, frozen=(*self.frozen, FrozenRange(move, target, span, position)))
             case Unfreeze(move):
                 self._want(self.frozen_by(move) is not None, record)
                 return replace(self, frozen=_without(self.frozen, move))
@@ -164,20 +166,20 @@ class Ownership:
                 return self._release(record, position, seq, time_ms)
             case Drop():
                 return self._drop(record)
-            case Mark() | LogVersion():
+            case MarkRecord() | LogVersion():
                 return self
         assert_never(record)
 
     def _want(self, is_right: bool, record: MoveRecord) -> None:
         if not is_right:
-            raise Corrupted(f"{record!r:.200} does not fit what the log said before: {self}")
+            raise Corrupted(f"{record!r:.200} contradicts the records before it: {self}")
 
     def _begin(self, record: ImportBegin) -> Ownership:
         move, attempt, source, span, pin = record
         others = _without(self.imports, move)
         strangers = [each.span for each in others] + [each.span for each in self.released]
         self._want(not self.owned.meets(span) and not any(span.meets(each) for each in strangers), record)
-        begun = Import(move, attempt, source, span, pin, b"d", pin, None)
+        begun = ImportedRange(move, attempt, source, span, pin, b"d", pin, None)
         return replace(self, imports=(*others, begun))
 
     def _with_import(
@@ -208,7 +210,7 @@ class Ownership:
         self._want(found is not None and found.position == record.freeze, record)
         assert found is not None
         move, target, span, freeze = found
-        released = Released(move, target, span, freeze, position, seq, time_ms)
+        released = ReleasedRange(move, target, span, freeze, position, seq, time_ms)
         owned, frozen = self.owned.without(span), _without(self.frozen, move)
         return replace(self, owned=owned, frozen=frozen, released=(*self.released, released))
 
@@ -230,28 +232,28 @@ class Ownership:
     # ── its row ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def encode(self) -> bytes:
-        """The engine's row. An ownership that was never founded has none."""
+        """Encode the engine's row. An ownership that was never founded has none."""
         row = _Row(self.owned.spans, self.imports, self.frozen, self.released, self.newest)
         return _head.pack(FORMAT) + msgspec.msgpack.encode(row)
 
     @staticmethod
     def decode(row: bytes) -> Ownership:
-        """Raises WrittenByNewer for a format that this program does not know, Corrupted for what is no such row. Fields
-        that it does not know are passed over, and lost with the next change."""
+        """Decode the engine's row. Unknown fields are ignored, and lost with the next change. Raises WrittenByNewer for
+        an unknown format, Corrupted for a malformed row."""
         if row[0] != FORMAT:
-            raise WrittenByNewer(f"the row of what is owned has format {row[0]}, this program reads format {FORMAT}")
+            raise WrittenByNewer(f"expected the ownership row in format {FORMAT}, got format {row[0]}")
         try:
             owned, imports, frozen, released, newest = _decoder.decode(row[1:])
         except msgspec.DecodeError as error:
-            raise Corrupted(f"the row of what is owned, {row[:32].hex()}, cannot be read: {error}") from error
+            raise Corrupted(f"cannot read the ownership row {row[:32].hex()}: {error}") from error
         return Ownership(Tokens(owned), True, imports, frozen, released, newest)
 
 
 class _Row(NamedTuple):
-    owned: tuple[Span, ...]
-    imports: tuple[Import, ...]
-    frozen: tuple[Frozen, ...]
-    released: tuple[Released, ...]
+    owned: tuple[TokenSpan, ...]
+    imports: tuple[ImportedRange, ...]
+    frozen: tuple[FrozenRange, ...]
+    released: tuple[ReleasedRange, ...]
     newest: int = 0
 
 

@@ -1,4 +1,5 @@
-"""The records of a pinned view in the order of (token, key), step by step; and where it can be split. Decides only."""
+"""Reads the records of a pinned view in the order of (token, key), step by step, and estimates where the view can be
+split. Decides only."""
 
 from __future__ import annotations
 
@@ -9,32 +10,33 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from kvstore.limits import KEY_BYTES_MAX
-from kvstore.partition.state.engine import Cursor, View
-from kvstore.partition.state.pinned_views import Held
+from kvstore.partition.state.engine import View, ViewCursor
+from kvstore.partition.state.pinned_views import PinnedView
 from kvstore.partition.state.rows import ALL_ORDER, ORDER, data_key, token_bound, token_of_data
-from kvstore.partition.state.tokens import Span, Tokens
+from kvstore.partition.state.tokens import Tokens, TokenSpan
 from kvstore.proto import data_pb2, pinned_page
 
 STEP_ROWS, STEP_BYTES = 128, 128 << 10
-"""Of one step: one or two hundred microseconds."""
+"""Limits of one step, which takes one or two hundred microseconds."""
 STEP_SEEKS = 64
-"""Rows that are looked up one by one in a step."""
+"""Rows that one step looks up one by one."""
 FEW_KEYS = 1_000
-"""If so many keys are within the bounds, or fewer, they are looked up instead of everything being read."""
+"""If at most this many keys are within the bounds, they are looked up one by one instead of reading everything."""
 SAMPLES, SAMPLE_ROWS, SAMPLE_BYTES = 64, 8, 64 << 10
-"""Places in which a state is looked at to see how large its records are and where they are dense."""
+"""Number of places at which a state is sampled to estimate the size and the density of its records, and the limits of
+one sample."""
 SPLITS_MAX = 4096
 _HEADERS = pinned_page.HEADER_BYTES
 
 
 # docs/protocol.md K6
 class PinnedScan:
-    """One read. `step` until it says that a page is full or everything has been read, then `page`."""
+    """One read. Call `step` until it returns True because a page is full or everything has been read, then `page`."""
 
     def __init__(
         self,
-        held: Held,
-        span: Span,
+        held: PinnedView,
+        span: TokenSpan,
         *,
         start: bytes = b"",
         end: bytes = b"",
@@ -42,7 +44,7 @@ class PinnedScan:
         keys_only: bool = False,
         page_bytes: int,
     ) -> None:
-        """`after`: a row key, behind which to begin. Raises ViewClosed."""
+        """`after` is a row key behind which to begin. Raises ViewClosed."""
         self._held, self._start, self._end = held, start, end
         self._keys_only, self._page_bytes = keys_only, page_bytes
         few = _few(held.view, start, end) if start or end else None
@@ -52,8 +54,8 @@ class PinnedScan:
             picked = [
                 key for key in few if key > after and span.holds(token_of_data(key)) and held.owned.holds_row(key)
             ]
-            self._cursors = iter([_Picked(held.view, picked)])
-        self._cursor: Cursor | None = next(self._cursors, None)
+            self._cursors = iter([_PickedRows(held.view, picked)])
+        self._cursor: ViewCursor | None = next(self._cursors, None)
         self._last = after
         self._begin_page()
 
@@ -64,12 +66,12 @@ class PinnedScan:
         self._seen = 0
 
     def step(self) -> bool:
-        """Read some more; whether there is a page to be sent. Raises ViewClosed, OSError."""
+        """Read some more. Return True if there is a page to send. Raises ViewClosed, OSError."""
         if self._cursor is not None:
             self._read(self._cursor)
         return self._cursor is None or self._bytes >= self._page_bytes or self._seen >= 128 * STEP_ROWS
 
-    def _read(self, cursor: Cursor) -> None:
+    def _read(self, cursor: ViewCursor) -> None:
         keys, rows = cursor.take(STEP_ROWS, min(STEP_BYTES, self._page_bytes - self._bytes))
         if not keys:
             self._cursor = next(self._cursors, None)
@@ -92,15 +94,15 @@ class PinnedScan:
         return [key for key, _ in pairs], [row for _, row in pairs]
 
     def page(self) -> data_pb2.PinnedPage:
-        """Take what has been read since the last page."""
+        """Take the rows read since the last page."""
         time_ms = self._held.time_ms if self._held.hides_expired else 0
         page = pinned_page.encode(self._keys, self._rows, time_ms, self._last, ends=self._cursor is None)
         self._begin_page()
         return page
 
 
-def _cursors(view: View, owned: Tokens, span: Span, after: bytes) -> Iterator[Cursor]:
-    """Over what is owned of a span, behind `after`."""
+def _cursors(view: View, owned: Tokens, span: TokenSpan, after: bytes) -> Iterator[ViewCursor]:
+    """Yield cursors over the owned tokens of a span, behind `after`."""
     behind = after + b"\x00" if after else b""
     for first, last in owned.spans:
         begin, end = token_bound(max(first, span.first)), token_bound(min(last, span.last) + 1)
@@ -110,13 +112,13 @@ def _cursors(view: View, owned: Tokens, span: Span, after: bytes) -> Iterator[Cu
 
 
 def _few(view: View, start: bytes, end: bytes) -> list[bytes] | None:
-    """The row keys of keys in [start, end), in order; None if they are many."""
+    """Return the row keys of keys in [start, end), in order; None if there are more than FEW_KEYS."""
     last = ORDER + end if end else ALL_ORDER[1]
     keys, _ = view.cursor(ORDER + start, last).take(FEW_KEYS + 1, KEY_BYTES_MAX * (FEW_KEYS + 1))
     return sorted(data_key(key[1:]) for key in keys) if len(keys) <= FEW_KEYS else None
 
 
-class _Picked:
+class _PickedRows:
     """A cursor over rows whose keys are known."""
 
     def __init__(self, view: View, keys: list[bytes]) -> None:
@@ -138,9 +140,9 @@ class _Picked:
 # ── sizes ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def sizes(held: Held, samples: list[Sample], split_bytes: int) -> tuple[int, list[int]]:
-    """About how many bytes of keys and values the state has, and the last tokens of splits of about `split_bytes` each,
-    but of the last one. Estimated from samples of all its stretches."""
+def sizes(held: PinnedView, samples: list[Sample], split_bytes: int) -> tuple[int, list[int]]:
+    """Estimate from samples of all stretches how many bytes of keys and values the state has, and at which tokens to
+    split it. Return the bytes, and the last tokens of splits of about `split_bytes` each, without the last split."""
     rows = sum(each.rows * each.width for each in samples)
     total = round(held.records * sum(each.bytes * each.width for each in samples) / rows) if rows else 0
     wanted = min(-(-total // split_bytes), SPLITS_MAX) if split_bytes else 1
@@ -152,9 +154,9 @@ def sizes(held: Held, samples: list[Sample], split_bytes: int) -> tuple[int, lis
 
 
 class Sample(NamedTuple):
-    """A stretch of tokens, and what there is of each token by the first rows of it."""
+    """A stretch of tokens, with the records and bytes per token that its first rows show."""
 
-    span: Span
+    span: TokenSpan
     rows: float
     bytes: float
 
@@ -163,18 +165,18 @@ class Sample(NamedTuple):
         return self.span.last - self.span.first + 1
 
 
-def stretches(held: Held) -> list[Span]:
+def stretches(held: PinnedView) -> list[TokenSpan]:
     """Divide the owned tokens into parts of equal width."""
     step = max(1, -(-sum(last - first + 1 for first, last in held.owned.spans) // SAMPLES))
     return [
-        Span(begin, min(begin + step - 1, last))
+        TokenSpan(begin, min(begin + step - 1, last))
         for first, last in held.owned.spans
         for begin in range(first, last + 1, step)
     ]
 
 
-def sample(view: View, span: Span) -> Sample:
-    """Raises ViewClosed."""
+def sample(view: View, span: TokenSpan) -> Sample:
+    """Sample the first rows of a stretch. Raises ViewClosed."""
     keys, rows = view.cursor(token_bound(span.first), token_bound(span.last + 1)).take(SAMPLE_ROWS, SAMPLE_BYTES)
     size = sum(len(key) - pinned_page.TOKEN_BYTES for key in keys) + sum(len(row) - _HEADERS[row[0]] for row in rows)
     is_all = len(keys) < SAMPLE_ROWS and size < SAMPLE_BYTES
@@ -184,7 +186,7 @@ def sample(view: View, span: Span) -> Sample:
 
 
 def _token_at(samples: list[Sample], heights: list[float], height: float) -> int:
-    """The token up to which about so many bytes stand."""
+    """Return the token up to which there are about `height` bytes."""
     place = min(max(bisect_left(heights, height), 1), len(samples)) - 1
     span, _, density = samples[place]
     inside = (height - heights[place]) / density if density else 0

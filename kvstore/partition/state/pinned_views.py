@@ -1,6 +1,6 @@
-"""States of a partition that are kept as they were at pinned positions. Decides only.
+"""Keeps states of a partition as they were at pinned positions. Decides only.
 
-Every replica that applies a MARK keeps its state as it is there, so all of them give the same rows. What is kept ends
+Every replica that applies a MARK keeps its state as it is there, so all replicas serve the same rows. A kept state ends
 with its deadline, with the pin, or with the state itself (docs/protocol.md, Pinned reads).
 """
 
@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from kvstore.errors import NoSuchPin, Overloaded
 from kvstore.partition.state import rows
 from kvstore.partition.state.engine import Engine, View
-from kvstore.partition.state.marks import Mark
+from kvstore.partition.state.marks import MarkRecord
 from kvstore.partition.state.tokens import Tokens
 from kvstore.types import PartitionId, Position, Seq
 
 HELD_MAX = 32
-"""Of one replica. They keep on the disk what is overwritten after the oldest of them; a notebook that loads one data
-frame after another has as many as it loads within their time to live."""
+"""Maximum number of views of one replica. Views keep on the disk what is overwritten after the oldest of them. A
+notebook that loads one data frame after another has as many views as it loads within their time to live."""
 
 
 @dataclass(slots=True)
-class Held:
+class PinnedView:
     """A state at one position."""
 
     pin: str
@@ -30,13 +30,13 @@ class Held:
     position: Position
     seq: Seq
     time_ms: int
-    """Record time: what expires at it or before is absent."""
+    """Record time: records that expire at it or before are absent."""
     owned: Tokens
     records: int
-    """Those past their expiry included."""
+    """Number of records, those past their expiry included."""
     view: View
     hides_expired: bool
-    """Whether any record is there that is absent."""
+    """True if the view contains expired records, which are absent."""
 
 
 class PinnedViews:
@@ -44,39 +44,41 @@ class PinnedViews:
 
     def __init__(self, partition: PartitionId, engine: Engine) -> None:
         self._partition, self._engine = partition, engine
-        self.by_pin: dict[str, Held] = {}
+        self.by_pin: dict[str, PinnedView] = {}
         self.passed_ms: Callable[[], int] = lambda: 0
-        """The date to remove by; 0: only record time counts (docs/protocol.md, P31)."""
+        """The server's time by which views end; 0 if only record time counts (docs/protocol.md, P31)."""
         self.expired = 0
-        """States that have reached their deadline."""
+        """Number of views that have reached their deadline."""
         self.refused = 0
-        """MARKs that were not kept because HELD_MAX states were."""
+        """Number of MARKs that were not kept because there were HELD_MAX views."""
 
     @property
-    def all(self) -> list[Held]:
-        """By pin."""
+    def all(self) -> list[PinnedView]:
+        """All views, sorted by pin."""
         return [self.by_pin[pin] for pin in sorted(self.by_pin)]
 
     # docs/protocol.md K1
-    def apply(self, mark: Mark, *, position: Position, seq: Seq, time_ms: int, owned: Tokens, records: int) -> None:
-        """The MARK is in the state, which stands as told."""
+    def apply(
+        self, mark: MarkRecord, *, position: Position, seq: Seq, time_ms: int, owned: Tokens, records: int
+    ) -> None:
+        """Apply a MARK that is in the state. The arguments describe the state at the MARK."""
         self.expire(time_ms)
         if not mark.takes:
             self._move_deadline(mark)
             return
         self.drop(mark.pin)
         if mark.deadline_ms <= max(time_ms, self.passed_ms()):
-            return  # long ago: the log is being read again
+            return  # ended long ago: the log is being read again
         if len(self.by_pin) >= HELD_MAX:
             self.refused += 1
             return
         view = self._engine.view((rows.ALL_DATA, rows.ALL_ORDER))
         expired = rows.ALL_EXPIRY[0], rows.expiry_key(time_ms + 1, b"")
         hides_expired = next(self._engine.iterate(*expired), None) is not None
-        held = Held(mark.pin, mark.deadline_ms, position, seq, time_ms, owned, records, view, hides_expired)
+        held = PinnedView(mark.pin, mark.deadline_ms, position, seq, time_ms, owned, records, view, hides_expired)
         self.by_pin[mark.pin] = held
 
-    def _move_deadline(self, mark: Mark) -> None:
+    def _move_deadline(self, mark: MarkRecord) -> None:
         found = self.by_pin.get(mark.pin)
         if found is None:
             return
@@ -85,40 +87,40 @@ class PinnedViews:
         else:
             self.drop(mark.pin)
 
-    def taken(self, pin: str, position: Position) -> Held:
-        """Return the view of a MARK that is in the state now. Raises Overloaded if it was one too many, else as
-        `get`."""
+    def taken(self, pin: str, position: Position) -> PinnedView:
+        """Return the view of a MARK that is in the state now. Raises Overloaded if there were too many views, otherwise
+        like `get`."""
         if pin not in self.by_pin:
             self.check_room(pin)
         return self.get(pin, position)
 
     def check_room(self, pin: str) -> None:
-        """Raises Overloaded unless this pin can be kept beside the others."""
+        """Raise Overloaded unless this pin can be kept besides the others."""
         others = len(self.by_pin) - (pin in self.by_pin)
         if others >= HELD_MAX:
-            raise Overloaded(f"partition {self._partition}: {others} pins are there, at most {HELD_MAX}")
+            raise Overloaded(f"partition {self._partition}: {others} of at most {HELD_MAX} pins are in use")
 
-    def get(self, pin: str, position: Position) -> Held:
-        """Raises NoSuchPin."""
+    def get(self, pin: str, position: Position) -> PinnedView:
+        """Return the view of the pin. Raises NoSuchPin."""
         found = self.by_pin.get(pin)
         if found is None or found.position != position:
-            raise NoSuchPin(f"partition {self._partition}: pin {pin!r} at {tuple(position)} is not kept here")
+            raise NoSuchPin(f"partition {self._partition}: pin {pin!r} at {tuple(position)} has ended here")
         return found
 
     # docs/protocol.md K2
     def expire(self, now_ms: int) -> None:
-        """Drop what has reached its deadline."""
+        """Drop views that have reached their deadline."""
         for pin in [pin for pin, held in self.by_pin.items() if held.deadline_ms <= now_ms]:
             self.drop(pin)
             self.expired += 1
 
     def drop(self, pin: str) -> None:
-        """Keep it no more, if it is there."""
+        """Drop the view of the pin, if there is one."""
         found = self.by_pin.pop(pin, None)
         if found is not None:
             found.view.close()
 
     def close(self) -> None:
-        """Keep nothing any more: the state is being replaced, or the engine is about to be closed."""
+        """Drop all views, because the state is being replaced or the engine is about to be closed."""
         for pin in sorted(self.by_pin):
             self.drop(pin)

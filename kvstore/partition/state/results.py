@@ -1,4 +1,4 @@
-"""Results ↔ bytes, for those that are remembered for a client's retries. Decides only.
+"""Encodes results that are remembered for a client's retries. Decides only.
 
 result := integer | bool | nil | bytes | [tag, item …]       as MessagePack; tag 0 list, 1 tuple, 2 Record, 3 error
 """
@@ -17,20 +17,21 @@ _LIST, _TUPLE, _RECORD, _ERROR = range(4)
 
 
 def encode_result(result: Result | StoreError) -> bytes:
-    """The result as it stands in the log; never empty."""
+    """Encode the result as it is stored in the log; never empty."""
     return msgspec.msgpack.encode(_plain(result))
 
 
 def decode_result(encoded: bytes) -> Result | StoreError:
-    """Raises Corrupted."""
+    """Decode a result. Raises Corrupted."""
     try:
         return _value(msgspec.msgpack.decode(encoded))
     except (msgspec.DecodeError, LookupError, TypeError) as error:
-        raise Corrupted(f"remembered result {encoded[:32].hex()} cannot be read: {error}") from error
+        raise Corrupted(f"cannot read remembered result {encoded[:32].hex()}: {error}") from error
 
 
 def fits(op: Op, result: Result | StoreError) -> bool:
-    """Whether `result` may be that of `op`: what is remembered under a request id may be another operation's."""
+    """Return True if `result` may be the result of `op`. The result remembered under a request id may be another
+    operation's."""
     match op[0]:
         case Code.PUT if op[4] & Flag.RETURN_OLD:
             return _is_tuple(result, bool, int, Record | None)
@@ -59,7 +60,7 @@ def fits(op: Op, result: Result | StoreError) -> bool:
 
 def misused(request: RequestId) -> InvalidRequest:
     """Make the error for a request id under which another operation's result is remembered."""
-    return InvalidRequest(f"request {request[1]} was another operation on this key")
+    return InvalidRequest(f"request {request[1]} was used for another operation on this key; use a new request id")
 
 
 def _is_tuple(result: Result, *kinds: Any) -> bool:
@@ -85,7 +86,7 @@ def _plain(value: Any) -> Any:
             return [_ERROR, type(value).__name__, *map(_plain, value.args)]
         case str():
             return value
-    raise AssertionError(f"a result of type {type(value).__name__}")
+    raise AssertionError(f"unexpected result of type {type(value).__name__}")
 
 
 def _value(plain: Any) -> Any:

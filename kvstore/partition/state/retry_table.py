@@ -1,13 +1,13 @@
-"""Remembered request ids: a retried mutation is applied once. Decides only.
+"""Remembers request ids, so that a retried mutation is applied once. Decides only.
 
-The table is a function of the log: (client, sequence, hash of the key) -> result. A client tells with each request up
-to where it has had answers; results below are dropped, and a request below is a late duplicate, refused. A client
-without requests for a window of record time is forgotten, and a request that carries a leader time older than record
-time less the window is refused: whatever was forgotten carried such a time, so it is never applied again
-(docs/protocol.md, Retries). Its bounds hold whatever a client sends (P33).
+The table is a function of the log: (client, sequence, hash of the key) → result. Each request of a client carries the
+sequence below which the client has received all answers. Results below it are dropped, and a request below it is a late
+duplicate and refused. A client without requests for a window of record time is forgotten, and a request that carries a
+leader time older than record time less the window is refused: every forgotten request carried such a time, so it is
+never applied again (docs/protocol.md, Retries). The table's bounds hold whatever a client sends (P33).
 
-In the engine an entry's request ids are one row, kept while a result in it is remembered or it is the last that a
-client sent; the table is rebuilt from these rows at start.
+In the engine an entry's request ids are one row. The row stays while one of its results is remembered, or while it is
+the latest row of a client. The table is rebuilt from these rows at start.
 """
 
 from __future__ import annotations
@@ -28,51 +28,51 @@ from kvstore.proto import entry_pb2
 from kvstore.ring.hashing import token_of
 
 BYTES_PER_CLIENT = 600
-"""What a client costs in memory, about."""
+"""Approximate memory that a client takes."""
 BYTES_PER_RESULT = 220
-"""What a remembered result costs beside its bytes."""
+"""Approximate memory that a remembered result takes besides its bytes."""
 TOGETHER_MIN = 4
-"""From this number of requests on, to remember them together costs less than one by one."""
+"""From this number of requests on, remembering them batched costs less than one by one."""
 FORGOTTEN_PER_ENTRY_MAX = 64
-"""Clients; bounds what one entry may cost."""
+"""Maximum number of clients forgotten per entry, which bounds the work of one entry."""
 
 _row_head = Struct(">BQ")
 ROW_FORMAT = 1
 
 Remembered = int | bytes
-"""The sequence of a mutation whose result it is, or an encoded result."""
+"""The sequence of the mutation whose result it is, or an encoded result."""
 _Chain = tuple[int, Remembered, int, int, Any]
-"""Key hash, result, row, what it costs, and the next one of the same sequence or None."""
+"""Key hash, result, row, cost in bytes, and the next chain link of the same sequence or None."""
 
 
 def key_hash(key: bytes) -> int:
-    """The key's token and a second hash of the key."""
+    """Combine the key's token and a second hash of the key."""
     return token_of(key) << 32 | mmh3_32_uintdigest(key, 1)
 
 
 def hash_at_hand(key: bytes, row_key: bytes) -> int:
-    """`key_hash` of a key whose token is at hand, in its record key."""
+    """Return `key_hash` of a key whose token is known from its row key."""
     return int.from_bytes(row_key[1:5], "big") << 32 | mmh3_32_uintdigest(key, 1)
 
 
 def hashes_at_hand(keys: list[bytes], row_keys: list[bytes]) -> list[int]:
-    """The same of many keys."""
+    """Return `key_hash` of many such keys."""
     tokens = unpack(f">{len(keys)}I", b"".join([row_key[1:5] for row_key in row_keys]))
     seconds = map(mmh3_32_uintdigest, keys, repeat(1))
     return [token << 32 | second for token, second in zip(tokens, seconds, strict=True)]
 
 
 PART_OF_A_RANGE = b"\0"
-"""In the place of the tokens of a batch: what one partition has answered to a DELETE_RANGE, and no other ever knows.
-Each does a part of its own, perhaps all of them under one id."""
+"""In place of a batch's tokens: the result of one partition's part of a DELETE_RANGE, which never moves to another
+partition. Every partition carries out its own part, perhaps all under one request id."""
 
 
 def touched_tokens(row_keys: list[bytes]) -> bytes:
-    """The tokens of all keys of a batch."""
+    """Return the tokens of all keys of a batch."""
     return b"".join(sorted({each[1:5] for each in row_keys}))
 
 
-class _Client:
+class _ClientResults:
     """One client's requests and results."""
 
     __slots__ = ("count", "first_unacked", "left", "results", "row", "seen_ms")
@@ -83,25 +83,25 @@ class _Client:
         """No request of this client was logged at a later time or carried one."""
         self.row = 0
         self.count = 0
-        """Results remembered. One sequence may have many: one for each key."""
+        """Number of results remembered. One sequence may have many: one for each key."""
         self.results: dict[int, _Chain] = {}
         self.left: tuple[int, int] | None = None
-        """The last answer of `_left`, with what it was asked, until results change: many requests of one client that
-        come together carry the same acknowledgement."""
+        """Cache of the last call of `_left`: its argument and result, until results change. Many requests of one client
+        that arrive together carry the same acknowledgement."""
 
 
 # docs/protocol.md P16
 class RetryTable:
-    """Changed by the records of the log alone; read by the leader."""
+    """The retry table of one replica. Only the records of the log change it; the leader reads it."""
 
     def __init__(self, *, window_ms: int, bytes_max: int, results_max: int) -> None:
         self.bytes = 0
         self._window_ms, self._bytes_max, self._results_max = window_ms, bytes_max, results_max
-        self._clients: dict[bytes, _Client] = {}
+        self._clients: dict[bytes, _ClientResults] = {}
         self.idle: list[tuple[int, bytes]] = []
-        """Each client once, a heap by a `seen_ms` that it had: it may have a later one by now."""
+        """A heap with each client once, by a `seen_ms` that it had. Its present `seen_ms` may be later."""
         self._rows: dict[int, int] = {}
-        """Row -> how many results and clients need it."""
+        """Row → number of results and clients that need it."""
         self._dropped: list[int] = []
 
     def __len__(self) -> int:
@@ -111,13 +111,13 @@ class RetryTable:
 
     # docs/protocol.md P12, P14, P15
     def find(self, request: RequestId, hash_of_key: int, now_ms: int) -> Remembered | None:
-        """Return the request's result if it was applied before; None if it is new: see `admit`.
+        """Return the request's result if it was applied before, or None if it is new: see `admit`.
 
-        Raises RequestExpired for what may have been forgotten or answered.
+        Raises RequestExpired for a request that may have been forgotten or answered.
         """
         client_id, sequence, _, carried_ms = request
         if carried_ms < now_ms - self._window_ms:
-            raise RequestExpired(f"the request carries leader time {carried_ms}, now is {now_ms}")
+            raise RequestExpired(f"the request carries leader time {carried_ms}, which is too old at {now_ms}")
         client = self._clients.get(client_id)
         if client is None:
             return None
@@ -128,13 +128,13 @@ class RetryTable:
             link = link[4]
         if sequence < client.first_unacked:
             raise RequestExpired(
-                f"request {sequence} was answered: the client has acknowledged all below {client.first_unacked}"
+                f"request {sequence} was answered, and the client has acknowledged all below {client.first_unacked}"
             )
         return None
 
     def are_new(self, oldest: RequestId, sequences: Sequence[int], now_ms: int) -> bool:
-        """Whether `find` finds none of one client's requests and refuses none. `oldest` has the least sequence and
-        carries the least time of all. False also where only `find` can tell."""
+        """Return True if `find` would find none of one client's requests and refuse none. `oldest` has the lowest
+        sequence and carries the earliest time of all. May return False if only `find` can tell."""
         client_id, lowest, _, carried_ms = oldest
         if carried_ms < now_ms - self._window_ms:
             return False
@@ -142,21 +142,22 @@ class RetryTable:
         return client is None or (lowest >= client.first_unacked and client.results.keys().isdisjoint(sequences))
 
     def admit(self, request: RequestId, now_ms: int, pending: int, pending_bytes: int) -> None:
-        """Raise Overloaded unless the result of a new request can be remembered, InvalidRequest if its client could
-        hardly be forgotten again. `pending`: results of this client that are on their way into the table;
-        `pending_bytes`: what all that are cost."""
+        """Raise Overloaded unless the result of a new request can be remembered, and InvalidRequest if the request
+        carries a time so far ahead that its client could not be forgotten. `pending` is the number of results of this
+        client that are on their way into the table; `pending_bytes` is the size of all clients' results on their
+        way."""
         client_id, _, first_unacked, carried_ms = request
         if carried_ms > now_ms + self._window_ms:
-            raise InvalidRequest(f"the request carries leader time {carried_ms}, now is only {now_ms}")
+            raise InvalidRequest(f"the request carries leader time {carried_ms}, which is ahead of {now_ms}")
         client, size = self._clients.get(client_id), self.bytes + pending_bytes
         if client is None and size >= self._bytes_max:
-            raise Overloaded(f"results of {len(self._clients)} clients take {size} bytes")
+            raise Overloaded(f"remembered results of {len(self._clients)} clients take {size} bytes")
         count = pending + (0 if client is None else client.count)
         if count < self._results_max and size < 2 * self._bytes_max:
             return
         left = pending + (0 if client is None else _left(client, first_unacked))
         if left >= self._results_max:
-            raise Overloaded(f"{left} results of this client are not acknowledged")
+            raise Overloaded(f"{left} results of this client are not acknowledged; wait for answers")
         if left and size >= 2 * self._bytes_max:
             raise Overloaded(f"remembered results take {size} bytes")
 
@@ -169,8 +170,8 @@ class RetryTable:
         pending: int,
         pending_bytes: int,
     ) -> None:
-        """The same for new requests of one client, in this order. `carried_ms`: the latest time that one carries;
-        `pending_bytes` has what all of them cost."""
+        """Like `admit`, for new requests of one client, in this order. `carried_ms` is the latest time that one of them
+        carries; `pending_bytes` includes the cost of all of them."""
         count, client = len(first_unacked), self._clients.get(client_id)
         if pending + count + (0 if client is None else client.count) > self._results_max:
             last = {first: place for place, first in enumerate(first_unacked)}
@@ -182,8 +183,9 @@ class RetryTable:
     # ── what the log changes ──────────────────────────────────────────────────────────────────────────────────────────
 
     def apply(self, first_seq: int, time_ms: int, requests: Requests, *, is_reload: bool = False) -> list[int]:
-        """Take in the request ids of the entry that begins with `first_seq`, as row `first_seq`. Returns the rows that
-        are needed no more. `is_reload`: it is a row of this table's own, whose bounds were kept when it was written."""
+        """Take in the request ids of the entry that begins with `first_seq`, as row `first_seq`. Return the rows that
+        are no longer needed. If `is_reload`, the row is one of this table's own, and its bounds were enforced when it
+        was written."""
         self._rows[first_seq] = 1
         clients = [
             self._touch(client_id, first_seq, time_ms, first_unacked, seen_ms)
@@ -200,8 +202,8 @@ class RetryTable:
         self._release(first_seq)
         return self._take_dropped()
 
-    def _remember_together(self, client: _Client, first_seq: int, requests: Requests) -> None:
-        """The same as `_remember_each` of what is plain, in columns."""
+    def _remember_together(self, client: _ClientResults, first_seq: int, requests: Requests) -> None:
+        """Do the same as `_remember_each` for plain requests, in columns."""
         sequences, count = requests.sequences, len(requests.sequences)
         versions = map(first_seq.__add__, requests.mutations)
         links = zip(requests.hashes, versions, repeat(first_seq), repeat(BYTES_PER_RESULT), repeat(None))
@@ -211,7 +213,7 @@ class RetryTable:
         self.bytes += count * BYTES_PER_RESULT
         self._rows[first_seq] += count
 
-    def _remember_each(self, clients: list[_Client], first_seq: int, requests: Requests) -> None:
+    def _remember_each(self, clients: list[_ClientResults], first_seq: int, requests: Requests) -> None:
         nothing = [b""] * len(requests.sequences)
         results, touched = requests.results or nothing, requests.touched or nothing
         kept = size = 0
@@ -222,7 +224,7 @@ class RetryTable:
             if sequence >= client.first_unacked:
                 known = client.results.get(sequence)
                 if known is not None and _holds(known, hash_of_key):
-                    continue  # imported once more
+                    continue  # imported before
                 remembered: Remembered = result or first_seq + mutation
                 cost = BYTES_PER_RESULT + len(result) + len(tokens)
                 client.results[sequence] = (hash_of_key, remembered, first_seq, cost, known)
@@ -233,9 +235,9 @@ class RetryTable:
         self.bytes += size
         self._rows[first_seq] += kept
 
-    def _bound(self, client: _Client) -> None:
-        """Whatever the log says, no more than the bounds is remembered: the client's lowest sequences go, as if it had
-        acknowledged them. Their duplicates are refused then, never applied (docs/protocol.md, P33)."""
+    def _bound(self, client: _ClientResults) -> None:
+        """Enforce the bounds whatever the log says: drop the client's lowest sequences, as if the client had
+        acknowledged them. Their duplicates are then refused, never applied (docs/protocol.md, P33)."""
         if client.count <= self._results_max and self.bytes <= 2 * self._bytes_max:
             return
         for sequence in sorted(client.results):
@@ -245,8 +247,8 @@ class RetryTable:
             self._drop(client, [sequence])
 
     def row(self, time_ms: int, requests: Requests) -> bytes:
-        """The engine row of request ids just applied. It holds each client's largest values so far: the rows that
-        brought them may be gone when the table is rebuilt."""
+        """Encode the engine row of request ids that were just applied. It contains each client's largest values so far,
+        because the rows that brought them may be gone when the table is rebuilt."""
         clients = [self._clients[each] for each in requests.clients]
         message = entry_pb2.Requests()
         message.CopyFrom(requests.message or requests_message(requests))
@@ -255,7 +257,8 @@ class RetryTable:
         return _row_head.pack(ROW_FORMAT, time_ms) + message.SerializeToString()
 
     def forget(self, time_ms: int, most: int = FORGOTTEN_PER_ENTRY_MAX) -> list[int]:
-        """Forget clients idle for the window at record time `time_ms`. Returns the rows that are needed no more."""
+        """Forget clients that have been idle for the window at record time `time_ms`. Return the rows that are no
+        longer needed."""
         horizon = time_ms - self._window_ms
         idle = self.idle
         while idle and idle[0][0] < horizon and most:
@@ -272,10 +275,10 @@ class RetryTable:
             self._release(client.row)
         return self._take_dropped()
 
-    def _touch(self, client_id: bytes, row: int, time_ms: int, first_unacked: int, seen_ms: int) -> _Client:
+    def _touch(self, client_id: bytes, row: int, time_ms: int, first_unacked: int, seen_ms: int) -> _ClientResults:
         client = self._clients.get(client_id)
         if client is None:
-            client = self._clients[client_id] = _Client()
+            client = self._clients[client_id] = _ClientResults()
             self.bytes += BYTES_PER_CLIENT
             heappush(self.idle, (max(seen_ms, time_ms), client_id))
         else:
@@ -287,7 +290,7 @@ class RetryTable:
             self._prune(client, first_unacked)
         return client
 
-    def _prune(self, client: _Client, first_unacked: int) -> None:
+    def _prune(self, client: _ClientResults, first_unacked: int) -> None:
         before, client.first_unacked = client.first_unacked, first_unacked
         results = client.results
         if first_unacked - before <= len(results):
@@ -295,8 +298,8 @@ class RetryTable:
         else:
             self._drop(client, [each for each in results if each < first_unacked])
 
-    def _drop(self, client: _Client, sequences: Iterable[int]) -> None:
-        """Drop the results of sequences, where there are any; those of one row mostly stand together."""
+    def _drop(self, client: _ClientResults, sequences: Iterable[int]) -> None:
+        """Drop the results of sequences, if there are any. Results of one row are mostly adjacent."""
         released, many, count, size = 0, 0, 0, 0
         link: _Chain | None
         for link in map(client.results.pop, sequences, repeat(None)):
@@ -329,7 +332,7 @@ class RetryTable:
     # ── for tests ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def check(self) -> None:
-        """Assert what must hold between steps."""
+        """Assert the invariants of the table."""
         needed: dict[int, int] = {}
         size = 0
         for client in self._clients.values():
@@ -351,13 +354,13 @@ class RetryTable:
         assert size == self.bytes, f"counted {self.bytes} bytes, hold {size}"
 
     def rows(self) -> list[int]:
-        """The rows that the engine must hold, in order."""
+        """Return the rows that the engine must hold, in order."""
         return sorted(self._rows)
 
 
-def _are_plain(requests: Requests, client: _Client) -> bool:
-    """Whether all are requests of this client whose results are their mutations' sequences, each under a sequence of
-    its own that is not remembered."""
+def _are_plain(requests: Requests, client: _ClientResults) -> bool:
+    """Return True if all are requests of this client whose results are their mutations' sequences, each under a
+    sequence of its own that is not remembered."""
     sequences, results = requests.sequences, client.results
     if requests.results or requests.touched:
         return False
@@ -365,8 +368,8 @@ def _are_plain(requests: Requests, client: _Client) -> bool:
     return is_kept and len(set(sequences)) == len(sequences)
 
 
-def _left(client: _Client, first_unacked: int) -> int:
-    """How many results stay once the client has acknowledged all below `first_unacked`."""
+def _left(client: _ClientResults, first_unacked: int) -> int:
+    """Return how many results remain once the client has acknowledged all below `first_unacked`."""
     if first_unacked <= client.first_unacked:
         return client.count
     if client.left is None or client.left[0] != first_unacked:
@@ -380,7 +383,7 @@ def _left(client: _Client, first_unacked: int) -> int:
     return client.left[1]
 
 
-def _count_from(client: _Client, sequence: int) -> int:
+def _count_from(client: _ClientResults, sequence: int) -> int:
     count = 0
     for each, first in client.results.items():
         link: _Chain | None = first if each >= sequence else None
@@ -401,12 +404,12 @@ def _holds(link: _Chain | None, hash_of_key: int) -> bool:
 
 
 def decode_row(row: bytes) -> tuple[int, Requests]:
-    """Record time and request ids of `RetryTable.row`. Raises Corrupted; WrittenByNewer for a format that this program
-    does not know."""
+    """Decode a row that `RetryTable.row` has made into record time and request ids. Raises Corrupted; WrittenByNewer
+    for an unknown format."""
     row_format, time_ms = _row_head.unpack_from(row)
     if row_format != ROW_FORMAT:
-        raise WrittenByNewer(f"row of request ids has format {row_format}, this program reads format {ROW_FORMAT}")
+        raise WrittenByNewer(f"expected request ids in format {ROW_FORMAT}, got format {row_format}")
     try:
         return time_ms, requests_of(entry_pb2.Requests.FromString(row[_row_head.size :]))
     except DecodeError as error:
-        raise Corrupted(f"row of request ids cannot be read: {error}") from error
+        raise Corrupted(f"cannot read a row of request ids: {error}") from error

@@ -1,13 +1,14 @@
-"""Memory of all engines of a node, within one budget.
+"""Divides one memory budget among all engines of a node.
 
-Three things take it. *Write buffers*, what is not in a file yet: beyond half of the budget the largest are flushed, and
-beyond three quarters writers wait for these flushes. *Indexes and filters* of files, all of them:
-reads are a third dearer if they have to be looked up in a cache. *Blocks* of files: what the others leave, since the
-cache is charged with the write buffers and made smaller by the indexes. So nothing has to be divided, however many
-engines there are. An engine that is written to alone has the whole budget, within its own `write_buffer_bytes`.
+Three things take memory. *Write buffers* hold data that is not in a file yet. If they exceed half of the budget, the
+largest are flushed; if they exceed three quarters, writers wait for these flushes. *Indexes and filters* of files are
+kept in memory completely, because looking them up in a cache would make reads a third slower. *Blocks* of files get the
+rest: the cache is charged with the write buffers and shrunk by the indexes. So nothing has to be divided up front,
+however many engines there are, and an engine that alone is written to has the whole budget, within its own
+`write_buffer_bytes`.
 
-The library flushes the buffer of the engine that is written to, however small. Where idle engines fill the budget, that
-would be a file for every write.
+RocksDB itself would flush the buffer of the engine that is written to, however small. If idle engines filled the
+budget, every write would create a file.
 """
 
 from __future__ import annotations
@@ -23,18 +24,20 @@ from kvstore.partition.state.memory_share import cache_bytes, largest_first
 
 BUDGET_BYTES = 256 << 20
 FLUSH_SHARE, PAUSE_SHARE = 0.5, 0.75
-"""Of the budget: write buffers beyond the first are flushed, beyond the second writers wait meanwhile."""
+"""Shares of the budget. If write buffers exceed the first, the largest are flushed; if they exceed the second, writers
+wait meanwhile."""
 KEPT_SHARE = 7 / 8
-"""Of what may stay, what a round of flushes leaves: the next is not due at once."""
+"""Share of the allowed write buffers that a round of flushes leaves, so that the next round is not due at once."""
 CACHE_SHARE_MIN = 0.25
-"""Of the budget, the least for write buffers and blocks."""
+"""Minimum share of the budget for write buffers and blocks."""
 LOOK_S, INDEX_S = 0.05, 5.0
-"""Between two looks at all write buffers, and at all indexes: each takes a microsecond or so for each engine."""
+"""Seconds between two checks of all write buffers, and of all indexes. Each check takes about a microsecond per
+engine."""
 LOOK_SHARE = 1 / 16
-"""Of the budget: when the write buffers have grown by so much, they are looked at before that."""
+"""Share of the budget by which the write buffers may grow before they are checked early."""
 
 
-class Engine(Protocol):
+class BudgetedEngine(Protocol):
     """An engine that shares the budget."""
 
     def unflushed_bytes(self) -> int: ...
@@ -43,34 +46,34 @@ class Engine(Protocol):
 
 
 class RocksMemory:
-    """A cache of blocks and a count of write buffers that all engines share. Calls are made on the event loop."""
+    """The block cache and the write-buffer count that all engines share. Calls are made on the event loop."""
 
     def __init__(self, budget_bytes: int = BUDGET_BYTES, now: Callable[[], float] | None = None) -> None:
         self.budget_bytes = budget_bytes
         self.cache = Cache(budget_bytes)
-        # It makes no writer stall: that would stop the event loop. Its own flushes, at 7/8 of the budget, are for a
-        # disk so slow that ours have not ended.
+        # The manager does not stall writers, because a stall would stop the event loop. Its own flushes, at 7/8 of the
+        # budget, matter only on a disk so slow that ours have not ended.
         self.buffers = WriteBufferManager.new_write_buffer_manager_with_cache(budget_bytes, False, self.cache)
         self.flushes = 0
         self._now = now or SystemClock().now
         self._look_at = self._index_at = 0.0
         self._look_beyond = 0.0
-        """How large the write buffers must have become for a look before it is due."""
+        """The size of the write buffers from which on they are checked before the next check is due."""
         self._index_bytes = 0
-        self._engines: dict[Engine, None] = {}
-        self._flushing: set[Engine] = set()
+        self._engines: dict[BudgetedEngine, None] = {}
+        self._flushing: set[BudgetedEngine] = set()
 
-    def add(self, engine: Engine) -> None:
-        """Count an engine in. Its options hold the cache and the count of write buffers."""
+    def add(self, engine: BudgetedEngine) -> None:
+        """Add an engine to the budget. Its options hold the cache and the write-buffer count."""
         self._engines[engine] = None
 
-    def remove(self, engine: Engine) -> None:
-        """Count an engine out, before it closes."""
+    def remove(self, engine: BudgetedEngine) -> None:
+        """Remove an engine from the budget, before it closes."""
         self._engines.pop(engine, None)
 
     def look(self) -> None:
-        """Flush the largest write buffers if all together are too large, and leave room for the indexes. Cheap if it
-        was looked just now."""
+        """Flush the largest write buffers if together they are too large, and shrink the cache to leave memory for the
+        indexes. Cheap if called again at once."""
         now = self._now()
         if now >= self._index_at:
             self._index_at = now + INDEX_S
@@ -79,19 +82,19 @@ class RocksMemory:
         if used <= limit or (now < self._look_at and used < self._look_beyond):
             return
         self._look_at, self._look_beyond = now + LOOK_S, used + self.budget_bytes * LOOK_SHARE
-        # What pinned views hold of buffers that have been flushed is no engine's any more: no flush would free it.
+        # Buffers that are flushed but held by pinned views belong to no engine any more, so no flush would free them.
         sizes = {engine: engine.unflushed_bytes() for engine in self._engines if engine not in self._flushing}
         if (held := sum(sizes.values())) > limit:
             for engine in largest_first(sizes, excess=held - int(limit * KEPT_SHARE)):
                 self._flush(engine)
 
     def is_over(self) -> bool:
-        """Tell whether all write buffers are so large that writers are to wait. Nobody waits without a flush under way
-        that was made to free memory: pinned views may hold more than the budget for hours."""
+        """Return True if the write buffers are so large that writers must wait. Writers wait only for a running flush
+        that frees memory, because pinned views may hold more than the budget for hours."""
         return bool(self._flushing) and self.buffers.get_usage() >= self.budget_bytes * PAUSE_SHARE
 
     def statistics(self) -> dict[str, int]:
-        """Return the bytes of each kind that the budget holds, and the budget."""
+        """Return the bytes of each kind in the budget, and the budget."""
         buffers = self.buffers.get_usage()
         return {
             "memory_budget_bytes": self.budget_bytes,
@@ -101,7 +104,7 @@ class RocksMemory:
             "flushes_for_memory": self.flushes,
         }
 
-    def _flush(self, engine: Engine) -> None:
+    def _flush(self, engine: BudgetedEngine) -> None:
         self.flushes += 1
         self._flushing.add(engine)
         engine.flush_to_free().add_done_callback(lambda _: self._flushing.discard(engine))

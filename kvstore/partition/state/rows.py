@@ -1,18 +1,18 @@
 """The rows of a partition's state in its engine: keys under one-byte prefixes, and values. Decides only.
 
-    m                               meta: where the state stands                (Meta)
-    d | token u32 big endian | key  a record: header, value                     (encode_record, record_of)
+    m                               meta: the state's place in the log           (StateMeta)
+    d | token u32 big endian | key  a record: header, value                      (encode_record, record_of)
     o | key                         the key in key order; empty value
     x | expires_ms u64 be | key     the key by its expiry; empty value
-    r | first_seq u64 be            request ids and results that one entry brought   (retry_table.py)
-    t                               which tokens the partition owns     (ownership.py)
-    c                               checksums at the last checked sequences   (checksum.py)
-    f                               whose state this is a copy of, until it is borne out
-    v                               by which cluster version the log is written; absent: by the first
-    h                               a difference of another replica's that this one has heard of (trials.py)
+    r | first_seq u64 be            request ids and results of one entry         (retry_table.py)
+    t                               the tokens that the partition owns           (ownership.py)
+    c                               checksums at the last checked sequences      (checksum.py)
+    f                               the replicas that this state was copied from, until it is confirmed
+    v                               the cluster version that writes the log; absent: the first version
+    h                               a difference that another replica reported   (trials.py)
 
-A range of tokens is contiguous, and `o` and `x` change only when a key is created, deleted, or given another expiry.
-docs/reference/formats.md (State store) has every byte.
+A range of tokens is contiguous, and `o` and `x` change only when a key is created, deleted, or gets another expiry.
+docs/reference/formats.md (State store) describes every byte.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ ALL_DATA = (b"d", b"e")
 ALL_ORDER = (b"o", b"p")
 ALL_EXPIRY = (b"x", b"y")
 ALL_RETRY = (b"r", b"s")
-TERRITORY_KEY = b"t"
+OWNERSHIP_KEY = b"t"
 CHECKS_KEY = b"c"
 ORIGINS_KEY = b"f"
-HEARD_KEY = b"h"
+REPORTED_KEY = b"h"
 VERSION_KEY = b"v"
 EVERYTHING = (b"", b"\xff")
 
@@ -45,100 +45,102 @@ FORMAT = 1
 
 
 def encode_origins(servers: frozenset[ServerId]) -> bytes:
-    """The row of whose copy a state is."""
+    """Encode the row of the replicas that a state was copied from."""
     return bytes((FORMAT,)) + b"\0".join(server.encode() for server in sorted(servers))
 
 
 def origins_of(row: bytes | None) -> frozenset[ServerId]:
-    """Empty: it is no copy. Raises WrittenByNewer for a format that this program does not know."""
+    """Decode the row. An empty set means that the state is no copy. Raises WrittenByNewer for an unknown format."""
     if row is None:
         return frozenset()
     if row[0] != FORMAT:
-        raise WrittenByNewer(f"the row of a copy's origins has format {row[0]}, this program reads format {FORMAT}")
+        raise WrittenByNewer(f"expected a copy's origins in format {FORMAT}, got format {row[0]}")
     return frozenset(ServerId(each.decode()) for each in row[1:].split(b"\0"))
 
 
-class Heard(NamedTuple):
-    """Where another replica was heard to differ first, and whether this one is barred for it."""
+class ReportedDifference(NamedTuple):
+    """A difference that another replica reported: the sequence of its first difference, and whether this replica is
+    barred for it."""
 
     since: Seq
     is_barred: bool
 
 
-NOTHING_HEARD = Heard(Seq(0), False)
-_heard = Struct(">BQB")
+NOTHING_REPORTED = ReportedDifference(Seq(0), False)
+_reported = Struct(">BQB")
 
 
-def encode_heard(heard: Heard) -> bytes:
-    """The row of it."""
-    return _heard.pack(FORMAT, *heard)
+def encode_reported(reported: ReportedDifference) -> bytes:
+    """Encode the row of a reported difference."""
+    return _reported.pack(FORMAT, *reported)
 
 
-def heard_of(row: bytes | None) -> Heard:
-    """Raises WrittenByNewer for a format that this program does not know."""
+def reported_of(row: bytes | None) -> ReportedDifference:
+    """Decode the row. Raises WrittenByNewer for an unknown format."""
     if row is None:
-        return NOTHING_HEARD
+        return NOTHING_REPORTED
     if row[0] != FORMAT:
-        raise WrittenByNewer(f"the row of what was heard has format {row[0]}, this program reads format {FORMAT}")
-    _, since, is_barred = _heard.unpack(row)
-    return Heard(Seq(since), bool(is_barred))
+        raise WrittenByNewer(f"expected a reported difference in format {FORMAT}, got format {row[0]}")
+    _, since, is_barred = _reported.unpack(row)
+    return ReportedDifference(Seq(since), bool(is_barred))
 
 
 _version = Struct(">BI")
 
 
 def encode_version(version: int) -> bytes:
-    """The row of a log's version."""
+    """Encode the row of a log's version."""
     return _version.pack(FORMAT, version)
 
 
 def version_of(row: bytes | None) -> int:
-    """Raises WrittenByNewer for a format that this program does not know."""
+    """Decode the row. Raises WrittenByNewer for an unknown format."""
     if row is None:
         return versions.FIRST
     if row[0] != FORMAT:
-        raise WrittenByNewer(f"the row of the log's version has format {row[0]}, this program reads format {FORMAT}")
+        raise WrittenByNewer(f"expected the log's version in format {FORMAT}, got format {row[0]}")
     return int(_version.unpack(row)[1])
 
 
 # ── records ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 AGED = 1
-"""Header flag: the key was created by an earlier mutation than the one that wrote it, named after the write time."""
+"""Header flag: the key was created by an earlier mutation than the one that wrote it. The creating sequence follows the
+write time."""
 EXPIRES = 2
-"""Header flag: an expiry ends the header."""
+"""Header flag: the header ends with an expiry."""
 
 pack_data_key = Struct(">cI").pack
-"""b"d", token: what stands before the key in its data key."""
+"""Pack b"d" and the token: the prefix of a key's row key."""
 _pack_expiry_key = Struct(">cQ").pack
 _pack_retry_key = _pack_expiry_key
 
 pack_fresh = Struct(">BQQ").pack
-"""0, version, written_ms."""
+"""Pack 0, version, written_ms."""
 pack_aged = Struct(">BQQQ").pack
-"""AGED, version, written_ms, created."""
+"""Pack AGED, version, written_ms, created."""
 _pack_full = Struct(">BQQQQ").pack
 _header = (Struct(">BQQ"), Struct(">BQQQ"), Struct(">BQQQ"), Struct(">BQQQQ"))
-"""By flags."""
+"""The header's layout by flags."""
 
 
 def data_key(key: bytes) -> bytes:
-    """Where the key's record stands."""
+    """Return the row key of the key's record."""
     return pack_data_key(b"d", token_of(key)) + key
 
 
 def data_keys_of(keys: list[bytes]) -> list[bytes]:
-    """Where the records of many keys stand."""
+    """Return the row keys of many records."""
     return data_keys_at(tokens_of(keys), keys)
 
 
 def data_keys_at(tokens: list[int], keys: list[bytes]) -> list[bytes]:
-    """The same of keys whose tokens are known."""
+    """Return the row keys of records whose tokens are known."""
     return list(map(add, map(pack_data_key, repeat(b"d"), tokens), keys))
 
 
 def token_bound(token: int) -> bytes:
-    """The least data key of `token`; token 2**32: the end of all data."""
+    """Return the lowest row key of `token`. Token 2**32 gives the end of all records."""
     return pack_data_key(b"d", token) if token < 1 << 32 else ALL_DATA[1]
 
 
@@ -151,17 +153,17 @@ def token_of_data(row_key: bytes) -> int:
 
 
 def expiry_key(expires_ms: int, key: bytes) -> bytes:
-    """Where the key stands among those with an expiry."""
+    """Return the key's row in the expiry index."""
     return _pack_expiry_key(b"x", expires_ms) + key
 
 
 def retry_key(first_seq: int) -> bytes:
-    """Where the request ids of the entry that begins with `first_seq` stand."""
+    """Return the row key of the request ids of the entry that begins with `first_seq`."""
     return _pack_retry_key(b"r", first_seq)
 
 
 def encode_record(value: bytes, version: int, created: int, written_ms: int, expires_ms: int) -> bytes:
-    """The row of a record."""
+    """Encode the row of a record."""
     if expires_ms:
         if created == version:
             return pack_aged(EXPIRES, version, written_ms, expires_ms) + value
@@ -172,7 +174,7 @@ def encode_record(value: bytes, version: int, created: int, written_ms: int, exp
 
 
 def record_of(row: bytes) -> Record:
-    """The record in a row."""
+    """Decode the row of a record."""
     flags = row[0]
     header = _header[flags]
     if flags == 0:
@@ -189,16 +191,16 @@ def record_of(row: bytes) -> Record:
 
 
 def created_of(row: bytes) -> int:
-    """The version that created the key, in the row of a record without an expiry."""
+    """Return the version that created the key, from the row of a record without an expiry."""
     return int.from_bytes(row[17:25] if row[0] == AGED else row[1:9], "big")
 
 
 VALUE_AT = (_header[0].size, _header[AGED].size)
-"""By flags: where the value begins in the row of a record without an expiry."""
+"""Offset of the value in the row of a record without an expiry, by flags."""
 
 
 def expiry_of(row: bytes) -> int:
-    """When the record in a row expires; 0: never."""
+    """Return the expiry of the record in a row; 0: never."""
     flags = row[0]
     if not flags & EXPIRES:
         return 0
@@ -210,7 +212,7 @@ def expiry_of(row: bytes) -> int:
 _meta = Struct(">BqqQQQQIB")
 
 
-class Meta(NamedTuple):
+class StateMeta(NamedTuple):
     """The state's place in the log, written with the effects of each entry."""
 
     position: Position
@@ -225,15 +227,15 @@ class Meta(NamedTuple):
 def encode_meta(
     position: Position, seq: int, epoch: int, record_time_ms: int, key_count: int, crc: int, released: bool
 ) -> bytes:
-    """The row of what a Meta has."""
+    """Encode the row of a StateMeta."""
     return _meta.pack(FORMAT, *position, seq, epoch, record_time_ms, key_count, crc, released)
 
 
-def meta_of(row: bytes) -> Meta:
-    """Raises WrittenByNewer for a format that this program does not know."""
+def meta_of(row: bytes) -> StateMeta:
+    """Decode the row. Raises WrittenByNewer for an unknown format."""
     if row[0] != FORMAT:
-        raise WrittenByNewer(f"the engine's rows have format {row[0]}, this program reads format {FORMAT}")
+        raise WrittenByNewer(f"expected the engine's rows in format {FORMAT}, got format {row[0]}")
     _, ledger, entry, seq, epoch, record_time_ms, key_count, crc, released = _meta.unpack(row)
-    return Meta(
+    return StateMeta(
         Position(LedgerId(ledger), EntryId(entry)), Seq(seq), epoch, record_time_ms, key_count, crc, bool(released)
     )

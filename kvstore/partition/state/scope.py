@@ -1,8 +1,9 @@
-"""Operations on all that a partition holds: bound to what the ring gave it when they came. Decides only.
+"""Binds operations on everything that a partition holds to the tokens that the ring gave it when they arrived. Decides
+only.
 
-Who asks all partitions, each for its part, has one version of the ring in mind. A partition answers for the tokens that
-this version gives it, if it owns them all, and for no others: so no key is missed, and none is found twice. Else it
-answers Moved, and whoever asked begins anew with the next version (docs/protocol.md M14).
+A caller that asks all partitions, each for its part, uses one version of the ring. A partition answers for the tokens
+that this version gives it, if it owns all of them, and for no others. So no key is missed, and none is found twice.
+Otherwise the partition answers Moved, and the caller starts again with the next version (docs/protocol.md M14).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ ELSEWHERE = Moved("", 0)
 
 
 class Bound(tuple[Any, ...]):
-    """An operation as its plain tuple, and the tokens that it is about."""
+    """An operation as a plain tuple, with the tokens that it concerns."""
 
     assigned: Tokens
 
@@ -30,10 +31,10 @@ def bound(op: Op, assigned: Tokens) -> Op:
 
 
 def scope(op: Op, readable: Tokens) -> Tokens | None:
-    """The tokens that `op` is to be answered for, of those that may be read; None if some that it is about may not."""
+    """Return the readable tokens for which `op` is to be answered; None if some of its tokens may not be read."""
     assigned = getattr(op, "assigned", None)
     if assigned is None:
         return readable
-    if op[0] == _COUNT:  # what is owned is counted, and nothing else
+    if op[0] == _COUNT:  # a count always counts everything that is owned
         return readable if readable.spans == assigned.spans else None
     return assigned if readable.covers_all(assigned) else None

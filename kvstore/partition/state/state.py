@@ -1,9 +1,9 @@
-"""A partition's state: what its log says, folded into an engine. Decides only, and is deterministic: no clock, no luck.
+"""A partition's state: its log, folded into an engine. Decides only, and is deterministic: no clock, no randomness.
 
     state' = apply(state, entry)
 
-Effects are applied blindly, in one engine batch with the position, so that what the engine keeps over a crash is the
-state at some entry. Nothing is applied that is not acknowledged (docs/protocol.md, State).
+Effects are applied without reading, in one engine batch together with the position, so that after a crash the engine
+contains the state at some entry. Only acknowledged entries are applied (docs/protocol.md, State).
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ from kvstore.partition.state.checksum import (
 from kvstore.partition.state.commands import Record
 from kvstore.partition.state.digest import RangeDigest
 from kvstore.partition.state.effects import apply_record, change
-from kvstore.partition.state.engine import Batch, Engine
-from kvstore.partition.state.entry import Entry, Kind
-from kvstore.partition.state.marks import Mark
+from kvstore.partition.state.engine import Engine, EngineBatch
+from kvstore.partition.state.entry import Entry, EntryKind
+from kvstore.partition.state.marks import MarkRecord
 from kvstore.partition.state.move_records import ImportRows, LogVersion
 from kvstore.partition.state.ownership import Ownership
 from kvstore.partition.state.pinned_views import PinnedViews
 from kvstore.partition.state.retry_table import RetryTable, decode_row
-from kvstore.partition.state.rows import NOTHING_HEARD, Heard, data_key, data_keys_of, retry_key
+from kvstore.partition.state.rows import NOTHING_REPORTED, ReportedDifference, data_key, data_keys_of, retry_key
 from kvstore.types import PartitionId, Position, Seq, ServerId
 from kvstore.wal.ports import LogEntry
 
 CRCS_REMEMBERED = 64
-"""Entries whose CRC a check record may still name; more than are ever in flight."""
+"""Number of entries whose CRC a check record may still name. More than are ever in flight."""
 
 
-class State:
-    """The state of one partition on this replica. What is known of it without reading: the attributes."""
+class ReplicaState:
+    """The state of one partition on this replica. The attributes hold what is known without reading the engine."""
 
     def __init__(
         self, partition: PartitionId, engine: Engine, config: PartitionConfig, can: int = versions.LATEST
     ) -> None:
-        """`can`: the highest cluster version that this server can do. Raises WrittenByNewer if the engine's rows have
-        an unknown format, ClusterTooNew if its log was written by a higher version."""
+        """`can` is the highest cluster version that this server supports. Raises WrittenByNewer if the engine's rows
+        have an unknown format, ClusterTooNew if the log was written by a higher version."""
         self.can = can
         self.log_version = versions.FIRST
-        """The cluster version by which the log is written, as far as it is applied."""
+        """The cluster version that writes the log, as far as it is applied."""
         self.partition = partition
         self.engine = engine
         self._config = config
@@ -66,50 +66,53 @@ class State:
         self.durable_seq = Seq(0)
         """The last mutation that a crash cannot undo."""
         self.installed_bytes = 0
-        """What has come of another replica's state, since that was begun last."""
+        """Bytes of another replica's state that have come since the last installation began."""
         self.epoch = 0
         self.record_time_ms = 0
         self.key_count = 0
-        """Of the tokens that are owned. Keys past their expiry count until their delete is applied."""
+        """Number of keys in the owned tokens. Keys past their expiry count until their delete is applied."""
         self.crc = 0
-        """Over all effects so far."""
+        """Checksum of all effects so far."""
         self.released = False
-        """Whether the last entry applied is a release record."""
+        """True if the last entry applied is a release record."""
         self.doubt: Doubt | None = None
-        """Where this state differs from its log's writer's, as its last check has it."""
+        """The difference from the log writer's state at the last check; None if they agree."""
         self.on_doubt: Callable[[], None] = lambda: None
         self.is_suspect = False
-        """Nobody may be answered by this state: it may be damaged (trials.py)."""
+        """True if this state may be damaged, so that no read may be answered from it (trials.py)."""
         self.checks: dict[Seq, int] = {}
-        """What this state's CRC was at the last checked sequences."""
+        """This state's CRC at the last checked sequences."""
         self.origins: frozenset[ServerId] = frozenset()
-        """Through whom this state came as a copy, until others have borne it out; empty if it is of the log alone."""
-        self.heard = NOTHING_HEARD
-        """What another replica's state was heard to be, and is not settled: it outlives a restart."""
+        """The replicas through which this state came as a copy, until other replicas have confirmed it; empty if it
+        comes from the log alone."""
+        self.reported = NOTHING_REPORTED
+        """A difference that another replica reported and that is not settled. Survives a restart."""
         self.replaced = 0
-        """How often it has begun with nothing, as before another replica's state is taken over."""
+        """Number of times that the state started from nothing, for example before another replica's state was
+        installed."""
         self.ownership = Ownership()
-        """What is owned."""
+        """The tokens that are owned and the ranges that move."""
         self.held = PinnedViews(partition, engine)
-        """As they were at pinned positions."""
+        """The views at pinned positions."""
         self._digests: list[RangeDigest] = []
         self.is_whole = True
-        """False once the engine has refused a write: what is known here may be ahead of it, until `recover`."""
+        """False once the engine has refused a write: the attributes may be ahead of the engine until `recover`."""
         self.load()
 
     # ── the log's entries ─────────────────────────────────────────────────────────────────────────────────────────────
 
     # docs/protocol.md P1
     def apply(self, entry: LogEntry) -> None:
-        """Apply the next entry of the log; one at or below `position` is ignored. Raises Corrupted if it does not
-        continue this state. If its check says that this state is not its writer's, that is in `doubt` then."""
+        """Apply the next entry of the log; an entry at or below `position` is ignored. If the entry's check shows that
+        this state differs from the writer's, `doubt` says so afterwards. Raises Corrupted if the entry does not
+        continue this state."""
         if self.position is None or entry.position > self.position:
             self.apply_decoded(entry.position, entries.decode(entry.payload), None)
 
     # docs/protocol.md P3
     def apply_all(self, logged: Sequence[LogEntry]) -> None:
-        """The same for the next entries of the log. Those that stand together and only change keys are one batch of the
-        engine. Where one is refused, all before it have been applied."""
+        """Apply the next entries of the log. Adjacent entries that only change keys share one engine batch. If an entry
+        is refused, all entries before it have been applied."""
         if len(logged) == 1 or self._digests:
             for each in logged:
                 self.apply(each)
@@ -140,9 +143,9 @@ class State:
                 self.apply_decoded(position, entry, None)
 
     def apply_run(self, run: Sequence[tuple[Position, Entry]]) -> None:
-        """Apply entries that only change keys, in one batch: the engine stands at the last of them afterwards, or at
-        the last before one that is refused, or where it stood. Nobody sees what is between, since nothing is read from
-        the state meanwhile."""
+        """Apply entries that only change keys, in one batch. Afterwards the engine stands at the last of them, at the
+        last before a refused one, or where it stood. No intermediate state is visible, because nothing is read from the
+        state meanwhile."""
         batch, count, crc = self.engine.batch(), self.key_count, self.crc
         position, seq, epoch, time_ms = self.position, int(self.seq), self.epoch, self.record_time_ms
         stood: list[tuple[int, int]] = []
@@ -171,7 +174,7 @@ class State:
             raise refused
 
     def apply_decoded(self, position: Position, entry: Entry, data_keys: list[bytes] | None) -> None:
-        """The same for one at hand; `data_keys` are those of its keys, if they are at hand too."""
+        """Apply a decoded entry. `data_keys` are the row keys of its keys, if known."""
         self._admit(position, entry, self.seq, self.epoch, self.record_time_ms)
         checked = self._crc_at(entry.check_seq) if entry.check_seq and entry.check_encoding == ENCODING else None
         batch = self.engine.batch()
@@ -184,9 +187,9 @@ class State:
             if isinstance(record, LogVersion):
                 self.admit_version(record.version, record.release)
                 batch.put(rows.VERSION_KEY, rows.encode_version(max(record.version, self.log_version)))
-            elif not isinstance(record, Mark):
-                batch.put(rows.TERRITORY_KEY, ownership.encode())
-            if isinstance(record, ImportRows):  # the others take no sequence by which a check could name their CRC
+            elif not isinstance(record, MarkRecord):
+                batch.put(rows.OWNERSHIP_KEY, ownership.encode())
+            if isinstance(record, ImportRows):  # other records take no sequence by which a check could name their CRC
                 data_keys, crc = record.keys, fold_import(crc, entry.control)
         elif entry.keys:
             if data_keys is None and self._digests:
@@ -216,8 +219,8 @@ class State:
             self._mark(position, entry)
 
     def _mark(self, position: Position, entry: Entry) -> None:
-        mark = move_records.decode(Kind.MARK, entry.control)
-        assert isinstance(mark, Mark)
+        mark = move_records.decode(EntryKind.MARK, entry.control)
+        assert isinstance(mark, MarkRecord)
         self.held.apply(
             mark,
             position=position,
@@ -232,11 +235,11 @@ class State:
         """Raise ClusterTooNew unless this build reads logs of that version."""
         if version > self.can:
             raise ClusterTooNew(
-                f"{self.partition}: its log is written by cluster version {version}, this server can do {self.can}: "
+                f"{self.partition}: its log is written by cluster version {version}, this server supports {self.can}: "
                 f"install kvstore {versions.release_for(version, release)} or later"
             )
 
-    def _write_counting(self, batch: Batch, data_keys: list[bytes]) -> None:
+    def _write_counting(self, batch: EngineBatch, data_keys: list[bytes]) -> None:
         concerned = [(digest, digest.concerned(data_keys)) for digest in self._digests]
         before = [self.engine.multi_get(keys) for _, keys in concerned]
         self.engine.write(batch)
@@ -245,9 +248,9 @@ class State:
 
     # docs/protocol.md P3
     def _admit(self, position: Position, entry: Entry, seq: int, epoch: int, time_ms: int) -> None:
-        """Raise Corrupted unless `entry` continues a state that is at this sequence, epoch and record time."""
+        """Raise Corrupted unless `entry` continues a state at this sequence, epoch and record time."""
         if entry.partition != self.partition:
-            raise Corrupted(f"entry {position} of {entry.partition} in the log of {self.partition}")
+            raise Corrupted(f"the log of {self.partition} contains entry {position} of {entry.partition}")
         if entry.first_seq != seq + 1:
             raise Corrupted(f"{self.partition}: entry {position} begins at {entry.first_seq}, the state is at {seq}")
         if entry.epoch < epoch or entry.time_ms < time_ms:
@@ -258,16 +261,17 @@ class State:
 
     # docs/protocol.md P5
     def _crc_at(self, seq: int) -> int | None:
-        """The CRC after the entry that ended at `seq`; None if that is too long ago. Raises Corrupted if none did."""
+        """Return the CRC after the entry that ended at `seq`; None if that is too long ago. Raises Corrupted if no
+        entry ended there."""
         for known_seq, known_crc in reversed(self._crcs):
             if known_seq == seq:
                 return known_crc
             if known_seq < seq:
-                raise Corrupted(f"{self.partition}: no entry ended at {seq}, where the log has a check")
+                raise Corrupted(f"{self.partition}: the log has a check at {seq}, where no entry ended")
         return None
 
-    def _compare(self, batch: Batch, entry: Entry, mine: int) -> None:
-        """Keep what this state has where the log has a check, and whether it differs there (docs/protocol.md, P5)."""
+    def _compare(self, batch: EngineBatch, entry: Entry, mine: int) -> None:
+        """Record this state's checksum at a check of the log, and whether it differs (docs/protocol.md, P5)."""
         seq = Seq(entry.check_seq)
         self.doubt = Doubt(seq, mine, entry.check_crc) if mine != entry.check_crc else None
         self.checks[seq] = mine
@@ -275,44 +279,45 @@ class State:
             del self.checks[next(iter(self.checks))]
         batch.put(rows.CHECKS_KEY, encode_checks(self.doubt, self.checks))
 
-    def acquit(self) -> None:
-        """A majority has what this state has, and not what the log's check says."""
+    def clear_doubt(self) -> None:
+        """Clear the doubt, because a majority agrees with this state and not with the log's check."""
         self.doubt = None
         batch = self.engine.batch()
         batch.put(rows.CHECKS_KEY, encode_checks(None, self.checks))
-        with suppress(OSError):  # it is doubted again after a restart, and acquitted again
+        with suppress(OSError):  # doubted again after a restart, and cleared again
             self.engine.write(batch)
 
-    def be_borne_out(self) -> None:
-        """Replicas that are no copies of one another have what this one has (docs/protocol.md, P35)."""
+    def mark_confirmed(self) -> None:
+        """Mark the state as confirmed: replicas that are no copies of one another agree with it (docs/protocol.md,
+        P35)."""
         self.origins = frozenset()
         batch = self.engine.batch()
         batch.delete(rows.ORIGINS_KEY)
-        with suppress(OSError):  # it is borne out again after a restart
+        with suppress(OSError):  # confirmed again after a restart
             self.engine.write(batch)
 
-    def keep_heard(self, heard: Heard) -> None:
-        """Keep it over a restart, durably as soon as the disk can. One that cannot be written now is tried again by
-        the caller: `heard` is then still as it was."""
-        if heard == self.heard:
+    def keep_reported(self, reported: ReportedDifference) -> None:
+        """Store a reported difference so that it survives a restart, durable with the next flush. If the write fails,
+        the attribute keeps its old value and the caller retries."""
+        if reported == self.reported:
             return
         batch = self.engine.batch()
-        if heard.since:
-            batch.put(rows.HEARD_KEY, rows.encode_heard(heard))
+        if reported.since:
+            batch.put(rows.REPORTED_KEY, rows.encode_reported(reported))
         else:
-            batch.delete(rows.HEARD_KEY)
+            batch.delete(rows.REPORTED_KEY)
         with suppress(OSError):
             self.engine.write(batch)
-            self.heard = heard
-            self.submit_flush(lambda _: None)  # what fails here is found by the next flush, which comes in seconds
+            self.reported = reported
+            self.submit_flush(lambda _: None)  # the next flush, due in seconds, finds what fails here
 
-    def _remember(self, batch: Batch, entry: Entry) -> None:
-        """Take the entry's request ids into the retry table and its rows."""
+    def _remember(self, batch: EngineBatch, entry: Entry) -> None:
+        """Store the entry's request ids in the retry table and its rows."""
         retries = self.retries
         dropped = retries.forget(entry.time_ms) if retries.idle else []
         if entry.requests is not None:
-            # What is imported was asked elsewhere, and when stands in it: by the time of its import clients would never
-            # be forgotten while moves follow one another (docs/protocol.md, M4).
+            # Imported request ids keep their own times, which they carry. With the time of the import, clients would
+            # never be forgotten while moves follow one another (docs/protocol.md, M4).
             asked_ms = 0 if entry.control else entry.time_ms
             dropped += retries.apply(entry.first_seq, asked_ms, entry.requests)
             batch.put(retry_key(entry.first_seq), retries.row(asked_ms, entry.requests))
@@ -336,7 +341,8 @@ class State:
     # ── durability ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def submit_flush(self, done: Callable[[OSError | None], None]) -> None:
-        """Make what is applied durable, off the event loop; `durable_seq` has moved when `done` is called on it."""
+        """Make the applied entries durable, off the event loop. When `done` is called on it, `durable_seq` has
+        advanced."""
         seq, life = self.seq, self._life
 
         def flushed(error: OSError | None) -> None:
@@ -347,8 +353,8 @@ class State:
         self.engine.flush(flushed)
 
     def load(self) -> None:
-        """Stand where the engine stands. Without a meta row its rows are what is left of an unfinished import: they
-        are removed."""
+        """Set the attributes from the engine. Without a meta row, the engine's rows are the remains of an unfinished
+        import and are removed."""
         self._life = getattr(self, "_life", 0) + 1
         self._digests.clear()
         self.held.close()
@@ -367,7 +373,7 @@ class State:
             self._stand_at(None, Seq(0), 0, 0, 0, 0, False)
             self.ownership = Ownership()
         else:
-            ownership = self.engine.get(rows.TERRITORY_KEY)
+            ownership = self.engine.get(rows.OWNERSHIP_KEY)
             self.ownership = Ownership() if ownership is None else Ownership.decode(ownership)
             self._stand_at(*rows.meta_of(row))
             self._load_retries()
@@ -375,13 +381,14 @@ class State:
         self.admit_version(self.log_version)
         self.doubt, self.checks = decode_checks(self.engine.get(rows.CHECKS_KEY))
         self.origins = rows.origins_of(self.engine.get(rows.ORIGINS_KEY))
-        self.heard = rows.heard_of(self.engine.get(rows.HEARD_KEY))
+        self.reported = rows.reported_of(self.engine.get(rows.REPORTED_KEY))
         self.durable_seq = self.seq
         self.is_whole = True
 
     def recover(self) -> None:
-        """Stand where the engine stands, after a write that it refused; nothing is more durable by that. An engine that
-        has stopped takes writes again, and may stand further back: the log has the rest. Raises OSError."""
+        """Set the attributes from the engine after a write that it refused, without treating anything more as durable.
+        An engine that has stopped takes writes again, and may stand further back: the log has the rest. Raises
+        OSError."""
         durable_seq = self.durable_seq
         self.engine.resume()
         self.load()
@@ -401,7 +408,7 @@ class State:
     # ── reading ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def get(self, key: bytes) -> Record | None:
-        """The key's record; None if it is absent or past its expiry at this state's record time."""
+        """Return the key's record; None if it is absent or past its expiry at this state's record time."""
         row = self.engine.get(data_key(key))
         if row is None:
             return None
@@ -409,7 +416,8 @@ class State:
         return None if 0 < record.expires_ms <= self.record_time_ms else record
 
     def watch(self, digest: RangeDigest) -> None:
-        """Tell the digest, made in this step, of every change from now on, until `unwatch` or a new beginning."""
+        """Report every change to the digest, made in this step, until `unwatch` or until the state starts from
+        nothing."""
         self._digests.append(digest)
 
     def unwatch(self, digest: RangeDigest) -> None:
@@ -417,16 +425,16 @@ class State:
             self._digests.remove(digest)
 
     def fingerprint(self) -> int:
-        """CRC32C over all rows but the meta row and request ids, to compare replicas at one position. Reads
-        everything: for tests and checks."""
+        """Return the CRC32C of all rows but the meta row and request ids, to compare replicas at one position. Reads
+        everything; for tests and checks."""
         crc = 0
-        its_own = ((rows.TERRITORY_KEY, b"u"), (rows.VERSION_KEY, b"w"))
+        its_own = ((rows.OWNERSHIP_KEY, b"u"), (rows.VERSION_KEY, b"w"))
         for begin, end in (rows.ALL_DATA, rows.ALL_ORDER, rows.ALL_EXPIRY, *its_own):
             for key, value in self.engine.iterate(begin, end):
                 crc = crc32c(value, crc32c(key, crc))
         return crc
 
 
-_RELEASE_LEAD = bytes((Kind.RELEASE_LEAD,))
-_MARK = bytes((Kind.MARK,))
-_LOG_VERSION = bytes((Kind.LOG_VERSION,))
+_RELEASE_LEAD = bytes((EntryKind.RELEASE_LEAD,))
+_MARK = bytes((EntryKind.MARK,))
+_LOG_VERSION = bytes((EntryKind.LOG_VERSION,))

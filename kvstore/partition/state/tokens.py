@@ -1,4 +1,4 @@
-"""Sets of tokens, as ranges: asked once per operation whether a key's token is among them. Decides only."""
+"""Sets of tokens, as ranges, with a fast check whether they contain a key's token. Decides only."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from kvstore.ring.ring import Ring
 from kvstore.types import PartitionId
 
 NONE, PART, WHOLE = 0, 1, 2
-"""Of the tokens that share their first byte."""
+"""How much of the tokens that share a first byte is in the set."""
 _SLICE = TOKENS >> 8
 _first_byte_of = itemgetter(1)
-"""Of the token of a record's row."""
+"""Takes the first byte of the token from a row key."""
 
 
-class Span(NamedTuple):
+class TokenSpan(NamedTuple):
     """The tokens from `first` to `last`, both included."""
 
     first: int
@@ -27,15 +27,15 @@ class Span(NamedTuple):
     def holds(self, token: int) -> bool:
         return self.first <= token <= self.last
 
-    def meets(self, other: Span) -> bool:
-        """Whether a token is in both."""
+    def meets(self, other: TokenSpan) -> bool:
+        """Return True if both spans contain a token."""
         return self.first <= other.last and other.first <= self.last
 
 
 class Tokens:
-    """Some of all tokens. Immutable.
+    """A set of tokens. Immutable.
 
-    `slices` has one byte for each value of a token's first byte, so that the common case is one look:
+    `slices` has one byte for each value of a token's first byte, so that the common case is a single table lookup:
 
         slice_ = tokens.slices[row_key[1]]
         held = slice_ == WHOLE or (slice_ == PART and tokens.holds_row(row_key))
@@ -43,19 +43,19 @@ class Tokens:
 
     __slots__ = ("_bounds", "is_everything", "slices", "spans")
 
-    def __init__(self, spans: Iterable[Span]) -> None:
-        """Spans may touch, but have no token in common."""
-        merged: list[Span] = []
+    def __init__(self, spans: Iterable[TokenSpan]) -> None:
+        """Spans may touch, but must have no token in common."""
+        merged: list[TokenSpan] = []
         for span in sorted(spans):
             if merged and span.first <= merged[-1].last:
-                raise ValueError(f"want ranges without common tokens, got {merged[-1]} and {span}")
+                raise ValueError(f"expected ranges without common tokens, got {merged[-1]} and {span}")
             if merged and span.first == merged[-1].last + 1:
-                merged[-1] = Span(merged[-1].first, span.last)
+                merged[-1] = TokenSpan(merged[-1].first, span.last)
             else:
-                merged.append(Span(*span))
+                merged.append(TokenSpan(*span))
         self.spans = tuple(merged)
         self._bounds = [bound for first, last in merged for bound in (first, last + 1)]
-        self.is_everything = merged == [Span(0, TOKENS - 1)]
+        self.is_everything = merged == [TokenSpan(0, TOKENS - 1)]
         slices = bytearray(256)
         for first, last in merged:
             for each in range(first // _SLICE, last // _SLICE + 1):
@@ -67,11 +67,11 @@ class Tokens:
         return bisect_right(self._bounds, token) & 1 == 1
 
     def holds_row(self, row_key: bytes) -> bool:
-        """Whether the token of a record's row is held (rows.data_key)."""
+        """Return True if the set contains the token of a row key (rows.data_key)."""
         return bisect_right(self._bounds, int.from_bytes(row_key[1:5], "big")) & 1 == 1
 
     def holds_rows(self, row_keys: list[bytes]) -> bool:
-        """Whether the tokens of all these rows are held."""
+        """Return True if the set contains the tokens of all these row keys."""
         slices = self.slices
         if bytes(map(_first_byte_of, row_keys)).translate(slices).count(WHOLE) == len(row_keys):
             return True
@@ -81,29 +81,29 @@ class Tokens:
                 return False
         return True
 
-    def covers(self, span: Span) -> bool:
-        """Whether all of `span` is held."""
+    def covers(self, span: TokenSpan) -> bool:
+        """Return True if the set contains all of `span`."""
         return any(first <= span.first and span.last <= last for first, last in self.spans)
 
     def covers_all(self, others: Tokens) -> bool:
-        """Whether all of `others` is held."""
+        """Return True if the set contains all of `others`."""
         return self.spans == others.spans or all(map(self.covers, others.spans))
 
-    def meets(self, span: Span) -> bool:
-        """Whether any token of `span` is held."""
+    def meets(self, span: TokenSpan) -> bool:
+        """Return True if the set contains any token of `span`."""
         return any(span.meets(each) for each in self.spans)
 
-    def with_(self, span: Span) -> Tokens:
-        """Raises ValueError if a token of `span` is held already."""
+    def with_(self, span: TokenSpan) -> Tokens:
+        """Return the set with `span`. Raises ValueError if the set contains a token of `span` already."""
         return Tokens([*self.spans, span])
 
-    def without(self, span: Span) -> Tokens:
-        left: list[Span] = []
+    def without(self, span: TokenSpan) -> Tokens:
+        left: list[TokenSpan] = []
         for first, last in self.spans:
             if first <= min(last, span.first - 1):
-                left.append(Span(first, min(last, span.first - 1)))
+                left.append(TokenSpan(first, min(last, span.first - 1)))
             if max(first, span.last + 1) <= last:
-                left.append(Span(max(first, span.last + 1), last))
+                left.append(TokenSpan(max(first, span.last + 1), last))
         return Tokens(left)
 
     def __eq__(self, other: object) -> bool:
@@ -116,18 +116,18 @@ class Tokens:
         return "Tokens(" + ", ".join(f"{first:08x}-{last:08x}" for first, last in self.spans) + ")"
 
 
-def spans_of(ring: Ring, partition: PartitionId) -> tuple[Span, ...]:
+def spans_of(ring: Ring, partition: PartitionId) -> tuple[TokenSpan, ...]:
     """Return the tokens that the ring gives to a partition."""
-    spans: list[Span] = []
+    spans: list[TokenSpan] = []
     for start, end, owner in ring.ranges():
         if owner != partition:
             continue
         if start < end:
-            spans.append(Span(start + 1, end))
-        else:  # round the end of all tokens
-            spans += [Span(0, end)] + ([Span(start + 1, TOKENS - 1)] if start < TOKENS - 1 else [])
+            spans.append(TokenSpan(start + 1, end))
+        else:  # the range wraps around
+            spans += [TokenSpan(0, end)] + ([TokenSpan(start + 1, TOKENS - 1)] if start < TOKENS - 1 else [])
     return Tokens(spans).spans
 
 
-EVERYTHING = Tokens([Span(0, TOKENS - 1)])
+EVERYTHING = Tokens([TokenSpan(0, TOKENS - 1)])
 NOTHING = Tokens([])

@@ -1,6 +1,6 @@
-"""The traits of operations, by their codes: one table, and the sets that are made of it. Decides only.
+"""The traits of operations, by code: one table, and the sets derived from it. Decides only.
 
-A file that asks "is it one of those that …" takes a set from here; a new operation says all of it in its row of TRAITS.
+Code that asks "is it one of those that …" uses a set from here. A new operation needs only its row in TRAITS.
 """
 
 from __future__ import annotations
@@ -18,26 +18,27 @@ class Traits:
     """The traits of all operations of one code."""
 
     needs: tuple[Right, ...]
-    """The rights that a user needs on its keys (docs/design/0014); that of a batch is what its operations need."""
+    """The rights that a user needs on the operation's keys (docs/design/0014). A batch needs the rights of its
+    operations."""
     level_at: int | None = None
-    """Where a read's level stands in its tuple. What has none is a write: done once, in order, by the leader. A read
-    may be asked again elsewhere, whatever became of it."""
+    """Index of a read's level in its tuple. An operation without one is a write: the leader carries it out once, in
+    order. A read may be retried elsewhere, whatever became of it."""
     seq_at: int | None = None
-    """Where the sequence that a read wants applied stands in its tuple, if it may name one."""
+    """Index of the sequence that a read requires to be applied, if the read has one."""
     is_keyless: bool = False
-    """It goes to a partition, and not to the owner of a key. Its key may be empty, and the partition answers for the
-    tokens that the ring gave it when the operation came."""
+    """The operation goes to a partition rather than to the owner of a key. Its key may be empty, and the partition
+    answers for the tokens that the ring gave it when the operation arrived."""
     is_in_batch: bool = False
-    """It may stand in a batch."""
+    """The operation may be in a batch."""
     has_value: bool = False
-    """Its third field is a value: its size counts."""
+    """The third field is a value, whose size counts."""
     is_versioned: bool = False
-    """Answered with a version, and nothing else if no record is asked for."""
+    """The result is a version, and nothing else unless a record is requested."""
     flags: Flag = Flag.NONE
-    """The flags that it honours; a request with any other is refused, because its answer would not be the one that was
-    asked for."""
+    """The flags that the operation supports. A request with any other flag is refused, because the operation would not
+    do what was requested."""
     since: int = versions.FIRST
-    """The first cluster version at which every server knows it (docs/protocol.md V3)."""
+    """The first cluster version in which every server knows the operation (docs/protocol.md V3)."""
 
 
 _READ, _WRITE = (Right.READ,), (Right.WRITE,)
@@ -63,7 +64,7 @@ TRAITS: dict[Code, Traits] = {
     Code.RANGE: Traits(needs=_READ, level_at=5, seq_at=6, is_keyless=True, flags=_RANGES, since=2),
 }
 
-# Plain integers: what comes off a wire is one.
+# Plain integers, because a code from a wire is one.
 LEVEL_AT = {int(code): each.level_at for code, each in TRAITS.items() if each.level_at is not None}
 SEQ_AT = {int(code): each.seq_at for code, each in TRAITS.items() if each.seq_at is not None}
 READS = frozenset(LEVEL_AT)
@@ -72,14 +73,14 @@ KEYLESS = frozenset(int(code) for code, each in TRAITS.items() if each.is_keyles
 POINT_READS = READS - KEYLESS
 """Reads of one key."""
 UNORDERED = KEYLESS | POINT_READS
-"""They need not be done in the order in which they came (docs/protocol.md M15)."""
+"""Operations that may be carried out in any order (docs/protocol.md M15)."""
 IN_BATCH = frozenset(int(code) for code, each in TRAITS.items() if each.is_in_batch)
 APPLIES_NOTHING = frozenset(int(code) for code in IN_BATCH if Right.WRITE not in TRAITS[Code(code)].needs)
-"""Of those, reads and CHECK: nobody needs to know whether they were done before."""
+"""Operations of a batch that apply nothing: reads and CHECK. It does not matter if they were done before."""
 WITH_VALUE = frozenset(int(code) for code, each in TRAITS.items() if each.has_value)
 VERSIONED = frozenset(int(code) for code, each in TRAITS.items() if each.is_versioned)
 SINCE = {int(code): each.since for code, each in TRAITS.items() if each.since > versions.FIRST}
-"""Those that servers of the first release do not know."""
+"""Operations that servers of the first release do not know."""
 NEEDS = {int(code): each.needs for code, each in TRAITS.items()}
 FLAGS = {int(code): int(each.flags) for code, each in TRAITS.items()}
 _EXCLUSIVE = (
@@ -88,12 +89,12 @@ _EXCLUSIVE = (
     Flag.IF_NO_TTL | Flag.IF_LONGER | Flag.IF_SHORTER,
     Flag.KEEP_TTL | Flag.RELATIVE_TTL,
 )
-"""Of each of these sets a request may have one flag: two would contradict each other."""
+"""A request may have one flag of each of these sets, because two would contradict each other."""
 
 
 def check_options(code: int, flags: int, expires_ms: int = 0, version: int = 0) -> int:
-    """Return the flags of an operation that a client asks for: every endpoint's requests pass here. Raises
-    InvalidRequest for a flag, an expiry or a version that the operation would not honour, and for options that
+    """Return `flags` if the operation supports these options. The requests of every endpoint pass here. Raises
+    InvalidRequest for a flag, an expiry or a version that the operation does not support, and for options that
     contradict each other."""
     if not (flags or expires_ms or version):
         return flags
@@ -114,14 +115,14 @@ def check_options(code: int, flags: int, expires_ms: int = 0, version: int = 0) 
 
 
 def _names(flags: int) -> str:
-    """Name the flags; those that nobody knows by their number."""
+    """Name the flags, unknown ones by their number."""
     known = [each.name for each in Flag if each and flags & each]
     unknown = flags & ~sum(Flag)
     return ", ".join([*map(str, known), *([f"{unknown:#x}"] if unknown else [])]) or "no flags"
 
 
 def version_of(op: Op) -> int:
-    """The first cluster version at which every server knows the operation; of a batch, all that stand in it."""
+    """Return the first cluster version in which every server knows the operation; for a batch, all operations in it."""
     if op[0] == Code.BATCH:
         return max((SINCE.get(each[0], versions.FIRST) for each in op[2]), default=versions.FIRST)
     return SINCE.get(op[0], versions.FIRST)

@@ -1,8 +1,8 @@
-"""A whole state on its way to another replica: chunks of rows, as they were at one position.
+"""Transfers a whole state to another replica: chunks of rows, as they were at one position.
 
-What is owned comes first; records and request ids travel as they stand in the engine; the indexes are made anew from
-the records. The meta row comes last, and an engine without one counts as empty: an import that was broken off leaves
-nothing that looks like a state.
+The ownership comes first. Records and request ids travel as they are in the engine; the receiver rebuilds the indexes
+from the records. The meta row comes last, and an engine without a meta row counts as empty, so an interrupted import
+leaves nothing that looks like a state.
 """
 
 from __future__ import annotations
@@ -15,53 +15,52 @@ from google.protobuf.message import DecodeError
 
 from kvstore.errors import Corrupted, WrittenByNewer
 from kvstore.partition.state import rows
-from kvstore.partition.state.engine import Cursor
+from kvstore.partition.state.engine import ViewCursor
 from kvstore.partition.state.ownership import Ownership
 from kvstore.partition.state.rows import (
     META_KEY,
     ORDER,
-    TERRITORY_KEY,
-    Meta,
+    OWNERSHIP_KEY,
+    StateMeta,
     expiry_key,
     expiry_of,
     key_of_data,
     meta_of,
 )
-from kvstore.partition.state.state import State
+from kvstore.partition.state.state import ReplicaState
 from kvstore.proto import entry_pb2
 from kvstore.types import Seq, ServerId
 
 FORMAT = 1
 STEP_ROWS, STEP_BYTES = 64, 64 << 10
-"""Of an export, in memory at a time."""
+"""Limits of an export's rows in memory at a time."""
 
 
-class Export:
-    """The state as it is now, in chunks. Writes made meanwhile do not show; the engine keeps what it needs for this
-    until `close`."""
+class StateExport:
+    """The state as it is now, in chunks. Later writes do not show. The engine keeps the exported rows until `close`."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: ReplicaState) -> None:
         assert state.position is not None, "an empty state needs no export"
         engine = state.engine
         meta = engine.get(META_KEY)
         assert meta is not None
-        self.meta: Meta = meta_of(meta)
-        ownership, version = engine.get(TERRITORY_KEY), engine.get(rows.VERSION_KEY)
+        self.meta: StateMeta = meta_of(meta)
+        ownership, version = engine.get(OWNERSHIP_KEY), engine.get(rows.VERSION_KEY)
         self._view = engine.view((rows.ALL_DATA, rows.ALL_RETRY))
         self._rows: Iterator[tuple[bytes, bytes]] = chain(
             [] if version is None else [(rows.VERSION_KEY, version)],
-            [] if ownership is None else [(TERRITORY_KEY, ownership)],
+            [] if ownership is None else [(OWNERSHIP_KEY, ownership)],
             _taken(self._view.cursor(*rows.ALL_DATA)),
             _taken(self._view.cursor(*rows.ALL_RETRY)),
             [(META_KEY, meta)],
         )
         self._crc = 0
         self.has_ended = False
-        """The last chunk was given."""
+        """True if the last chunk has been returned."""
 
     def next_chunk(self, limit_bytes: int) -> bytes | None:
-        """The next rows, about `limit_bytes` of them (a single row may be larger); None after the last chunk. Raises
-        ViewClosed if the state has been replaced meanwhile."""
+        """Return the next rows, about `limit_bytes` of them (a single row may be larger); None after the last chunk.
+        Raises ViewClosed if the state has been replaced meanwhile."""
         if self.has_ended:
             return None
         chunk = entry_pb2.Chunk(format=FORMAT)
@@ -79,23 +78,23 @@ class Export:
         return chunk.SerializeToString()
 
     def close(self) -> None:
-        """Give the engine its space back."""
+        """Release the engine's space."""
         self.has_ended = True
         self._rows = iter(())
         self._view.close()
 
 
-def _taken(cursor: Cursor) -> Iterator[tuple[bytes, bytes]]:
+def _taken(cursor: ViewCursor) -> Iterator[tuple[bytes, bytes]]:
     while (found := cursor.take(STEP_ROWS, STEP_BYTES))[0]:
         yield from zip(*found, strict=True)
 
 
-class Import:
-    """Replaces a state by another replica's. The first chunk empties it, unless the state is of a log that this server
-    cannot read (docs/protocol.md V4). `origins`: the donor, and those through whom its
-    own state came to it."""
+class StateImport:
+    """Replaces a state by another replica's. The first chunk empties the state, unless the chunk is of a log that this
+    server cannot read (docs/protocol.md V4). `origins` are the donor and the replicas through which the donor's own
+    state came."""
 
-    def __init__(self, state: State, origins: frozenset[ServerId]) -> None:
+    def __init__(self, state: ReplicaState, origins: frozenset[ServerId]) -> None:
         self._origins = origins
         self._state = state
         self._engine = state.engine
@@ -105,17 +104,17 @@ class Import:
         self._is_begun = False
 
     def add(self, chunk: bytes) -> bool:
-        """Take in the next chunk. True if it was the last: the state then stands at the exporter's position, not yet
-        durably. Raises Corrupted for a chunk that does not continue those before it, WrittenByNewer and ClusterTooNew;
-        the state is then empty, or as it was before the first."""
+        """Take in the next chunk. Return True if it was the last one: the state then stands at the exporter's position,
+        not yet durably. Raises Corrupted for a chunk that does not continue those before it, WrittenByNewer and
+        ClusterTooNew; the state is then empty, or as it was before the first chunk."""
         message = _parse(chunk)
-        self._check_crc(message)  # before anything of it is looked at, or what is here goes for it
+        self._check_crc(message)  # before anything in the chunk is used, since the first chunk replaces the state
         if not self._is_begun:
             self._begin(message)
         batch = self._engine.batch()
         for key, value in zip(message.keys, message.values, strict=True):
             batch.put(key, value)
-            if key == TERRITORY_KEY:
+            if key == OWNERSHIP_KEY:
                 self._owned = Ownership.decode(value).owned
             elif key.startswith(rows.ALL_DATA[0]):
                 self._records += self._owned.holds_row(key)
@@ -131,7 +130,7 @@ class Import:
         if message.last:
             try:
                 self._state.load()
-            except BaseException:  # it must not be read, nor applied to
+            except BaseException:  # a state that cannot be loaded must not be read or applied to
                 self._empty()
                 raise
             self._state.durable_seq = Seq(0)
@@ -142,9 +141,9 @@ class Import:
         for key, value in zip(message.keys, message.values, strict=True):
             crc = crc32c(value, crc32c(key, crc))
         if message.crc != crc:
-            raise Corrupted(f"a chunk of the state has CRC {crc:08x}, its exporter's is {message.crc:08x}")
+            raise Corrupted(f"expected a state chunk with CRC {message.crc:08x}, got CRC {crc:08x}")
         if message.last != (message.keys[-1:] == [META_KEY]):
-            raise Corrupted("a chunk of the state says that it is the last one, or not, against what it ends with")
+            raise Corrupted("a state chunk's last-chunk flag contradicts its last row")
         self._crc = crc
 
     def _begin(self, message: entry_pb2.Chunk) -> None:
@@ -158,18 +157,18 @@ class Import:
         self._engine.clear()
         self._state.load()
 
-    def _check_count(self, meta: Meta) -> None:
+    def _check_count(self, meta: StateMeta) -> None:
         if meta.key_count != self._records:
-            raise Corrupted(f"the state has {meta.key_count} keys, {self._records} came")
+            raise Corrupted(f"expected a state of {meta.key_count} keys, got {self._records}")
 
 
 def _parse(chunk: bytes) -> entry_pb2.Chunk:
     try:
         message = entry_pb2.Chunk.FromString(chunk)
     except DecodeError as error:
-        raise Corrupted(f"a chunk of a state cannot be read: {error}") from error
+        raise Corrupted(f"cannot read a state chunk: {error}") from error
     if message.format != FORMAT:
-        raise WrittenByNewer(f"a chunk of a state has format {message.format}, this program reads format {FORMAT}")
+        raise WrittenByNewer(f"expected a state chunk in format {FORMAT}, got format {message.format}")
     if len(message.keys) != len(message.values):
-        raise Corrupted(f"a chunk of a state has {len(message.keys)} keys and {len(message.values)} values")
+        raise Corrupted(f"a state chunk has {len(message.keys)} keys, but {len(message.values)} values")
     return message

@@ -4,9 +4,9 @@
      "outcome": text, "why": text, "took_ms": number}                                  empty fields are left out
 
 An address with very many lines within a minute gets no further ones, except for changes. The lines name the request as
-it was made; they contain no password, no hash and no value. They do not pass through a logger, so that no log level
-applies to them (kvstore/env/logs/audit_lines.py): a node with a directory for logs has a file for them there, which is
-rotated, and other nodes write them to the log.
+it was made; they contain no password, no hash and no value. They do not pass through a logger, so no log level applies
+to them (kvstore/env/logs/audit_lines.py): a node with a directory for logs has a rotated file for them there, and other
+nodes write them to the log.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from kvstore.errors import StoreError
 from kvstore.rpc.status import listed, reason_of
 
 LINES_MAX, LINES_S = 120, 60.0
-"""Of one address within that time. What is more is counted: a flood of calls must not have the log's own rotation
-remove what others did."""
+"""Maximum number of lines of one address within this many seconds. Further lines are counted, because a flood of
+calls must not make the log's rotation remove the lines of others."""
 ADDRESSES_MAX = 1_000
 WHY_CHARACTERS_MAX = 300
 NOBODY = "-"
@@ -35,7 +35,7 @@ BEGUN = "BEGUN"
 """The outcome in the line that is written before a change is attempted."""
 
 
-class Caller(NamedTuple):
+class CallAuthor(NamedTuple):
     """The author of a call."""
 
     who: str
@@ -48,7 +48,7 @@ class AuditLog:
 
     def __init__(self, now: Callable[[], float], date_ms: Callable[[], int], lines: AuditLines) -> None:
         self._now, self._date_ms, self._lines = now, date_ms, lines
-        self._callers: dict[str, _Caller] = {}
+        self._addresses: dict[str, _AddressLines] = {}
 
     def note(
         self,
@@ -65,16 +65,16 @@ class AuditLog:
         """Queue a line, unless its address has had too many. The lines of a change, which has a number, are exempt."""
         if not self._is_due(caller_of(address), is_change=change is not None):
             return
-        self._lines.put(self._line(Caller(who, address), call, outcome, arguments, change, why, took_ms))
+        self._lines.put(self._line(CallAuthor(who, address), call, outcome, arguments, change, why, took_ms))
 
-    async def begin(self, by: Caller, call: str, arguments: str, change: int) -> None:
+    async def begin(self, by: CallAuthor, call: str, arguments: str, change: int) -> None:
         """Write the line that precedes the attempt of a change. Raises OSError if the line cannot be written."""
         self._is_due(caller_of(by.address), is_change=True)
         await self._lines.write(self._line(by, call, BEGUN, arguments, change))
 
     def _line(
         self,
-        by: Caller,
+        by: CallAuthor,
         call: str,
         outcome: str,
         arguments: str,
@@ -95,16 +95,16 @@ class AuditLog:
         return orjson.dumps(line).decode()
 
     def refused(self, who: str, address: str, call: str, error: StoreError) -> None:
-        """Write that something was refused."""
+        """Write a line for a refusal."""
         self.note(who, address, call, reason_of(listed(type(error))), why=str(error))
 
     def _is_due(self, address: str, *, is_change: bool) -> bool:
-        caller = self._callers.get(address)
+        caller = self._addresses.get(address)
         if caller is None or self._now() - caller.since >= LINES_S:
             self._forget(address)
-            if len(self._callers) >= ADDRESSES_MAX:
-                self._forget(next(iter(self._callers)))
-            caller = self._callers[address] = _Caller(self._now())
+            if len(self._addresses) >= ADDRESSES_MAX:
+                self._forget(next(iter(self._addresses)))
+            caller = self._addresses[address] = _AddressLines(self._now())
         if is_change or caller.lines < LINES_MAX:
             caller.lines += 1
             return True
@@ -114,7 +114,7 @@ class AuditLog:
         return False
 
     def _forget(self, address: str) -> None:
-        caller = self._callers.pop(address, None)
+        caller = self._addresses.pop(address, None)
         if caller is None or caller.timer is None:
             return
         caller.timer.cancel()
@@ -123,11 +123,11 @@ class AuditLog:
 
 
 def caller_of(address: str) -> str:
-    """Name those whose lines are counted together: an address of a door or a login, without its port; of IPv6 the
-    network, of which one machine may have every address."""
+    """Return the address under which lines are counted: without the port; for IPv6, the network, because one machine
+    may own every address of it."""
     text = address.removeprefix("ipv4:").removeprefix("ipv6:")
     if "/" in text:
-        return text  # a network already
+        return text  # already a network
     if text.startswith("["):
         host = text[1:].partition("]")[0]
     else:
@@ -136,8 +136,8 @@ def caller_of(address: str) -> str:
 
 
 @dataclass(slots=True)
-class _Caller:
-    """An address, since its first line of a minute."""
+class _AddressLines:
+    """The lines of an address since the first one of a minute."""
 
     since: float
     lines: int = 0

@@ -1,4 +1,4 @@
-"""The gate of the gRPC door: who calls, whether he may, and whether he still may while a call lasts."""
+"""Authentication and authorization of gRPC calls, at their start and while they last."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from kvstore.errors import NotAuthenticated, StoreError
 from kvstore.rpc.callers import caller_of
 from kvstore.rpc.status import abort
 from kvstore.server.access.guard import Guard
-from kvstore.server.access.identities import Access, Identity
+from kvstore.server.access.identities import Access, UserIdentity
 from kvstore.server.access.logins import Logins, credentials_or_none
 from kvstore.server.access.needs import RPC_NEEDS, admin
 from kvstore.server.routing.backend import Backend
 
 AUTHORIZATION = "authorization"
 WAITING = frozenset(("/kvstore.v1.Feed/Changes",))
-"""Methods of one answer that wait for news and change nothing. Any other one that has begun runs to its end: what it
-was asked to do may be done by then, and a refusal would say that it is not."""
-_caller: ContextVar[Identity | None] = ContextVar("caller", default=None)
+"""Unary methods that wait for news and change nothing. Any other unary call that has begun runs to its end, because
+its work may be done by then, and a refusal would claim that it is not."""
+_caller: ContextVar[UserIdentity | None] = ContextVar("caller", default=None)
 
 
-class _Stay:
-    """A call that is ended when its caller may not go on."""
+class _RevocableCall:
+    """A call that is ended when its caller loses the permission."""
 
     __slots__ = ("check", "refused", "task")
 
@@ -37,29 +37,29 @@ class _Stay:
 
 
 class CallGate:
-    """The gate of one server's gRPC door: a kvstore.rpc.gate.Gate."""
+    """The gate of one server's gRPC port: a kvstore.rpc.gate.Gate."""
 
     def __init__(self, access: Access, logins: Logins) -> None:
         self._access, self._logins = access, logins
-        self._stays: dict[_Stay, None] = {}
-        self.close = access.on_change(self._look_again)
+        self._revocable: dict[_RevocableCall, None] = {}
+        self.close = access.on_change(self._recheck)
 
     @property
     def is_on(self) -> bool:
         return self._access.is_on
 
     def caller(self) -> str:
-        """The user of the present call; empty where nobody was asked."""
+        """Return the user of the present call, with the token; empty if access control is off."""
         identity = _caller.get()
         return identity.who if identity is not None and self._access.is_on else ""
 
     def user(self) -> str:
-        """The name of the user of the present call, without his token's; empty where nobody was asked."""
+        """Return the name of the user of the present call, without the token; empty if access control is off."""
         identity = _caller.get()
         return identity.name if identity is not None and self._access.is_on else ""
 
     def guarded(self, backend: Backend) -> Backend:
-        """The backend as the caller of the present call may use it."""
+        """Return the backend with the permissions of the caller of the present call."""
         if not self._access.is_on:
             return backend
         return Guard(self._access, _caller.get() or self._access.nobody, backend, caller_of())
@@ -73,10 +73,10 @@ class CallGate:
                 identity = await self._identify(context)
             need(identity, request)
             if lasts:
-                # Before it may be cancelled: a head that is on its way would be sent once more with the status, which
-                # gRPC refuses, and the client would wait for ever.
+                # Send the metadata before the call may be cancelled: otherwise metadata in flight would be sent again
+                # with the status, which gRPC refuses, and the client would wait forever.
                 await context.send_initial_metadata(())
-                need(identity, request)  # there may be another table by now
+                need(identity, request)  # the access table may have changed
         except StoreError as error:
             self._note(identity.who, context, method, error)
             await abort(context, error)
@@ -84,30 +84,30 @@ class CallGate:
         if not lasts and method not in WAITING:
             yield
             return
-        stay = _Stay(lambda: need(identity, request))
-        self._stays[stay] = None
+        call = _RevocableCall(lambda: need(identity, request))
+        self._revocable[call] = None
         try:
             yield
         except asyncio.CancelledError:
-            if stay.refused is None or stay.task is None:
+            if call.refused is None or call.task is None:
                 raise
-            stay.task.uncancel()
-            self._note(identity.who, context, method, stay.refused)
-            await abort(context, stay.refused)
+            call.task.uncancel()
+            self._note(identity.who, context, method, call.refused)
+            await abort(context, call.refused)
         finally:
-            self._stays.pop(stay, None)
+            self._revocable.pop(call, None)
 
-    async def _identify(self, context: Any) -> Identity:
-        """Find out who calls: by the header, else by the certificate; nobody if he says nothing. Raises
+    async def _identify(self, context: Any) -> UserIdentity:
+        """Identify the caller by the header, else by the certificate; nobody if there is neither. Raises
         NotAuthenticated, Overloaded."""
         for name, value in context.invocation_metadata() or ():
             if name == AUTHORIZATION:
-                said = credentials_or_none(value) if isinstance(value, str) else None
-                if said is None:
+                credentials = credentials_or_none(value) if isinstance(value, str) else None
+                if credentials is None:
                     raise NotAuthenticated(
-                        "want authorization: Basic with user and password in base64, or Bearer with a token"
+                        "expected authorization: Basic with user and password in base64, or Bearer with a token"
                     )
-                return await self._logins.login(*said, address_of(caller_of(context)))
+                return await self._logins.login(*credentials, address_of(caller_of(context)))
         names = context.auth_context().get("x509_common_name") or ()
         found = self._access.of_certificate(each.decode("utf-8", "replace") for each in names)
         if found is not None:
@@ -117,12 +117,12 @@ class CallGate:
     def _note(self, user: str, context: Any, method: str, error: StoreError) -> None:
         self._access.refused(user, caller_of(context), method.rpartition(".")[2], error)
 
-    def _look_again(self) -> None:
-        """There is another table: calls that may not go on end."""
-        for stay in list(self._stays):
+    def _recheck(self) -> None:
+        """Apply the new access table: end calls that are no longer allowed."""
+        for call in list(self._revocable):
             try:
-                stay.check()
+                call.check()
             except StoreError as error:
-                if stay.refused is None and stay.task is not None:
-                    stay.refused = error
-                    stay.task.cancel()
+                if call.refused is None and call.task is not None:
+                    call.refused = error
+                    call.task.cancel()

@@ -1,4 +1,4 @@
-"""Whom a client's certificate names. Decides only; that it was verified is the door's part."""
+"""The names in a client's certificate. Decides only; the listener has verified the certificate."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 
 def common_names(certificate: Mapping[str, Any] | None) -> list[str]:
-    """The common names of its subject, as `ssl.SSLSocket.getpeercert` gives it; none of one that was not verified."""
+    """Return the common names of the certificate's subject, in the form of `ssl.SSLSocket.getpeercert`. An
+    unverified certificate has none."""
     if not certificate:
         return []
     return [value for part in certificate.get("subject", ()) for kind, value in part if kind == "commonName"]

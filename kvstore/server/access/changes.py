@@ -15,19 +15,20 @@ from kvstore.env import Env
 from kvstore.env.nursery import shielded
 from kvstore.errors import OutcomeUnknown, Overloaded, Refused, StoreError, Unavailable
 from kvstore.rpc.status import listed, reason_of
-from kvstore.server.access.audit import AuditLog, Caller
+from kvstore.server.access.audit import AuditLog, CallAuthor
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CHANGES_MAX = 64
-"""Changes of one node that are under way, whether their callers still wait or not; further ones are refused."""
+"""Maximum number of changes of one node in flight, whether their callers still wait or not. Further changes are
+refused."""
 CHANGE_S = 600.0
-"""The longest time that a change may take; its outcome is unknown after that."""
+"""Maximum time in seconds that a change may take; after that its outcome is unknown."""
 DONE, UNKNOWN = "OK", reason_of(OutcomeUnknown)
 
 
-class Changes:
+class AdminChanges:
     """The administrative changes of one node."""
 
     def __init__(self, env: Env, audit: AuditLog) -> None:
@@ -35,13 +36,15 @@ class Changes:
         self._under_way = 0
         self._last = 0
 
-    async def make(self, by: Caller, call: str, work: Callable[[], Awaitable[T]], arguments: str = "") -> T:
-        """Record a change, do it by `work`, and record its outcome. The change continues if the caller is cancelled.
+    async def make(self, by: CallAuthor, call: str, work: Callable[[], Awaitable[T]], arguments: str = "") -> T:
+        """Record a change, make it by calling `work`, and record its outcome. The change continues if the caller is
+        cancelled.
 
-        Raises Overloaded if too many changes are under way, Unavailable if the audit log cannot be written,
-        OutcomeUnknown, and the errors of `work`."""
+        Raises Overloaded if too many changes are in flight, Unavailable if the audit log cannot be written,
+        OutcomeUnknown, and the errors of `work`.
+        """
         if self._under_way >= CHANGES_MAX:
-            overloaded = Overloaded(f"expected at most {CHANGES_MAX} changes under way, got one more; try again later")
+            overloaded = Overloaded(f"expected at most {CHANGES_MAX} changes in flight, got one more; try again later")
             self._audit.refused(*by, call, overloaded)
             raise overloaded
         ended: list[T | BaseException] = []
@@ -56,7 +59,7 @@ class Changes:
 
     async def _made(
         self,
-        by: Caller,
+        by: CallAuthor,
         call: str,
         work: Callable[[], Awaitable[T]],
         arguments: str,
@@ -78,7 +81,8 @@ class Changes:
         except asyncio.CancelledError:
             why = "the node stopped"
             raise
-        except Exception as error:  # the root of a task: the endpoint reports it, as if it had called `work` itself
+        # the root of a task: the endpoint reports the error, as if it had called `work` itself
+        except Exception as error:
             log.exception("change=%d call=%s failed", number, call)
             why = repr(error)
             ended.append(error)
@@ -87,7 +91,7 @@ class Changes:
             took_ms = (self._now() - began) * 1000
             self._audit.note(*by, call, outcome, arguments=arguments, why=why, took_ms=took_ms, change=number)
 
-    async def _begin(self, by: Caller, call: str, arguments: str, number: int) -> None:
+    async def _begin(self, by: CallAuthor, call: str, arguments: str, number: int) -> None:
         try:
             await self._audit.begin(by, call, arguments, number)
         except OSError as error:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from kvstore.access import AccessTable, Change
-from kvstore.access.principals import NAMING, ClusterNames, Kind
+from kvstore.access.principals import NAMING, ClusterNames, PrincipalKind
 from kvstore.errors import NoSuchNode, UndecodableNode
 from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.registration import RegistrationClient
@@ -16,7 +16,7 @@ from kvstore.meta.tables.access import AccessStore
 from kvstore.server.cluster.cluster_reader import ClusterReader
 
 _WITH_INCARNATION = re.compile(r"(.+)-[0-9a-f]{12}")
-"""A bookie id that a node made of its own id (kvstore/bookie/identity.py)."""
+"""A bookie id that a node derived from its own id (kvstore/bookie/identity.py)."""
 
 
 class ClusterNamesReader:
@@ -26,7 +26,7 @@ class ClusterNamesReader:
         self._cluster = ClusterReader(store)
         self._cookies, self._registered = CookieStore(store), RegistrationClient(store)
 
-    async def read(self) -> dict[str, Kind]:
+    async def read(self) -> dict[str, PrincipalKind]:
         """Return the ids and hosts of all nodes and bookies: those that are registered, those that the ring names, and
         those that have a cookie."""
         addresses: list[str] = []
@@ -42,14 +42,20 @@ class ClusterNamesReader:
             bookies.add(bookie)
             addresses.append(address)
         nodes.update(made[1] for each in bookies if (made := _WITH_INCARNATION.fullmatch(each)))
-        found = dict.fromkeys(_hosts((*addresses, *bookies)), Kind.NODE)
-        return found | dict.fromkeys(map(str, bookies), Kind.BOOKIE) | dict.fromkeys(map(str, nodes), Kind.NODE)
+        found = dict.fromkeys(_hosts((*addresses, *bookies)), PrincipalKind.NODE)
+        return (
+            found
+            | dict.fromkeys(map(str, bookies), PrincipalKind.BOOKIE)
+            | dict.fromkeys(map(str, nodes), PrincipalKind.NODE)
+        )
 
 
 async def change_access(store: MetadataStore, change: Change, known: ClusterNames | None = None) -> AccessTable:
-    """Change the access table: every change of every process passes here. `known`: names that the caller has learned
-    in other ways. Names are read only for a change that gives a user a name: taking rights away depends on nothing else
-    in the metadata store. Raises InvalidRequest, NotThere, MetadataError."""
+    """Change the access table. Every change of every process passes through this function.
+
+    `known`: names that the caller learned in other ways. Names are read only for a change that gives a user a name, so
+    removing rights depends on nothing else in the metadata store. Raises InvalidRequest, NotThere, MetadataError.
+    """
     if isinstance(change, NAMING):
         names = ClusterNames()
         names.take(await ClusterNamesReader(store).read())
@@ -60,6 +66,6 @@ async def change_access(store: MetadataStore, change: Change, known: ClusterName
 
 
 def _hosts(addresses: Iterable[str]) -> set[str]:
-    """Return the hosts of those that are `host:port`."""
+    """Return the hosts of all addresses of the form `host:port`."""
     found = {host.strip("[]") for host, colon, _ in (each.rpartition(":") for each in addresses) if colon}
     return found - {""}

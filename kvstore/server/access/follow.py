@@ -1,4 +1,4 @@
-"""Follows the access table, and the end of each token, whether the metadata store is there or not."""
+"""Follows the access table and the expiry of tokens, also while the metadata store is unavailable."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from kvstore.server.table_follower import TableFollower
 
 log = logging.getLogger(__name__)
 
-LOOK_MIN_S, LOOK_S = 0.01, 5.0
-"""Between two looks at the tokens that expire."""
+CHECK_MIN_S, CHECK_S = 0.01, 5.0
+"""Minimum and maximum time in seconds between two checks of expiring tokens."""
 
 
 class AccessFollower(TableFollower[AccessTable]):
-    """Follows the table for one node. Open it before any door."""
+    """Follows the table for one node. Open it before any listener."""
 
     def __init__(self, env: Env, store: MetadataStore, access: Access) -> None:
         super().__init__(env, AccessStore(store), what="users and roles")
@@ -30,7 +30,7 @@ class AccessFollower(TableFollower[AccessTable]):
         self._access, self._clock = access, env.clock
         self._was_on = False
         self._moved = asyncio.Event()
-        """The next end of a token may be another one."""
+        """Set when another token may be the next to expire."""
         self._forget = access.on_change(self._moved.set)
 
     async def open(self) -> None:
@@ -38,7 +38,7 @@ class AccessFollower(TableFollower[AccessTable]):
         self._nursery.spawn(self._end_tokens(), name="end tokens")
 
     async def _read(self, *, is_hinted: bool) -> None:
-        """Read the names of nodes and bookies with the table: without users nobody can have such a name."""
+        """Read the names of nodes and bookies together with the table. Without users nobody can have such a name."""
         await super()._read(is_hinted=is_hinted)
         if self._access.has_users:
             self._access.cluster_names.take(await self._names.read())
@@ -51,24 +51,26 @@ class AccessFollower(TableFollower[AccessTable]):
         self._was_on = table.is_on
         self._access.take(table)
         if self._access.is_unfounded:
-            log.warning("nobody is served: %s", self._access.nobody.why_unknown)
+            log.warning("no client is served: %s", self._access.nobody.why_unknown)
 
     def refuse(self, error: UndecodableNode) -> None:
-        log.error("nobody is let in: %s", error)
+        log.error("refusing all clients, the access table cannot be decoded: %s", error)
         self._access.shut()
 
     def is_lost(self) -> bool:
-        """Nobody switches access control off like that: `kvstore access off` leaves a table that says so."""
+        """Return True if the table has disappeared. That does not disable access control: `kvstore access off`
+        leaves a table that says so."""
         return self._was_on
 
     async def _end_tokens(self) -> None:
-        """End each token in time. A task of its own, for a read of the table may take long, or fail all night."""
+        """End each token in time, in a task of its own, because a read of the table may take long or fail for hours."""
         while True:
             await wait_within(self._moved, self._next_end_s())
             self._moved.clear()
             self._access.expire(self._clock.date_ms())
 
     def _next_end_s(self) -> float | None:
-        """Until the next token expires, or LOOK_S if that is sooner: a clock may be set meanwhile."""
+        """Return the time in seconds until the next token expires, at most CHECK_S, because a clock may be set
+        meanwhile."""
         next_ms = self._access.next_expiry_ms()
-        return None if next_ms is None else min(max((next_ms - self._clock.date_ms()) / 1000, LOOK_MIN_S), LOOK_S)
+        return None if next_ms is None else min(max((next_ms - self._clock.date_ms()) / 1000, CHECK_MIN_S), CHECK_S)

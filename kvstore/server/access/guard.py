@@ -1,4 +1,4 @@
-"""Stands before the backend of one client: passes on what its user may do, and refuses the rest."""
+"""A backend that forwards the operations that the client's user may perform and refuses all others."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import repeat
 
 from kvstore.errors import StoreError
 from kvstore.partition.state.commands import NOT_NOW, Code, NotNow, Op, Sink
-from kvstore.server.access.identities import OPERATION_NAMES, TELLS, Access, Identity
+from kvstore.server.access.identities import OPERATION_NAMES, TELLS, Access, UserIdentity
 from kvstore.server.routing.backend import Backend, Topology
 from kvstore.types import PartitionId
 
@@ -16,12 +16,13 @@ _GET, _PUT, _TELLS = int(Code.GET), int(Code.PUT), int(TELLS)
 
 
 class Guard:
-    """A Backend. There is one where access control is on, and none otherwise: then nothing costs anything."""
+    """A Backend with the permissions of one client. It exists only if access control is on, so it costs nothing
+    otherwise."""
 
     __slots__ = ("_access", "_address", "_backend", "_identity", "_read_now", "_submit")
 
-    def __init__(self, access: Access, identity: Identity, backend: Backend, address: str = "?") -> None:
-        """`address`: the client's, for the audit log."""
+    def __init__(self, access: Access, identity: UserIdentity, backend: Backend, address: str = "?") -> None:
+        """`address`: the client's address, for the audit log."""
         self._address = address
         self._access, self._identity, self._backend = access, identity, backend
         self._read_now, self._submit = backend.read_now, backend.submit
@@ -44,7 +45,8 @@ class Guard:
         ring_version: int = 0,
         partition: PartitionId | None = None,
     ) -> None:
-        """`sink.complete(token, result)` follows once for each, also for refused operations."""
+        """Submit the allowed operations. `sink.complete(token, result)` follows once for each operation, including
+        refused ones."""
         identity = self._identity
         refused: dict[int, StoreError] = {}
         for place, op in enumerate(ops):
@@ -63,11 +65,12 @@ class Guard:
             self._submit(ops, sink, tokens, ring_version, partition)
 
     def read_now(self, keys: list[bytes]) -> list[bytes | None] | NotNow:
-        """As the backend's; NOT_NOW also if the user may not read one of the keys: its refusal comes in its turn."""
+        """Return what the backend returns, or NOT_NOW if the user may not read one of the keys: its refusal is
+        delivered in its turn."""
         return self._read_now(keys) if all_begin_with(self._identity.read, keys) else NOT_NOW
 
     def _refuse(self, op: Op, sink: Sink, token: int, refusal: StoreError) -> None:
-        """On the next turn: a sink is never completed from inside `submit`."""
+        """Complete a refused operation in the next turn, because a sink is never completed inside `submit`."""
         self._access.refused(self._identity.who, self._address, OPERATION_NAMES[op[0]], refusal)
 
         def complete() -> None:
@@ -78,8 +81,8 @@ class Guard:
 
 
 def all_begin_with(prefixes: tuple[bytes, ...], keys: list[bytes]) -> bool:
-    """Whether each of some keys begins with one of the prefixes. Where the first and the last in their order have the
-    same, so has whatever stands between: half the price of a look at each."""
+    """Return True if each key begins with one of the prefixes. If the smallest and the largest key share a prefix,
+    so do all keys in between: that check takes half the time."""
     first, last = min(keys), max(keys)
     if any(first.startswith(prefix) and last.startswith(prefix) for prefix in prefixes):
         return True

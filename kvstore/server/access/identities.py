@@ -1,5 +1,5 @@
-"""Identities of users, and what each may do: by the last table that this server has seen;
-follow.py brings the tables."""
+"""Identities of users and their permissions, by the last access table that this server has seen. follow.py delivers
+the tables."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from kvstore.access import EVERYTHING, NOTHING, AccessTable, Permissions, Right, Token, User, permissions_of
 from kvstore.access.permissions import shown_key, shown_range
-from kvstore.access.principals import ClusterNames, Kind, Principal
+from kvstore.access.principals import ClusterNames, Principal, PrincipalKind
 from kvstore.env import Stream
 from kvstore.errors import AccessUnfounded, NotAuthenticated, StoreError
 from kvstore.partition.state.commands import Code, Flag, Op
@@ -17,50 +17,52 @@ from kvstore.server.access.certificates import common_names
 from kvstore.server.listeners import Listeners
 
 NOBODY = ""
-NOT_LOGGED_IN = "this cluster asks who its clients are: want a user and a password, or a client's certificate"
+NOT_LOGGED_IN = "expected a user and password, a token or a client certificate, got none: access control is on"
 UNFOUNDED = (
-    "access control is off, and other machines can reach this node, so it serves nobody: `kvstore access found NAME "
-    "--metadata ADDRESS` makes the first administrator and switches it on; or set insecure = true in the node's file"
+    "access control is off and other machines can reach this node, so it serves no client: create the first "
+    "administrator with `kvstore access found NAME --metadata ADDRESS`, or set insecure = true in the node's file"
 )
-GONE = "user {} was removed, or has another password"
-TOKEN_GONE = "token {} was revoked, or has expired"
+GONE = "user {} was removed or the password has changed"
+TOKEN_GONE = "token {} was revoked or has expired"
 _BATCH = int(Code.BATCH)
 _RANGES = frozenset((int(Code.SCAN), int(Code.RANGE), int(Code.DELETE_RANGE)))
 _ALL_KEYS = frozenset((int(Code.SCAN_TOKENS), int(Code.COUNT)))
 _FLAGS_AT = {int(Code.PUT): 4, int(Code.DELETE): 2}
 TELLS = int(Flag.RETURN_OLD | Flag.IF_VERSION)
-"""Flags with which a write tells the former record, or compares its version, so that it needs the right to read too."""
+"""Flags with which a write returns the previous record or compares its version. Such a write also requires the right
+to read."""
 OPERATION_NAMES = {int(code): code.name.lower() for code in Code}
 
 
-class Identity:
-    """One user, shared by all of his connections, or by those of one token of his. Its permissions are those of the
+class UserIdentity:
+    """One user, shared by all connections of the user, or by those of one token. Its permissions are those of the
     newest table."""
 
     __slots__ = ("is_gone", "name", "password", "permissions", "read", "who", "why_unknown", "write")
 
     def __init__(self, name: str, permissions: Permissions, password: str = "", token: str = "") -> None:
-        """`token`: the id of that by which he is known."""
+        """`token`: the id of the token by which the user is known."""
         self.name, self.password = name, password
         self.who = f"{name}#{token}" if token else name
-        """In audit lines. No name has a #."""
+        """The name in audit lines. No user name contains a #."""
         self.allow(permissions)
         self.why_unknown = NOT_LOGGED_IN
         self.is_gone = False
-        """Removed, or his password is another one, or the token revoked: he is nobody any more."""
+        """True if the user was removed, the password changed, or the token was revoked. The identity is then worth
+        nothing."""
 
     def allow(self, permissions: Permissions) -> None:
-        """Let him do this from now on, and nothing else."""
+        """Replace the permissions."""
         self.permissions = permissions
         self.read, self.write = permissions.read, permissions.write
 
     def end(self, why: str) -> None:
-        """Make nobody of him, for good: no later table has a word about it, so none could take rights away."""
+        """Withdraw the identity for good, because later tables do not mention it and so could not take rights away."""
         self.is_gone, self.why_unknown = True, why
         self.allow(NOTHING)
 
     def refusal_or_none(self, op: Op) -> StoreError | None:
-        """Why an operation is not allowed; None if it is."""
+        """Return the reason why an operation is not allowed; None if it is allowed."""
         if not self.name or self.is_gone:
             return None if self.permissions is EVERYTHING else self.unknown()
         code = op[0]
@@ -76,7 +78,8 @@ class Identity:
         return None
 
     def may_do_every_operation(self) -> bool:
-        """Whether no operation on any key would be refused as long as his rights stay: each needs to read or write."""
+        """Return True if no operation on any key would be refused under the present permissions. Every operation
+        needs the right to read or write."""
         return all(self.permissions.may_all(right, b"", b"") for right in (Right.READ, Right.WRITE))
 
     def _may(self, right: Right, op: Op) -> bool:
@@ -88,56 +91,57 @@ class Identity:
         return self.permissions.may(right, op[1])
 
     def check(self, right: Right, start: bytes, end: bytes, what: str) -> None:
-        """Raise NotAuthenticated, or PermissionDenied unless he has the right on all keys in [start, end)."""
+        """Raise NotAuthenticated, or PermissionDenied unless the user has the right on all keys in [start, end)."""
         self.check_known()
         if not self.permissions.may_all(right, start, end):
             raise self.permissions.refused(right, f"{what} of {shown_range(start, end)}")
 
     def check_some(self, rights: Iterable[Right], what: str) -> None:
-        """Raise NotAuthenticated, or PermissionDenied unless he has one of the rights on some key, or at all."""
+        """Raise NotAuthenticated, or PermissionDenied unless the user has one of the rights on some key, or without
+        a prefix."""
         self.check_known()
         rights = tuple(rights)
         if not any(map(self.permissions.may_some, rights)):
             raise self.permissions.refused(rights[0], what)
 
     def unknown(self) -> NotAuthenticated:
-        """Make the error for somebody who has not said who he is."""
+        """Return the error for a client that has not authenticated."""
         return (AccessUnfounded if self.why_unknown is UNFOUNDED else NotAuthenticated)(self.why_unknown)
 
     def check_known(self) -> None:
-        """Raise NotAuthenticated if nobody knows who he is."""
+        """Raise NotAuthenticated if the client has not authenticated."""
         if (not self.name or self.is_gone) and self.permissions is not EVERYTHING:
             raise self.unknown()
 
 
 class Access:
-    """The table as this server goes by it. Where `is_on` is False nobody is asked, and nothing else is looked at."""
+    """The access table as this server applies it. If `is_on` is False, nothing is checked."""
 
     def __init__(
         self, table: AccessTable | None = None, audit: AuditLog | None = None, *, is_wanted: bool = False
     ) -> None:
-        """`audit` hears of what is refused. `is_wanted`: others reach this server, so while the table is off it serves
-        nobody in place of everybody (docs/design/0015)."""
+        """`audit` records refusals. `is_wanted`: other machines reach this server, so while the table is off it
+        serves no client instead of every client (docs/design/0015)."""
         self.is_on = is_wanted
         self.is_wanted, self.is_unfounded = is_wanted, is_wanted
         self._audit = audit
-        self.nobody = Identity(NOBODY, NOTHING if is_wanted else EVERYTHING)
+        self.nobody = UserIdentity(NOBODY, NOTHING if is_wanted else EVERYTHING)
         self.nobody.why_unknown = UNFOUNDED if is_wanted else NOT_LOGGED_IN
-        """Whoever has not said who he is."""
+        """The identity of clients that have not authenticated."""
         self.denied = 0
-        """Operations and calls that were refused."""
+        """Number of operations and calls that were refused."""
         self._users: dict[str, User] = {}
-        self._identities: dict[str, Identity] = {}
-        self._tokens: dict[str, tuple[Token, Identity]] = {}
-        """By id; those that have expired may be among them until the table lacks them."""
+        self._identities: dict[str, UserIdentity] = {}
+        self._tokens: dict[str, tuple[Token, UserIdentity]] = {}
+        """Tokens by id. Expired tokens may be among them until the table drops them."""
         self._listeners = Listeners()
         self.cluster_names = ClusterNames()
-        """The names of nodes and bookies, which are no users'."""
+        """The names of nodes and bookies, which no user may have."""
         if table is not None:
             self.take(table)
 
     def take(self, table: AccessTable) -> None:
-        """Go by another table from now on, and tell all who listen."""
+        """Apply another table from now on, and notify all listeners."""
         self.is_unfounded = self.is_wanted and not table.is_on
         if self.is_unfounded:
             table = AccessTable(is_on=True)
@@ -155,7 +159,7 @@ class Access:
         for user in table.users:
             if user.name not in self._identities:
                 permissions = permissions_of(table, user) if table.is_on else EVERYTHING
-                self._identities[user.name] = Identity(user.name, permissions, user.password)
+                self._identities[user.name] = UserIdentity(user.name, permissions, user.password)
         self._take_tokens(table)
         self._listeners.tell()
 
@@ -167,7 +171,7 @@ class Access:
                 continue
             permissions = permissions_of(table, user) if table.is_on else EVERYTHING
             if identity is None or known != token or identity.is_gone:
-                identity = Identity(user.name, permissions, token=token.id)
+                identity = UserIdentity(user.name, permissions, token=token.id)
             identity.allow(permissions)
             self._tokens[token.id] = token, identity
         for id_, (_, identity) in before.items():
@@ -175,7 +179,7 @@ class Access:
                 identity.end(TOKEN_GONE.format(id_))
 
     def expire(self, now_ms: int) -> None:
-        """End what tokens have let in that are expired by now, and tell all who listen."""
+        """End the identities of tokens that have expired by now, and notify all listeners."""
         ended = [
             identity for token, identity in self._tokens.values() if token.expires_ms <= now_ms and not identity.is_gone
         ]
@@ -185,35 +189,35 @@ class Access:
             self._listeners.tell()
 
     def next_expiry_ms(self) -> int | None:
-        """When the next token expires, since 1970; None: there is none that could."""
+        """Return the time at which the next token expires, in milliseconds since 1970; None: no token can expire."""
         return min(
             (token.expires_ms for token, identity in self._tokens.values() if not identity.is_gone), default=None
         )
 
-    def of_token(self, id_: str, word: bytes, now_ms: int) -> Identity | None:
-        """The user whom a token names; None if it names none, or none any more."""
+    def of_token(self, id_: str, word: bytes, now_ms: int) -> UserIdentity | None:
+        """Return the user that a token names; None if the token is unknown, expired or revoked."""
         token, identity = self._tokens.get(id_, (None, None))
         if token is None or identity is None or token.expires_ms <= now_ms or not token.is_right(word):
             return None
         if identity.is_gone:
-            # A date that was wrong has ended it too early: what came with it is over, the token is not.
-            identity = Identity(token.user, self._identities[token.user].permissions, token=id_)
+            # A wrong date ended the identity too early. Its connections are closed, but the token is still valid.
+            identity = UserIdentity(token.user, self._identities[token.user].permissions, token=id_)
             self._tokens[id_] = token, identity
             self._listeners.tell()
         return identity
 
     def refused(self, who: str, address: str, call: str, error: StoreError) -> None:
-        """Count a refusal, and have it in the audit log."""
+        """Count a refusal and write it to the audit log."""
         self.denied += 1
         if self._audit is not None:
             self._audit.refused(who, address, call, error)
 
     def shut(self) -> None:
-        """Refuse everybody: what the table says is not known."""
+        """Refuse every client, because the table cannot be read."""
         self.take(AccessTable(is_on=True, users=(), roles=()))
 
     def on_change(self, changed: Callable[[], None]) -> Callable[[], None]:
-        """Call `changed` after each table; returns what ends that."""
+        """Call `changed` after each table. Returns the function that ends this."""
         return self._listeners.add(changed)
 
     @property
@@ -223,30 +227,31 @@ class Access:
     def user_or_none(self, name: str) -> User | None:
         return self._users.get(name)
 
-    def identity_or_none(self, name: str) -> Identity | None:
-        """The user of this name, however he has proven that he is it."""
+    def identity_or_none(self, name: str) -> UserIdentity | None:
+        """Return the user of this name, whatever the authentication."""
         return self._identities.get(name)
 
     def principal_of(self, names: Iterable[str]) -> Principal | None:
-        """Return the party that a verified certificate with these common names is of: a node or a bookie, whatever the
-        users' names are, else a user; None if the certificate names none of them."""
+        """Return the party that a verified certificate with these common names identifies: a node or a bookie,
+        whatever the users' names are, else a user. None if it names none of them."""
         names = tuple(names)
         for each in names:
             if (found := self.cluster_names.principal_or_none(each)) is not None:
                 return found
-        return next((Principal(Kind.USER, each) for each in names if each in self._identities), None)
+        return next((Principal(PrincipalKind.USER, each) for each in names if each in self._identities), None)
 
-    def of_certificate(self, names: Iterable[str]) -> Identity | None:
-        """Return the user whom a verified certificate with these common names is of; None if it is no user's."""
+    def of_certificate(self, names: Iterable[str]) -> UserIdentity | None:
+        """Return the user that a verified certificate with these common names identifies; None if it identifies no
+        user."""
         found = self.principal_of(names)
-        return self._identities.get(found.name) if found is not None and found.kind is Kind.USER else None
+        return self._identities.get(found.name) if found is not None and found.kind is PrincipalKind.USER else None
 
     def users_like_nodes(self) -> list[str]:
-        """Return the users that have the name of a node or a bookie: their certificates let nobody in as them."""
+        """Return the users with the name of a node or a bookie. Their certificates authenticate nobody as them."""
         return sorted(each for each in self._users if self.cluster_names.principal_or_none(each) is not None)
 
     def is_user(self, stream: Stream) -> bool:
-        """Whether who connects shows the certificate of a user, where clients are asked (docs/protocol.md B33)."""
+        """Return True if access control is on and the peer has the certificate of a user (docs/protocol.md B33)."""
         names = common_names(stream.get_extra_info("peercert"))
         return self.is_on and self.of_certificate(names) is not None
 

@@ -1,16 +1,17 @@
-"""Logins by password: hashed beside the event loop, by one thread, few at once, and counted where they fail.
+"""Logins by password: hashed by one thread beside the event loop, few at a time, with a limit on failures.
 
-A hash is meant to be slow, so none is made for each connection, nor for whoever likes. What was verified once is known
-by a keyed hash with a key of this process alone; the same login asked for by many is verified once; an address that has
-failed too often is refused for a while without any hash. Of those that wait the one comes next whose address has failed
-the fewest times, and where too many wait that of the address with the most gives way: whoever guesses, from many
-addresses too, waits behind those who do not. A login that was wrong before is wrong again without a hash, and counts
-once: a client that goes on with a password that was changed, or of a user who was removed, guesses nothing, and does
-not have the others of its address refused.
+A hash is slow by design, so it is not computed for each connection, nor for any peer that asks. A verified login is
+remembered by a keyed hash, whose key only this process has. Concurrent identical logins are verified once. An address
+with too many failures is refused for a while without a hash.
 
-A token (kvstore/access/tokens.py) is taken in a password's place, at every door, with its user's name, with `default`
-or with none. It costs one fast hash each time, cannot be guessed, and whoever comes with one is never refused for what
-others of his address have done.
+The login of the address with the fewest failures is hashed next. If too many logins wait, that of the address with the
+most failures is refused. So a peer that guesses, from many addresses too, waits behind those that do not. A login that
+was wrong before is wrong again without a hash, and counts once: a client that keeps using a changed password, or a
+removed user, guesses nothing, and must not block the other clients of its address.
+
+A token (kvstore/access/tokens.py) is accepted in place of a password, at every endpoint, with its user's name, with
+`default` or with none. It costs one fast hash each time and cannot be guessed, so its bearer is never refused because
+of failures of its address.
 """
 
 from __future__ import annotations
@@ -34,30 +35,32 @@ from kvstore.env import Env
 from kvstore.env.nursery import shielded
 from kvstore.errors import NotAuthenticated, Overloaded
 from kvstore.server.access.audit import AuditLog
-from kvstore.server.access.identities import Access, Identity
+from kvstore.server.access.identities import Access, UserIdentity
 
 log = logging.getLogger(__name__)
 
 PENDING_MAX = 64
-"""Logins that wait for the thread, or are with it; more are refused."""
+"""Maximum number of logins that wait for the thread or are being hashed. Further logins are refused."""
 NICENESS = 5
-"""Of the thread: where processors are short operations come first, and logins still come."""
+"""Niceness of the thread: if processors are scarce, operations take precedence, and logins still proceed."""
 FAILURES_MAX, FAILURES_S = 10, 60.0
-"""Of one address within that time; after that its logins are refused unless the server knows them already."""
+"""Maximum number of failures of one address within this many seconds. After that its logins are refused, unless the
+server has verified them before."""
 ADDRESSES_MAX = 1_000
-"""Addresses that are remembered; the one that failed longest ago is forgotten first."""
+"""Maximum number of addresses remembered. The one with the oldest failure is forgotten first."""
 WRONG_MAX = 1_000
-"""Wrong logins that are remembered; the oldest is forgotten first."""
+"""Maximum number of wrong logins remembered. The oldest is forgotten first."""
 WRONG = "invalid username-password pair or user is disabled."
-WRONG_TOKEN = "the token is not one of this cluster's, not this user's, has expired or was revoked"
+WRONG_TOKEN = "the token is unknown, belongs to another user, has expired or was revoked"
 ANY_USER = ("", "default")
-"""As whom a token's bearer may come beside his own name: with nothing, or as Redis clients name nobody."""
-_NOBODYS = Password(N, P, bytes(SALT_BYTES), bytes(HASH_BYTES))
-"""Hashed in vain for a user who is not there, so that time does not tell who is."""
+"""User names that a token's bearer may give instead of the user's own: none, or the name that Redis clients use by
+default."""
+_DUMMY_PASSWORD = Password(N, P, bytes(SALT_BYTES), bytes(HASH_BYTES))
+"""Hashed in vain for a user that does not exist, so that timing does not reveal which users exist."""
 
 
 _Mark = tuple[str, str, bytes]
-"""A login that is asked for: the user, his hash, and a digest of both words."""
+"""A requested login: the user, the user's hash, and a digest of both words."""
 
 
 class _Failures(NamedTuple):
@@ -69,7 +72,7 @@ class _Verified(NamedTuple):
     """A login that was right."""
 
     hash: str
-    """The user's, then."""
+    """The user's hash at that time."""
     mark: bytes
 
 
@@ -83,7 +86,7 @@ class _Wait(NamedTuple):
 
 
 class Logins:
-    """The logins of one server, at all of its doors."""
+    """The logins of one server, over all endpoints."""
 
     def __init__(self, env: Env, access: Access, audit: AuditLog) -> None:
         self._clock, self._access, self._known = env.clock, access, env.known
@@ -91,10 +94,11 @@ class Logins:
         self._key = env.random.randbytes(32)
         self._verified: dict[str, _Verified] = {}
         self._wrong: dict[tuple[str, bytes], None] = {}
-        """By the user's hash and the login's, in which the name is: a stranger may say one as long as he likes."""
+        """By the user's hash and the digest of the login, which includes the name: an unauthenticated peer may give
+        a name of any length."""
         self._under_way: dict[_Mark, asyncio.Future[bool]] = {}
         self._waiting: list[_Wait] = []
-        """As they came; the others under way are with the thread."""
+        """In order of arrival. The other logins in `_under_way` are with the thread."""
         self._is_busy = False
         self._failures: dict[str, _Failures] = {}
         self._thread: ThreadPoolExecutor | None = None
@@ -115,9 +119,9 @@ class Logins:
             "logins_pending": len(self._under_way),
         }
 
-    def known_or_none(self, user: str, password: bytes) -> Identity | None:
-        """The user, if this server has verified this login before and it still holds, or if it is by a token. Takes
-        microseconds."""
+    def known_or_none(self, user: str, password: bytes) -> UserIdentity | None:
+        """Return the user, if this server has verified the login before and it is still valid, or if it is a token.
+        Takes microseconds."""
         token = id_or_none(password)
         if token is not None:
             named = self._access.of_token(token, password, self._clock.date_ms())
@@ -129,18 +133,19 @@ class Logins:
             return None
         return self._access.identity_or_none(user)
 
-    async def login(self, user: str, password: bytes, address: str) -> Identity:
-        """Return the user. `address` is that of the client as `network_of` names it, which is known from then on.
-        Raises NotAuthenticated, also if too many of this address have failed, and Overloaded if too many wait."""
+    async def login(self, user: str, password: bytes, address: str) -> UserIdentity:
+        """Return the user. `address` is the client's, in the form of `network_of`; it is a known network from then
+        on. Raises NotAuthenticated, also if this address has too many failures, and Overloaded if too many logins
+        wait."""
         identity = await self._login(user, password, address)
         self.note_authenticated(address)
         return identity
 
     def note_authenticated(self, address: str) -> None:
-        """Note that a client at an address has authenticated: peers elsewhere do not displace its connections."""
+        """Note that a client at an address has authenticated. Peers elsewhere do not displace its connections."""
         self._known.note(address)
 
-    async def _login(self, user: str, password: bytes, address: str) -> Identity:
+    async def _login(self, user: str, password: bytes, address: str) -> UserIdentity:
         identity = self.known_or_none(user, password)
         if identity is not None:
             return identity
@@ -156,7 +161,9 @@ class Logins:
         is_known_wrong = mark[1:] in self._wrong
         if not is_known_wrong and self._is_limited(address):
             self.limited += 1
-            raise self._noted(user, address, f"too many failed logins of this address; try again in {FAILURES_S:.0f} s")
+            raise self._noted(
+                user, address, f"too many failed logins from this address; try again in {FAILURES_S:.0f} s"
+            )
         has_length = 1 <= len(password) <= PASSWORD_BYTES_MAX
         if not has_length:
             self._note_failure(address)
@@ -164,7 +171,7 @@ class Logins:
             self.failed += 1
             raise self._noted(user, address, WRONG)
         identity = self._access.identity_or_none(user)
-        if identity is None or identity.password != text:  # changed while the hash was made
+        if identity is None or identity.password != text:  # changed while the hash was computed
             raise NotAuthenticated(WRONG)
         return identity
 
@@ -173,55 +180,57 @@ class Logins:
         return await shielded(under_way) and bool(mark[1])
 
     def _begin(self, mark: _Mark, password: bytes, address: str) -> asyncio.Future[bool]:
-        """Have it hashed when it is its turn. Raises Overloaded."""
-        if len(self._under_way) >= PENDING_MAX and not self._make_room(address):
+        """Queue the login for hashing. Raises Overloaded."""
+        if len(self._under_way) >= PENDING_MAX and not self._displace_waiting(address):
             self.limited += 1
-            raise Overloaded(f"{PENDING_MAX} logins wait to be checked; try again")
-        self._note_failure(address)  # counts until it turns out right, so that many at once are no way around
+            raise Overloaded(f"{PENDING_MAX} logins are waiting to be checked; try again")
+        # counts as a failure until it turns out right, so that concurrent logins cannot evade the limit
+        self._note_failure(address)
         under_way: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._under_way[mark] = under_way
         under_way.add_done_callback(lambda done: self._end(mark, address, done))
         self._waiting.append(_Wait(mark, password, address, under_way))
-        self._go_on()
+        self._hash_next()
         return under_way
 
-    def _make_room(self, address: str) -> bool:
-        """Refuse one that waits and whose address has failed more often than this one has with the login that comes."""
+    def _displace_waiting(self, address: str) -> bool:
+        """Refuse a waiting login whose address has more failures than this address, including the new login. Return
+        True if one was refused."""
         worst = max(reversed(self._waiting), key=lambda each: self._times(each.address), default=None)
         if worst is None or self._times(worst.address) <= self._times(address) + 1:
             return False
         self._waiting.remove(worst)
-        self._refuse(worst, "logins of addresses that have failed less often come first; try again")
+        self._refuse(worst, "logins from addresses with fewer failures take precedence; try again")
         return True
 
     def _refuse(self, login: _Wait, why: str) -> None:
-        """Tell a login that it was not checked: it has not failed."""
-        self._take_back(login.address)
+        """Report that a login was not checked. It does not count as a failure."""
+        self._forgive(login.address)
         self.limited += 1
         login.found.set_exception(Overloaded(why))
-        login.found.exception()  # seen, also if whoever asked has gone
+        login.found.exception()  # retrieved, also if the caller has gone
         self._under_way.pop(login.mark, None)
 
-    def _go_on(self) -> None:
-        """Give the thread the next one, unless it has one."""
+    def _hash_next(self) -> None:
+        """Give the next login to the thread, unless the thread is busy."""
         if self._is_busy or not self._waiting:
             return
         self._is_busy = True
         following = min(self._waiting, key=lambda each: self._times(each.address))
         self._waiting.remove(following)
         if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="login", initializer=_step_back)
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="login", initializer=_lower_priority)
         text = following.mark[1]
-        hashed = parsed(text) if text else _NOBODYS
+        hashed = parsed(text) if text else _DUMMY_PASSWORD
         self.hashes += 1
         try:
             hashing = asyncio.get_running_loop().run_in_executor(self._thread, hashed.is_right, following.password)
-        except RuntimeError as error:  # no thread can be started now; the next login tries it with a new pool
-            return self._give_up((following, *self._waiting), error)
+        except RuntimeError as error:  # no thread can be started now; the next login tries again with a new pool
+            return self._refuse_all((following, *self._waiting), error)
         return hashing.add_done_callback(lambda done: self._hashed(following, done))
 
-    def _give_up(self, logins: Sequence[_Wait], error: RuntimeError) -> None:
-        log.warning("logins=%d cannot be checked, no thread can be started: %s", len(logins), error)
+    def _refuse_all(self, logins: Sequence[_Wait], error: RuntimeError) -> None:
+        log.warning("cannot check logins, no thread can be started logins=%d: %s", len(logins), error)
         self._is_busy, self._thread = False, None
         self._waiting.clear()
         for each in logins:
@@ -232,22 +241,22 @@ class Logins:
         if not login.found.done():
             if done.cancelled():
                 login.found.cancel()
-            elif (error := done.exception()) is not None:  # want of memory
-                log.warning("login of=%s could not be checked: %r", login.address, error)
+            elif (error := done.exception()) is not None:  # out of memory
+                log.warning("cannot check a login of=%s: %r", login.address, error)
                 self._refuse(login, f"the login could not be checked: {error!r}; try again")
             else:
                 login.found.set_result(done.result())
-        self._go_on()
+        self._hash_next()
 
     def _end(self, mark: _Mark, address: str, done: asyncio.Future[bool]) -> None:
-        """Remember the result, also if the client has gone meanwhile: it would ask for the same hash again, and in the
-        end be refused for failures that were none."""
+        """Remember the result, also if the client has gone: it would ask for the same hash again, and would finally
+        be refused for failures that were none."""
         user, text, digest = mark
         self._under_way.pop(mark, None)
         if done.cancelled() or done.exception() is not None:
             return
         if done.result() and text:
-            self._take_back(address)
+            self._forgive(address)
             self._verified[user] = _Verified(text, digest)
             return
         if len(self._wrong) >= WRONG_MAX:
@@ -268,7 +277,7 @@ class Logins:
         return self._times(address) >= FAILURES_MAX
 
     def _times(self, address: str) -> int:
-        """How often it has failed lately, those under way included."""
+        """Return the number of recent failures of an address, including logins in flight."""
         found = self._failures.get(address)
         return found.times if found is not None and self._clock.now() - found.since < FAILURES_S else 0
 
@@ -280,21 +289,21 @@ class Logins:
             del self._failures[next(iter(self._failures))]
         self._failures[address] = _Failures(found.times + 1, found.since)
 
-    def _take_back(self, address: str) -> None:
+    def _forgive(self, address: str) -> None:
         found = self._failures.get(address)
         if found is not None:
             self._failures[address] = _Failures(max(0, found.times - 1), found.since)
 
 
-def _step_back() -> None:
-    """Let what else this machine does come before this thread's work, where that is allowed."""
+def _lower_priority() -> None:
+    """Lower the priority of this thread below the rest of the machine's work, if that is allowed."""
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 def credentials_or_none(header: str) -> tuple[str, bytes] | None:
-    """User and password of an `authorization` header, Basic or Bearer, of which the latter has a token and no user;
-    None if it is none."""
+    """Return user and password of an `authorization` header, Basic or Bearer; None if it is neither. Bearer has a
+    token and no user."""
     kind, _, text = header.partition(" ")
     if kind.lower() != "bearer":
         return basic_or_none(header)
@@ -303,12 +312,12 @@ def credentials_or_none(header: str) -> tuple[str, bytes] | None:
 
 
 def basic_or_none(header: str) -> tuple[str, bytes] | None:
-    """User and password of an `authorization` header of the kind Basic; None if it is none."""
+    """Return user and password of a Basic `authorization` header; None if it is not one."""
     kind, _, text = header.partition(" ")
     if kind.lower() != "basic" or len(text) > 2 * PASSWORD_BYTES_MAX:
         return None
     try:
         user, colon, password = base64.b64decode(text.strip(), validate=True).partition(b":")
         return (user.decode(), password) if colon else None
-    except ValueError:  # no base64, no ASCII, or a name that is no UTF-8
+    except ValueError:  # not base64, not ASCII, or a name that is not UTF-8
         return None

@@ -1,7 +1,7 @@
-"""Needs of each RPC and each HTTP route, where the cluster asks who its clients are: one table. Decides only.
+"""The permissions that each RPC and each HTTP route requires if access control is on: one table. Decides only.
 
-Operations on keys have theirs in partition/state/traits.py, Redis commands in server/redis/commands/. A method or a
-route without a row here is an administrator's, and a test names it.
+partition/state/traits.py has the permissions of operations on keys, server/redis/commands/ those of Redis commands. A
+method or route without a row requires an administrator, and a test names it.
 """
 
 from __future__ import annotations
@@ -12,46 +12,46 @@ from typing import Any
 from kvstore.access import Right
 from kvstore.access.permissions import shown_range
 from kvstore.proto import admin_pb2
-from kvstore.server.access.identities import Identity
+from kvstore.server.access.identities import UserIdentity
 
-Check = Callable[[Identity, Any], None]
-"""Raises NotAuthenticated or PermissionDenied. The request is None where the client streams, and on HTTP."""
-
-
-def nothing(identity: Identity, request: Any) -> None:
-    """Let everybody pass: load balancers, who ask for health."""
+Check = Callable[[UserIdentity, Any], None]
+"""Raises NotAuthenticated or PermissionDenied. The request is None if the client streams, and on HTTP."""
 
 
-def login(identity: Identity, request: Any) -> None:
-    """Ask for a user, whoever he is. Where operations follow, each is checked by a Guard."""
+def nothing(identity: UserIdentity, request: Any) -> None:
+    """Allow everybody: load balancers that check health."""
+
+
+def login(identity: UserIdentity, request: Any) -> None:
+    """Require any user. If operations follow, a Guard checks each of them."""
     identity.check_known()
 
 
-def admin(identity: Identity, request: Any) -> None:
-    """Ask for an administrator."""
+def admin(identity: UserIdentity, request: Any) -> None:
+    """Require an administrator."""
     identity.check_some((Right.ADMIN,), "the cluster")
 
 
-def _backup(identity: Identity, request: Any) -> None:
+def _backup(identity: UserIdentity, request: Any) -> None:
     identity.check_some((Right.BACKUP,), "pins")
 
 
-def _feed(identity: Identity, request: Any) -> None:
+def _feed(identity: UserIdentity, request: Any) -> None:
     identity.check_some((Right.WATCH, Right.BACKUP), "the change feed")
 
 
-def _watch(identity: Identity, request: Any) -> None:
+def _watch(identity: UserIdentity, request: Any) -> None:
     identity.check(Right.WATCH, request.start, request.end, "a watch")
 
 
-def _changes(identity: Identity, request: Any) -> None:
-    """Watch or backup, whole and not pieced together of both."""
+def _changes(identity: UserIdentity, request: Any) -> None:
+    """Require watch or backup on the whole range, not a combination of both."""
     identity.check_known()
     if not identity.permissions.may_all(Right.BACKUP, request.start, request.end):
         identity.check(Right.WATCH, request.start, request.end, "changes")
 
 
-def _read_pinned(identity: Identity, request: Any) -> None:
+def _read_pinned(identity: UserIdentity, request: Any) -> None:
     identity.check_known()
     if not identity.permissions.may_all(Right.BACKUP, request.start, request.end):
         raise identity.permissions.refused(Right.BACKUP, f"a pinned read of {shown_range(request.start, request.end)}")
@@ -103,5 +103,5 @@ HTTP_NEEDS: dict[str, Check] = {
     ),
     "/v1/watch": _watch,
 }
-"""`/metrics` is for a scraper, which is a user without a role. Below `/v1/` a request is that of the gateway's route
-(kvstore/server/gateway/routes.py), and each operation is checked by a Guard."""
+"""`/metrics` is for a scraper, which is a user without a role. Below `/v1/` a row is a route of the gateway
+(kvstore/server/gateway/routes.py), and a Guard checks each operation."""

@@ -1,4 +1,4 @@
-"""Where the servers that are up can be reached, for programs that know only the metadata store."""
+"""Finds the addresses of running servers, for programs that know only the metadata store."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from kvstore.server.cluster.topology import Member
 
 
 async def addresses(store: MetadataStore) -> tuple[str, ...]:
-    """gRPC addresses. Raises NoSuchNode if there is no cluster, MetadataError."""
+    """Return the gRPC addresses. Raises NoSuchNode if there is no cluster, MetadataError."""
     members = []
     for name in await store.children(paths.SERVERS):
-        with suppress(NoSuchNode):  # it has just gone down
+        with suppress(NoSuchNode):  # it has just stopped
             members.append(Member.decode((await store.get(f"{paths.SERVERS}/{name}"))[0]))
     return tuple(member.grpc for member in members if member.grpc)

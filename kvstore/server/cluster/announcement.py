@@ -1,4 +1,4 @@
-"""Keeps this server's znode in place: over lost sessions, from `publish` until `withdraw`."""
+"""Maintains this server's znode across lost sessions, from `publish` until `withdraw`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ log = logging.getLogger(__name__)
 
 
 class Announcement:
-    """Tells the cluster about this server. Errors are logged: the znode is kept up meanwhile."""
+    """Registers this server in the cluster. Errors are logged, and the znode is retried in the background."""
 
     def __init__(self, store: MetadataStore, member: Member) -> None:
         self.member = member
         self.on_placed: Callable[[], None] = lambda: None
-        """Called each time that the znode has come to say what it should: it is registered from then on."""
+        """Called each time the znode has reached its intended content: the server is registered from then on."""
         self._is_placed = asyncio.Event()
         self._kept = KeptEphemeral(
             store,
@@ -35,48 +35,48 @@ class Announcement:
 
     # docs/protocol.md H12
     async def publish(self, nursery: Nursery) -> None:
-        """Let the cluster know of this server, now or as soon as that can be (`on_placed`). Where another process has
-        its place it returns when that one is gone: a second one of the same id would take its replicas' places."""
+        """Register this server, now or as soon as possible (`on_placed`). If another process holds its znode, wait
+        until that process is gone, because a second process with the same id would take over its replicas."""
         self._kept.start(nursery)
         try:
             await self._kept.publish(self.member.encode())
         except NodeExists:
-            log.warning("another process announces itself as server=%s; waiting until it is gone", self.member.id)
+            log.warning("another process is registered as server=%s, waiting until it is gone", self.member.id)
             await self._is_placed.wait()
-            log.info("server=%s is announced", self.member.id)
+            log.info("server=%s is registered", self.member.id)
         except MetadataError as error:
-            log.warning("server=%s is not announced yet: %s", self.member.id, error)
+            log.warning("server=%s is not registered yet: %s", self.member.id, error)
 
     def _note_placed(self) -> None:
         self._is_placed.set()
         self.on_placed()
 
     # docs/protocol.md V1
-    async def tell_is_up(self) -> None:
-        """Let the cluster know that this server has started."""
+    async def announce_up(self) -> None:
+        """Announce that this server has started."""
         self.member = replace(self.member, starting=False)
         try:
             await self._kept.publish(self.member.encode())
         except MetadataError as error:
-            log.info("that server=%s is up is not announced yet: %s", self.member.id, error)
+            log.info("could not announce yet that server=%s has started: %s", self.member.id, error)
 
-    async def say_draining(self, is_draining: bool) -> None:
-        """Let the cluster know whether this server takes no replicas any more."""
+    async def announce_draining(self, is_draining: bool) -> None:
+        """Announce whether this server is draining, so that it gets no more replicas."""
         self.member = replace(self.member, draining=is_draining)
         try:
             await self._kept.publish(self.member.encode())
         except MetadataError as error:
-            log.warning("that server=%s drains, or not, is not announced yet: %s", self.member.id, error)
+            log.warning("could not announce yet whether server=%s is draining: %s", self.member.id, error)
 
     async def withdraw(self) -> None:
-        """Let the cluster know that this server is leaving; the session's end does it too."""
+        """Remove this server's registration. The end of the session also does that."""
         try:
             await self._kept.publish(None)
         except MetadataError as error:
-            log.warning("server=%s could not be withdrawn: %s", self.member.id, error)
+            log.warning("could not remove the registration of server=%s: %s", self.member.id, error)
 
     def _is_our_former(self, data: bytes) -> bool:
-        """Whether a znode is of a process that is gone, because it names this server at this address, where this
+        """Return True if a znode belongs to a dead process, because it names this server at this address, where this
         process listens."""
         try:
             former = Member.decode(data)

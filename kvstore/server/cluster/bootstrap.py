@@ -1,5 +1,4 @@
-"""Makes a new cluster in an empty metadata store: BookKeeper's layout and the first ring. Running it again changes
-nothing."""
+"""Creates a new cluster in an empty metadata store: BookKeeper's layout and the first ring. Idempotent."""
 
 from __future__ import annotations
 
@@ -19,9 +18,9 @@ from kvstore.types import PartitionId, ServerId
 async def found(
     store: MetadataStore, servers: Mapping[ServerId, str], *, partitions: int, replicas: int, instance_id: str
 ) -> Ring:
-    """The cluster's ring, made now if there is none: partitions p1 to p<n> on `servers` (id → zone).
+    """Return the cluster's ring; create it if there is none, with partitions p1 to p<n> on `servers` (id → zone).
 
-    Raises ConfigError for numbers that do not fit or a layout that is not ours, MetadataUnavailable.
+    Raises ConfigError for invalid numbers or a layout of another system, MetadataUnavailable.
     """
     await LayoutStore(store).ensure(instance_id)
     ids = [PartitionId(f"p{number}") for number in range(1, partitions + 1)]

@@ -1,6 +1,6 @@
-"""Reads from the metadata store what a server knows of the cluster: the ring, the servers, the leaders.
+"""Reads the state of the cluster from the metadata store: the ring, the servers, the leaders.
 
-A node that cannot be decoded is passed over: what was known of it before goes on, and all else is read.
+A node that cannot be decoded is skipped: its last known content stays in use, and everything else is read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ClusterReader:
         self.undecodable: set[str] = set()
         """Nodes that could not be decoded when they were last read."""
         self.stored = 0, 0
-        """A version of the ring, and of its znode with it."""
+        """A ring version and the version of its znode."""
 
     async def ring(self) -> Ring:
         """Read the ring. Raises NoSuchNode, UndecodableNode."""
@@ -39,7 +39,7 @@ class ClusterReader:
         return ring
 
     async def leader(self, partition: PartitionId, known: ClusterTopology | None) -> tuple[ServerId, int] | None:
-        """Read a partition's leader and its epoch; None if there is none."""
+        """Return a partition's leader and epoch; None if there is none."""
         path = paths.partition_leader(partition)
         try:
             data, _ = await self._store.get(path)
@@ -55,7 +55,7 @@ class ClusterReader:
         return record.server, record.epoch
 
     async def servers(self, known: ClusterTopology | None) -> dict[ServerId, Member]:
-        """Read all servers that are up."""
+        """Return all registered servers."""
         found: dict[ServerId, Member] = {}
         try:
             names = await self._store.children(paths.SERVERS)
@@ -78,12 +78,12 @@ class ClusterReader:
 
     @property
     def undecodable_servers(self) -> list[ServerId]:
-        """The servers whose znodes could not be decoded when they were last read."""
+        """Servers whose znodes could not be decoded when they were last read."""
         below = paths.server(ServerId(""))
         return sorted(ServerId(each.removeprefix(below)) for each in self.undecodable if each.startswith(below))
 
     def pass_over(self, path: str, error: UndecodableNode) -> None:
-        """Go on with what was known of a node, and say so once."""
+        """Keep using the last known content of a node, and log the error once."""
         if path not in self.undecodable:
-            log.error("%s cannot be read, going on with what was known of it: %s", path, error)
+            log.error("cannot decode %s, using its last known content: %s", path, error)
         self.undecodable.add(path)

@@ -1,4 +1,4 @@
-"""The cluster's version in the metadata store: one node, which only rises (docs/protocol.md V1)."""
+"""The cluster version in the metadata store: one node whose version only rises (docs/protocol.md V1)."""
 
 from __future__ import annotations
 
@@ -16,28 +16,29 @@ _ABSENT = -1
 
 @dataclass(frozen=True, slots=True)
 class ClusterVersion:
-    """The version that the cluster is at."""
+    """The cluster version."""
 
     version: int = versions.FIRST
     release: str = ""
-    """The release of the software that raised it: servers are to have this one or a later one."""
+    """The release that raised the version. Servers should run this release or a later one."""
     is_held: bool = False
-    """An operator wants it to stay for now, so that nodes can go back to the release before."""
+    """True if an operator holds the version, so that nodes can still be downgraded."""
 
 
 class ClusterVersionStore:
-    """Calls raise MetadataUnavailable or MetadataUnknown, and UndecodableNode for a node that cannot be read."""
+    """Reads and writes the cluster version. Calls raise MetadataUnavailable or MetadataUnknown, and UndecodableNode for
+    a node that cannot be decoded."""
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
 
     async def read(self) -> ClusterVersion:
-        """The version now; a cluster that has never been raised is at the first."""
+        """Return the current version; the first version if it was never raised."""
         return (await self._read())[0]
 
     # docs/protocol.md V1
     async def rise(self, version: int, release: str) -> ClusterVersion:
-        """Raise it to `version`, unless it is there already, higher, or held; returns what it is then. Raises
+        """Raise the version to `version`, unless it is held or already that high. Returns the resulting version. Raises
         VersionConflict."""
 
         def risen(found: ClusterVersion) -> ClusterVersion:
@@ -49,8 +50,8 @@ class ClusterVersionStore:
 
     # docs/protocol.md V1
     async def write_back(self, version: int, release: str) -> ClusterVersion:
-        """Write a version that the cluster has been at before, held or not: the metadata store has an older copy.
-        Raises VersionConflict."""
+        """Restore a version that the cluster has had before, even if it is held: the metadata store holds an older
+        copy. Raises VersionConflict."""
 
         def risen(found: ClusterVersion) -> ClusterVersion:
             return found if found.version >= version else ClusterVersion(version, release, found.is_held)
@@ -58,11 +59,11 @@ class ClusterVersionStore:
         return (await update(self._read, self._write, risen))[0]
 
     async def hold(self, is_held: bool) -> ClusterVersion:
-        """Keep it where it is, or let it rise again. Raises VersionConflict."""
+        """Hold the version, or let it rise again. Raises VersionConflict."""
         return (await update(self._read, self._write, lambda found: replace(found, is_held=is_held)))[0]
 
     def watch(self, changed: Callable[[], None]) -> Watch:
-        """Call `changed` soon after it may have changed."""
+        """Call `changed` soon after the version may have changed."""
         return self._store.watch(paths.VERSION, changed)
 
     async def _read(self) -> tuple[ClusterVersion, int]:
@@ -80,10 +81,10 @@ class ClusterVersionStore:
         try:
             await self._store.create(paths.VERSION, data)
         except NodeExists as error:
-            raise VersionConflict(f"{paths.VERSION} was made by another writer") from error
+            raise VersionConflict(f"{paths.VERSION} was created by another writer") from error
         return 0
 
 
 def decoded(data: bytes) -> ClusterVersion:
-    """Raises UndecodableNode."""
+    """Decode the version. Raises UndecodableNode."""
     return codec.decode(ClusterVersion, data, what=paths.VERSION)

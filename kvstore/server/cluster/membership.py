@@ -1,4 +1,4 @@
-"""Keeps what this server knows of the cluster fresh. Watches are hints; all is read again every 10 s."""
+"""Keeps this server's view of the cluster up to date. Watches are best effort, so everything is reread every 10 s."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ log = logging.getLogger(__name__)
 REREAD_S = 10.0
 RETRY_S = 0.2
 DISBELIEF_S = 1.0
-"""For so long after a hint of a ring that there is not, nothing but watches makes this server read the ring."""
+"""Time after a hint of a nonexistent ring version in which only watches cause this server to read the ring."""
 SPREAD_S = 0.002
-"""For each server of the cluster: when the ring changes they do not all read it in the same moment."""
+"""Delay per server of the cluster, so that servers do not all read a changed ring at once."""
 
 
 class Membership:
-    """One server's knowledge of its cluster. `topology` is replaced whole at each change; then those are told that
-    asked by `on_topology`."""
+    """One server's view of its cluster. `topology` is replaced as a whole at each change, and then the callbacks of
+    `on_topology` run."""
 
     def __init__(self, env: Env, store: MetadataStore, member: Member) -> None:
         self._env, self._store = env, store
@@ -46,15 +46,15 @@ class Membership:
         self._watches: dict[str, Watch] = {}
         self._failed = False
         self._hinted = 0
-        """The latest version of the routing that a hint has named, until it was looked for."""
+        """The latest ring version that a hint has named and that was not checked yet."""
         self._disbelieves_until = 0.0
         self.false_hints = 0
         self.read_at = env.clock.now()
-        """When the cluster's state was last read whole; before the first time, when reading began."""
+        """When the whole state was last read; before the first time, when reading began."""
 
     @property
     def topology(self) -> ClusterTopology:
-        assert self._topology is not None, "the topology is asked for before `wait_ring` has returned"
+        assert self._topology is not None, "wait_ring has not returned yet"
         return self._topology
 
     def start(self) -> None:
@@ -64,7 +64,7 @@ class Membership:
         self._nursery.spawn(self._keep_fresh(), name="read")
 
     async def wait_ring(self) -> Ring:
-        """The ring, once there is one."""
+        """Return the ring once there is one."""
         ready = asyncio.Event()
         forget = self.on_topology(ready.set)
         while self._topology is None:
@@ -74,13 +74,13 @@ class Membership:
         return self._topology.ring
 
     async def announce(self) -> None:
-        """Let the cluster know of this server, as soon as that can be: at once, unless the metadata store is away; if
-        another process has its place, it is waited for that one's end. It stays announced over lost sessions."""
+        """Register this server: at once, unless the metadata store is unavailable or another process with the same id
+        is registered. The registration survives lost sessions."""
         await self.announcement.publish(self._nursery)
 
     @property
     def undecodable_servers(self) -> list[ServerId]:
-        """The servers of which it cannot be read what they say of themselves."""
+        """Servers whose registrations cannot be decoded."""
         return self._reader.undecodable_servers
 
     async def close(self) -> None:
@@ -89,13 +89,13 @@ class Membership:
         await self._nursery.close()
 
     def on_topology(self, changed: Callable[[], None]) -> Callable[[], None]:
-        """Call `changed` after each change; returns what ends that."""
+        """Call `changed` after each change. Returns a function that removes the callback."""
         return self._listeners.add(changed)
 
     def note_leader(self, partition: PartitionId, server: ServerId | None) -> None:
-        """Note which server leads, as a replica here has learnt it, perhaps before the leader's znode is there: a
-        server to which a lead is being handed over lets operations wait for it. The znode is read when it changes; and
-        now, if no server is known to lead."""
+        """Note which server leads, as learned by a local replica, perhaps before the leader's znode exists: during a
+        handover, operations may already wait at the new leader. The znode is read when it changes, and at once if no
+        leader is known."""
         found = self._topology
         if found is not None and partition in found.ring.partitions:
             known = found.leaders.get(partition)
@@ -103,23 +103,23 @@ class Membership:
                 epoch = known[1] if known else 0
                 self._replace(found.with_leader(partition, None if server is None else (server, epoch)))
             elif server == self.announcement.member.id:
-                self._listeners.tell()  # what waits here for the partition can go on
+                self._listeners.tell()  # operations waiting here can proceed
         if server is None:
             self.suspect(partition)
 
     def suspect(self, partition: PartitionId) -> None:
-        """Read the partition's leader again: the one known here does not lead it, or not any more."""
+        """Read the partition's leader again, because the known one does not lead it any more."""
         self._want(paths.partition_leader(partition))
 
     @property
     def stored_ring(self) -> tuple[Ring, int] | None:
-        """The ring that is known here, with its znode's version; None if that is not known."""
+        """The known ring with the version of its znode; None if that is unknown."""
         ring, version = self.topology.ring, self._reader.stored
         return (ring, version[1]) if version[0] == ring.version else None
 
     # docs/protocol.md H9
     def note_written(self, ring: Ring, stored: int) -> None:
-        """This server has written a later ring, which made its znode's version `stored`."""
+        """Note that this server has written a later ring; `stored` is the new version of its znode."""
         if ring.version > self._reader.stored[0]:
             self._reader.stored = ring.version, stored
         if self._topology is not None and ring.version > self._topology.ring.version:
@@ -130,13 +130,12 @@ class Membership:
             self._unwatch(known - set(ring.partitions))
 
     def suspect_ring(self) -> None:
-        """Read the ring again: the one known here does not fit what a partition owns."""
+        """Read the ring again, because the known one does not match what a partition owns."""
         self._want(paths.RING)
 
     def hint_ring(self, routed: int) -> bool:
-        """Read the ring again at once, because an operation or an answer says that keys are routed by a later one
-        (docs/protocol.md H9). False if there is nothing to wait for: that ring is known, or a hint a moment ago was of
-        a ring that there is not."""
+        """Read the ring again at once, because an operation or an answer refers to a later one (docs/protocol.md H9).
+        Returns False if waiting is pointless: the ring is already known, or a recent hint named a nonexistent ring."""
         if self._topology is None or routed <= self._topology.ring.routed:
             return False
         if self._env.clock.now() < self._disbelieves_until:
@@ -158,8 +157,8 @@ class Membership:
         self._hint.set()
 
     def _want_soon(self, path: str) -> None:
-        """Read the path again after a moment that each server draws, so that they do not all read at once. An operation
-        that was told MOVED does not wait for that (docs/protocol.md H7)."""
+        """Read the path again after a random delay, so that servers do not all read at once. An operation that was
+        answered MOVED does not wait for it (docs/protocol.md H7)."""
         servers = len(self._topology.servers) if self._topology is not None else 0
         delay_s = self._env.random.random() * SPREAD_S * servers
         asyncio.get_running_loop().call_later(delay_s, self._want, path)
@@ -172,7 +171,7 @@ class Membership:
             try:
                 if everything or self._topology is None:
                     if self._topology is not None:
-                        self._wanted |= wanted  # they do not wait for their turn among all
+                        self._wanted |= wanted  # read first
                     await self._read_all()
                     self.read_at = self._env.clock.now()
                     again_at = self._env.clock.now() + REREAD_S * (1 + self._env.random.random() / 4)
@@ -181,20 +180,20 @@ class Membership:
                 self._failed = everything = False
             except MetadataError as error:
                 if not self._failed:
-                    log.warning("cannot read the cluster's state, going on with what is known: %s", error)
+                    log.warning("cannot read the cluster's state, using the last known state: %s", error)
                 self._failed = True
                 self._wanted.update(wanted)
                 await asyncio.sleep(RETRY_S)
                 continue
-            left_s = again_at - self._env.clock.now()  # hints may come all the time
+            left_s = again_at - self._env.clock.now()  # recalculated, because hints may arrive constantly
             everything = left_s <= 0 or not await wait_within(self._hint, left_s)
 
     async def _read_all(self) -> None:
         try:
-            ring = await self._read_hinted_ring()  # a hint that came when this was due is not looked at otherwise
+            ring = await self._read_hinted_ring()  # covers a hint that arrived meanwhile
         except NoSuchNode:
             if self._topology is None:
-                return  # a cluster that is only being made
+                return  # the cluster is still being created
             raise
         except UndecodableNode as error:
             if self._topology is None:
@@ -209,8 +208,8 @@ class Membership:
         self._replace(ClusterTopology(ring, known, servers))
 
     async def _read_some(self, wanted: set[str]) -> None:
-        """Read what may have changed, and who leads the partitions that are new: these are added to `wanted`, which is
-        read again if this fails half-way."""
+        """Read what may have changed, and the leaders of new partitions. These are added to `wanted`, which is read
+        again if this fails halfway."""
         if paths.RING in wanted:
             known = self.topology.ring
             try:
@@ -229,8 +228,8 @@ class Membership:
                 self._replace(self.topology.with_leader(partition, leader))
 
     async def _read_hinted_ring(self) -> Ring:
-        """Read the ring; if a hint was of a later one than this metadata server has, the latest that there is. If there
-        is none so late, hints are not believed for a while."""
+        """Read the ring. If a hint named a later ring than this metadata server has, read the latest one. If no such
+        ring exists, ignore hints for a while."""
         ring = await self._reader.ring()
         told = self._hinted
         if ring.routed < told:
@@ -243,11 +242,11 @@ class Membership:
         elif ring.routed >= self._hinted:
             self._hinted = 0
         else:
-            self._want(paths.RING)  # somebody has told of a still later one meanwhile
+            self._want(paths.RING)  # another hint has named a later ring meanwhile
         return ring
 
     def _newer(self, ring: Ring) -> Ring:
-        """The ring read, unless it comes from a metadata server that lags behind."""
+        """Return the ring that was read, unless it comes from a metadata server that lags behind."""
         known = self._topology
         return ring if known is None or ring.version >= known.ring.version else known.ring
 
@@ -263,10 +262,10 @@ class Membership:
         return await self._reader.leader(partition, self._topology)
 
     async def _read_leaders(self, ring: Ring, servers: dict[ServerId, Member]) -> None:
-        """Take what was read, and read who leads.
+        """Apply the new ring and servers, and read the leaders.
 
-        With many partitions, or a slow metadata store, that takes seconds: what is known to have changed meanwhile is
-        read first, and then the partitions without a known leader, for example new ones: operations wait for them.
+        With many partitions or a slow metadata store this takes seconds. Paths that are known to have changed are read
+        first, then partitions without a known leader, such as new ones, because operations wait for them.
         """
         known = self.topology
         gone = set(known.ring.partitions) - set(ring.partitions)

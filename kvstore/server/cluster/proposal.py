@@ -1,5 +1,5 @@
-"""Turns an operator's request about the ring into the step that does it, and tells what that would change. Decides
-only."""
+"""Turns an operator's request about the ring into the step that performs it, and describes what the step would change.
+Decides only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvstore.proto import admin_pb2
 from kvstore.ring import TOKENS, Move, MoveId, MoveState, Pace, PartitionState, Ring, TokenRange, place_members, steps
 from kvstore.ring import plan as plans
 from kvstore.ring.once import check_plan, hash_of
-from kvstore.ring.operations import Operation
+from kvstore.ring.operations import RingOperation
 from kvstore.types import PartitionId, ServerId
 
 _ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
@@ -22,21 +22,24 @@ _NUMBERED = re.compile(r"p(\d{1,9})")
 _Action = admin_pb2.ChangeRingRequest
 _GOING = (PartitionState.LEAVING, PartitionState.RETIRED)
 PARTITIONS_MAX = 1_000
-"""In a ring: what plans, znodes and clients are made for."""
+"""Maximum number of partitions in a ring, for which plans, znodes and clients are designed."""
 
 _NOT_ASKED = frozenset(("operation", "plan", "ring_version", "dry_run"))
 
 Request = admin_pb2.ChangeRingRequest
 Servers = Mapping[ServerId, str]
-"""Those that are up, and the zone of each."""
+"""Running servers and their zones."""
 
 
 def step_of(request: Request, servers: Servers, now_ms: int) -> Callable[[Ring], Ring]:
-    """The function that makes the requested change of a ring. It raises ValueError if the ring does not allow it."""
+    """Return the function that makes the requested change. It raises ValueError if the ring does not allow the
+    change."""
 
     def step(ring: Ring) -> Ring:
         if request.ring_version and request.ring_version != ring.version:
-            raise ValueError(f"want ring version {request.ring_version}, it is {ring.version} by now: look again")
+            raise ValueError(
+                f"expected ring version {request.ring_version}, it is now {ring.version}; read the ring again"
+            )
         after = _changed(ring, request, servers, now_ms)
         check_plan(request.plan, ring, after)
         return after
@@ -45,7 +48,7 @@ def step_of(request: Request, servers: Servers, now_ms: int) -> Callable[[Ring],
 
 
 def asked(request: Message) -> str:
-    """Hash a request's change, whatever its id and the way in which it is to be made."""
+    """Return a hash of the requested change, independent of the request's id and mode."""
     same = deepcopy(request)
     for field, _ in request.ListFields():
         if field.name in _NOT_ASKED:
@@ -61,7 +64,7 @@ def _changed(ring: Ring, request: Request, servers: Servers, now_ms: int) -> Rin
             return _add(ring, request, servers, now_ms)
         case _Action.REMOVE:
             if not request.partitions:
-                raise ValueError("want the partitions to remove, got none")
+                raise ValueError("expected partitions to remove, got none")
             return plans.leave(ring, [PartitionId(each) for each in request.partitions], now_ms=now_ms)
         case _Action.MOVE:
             return _move(ring, request, now_ms)
@@ -74,19 +77,22 @@ def _changed(ring: Ring, request: Request, servers: Servers, now_ms: int) -> Rin
 def _add(ring: Ring, request: Request, servers: Servers, now_ms: int) -> Ring:
     count = len(request.partitions) or request.count or 1
     if len(ring.partitions) + count > PARTITIONS_MAX:
-        raise ValueError(f"want at most {PARTITIONS_MAX} partitions, got {count} beside {len(ring.partitions)}")
+        raise ValueError(
+            f"expected at most {PARTITIONS_MAX} partitions, got {count} in addition to {len(ring.partitions)}"
+        )
     names = [PartitionId(each) for each in request.partitions] or next_ids(ring, count)
     for name in names:
         if not _ID.fullmatch(name):
-            raise ValueError(f"want lower-case letters, digits and dashes, at most 63, got {name!r}")
+            raise ValueError(f"expected lower-case letters, digits and dashes, at most 63, got {name!r}")
     if len(set(names)) != len(names):
-        raise ValueError(f"want each partition once, got {', '.join(names)}")
+        raise ValueError(f"expected each partition once, got {', '.join(names)}")
     may_hold = {server: zone for server, zone in servers.items() if server not in ring.draining}
     replicas = request.replicas or usual_replicas(ring)
-    if not request.replicas and replicas > len(may_hold):  # fewer would stay fewer when the others are back
+    if not request.replicas and replicas > len(may_hold):  # a lower number would stay when the other servers are back
         raise ValueError(
-            f"want {replicas} replicas as others have, but {len(may_hold)} servers can hold one now: start more, "
-            "or say how many replicas"
+            f"expected {replicas} servers for new replicas, like the existing partitions, got {len(may_hold)} that "
+            "can hold one "
+            "now; start more servers, or set the number of replicas"
         )
     members = place_members(names, may_hold, replicas, ring.partitions.values(), PartitionState.JOINING)
     return plans.join(ring, members, now_ms=now_ms)
@@ -96,8 +102,8 @@ def _move(ring: Ring, request: Request, now_ms: int) -> Ring:
     target = PartitionId(request.target)
     if request.HasField("first") and request.HasField("last"):
         return plans.shift_range(ring, request.first, request.last, target, now_ms=now_ms)
-    if not 0 < request.share <= 1:  # also what is no number
-        raise ValueError(f"want a share of the ring above 0 and at most 1, got {request.share:g}")
+    if not 0 < request.share <= 1:  # also rejects NaN
+        raise ValueError(f"expected a share of the ring above 0 and at most 1, got {request.share:g}")
     size = round(request.share * TOKENS)
     return plans.shift(ring, PartitionId(request.source), target, size, now_ms=now_ms)
 
@@ -106,12 +112,12 @@ def _cancel(ring: Ring, request: Request) -> Ring:
     wanted = [MoveId(each) for each in request.moves] or list(ring.moves)
     for id in wanted:
         if id not in ring.moves:
-            raise ValueError(f"move {id} is not under way: it is done, was cancelled, or never was")
+            raise ValueError(f"move {id} is not in progress: it is done, was cancelled or never existed")
         if request.moves and ring.moves[id].state is MoveState.FLIPPED:
-            raise ValueError(f"move {id} is through: {ring.moves[id].target} owns the range; move it back instead")
+            raise ValueError(f"move {id} is done: {ring.moves[id].target} owns the range; move it back instead")
     after = steps.cancel(ring, wanted)
     if after is ring and not any(move.state is MoveState.CANCELLING for move in ring.moves.values()):
-        raise ValueError("no move is open that could be given up")
+        raise ValueError("no open move can be cancelled")
     return after
 
 
@@ -123,14 +129,14 @@ def _pace(pace: Pace, request: Request) -> Pace:
 
 
 def next_ids(ring: Ring, count: int) -> list[PartitionId]:
-    """The next `p<number>` that were never used."""
+    """Return the next ids `p<number>` that were never used."""
     used = [_NUMBERED.fullmatch(each) for each in (*ring.partitions, *ring.retired)]
     first = 1 + max((int(match[1]) for match in used if match), default=0)
     return [PartitionId(f"p{number}") for number in range(first, first + count)]
 
 
 def usual_replicas(ring: Ring) -> int:
-    """As many as the others have, newcomers not counted twice."""
+    """Return the number of replicas of the other partitions, not counting newcomers twice."""
     return max(len(member.replicas) - len(member.replacing) for member in ring.partitions.values())
 
 
@@ -140,7 +146,7 @@ def usual_replicas(ring: Ring) -> int:
 def proposal(
     before: Ring, after: Ring, keys: Mapping[PartitionId, int], record_bytes: Mapping[PartitionId, float]
 ) -> admin_pb2.ChangeRingResponse:
-    """Compare two rings. `keys` and mean `record_bytes` of partitions may lack some."""
+    """Compare two rings. `keys` and mean `record_bytes` may lack some partitions."""
     shares, future = before.shares(), future_shares(after)
     answer = admin_pb2.ChangeRingResponse(
         version_before=before.version, balance_before=balance(before, shares), balance=balance(after, future)
@@ -154,25 +160,25 @@ def proposal(
         )
         if partition in keys:
             row.keys = keys[partition]
-    _tell_moves(answer, changed_moves(before, after), shares, keys, record_bytes)
+    _add_moves(answer, changed_moves(before, after), shares, keys, record_bytes)
     return answer
 
 
 def recalled(
-    done: Operation, ring: Ring, keys: Mapping[PartitionId, int], record_bytes: Mapping[PartitionId, float]
+    done: RingOperation, ring: Ring, keys: Mapping[PartitionId, int], record_bytes: Mapping[PartitionId, float]
 ) -> admin_pb2.ChangeRingResponse:
-    """Recall an operation's result by a later ring: of its moves those that are still open."""
+    """Return the result of an earlier operation, according to a later ring: those of its moves that are still open."""
     answer = proposal(ring, ring, keys, record_bytes)
     answer.version_before, answer.version, answer.was_done = done.before, done.version, True
-    _tell_moves(answer, open_moves(done, ring), ring.shares(), keys, record_bytes)
+    _add_moves(answer, open_moves(done, ring), ring.shares(), keys, record_bytes)
     return answer
 
 
-def open_moves(done: Operation, ring: Ring) -> list[Move]:
+def open_moves(done: RingOperation, ring: Ring) -> list[Move]:
     return [move for move in ring.moves.values() if done.first_move <= move.id < done.next_move]
 
 
-def _tell_moves(
+def _add_moves(
     answer: admin_pb2.ChangeRingResponse,
     moves: Iterable[Move],
     shares: Mapping[PartitionId, float],
@@ -187,13 +193,14 @@ def _tell_moves(
 
 
 def changed_moves(before: Ring, after: Ring) -> list[Move]:
-    """The moves that are new in `after`, given up in it, or gone from it."""
+    """Return the moves that are new in `after`, changed in it, or gone from it."""
     touched = [move for id, move in after.moves.items() if before.moves.get(id) != move]
     return touched + [move for id, move in before.moves.items() if id not in after.moves]
 
 
 def move_status(move: Move, keys: float = 0.0, record_bytes: float = 0.0, copied: float = 0.0) -> admin_pb2.MoveStatus:
-    """`keys` are in the range, and `copied` is the part of them that the target has."""
+    """Return a move as a message. `keys` is the number of keys in the range, `copied` the fraction that the target
+    has."""
     return admin_pb2.MoveStatus(
         id=move.id,
         source=move.source,
@@ -210,13 +217,13 @@ def move_status(move: Move, keys: float = 0.0, record_bytes: float = 0.0, copied
 
 
 def keys_of(move: Move, shares: Mapping[PartitionId, float], keys: Mapping[PartitionId, int]) -> float:
-    """Keys are spread evenly over the tokens of a partition."""
+    """Estimate the keys in a move's range. Keys are spread evenly over the tokens of a partition."""
     share = shares.get(move.source, 0.0)
     return keys.get(move.source, 0) * min(1.0, move.size / TOKENS / share) if share else 0.0
 
 
 def future_shares(ring: Ring) -> dict[PartitionId, float]:
-    """Each partition's part of the hash space once all open moves are through."""
+    """Return each partition's share of the hash space after all open moves."""
     owned = dict.fromkeys(ring.partitions, 0)
     for span in _ranges(plans.future_owners(ring)):
         owned[span.owner] += span.size
@@ -230,14 +237,14 @@ def _ranges(owners: Mapping[int, PartitionId]) -> Iterable[TokenRange]:
 
 
 def balance(ring: Ring, shares: Mapping[PartitionId, float]) -> float:
-    """Largest share over the mean share of those that stay."""
+    """Return the largest share divided by the mean share of the partitions that stay."""
     staying = [shares[each.id] for each in ring.partitions.values() if each.state not in _GOING]
     return max(staying) * len(staying) if staying else 0.0
 
 
 def eta_s(ring: Ring, now_ms: int, copied: Mapping[MoveId, float]) -> tuple[float, float | None]:
-    """(how much is done of what was planned, seconds until all is; None if that cannot be told). `copied` tells which
-    part of a move under way is copied."""
+    """Return (fraction of the planned work that is done, seconds until the rest is done or None if unknown). `copied`
+    is the copied fraction of each move in progress."""
     planned = ring.journey.tokens
     if not planned:
         return 1.0, None
@@ -254,5 +261,5 @@ def eta_s(ring: Ring, now_ms: int, copied: Mapping[MoveId, float]) -> tuple[floa
 
 
 def refused(error: ValueError) -> InvalidRequest:
-    """As clients get it."""
+    """Return the error as clients receive it."""
     return InvalidRequest(str(error))

@@ -1,4 +1,4 @@
-"""The ring's znode as this server sees it and changes it: the Rings by which ranges and replicas are moved."""
+"""The ring's znode as this server reads and changes it: the Rings by which ranges and replicas are moved."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from kvstore.ring import Ring, codec
 from kvstore.server.cluster.membership import Membership
 
 RING_BYTES_MAX = 512 << 10
-"""The largest znode with which anything is planned. A plan that would make it larger is refused; it can be made in
-parts."""
+"""Largest znode with which a plan is accepted. A larger plan is refused; it can be made in parts."""
 RING_STEP_BYTES_MAX = 768 << 10
-"""The largest one at all, below what ZooKeeper takes. What was planned grows a little while it is carried out, and
-nobody is asked for a range that has been given away until the ring says who owns it."""
+"""Largest znode at all, below ZooKeeper's limit. A planned ring grows a little while it is carried out, and a range
+that was given away is unavailable until the ring names its owner."""
 
 
 class RingStore:
-    """A kvstore.ring.Rings over the metadata store. What this server writes it knows at once."""
+    """A kvstore.ring.Rings on the metadata store. This server knows its own writes at once."""
 
     def __init__(self, store: MetadataStore, membership: Membership) -> None:
         self._store, self._membership = store, membership
@@ -48,8 +47,8 @@ class RingStore:
         return self._membership.on_topology(look)
 
     async def change(self, step: Callable[[Ring], Ring], *, soon: bool = False, plans: bool = False) -> Ring:
-        """One write at a time: those of this server would only make each other begin anew. What waits meanwhile is
-        written together, each step on what the one before it has made."""
+        """Change the ring, one write at a time, because concurrent writes of this server would only conflict. Changes
+        that wait meanwhile are written together, each step applied to the result of the step before."""
         mine = _Change(step, soon, plans)
         self._waiting.append(mine)
         try:
@@ -66,7 +65,7 @@ class RingStore:
         return mine.ring
 
     async def _make(self, taken: list[_Change]) -> None:
-        """Write these changes, and tell each what has come of it."""
+        """Write these changes and give each its outcome."""
         together = _together(taken)
         known = self._membership.stored_ring if all(each.soon for each in taken) else None
         try:
@@ -79,20 +78,20 @@ class RingStore:
         except (StoreError, ValueError) as error:
             _end(taken, error)
         except BaseException:
-            _end(taken, MetadataUnknown("whoever wrote the ring was cancelled"))
+            _end(taken, MetadataUnknown("the writer of the ring was cancelled"))
             raise
         else:
             _end(taken, None)
             self._membership.note_written(ring, version)
 
     async def _make_apart(self, taken: list[_Change]) -> None:
-        """Together they are too large for the znode, and nothing was written: each hears of its own."""
+        """Write the changes one by one. Together they were too large for the znode and nothing was written."""
         try:
             for each in taken:
                 each.ring = each.error = None
                 await self._make([each])
         finally:
-            _end([each for each in taken if not each.is_over], MetadataUnavailable("whoever wrote the ring has ended"))
+            _end([each for each in taken if not each.is_over], MetadataUnavailable("the writer of the ring has ended"))
 
 
 @dataclass(eq=False)
@@ -114,7 +113,7 @@ def _end(changes: list[_Change], failure: Exception | None) -> None:
 
 
 def _together(changes: list[_Change]) -> Callable[[Ring], Ring]:
-    """Return a step that takes all of them. A step that refuses its change stops no other."""
+    """Return a step that applies all changes. A step that refuses its change does not affect the others."""
     allowed: set[int] = set()
 
     def step(ring: Ring) -> Ring:
@@ -123,29 +122,29 @@ def _together(changes: list[_Change]) -> Callable[[Ring], Ring]:
             try:
                 ring = each.ring = each.step(ring)
                 allowed.add(number)
-            except Exception as error:  # noqa: BLE001 - a fault of one harms no other; raised where it was asked for
-                # Refused after it was allowed: perhaps an attempt of unknown outcome was written.
-                each.error = MetadataUnknown(f"tried again, and then: {error!r}") if number in allowed else error
+            except Exception as error:  # noqa: BLE001 - an error of one step must not affect the others; its caller raises it
+                # Refused after it was allowed: an attempt of unknown outcome may have been written.
+                each.error = MetadataUnknown(f"a retry failed: {error!r}") if number in allowed else error
         return ring
 
     return step
 
 
 class _Stale(Exception):
-    """The outcome of the step cannot be told by the ring that is known here: the stored one has to be read."""
+    """The known ring does not determine the outcome of the step, so the stored ring must be read."""
 
 
 async def change_ring(store: MetadataStore, step: Callable[[Ring], Ring]) -> Ring:
     """Store `step(ring)`, perhaps a plan, by compare-and-set and return it; see kvstore.ring.Rings. Raises Overloaded
-    if that would be too large for its znode."""
+    if the result would be too large for its znode."""
     return (await change_ring_at(store, step, plans=True))[0]
 
 
 async def change_ring_at(
     store: MetadataStore, step: Callable[[Ring], Ring], known: tuple[Ring, int] | None = None, *, plans: bool = False
 ) -> tuple[Ring, int]:
-    """The same; also the znode's version. `known`: a ring, and the version that the znode had with it, to begin with
-    instead of reading."""
+    """Like change_ring, but also return the znode's version. `known` is a ring with its znode's version, used for the
+    first attempt instead of a read."""
     if known is not None:
         try:
             return await _change_ring(store, step, known, plans)
@@ -158,7 +157,7 @@ async def _change_ring(
     store: MetadataStore, step: Callable[[Ring], Ring], known: tuple[Ring, int] | None, plans: bool
 ) -> tuple[Ring, int]:
     sent: list[bytes] = []
-    """What was written with unknown outcome: if that is what is found, it has succeeded."""
+    """Data written with unknown outcome. If it is found later, the write has succeeded."""
     found = b""
     is_read = False
 
@@ -175,8 +174,12 @@ async def _change_ring(
         data = codec.encode(ring)
         bytes_max = RING_BYTES_MAX if plans else RING_STEP_BYTES_MAX
         if len(data) > bytes_max:
-            refused = f"the ring would take {len(data)} bytes, at most {bytes_max}: plan less at once"
-            raise MetadataUnknown(f"the ring may have been changed; then {refused}") if sent else Overloaded(refused)
+            refused = f"expected a ring of at most {bytes_max} bytes, got {len(data)}; plan fewer changes at once"
+            raise (
+                MetadataUnknown(f"the ring may have been changed; a second attempt failed: {refused}")
+                if sent
+                else Overloaded(refused)
+            )
         try:
             return await store.set(paths.RING, data, version)
         except MetadataUnknown:

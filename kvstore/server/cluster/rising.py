@@ -1,4 +1,4 @@
-"""When the cluster's version rises, and to what. Decides only (docs/protocol.md V1)."""
+"""Decides when the cluster version rises, and to which version (docs/protocol.md V1)."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from kvstore.types import ServerId
 
 SOON = "it rises within seconds"
 OLD, UNREADABLE, HELD = "cannot do it yet", "cannot be decoded", "it is held"
-"""Parts of the reasons that do not pass by themselves."""
+"""Parts of reasons that need an operator."""
 
 
 def common_version(members: Mapping[ServerId, Member], wanted: Collection[ServerId]) -> int:
-    """The highest version that all servers can do: those that are registered, and those that hold replicas by the ring.
-    One that is not there may come back as it was, so it counts as of the first release; and so does one that is only
-    starting, which may not come to anything."""
+    """Return the highest version that all servers support: the registered ones, and those that hold replicas according
+    to the ring. An absent server may come back unchanged, so it counts as supporting only the first version. So does a
+    server that is still starting, because its start may fail."""
     if not members or any(each not in members for each in wanted):
         return versions.FIRST
     return min(versions.FIRST if member.starting else member.can for member in members.values())
 
 
 def next_version(now: ClusterVersion, members: Mapping[ServerId, Member], wanted: Collection[ServerId]) -> int | None:
-    """The version to rise to; None if it stays."""
+    """Return the version to rise to; None if the version stays."""
     common = min(common_version(members, wanted), versions.LATEST)
     return common if common > now.version and not now.is_held else None
 
 
 def may_rise(now: ClusterVersion, members: Mapping[ServerId, Member], wanted: Collection[ServerId]) -> bool:
-    """Whether it is worth a look at what the metadata store says now: who was starting may be up."""
+    """Return True if it is worth reading the current registrations: a starting server may be up now."""
     up = {each: replace(member, starting=False) for each, member in members.items()}
     return next_version(now, up, wanted) is not None
 
@@ -43,8 +43,8 @@ def what_holds_it(
     version: int,
     unreadable: Collection[ServerId] = (),
 ) -> str:
-    """Why the cluster is not at `version` yet, for people; empty if it is. `unreadable`: servers whose znodes cannot be
-    decoded."""
+    """Return why the cluster is not at `version` yet, as text for operators; empty if it is. `unreadable` are servers
+    whose znodes cannot be decoded."""
     if now.version >= version:
         return ""
     away = sorted(each for each in wanted if each not in members and each not in unreadable)
@@ -52,18 +52,20 @@ def what_holds_it(
     old = sorted(each for each, member in members.items() if member.can < version)
     reasons = [f"{', '.join(old)} {OLD}"] if old else []
     if away:
-        reasons.append(f"{', '.join(away)} hold replicas and are not up")
+        reasons.append(f"{', '.join(away)} hold replicas but are not up")
     if starting:
         reasons.append(f"{', '.join(starting)} {_are(starting)} starting")
     if unreadable:
-        reasons.append(f"what {', '.join(sorted(unreadable))} can do is not known: below /servers it {UNREADABLE}")
+        reasons.append(
+            f"the versions of {', '.join(sorted(unreadable))} are unknown: their nodes below /servers {UNREADABLE}"
+        )
     if now.is_held:
-        reasons.append(f"{HELD} (`kvstore cluster version --rise`)")
+        reasons.append(f"{HELD} (release it with `kvstore cluster version --rise`)")
     return "; ".join(reasons) or SOON
 
 
 def lasts(reasons: str) -> bool:
-    """Whether somebody has to do something about what holds it, by what `what_holds_it` says."""
+    """Return True if the reasons of `what_holds_it` need an operator."""
     return any(each in reasons for each in (OLD, UNREADABLE, HELD))
 
 

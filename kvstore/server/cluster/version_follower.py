@@ -1,5 +1,4 @@
-"""Follows the cluster's version, and refuses to go on where the cluster can do more than this build (docs/protocol.md
-V2)."""
+"""Follows the cluster version, and refuses to continue if it exceeds what this build supports (docs/protocol.md V2)."""
 
 from __future__ import annotations
 
@@ -19,7 +18,8 @@ from kvstore.types import ServerId
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.5
-"""Between two attempts to read while the metadata store is away. Until then the last version holds: it never falls."""
+"""Delay between attempts to read while the metadata store is unavailable. The last version stays in force, because it
+never falls."""
 REREAD_S = 10.0
 
 
@@ -30,7 +30,8 @@ class VersionFollower:
         self.can = can
         self.found = ClusterVersion()
         self.stored = versions.FIRST
-        """The version that the metadata store had when it was last read: lower than that if it is an older copy."""
+        """The version in the metadata store at the last read. It is lower than `cluster` if the store holds an older
+        copy."""
         self._listeners = Listeners()
         self._store, self._server = ClusterVersionStore(store), server
         self._nursery = env.nursery.child("cluster version")
@@ -39,22 +40,23 @@ class VersionFollower:
 
     @property
     def cluster(self) -> int:
-        """The version that the cluster is at: at least, since what is known here may be a moment old."""
+        """The cluster version. The true version may be higher, because this one may be a moment old."""
         return self.found.version
 
     def on_rise(self, changed: Callable[[], None]) -> Callable[[], None]:
-        """Call `changed` each time that a higher version has been read; returns what ends that."""
+        """Call `changed` each time a higher version has been read. Returns a function that removes the callback."""
         return self._listeners.add(changed)
 
     async def open(self) -> None:
-        """Read it before the server opens anything. Raises ClusterTooNew, MetadataUnavailable, MetadataUnknown,
-        UndecodableNode."""
+        """Read the version before the server opens anything. Raises ClusterTooNew, MetadataUnavailable,
+        MetadataUnknown, UndecodableNode."""
         self._watch = self._store.watch(self._changed.set)
         await self._read()
         self._nursery.spawn(self._follow(), name="follow")
 
     def look(self) -> None:
-        """Read it again now. A server does so once it is registered: before that nobody waits for it with a rise."""
+        """Read the version again now. A server does so once it is registered, because before that no rise waits for
+        it."""
         self._changed.set()
 
     async def close(self) -> None:
@@ -71,10 +73,10 @@ class VersionFollower:
                 await self._read()
                 is_told = False
             except UndecodableNode as error:
-                log.error("the cluster's version cannot be read; it is at least %d: %s", self.cluster, error)
+                log.error("cannot decode the cluster version, it is at least %d: %s", self.cluster, error)
             except MetadataError as error:
-                if not is_told:  # the store may be away for hours, and is asked twice a second
-                    log.info("the cluster's version cannot be read now; it is at least %d: %s", self.cluster, error)
+                if not is_told:  # log once per outage: the store is asked twice a second
+                    log.info("cannot read the cluster version now, it is at least %d: %s", self.cluster, error)
                 is_told = True
                 await asyncio.sleep(RETRY_S)
                 self._changed.set()
@@ -84,12 +86,13 @@ class VersionFollower:
         if found.version > self.can:
             wanted = versions.release_for(found.version, found.release)
             raise ClusterTooNew(
-                f"server {self._server} can do cluster version {self.can} (kvstore {versions.RELEASES[self.can]}), and "
-                f"the cluster is at {found.version}: install kvstore {wanted} or later here"
+                f"server {self._server} supports cluster version {self.can} (kvstore {versions.RELEASES[self.can]}), "
+                "but "
+                f"the cluster is at version {found.version}; install kvstore {wanted} or later here"
             )
         self.stored, before = found.version, self.found.version
         if found.version >= before:
             self.found = found
         if found.version > before:
-            log.info("cluster version=%d raised by kvstore %s", found.version, found.release)
+            log.info("cluster version=%d was raised by kvstore %s", found.version, found.release)
             self._listeners.tell()

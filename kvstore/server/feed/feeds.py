@@ -16,10 +16,10 @@ from kvstore.meta.layout import LayoutStore
 from kvstore.meta.store import MetadataStore
 from kvstore.partition.state.changes import Interest, first_seq_of, time_of
 from kvstore.ring import Ring, codec
-from kvstore.server.feed.tail import Cursor, FeedLogs, LiveTail, end_of, oldest_of
+from kvstore.server.feed.tail import FeedCursor, FeedLogs, LiveTail, end_of, oldest_of
 from kvstore.server.placement.retirement import partitions_kept
 from kvstore.types import EntryId, PartitionId, Position, Seq
-from kvstore.wal.seek import Found
+from kvstore.wal.seek import SeekResult
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -154,7 +154,7 @@ class Feeds:
 
     async def cursor(
         self, partition: PartitionId, after: int | None, interest: Interest, wake: Callable[[], None]
-    ) -> Cursor:
+    ) -> FeedCursor:
         """A reader behind `after`, or behind the end as it is now. Raises PositionTrimmed, InvalidRequest if the log
         has not come so far, Unavailable, MetadataError."""
         async with self._joining(partition) as tail:
@@ -166,7 +166,7 @@ class Feeds:
                 position, seq = _in_window(tail, after), Seq(after)
             else:
                 position, seq = await self._behind(partition, after), Seq(after)
-            return Cursor(tail, self._logs, self._turns, interest, wake, position, seq)
+            return FeedCursor(tail, self._logs, self._turns, interest, wake, position, seq)
 
     async def _check_reached(self, partition: PartitionId, after: int) -> None:
         """Check that the log has come to the reader's position. Another server may have shown it before this one knows
@@ -197,7 +197,7 @@ class Feeds:
 
     async def cursor_at(
         self, partition: PartitionId, time_ms: int, interest: Interest, wake: Callable[[], None]
-    ) -> Cursor:
+    ) -> FeedCursor:
         """A reader of all that was logged at a record time or later. Raises PositionTrimmed if that may not be all
         there is."""
         async with self._joining(partition) as tail:
@@ -205,9 +205,9 @@ class Feeds:
             if found.payload is None and oldest_of(found) != 0:
                 raise PositionTrimmed(partition, 0, oldest_of(found))
             position, seq, _ = end_of(found)
-            return Cursor(tail, self._logs, self._turns, interest, wake, position, seq)
+            return FeedCursor(tail, self._logs, self._turns, interest, wake, position, seq)
 
-    async def _search(self, partition: PartitionId, is_before: Callable[[bytes], bool]) -> Found:
+    async def _search(self, partition: PartitionId, is_before: Callable[[bytes], bool]) -> SeekResult:
         try:
             return await self._logs.seeker.last(partition, is_before)
         except (LedgerError, Corrupted) as error:
@@ -234,13 +234,13 @@ class Feeds:
             return True
         return partition in (await self.newest_ring()).partitions
 
-    async def _found_end(self, partition: PartitionId) -> Found:
+    async def _found_end(self, partition: PartitionId) -> SeekResult:
         try:
             return await self._logs.seeker.end(partition, for_good=True)
         except (LedgerError, Corrupted) as error:
             raise Unavailable(f"partition {partition}: its log cannot be read now: {error}") from error
 
-    async def drop(self, cursor: Cursor) -> None:
+    async def drop(self, cursor: FeedCursor) -> None:
         """The reader has left."""
         self.log_reads += cursor.log_reads
         await cursor.close()

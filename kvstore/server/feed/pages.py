@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from kvstore.errors import InvalidRequest
 from kvstore.limits import KEY_BYTES_MAX
-from kvstore.partition.state.changes import Interest, Logged
+from kvstore.partition.state.changes import FeedEntry, Interest
 from kvstore.proto import feed_pb2
 
 ROWS_DEFAULT, BYTES_DEFAULT = 10_000, 1 << 20
@@ -26,7 +26,7 @@ def interest_in(start: bytes, end: bytes) -> Interest:
     return Interest(start, end)
 
 
-class Bounds(NamedTuple):
+class PageBounds(NamedTuple):
     """The bounds of a page."""
 
     until: int
@@ -35,15 +35,15 @@ class Bounds(NamedTuple):
     bytes: int
 
     @staticmethod
-    def of(request: feed_pb2.ChangesRequest) -> Bounds:
+    def of(request: feed_pb2.ChangesRequest) -> PageBounds:
         rows = min(request.rows_max or ROWS_DEFAULT, ROWS_MAX)
-        return Bounds(request.until, rows, min(request.bytes_max or BYTES_DEFAULT, BYTES_MAX))
+        return PageBounds(request.until, rows, min(request.bytes_max or BYTES_DEFAULT, BYTES_MAX))
 
 
-class Page:
+class FeedPage:
     """One page as it is filled, entry by entry."""
 
-    def __init__(self, interest: Interest, bounds: Bounds, after: int, *, keys_only: bool) -> None:
+    def __init__(self, interest: Interest, bounds: PageBounds, after: int, *, keys_only: bool) -> None:
         self.message = feed_pb2.ChangesResponse(next=after)
         self.is_full = False
         self._interest, self._bounds, self._keys_only = interest, bounds, keys_only
@@ -67,7 +67,7 @@ class Page:
         """Whether nothing that is asked for can follow, so that nobody need wait for it."""
         return bool(self._bounds.until) and self.message.next >= self._bounds.until
 
-    def add(self, entry: Logged) -> bool:
+    def add(self, entry: FeedEntry) -> bool:
         """Take what is wanted of the next entry; True if that is all there is of it. `message.next` moves."""
         message, until = self.message, self._bounds.until
         rows = self._interest.rows(entry, message.next, until) if entry.keys else ()
@@ -95,7 +95,7 @@ class Page:
         self.message.latest = max(latest, self.message.next)
         return self.message
 
-    def _fitting(self, entry: Logged, rows: Sequence[int]) -> int:
+    def _fitting(self, entry: FeedEntry, rows: Sequence[int]) -> int:
         """How many of the rows still fit."""
         count, size = 0, self._size
         most = self._bounds.rows - self._rows
@@ -107,7 +107,7 @@ class Page:
             count, self._size = count + 1, size
         return count
 
-    def _append(self, entry: Logged, rows: Sequence[int]) -> None:
+    def _append(self, entry: FeedEntry, rows: Sequence[int]) -> None:
         if not rows:
             return
         message, count = self.message, len(rows)
@@ -128,7 +128,7 @@ class Page:
         message.expires_ms.extend([entry.expires_ms[row] for row in rows])
         self._kinds.append(bytes([entry.kinds[row] for row in rows]))
 
-    def _hand(self, entry: Logged) -> None:
+    def _hand(self, entry: FeedEntry) -> None:
         handed = entry.handed
         assert handed is not None
         self._handed_at = handed.seq

@@ -23,10 +23,11 @@ from kvstore.errors import (
 from kvstore.meta import paths
 from kvstore.meta.store import MetadataStore
 from kvstore.partition import pinning
-from kvstore.partition.pinning import Asked, Taken, Told
+from kvstore.partition.pinning import HeldPin, PinnedState, PinRequest
 from kvstore.proto import data_pb2
 from kvstore.ring import PartitionState, codec
 from kvstore.ring.cover import flaw
+from kvstore.server.peer_calls import PeerCalls
 from kvstore.server.routing.backend import Topology
 from kvstore.types import PartitionId, ServerId
 from kvstore.wal.lists import LedgerLists
@@ -42,14 +43,6 @@ _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _HOLD = re.compile(rf"({FEED_PIN}[A-Za-z0-9._-]{{1,64}}@)[0-9]+")
 
 
-class Calls(Protocol):
-    """kvstore.server.peer.links.PeerLinks."""
-
-    async def call(
-        self, server: ServerId, partition: PartitionId, method: str, body: bytes, timeout_s: float
-    ) -> bytes: ...
-
-
 class PinsSource(Protocol):
     """The node behind."""
 
@@ -58,7 +51,7 @@ class PinsSource(Protocol):
     @property
     def topology(self) -> Topology: ...
     @property
-    def links(self) -> Calls: ...
+    def links(self) -> PeerCalls: ...
 
 
 class PinKeeper:
@@ -75,16 +68,18 @@ class PinKeeper:
     async def pin(self, request: data_pb2.PinRequest) -> data_pb2.PinResponse:
         """Pin until every token is owned exactly once, or every partition that is named has been pinned. Raises
         StoreError; nothing is pinned then, or only until the deadline."""
-        asked = Asked(self._id(request.id), _ttl(request.ttl_ms), request.split_bytes)
+        asked = PinRequest(self._id(request.id), _ttl(request.ttl_ms), request.split_bytes)
         named = [PartitionId(each) for each in request.partitions]
         until = self._env.clock.now() + PATIENCE_S
-        taken: dict[PartitionId, Taken] = {}
+        taken: dict[PartitionId, PinnedState] = {}
         next_move: int | None = self._source.topology.ring.next_move
         while True:
             missing = self._wanted(named) if not taken else [each for each in named if each not in taken]
             answers = await self._ask_all(missing, pinning.TAKE, asked)
             errors = {each: answer for each, answer in answers.items() if isinstance(answer, StoreError)}
-            taken |= {each: pinning.taken_of(found) for each, found in answers.items() if isinstance(found, bytes)}
+            taken |= {
+                each: pinning.pinned_state_of(found) for each, found in answers.items() if isinstance(found, bytes)
+            }
             wrong = _flaw_of(taken, named, errors)
             if not wrong and not named:
                 before, next_move = next_move, await self._next_move()
@@ -112,7 +107,7 @@ class PinKeeper:
 
     async def renew(self, request: data_pb2.RenewRequest) -> data_pb2.RenewResponse:
         """Raises StoreError: NoSuchPin if it has ended in one of them."""
-        asked = Asked(_checked(request.id), _ttl(request.ttl_ms))
+        asked = PinRequest(_checked(request.id), _ttl(request.ttl_ms))
         partitions = [PartitionId(each) for each in request.partitions] or await self._holding(asked.pin)
         until = self._env.clock.now() + PATIENCE_S
         deadlines: dict[PartitionId, int] = {}
@@ -130,7 +125,7 @@ class PinKeeper:
                 await self._check_kept(partition, asked.pin)
         return data_pb2.RenewResponse(deadline_ms=min(deadlines.values()), partitions=sorted(deadlines))
 
-    async def _renew_in(self, partition: PartitionId, asked: Asked) -> bytes:
+    async def _renew_in(self, partition: PartitionId, asked: PinRequest) -> bytes:
         if not self._source.topology.ring.has_left(partition):
             return await self._ask_leader(partition, pinning.RENEW, pinning.encode(asked))
         deadline_ms = self._env.clock.date_ms() + asked.ttl_ms  # nobody leads; who keeps it follows the pin on its log
@@ -144,7 +139,7 @@ class PinKeeper:
         it is listed under. Raises InvalidRequest, MetadataError."""
         if hold := _HOLD.fullmatch(pin):
             return await self._give_back(hold[1])
-        answers = await self._ask_all(self._wanted([]), pinning.RELEASE, Asked(_checked(pin)))
+        answers = await self._ask_all(self._wanted([]), pinning.RELEASE, PinRequest(_checked(pin)))
         given_back = {each for each in answers if isinstance(answers[each], bytes)}
         for partition in sorted(self._source.topology.ring.partitions):
             if partition not in given_back:
@@ -209,17 +204,19 @@ class PinKeeper:
         """Raise NoSuchPin if nobody keeps it any more, although its log is held: replicas forget at the deadline, and
         when they are started again."""
         told = await self._tell(partition)
-        kept = {each.pin for answer in told.values() if isinstance(answer, bytes) for each in pinning.told_of(answer)}
+        kept = {
+            each.pin for answer in told.values() if isinstance(answer, bytes) for each in pinning.held_pins_of(answer)
+        }
         if told and pin not in kept and all(isinstance(answer, bytes) for answer in told.values()):
             raise NoSuchPin(f"partition {partition}: no replica keeps pin {pin!r} any more")
 
-    async def _told(self, partition: PartitionId) -> list[tuple[ServerId, Told]]:
+    async def _told(self, partition: PartitionId) -> list[tuple[ServerId, HeldPin]]:
         """Ask each replica for the pins that it keeps."""
         return [
             (server, each)
             for server, answer in (await self._tell(partition)).items()
             if isinstance(answer, bytes)
-            for each in pinning.told_of(answer)
+            for each in pinning.held_pins_of(answer)
         ]
 
     async def _tell(self, partition: PartitionId) -> dict[ServerId, bytes | StoreError]:
@@ -227,14 +224,14 @@ class PinKeeper:
         topology = self._source.topology
         member = topology.ring.partitions.get(partition)  # one that has left may be forgotten meanwhile
         servers = [each for each in member.replicas if each in topology.servers] if member is not None else []
-        body = pinning.encode(Asked())
+        body = pinning.encode(PinRequest())
         work = {
             server: self._source.links.call(server, partition, pinning.TELL, body, CALL_S) for server in sorted(servers)
         }
         return await self._run(work)
 
     async def _ask_all(
-        self, partitions: Iterable[PartitionId], method: str, asked: Asked
+        self, partitions: Iterable[PartitionId], method: str, asked: PinRequest
     ) -> dict[PartitionId, bytes | StoreError]:
         """Ask each partition's leader."""
         body = pinning.encode(asked)
@@ -263,7 +260,7 @@ class PinKeeper:
             await task
         return {name: answers[name] for name in work}
 
-    def _response(self, pin: str, taken: dict[PartitionId, Taken]) -> data_pb2.PinResponse:
+    def _response(self, pin: str, taken: dict[PartitionId, PinnedState]) -> data_pb2.PinResponse:
         topology = self._source.topology
         response = data_pb2.PinResponse(
             id=pin, ring_version=topology.ring.version, deadline_ms=min(each.deadline_ms for each in taken.values())
@@ -297,7 +294,7 @@ def _best_first(topology: Topology, partition: PartitionId) -> list[ServerId]:
 
 # docs/protocol.md K4
 def _flaw_of(
-    taken: dict[PartitionId, Taken], named: Sequence[PartitionId], errors: dict[PartitionId, StoreError]
+    taken: dict[PartitionId, PinnedState], named: Sequence[PartitionId], errors: dict[PartitionId, StoreError]
 ) -> str:
     """Describe the flaw of what was pinned. A partition that owns nothing need not answer."""
     told = "; ".join(f"{partition}: {error}" for partition, error in sorted(errors.items()))

@@ -22,11 +22,11 @@ from typing import Protocol
 
 from kvstore.env.nursery import shielded
 from kvstore.errors import Corrupted, LedgerError, MetadataError, NoSuchLedger, PositionTrimmed, StoreError, Unavailable
-from kvstore.partition.state.changes import Interest, Logged, logged
+from kvstore.partition.state.changes import FeedEntry, Interest, feed_entry_of
 from kvstore.types import NO_ENTRY, PartitionId, Position, Seq
 from kvstore.wal.ledger_list import BEGINNING
 from kvstore.wal.ports import LogEntry, LogReader
-from kvstore.wal.seek import Found
+from kvstore.wal.seek import SeekResult
 
 log = logging.getLogger(__name__)
 
@@ -45,8 +45,8 @@ PATIENCE_S = 10.0
 class Seeking(Protocol):
     """kvstore.wal.seek.Seeker."""
 
-    async def end(self, partition: PartitionId, *, for_good: bool = False) -> Found: ...
-    async def last(self, partition: PartitionId, is_before: Callable[[bytes], bool]) -> Found: ...
+    async def end(self, partition: PartitionId, *, for_good: bool = False) -> SeekResult: ...
+    async def last(self, partition: PartitionId, is_before: Callable[[bytes], bool]) -> SeekResult: ...
 
 
 class FeedLogs(Protocol):
@@ -58,11 +58,11 @@ class FeedLogs(Protocol):
     def reader(self, partition: PartitionId, after: Position | None, *, batch_bytes: int = ...) -> LogReader: ...
 
 
-def end_of(found: Found) -> tuple[Position, Seq, int]:
+def end_of(found: SeekResult) -> tuple[Position, Seq, int]:
     """Position, sequence and record time of a place in a log. Raises Corrupted."""
     if found.payload is None:
         return found.position, Seq(max(0, found.listed.trimmed_seq - 1)), 0
-    last = logged(LogEntry(found.position, found.payload))
+    last = feed_entry_of(LogEntry(found.position, found.payload))
     return last.position, last.after, last.time_ms
 
 
@@ -72,7 +72,7 @@ class LiveTail:
 
     def __init__(self, partition: PartitionId, logs: FeedLogs) -> None:
         self.partition = partition
-        self.window: deque[Logged] = deque()
+        self.window: deque[FeedEntry] = deque()
         self.floor, self.end = BEGINNING, BEGINNING
         """The log's entries behind `floor`, up to `end`, are in the window."""
         self.seq = self.floor_seq = Seq(0)
@@ -86,8 +86,8 @@ class LiveTail:
         """Readers who look for their place."""
         self._logs = logs
         self._bytes = 0
-        self._keyed: dict[bytes, dict[Cursor, None]] = {}
-        self._ranged: dict[Cursor, None] = {}
+        self._keyed: dict[bytes, dict[FeedCursor, None]] = {}
+        self._ranged: dict[FeedCursor, None] = {}
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def wait_open(self) -> None:
@@ -118,7 +118,7 @@ class LiveTail:
         try:
             while True:
                 for entry in await reader.read(POLL_MS):
-                    self._append(logged(entry))
+                    self._append(feed_entry_of(entry))
                 self.failure = None
         finally:
             await reader.close()
@@ -136,7 +136,7 @@ class LiveTail:
         if not self._opened.done():
             self._opened.set_result(None)
 
-    def _append(self, entry: Logged) -> None:
+    def _append(self, entry: FeedEntry) -> None:
         before, seq = self.end, self.seq
         self.window.append(entry)
         self._bytes += entry.size
@@ -159,12 +159,12 @@ class LiveTail:
             if cursor.is_untouched and cursor.interest.meets(entry.keys):
                 cursor.touch(before, seq)
 
-    def after(self, position: Position) -> list[Logged]:
+    def after(self, position: Position) -> list[FeedEntry]:
         """Entries of the window behind a position in it, about BATCH_BYTES of them."""
         window = self.window
         if not window or position >= self.end:
             return []
-        found: list[Logged] = []
+        found: list[FeedEntry] = []
         size = 0
         first = bisect_right(window, position, key=lambda entry: entry.position) if position > self.floor else 0
         for place in range(first, len(window)):
@@ -180,11 +180,11 @@ class LiveTail:
     def is_watched(self) -> bool:
         return bool(self._keyed or self._ranged or self.joining)
 
-    def join(self, cursor: Cursor) -> None:
+    def join(self, cursor: FeedCursor) -> None:
         key = cursor.interest.key
         (self._ranged if key is None else self._keyed.setdefault(key, {}))[cursor] = None
 
-    def leave(self, cursor: Cursor) -> None:
+    def leave(self, cursor: FeedCursor) -> None:
         key = cursor.interest.key
         if key is None:
             self._ranged.pop(cursor, None)
@@ -198,7 +198,7 @@ class LiveTail:
             cursor.touch(self.end if before is None else before, self.seq if seq is None else seq)
 
 
-class Cursor:
+class FeedCursor:
     """One reader's place in one partition's feed. Has nothing in memory beyond one batch, and that only behind the
     window."""
 
@@ -222,7 +222,7 @@ class Cursor:
         self._tail, self._logs, self._turns, self._wake = tail, logs, turns, wake
         self._touched = None if position == tail.end else (position, seq)
         """Nothing of interest stands before this; None: nor behind it, up to the tail's end."""
-        self._ahead: deque[Logged] = deque()
+        self._ahead: deque[FeedEntry] = deque()
         self._reader: LogReader | None = None
         self._has_jumped = False
         """The log reader stands elsewhere."""
@@ -266,7 +266,7 @@ class Cursor:
         if failure is not None and asyncio.get_running_loop().time() > self._tail.failing_since + PATIENCE_S:
             raise Unavailable(f"partition {self.partition}: its log cannot be read at this server: {failure}")
 
-    def ready(self) -> Sequence[Logged]:
+    def ready(self) -> Sequence[FeedEntry]:
         """The next entries, without waiting. Take them one by one, or not."""
         self._skip()
         if self._ahead:
@@ -275,7 +275,7 @@ class Cursor:
             return []
         return self._tail.after(self.position)
 
-    def take(self, entry: Logged) -> None:
+    def take(self, entry: FeedEntry) -> None:
         """The reader has had the entry, which is the next one."""
         if self._ahead:
             self._ahead.popleft()
@@ -306,7 +306,7 @@ class Cursor:
                     self._has_jumped = False
                     self._reader = self._logs.reader(self.partition, self.position, batch_bytes=BATCH_BYTES)
                 found = await self._reader.read(FETCH_MS)
-                self._ahead.extend(logged(entry) for entry in found)
+                self._ahead.extend(feed_entry_of(entry) for entry in found)
             except NoSuchLedger:
                 await self._stop_reading()
                 await self._pass_over_trimmed()
@@ -337,6 +337,6 @@ class Cursor:
         await self._stop_reading()
 
 
-def oldest_of(found: Found) -> int:
+def oldest_of(found: SeekResult) -> int:
     """The least sequence behind which nothing was trimmed; −1 if the log is gone."""
     return max(0, found.listed.trimmed_seq - 1) if found.listed.ledgers else -1

@@ -14,12 +14,12 @@ from typing import Protocol
 
 from kvstore.env.events import wait_within
 from kvstore.errors import MetadataError, Overloaded, Retryable, StoreError, Unavailable
-from kvstore.partition.state.changes import DELETED, EXPIRED, Interest, Logged
+from kvstore.partition.state.changes import DELETED, EXPIRED, FeedEntry, Interest
 from kvstore.proto import kv_pb2
 from kvstore.server.feed.feeds import Feeds, in_each
 from kvstore.server.feed.pages import interest_in
-from kvstore.server.feed.tail import Cursor
-from kvstore.server.feed.watch_plan import Follow, Plan
+from kvstore.server.feed.tail import FeedCursor
+from kvstore.server.feed.watch_plan import FeedToFollow, WatchPlan
 from kvstore.types import PartitionId
 
 log = logging.getLogger(__name__)
@@ -74,13 +74,13 @@ class Watch:
     ) -> None:
         self._feeds, self._interest = feeds, interest
         self._heartbeat_s, self._keys_only = max(heartbeat_s, HEARTBEAT_MIN_S), keys_only
-        self._plan = Plan(interest)
-        self._cursors: dict[PartitionId, Cursor] = {}
+        self._plan = WatchPlan(interest)
+        self._cursors: dict[PartitionId, FeedCursor] = {}
         self._news = asyncio.Event()
         self.wake = self._news.set
         self._has_trouble = False
         """Something could not be read in this round."""
-        self._is_told = True
+        self._is_announced = True
         """The client knows of all feeds that are followed."""
         self._looked_at = -1
         """Version of the ring of which all who have joined are followed."""
@@ -104,7 +104,7 @@ class Watch:
                 async for message in self._advance(cursor):
                     yield message
                 is_moving |= cursor.position != before or (cursor.is_behind and not self._has_trouble)
-            has_changed = await self._end_some() or not self._is_told
+            has_changed = await self._end_some() or not self._is_announced
             left_s = told + self._heartbeat_s - self._feeds.clock.now()
             if has_changed or left_s <= 0:
                 yield self._positions()
@@ -121,7 +121,7 @@ class Watch:
 
     # ── feeds ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _follow(self, follow: Follow, seen: Mapping[str, int] | None = None) -> None:
+    async def _follow(self, follow: FeedToFollow, seen: Mapping[str, int] | None = None) -> None:
         partition, after, time_ms = follow
         if time_ms is not None:
             cursor = await self._feeds.cursor_at(partition, time_ms, self._interest, self.wake)
@@ -147,13 +147,13 @@ class Watch:
                 return
         self._looked_at = ring.version
 
-    async def _try_to_follow(self, follow: Follow) -> bool:
+    async def _try_to_follow(self, follow: FeedToFollow) -> bool:
         try:
             await self._follow(follow)
         except (Retryable, MetadataError):
             self._has_trouble = True
             return False
-        self._is_told = False
+        self._is_announced = False
         return True
 
     async def _end_some(self) -> bool:
@@ -172,7 +172,7 @@ class Watch:
 
     # ── changes ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _advance(self, cursor: Cursor) -> AsyncIterator[kv_pb2.WatchResponse]:
+    async def _advance(self, cursor: FeedCursor) -> AsyncIterator[kv_pb2.WatchResponse]:
         """Take what one feed can give now, about one batch."""
         cursor.check()
         try:
@@ -190,13 +190,13 @@ class Watch:
             if follow is not None and not await self._try_to_follow(follow):
                 break
             # docs/protocol.md F2: before the position comes past a RELEASE, it names whom that leads to.
-            if not self._is_told:
+            if not self._is_announced:
                 if message is not None:
                     message.sequence = cursor.seq
                     yield message
                     message, size = None, 0
                 self._plan.positions[partition] = cursor.seq
-                yield self._told_positions()
+                yield self._positions_message()
             for change, more in self._changes(entry, cursor.seq):
                 message = message or kv_pb2.WatchResponse(partition=partition)
                 message.changes.append(change)
@@ -218,7 +218,7 @@ class Watch:
             yield self._positions()
 
     # docs/protocol.md F3
-    async def _need_not_wait(self, cursor: Cursor, held: Logged) -> bool:
+    async def _need_not_wait(self, cursor: FeedCursor, held: FeedEntry) -> bool:
         """Look what a held entry waits for: for a feed that is followed, or is from now on, or for nothing, once no
         other feed can lead to the former owner."""
         follow = self._plan.missed(held)
@@ -229,7 +229,7 @@ class Watch:
             self._plan.had(held)
         return not self._plan.is_held(held)
 
-    async def _have_come_past(self, time_ms: int, but: Cursor) -> bool:
+    async def _have_come_past(self, time_ms: int, but: FeedCursor) -> bool:
         """Whether all feeds but one have come past a record time, or to their end."""
         for cursor in [each for each in self._cursors.values() if each is not but]:
             ready = cursor.ready()
@@ -243,7 +243,7 @@ class Watch:
                 return False
         return True
 
-    async def _has_all(self, cursor: Cursor) -> bool:
+    async def _has_all(self, cursor: FeedCursor) -> bool:
         """Whether a cursor stands at the end of its log, and not only of what this server has heard of that."""
         try:
             if cursor.position >= (await self._feeds.end(cursor.partition))[0]:
@@ -253,7 +253,7 @@ class Watch:
         self._has_trouble = True
         return False
 
-    def _changes(self, entry: Logged, after: int) -> Iterator[tuple[kv_pb2.Change, int]]:
+    def _changes(self, entry: FeedEntry, after: int) -> Iterator[tuple[kv_pb2.Change, int]]:
         """Each change of interest, and its size."""
         rows = self._interest.rows(entry, after) if entry.keys else ()
         self._feeds.changes_total += len(rows)
@@ -270,15 +270,15 @@ class Watch:
 
     def _positions(self) -> kv_pb2.WatchResponse:
         self._look_over()
-        return self._told_positions()
+        return self._positions_message()
 
     def _look_over(self) -> None:
         for partition, cursor in self._cursors.items():
             cursor.ready()  # over what is of no interest
             self._plan.positions[partition] = cursor.seq
 
-    def _told_positions(self) -> kv_pb2.WatchResponse:
-        self._is_told = True
+    def _positions_message(self) -> kv_pb2.WatchResponse:
+        self._is_announced = True
         return kv_pb2.WatchResponse(positions={str(each): seq for each, seq in self._plan.positions.items()})
 
     async def _wait(self, seconds: float) -> None:

@@ -1,8 +1,8 @@
-"""Checks every invariant of a live cluster that can be read from outside: reads metadata and all copies of all entries
-of partitions' logs, and asks which entries bookies hold of every other ledger.
+"""Checks every invariant of a live cluster that can be read from outside. Reads the metadata and all copies of all
+entries of the partitions' logs, and asks the bookies which entries of other ledgers they hold.
 
-It fences nothing and writes nothing. The cluster goes on meanwhile, so whatever looks wrong is read again before it is
-reported: a list may have been trimmed, and the third copy of an entry may be a moment behind.
+The check fences nothing and writes nothing. The cluster keeps running, so anything that looks wrong is read again
+before it is reported: a log may have been trimmed, or the third copy of an entry may still be on its way.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kvstore.server.fsck.findings import (
     START_SERVERS,
     SWEPT,
     WAIT_FOR_LEADER,
-    Report,
+    FsckReport,
     Sequences,
     check_copies,
     check_length,
@@ -41,7 +41,7 @@ from kvstore.server.fsck.presence import Presence, subject_of
 from kvstore.server.fsck.undecodable import undecodable_nodes
 from kvstore.server.placement.retirement import kept_ledgers
 from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId, LedgerMetadata, LedgerState, PartitionId, ServerId
-from kvstore.wal.bookies import Bookies
+from kvstore.wal.bookies import BookieClients
 from kvstore.wal.config import LogConfig
 from kvstore.wal.connection import AnsweredError
 from kvstore.wal.creator import owner_of
@@ -54,37 +54,38 @@ from kvstore.wal.repair import bookies_of
 ENTRIES_AT_ONCE, LEDGERS_AT_ONCE = 32, 16
 AGAIN_S = 0.5
 AGAIN_MAX = 6
-"""How often, and for how long in all, the copies of one ledger that one bookie lacks are waited for."""
+"""Interval and number of attempts to read copies of one ledger that a bookie lacks."""
 SILENT_AFTER = ENTRIES_AT_ONCE * AGAIN_MAX
 
 RESTORE_IT = (
-    "Everything else goes on without it. If a later version wrote it, that version can read it. Else keep a copy of "
-    "the node, and report it with the output of `kvstore fsck --json`."
+    "Everything else works without it. If a later release wrote it, that release can read it. Otherwise keep a copy of "
+    "the node and report it with the output of `kvstore fsck --json`."
 )
 TRUST_ONE = (
-    "Start every replica of the partition: a majority decides, and what it outvotes is made anew. If all are up and "
-    "still differ: `kvstore partition trust PARTITION --replica SERVER` declares one right; the others are made anew."
+    "Start every replica of the partition. A majority decides, and the outvoted copies are rebuilt. If all replicas "
+    "are "
+    "up and still differ, run `kvstore partition trust PARTITION --replica SERVER` to declare one copy right."
 )
-FOUND_IT = "Found it: `kvstore up` for a local cluster, `kvstore cluster init` for another."
+FOUND_IT = "Create it: `kvstore up` for a local cluster, otherwise `kvstore cluster init`."
 
 Progress = Callable[[str, int, int], None]
-"""(what is checked, entries done, entries in all)."""
+"""Called with (subject, entries done, entries in total)."""
 
 
 class LedgerCopies:
-    """Reads the single copies of one ledger's entries, without fencing it."""
+    """Reads single copies of one ledger's entries without fencing the ledger."""
 
-    def __init__(self, bookies: Bookies, metadata: LedgerMetadata) -> None:
+    def __init__(self, bookies: BookieClients, metadata: LedgerMetadata) -> None:
         self.metadata = metadata
         self.silence: Counter[BookieId] = Counter()
-        """Of each bookie, how many reads in a row it has not answered."""
+        """Number of consecutive reads that each bookie has not answered."""
         self.waited_for: set[BookieId] = set()
-        """Bookies that did not have an entry after AGAIN_MAX looks."""
+        """Bookies that did not have an entry after AGAIN_MAX attempts."""
         self._bookies = bookies
         self._digest = EntryDigest(metadata.digest, metadata.password)
 
     async def last_entry(self) -> EntryId:
-        """The last entry of a closed ledger; of another, the last that is known to be confirmed."""
+        """Return the last entry of a closed ledger, or the last confirmed entry of an open one."""
         if self.metadata.state is LedgerState.CLOSED:
             return self.metadata.last_entry
         fragment = self.metadata.fragments[-1]
@@ -97,17 +98,17 @@ class LedgerCopies:
         return last
 
     def is_silent(self, bookie: BookieId) -> bool:
-        """It has not answered so often that asking again is waiting in vain."""
+        """Return True if the bookie has been silent for so many reads that asking again is pointless."""
         return self.silence[bookie] >= SILENT_AFTER
 
     async def read(self, bookie: BookieId, entry: EntryId) -> bytes | None:
-        """The payload of the bookie's copy; None if it has none, or a bad one, or does not answer."""
+        """Return the payload of the bookie's copy; None if it has no copy or a bad one, or does not answer."""
         ledger = self.metadata.ledger
         if self.is_silent(bookie):
             return None
         try:
             answer = await self._bookies.read(bookie, ledger, entry)
-        except AnsweredError:  # damage, most likely; no reason to ask it nothing more
+        except AnsweredError:  # most likely damage, so keep asking this bookie
             self.silence[bookie] = 0
             return None
         except LedgerError:
@@ -124,17 +125,17 @@ class Fsck:
     """One check. `run` raises MetadataError if the metadata store cannot be read."""
 
     def __init__(self, env: Env, store: MetadataStore, progress: Progress = lambda *_: None) -> None:
-        self.report = Report()
+        self.report = FsckReport()
         self._env, self._store, self._progress = env, store, progress
         self._ledgers, self._lists = LedgerStore(store), LedgerLists(store)
         self._view = BookieView(store)
-        self._bookies = Bookies(env, self._view.address)
+        self._bookies = BookieClients(env, self._view.address)
         self._unlisted_partitions: set[PartitionId] = set()
-        """Partitions whose lists cannot be read: which ledgers are left over cannot be told of them."""
+        """Partitions whose lists cannot be read, so that their orphaned ledgers are unknown."""
         self._silent: set[BookieId] = set()
         """Registered bookies that do not answer."""
 
-    async def run(self) -> Report:
+    async def run(self) -> FsckReport:
         try:
             await self._view.refresh()
             ring = await self._ring()
@@ -144,10 +145,12 @@ class Fsck:
                     try:
                         await self._partition(partition, ring)
                     except UndecodableNode as error:
-                        self.report.error(str(partition), f"its list of ledgers cannot be read: {error}", RESTORE_IT)
+                        self.report.error(
+                            str(partition), f"the list of its ledgers cannot be read: {error}", RESTORE_IT
+                        )
                         self._unlisted_partitions.add(partition)
                 async for path, why in undecodable_nodes(self._store, sorted(ring.partitions)):
-                    self.report.warn(path, f"cannot be read, and is passed over: {why}", RESTORE_IT)
+                    self.report.warn(path, f"cannot be read and is ignored: {why}", RESTORE_IT)
             await self._unlisted()
         finally:
             self._bookies.close()
@@ -158,7 +161,7 @@ class Fsck:
             data, _ = await self._store.get(paths.RING)
             return decode(data)
         except NoSuchNode:
-            self.report.error("ring", "there is none: this cluster was never founded", FOUND_IT)
+            self.report.error("ring", "no ring exists: this cluster was never created", FOUND_IT)
         except Corrupted as error:
             self.report.error("ring", str(error))
         return None
@@ -168,18 +171,18 @@ class Fsck:
     async def _partition(self, partition: PartitionId, ring: Ring) -> None:
         self.report.partitions += 1
         if ring.partitions[partition].state is PartitionState.RETIRED:
-            held = "`kvstore partition pins` lists what holds its log, which is removed after that"
-            self.report.note(str(partition), f"has retired and needs no replica; {held}")
+            held = "`kvstore partition pins` lists the pins that hold its log; the log is removed after the last one"
+            self.report.note(str(partition), f"is retired and needs no replica; {held}")
         else:
             await self._replicas(partition, ring.partitions[partition].replicas)
         listed, _ = await self._lists.read(partition, latest=True)
         found = await self._metadata(listed.ledgers)
         gone = [each.id for each in listed.ledgers if each.id not in found]
-        if gone:  # trimmed while we read?
+        if gone:  # perhaps trimmed during the read
             listed, _ = await self._lists.read(partition, latest=True)
             found = await self._metadata(listed.ledgers)
         check_list(self.report, partition, listed, found)
-        widest = max((each.quorum.write for each in found.values()), default=0)  # what is set says nobody here
+        widest = max((each.quorum.write for each in found.values()), default=0)  # the configured quorum is unknown here
         copies_wanted = min(widest, len(self._view.current.all))
         sequences = Sequences(self.report, partition)
         for each in listed.ledgers:
@@ -190,25 +193,25 @@ class Fsck:
                 await self._ledger(subject, found[each.id], sequences)
 
     async def _replicas(self, partition: PartitionId, replicas: Sequence[ServerId]) -> None:
-        """Report what replicas have published. No states are compared here: replicas do that themselves, and what is
-        reported is what they found (docs/protocol.md P5, P35)."""
+        """Report what replicas have published. States are not compared here, because replicas compare them and publish
+        the result (docs/protocol.md P5, P35)."""
         published: dict[ServerId, Published] = {}
         try:
             published = await Claims(self._store, partition, ServerId("fsck")).published()
             LeaderRecord.decode((await self._store.get(paths.partition_leader(partition)))[0])
         except NoSuchNode:
-            self.report.warn(str(partition), "has no leader just now", WAIT_FOR_LEADER)
+            self.report.warn(str(partition), "has no leader at the moment", WAIT_FOR_LEADER)
         except Corrupted as error:
-            self.report.error(str(partition), f"its election cannot be read: {error!r}")
+            self.report.error(str(partition), f"the data of its election cannot be read: {error!r}")
             return
         for server, said in sorted(published.items()):
             if said.doubt is not None:
                 since, seq, crc = said.doubt
-                what = f"does not lead or answer: replicas differ since {since}, it has CRC {crc:08x} at {seq}"
+                what = f"neither leads nor answers: replicas differ since {since}, its CRC is {crc:08x} at {seq}"
                 self.report.error(f"{partition} {server}", what, TRUST_ONE)
         missing = ", ".join(server for server in replicas if server not in published)
         if missing:
-            self.report.warn(str(partition), f"replicas not up: {missing}", START_SERVERS)
+            self.report.warn(str(partition), f"replicas are not up: {missing}", START_SERVERS)
 
     async def _metadata(self, listed: Sequence[Listed]) -> dict[LedgerId, LedgerMetadata]:
         found: dict[LedgerId, LedgerMetadata] = {}
@@ -234,7 +237,7 @@ class Fsck:
             payload = next((each for each in payloads.values() if each is not None), None)
             if payload is None and await self._is_gone(metadata.ledger):
                 sequences.skip()
-                return  # trimmed while we read
+                return  # trimmed during the read
             check_copies(self.report, subject, metadata, entry, payloads, self._is_up, is_given_up=is_given_up(entry))
             if payload is None:
                 sequences.skip()
@@ -243,7 +246,7 @@ class Fsck:
                 read, bytes_read = read + 1, bytes_read + len(payload)
             self._progress(subject, entry + 1, last + 1)
         if metadata.state is not LedgerState.CLOSED:
-            sequences.skip()  # it may have more than is known to be confirmed: the next one begins behind that
+            sequences.skip()  # it may have more entries than are confirmed, and the next ledger begins after those
         if read == last + 1:
             check_length(self.report, subject, metadata, bytes_read)
 
@@ -256,7 +259,7 @@ class Fsck:
     async def _entries(
         self, copies: LedgerCopies, last: EntryId
     ) -> AsyncIterator[tuple[EntryId, dict[BookieId, bytes | None]]]:
-        """Every entry up to `last` with its copies, some read at a time."""
+        """Yield every entry up to `last` with its copies; reads several entries at a time."""
         for first in range(0, last + 1, ENTRIES_AT_ONCE):
             entries = [EntryId(entry) for entry in range(first, min(first + ENTRIES_AT_ONCE, last + 1))]
             reading = [self._env.nursery.spawn(self._copies(copies, entry), name="fsck copies") for entry in entries]
@@ -280,7 +283,8 @@ class Fsck:
         return payloads
 
     async def _give_up(self, copies: LedgerCopies, bookie: BookieId) -> None:
-        """It was waited for once: what else it lacks of this ledger counts as lacking at once."""
+        """Note that the bookie was waited for once. Further copies that it lacks of this ledger count as missing at
+        once."""
         if bookie in copies.waited_for:
             return
         copies.waited_for.add(bookie)
@@ -301,8 +305,8 @@ class Fsck:
     # ── what nobody lists ─────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _unlisted(self) -> None:
-        """Check every ledger that no partition's list names: those of other clients of the bookies, logs that are kept
-        for readers, and what partitions have left over."""
+        """Check every ledger that no partition lists: ledgers of other clients of the bookies, logs kept for readers,
+        and orphans."""
         all_ids = await self._ledgers.list_ids()
         listed, kept = await self._listed(), await self._kept()
         owners: dict[LedgerId, PartitionId] = {}
@@ -327,32 +331,34 @@ class Fsck:
         await self._check_others(others)
         names = await self._listed() | kept
         for ledger, owner in orphans(sorted(names), all_ids, owners):
-            subject, message = f"{owner} ledger={ledger}", "was made for this partition and is not in its list"
+            subject, message = f"{owner} ledger={ledger}", "was created for this partition but is not in its list"
             if young[ledger]:
-                self.report.note(subject, f"{message}; swept a few minutes after it was made")
+                self.report.note(subject, f"{message}; removed a few minutes after its creation")
             elif await self._is_held(PartitionId(owner), ledger):
                 self.report.note(subject, f"{message}; held by a pin (a snapshot, a feed or a move)")
             else:
                 self.report.warn(subject, message, SWEPT)
 
     async def _metadata_or_none(self, ledger: LedgerId) -> LedgerMetadata | None:
-        """Return a ledger's metadata; None if it is gone or cannot be read, which is reported."""
+        """Return a ledger's metadata; None if it is gone or unreadable, which is reported."""
         try:
             return (await self._ledgers.read(ledger))[0]
         except NoSuchLedger:
             pass
         except UndecodableNode as error:
             self.report.warn(
-                f"ledger={ledger}", f"its copies are not checked: its metadata cannot be read: {error}", RESTORE_IT
+                f"ledger={ledger}",
+                f"its copies are not checked, because its metadata cannot be decoded: {error}",
+                RESTORE_IT,
             )
         except MetadataError as error:
             self.report.warn(
-                f"ledger={ledger}", f"its copies are not checked: its metadata could not be read: {error!r}"
+                f"ledger={ledger}", f"its copies are not checked, because its metadata could not be read: {error!r}"
             )
         return None
 
     async def _check_others(self, ledgers: Sequence[LedgerMetadata]) -> None:
-        """Find the copies of ledgers whose entries are not read, several at a time."""
+        """Find the copies of ledgers whose entries are not read, several ledgers at a time."""
         presence = Presence(self._bookies, self._ledgers, self.report, self._is_up, self._silent.add)
 
         async def check(metadata: LedgerMetadata) -> MetadataError | None:
@@ -369,23 +375,23 @@ class Fsck:
                 self.report.warn(subject_of(metadata), f"its copies are not checked: {error!r}")
 
     async def _kept(self) -> set[LedgerId]:
-        """The ledgers of partitions that have left the ring, which are kept for readers of their feeds."""
+        """Return the ledgers of partitions that have left the ring, which are kept for readers of their feeds."""
         try:
             return await kept_ledgers(self._store)
         except UndecodableNode as error:
-            self.report.warn("kept logs", f"cannot be read, and their copies are not checked: {error}", RESTORE_IT)
+            self.report.warn("kept logs", f"cannot be read, so their copies are not checked: {error}", RESTORE_IT)
             return set()
 
     async def _listed(self) -> set[LedgerId]:
-        """The ledgers that a list names now. The ring is read for it: partitions may have joined since the check began,
-        which takes hours in a large cluster. Raises MetadataError."""
+        """Return the ledgers that are listed now. Reads the ring again, because partitions may have joined since the
+        check began, which takes hours in a large cluster. Raises MetadataError."""
         found: set[LedgerId] = set()
         try:
             data, _ = await self._store.get(paths.RING)
         except NoSuchNode:
-            return found  # reported; bookies may serve other clients all the same
+            return found  # already reported; the bookies may still serve other clients
         for partition in sorted(decode(data).partitions):
-            with suppress(UndecodableNode):  # it was reported
+            with suppress(UndecodableNode):  # already reported
                 ledgers, _ = await self._lists.read(partition, latest=True)
                 found.update(each.id for each in ledgers.ledgers)
         return found

@@ -1,5 +1,5 @@
-"""Finds the copies of ledgers whose entries are not read: those of other clients of the bookies, and logs that are kept
-for readers. Bookies say which entries they hold, which needs no ledger's password."""
+"""Locates the copies of ledgers whose entries are not read: ledgers of other clients of the bookies, and logs that are
+kept for readers. Bookies report which entries they hold, which needs no ledger password."""
 
 from __future__ import annotations
 
@@ -11,28 +11,29 @@ from kvstore.errors import LedgerError, NoSuchLedger
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.lost import given_up
 from kvstore.proto.availability import HeldEntries
-from kvstore.server.fsck.findings import START_BOOKIES, TOO_FEW_COPIES, Report, check_lacking
+from kvstore.server.fsck.findings import START_BOOKIES, TOO_FEW_COPIES, FsckReport, check_lacking
 from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerMetadata, LedgerState
-from kvstore.wal.bookies import Bookies
+from kvstore.wal.bookies import BookieClients
 from kvstore.wal.coverage import is_somewhere_short
 from kvstore.wal.creator import owner_of
 from kvstore.wal.repair import SLICE, bookies_of
 
 AGAIN_S, AGAIN_MAX = 0.5, 6
-"""How often, and how many times, a bookie that is up is asked again for entries that it lacks: a repair may go on."""
+"""Interval and number of attempts to ask a running bookie for entries that it lacks, because a repair may be
+running."""
 Run = tuple[range, tuple[BookieId, ...]]
 """Entries, and the bookies that lack all of them."""
 
 
 class Presence:
-    """Checks one ledger at a time. `is_up` says whether a bookie is registered and answers; `silent` is called for one
-    that does not answer."""
+    """Checks one ledger at a time. `is_up` tells whether a bookie is registered and answers. `silent` is called for a
+    bookie that does not answer."""
 
     def __init__(
         self,
-        bookies: Bookies,
+        bookies: BookieClients,
         ledgers: LedgerStore,
-        report: Report,
+        report: FsckReport,
         is_up: Callable[[BookieId], bool],
         silent: Callable[[BookieId], None],
     ) -> None:
@@ -40,20 +41,20 @@ class Presence:
         self._is_up, self._silent = is_up, silent
 
     async def check(self, metadata: LedgerMetadata) -> None:
-        """Report the copies that are missing. Raises MetadataError."""
+        """Report missing copies. Raises MetadataError."""
         for attempt in range(AGAIN_MAX):
             if attempt:
                 await asyncio.sleep(AGAIN_S)
                 try:
                     metadata, _ = await self._ledgers.read(metadata.ledger)
                 except NoSuchLedger:
-                    return  # deleted meanwhile
+                    return  # deleted during the check
             last = last_to_check(metadata)
             held = await self._held(metadata) if last > NO_ENTRY else {}
             runs = await _collected(runs_lacking(metadata, last, held))
             if not any(self._is_up(bookie) for _, lacking in runs for bookie in lacking):
                 break
-        self._tell(metadata, last, runs)
+        self._report_missing(metadata, last, runs)
 
     async def _held(self, metadata: LedgerMetadata) -> dict[BookieId, HeldEntries]:
         found = {}
@@ -65,7 +66,7 @@ class Presence:
                     self._silent(bookie)
         return found
 
-    def _tell(self, metadata: LedgerMetadata, last: EntryId, runs: Sequence[Run]) -> None:
+    def _report_missing(self, metadata: LedgerMetadata, last: EntryId, runs: Sequence[Run]) -> None:
         report, subject, quorum = self._report, subject_of(metadata), metadata.quorum
         report.others += 1
         for entries, lacking in runs:
@@ -74,19 +75,17 @@ class Presence:
             return
         written = metadata.fragments[-1].ensemble
         away = [bookie for bookie in written if not self._is_up(bookie)]
-        what = f"is {metadata.state.name} and written to {', '.join(away)} (not up)"
+        what = f"is {metadata.state.name} and is being written to {', '.join(away)} (not up)"
         if is_somewhere_short({written.index(bookie) for bookie in away}, quorum):
             report.error(subject, f"{what}; {quorum.ack} copies of each entry are needed", TOO_FEW_COPIES)
         elif away:
             report.warn(subject, what, START_BOOKIES)
         else:
-            report.note(
-                subject, f"is {metadata.state.name}: its copies from entry {last + 1} on are its writer's to know"
-            )
+            report.note(subject, f"is {metadata.state.name}: only its writer knows the copies from entry {last + 1} on")
 
 
 def subject_of(metadata: LedgerMetadata) -> str:
-    """Name a ledger that no list names, by the partition or the application that wrote it."""
+    """Return the subject of a ledger that no partition lists: the partition or application that wrote it."""
     owner = owner_of(metadata)
     application = dict(metadata.custom).get("application", b"").decode("utf-8", "replace")
     writer = owner or (application if application.isprintable() else "") or "another client"
@@ -94,9 +93,9 @@ def subject_of(metadata: LedgerMetadata) -> str:
 
 
 def runs_lacking(metadata: LedgerMetadata, last: EntryId, held: Mapping[BookieId, HeldEntries]) -> Iterator[list[Run]]:
-    """Yield the entries up to `last` that lack copies, a slice at a time, so that the caller can let others have the
-    event loop in between. A bookie that is not in `held` lacks every entry that the metadata name it for. An entry that
-    was given up lacks no copy."""
+    """Yield the entries up to `last` that lack copies, one slice at a time, so that the caller can yield to the event
+    loop. A bookie missing in `held` lacks every entry that the metadata assigns to it. An entry that is marked as lost
+    lacks no copy."""
     is_given_up = given_up(metadata)
     for fragment, following in zip(metadata.fragments, (*metadata.fragments[1:], None), strict=True):
         end = min(last, following.first - 1) if following else last
@@ -116,7 +115,7 @@ def _runs_in(
     if metadata.quorum.write == metadata.quorum.ensemble and len(there) == len(ensemble):
         whole = len(entries)
         if all(len(each) == whole for each in there.values()):
-            return []  # most slices
+            return []  # the common case
     runs: list[Run] = []
     for entry in entries:
         if is_given_up(EntryId(entry)):
@@ -136,5 +135,5 @@ async def _collected(slices: Iterator[list[Run]]) -> list[Run]:
     found: list[Run] = []
     for runs in slices:
         found += runs
-        await asyncio.sleep(0)  # the event loop also serves the connections
+        await asyncio.sleep(0)  # lets the event loop serve the connections
     return found

@@ -1,4 +1,4 @@
-"""Finds the nodes of the metadata store that cannot be decoded: all kinds but ledgers, lists and the ring, which fsck
+"""Finds nodes of the metadata store that cannot be decoded, of all kinds except ledgers, lists and the ring, which fsck
 reads anyway."""
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from kvstore.types import BookieId, PartitionId
 from kvstore.wal.pins import Pin
 
 Decode = Callable[[str, bytes], object]
-"""Of a node's name and bytes."""
+"""Decodes a node, given its name and bytes."""
 
 
 def _kinds(partitions: Iterable[PartitionId]) -> list[tuple[str, Decode]]:
-    """Directories, and what reads their nodes."""
+    """Return the directories and the decoder of their nodes."""
     kinds: list[tuple[str, Decode]] = [
         (paths.SERVERS, lambda _, data: Member.decode(data)),
         (paths.AVAILABLE, lambda name, data: decode_service_info(BookieId(name), data)),
@@ -38,7 +38,7 @@ def _kinds(partitions: Iterable[PartitionId]) -> list[tuple[str, Decode]]:
 async def undecodable_nodes(
     store: MetadataStore, partitions: Iterable[PartitionId]
 ) -> AsyncIterator[tuple[str, Corrupted]]:
-    """Path and error of each. Raises MetadataError if the metadata store cannot be read."""
+    """Yield the path and error of each undecodable node. Raises MetadataError if the metadata store cannot be read."""
     for directory, decode in _kinds(partitions):
         try:
             names = await store.children(directory)

@@ -1,4 +1,4 @@
-"""Results and errors as the gateway tells them: statuses, headers and JSON. Decides only."""
+"""Results and errors as HTTP statuses, headers and JSON. Decides only."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from kvstore.server.gateway import bodies
 from kvstore.server.gateway.bodies import Item, fields_of
 
 RETRY_S = 1
-"""After which a refusal that passes may have passed."""
+"""Seconds after which a passing refusal may have ended."""
 RAW, JSON = "application/octet-stream", "application/json"
 COMMON = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
-    # A value is what anybody has stored: no browser may run it as a page of this server.
+    # A value is whatever a client stored: no browser may run it as a page of this server.
     "Content-Security-Policy": "default-src 'none'; sandbox",
 }
 ASK = 'Basic realm="kvstore", charset="UTF-8"'
@@ -39,8 +39,8 @@ _NUMBERS = frozenset(
 )
 
 
-class Told(NamedTuple):
-    """An answer."""
+class GatewayReply(NamedTuple):
+    """A response of the gateway."""
 
     status: int
     body: bytes
@@ -49,53 +49,54 @@ class Told(NamedTuple):
 
 
 class WithStatus(InvalidRequest):
-    """A request that cannot be done as it is, for a reason that HTTP has a status of its own for."""
+    """An invalid request for which HTTP has a status of its own."""
 
     def __init__(self, status: int, message: str, **headers: str) -> None:
         super().__init__(message)
         self.status, self.headers = status, headers
 
 
-def told(body: Struct, status: int = 200, headers: Mapping[str, str] | None = None) -> Told:
-    """JSON."""
-    return Told(status, msgspec.json.encode(body), headers or {})
+def json_reply(body: Struct, status: int = 200, headers: Mapping[str, str] | None = None) -> GatewayReply:
+    """Return a response with a JSON body."""
+    return GatewayReply(status, msgspec.json.encode(body), headers or {})
 
 
-def failed(error: StoreError, partition: str = "") -> Told:
-    """An error, by the table that all doors share (kvstore/rpc/status.py)."""
+def error_reply(error: StoreError, partition: str = "") -> GatewayReply:
+    """Return the response to an error, by the table that all endpoints share (kvstore/rpc/status.py)."""
     body = failure_of(error, partition)
     headers = {"Retry-After": str(body.retry_after)} if body.retry_after is not UNSET else {}
     if isinstance(error, WithStatus):
         headers |= {name.replace("_", "-"): value for name, value in error.headers.items()}
     if isinstance(error, NotAuthenticated):
         headers["WWW-Authenticate"] = ASK
-    return told(body, body.code, headers)
+    return json_reply(body, body.code, headers)
 
 
 def failure_of(error: StoreError, partition: str = "") -> bodies.Failure:
-    """An error as it stands in bodies. `partition`: of the key that the request names."""
+    """Return an error in the form of JSON bodies. `partition`: the partition of the key that the request names."""
     reason, message, metadata = describe(error)
     fields: dict[str, Any] = {"partition": partition} if partition else {}
     fields |= {name: int(value) if name in _NUMBERS else value for name, value in metadata.items() if value}
     if isinstance(error, Retryable):
         fields["retry_after"] = ceil(error.retry_after_ms / 1000) if isinstance(error, RateExceeded) else RETRY_S
     code = error.status if isinstance(error, WithStatus) else http_status(error)
-    # Of an expired request nobody knows whether an earlier attempt has done it.
+    # If a request expired, an earlier attempt may have been applied.
     is_refused = isinstance(error, Refused) and not isinstance(error, RequestExpired)
     outcome = "refused" if is_refused else "unknown"
     return bodies.Failure(code=code, reason=reason, message=message, outcome=outcome, **fields)  # type: ignore[arg-type]
 
 
-def absent(partition: str) -> Told:
-    """The answer to a read of a key that is not there."""
+def absent_reply(partition: str) -> GatewayReply:
+    """Return the response to a read of an absent key."""
     body = bodies.Failure(
         code=404, reason="ABSENT", message="the key is absent", outcome="refused", partition=partition
     )
-    return told(body, 404)
+    return json_reply(body, 404)
 
 
 def wants_json(accept: str | None) -> bool:
-    """Whether JSON is named before the raw bytes, or they are not named. Whoever says nothing gets the bytes."""
+    """Return True if the Accept header names JSON before, or instead of, the raw bytes. Without the header the
+    response is raw bytes."""
     for part in (accept or "").lower().split(","):
         kind = part.partition(";")[0].strip()
         if kind in (JSON, RAW):
@@ -107,19 +108,19 @@ def wants_json(accept: str | None) -> bool:
 
 
 def record_headers(record: Record | tuple[Any, ...]) -> dict[str, str]:
-    """Headers that tell of a record, or of what a META finds."""
+    """Return the headers of a record, or of the result of a META."""
     _, version, created, written_ms, expires_ms = record
     told_ = {"ETag": tag_of(version), "Kvstore-Created": str(created), "Kvstore-Written-Ms": str(written_ms)}
     return told_ | {"Kvstore-Expires-Ms": str(expires_ms)} if expires_ms else told_
 
 
 def tag_of(version: int) -> str:
-    """A version as an entity tag."""
+    """Return a version as an entity tag."""
     return f'"{version}"'
 
 
 def item_of(record: Record | tuple[Any, ...], key: bytes | None, *, as_base64: bool, keys_only: bool = False) -> Item:
-    """A record as JSON has it; one that was read with its value, unless `keys_only`."""
+    """Return a record in its JSON form. The record was read with its value, unless `keys_only`."""
     value, version, created, written_ms, expires_ms = record
     fields = {} if key is None else fields_of("key", key, as_base64=as_base64)
     if not keys_only:
@@ -132,7 +133,7 @@ def _old(record: Record | None, *, as_base64: bool) -> dict[str, Any]:
 
 
 def outcome_of(op: Op, result: Any, *, as_base64: bool) -> bodies.Outcome:
-    """The result of one operation."""
+    """Return the outcome of one operation."""
     if isinstance(result, StoreError):
         return bodies.Failed(failure_of(result))
     match op[0]:
@@ -167,27 +168,27 @@ def _meta(key: bytes, result: tuple[Any, ...], *, as_base64: bool) -> Item:
     return item
 
 
-def batch_told(op: Op, results: Sequence[Any], *, as_base64: bool) -> Told:
-    """The outcomes of a batch."""
+def batch_reply(op: Op, results: Sequence[Any], *, as_base64: bool) -> GatewayReply:
+    """Return the response to a batch."""
     pairs = zip(op[2], results, strict=True)
-    return told(bodies.BatchAnswer([outcome_of(each, result, as_base64=as_base64) for each, result in pairs]))
+    return json_reply(bodies.BatchAnswer([outcome_of(each, result, as_base64=as_base64) for each, result in pairs]))
 
 
-def page_told(
+def page_reply(
     found: Iterable[tuple[bytes, kv_pb2.Record]], next: str | None, *, as_base64: bool, keys_only: bool
-) -> Told:
-    """A page of a scan."""
+) -> GatewayReply:
+    """Return the response with a page of a scan."""
     items = [item_of(fields_of_message(record), key, as_base64=as_base64, keys_only=keys_only) for key, record in found]
-    return told(bodies.Page(items, UNSET if next is None else next))
+    return json_reply(bodies.Page(items, UNSET if next is None else next))
 
 
 def fields_of_message(record: kv_pb2.Record) -> tuple[bytes, int, int, int, int]:
-    """A record that was made a message."""
+    """Return the fields of a record that was encoded as a message."""
     return record.value, record.version, record.created, record.written_ms, record.expires_ms
 
 
 def change_of(partition: str, change: kv_pb2.Change, *, as_base64: bool, keys_only: bool) -> bodies.Change:
-    """One change, as an event has it."""
+    """Return one change in the form of a `change` event."""
     item = None
     if change.HasField("record"):
         item = item_of(fields_of_message(change.record), None, as_base64=as_base64, keys_only=keys_only)

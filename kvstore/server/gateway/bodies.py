@@ -1,8 +1,8 @@
-"""The JSON bodies of the gateway, in and out: their fields, and how bytes stand in them. Decides only.
+"""The JSON bodies of requests and responses: their fields, and how bytes appear in them. Decides only.
 
-JSON has no bytes. So whatever is bytes has two fields, of which one is there: `value`, text, and `value_base64`.
-Answers have the first where the bytes are UTF-8, unless base64 is asked for. The OpenAPI document is made of these
-classes.
+JSON has no bytes. So each byte string has two fields, of which one is present: `value` (text) and `value_base64`.
+Responses use the text field if the bytes are UTF-8, unless base64 is requested. The OpenAPI document is generated from
+these classes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Text = str | UnsetType
 Base64 = bytes | UnsetType
 T = TypeVar("T", bound=Struct)
 
-# ── what comes ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── requests ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class ValueBody(Struct, forbid_unknown_fields=True):
@@ -32,7 +32,7 @@ class ValueBody(Struct, forbid_unknown_fields=True):
 
 
 class OperationBody(Struct, forbid_unknown_fields=True):
-    """One operation of a batch; which fields it may have depends on what it is."""
+    """One operation of a batch. Its kind determines which fields it may have."""
 
     operation: Literal["get", "meta", "put", "delete", "increment", "append", "expire", "check"]
     key: Text = UNSET
@@ -50,7 +50,7 @@ class OperationBody(Struct, forbid_unknown_fields=True):
 
 
 class BatchBody(Struct, forbid_unknown_fields=True):
-    """Operations on keys of one partition: all or nothing, unless they are independent."""
+    """Operations on keys of one partition. They are applied all or none, unless they are independent."""
 
     operations: list[OperationBody]
     independent: bool = False
@@ -79,36 +79,37 @@ FIELDS: dict[str, frozenset[str]] = {
     "expire": _KEY | {"ttl_ms", "expires_ms"},
     "check": _KEY | _CONDITIONS,
 }
-"""Of an operation in a batch."""
+"""Allowed fields of an operation in a batch."""
 
 
 def read(body: bytes, kind: type[T]) -> T:
-    """Read a body. Raises InvalidRequest, which says where it is wrong."""
+    """Read a body. Raises InvalidRequest, which says where the body is wrong."""
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"want a JSON body as /v1/openapi.json says: {error}") from None
+        raise InvalidRequest(f"expected a JSON body as in /v1/openapi.json: {error}") from None
 
 
 def bytes_of(text: Text, base64: Base64, name: str) -> bytes:
-    """The bytes of a pair of fields. Raises InvalidRequest unless one of them is there."""
+    """Return the bytes of a pair of fields. Raises InvalidRequest unless exactly one of them is present."""
     if (text is UNSET) == (base64 is UNSET):
         found = "neither" if text is UNSET else "both"
-        raise InvalidRequest(f"want {name} or {name}_base64, got {found}")
+        raise InvalidRequest(f"expected {name} or {name}_base64, got {found}")
     return base64 if isinstance(base64, bytes) else str(text).encode()
 
 
-# ── what goes out ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── responses ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Item(Struct, omit_defaults=True):
-    """A key and its record. Without a value: none was asked for, and `length` says how long it is, if that is known."""
+    """A key and its record. Without a value, the request did not ask for it, and `length` is its size in bytes if
+    that is known."""
 
     version: int
     created: int
     written_ms: int
     expires_ms: int
-    """0: never."""
+    """Milliseconds since 1970; 0: never."""
     key: Text = UNSET
     key_base64: Base64 = UNSET
     value: Text = UNSET
@@ -117,37 +118,38 @@ class Item(Struct, omit_defaults=True):
 
 
 class Failure(Struct, omit_defaults=True):
-    """Tells why a request failed, and what became of it."""
+    """The reason of a failure, and the outcome of the request."""
 
     code: int
     """The HTTP status."""
     reason: str
-    """The error's name; those of docs/reference/http.md."""
+    """The name of the error, as listed in docs/how-to/use-the-python-clients.md."""
     message: str
     outcome: Literal["refused", "unknown"]
-    """Refused: definitely not done. Unknown: it may be done, or may still be for a moment."""
+    """Refused: definitely not done. Unknown: it may have been done, or may still be for a moment."""
     retry_after: int | UnsetType = UNSET
     """Seconds after which the same request may succeed."""
     partition: Text = UNSET
     leader: Text = UNSET
     address: Text = UNSET
     version: int | UnsetType = UNSET
-    """The key's, where a condition was not met; 0: it is absent."""
+    """The key's version if a condition was not met; 0: the key is absent."""
     ring_version: int | UnsetType = UNSET
     asked: int | UnsetType = UNSET
     oldest: int | UnsetType = UNSET
-    """Of a watch that cannot go on: where it wanted to, and where the log begins."""
+    """If a watch cannot continue: the position that it asked for, and the beginning of the log."""
     namespace: Text = UNSET
     quota: Text = UNSET
     used: int | UnsetType = UNSET
     limit: int | UnsetType = UNSET
     wanted: int | UnsetType = UNSET
-    """Of a quota: of which namespace, of what (keys or bytes), how many are used and allowed, and how many more it
-    takes."""
+    """If a quota is exceeded: the namespace, the quota (keys or bytes), how much is used and allowed, and how much
+    more the request needs."""
     ops_per_s: int | UnsetType = UNSET
     share: int | UnsetType = UNSET
     retry_after_ms: int | UnsetType = UNSET
-    """Of a rate: what the namespace has, what of it is this server's now, and from when on there is more."""
+    """If a rate is exceeded: the namespace's rate, this server's current share of it, and the time until the share
+    is refilled."""
 
 
 class Written(Struct, omit_defaults=True):
@@ -155,7 +157,7 @@ class Written(Struct, omit_defaults=True):
 
     version: int
     applied: bool | UnsetType = UNSET
-    """With `return_old`: whether the condition was met."""
+    """With `return_old`: true if the condition was met."""
     old: Item | UnsetType = UNSET
 
 
@@ -182,7 +184,7 @@ class Appended(Struct):
 
 
 class Expiring(Struct):
-    """The outcome of a changed expiry."""
+    """The outcome of a change of expiry."""
 
     changed: bool
     """False: the key is absent."""
@@ -203,7 +205,7 @@ class Found(Struct):
 
 
 class Failed(Struct):
-    """An operation of an independent batch that was not applied."""
+    """The outcome of an operation in an independent batch that was not applied."""
 
     failure: Failure
 
@@ -218,41 +220,41 @@ class BatchAnswer(Struct):
 
 
 class Page(Struct, omit_defaults=True):
-    """Some keys in order."""
+    """A page of keys in order."""
 
     items: list[Item]
     next: Text = UNSET
-    """The `cursor` by which the scan goes on; without it there is no more."""
+    """The `cursor` for the next page; absent after the last page."""
 
 
 class DeletedRange(Struct, omit_defaults=True):
-    """The outcome of a part of a range's deletion."""
+    """The outcome of one request that deletes part of a range."""
 
     deleted: int
-    """How many keys were there."""
+    """Number of keys that were deleted."""
     next: Text = UNSET
-    """The `cursor` by which it goes on; without it the range is through."""
+    """The `cursor` for the next request; absent when the range is finished."""
 
 
 class Counted(Struct):
-    """How many keys there are."""
+    """The number of keys."""
 
     count: int
 
 
 class Change(Struct, omit_defaults=True):
-    """The data of an event `change`: one put or delete, as it was logged."""
+    """The data of a `change` event: one put or delete, as it was logged."""
 
     partition: str
     version: int
-    """Of a delete: its sequence."""
+    """The version; for a delete, its sequence."""
     time_ms: int
     item: Item | None
     """Null: the key was deleted."""
     key: Text = UNSET
     key_base64: Base64 = UNSET
     expired: bool = False
-    """Of a delete: by the store, because the key's time was over."""
+    """True if the store deleted the key because it expired."""
 
 
 class PartitionState(Struct):
@@ -260,10 +262,10 @@ class PartitionState(Struct):
 
     id: str
     leader: str
-    """Empty: none is known."""
+    """Empty: no leader is known."""
     sequence: int
     time_ms: int
-    """What a first Kvstore-Request says as `seen`."""
+    """The partition's time, to use as `seen` in the first Kvstore-Request."""
 
 
 class ServerState(Struct):
@@ -290,7 +292,7 @@ IN: tuple[type[Struct], ...] = (ValueBody, BatchBody)
 
 
 def fields_of(name: str, data: bytes, *, as_base64: bool) -> dict[str, Any]:
-    """The one field of a pair that bytes stand in."""
+    """Return the one field of a pair that represents the bytes."""
     if not as_base64:
         try:
             return {name: data.decode()}

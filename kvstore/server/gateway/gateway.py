@@ -1,8 +1,8 @@
-"""The HTTP/JSON gateway: the operations of the other doors for whoever speaks HTTP, on the node's HTTP port.
+"""The HTTP/JSON gateway: the operations of the other endpoints for HTTP clients, on the node's HTTP port.
 
-routes.py says what there is, requests.py reads it, answers.py tells the result; here it is done. The same backend, the
-same rights, the same errors and request ids as over gRPC. All that a client can make it hold has a bound (room.py), and
-every wait for him has an end.
+routes.py lists the routes, requests.py reads requests, answers.py encodes results; this module executes them. The
+backend, permissions, errors and request ids are those of gRPC. Everything that a client can make the gateway hold is
+bounded (capacity.py), and every wait for a client has a time limit.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -34,17 +34,18 @@ from kvstore.partition.state.commands import Code, Op
 from kvstore.partition.state.traits import READS
 from kvstore.proto.page_token import PageToken
 from kvstore.rpc.channels import MESSAGE_BYTES_MAX
-from kvstore.server.access.identities import Identity
+from kvstore.server.access.http_authenticator import HttpAuthenticator
+from kvstore.server.access.identities import UserIdentity
 from kvstore.server.access.needs import HTTP_NEEDS, admin
 from kvstore.server.feed.feeds import Feeds
 from kvstore.server.gateway import answers, bodies, requests, routes
-from kvstore.server.gateway.answers import Told, WithStatus
+from kvstore.server.gateway.answers import GatewayReply, WithStatus
+from kvstore.server.gateway.capacity import GatewayCapacity, RequestBytes
 from kvstore.server.gateway.openapi import document
 from kvstore.server.gateway.ranges import count_range, delete_range
-from kvstore.server.gateway.requests import RING, Asked
-from kvstore.server.gateway.room import Load, Room
-from kvstore.server.gateway.routes import Answer, Body, Route
-from kvstore.server.gateway.watches import Watches
+from kvstore.server.gateway.requests import RING, ParsedRequest
+from kvstore.server.gateway.routes import Body, ResponseKind, Route
+from kvstore.server.gateway.watches import HttpWatches
 from kvstore.server.grpc.batch_budget import BatchBudget, BudgetedBackend
 from kvstore.server.grpc.encode import MESSAGE_BYTES, answer_too_large
 from kvstore.server.grpc.scan import scan_pages
@@ -55,40 +56,31 @@ from kvstore.server.routing.pending import check_one_partition
 from kvstore.server.routing.scan_slots import ScanSlots
 
 OWN_SITE = frozenset(("none", "same-origin"))
-"""Values of Sec-Fetch-Site with which a browser may write: its user typed the address, or the page is of this server. A
-site is a registered domain, so that `same-site` is said of other hosts and ports as well."""
+"""Values of Sec-Fetch-Site with which a browser may write: its user typed the address, or the page is from this
+server. A site is a registered domain, so `same-site` also covers other hosts and ports and is not enough."""
 JSON_BYTES_MAX = 2 << 20
-"""Of a JSON body: it is read in one turn of the event loop."""
+"""Maximum size of a JSON body in bytes, because it is parsed in one turn of the event loop."""
 BODY_S, SEND_S = 30.0, 30.0
-"""How long a body may take to come, and an answer to be taken."""
+"""Time in seconds within which a body must arrive, and within which the client must take the response."""
 SHARE = 4
-"""Of the connections of the HTTP port a quarter may have requests under way, and a quarter watches; so there are
-always some for health."""
+"""Divisor of the connection limit of the HTTP port. A quarter of the connections may have requests in flight and a
+quarter may have watches, so some are always left for health checks."""
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 GONE = (ConnectionError, web.RequestPayloadError)
 
 
-class Doorman(Protocol):
-    """Finds out who asks: kvstore.server.access.http_doorman.HttpDoorman."""
-
-    async def identify(self, request: web.BaseRequest) -> Identity: ...
-    def guarded(self, identity: Identity, request: web.BaseRequest, backend: Backend) -> Backend: ...
-    def refused(self, identity: Identity | None, request: web.BaseRequest, call: str, error: StoreError) -> None: ...
-    def on_change(self, changed: Callable[[], None]) -> Callable[[], None]: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class GatewayCall:
     """A request whose caller is known."""
 
     request: web.BaseRequest
-    identity: Identity
-    asked: Asked
+    identity: UserIdentity
+    asked: ParsedRequest
     token: Mapping[str, int]
-    """What the client has seen, by partition; under RING the version of its ring."""
+    """Sequences that the client has seen, by partition. Under RING: the version of its ring."""
     backend: Backend
-    """As the caller may use it."""
-    load: Load
+    """The backend, with the permissions of the caller."""
+    held: RequestBytes
 
     @property
     def as_base64(self) -> bool:
@@ -100,24 +92,26 @@ class Call:
 
 
 class Gateway:
-    """The gateway of one server, from its making to `close`."""
+    """The gateway of one server. It serves until `close`."""
 
     def __init__(
-        self, env: Env, backend: Backend, server: str, feeds: Feeds, batches: BatchBudget, doorman: Doorman,
-        connections_max: int, scans: ScanSlots | None = None,
+        self, env: Env, backend: Backend, server: str, feeds: Feeds, batches: BatchBudget,
+        authenticator: HttpAuthenticator, connections_max: int, scans: ScanSlots | None = None,
     ) -> None:  # fmt: skip
-        """`batches`: the room for what batches read, of all doors. `connections_max`: those of the HTTP port.
-        `scans`: the places of scans of all endpoints."""
-        self._env, self._backend, self._server, self._doorman = env, backend, server, doorman
+        """`batches`: the budget for reads of batches, shared by all endpoints. `connections_max`: the connection
+        limit of the HTTP port. `scans`: the slots for scans, shared by all endpoints."""
+        self._env, self._backend, self._server, self._authenticator = env, backend, server, authenticator
         self._batches = batches
-        self._watches = Watches(feeds, doorman)
+        self._watches = HttpWatches(feeds, authenticator)
         self._scans = ScanSlots(env.clock.now) if scans is None else scans
         share = max(1, connections_max // SHARE)
-        self._room = Room(share, share)
+        self._capacity = GatewayCapacity(share, share)
         self._is_closing = False
         self._document = document()
-        self._histograms = {each.name: Histogram(1e-6) for each in routes.ROUTES if each.answer is not Answer.EVENTS}
-        self._do: dict[str, Callable[[Call], Awaitable[Told]]] = {
+        self._histograms = {
+            each.name: Histogram(1e-6) for each in routes.ROUTES if each.answer is not ResponseKind.EVENTS
+        }
+        self._do: dict[str, Callable[[GatewayCall], Awaitable[GatewayReply]]] = {
             "get": self._read,
             "meta": self._read,
             **dict.fromkeys(("put", "delete", "increment", "append", "expire"), self._write),
@@ -130,21 +124,21 @@ class Gateway:
         }
 
     def close(self) -> None:
-        """Take nothing more, and end the watches. What is under way ends by itself."""
+        """Accept no more requests, and end the watches. Requests in flight end by themselves."""
         self._is_closing = True
         self._watches.close()
 
     def statistics(self) -> dict[str, Any]:
-        """Numbers of the server's part, for metrics."""
+        """Return the numbers for the metrics of the server."""
         return {
             "http_request_s": self._histograms,
-            "http_requests": self._room.requests,
-            "http_watches": self._room.watches,
-            "http_overloaded_total": self._room.refused,
+            "http_requests": self._capacity.requests,
+            "http_watches": self._capacity.watches,
+            "http_overloaded_total": self._capacity.refused,
         }
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer a request below /v1/. It is sent when this returns."""
+        """Answer a request below /v1/. The response has been sent when this returns."""
         began = self._env.clock.now()
         path, query = requests.path_and_query(request.raw_path)
         route: Route | None = None
@@ -152,19 +146,19 @@ class Gateway:
             route, key = _route_of(path, request)
             self._check_origin(request, route)
             if self._is_closing:
-                raise Unavailable("the node stops; ask another one")
-            if route.answer is Answer.EVENTS:
-                with self._room.watch():
+                raise Unavailable("the node is stopping; use another node")
+            if route.answer is ResponseKind.EVENTS:
+                with self._capacity.watch():
                     return await self._watch(request, route, query)
-            with self._room.request() as load:
-                told = await self._told(request, route, key, query, load)
-                load.take(len(told.body), must=route.is_write)
+            with self._capacity.request() as held:
+                reply = await self._reply(request, route, key, query, held)
+                held.take(len(reply.body), must=route.is_write)
                 self._measure(route, key, began)
-                return await _send(request, told)
+                return await _send(request, reply)
         except StoreError as error:
             if route is not None:
                 self._measure(route, "", began)
-            return await _send(request, answers.failed(error))
+            return await _send(request, answers.error_reply(error))
 
     def _measure(self, route: Route, key: str, began: float) -> None:
         if route.name not in self._histograms:
@@ -176,11 +170,11 @@ class Gateway:
             partition = self._backend.topology.ring.partition_of(bytes_) if bytes_ else ""
             slow.note("door", route.name.upper(), took, key=bytes_, partition=partition)
 
-    # ── who asks, and for what ────────────────────────────────────────────────────────────────────────────────────────
+    # ── admission ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _check_origin(self, request: web.BaseRequest, route: Route) -> None:
-        """Raise PermissionDenied for a request of another site's page: the page must not use the login, or the machine,
-        of the person who looks at it."""
+        """Raise PermissionDenied for a request from a page of another site, because the page must not use the login
+        or the machine of the person who reads it."""
         origin, site = request.headers.get("Origin"), request.headers.get("Sec-Fetch-Site", "none")
         if origin is not None and origin.partition("://")[2] != request.headers.get("Host"):
             got = f"Origin {origin[:60]!r}"
@@ -189,51 +183,57 @@ class Gateway:
         else:
             return
         error = PermissionDenied(f"expected no request from a page of another site, got {got}")
-        self._doorman.refused(None, request, _call_of(route), error)
+        self._authenticator.refused(None, request, _call_of(route), error)
         raise error
 
-    async def _admitted(self, request: web.BaseRequest, route: Route) -> Identity:
-        """Raises NotAuthenticated, PermissionDenied, Overloaded."""
-        identity: Identity | None = None
+    async def _admitted(self, request: web.BaseRequest, route: Route) -> UserIdentity:
+        """Return the caller's identity. Raises NotAuthenticated, PermissionDenied, Overloaded."""
+        identity: UserIdentity | None = None
         try:
-            identity = await self._doorman.identify(request)
-            if route.answer is not Answer.EVENTS:  # of a watch it is asked when it is known what for
+            identity = await self._authenticator.identify(request)
+            # the permissions of a watch are checked once its range is known
+            if route.answer is not ResponseKind.EVENTS:
                 HTTP_NEEDS.get(route.template, admin)(identity, None)
         except StoreError as error:
-            self._doorman.refused(identity, request, _call_of(route), error)
+            self._authenticator.refused(identity, request, _call_of(route), error)
             raise
         return identity
 
-    async def _told(self, request: web.BaseRequest, route: Route, key: str, query: str, load: Load) -> Told:
+    async def _reply(
+        self, request: web.BaseRequest, route: Route, key: str, query: str, held: RequestBytes
+    ) -> GatewayReply:
         _check_coding(request)
         identity = await self._admitted(request, route)
         asked = requests.read(route, key, query, request.headers)
         token = requests.token_of(asked.given.get(routes.TOKEN.key, ""), routes.TOKEN.name)
-        backend = self._doorman.guarded(identity, request, self._backend)
-        call = Call(request=request, identity=identity, asked=asked, token=token, backend=backend, load=load)
+        backend = self._authenticator.guarded(identity, request, self._backend)
+        call = GatewayCall(request=request, identity=identity, asked=asked, token=token, backend=backend, held=held)
         if not asked.key:
             return await self._do[route.name](call)
         try:
             return await self._do[route.name](call)
         except StoreError as error:
             partition = self._backend.topology.ring.partition_of(asked.key)
-            told = answers.failed(error, partition)
-            return told._replace(headers={**told.headers, **self._seal(token, asked.key)})
+            reply = answers.error_reply(error, partition)
+            return reply._replace(headers={**reply.headers, **self._seal(token, asked.key)})
 
     def _seal(self, token: Mapping[str, int], key: bytes) -> dict[str, str]:
-        """Headers with what the client has seen with this answer, and the partition's time, by the ring of now. The
-        token names the latest ring that server or client know; what an older one here does not have, that may have."""
-        ring, heard_of = self._backend.topology.ring, token.get(RING, 0)
+        """Return headers with the session token and the partition's time, by the current ring.
+
+        The token names the latest ring that server or client knows. A partition that an older ring here does not have
+        may be in the client's ring, so its sequence is kept.
+        """
+        ring, known_ring = self._backend.topology.ring, token.get(RING, 0)
         partition = ring.partition_of(key)
         sequence, time_ms = stand_of(self._backend, self._env.clock, partition)
-        seen = {each: number for each, number in token.items() if each in ring.partitions or heard_of > ring.routed}
+        seen = {each: number for each, number in token.items() if each in ring.partitions or known_ring > ring.routed}
         seen[partition] = max(sequence, seen.get(partition, 0))
-        seen[RING] = max(ring.routed, heard_of)
+        seen[RING] = max(ring.routed, known_ring)
         return {"Kvstore-Token": requests.token_text(seen), "Kvstore-Time-Ms": str(time_ms)}
 
     # ── keys ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _read(self, call: Call) -> Told:
+    async def _read(self, call: GatewayCall) -> GatewayReply:
         asked, code = call.asked, Code.GET if call.asked.route.name == "get" else Code.META
         await self._no_body(call)
         partition = self._backend.topology.ring.partition_of(asked.key)
@@ -242,44 +242,47 @@ class Gateway:
         record = await self._in_time(call, op, call.backend)
         headers = {**self._seal(call.token, asked.key), "Vary": "Accept"}
         if not _is_wanted(asked, 0 if record is None else record[1]):
-            return Told(304, b"", {**headers, **answers.record_headers(record)})
+            return GatewayReply(304, b"", {**headers, **answers.record_headers(record)})
         if record is None:
-            told = answers.absent(partition)
-            return told._replace(headers=headers)
+            reply = answers.absent_reply(partition)
+            return reply._replace(headers=headers)
         headers |= answers.record_headers(record)
         if code == Code.META:
-            return Told(200, b"", {**headers, "Content-Length": str(record[0])}, answers.RAW)
+            return GatewayReply(200, b"", {**headers, "Content-Length": str(record[0])}, answers.RAW)
         if answers.wants_json(call.request.headers.get("Accept")):
-            return answers.told(answers.item_of(record, asked.key, as_base64=call.as_base64), headers=headers)
-        return Told(200, record[0], headers, answers.RAW)
+            return answers.json_reply(answers.item_of(record, asked.key, as_base64=call.as_base64), headers=headers)
+        return GatewayReply(200, record[0], headers, answers.RAW)
 
-    async def _write(self, call: Call) -> Told:
+    async def _write(self, call: GatewayCall) -> GatewayReply:
         asked = call.asked
-        requests.write_op(asked, b"")  # what is wrong with it is told before a body comes
+        requests.write_op(asked, b"")  # report a malformed request before its body arrives
         value = await self._value(call) if asked.route.body is Body.VALUE else await self._no_body(call)
-        op = requests.write_op(asked, value)  # its condition is the leader's to decide, now that all has come
+        op = requests.write_op(asked, value)  # the whole body has arrived: now the leader decides the condition
         backend = BudgetedBackend(call.backend, self._batches)
         result = await self._in_time(call, op, backend, requests.versions_of(asked))
         outcome = answers.outcome_of(op, result, as_base64=call.as_base64)
         headers = self._seal(call.token, asked.key)
         if isinstance(outcome, bodies.Written) and outcome.applied is not False:
             headers["ETag"] = answers.tag_of(outcome.version)
-        return answers.told(outcome, headers=headers)
+        return answers.json_reply(outcome, headers=headers)
 
-    async def _batch(self, call: Call) -> Told:
+    async def _batch(self, call: GatewayCall) -> GatewayReply:
         if call.request.content_type != answers.JSON:
-            raise WithStatus(415, f"want Content-Type: {answers.JSON}, got {call.request.content_type[:60]!r}")
+            raise WithStatus(415, f"expected Content-Type: {answers.JSON}, got {call.request.content_type[:60]!r}")
         op = requests.batch_of(call.asked, await self._body(call, JSON_BYTES_MAX))
         check_one_partition(op, self._backend.topology.ring.partition_of)
         results = await self._in_time(call, op, BudgetedBackend(call.backend, self._batches))
-        told = answers.batch_told(op, results, as_base64=call.as_base64)
-        if len(told.body) > MESSAGE_BYTES_MAX:
-            raise answer_too_large(len(told.body))
-        return told._replace(headers=self._seal(call.token, op[1]))
+        reply = answers.batch_reply(op, results, as_base64=call.as_base64)
+        if len(reply.body) > MESSAGE_BYTES_MAX:
+            raise answer_too_large(len(reply.body))
+        return reply._replace(headers=self._seal(call.token, op[1]))
 
-    async def _in_time(self, call: Call, op: Op, backend: Submits, versions: Sequence[int] = ()) -> Any:
-        """The result. Whoever goes away takes nothing back. `versions`: any of them will do; a leader is asked for one
-        after the other, under one request id, which remembers nothing that was refused (docs/protocol.md P13)."""
+    async def _in_time(self, call: GatewayCall, op: Op, backend: Submits, versions: Sequence[int] = ()) -> Any:
+        """Return the result within the timeout. A disconnect does not cancel the operation.
+
+        `versions`: the condition accepts any of these versions. The leader is asked for one after the other under one
+        request id, because a refused attempt leaves nothing behind (docs/protocol.md P13).
+        """
         try:
             async with asyncio.timeout(call.timeout_ms / 1000):
                 while True:
@@ -295,7 +298,7 @@ class Gateway:
 
     # ── all partitions ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _scan(self, call: Call) -> Told:
+    async def _scan(self, call: GatewayCall) -> GatewayReply:
         await self._no_body(call)
         page = requests.scan_of(call.asked, call.token)
         found: list[tuple[bytes, Any]] = []
@@ -303,19 +306,19 @@ class Gateway:
         try:
             async with asyncio.timeout(call.timeout_ms / 1000), self._scans.place(call.identity.name) as place:
                 if page.end and page.start >= page.end:
-                    return answers.page_told((), None, as_base64=call.as_base64, keys_only=page.keys_only)
+                    return answers.page_reply((), None, as_base64=call.as_base64, keys_only=page.keys_only)
                 async for message in scan_pages(call.backend, partial(ask_session, call.backend), page, place):
                     found += zip(message.keys, message.records, strict=True)
                     size += message.ByteSize()
-                    call.load.take(message.ByteSize())
+                    call.held.take(message.ByteSize())
                     if size >= MESSAGE_BYTES or len(found) >= page.limit:
                         next_ = PageToken(found[-1][0] + b"\0", page.end).encode()
                         break
         except TimeoutError:
             raise Unavailable(f"no answer within {call.timeout_ms} ms") from None
-        return answers.page_told(found, next_, as_base64=call.as_base64, keys_only=page.keys_only)
+        return answers.page_reply(found, next_, as_base64=call.as_base64, keys_only=page.keys_only)
 
-    async def _count(self, call: Call) -> Told:
+    async def _count(self, call: GatewayCall) -> GatewayReply:
         await self._no_body(call)
         bounds, level = requests.bounds_of(call.asked), routes.LEVELS.index(call.asked.get(routes.LEVEL))
         ask = partial(ask_session, call.backend)
@@ -324,27 +327,29 @@ class Gateway:
                 count = await count_range(call.backend, ask, bounds, level, call.token)
         except TimeoutError:
             raise Unavailable(f"no answer within {call.timeout_ms} ms") from None
-        return answers.told(bodies.Counted(count))
+        return answers.json_reply(bodies.Counted(count))
 
-    async def _delete_range(self, call: Call) -> Told:
+    async def _delete_range(self, call: GatewayCall) -> GatewayReply:
         await self._no_body(call)
         wanted, timeout_s = requests.deletion_of(call.asked), call.timeout_ms / 1000
-        try:  # of an empty range, too
+        try:  # check the permission for an empty range too
             call.identity.check(Right.WRITE, *wanted.bounds, "delete_range")
         except StoreError as error:
-            self._doorman.refused(call.identity, call.request, _call_of(call.asked.route), error)
+            self._authenticator.refused(call.identity, call.request, _call_of(call.asked.route), error)
             raise
         until = self._env.clock.now() + timeout_s / 2
         try:
             async with asyncio.timeout(timeout_s), self._scans.place(call.identity.name) as place:
                 deleted, next_ = await delete_range(
-                    call.backend, self._env.clock, wanted, place, until=until, take=call.load.take
+                    call.backend, self._env.clock, wanted, place, until=until, take=call.held.take
                 )
         except TimeoutError:
-            raise OutcomeUnknown(f"no answer within {call.timeout_ms} ms: keys may be deleted, and not all") from None
-        return answers.told(bodies.DeletedRange(deleted, UNSET if next_ is None else next_))
+            raise OutcomeUnknown(
+                f"no answer within {call.timeout_ms} ms; some of the keys may have been deleted"
+            ) from None
+        return answers.json_reply(bodies.DeletedRange(deleted, UNSET if next_ is None else next_))
 
-    async def _cluster(self, call: Call) -> Told:
+    async def _cluster(self, call: GatewayCall) -> GatewayReply:
         await self._no_body(call)
         topology = self._backend.topology
         partitions = []
@@ -353,18 +358,18 @@ class Gateway:
             leader = topology.leaders.get(each, ("", 0))[0]
             partitions.append(bodies.PartitionState(each, leader, sequence, time_ms))
         servers = [bodies.ServerState(each, found.http) for each, found in sorted(topology.servers.items())]
-        return answers.told(bodies.ClusterState(self._server, topology.ring.routed, partitions, servers))
+        return answers.json_reply(bodies.ClusterState(self._server, topology.ring.routed, partitions, servers))
 
-    async def _openapi(self, call: Call) -> Told:
+    async def _openapi(self, call: GatewayCall) -> GatewayReply:
         await self._no_body(call)
-        return Told(200, self._document)
+        return GatewayReply(200, self._document)
 
     async def _watch(self, request: web.BaseRequest, route: Route, query: str) -> web.StreamResponse:
         identity = await self._admitted(request, route)
         asked = requests.read(route, "", query, request.headers)
         watch = requests.watch_of(asked)
         check = partial(HTTP_NEEDS.get(route.template, admin), identity, watch)
-        note = partial(self._doorman.refused, identity, request, _call_of(route))
+        note = partial(self._authenticator.refused, identity, request, _call_of(route))
         try:
             check()
         except StoreError as error:
@@ -374,8 +379,8 @@ class Gateway:
 
     # ── bodies ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _value(self, call: Call) -> bytes:
-        """The value that a request brings. Raises InvalidRequest, Overloaded."""
+    async def _value(self, call: GatewayCall) -> bytes:
+        """Return the value that a request carries. Raises InvalidRequest, Overloaded."""
         if call.request.content_type != answers.JSON:
             return await self._body(call, VALUE_BYTES_MAX)
         read = bodies.read(await self._body(call, JSON_BYTES_MAX), bodies.ValueBody)
@@ -384,17 +389,18 @@ class Gateway:
             _refuse_size(VALUE_BYTES_MAX, len(value))
         return value
 
-    async def _no_body(self, call: Call) -> bytes:
-        """Raises InvalidRequest for one that has: what stands there would be left out."""
+    async def _no_body(self, call: GatewayCall) -> bytes:
+        """Raise InvalidRequest if the request has a body, because it would be ignored."""
         if call.request.body_exists:
-            raise InvalidRequest(f"want no body of {call.asked.route.name}: what it needs stands in the query")
+            raise InvalidRequest(f"expected no body for {call.asked.route.name}, got one; use query parameters")
         return b""
 
-    async def _body(self, call: Call, most: int) -> bytes:
-        """The body, of at most so many bytes, checked while it comes. Raises InvalidRequest, Overloaded."""
+    async def _body(self, call: GatewayCall, most: int) -> bytes:
+        """Read the body, of at most `most` bytes, and check its size as it arrives. Raises InvalidRequest,
+        Overloaded."""
         request = call.request
         if encoding := request.headers.get("Content-Encoding"):
-            raise WithStatus(415, f"want no Content-Encoding, got {encoding[:60]!r}")
+            raise WithStatus(415, f"expected no Content-Encoding, got {encoding[:60]!r}")
         if (length := request.content_length or 0) > most:
             _refuse_size(most, length)
         if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:
@@ -405,46 +411,47 @@ class Gateway:
                 while chunk := await request.content.readany():
                     if len(data) + len(chunk) > most:
                         _refuse_size(most, len(data) + len(chunk))
-                    call.load.take(len(chunk))
+                    call.held.take(len(chunk))
                     data += chunk
         except TimeoutError:
-            raise WithStatus(408, f"the body has not come within {BODY_S:g} s") from None
+            raise WithStatus(408, f"expected the body within {BODY_S:g} s, but it did not arrive") from None
         except (*GONE, HttpProcessingError, HTTPException) as error:
-            raise InvalidRequest(f"want a whole body, got {error}") from None
+            raise InvalidRequest(f"expected a complete body, got {error}") from None
         return bytes(data)
 
 
 def _refuse_size(most: int, found: int) -> NoReturn:
-    raise WithStatus(413, f"want a body of at most {most} bytes, got {found} or more")
+    raise WithStatus(413, f"expected a body of at most {most} bytes, got {found} or more")
 
 
 def _check_coding(request: web.BaseRequest) -> None:
-    """Raises InvalidRequest for a transfer coding that nobody here takes away: what is left would be stored as if it
-    were the value (RFC 9112, 6.1)."""
+    """Raise InvalidRequest for a transfer coding that nothing here decodes: the encoded bytes would be stored as the
+    value (RFC 9112, 6.1)."""
     codings = [each.strip() for line in request.headers.getall("Transfer-Encoding", []) for each in line.split(",")]
     if [each.lower() for each in codings if each] not in ([], ["chunked"]):
-        raise WithStatus(501, f"want no Transfer-Encoding but chunked, got {', '.join(codings)[:60]!r}")
+        raise WithStatus(501, f"expected no Transfer-Encoding except chunked, got {', '.join(codings)[:60]!r}")
 
 
 def _call_of(route: Route) -> str:
-    """As the audit log names it."""
+    """Return the name of the route in the audit log."""
     return f"HTTP {route.method} {route.template}"
 
 
 def _route_of(path: str, request: web.BaseRequest) -> tuple[Route, str]:
-    """The route, and the encoded key. Raises InvalidRequest."""
+    """Return the route and the encoded key. Raises InvalidRequest."""
     found = routes.template_of(path)
     if found is None:
-        raise WithStatus(404, f"no route {path[:60]!r}; /v1/openapi.json lists them")
+        raise WithStatus(404, f"expected a route of /v1/openapi.json, got {path[:60]!r}")
     methods = routes.TEMPLATES[found[0]]
     route = methods.get(request.method)
     if route is None:
-        raise WithStatus(405, f"want {' or '.join(methods)}, got {request.method[:20]}", Allow=", ".join(methods))
+        raise WithStatus(405, f"expected {' or '.join(methods)}, got {request.method[:20]}", Allow=", ".join(methods))
     return route, found[1]
 
 
-def _is_wanted(asked: Asked, version: int) -> bool:
-    """Whether a read's record is to be told; `version` 0: it is absent. Raises ConditionFailed, InvalidRequest."""
+def _is_wanted(asked: ParsedRequest, version: int) -> bool:
+    """Return True if a read must return the record. `version` 0: the key is absent. Raises ConditionFailed,
+    InvalidRequest."""
     match_ = asked.given.get(routes.IF_MATCH.key)
     if match_ is not None:
         is_met = version > 0 if match_.strip() == "*" else version in requests.strong_versions_of(match_)
@@ -456,10 +463,13 @@ def _is_wanted(asked: Asked, version: int) -> bool:
     return none_match.strip() != "*" and version not in requests.weak_versions_of(none_match)
 
 
-async def _send(request: web.BaseRequest, told: Told) -> web.Response:
-    """Send an answer here, where it counts as under way until it is taken."""
+async def _send(request: web.BaseRequest, reply: GatewayReply) -> web.Response:
+    """Send a response. The request counts as in flight until the client has taken it."""
     response = web.Response(
-        status=told.status, body=told.body, headers={**answers.COMMON, **told.headers}, content_type=told.content_type
+        status=reply.status,
+        body=reply.body,
+        headers={**answers.COMMON, **reply.headers},
+        content_type=reply.content_type,
     )
     try:
         async with asyncio.timeout(SEND_S):
@@ -469,5 +479,5 @@ async def _send(request: web.BaseRequest, told: Told) -> web.Response:
         if request.transport is not None:
             request.transport.abort()
     except ConnectionError:
-        return response  # the client is gone; what was done is done
+        return response  # the client has disconnected; the operation is done
     return response

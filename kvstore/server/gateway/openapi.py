@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document, made of the table of routes and the classes of the bodies. Decides only."""
+"""The OpenAPI 3.1 document, generated from the table of routes and the classes of the bodies. Decides only."""
 
 from __future__ import annotations
 
@@ -9,46 +9,46 @@ import orjson
 
 from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from kvstore.server.gateway import answers, bodies, routes
-from kvstore.server.gateway.routes import Answer, Body, Kind, Parameter, Route
+from kvstore.server.gateway.routes import Body, Parameter, ParameterKind, ResponseKind, Route
 
 VERSION = "1.0.0"
-"""Of the interface. A second that is not compatible has paths of its own."""
+"""Version of the interface. An incompatible version would have its own paths."""
 _REF = "#/components/schemas/{name}"
 _STATUSES = {
-    304: "The key still has one of the versions that If-None-Match names.",
-    400: "The request can never succeed as it is; the message says what was expected and what came.",
-    401: "The cluster asks who its clients are.",
-    403: "The user lacks a right, or a page of another site asks.",
+    304: "The key still has a version that If-None-Match names.",
+    400: "The request can never succeed as it is. The message says what was expected and what was received.",
+    401: "The cluster requires authentication.",
+    403: "The user lacks a right, or the request is from a page of another site.",
     404: "The key is absent.",
-    408: "The body has not come in time.",
-    409: "The request id is older than what the store remembers.",
-    410: "The log does not reach back to where the watch shall go on.",
-    412: "The condition is not met; `version` is what was found.",
+    408: "The body did not arrive in time.",
+    409: "The request id is older than the store remembers.",
+    410: "The log no longer has the position at which the watch is to continue.",
+    412: "The condition is not met. `version` is the key's version.",
     413: "The body is too large.",
-    415: "The body is of another kind than is taken here.",
-    429: "A bound is reached, or a namespace's rate (RATE_EXCEEDED). Not done; try again after Retry-After.",
-    501: "The body has a Transfer-Encoding beside chunked.",
-    503: "Nobody who may answer was reached in time. Not done; try again.",
-    504: "It may or may not be done. Retry with the same Kvstore-Request, or read.",
-    507: "The namespace's quota of keys or bytes does not hold it (QUOTA_EXCEEDED). Not done; delete something first.",
+    415: "The content type or encoding of the body is not supported here.",
+    429: "A limit, or a namespace's rate (RATE_EXCEEDED), is reached. Not done; retry after Retry-After.",
+    501: "The body has a Transfer-Encoding other than chunked.",
+    503: "No server that may answer was reached in time. Not done; retry.",
+    504: "The request may or may not have been done. Retry with the same Kvstore-Request, or read the key.",
+    507: "The namespace's quota of keys or bytes is used up (QUOTA_EXCEEDED). Not done; delete keys first.",
 }
 _ALWAYS = (400, 401, 403, 429, 503)
 _OF_WRITES = (409, 504, 507)
 _OF_BODIES = (408, 413, 415, 501)
 _HEADERS = {
-    "Kvstore-Token": ("What the client has seen with this answer: to be sent with the next request.", "string"),
-    "Kvstore-Time-Ms": ("The partition's time, for `seen` of Kvstore-Request.", "integer"),
+    "Kvstore-Token": ("Session token. Send it with the next request.", "string"),
+    "Kvstore-Time-Ms": ("The partition's time, for `seen` in Kvstore-Request.", "integer"),
 }
 _RECORD_HEADERS = {
     "ETag": ("The version.", "string"),
     "Kvstore-Created": ("The sequence of the mutation that created the key.", "integer"),
-    "Kvstore-Written-Ms": ("When it was written, in milliseconds since 1970.", "integer"),
-    "Kvstore-Expires-Ms": ("When it expires; left out: never.", "integer"),
+    "Kvstore-Written-Ms": ("Time of the last write, in milliseconds since 1970.", "integer"),
+    "Kvstore-Expires-Ms": ("Time of expiry, in milliseconds since 1970; absent: never.", "integer"),
 }
 
 
 def document() -> bytes:
-    """The document, as it is served."""
+    """Return the document as it is served."""
     _, schemas = msgspec.json.schema_components((*bodies.IN, *bodies.OUT), ref_template=_REF)
     outcomes = [{"$ref": _REF.format(name=each.__name__)} for each in bodies.Outcome.__args__]
     schemas["BatchAnswer"]["properties"]["results"]["items"] = {"anyOf": outcomes}
@@ -57,7 +57,7 @@ def document() -> bytes:
         "info": {
             "title": "kvstore",
             "version": VERSION,
-            "description": "A distributed key-value store on a replicated log. docs/reference/http.md tells more.",
+            "description": "A distributed key-value store on a replicated log. See docs/how-to/use-http.md.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],
@@ -96,9 +96,9 @@ def _key_of(route: Route) -> list[dict[str, Any]]:
     if routes.KEY not in route.template:
         return []
     text = (
-        f"1 to {KEY_BYTES_MAX} bytes, each that is no letter or digit percent-encoded. A slash may stand as it is; a "
-        "key that is `.` or `..`, or has such a part between slashes, should come in a batch: clients change such "
-        "paths before they send them."
+        f"1 to {KEY_BYTES_MAX} bytes. Percent-encode every byte except letters, digits and slashes. Send a key that is "
+        "`.` or `..`, or that has such a part between slashes, in a batch, because clients change "
+        "such paths before they send them."
     )
     return [{"name": "key", "in": "path", "required": True, "description": text, "schema": {"type": "string"}}]
 
@@ -106,13 +106,13 @@ def _key_of(route: Route) -> list[dict[str, Any]]:
 def _parameter(parameter: Parameter) -> dict[str, Any]:
     schema: dict[str, Any]
     match parameter.kind:
-        case Kind.INTEGER:
+        case ParameterKind.INTEGER:
             schema = {"type": "integer", "format": "int64", "minimum": parameter.least, "maximum": parameter.most}
-        case Kind.FLAG:
+        case ParameterKind.FLAG:
             schema = {"type": "boolean"}
-        case Kind.CHOICE:
+        case ParameterKind.CHOICE:
             schema = {"type": "string", "enum": list(parameter.choices)}
-        case Kind.BYTES | Kind.TEXT:
+        case ParameterKind.BYTES | ParameterKind.TEXT:
             schema = {"type": "string"}
     if parameter.default is not None:
         schema["default"] = parameter.default
@@ -131,23 +131,24 @@ def _answer(route: Route) -> dict[str, Any]:
     content: dict[str, Any] = {}
     description = "Done."
     match route.answer:
-        case Answer.RAW_OR_JSON:
+        case ResponseKind.RAW_OR_JSON:
             content[answers.RAW] = {"schema": {"type": "string", "format": "binary"}}
             content[answers.JSON] = {"schema": _schema(route.gives)}
-        case Answer.JSON:
+        case ResponseKind.JSON:
             content[answers.JSON] = {"schema": _schema(route.gives)}
-        case Answer.EVENTS:
+        case ResponseKind.EVENTS:
             content["text/event-stream"] = {"schema": {"type": "string"}}
             description = (
-                "Events: `change`, whose data is a Change; `position` at least every heartbeat_ms; and `error`, whose "
-                "data is a Failure, before the end. The id of each is where the watch goes on behind it."
+                "Events: `change`, whose data is a Change; `position`, at least every heartbeat_ms; and a final "
+                "`error`, whose data is a Failure. The id of an event is the position at which the watch continues "
+                "after it."
             )
-        case Answer.DOCUMENT:
+        case ResponseKind.DOCUMENT:
             content[answers.JSON] = {"schema": {"type": "object"}}
-        case Answer.HEAD:
+        case ResponseKind.HEAD:
             pass
     headers = _HEADERS if routes.KEY in route.template or route.body is Body.BATCH else {}
-    if route.answer in (Answer.RAW_OR_JSON, Answer.HEAD):
+    if route.answer in (ResponseKind.RAW_OR_JSON, ResponseKind.HEAD):
         headers = headers | _RECORD_HEADERS
     shown = {name: {"description": text, "schema": {"type": kind}} for name, (text, kind) in headers.items()}
     return {
@@ -159,11 +160,11 @@ def _answer(route: Route) -> dict[str, Any]:
 
 def _failure(route: Route, status: int) -> dict[str, Any]:
     found: dict[str, Any] = {"description": _STATUSES[status]}
-    if status != 304 and route.answer is not Answer.HEAD:
+    if status != 304 and route.answer is not ResponseKind.HEAD:
         found["content"] = {answers.JSON: {"schema": _schema(bodies.Failure)}}
     return found
 
 
 def _schema(kind: type[msgspec.Struct] | None) -> dict[str, str]:
-    assert kind is not None, "a route that answers JSON says which"
+    assert kind is not None, "a route with a JSON response names its schema"
     return {"$ref": _REF.format(name=kind.__name__)}

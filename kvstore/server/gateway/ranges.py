@@ -1,4 +1,4 @@
-"""Ranges of keys over all partitions, for the gateway: how many keys one has, and their deletion, part by part."""
+"""Ranges of keys over all partitions: their number of keys, and their deletion in parts."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from kvstore.server.grpc.scan import RING, Ask, one_page
 from kvstore.server.routing.ask import ask_session
 from kvstore.server.routing.backend import Backend
 from kvstore.server.routing.keys import with_one_ring
-from kvstore.server.routing.scan_slots import Place
+from kvstore.server.routing.scan_slots import ScanSlot
 
 AT_ONCE = 100
-"""Deletes that one request has under way."""
+"""Maximum number of deletes that one request has in flight."""
 
 
-class _Deletes(Sink):
-    """Deletes that are asked for at once, and waited for together."""
+class _DeleteSink(Sink):
+    """Deletes that are submitted at once; the caller waits for all of them."""
 
     def __init__(self, backend: Backend, keys: Sequence[bytes]) -> None:
         self.given: asyncio.Future[list[Result | StoreError]] = asyncio.get_running_loop().create_future()
@@ -42,26 +42,26 @@ class _Deletes(Sink):
             self.given.set_result(self._results)
 
     def flush(self) -> None:
-        """The caller is woken by the last result."""
+        """Do nothing, because the last result wakes the caller."""
 
 
-class Deletion(NamedTuple):
-    """The range from where on, and how far, one request deletes."""
+class RangeDeletion(NamedTuple):
+    """One request's part of the deletion of a range."""
 
     bounds: Bounds
     cursor: str
-    """Empty: from the first key on."""
+    """Empty: start at the first key."""
     keys_max: int
 
 
 # docs/protocol.md M16
 async def count_range(backend: Backend, ask: Ask, bounds: Bounds, level: int, token: Mapping[str, int]) -> int:
-    """How many keys there are, each partition's as it is when it is asked. A server that does not know the client's
-    ring yet reads that first, as for a scan. Raises StoreError."""
-    heard_of = token.get(RING, 0)
+    """Return the number of keys, each partition's at the time when it is asked. A server that does not know the
+    client's ring yet reads that ring first, as for a scan. Raises StoreError."""
+    known_ring = token.get(RING, 0)
 
     async def count(ring: Ring) -> int:
-        total, ring_version = 0, heard_of if heard_of > ring.routed else 0
+        total, ring_version = 0, known_ring if known_ring > ring.routed else 0
         for partition in ring.owners:
             start: bytes | None = bounds.start
             while start is not None:
@@ -75,11 +75,14 @@ async def count_range(backend: Backend, ask: Ask, bounds: Bounds, level: int, to
 
 
 async def delete_range(
-    backend: Backend, clock: Clock, wanted: Deletion, place: Place, *, until: float, take: Callable[[int], None]
+    backend: Backend, clock: Clock, wanted: RangeDeletion, place: ScanSlot, *, until: float, take: Callable[[int], None]
 ) -> tuple[int, str | None]:
-    """Delete keys of the range, each by itself where it is then, up to `keys_max` or until the time is over: how many
-    were there, and where to go on, None: nowhere. `take` is told of the bytes that are held. Raises StoreError:
-    OutcomeUnknown once something may have been deleted."""
+    """Delete keys of the range, each in the partition that owns it then, until `keys_max` keys are deleted or the time
+    `until` has come.
+
+    Return the number of deleted keys and the cursor for the next request; None: the range is finished. `take` is called
+    with the number of bytes that are held. Raises StoreError: OutcomeUnknown once keys may have been deleted.
+    """
     deleted = 0
     request = kv_pb2.PageRequest(
         start=wanted.bounds.start,
@@ -94,15 +97,15 @@ async def delete_range(
         take(sum(map(len, page.keys)))
         for first in range(0, len(page.keys), AT_ONCE):
             chunk = page.keys[first : first + AT_ONCE]
-            results = await _Deletes(backend, chunk).given
+            results = await _DeleteSink(backend, chunk).given
             deleted += sum(not isinstance(each, StoreError) and each != 0 for each in results)
             errors = [each for each in results if isinstance(each, StoreError)]
-            if errors:  # an unknown outcome before a refusal, which would say that nothing was done
+            if errors:  # an unknown outcome before a refusal, which would mean that nothing was done
                 raise next((each for each in errors if not isinstance(each, Refused)), errors[0])
             if clock.now() >= until and first + AT_ONCE < len(page.keys):
                 return deleted, PageToken(chunk[-1] + b"\0", wanted.bounds.end).encode()
     except Refused as error:
         if not deleted:
             raise
-        raise OutcomeUnknown(f"{deleted} keys are deleted, not all: {error}") from error
+        raise OutcomeUnknown(f"{deleted} keys were deleted, the rest were not: {error}") from error
     return deleted, page.page_token or None

@@ -1,7 +1,7 @@
-"""Requests of the gateway → the partition's operations, checked. Decides only.
+"""HTTP requests → operations of the partition, checked. Decides only.
 
-What a route does not list is refused, so that a `ttl` in the place of `ttl_ms` is no key that lives for ever. Keys are
-bytes: a path is taken as it came, percent-decoded once, and never normalised.
+A parameter that a route does not list is refused, so that `ttl` instead of `ttl_ms` does not create a key that lives
+forever. Keys are bytes: a path is used as received, percent-decoded once and never normalised.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from kvstore.partition.state.commands import Code, Flag, Op, RequestId
 from kvstore.proto import kv_pb2
 from kvstore.proto.page_token import PageToken
 from kvstore.server.gateway import bodies, routes
-from kvstore.server.gateway.ranges import Deletion
-from kvstore.server.gateway.routes import Kind, Parameter, Route
+from kvstore.server.gateway.ranges import RangeDeletion
+from kvstore.server.gateway.routes import Parameter, ParameterKind, Route
 from kvstore.server.grpc.decode import NUMBER_MAX, batch_op, check_batch_count, check_operation_sizes, op_or_error
 
 SHOWN = 60
-"""Characters of what came, in errors."""
+"""Maximum number of characters of the request shown in errors."""
 MEANT = (
     "If-Match",
     "If-None-Match",
@@ -36,10 +36,12 @@ MEANT = (
     "Kvstore-TTL-Ms",
     "Kvstore-Request",
 )
-"""Headers that change what a write does. A route that does not honour one refuses it: with `Content-Range` the body is
-only a part of the value (RFC 9110, 14.4). The gateway itself reads Content-Encoding, Transfer-Encoding and Expect."""
+"""Headers that change the effect of a write. A route that does not honour one refuses it: with `Content-Range`, for
+example, the body is only a part of the value (RFC 9110, 14.4). The gateway itself reads Content-Encoding,
+Transfer-Encoding and Expect."""
 TAGS_MAX = 100
-"""Entity tags in one If-Match or If-None-Match: they are read in one turn of the event loop."""
+"""Maximum number of entity tags in one If-Match or If-None-Match, because they are parsed in one turn of the event
+loop."""
 RING = ""
 """The name under which a token has the version of the ring."""
 _INTEGER = re.compile(r"-?[0-9]{1,20}")
@@ -47,32 +49,32 @@ _NAME = re.compile(r"[a-z0-9-]{0,63}")
 _TAG = re.compile(r'(W/)?"([!#-~\x80-\U0010ffff]*)"')
 _VERSION = re.compile(r"[1-9][0-9]{0,18}")
 LISTS = ("If-Match", "If-None-Match")
-"""Headers that may come in several lines, which are one list (RFC 9110, 5.3). Of any other a second line would be left
-out, or the first."""
+"""Headers that may come in several lines, which form one list (RFC 9110, 5.3). For any other header, one of two
+lines would be ignored."""
 NEVER = NUMBER_MAX
-"""A version that no key has: a condition on it fails, and is answered with the version that there is."""
+"""A version that no key has. A condition on it fails, and the error names the key's version."""
 _VERSION_AT = {int(Code.PUT): 5, int(Code.DELETE): 3}
-"""Where an operation has the version that it wants."""
+"""Index of the version condition in an operation."""
 _BAD_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _ESCAPE = re.compile(rb"%([0-9A-Fa-f]{2})")
 _FLAGS = {"true": True, "false": False}
 _CLIENT_DIGITS = 2 * CLIENT_BYTES
 
 
-class Asked(NamedTuple):
+class ParsedRequest(NamedTuple):
     """A request, read by its route's table."""
 
     route: Route
     key: bytes
     given: Mapping[str, Any]
-    """Parameters by their `key`; those that were not given are absent."""
+    """Parameters by their `key`. Parameters that were not given are missing."""
 
     def get(self, parameter: Parameter) -> Any:
         return self.given.get(parameter.key, parameter.default)
 
 
 def path_and_query(target: str) -> tuple[str, str]:
-    """Split the target of a request, as it came. It may name the server first."""
+    """Split the target of a request, as received. The target may begin with the server's name."""
     if not target.startswith("/"):
         target = "/" + target.partition("://")[2].partition("/")[2]
     path, _, query = target.partition("?")
@@ -80,15 +82,15 @@ def path_and_query(target: str) -> tuple[str, str]:
 
 
 def unquoted(text: str) -> bytes:
-    """The bytes of percent-encoded text. Raises InvalidRequest."""
+    """Return the bytes of percent-encoded text. Raises InvalidRequest."""
     data = text.encode("utf-8", "surrogateescape")
     if found := _BAD_ESCAPE.search(data):
-        raise InvalidRequest(f"want two hexadecimal digits behind each %, got {_shown(data[found.start() :][:3])}")
+        raise InvalidRequest(f"expected two hexadecimal digits after each %, got {_shown(data[found.start() :][:3])}")
     return _ESCAPE.sub(lambda escape: bytes((int(escape[1], 16),)), data)
 
 
-def read(route: Route, encoded_key: str, query: str, headers: MultiMapping[str]) -> Asked:
-    """Read what came before the body. Raises InvalidRequest."""
+def read(route: Route, encoded_key: str, query: str, headers: MultiMapping[str]) -> ParsedRequest:
+    """Read the request line and headers. Raises InvalidRequest."""
     key = unquoted(encoded_key)
     if routes.KEY in route.template:
         check_operation_sizes(Code.GET, key, b"")
@@ -98,44 +100,46 @@ def read(route: Route, encoded_key: str, query: str, headers: MultiMapping[str])
         name, _, value = pair.replace("+", " ").partition("=")
         parameter = known.get(_text(unquoted(name), "a parameter's name"))
         if parameter is None:
-            raise InvalidRequest(f"{route.name} has no parameter {_shown(unquoted(name))}; it has {sorted(known)}")
+            raise InvalidRequest(
+                f"expected a parameter of {route.name}, got {_shown(unquoted(name))}; it has {sorted(known)}"
+            )
         if parameter.key in given:
-            raise InvalidRequest(f"want {parameter.name} once")
+            raise InvalidRequest(f"expected {parameter.name} once, got it again")
         given[parameter.key] = _value(parameter, unquoted(value))
     for parameter in route.parameters:
         lines = headers.getall(parameter.name, []) if parameter.is_header else []
         if len(lines) > 1 and parameter.name not in LISTS:
-            raise InvalidRequest(f"want {parameter.name} once, got {len(lines)} of them")
+            raise InvalidRequest(f"expected {parameter.name} once, got {len(lines)}")
         if lines:
             given[parameter.key] = _value(parameter, ", ".join(lines).encode("utf-8", "surrogateescape"))
     known_headers = {each.name for each in route.parameters if each.is_header}
     for name in MEANT if route.is_write else ():
         if name not in known_headers and name in headers:
-            raise InvalidRequest(f"expected no {name} header in {route.name}, got one; send the request without it")
-    return Asked(route, key, given)
+            raise InvalidRequest(f"expected no {name} header for {route.name}, got one; send the request without it")
+    return ParsedRequest(route, key, given)
 
 
 def _value(parameter: Parameter, data: bytes) -> int | str | bool | bytes:
     match parameter.kind:
-        case Kind.BYTES:
-            if len(data) > KEY_BYTES_MAX + 1:  # from behind a key on: that with a zero byte
-                raise InvalidRequest(f"want {parameter.name} of at most {KEY_BYTES_MAX} bytes, got {len(data)}")
+        case ParameterKind.BYTES:
+            if len(data) > KEY_BYTES_MAX + 1:  # a scan that continues after a key starts at that key and a zero byte
+                raise InvalidRequest(f"expected {parameter.name} of at most {KEY_BYTES_MAX} bytes, got {len(data)}")
             return data
-        case Kind.INTEGER:
+        case ParameterKind.INTEGER:
             return _integer(_text(data, parameter.name), parameter.name, parameter.least, parameter.most)
-        case Kind.FLAG | Kind.CHOICE:
+        case ParameterKind.FLAG | ParameterKind.CHOICE:
             choices = parameter.choices or tuple(_FLAGS)
             text = _text(data, parameter.name)
             if text not in choices:
-                raise InvalidRequest(f"want {parameter.name} to be {' or '.join(choices)}, got {_shown(data)}")
+                raise InvalidRequest(f"expected {parameter.name} to be {' or '.join(choices)}, got {_shown(data)}")
             return text if parameter.choices else _FLAGS[text]
-        case Kind.TEXT:
+        case ParameterKind.TEXT:
             return _text(data, parameter.name)
 
 
 def _integer(text: str, name: str, least: int, most: int) -> int:
     if not _INTEGER.fullmatch(text) or not least <= int(text) <= most:
-        raise InvalidRequest(f"want {name} to be a number from {least} to {most}, got {text[:SHOWN]!r}")
+        raise InvalidRequest(f"expected {name} to be a number from {least} to {most}, got {text[:SHOWN]!r}")
     return int(text)
 
 
@@ -143,34 +147,34 @@ def _text(data: bytes, name: str) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise InvalidRequest(f"want {name} in UTF-8, got {_shown(data)}") from None
+        raise InvalidRequest(f"expected {name} in UTF-8, got {_shown(data)}") from None
 
 
 def _shown(data: bytes) -> str:
     return ascii(data[:SHOWN].decode("utf-8", "backslashreplace"))
 
 
-# ── what stands in headers ────────────────────────────────────────────────────────────────────────────────────────────
+# ── headers ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def token_of(text: str, name: str) -> dict[str, int]:
-    """Read a token, or a position in the feeds: `p1=17,p2=9`. Raises InvalidRequest."""
+    """Read a session token, or a position in the feeds: `p1=17,p2=9`. Raises InvalidRequest."""
     found: dict[str, int] = {}
     for pair in text.split(",") if text.strip() else ():
         partition, equals, number = pair.strip().partition("=")
         if not equals or not _NAME.fullmatch(partition) or partition in found:
-            raise InvalidRequest(f"want {name} as an answer has told it, got {text[:SHOWN]!r}")
+            raise InvalidRequest(f"expected {name} as the server issued it, got {text[:SHOWN]!r}")
         found[partition] = _integer(number, f"the numbers of {name}", 0, NUMBER_MAX)
     return found
 
 
 def token_text(token: Mapping[str, int]) -> str:
-    """The same as text."""
+    """Return a token as text."""
     return ",".join(f"{partition}={number}" for partition, number in sorted(token.items()))
 
 
-def request_of(asked: Asked) -> RequestId | None:
-    """The request's id, by which a retry of it is done once (docs/protocol.md P16); None if it has none. Raises
+def request_of(asked: ParsedRequest) -> RequestId | None:
+    """Return the request id, by which a retry is applied once (docs/protocol.md P16), or None. Raises
     InvalidRequest."""
     text = asked.given.get(routes.REQUEST.key)
     if text is None:
@@ -179,12 +183,12 @@ def request_of(asked: Asked) -> RequestId | None:
     for pair in text.split(";"):
         name, _, value = pair.strip().partition("=")
         if name in parts or name not in ("client", "sequence", "first", "seen"):
-            raise InvalidRequest(f"want Kvstore-Request to have client, sequence, seen and first, got {pair[:SHOWN]!r}")
+            raise InvalidRequest(f"expected client, sequence, seen and first in Kvstore-Request, got {pair[:SHOWN]!r}")
         parts[name] = value
     client = parts.get("client", "").replace("-", "")
     if len(client) != _CLIENT_DIGITS or not re.fullmatch(r"[0-9A-Fa-f]*", client):
         raise InvalidRequest(
-            f"want Kvstore-Request to have a client of {_CLIENT_DIGITS} hexadecimal digits, got {client[:SHOWN]!r}"
+            f"expected a client of {_CLIENT_DIGITS} hexadecimal digits in Kvstore-Request, got {client[:SHOWN]!r}"
         )
     numbers = [
         _integer(parts.get(name, default), f"{name} of Kvstore-Request", least, NUMBER_MAX)
@@ -193,14 +197,14 @@ def request_of(asked: Asked) -> RequestId | None:
     return RequestId(bytes.fromhex(client), *numbers)
 
 
-def conditions_of(asked: Asked) -> tuple[int, int]:
-    """(flags, version) that a mutation stands under. Raises InvalidRequest."""
+def conditions_of(asked: ParsedRequest) -> tuple[int, int]:
+    """Return (flags, version) of the condition of a mutation. Raises InvalidRequest."""
     match_, none_match = (asked.given.get(each.key) for each in (routes.IF_MATCH, routes.IF_NONE_MATCH))
     if match_ is not None and none_match is not None:
-        raise InvalidRequest("want If-Match or If-None-Match, got both")
+        raise InvalidRequest("expected If-Match or If-None-Match, got both")
     if none_match is not None:
         if none_match.strip() != "*":
-            raise InvalidRequest(f"want If-None-Match of a write to be *, got {none_match[:SHOWN]!r}")
+            raise InvalidRequest(f"expected If-None-Match of a write to be *, got {none_match[:SHOWN]!r}")
         return int(Flag.IF_ABSENT), 0
     if match_ is None:
         return 0, 0
@@ -209,46 +213,46 @@ def conditions_of(asked: Asked) -> tuple[int, int]:
     return int(Flag.IF_VERSION), versions_of(asked)[0]
 
 
-def versions_of(asked: Asked) -> list[int]:
-    """The versions of which a mutation wants the key to have one, by its If-Match, the oldest first; NEVER if none of
-    its tags is a version's. Empty: it has no such condition. Raises InvalidRequest."""
+def versions_of(asked: ParsedRequest) -> list[int]:
+    """Return the versions that If-Match accepts, the oldest first; [NEVER] if none of its tags is a version. Empty:
+    there is no such condition. Raises InvalidRequest."""
     match_ = asked.given.get(routes.IF_MATCH.key)
     if match_ is None or match_.strip() == "*":
         return []
     found = sorted(set(strong_versions_of(match_))) or [NEVER]
     if len(found) > 1 and asked.route.name == "put" and _old(asked):
-        # Its answer to an unmet condition is a result, which a request id remembers: nothing else could be asked by it.
-        raise InvalidRequest(f"want one version in If-Match beside return_old, got {match_[:SHOWN]!r}")
+        # With return_old, an unmet condition is a result, and a request id remembers results. So no second version
+        # could be tried under this id.
+        raise InvalidRequest(f"expected one version in If-Match with return_old, got {match_[:SHOWN]!r}")
     return found
 
 
 def with_version(op: Op, version: int) -> Op:
-    """The same put or delete, if the key has this version."""
+    """Return the put or delete with a condition on this version."""
     at = _VERSION_AT[op[0]]
     return (*op[:at], version, *op[at + 1 :])
 
 
 def is_next(versions: Sequence[int], op: Op, found: int) -> bool:
-    """Whether an operation that wanted one of `versions` is to be asked for the version that the key was found to have.
-    It has to be a later one: versions of a key rise, so each is asked for once at most."""
+    """Return True if an operation that accepts one of `versions` must be tried with the version that the key was
+    found to have. It must be a later version: versions of a key rise, so each is tried at most once."""
     return found in versions and found > op[_VERSION_AT[op[0]]]
 
 
 def strong_versions_of(if_match: str) -> list[int]:
-    """The versions that an If-Match names: its comparison is the strong one, by which a weak tag is no version's. Nor
-    is one that this server has not made: its condition is not met, which is no fault of form (RFC 9110, 13.1.1).
-    Raises InvalidRequest."""
+    """Return the versions that If-Match names. Its comparison is strong, so a weak tag matches no version. A tag
+    that this server never issued has valid syntax and matches nothing (RFC 9110, 13.1.1). Raises InvalidRequest."""
     return [version for is_weak, version in _tags_of(if_match, "If-Match") if version and not is_weak]
 
 
 def weak_versions_of(if_none_match: str) -> list[int]:
-    """The versions that an If-None-Match names: its comparison is the weak one, by which W/"17" is "17" (RFC 9110,
+    """Return the versions that If-None-Match names. Its comparison is weak, so W/"17" equals "17" (RFC 9110,
     13.1.2). Raises InvalidRequest."""
     return [version for _, version in _tags_of(if_none_match, "If-None-Match") if version]
 
 
 def _tags_of(text: str, name: str) -> list[tuple[bool, int]]:
-    """(whether it is weak, its version) of each entity tag of a list; 0: no key's."""
+    """Return (is_weak, version) of each entity tag of a list. Version 0: the tag is not a version."""
     found, at = list[tuple[bool, int]](), 0
     while at < len(text):
         if text[at] in ", \t":  # a list may have empty elements
@@ -263,20 +267,20 @@ def _tags_of(text: str, name: str) -> list[tuple[bool, int]]:
             raise InvalidRequest(f"expected at most {TAGS_MAX} entity tags in {name}, got more")
         at = tag.end()
     if at < len(text) or not found:
-        raise InvalidRequest(f'want {name} to be * or entity tags as `ETag` has them ("17"), got {text[:SHOWN]!r}')
+        raise InvalidRequest(f'expected {name} to be * or entity tags as in `ETag` ("17"), got {text[:SHOWN]!r}')
     return found
 
 
 # ── operations ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def read_op(asked: Asked, code: Code, level: int, sequence: int) -> Op:
-    """A get or a meta. Raises InvalidRequest."""
+def read_op(asked: ParsedRequest, code: Code, level: int, sequence: int) -> Op:
+    """Return a get or a meta. Raises InvalidRequest."""
     return _op(code, asked.key, b"", kv_pb2.Options(), None, level, sequence)
 
 
-def write_op(asked: Asked, value: bytes) -> Op:
-    """Any mutation of one key. Raises InvalidRequest."""
+def write_op(asked: ParsedRequest, value: bytes) -> Op:
+    """Return a mutation of one key. Raises InvalidRequest."""
     request, options = request_of(asked), kv_pb2.Options()
     match asked.route.name:
         case "put":
@@ -296,29 +300,29 @@ def write_op(asked: Asked, value: bytes) -> Op:
         case "expire":
             options.expires_ms, options.flags = _expiry(asked)
             if not options.flags and "expires_ms" not in asked.given:
-                raise InvalidRequest("want ttl_ms or expires_ms, got neither")
+                raise InvalidRequest("expected ttl_ms or expires_ms, got neither")
             code = Code.EXPIRE
         case name:
             raise AssertionError(f"{name} writes no key")
     return _op(code, asked.key, value, options, request, 0, 0)
 
 
-def _old(asked: Asked) -> int:
+def _old(asked: ParsedRequest) -> int:
     return int(Flag.RETURN_OLD) if asked.get(routes.RETURN_OLD) else 0
 
 
-def _expiry(asked: Asked) -> tuple[int, int]:
+def _expiry(asked: ParsedRequest) -> tuple[int, int]:
     given = asked.given
     ttls = {given[each.key] for each in (routes.TTL, routes.TTL_HEADER) if each.key in given}
     if len(ttls) > 1:
-        raise InvalidRequest(f"want one time to live, got {sorted(ttls)} ms in ttl_ms and Kvstore-TTL-Ms")
+        raise InvalidRequest(f"expected one time to live, got {sorted(ttls)} ms in ttl_ms and Kvstore-TTL-Ms")
     return _expiry_of(ttls.pop() if ttls else None, given.get("expires_ms"), keep=bool(asked.get(routes.KEEP_TTL)))
 
 
 def _expiry_of(ttl_ms: int | None, expires_ms: int | None, *, keep: bool) -> tuple[int, int]:
-    """(expires_ms, flags)."""
+    """Return (expires_ms, flags)."""
     if (ttl_ms is not None) + (expires_ms is not None) + keep > 1:
-        raise InvalidRequest("want one of ttl_ms, expires_ms and keep_ttl, got more")
+        raise InvalidRequest("expected one of ttl_ms, expires_ms and keep_ttl, got more")
     if ttl_ms is not None:
         return ttl_ms, int(Flag.RELATIVE_TTL)
     return expires_ms or 0, int(Flag.KEEP_TTL) if keep else 0
@@ -333,8 +337,8 @@ def _op(
     return found
 
 
-def batch_of(asked: Asked, body: bytes) -> Op:
-    """An atomic batch. Raises InvalidRequest."""
+def batch_of(asked: ParsedRequest, body: bytes) -> Op:
+    """Return an atomic batch. Raises InvalidRequest."""
     read_ = bodies.read(body, bodies.BatchBody)
     check_batch_count(len(read_.operations))
     flags = int(Flag.INDEPENDENT) if read_.independent else 0
@@ -345,7 +349,7 @@ def _operation(body: bodies.OperationBody) -> kv_pb2.Operation:
     name = body.operation
     given = {each for each in body.__struct_fields__ if getattr(body, each) is not UNSET}
     if wrong := given - bodies.FIELDS[name]:
-        raise InvalidRequest(f"{name} in a batch has no {sorted(wrong)}; it has {sorted(bodies.FIELDS[name])}")
+        raise InvalidRequest(f"expected no {sorted(wrong)} for {name} in a batch; it has {sorted(bodies.FIELDS[name])}")
     part = kv_pb2.Operation(code=bodies.CODES[name], key=bodies.bytes_of(body.key, body.key_base64, "key"))
     if "value" in bodies.FIELDS[name]:
         part.value = bodies.bytes_of(body.value, body.value_base64, "value")
@@ -355,10 +359,10 @@ def _operation(body: bodies.OperationBody) -> kv_pb2.Operation:
     conditions = (Flag.IF_VERSION, Flag.IF_ABSENT, Flag.IF_PRESENT)
     options.flags = sum(int(flag) for flag, is_asked in zip(conditions, is_conditional, strict=True) if is_asked)
     if name == "check" and not options.flags:
-        raise InvalidRequest("want one of if_version, if_absent and if_present of a check, got none")
+        raise InvalidRequest("expected one of if_version, if_absent and if_present for a check, got none")
     ttl_ms, expires_ms = (None if each is UNSET else each for each in (body.ttl_ms, body.expires_ms))
     if name == "expire" and ttl_ms is None and expires_ms is None:
-        raise InvalidRequest("want ttl_ms or expires_ms of an expire, got neither")
+        raise InvalidRequest("expected ttl_ms or expires_ms for an expire, got neither")
     options.expires_ms, flags = _expiry_of(ttl_ms, expires_ms, keep=body.keep_ttl is True)
     options.flags |= flags | (int(Flag.RETURN_OLD) if body.return_old is True else 0)
     if name == "increment":
@@ -371,15 +375,15 @@ def _delta(delta: Any) -> int:
     if delta is UNSET:
         return 1
     if not least <= delta <= most:
-        raise InvalidRequest(f"want delta to be a number from {least} to {most}, got {delta}")
+        raise InvalidRequest(f"expected delta to be a number from {least} to {most}, got {delta}")
     return int(delta)
 
 
 # ── scans and watches ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def scan_of(asked: Asked, token: Mapping[str, int]) -> kv_pb2.ScanRequest:
-    """A page of a scan. Raises InvalidRequest."""
+def scan_of(asked: ParsedRequest, token: Mapping[str, int]) -> kv_pb2.ScanRequest:
+    """Return the request of one page of a scan. Raises InvalidRequest."""
     start, end = bounds_of(asked)
     if cursor := asked.given.get("cursor", ""):
         start, end, _ = _forwards(Bounds(start, end).rest(cursor))
@@ -393,8 +397,8 @@ def scan_of(asked: Asked, token: Mapping[str, int]) -> kv_pb2.ScanRequest:
     )
 
 
-def bounds_of(asked: Asked) -> Bounds:
-    """The range that a request names. Raises InvalidRequest."""
+def bounds_of(asked: ParsedRequest) -> Bounds:
+    """Return the range that a request names. Raises InvalidRequest."""
     start, end, prefix = (asked.given.get(each.key, b"") for each in (routes.START, routes.END, routes.PREFIX_OF))
     found = Bounds.of(start, end, prefix)
     for each in found:
@@ -402,30 +406,33 @@ def bounds_of(asked: Asked) -> Bounds:
     return found
 
 
-def deletion_of(asked: Asked) -> Deletion:
-    """A part of a range's deletion. Raises InvalidRequest, also where no range is named: that would be every key."""
+def deletion_of(asked: ParsedRequest) -> RangeDeletion:
+    """Return the range deletion of a request. Raises InvalidRequest, also if the request names no range, because
+    that would be every key."""
     bounds, cursor = bounds_of(asked), asked.given.get("cursor", "")
     if bounds == Bounds(b"", b""):
-        raise InvalidRequest("want a prefix, a start or an end of what is deleted: without them it is every key")
+        raise InvalidRequest(
+            "expected a prefix, a start or an end for the deletion, got none, which would delete every key"
+        )
     if cursor:
         _forwards(bounds.rest(cursor))
-    return Deletion(bounds, cursor, asked.given.get("limit", routes.DELETED))
+    return RangeDeletion(bounds, cursor, asked.given.get("limit", routes.DELETED))
 
 
 def _forwards(rest: PageToken) -> PageToken:
-    """Raises InvalidRequest for the token of a walk downwards, which another door has given."""
+    """Raise InvalidRequest for the token of a backward scan, which another endpoint issued."""
     if rest.reverse:
-        raise InvalidRequest("want a cursor from the first key to the last, got one of a walk downwards")
+        raise InvalidRequest("expected a cursor of a forward scan, got one of a backward scan")
     return rest
 
 
-def watch_of(asked: Asked) -> kv_pb2.WatchRequest:
-    """A watch. Raises InvalidRequest."""
+def watch_of(asked: ParsedRequest) -> kv_pb2.WatchRequest:
+    """Return the request of a watch. Raises InvalidRequest."""
     start, end = bounds_of(asked)
     key = asked.given.get("key")
     if key is not None:
         if start or end:
-            raise InvalidRequest("want a key, a prefix, or bounds, got more than one")
+            raise InvalidRequest("expected a key, a prefix or bounds, got more than one of them")
         check_operation_sizes(Code.GET, key, b"")
         start, end = key, key + b"\0"
     position = asked.given.get("last_event_id", asked.given.get("after", ""))

@@ -1,4 +1,5 @@
-"""The gateway's routes: one table, by which requests are read and the OpenAPI document is made. Decides only."""
+"""The routes of the gateway: one table, by which requests are read and from which the OpenAPI document is generated.
+Decides only."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ HEARTBEAT_MS, HEARTBEAT_MIN_MS, HEARTBEAT_MAX_MS = 5_000, 50, 60_000
 LEVELS = tuple(each.name.lower() for each in Level)
 
 
-class Kind(Enum):
+class ParameterKind(Enum):
     """The kind of a parameter."""
 
     INTEGER = auto()
@@ -37,12 +38,12 @@ class Body(Enum):
 
     NONE = auto()
     VALUE = auto()
-    """The value itself; or, as application/json, a ValueBody."""
+    """The value itself, or a ValueBody as application/json."""
     BATCH = auto()
 
 
-class Answer(Enum):
-    """How an answer is told beside JSON."""
+class ResponseKind(Enum):
+    """The form of a response."""
 
     JSON = auto()
     RAW_OR_JSON = auto()
@@ -56,7 +57,7 @@ class Parameter:
     """A query parameter or a header."""
 
     name: str
-    kind: Kind
+    kind: ParameterKind
     text: str
     is_header: bool = False
     least: int = 0
@@ -66,7 +67,7 @@ class Parameter:
 
     @property
     def key(self) -> str:
-        """Its name in what is read of a request."""
+        """The name of the parameter in a parsed request."""
         return self.name.lower().replace("-", "_")
 
 
@@ -77,65 +78,75 @@ class Route:
     method: str
     template: str
     name: str
-    """As metrics and the document have it."""
+    """The name in metrics and in the document."""
     summary: str
     parameters: tuple[Parameter, ...] = ()
     body: Body = Body.NONE
-    answer: Answer = Answer.JSON
+    answer: ResponseKind = ResponseKind.JSON
     gives: type[Struct] | None = None
     is_write: bool = False
     also: tuple[int, ...] = ()
-    """Statuses that it may have, beside 200 and those of all."""
+    """Statuses of this route, in addition to 200 and those of all routes."""
 
 
 def _number(name: str, text: str, least: int = 0, most: int = NUMBER_MAX, default: int | None = None) -> Parameter:
-    return Parameter(name=name, kind=Kind.INTEGER, text=text, least=least, most=most, default=default)
+    return Parameter(name=name, kind=ParameterKind.INTEGER, text=text, least=least, most=most, default=default)
 
 
 def _flag(name: str, text: str) -> Parameter:
-    return Parameter(name=name, kind=Kind.FLAG, text=text, default=False)
+    return Parameter(name=name, kind=ParameterKind.FLAG, text=text, default=False)
 
 
 def _bytes(name: str, text: str) -> Parameter:
-    return Parameter(name=name, kind=Kind.BYTES, text=text)
+    return Parameter(name=name, kind=ParameterKind.BYTES, text=text)
 
 
-def _header(name: str, text: str, kind: Kind = Kind.TEXT) -> Parameter:
+def _header(name: str, text: str, kind: ParameterKind = ParameterKind.TEXT) -> Parameter:
     return Parameter(name=name, kind=kind, text=text, is_header=True, least=1)
 
 
-TIMEOUT = _number("timeout_ms", "How long the answer may take.", 1, TIMEOUT_MAX_MS, TIMEOUT_DEFAULT_MS)
+TIMEOUT = _number(
+    "timeout_ms", "Maximum time until the response, in milliseconds.", 1, TIMEOUT_MAX_MS, TIMEOUT_DEFAULT_MS
+)
 LEVEL = Parameter(
-    name="level", kind=Kind.CHOICE, text="How fresh the read must be.", choices=LEVELS, default="linearizable"
+    name="level",
+    kind=ParameterKind.CHOICE,
+    text="Consistency level of the read.",
+    choices=LEVELS,
+    default="linearizable",
 )
 ENCODING = Parameter(
     name="encoding",
-    kind=Kind.CHOICE,
-    text="How bytes stand in JSON: as text where they are UTF-8, or always in base64.",
+    kind=ParameterKind.CHOICE,
+    text="Encoding of bytes in JSON: as text if they are UTF-8, or always in base64.",
     choices=("auto", "base64"),
     default="auto",
 )
-TTL = _number("ttl_ms", "How long the key lives, in milliseconds from now on.", 1)
-EXPIRES = _number("expires_ms", "When the key expires, in milliseconds since 1970; 0: never.")
-TTL_HEADER = _header("Kvstore-TTL-Ms", "The same as `ttl_ms`.", Kind.INTEGER)
-KEEP_TTL = _flag("keep_ttl", "The key expires when it would have.")
-RETURN_OLD = _flag("return_old", "The answer has the former record; an unmet condition of a put is no error then.")
+TTL = _number("ttl_ms", "Time to live of the key in milliseconds, from now.", 1)
+EXPIRES = _number("expires_ms", "Time of expiry in milliseconds since 1970; 0: never.")
+TTL_HEADER = _header("Kvstore-TTL-Ms", "Same as `ttl_ms`.", ParameterKind.INTEGER)
+KEEP_TTL = _flag("keep_ttl", "Keep the present expiry of the key.")
+RETURN_OLD = _flag("return_old", "Return the previous record. An unmet condition of a put is then not an error.")
 IF_MATCH = _header(
-    "If-Match", 'Only if the key has this version, for example `"17"`, or one of several; `*`: if it is there.'
+    "If-Match", 'Apply only if the key has this version, for example `"17"`, or one of several; `*`: if the key exists.'
 )
 IF_NONE_MATCH = _header(
-    "If-None-Match", "Of a put `*`: only if the key is absent. Of a read: unless it has one of these."
+    "If-None-Match",
+    "For a put, `*`: apply only if the key is absent. For a read: return the key unless it has one of these versions.",
 )
-TOKEN = _header("Kvstore-Token", "The last Kvstore-Token that an answer had: what this client has seen.")
+TOKEN = _header("Kvstore-Token", "The last Kvstore-Token that the client received.")
 REQUEST = _header(
     "Kvstore-Request",
-    "By which a retry is recognised: `client=32 hexadecimal digits; sequence=from 1 on; seen=ms; first=lowest that may "
-    "still be retried, by default its own`.",
+    "Request id, which identifies a retry: `client=32 hexadecimal digits; sequence=from 1; seen=ms; first=lowest that "
+    "may still be retried, by default its own`.",
 )
-KEYS_ONLY = _flag("keys_only", "The values are left out.")
-PREFIX_OF = _bytes("prefix", "Keys that begin so; not together with bounds.")
-CURSOR = Parameter(name="cursor", kind=Kind.TEXT, text="`next` of the answer before, for the same range.")
-START, END = _bytes("start", "The first key."), _bytes("end", "The first key that is not meant any more; empty: none.")
+KEYS_ONLY = _flag("keys_only", "Omit the values.")
+PREFIX_OF = _bytes("prefix", "Prefix of the keys; not allowed with start or end.")
+CURSOR = Parameter(name="cursor", kind=ParameterKind.TEXT, text="`next` of the previous response, for the same range.")
+START, END = (
+    _bytes("start", "The first key of the range."),
+    _bytes("end", "The first key after the range; empty: no end."),
+)
 _READ = (LEVEL, TIMEOUT, ENCODING, TOKEN)
 _WRITE = (TIMEOUT, TOKEN, REQUEST)
 _TTL = (TTL, EXPIRES, TTL_HEADER)
@@ -145,9 +156,9 @@ ROUTES: tuple[Route, ...] = (
         method="GET",
         template="/v1/keys/{key}",
         name="get",
-        summary="The value of a key: its bytes, or JSON with `Accept: application/json`.",
+        summary="Return the value of a key: its bytes, or JSON with `Accept: application/json`.",
         parameters=(*_READ, IF_MATCH, IF_NONE_MATCH),
-        answer=Answer.RAW_OR_JSON,
+        answer=ResponseKind.RAW_OR_JSON,
         gives=bodies.Item,
         also=(304, 404, 412),
     ),
@@ -155,9 +166,9 @@ ROUTES: tuple[Route, ...] = (
         method="HEAD",
         template="/v1/keys/{key}",
         name="meta",
-        summary="The headers of a get, without reading the value.",
+        summary="Return the headers of a get without reading the value.",
         parameters=(LEVEL, TIMEOUT, TOKEN, IF_MATCH, IF_NONE_MATCH),
-        answer=Answer.HEAD,
+        answer=ResponseKind.HEAD,
         also=(304, 404, 412),
     ),
     Route(
@@ -175,7 +186,7 @@ ROUTES: tuple[Route, ...] = (
         method="DELETE",
         template="/v1/keys/{key}",
         name="delete",
-        summary="Delete a key. An absent one is no error.",
+        summary="Delete a key. An absent key is not an error.",
         parameters=(*_WRITE, ENCODING, RETURN_OLD, IF_MATCH),
         gives=bodies.Deleted,
         is_write=True,
@@ -185,11 +196,17 @@ ROUTES: tuple[Route, ...] = (
         method="GET",
         template="/v1/keys",
         name="scan",
-        summary="Keys in order over all partitions, a page at a time. Not one point in time.",
+        summary="Return keys in order over all partitions, one page at a time. Not a snapshot.",
         parameters=(
             *(*_READ, PREFIX_OF, START, END, KEYS_ONLY),
             CURSOR,
-            _number("limit", "The most keys of a page; fewer come if they are large.", 1, PAGE_KEYS_MAX, PAGE_KEYS),
+            _number(
+                "limit",
+                "Maximum number of keys in a page; large keys and values make it smaller.",
+                1,
+                PAGE_KEYS_MAX,
+                PAGE_KEYS,
+            ),
         ),
         gives=bodies.Page,
     ),
@@ -197,10 +214,10 @@ ROUTES: tuple[Route, ...] = (
         method="DELETE",
         template="/v1/keys",
         name="delete_range",
-        summary="Delete a range's keys, each by itself: again with `next` as `cursor`, until there is none.",
+        summary="Delete the keys of a range one by one. Repeat with `next` as `cursor` until there is none.",
         parameters=(
             *(TIMEOUT, PREFIX_OF, START, END, CURSOR),
-            _number("limit", "The most keys that one request deletes.", 1, DELETED_MAX, DELETED),
+            _number("limit", "Maximum number of keys that one request deletes.", 1, DELETED_MAX, DELETED),
         ),
         gives=bodies.DeletedRange,
         is_write=True,
@@ -209,7 +226,7 @@ ROUTES: tuple[Route, ...] = (
         method="GET",
         template="/v1/count",
         name="count",
-        summary="How many keys a range has; of everything without one. Not one point in time.",
+        summary="Return the number of keys in a range, or in the store. Not a snapshot.",
         parameters=(LEVEL, TIMEOUT, TOKEN, PREFIX_OF, START, END),
         gives=bodies.Counted,
     ),
@@ -217,8 +234,8 @@ ROUTES: tuple[Route, ...] = (
         method="POST",
         template="/v1/increment/{key}",
         name="increment",
-        summary="Add to the number that a key holds; an absent one holds 0.",
-        parameters=(*_WRITE, _number("delta", "What is added.", -(1 << 63), (1 << 63) - 1, 1)),
+        summary="Add to the number that a key holds. An absent key holds 0.",
+        parameters=(*_WRITE, _number("delta", "The number to add.", -(1 << 63), (1 << 63) - 1, 1)),
         gives=bodies.Incremented,
         is_write=True,
     ),
@@ -236,7 +253,7 @@ ROUTES: tuple[Route, ...] = (
         method="POST",
         template="/v1/expire/{key}",
         name="expire",
-        summary="Change when a key expires; `expires_ms=0`: never.",
+        summary="Change the expiry of a key; `expires_ms=0`: never.",
         parameters=(*_WRITE, *_TTL),
         gives=bodies.Expiring,
         is_write=True,
@@ -245,7 +262,7 @@ ROUTES: tuple[Route, ...] = (
         method="POST",
         template="/v1/batch",
         name="batch",
-        summary="Several operations on keys of one partition, all or nothing.",
+        summary="Apply several operations on keys of one partition, all or none.",
         parameters=(*_WRITE, ENCODING),
         body=Body.BATCH,
         gives=bodies.BatchAnswer,
@@ -256,14 +273,22 @@ ROUTES: tuple[Route, ...] = (
         method="GET",
         template="/v1/watch",
         name="watch",
-        summary="The changes of a key, a prefix, a range or everything, as server-sent events, as they happen.",
+        summary="Stream the changes of a key, a prefix, a range or the whole store as server-sent events.",
         parameters=(
             *(ENCODING, TOKEN, _bytes("key", "One key."), PREFIX_OF, START, END, KEYS_ONLY),
-            _number("heartbeat_ms", "The longest silence.", HEARTBEAT_MIN_MS, HEARTBEAT_MAX_MS, HEARTBEAT_MS),
-            Parameter(name="after", kind=Kind.TEXT, text="The id of the event behind which the watch goes on."),
-            _header("Last-Event-ID", "The same, as EventSource sends it; it goes before `after`."),
+            _number(
+                "heartbeat_ms",
+                "Maximum time between two events, in milliseconds.",
+                HEARTBEAT_MIN_MS,
+                HEARTBEAT_MAX_MS,
+                HEARTBEAT_MS,
+            ),
+            Parameter(
+                name="after", kind=ParameterKind.TEXT, text="The id of the event after which the watch continues."
+            ),
+            _header("Last-Event-ID", "Same as `after`, as EventSource sends it. It takes precedence over `after`."),
         ),
-        answer=Answer.EVENTS,
+        answer=ResponseKind.EVENTS,
         gives=bodies.Change,
         also=(410,),
     ),
@@ -271,15 +296,15 @@ ROUTES: tuple[Route, ...] = (
         method="GET",
         template="/v1/cluster",
         name="cluster",
-        summary="The partitions, who leads them, their time; the servers.",
+        summary="Return the partitions with their leaders and times, and the servers.",
         gives=bodies.ClusterState,
     ),
     Route(
         method="GET",
         template="/v1/openapi.json",
         name="openapi",
-        summary="This document.",
-        answer=Answer.DOCUMENT,
+        summary="Return this document.",
+        answer=ResponseKind.DOCUMENT,
     ),
 )
 
@@ -291,8 +316,8 @@ _WITH_KEY = {each.removesuffix(KEY): each for each in TEMPLATES if each.endswith
 
 
 def template_of(path: str) -> tuple[str, str] | None:
-    """(template, encoded key) of a path as it came; None: there is no such route. A key is all that comes behind its
-    prefix, slashes too."""
+    """Return (template, encoded key) of a path as received, or None if there is no such route. Everything after the
+    prefix is the key, including slashes."""
     if path in TEMPLATES and KEY not in path:
         return path, ""
     first = path.find("/", len(PREFIX)) + 1

@@ -1,49 +1,44 @@
 """Watches over HTTP: the change feed as server-sent events.
 
-    id: p1=17                      where the watch goes on behind this event
-    event: change                  or position (nothing new: the heartbeat), or error (the last one)
+    id: p1=17                      the position at which the watch continues after this event
+    event: change                  or position (a heartbeat without news), or error (the last event)
     data: {…}
 
-A browser's EventSource comes back by itself with the last id. A reader who takes nothing is cut off as at the other
-doors; one message of one partition waits for him, and nobody else does.
+A browser's EventSource reconnects by itself with the last id. A client that reads nothing is disconnected, as at the
+other endpoints. One message of one partition waits for it, and no other client does.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
 
 import msgspec
 from aiohttp import web
 
 from kvstore.errors import NotAuthenticated, PermissionDenied, StoreError, Unavailable
 from kvstore.proto import kv_pb2
+from kvstore.server.access.http_authenticator import HttpAuthenticator
 from kvstore.server.feed.feeds import Feeds
 from kvstore.server.feed.watch import send_watch
 from kvstore.server.gateway import answers, requests, routes
-from kvstore.server.gateway.requests import Asked
+from kvstore.server.gateway.requests import ParsedRequest
 
 RETRY_MS = 2_000
-"""After which a browser whose stream has ended comes back."""
+"""Milliseconds after which a browser whose stream has ended reconnects."""
 EXACT_MAX = 16
-"""Partitions. An id names all that are followed; where they are more, only the last change of a message has one, and
-whoever comes back may see some changes of that message again."""
+"""Number of partitions up to which every change has an id. An id names all partitions that are followed. With more
+partitions, only the last change of a message has an id, so a client that reconnects may see some changes of that
+message again."""
 WRITE_BYTES = 64 << 10
-"""About how much is written before the network is waited for."""
+"""Approximate number of bytes written before the stream waits for the network."""
 END_S = 5.0
-"""A reader who takes nothing any more has so long to take the reason."""
-STOPS = "the node stops; go on at another one, behind the last id"
+"""Time in seconds that a client that reads nothing has to take the reason."""
+STOPS = "the node is stopping; continue at another node after the last id"
 
 
-class Access(Protocol):
-    """kvstore.server.access.http_doorman.HttpDoorman."""
-
-    def on_change(self, changed: Callable[[], None]) -> Callable[[], None]: ...
-
-
-class _Stay:
-    """A watch that is open."""
+class _OpenWatch:
+    """An open watch."""
 
     __slots__ = ("check", "refused", "timeout")
 
@@ -58,65 +53,65 @@ class _Stay:
             self.timeout.reschedule(asyncio.get_running_loop().time())
 
 
-class Watches:
+class HttpWatches:
     """The watches over HTTP of one server."""
 
-    def __init__(self, feeds: Feeds, access: Access) -> None:
+    def __init__(self, feeds: Feeds, authenticator: HttpAuthenticator) -> None:
         self._feeds = feeds
-        self._stays: dict[_Stay, None] = {}
-        self._forget = access.on_change(self._look_again)
+        self._open: dict[_OpenWatch, None] = {}
+        self._forget = authenticator.on_change(self._recheck)
 
     def close(self) -> None:
-        """End all. Their clients go on elsewhere."""
+        """End all watches. Their clients continue at other nodes."""
         self._forget()
-        for each in list(self._stays):
+        for each in list(self._open):
             each.end(Unavailable(STOPS))
 
     async def serve(
         self,
         request: web.BaseRequest,
-        asked: Asked,
+        asked: ParsedRequest,
         watch: kv_pb2.WatchRequest,
         check: Callable[[], None],
         note: Callable[[StoreError], None],
     ) -> web.StreamResponse:
-        """Send what is watched until the client goes. `check` raises once he may not see it any more; `note` is told
-        so. Raises StoreError before anything was sent."""
-        stream, stay = EventStream(request, asked), _Stay(check)
-        self._stays[stay] = None
+        """Send changes until the client disconnects. `check` raises once the user may no longer see them, and `note`
+        is called with that error. Raises StoreError if nothing has been sent yet."""
+        stream, opened = EventStream(request, asked), _OpenWatch(check)
+        self._open[opened] = None
         try:
-            async with stay.timeout:
+            async with opened.timeout:
                 await send_watch(self._feeds, watch, stream)
         except ConnectionError:
             return stream.response
         except TimeoutError:
-            if stay.refused is None:
+            if opened.refused is None:
                 raise
-            error: StoreError = stay.refused
+            error: StoreError = opened.refused
             if isinstance(error, NotAuthenticated | PermissionDenied):
                 note(error)
         except StoreError as failure:
             error = failure
         finally:
-            self._stays.pop(stay, None)
+            self._open.pop(opened, None)
         if not stream.is_begun:
             raise error
         await stream.fail(error)
         return stream.response
 
-    def _look_again(self) -> None:
-        """There is another table: watches that may not go on end."""
-        for stay in list(self._stays):
+    def _recheck(self) -> None:
+        """Apply the new access table: end watches that are no longer allowed."""
+        for opened in list(self._open):
             try:
-                stay.check()
+                opened.check()
             except StoreError as error:
-                stay.end(error)
+                opened.end(error)
 
 
 class EventStream:
-    """The messages of one watch, as events. Its head goes out with the first."""
+    """The messages of one watch as events. The response headers are sent with the first event."""
 
-    def __init__(self, request: web.BaseRequest, asked: Asked) -> None:
+    def __init__(self, request: web.BaseRequest, asked: ParsedRequest) -> None:
         headers = {**answers.COMMON, "Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
         self.response = web.StreamResponse(headers=headers)
         self.is_begun = False
@@ -126,7 +121,7 @@ class EventStream:
         self._position: dict[str, int] = {}
 
     async def write(self, message: kv_pb2.WatchResponse) -> None:
-        """Returns when the network can take more. Raises ConnectionError."""
+        """Write the events of a message, and return when the network can take more. Raises ConnectionError."""
         if not self.is_begun:
             self.is_begun = True
             await self.response.prepare(self._request)
@@ -138,9 +133,9 @@ class EventStream:
         for number, change in enumerate(message.changes, start=1):
             is_last = number == len(message.changes)
             self._position[message.partition] = message.sequence if is_last else change.sequence
-            told = answers.change_of(message.partition, change, as_base64=self._as_base64, keys_only=self._keys_only)
+            shown = answers.change_of(message.partition, change, as_base64=self._as_base64, keys_only=self._keys_only)
             has_id = is_last or len(self._position) <= EXACT_MAX
-            event = _event("change", msgspec.json.encode(told), self._id() if has_id else "")
+            event = _event("change", msgspec.json.encode(shown), self._id() if has_id else "")
             gathered.append(event)
             size += len(event)
             if size >= WRITE_BYTES or is_last:
@@ -149,15 +144,15 @@ class EventStream:
         return None
 
     async def fail(self, error: StoreError) -> None:
-        """Tell why nothing more comes, or end the connection at once if its reader takes nothing."""
+        """Send the reason for the end, or abort the connection if the client reads nothing."""
         try:
             async with asyncio.timeout(END_S):
-                await self.response.write(_event("error", answers.failed(error).body, ""))
+                await self.response.write(_event("error", answers.error_reply(error).body, ""))
                 await self.response.write_eof()
         except ConnectionError:
-            return  # the client is gone
+            return  # the client has disconnected
         except (TimeoutError, asyncio.CancelledError):
-            # A wait that was cancelled once, because of this very reader, is cancelled for whoever waits again.
+            # A write that was cancelled once, because of this client, is cancelled again for the next write that waits.
             if self._request.transport is not None:
                 self._request.transport.abort()
             task = asyncio.current_task()

@@ -1,4 +1,4 @@
-"""Users, roles and rights as administrators change them: messages ↔ changes of the access table."""
+"""Administration of users, roles and rights: messages ↔ changes of the access table."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ from kvstore.server.access.identities import Access
 
 
 class AccessAdmin:
-    """Raises StoreError."""
+    """Reads and changes the access table. Methods raise StoreError."""
 
     def __init__(
         self, store: MetadataStore, access: Access, date_ms: Callable[[], int], passed_ms: Callable[[], int]
     ) -> None:
-        """`date_ms`: from when on a new token lives; `passed_ms`: by when others have expired."""
+        """`date_ms`: returns the time at which a new token begins to live. `passed_ms`: returns the time by which
+        other tokens have expired."""
         self._store, self._access, self._here = store, AccessStore(store), access
         self._date_ms, self._passed_ms = date_ms, passed_ms
 
@@ -46,14 +47,14 @@ class AccessAdmin:
         change = change_of(request, self._date_ms(), self._passed_ms())
         if self._here.is_wanted and change == Switch(False):
             raise InvalidRequest(
-                "other machines reach this node: with access control off it would serve nobody; want insecure = true "
-                "in the nodes' files first, or loopback addresses"
+                "other machines can reach this node, so without access control it would serve no client; set insecure "
+                "= true in the nodes' files first, or use loopback addresses"
             )
         return response_of(await change_access(self._store, change, self._here.cluster_names))
 
 
 def change_of(request: admin_pb2.ChangeAccessRequest, now_ms: int, passed_ms: int) -> Change:
-    """The change that is asked for. Raises InvalidRequest."""
+    """Return the requested change. Raises InvalidRequest."""
     match request.WhichOneof("change"):
         case "switch_on":
             return Switch(request.switch_on)
@@ -82,11 +83,11 @@ def change_of(request: admin_pb2.ChangeAccessRequest, now_ms: int, passed_ms: in
         case "remove_token":
             return RemoveToken(request.remove_token)
         case _:
-            raise InvalidRequest("want a change of users or roles, got one that this server does not know")
+            raise InvalidRequest("expected a change of users, roles or tokens, got one that this server does not know")
 
 
 def response_of(table: AccessTable) -> admin_pb2.AccessResponse:
-    """The table as it travels: without a hash."""
+    """Return the table as a message, without hashes."""
     response = admin_pb2.AccessResponse(on=table.is_on)
     for user in table.users:
         response.users.add(name=user.name, has_password=bool(user.password), roles=user.roles)
@@ -103,4 +104,4 @@ def _right(text: str) -> Right:
     try:
         return Right(text)
     except ValueError:
-        raise InvalidRequest(f"want one of the rights {', '.join(Right)}, got {text[:32]!r}") from None
+        raise InvalidRequest(f"expected one of the rights {', '.join(Right)}, got {text[:32]!r}") from None

@@ -1,4 +1,4 @@
-"""The Admin service: what operators ask of a node, answered from the node itself and from the cluster's metadata."""
+"""The Admin service: the requests of operators, answered from the node itself and from the cluster's metadata."""
 
 from __future__ import annotations
 
@@ -22,10 +22,12 @@ from kvstore.proto import admin_pb2, admin_pb2_grpc
 from kvstore.rpc.calls import Few
 from kvstore.server.access.identities import Access
 from kvstore.server.grpc.access_admin import AccessAdmin
-from kvstore.server.grpc.namespace_admin import Known, NamespaceAdmin
+from kvstore.server.grpc.namespace_admin import NamespaceAdmin
 from kvstore.server.grpc.ring_admin import RingAdmin, RingSource
+from kvstore.server.namespaces.keeper import Keeper
 from kvstore.server.routing.backend import Backend
 from kvstore.server.status.ledger_survey import LedgerSurvey
+from kvstore.server.status.surveyor import Surveyor
 from kvstore.types import BookieId, LedgerId, PartitionId
 from kvstore.versions import Versions
 from kvstore.wal.lists import LedgerLists
@@ -33,18 +35,6 @@ from kvstore.wal.lists import LedgerLists
 Context = grpc.aio.ServicerContext[Any, Any]
 T = TypeVar("T")
 DRAIN_TIMEOUT_S = 30.0
-
-
-class Surveys(Protocol):
-    """kvstore.server.status.surveyor.Surveyor."""
-
-    def own(self) -> admin_pb2.NodeReport:
-        """This node's report, from memory."""
-        ...
-
-    async def take(self) -> admin_pb2.ClusterReport:
-        """The cluster as this node finds it within a second."""
-        ...
 
 
 class AdminSource(RingSource, Protocol):
@@ -66,25 +56,25 @@ class AdminSource(RingSource, Protocol):
     @property
     def is_draining(self) -> bool: ...
     def replicas(self) -> Mapping[PartitionId, Mapping[str, Any]]:
-        """Answer with the numbers of each replica here."""
+        """Return the numbers of each local replica."""
         ...
 
     def statistics(self) -> Mapping[str, Mapping[str, Any]]:
-        """Numbers by part of the node."""
+        """Return numbers by part of the node."""
         ...
 
     async def drain(self) -> list[PartitionId]:
-        """Hand over what is led here and lead nothing any more; returns what was led."""
+        """Hand over the leadership of all partitions and take no more. Returns the partitions that were led."""
         ...
 
     async def undrain(self) -> bool:
-        """Take operations again; whether the node was draining. Raises Unavailable."""
+        """Accept operations again. Returns True if the node was draining. Raises Unavailable."""
         ...
 
     @property
-    def surveyor(self) -> Surveys: ...
+    def surveyor(self) -> Surveyor: ...
     @property
-    def namespaces(self) -> Known: ...
+    def namespaces(self) -> Keeper: ...
     @property
     def versions(self) -> Versions: ...
     @property
@@ -92,7 +82,7 @@ class AdminSource(RingSource, Protocol):
 
 
 class Admin(admin_pb2_grpc.AdminServicer):
-    """`kvstore.v1.Admin`. Its methods raise StoreError; kvstore/server/grpc/audit.py answers with the status."""
+    """`kvstore.v1.Admin`. Its methods raise StoreError; kvstore/server/grpc/audit.py turns errors into statuses."""
 
     def __init__(self, env: Env, source: AdminSource, backend: Backend) -> None:
         self._source = source
@@ -212,7 +202,7 @@ class Admin(admin_pb2_grpc.AdminServicer):
             except ValueError as error:
                 raise InvalidRequest(str(error)) from None
         elif request.level:
-            raise InvalidRequest(f"want a logger beside the level {request.level[:100]!r}, got none")
+            raise InvalidRequest(f"expected a logger with the level {request.level[:100]!r}, got none")
         return admin_pb2.LogLevelResponse(levels=output.levels())
 
     async def SlowLog(self, request: admin_pb2.SlowLogRequest, context: Context) -> admin_pb2.SlowLogResponse:
@@ -243,7 +233,7 @@ class Admin(admin_pb2_grpc.AdminServicer):
         return response
 
     async def _read(self, work: Callable[[], Awaitable[T]], context: Context) -> T:
-        """The answer of what reads much of the metadata store."""
+        """Run `work`, which reads much of the metadata store, if there is a free slot."""
         with self._reads.place(context):
             return await work()
 
@@ -303,11 +293,11 @@ async def _drain(source: AdminSource, timeout_s: float) -> admin_pb2.DrainRespon
         async with asyncio.timeout(timeout_s):
             return admin_pb2.DrainResponse(handed_over=await source.drain())
     except TimeoutError:
-        raise Unavailable(f"not everything was handed over within {timeout_s:g} s") from None
+        raise Unavailable(f"not every partition was handed over within {timeout_s:g} s") from None
 
 
 def numbers(tree: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of nested mappings by dotted names; everything else is left out. Decides only."""
+    """Return the numbers of nested mappings under dotted names. Other values are skipped. Decides only."""
     found: dict[str, float] = {}
     for name, value in tree.items():
         if isinstance(value, Mapping):

@@ -1,5 +1,5 @@
-"""The calls of the admin service pass here: changes go through Changes (kvstore/server/access/changes.py), and each
-other call leaves a line in the audit log when it ends. Errors of the service become gRPC statuses here."""
+"""Auditing of the admin service. Changes go through AdminChanges (kvstore/server/access/changes.py), and each other
+call leaves a line in the audit log when it ends. Errors of the service become gRPC statuses here."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from kvstore.errors import StoreError
 from kvstore.proto import admin_pb2
 from kvstore.rpc.callers import caller_of
 from kvstore.rpc.status import abort, listed, reason_of
-from kvstore.server.access.audit import NOBODY, AuditLog, Caller
-from kvstore.server.access.changes import DONE, UNKNOWN, Changes
+from kvstore.server.access.audit import NOBODY, AuditLog, CallAuthor
+from kvstore.server.access.changes import DONE, UNKNOWN, AdminChanges
 
 ARGUMENTS_MAX = 500
-"""Characters of what was asked for."""
+"""Maximum number of characters of the arguments in a line."""
 ASKED_BYTES_MAX = 16 << 10
-"""Of what was asked for: beyond this only how much it was."""
+"""Maximum size in bytes of a request whose arguments are written. Of a larger request only the size is written."""
 _READS = frozenset(
     each.name
     for each in admin_pb2.DESCRIPTOR.services_by_name["Admin"].methods
@@ -31,29 +31,29 @@ _READS = frozenset(
 
 
 class Audited:
-    """Stands for the gRPC server where the admin service is registered."""
+    """Stands in for the gRPC server when the admin service is registered."""
 
     def __init__(
         self,
         server: Any,
         now: Callable[[], float],
         audit: AuditLog,
-        changes: Changes,
+        changes: AdminChanges,
         caller: Callable[[], str] = lambda: "",
     ) -> None:
         """`caller` returns the user of the present call; empty if access control is off."""
         self._server = server
-        self._calls = Calls(now, audit, changes, caller)
+        self._calls = AuditedCalls(now, audit, changes, caller)
 
     def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
-        self._server.add_generic_rpc_handlers(tuple(_Handlers(each, self._calls) for each in handlers))
+        self._server.add_generic_rpc_handlers(tuple(_AuditedHandlers(each, self._calls) for each in handlers))
 
     def add_registered_method_handlers(self, service: str, handlers: Any) -> None:
         self._server.add_registered_method_handlers(service, handlers)
 
 
-class _Handlers(grpc.GenericRpcHandler):
-    def __init__(self, inner: grpc.GenericRpcHandler, calls: Calls) -> None:
+class _AuditedHandlers(grpc.GenericRpcHandler):
+    def __init__(self, inner: grpc.GenericRpcHandler, calls: AuditedCalls) -> None:
         self._inner, self._calls = inner, calls
 
     def service(self, details: grpc.HandlerCallDetails) -> Any:
@@ -65,17 +65,19 @@ class _Handlers(grpc.GenericRpcHandler):
         return cast("Any", handler)._replace(unary_unary=self._calls.audited(method, handler.unary_unary))
 
 
-class Calls:
-    """Makes audited methods of the methods of the admin service."""
+class AuditedCalls:
+    """Wraps the methods of the admin service with auditing."""
 
-    def __init__(self, now: Callable[[], float], audit: AuditLog, changes: Changes, caller: Callable[[], str]) -> None:
+    def __init__(
+        self, now: Callable[[], float], audit: AuditLog, changes: AdminChanges, caller: Callable[[], str]
+    ) -> None:
         self._now, self._audit, self._changes, self._caller = now, audit, changes, caller
 
     def audited(self, method: str, behaviour: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         """Return the method as gRPC calls it. `behaviour` raises StoreError."""
 
         async def answer(request: Any, context: Any) -> Any:
-            by = Caller(self._caller() or who(context), caller_of(context))
+            by = CallAuthor(self._caller() or who(context), caller_of(context))
             try:
                 if is_change(method, request):
                     work = partial(behaviour, request, context)
@@ -87,7 +89,7 @@ class Calls:
         return answer
 
     async def _read(
-        self, by: Caller, method: str, behaviour: Callable[[Any, Any], Any], request: Any, context: Any
+        self, by: CallAuthor, method: str, behaviour: Callable[[Any, Any], Any], request: Any, context: Any
     ) -> Any:
         began, outcome = self._now(), "CANCELLED"
         try:
@@ -116,7 +118,7 @@ def is_change(method: str, request: Any) -> bool:
 
 
 def arguments_of(request: Any) -> str:
-    """Write a request's arguments on one line. To write megabytes of it down would hold the event loop for a second."""
+    """Return a request's arguments on one line. Writing megabytes of them would block the event loop for a second."""
     if request.ByteSize() > ASKED_BYTES_MAX:
         return f"… {request.ByteSize()} bytes"
     if isinstance(request, admin_pb2.ChangeAccessRequest):
@@ -126,7 +128,7 @@ def arguments_of(request: Any) -> str:
 
 
 def without_hash(request: admin_pb2.ChangeAccessRequest) -> admin_pb2.ChangeAccessRequest:
-    """The same without the hash of a password or a token, which is nobody's to read."""
+    """Return the request without the hash of a password or a token."""
     shown = admin_pb2.ChangeAccessRequest()
     shown.CopyFrom(request)
     for name in ("add_user", "set_password"):
@@ -138,7 +140,7 @@ def without_hash(request: admin_pb2.ChangeAccessRequest) -> admin_pb2.ChangeAcce
 
 
 def who(context: Any) -> str:
-    """Whom the client's certificate names; without one nobody can tell."""
+    """Return the name in the client's certificate, or NOBODY."""
     identity = context.auth_context()
     names = identity.get("x509_common_name") or identity.get("x509_subject_alternative_name") or ()
     return ",".join(ascii(name.decode("utf-8", "replace")) for name in names) or NOBODY

@@ -1,8 +1,8 @@
-"""How much the batches, and the single writes that return the former record, may read together that are under way over
-gRPC. Decides only.
+"""The budget for what batches, and single writes that return the previous record, read at a time over gRPC. Decides
+only.
 
-What they read is held by its leader until its entry is on disk, and by its door until it is sent; how much that is,
-is known only then, and a write cannot be done again. So room for the most that it may be is taken before it begins.
+Their results are held by the leader until its entry is on disk, and by the endpoint until they are sent. The size is
+known only then, and a write cannot be repeated. So the maximum is reserved before such an operation begins.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ _RETURN_OLD = int(Flag.RETURN_OLD)
 
 
 class BatchBudget:
-    """The budget of a server, which all callers share."""
+    """The budget of a server, shared by all callers."""
 
     def __init__(self, bytes_max: int = BYTES_MAX) -> None:
         self.bytes = 0
         self._bytes_max = bytes_max
 
     def sink(self, op: Op, sink: Sink) -> Sink:
-        """Return the sink that takes the result of a batch or a write on behalf of `sink`. Raises Overloaded if there
-        is no room."""
+        """Return the sink that takes the result of a batch or a write on behalf of `sink`. Raises Overloaded if the
+        budget is used up."""
         size = read_bytes(op)
         if not size:
             return sink
         if self.bytes + size > self._bytes_max and self.bytes:
-            raise Overloaded("the writes under way may return too much together; ask again")
+            raise Overloaded("the writes in flight may return too much data in total; try again")
         self.bytes += size
-        return _Counted(self, size, sink)
+        return _BudgetedSink(self, size, sink)
 
 
 class BudgetedBackend:
-    """Stands before the backend where operations come one by one."""
+    """A backend for operations that are submitted one by one, with the budget applied to each."""
 
-    def __init__(self, backend: Backend, room: BatchBudget) -> None:
-        self._backend, self._room = backend, room
+    def __init__(self, backend: Backend, budget: BatchBudget) -> None:
+        self._backend, self._budget = backend, budget
 
     def submit(
         self,
@@ -53,18 +53,18 @@ class BudgetedBackend:
         ring_version: int = 0,
         partition: PartitionId | None = None,
     ) -> None:
-        """Raises Overloaded."""
+        """Submit the operations. Raises Overloaded."""
         for op, token in zip(ops, tokens, strict=True):
-            self._backend.submit((op,), self._room.sink(op, sink), (token,), ring_version, partition)
+            self._backend.submit((op,), self._budget.sink(op, sink), (token,), ring_version, partition)
 
 
-class _Counted(Sink):
-    """Gives the room back when the operation has ended, whether or not anybody still waits for it."""
+class _BudgetedSink(Sink):
+    """Returns the reserved bytes when the operation has ended, whether its caller still waits or not."""
 
-    __slots__ = ("_room", "_sink", "_size")
+    __slots__ = ("_budget", "_sink", "_size")
 
-    def __init__(self, room: BatchBudget, size: int, sink: Sink) -> None:
-        self._room, self._size, self._sink = room, size, sink
+    def __init__(self, budget: BatchBudget, size: int, sink: Sink) -> None:
+        self._budget, self._size, self._sink = budget, size, sink
 
     @property
     def line(self) -> object:
@@ -75,7 +75,7 @@ class _Counted(Sink):
         return self._sink.is_gone
 
     def complete(self, token: int, result: Result | StoreError) -> None:
-        self._room.bytes -= self._size
+        self._budget.bytes -= self._size
         self._sink.complete(token, result)
 
     def flush(self) -> None:
@@ -83,7 +83,7 @@ class _Counted(Sink):
 
 
 def read_bytes(op: Op) -> int:
-    """Return the bytes that a batch, or a write, may read at most."""
+    """Return the maximum number of bytes that a batch or a write may read."""
     if op[0] != Code.BATCH:
         return _reads(op) * VALUE_BYTES_MAX
     return min(sum(map(_reads, op[2])) * VALUE_BYTES_MAX, BATCH_RESULT_BYTES_MAX)

@@ -1,8 +1,9 @@
 """The Data service: pins, and reads at pinned positions.
 
-All reads of a server take turns in slices of less than a millisecond, and the event loop has at least as long for
-everything else in between: so many of them at once delay an operation no longer than one does, and none waits for two.
-Where processors are short slices are longer: an operation waits longer than that for its own process to have a turn.
+All reads of a server take turns in slices of less than a millisecond, and the event loop has at least as much time for
+everything else in between. So many concurrent reads delay an operation no longer than one does, and no operation waits
+for two of them. If processors are scarce, slices are longer, because an operation then waits longer than a slice for
+its own process to run.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from kvstore.errors import InvalidRequest, NoSuchPin, NotCaughtUp, Overloaded, S
 from kvstore.partition.leading.batch_delay import STARVED_FULL
 from kvstore.partition.state.engine import ViewClosed
 from kvstore.partition.state.pinned_scan import PinnedScan
-from kvstore.partition.state.pinned_views import Held
-from kvstore.partition.state.state import State
-from kvstore.partition.state.tokens import Span
+from kvstore.partition.state.pinned_views import PinnedView
+from kvstore.partition.state.state import ReplicaState
+from kvstore.partition.state.tokens import TokenSpan
 from kvstore.proto import data_pb2, data_pb2_grpc
 from kvstore.ring.hashing import TOKENS
 from kvstore.rpc.calls import Few, check_cluster
@@ -32,10 +33,10 @@ Context = grpc.aio.ServicerContext[Any, Any]
 PAGE_BYTES, PAGE_BYTES_MAX = 512 << 10, 2 << 20
 STREAMS_MAX = 64
 SLICE_S, SLICE_STARVED_S, REST_S = 0.0007, 0.0014, 0.001
-"""How long all reads together may hold the event loop, also where it waits for processors, and then leave it alone. A
-timer is no finer than the rest."""
-CATCH_UP_S, LOOK_S = 2.0, 0.01
-"""How long a read waits for this replica to come to its position, and how often it looks."""
+"""Seconds for which all reads together may hold the event loop, normally and when processors are scarce, and seconds
+for which they then leave it alone. A timer is no finer than the pause."""
+CATCH_UP_S, POLL_S = 2.0, 0.01
+"""Seconds for which a read waits until this replica has reached its position, and the polling interval."""
 
 
 class DataSource(PinsSource, Protocol):
@@ -43,8 +44,8 @@ class DataSource(PinsSource, Protocol):
 
     cluster: str
 
-    def state_of(self, partition: PartitionId) -> State | None:
-        """The state of the replica here."""
+    def state_of(self, partition: PartitionId) -> ReplicaState | None:
+        """Return the state of the local replica, or None."""
         ...
 
 
@@ -94,7 +95,10 @@ class Data(data_pb2_grpc.DataServicer):
         self._streams += 1
         try:
             if self._streams > STREAMS_MAX:
-                raise Overloaded(f"want at most {STREAMS_MAX} reads of pins at once")
+                raise Overloaded(
+                    f"expected at most {STREAMS_MAX} concurrent pinned reads at this server, got one "
+                    "more; try again later"
+                )
             async for page in self.pages(request):
                 yield page
         except StoreError as error:
@@ -103,7 +107,7 @@ class Data(data_pb2_grpc.DataServicer):
             self._streams -= 1
 
     async def pages(self, request: data_pb2.ReadPinnedRequest) -> AsyncIterator[data_pb2.PinnedPage]:
-        """Raises StoreError."""
+        """Yield the pages of a pinned read. Raises StoreError."""
         held, state = await self._held(request)
         try:
             scan = scan_of(held, request)
@@ -111,17 +115,17 @@ class Data(data_pb2_grpc.DataServicer):
             while not ends:
                 while not await self._slice(scan):
                     pass
-                _trust(state)  # docs/protocol.md, P5: it may have been barred since
+                _trust(state)  # docs/protocol.md P5: the replica may have been barred meanwhile
                 page = scan.page()
                 ends = page.ends
                 yield page
         except ViewClosed:
-            raise NoSuchPin(f"partition {request.partition}: pin {request.id!r} has ended here") from None
+            raise NoSuchPin(f"partition {request.partition}: pin {request.id!r} has ended at this server") from None
         except OSError as error:
             raise Unavailable(f"partition {request.partition}: {error}") from error
 
     async def _slice(self, scan: PinnedScan) -> bool:
-        """Read on for a moment; whether there is a page to be sent."""
+        """Read for one slice. Return True if a page is ready to be sent."""
         clock = self._env.clock
         async with self._turn:
             until = clock.now() + (SLICE_STARVED_S if self._env.starved() >= STARVED_FULL else SLICE_S)
@@ -130,41 +134,41 @@ class Data(data_pb2_grpc.DataServicer):
             await asyncio.sleep(REST_S)
         return is_ready
 
-    async def _held(self, request: data_pb2.ReadPinnedRequest) -> tuple[Held, State]:
-        """The state that was pinned, once the replica here has come there."""
+    async def _held(self, request: data_pb2.ReadPinnedRequest) -> tuple[PinnedView, ReplicaState]:
+        """Return the pinned state, once the local replica has reached its position."""
         partition = PartitionId(request.partition)
         position = Position(LedgerId(request.ledger), EntryId(request.entry))
         until = self._env.clock.now() + CATCH_UP_S
         while True:
             state = self._source.state_of(partition)
             if state is None:
-                raise NoSuchPin(f"partition {partition} has no replica here")
+                raise NoSuchPin(f"partition {partition} has no replica at this server")
             _trust(state)
             if state.position is not None and state.position >= position:
                 state.held.expire(self._env.clock.passed_ms())
                 return state.held.get(request.id, position), state
             if self._env.clock.now() >= until:
-                raise NotCaughtUp(f"partition {partition}: this replica has not come to {tuple(position)}")
-            await asyncio.sleep(LOOK_S)
+                raise NotCaughtUp(f"partition {partition}: this replica has not reached position {tuple(position)} yet")
+            await asyncio.sleep(POLL_S)
 
 
-def _trust(state: State) -> None:
-    """Raises NoSuchPin: another replica is asked."""
+def _trust(state: ReplicaState) -> None:
+    """Raise NoSuchPin if the replica may be damaged, so that the reader asks another replica."""
     if state.is_suspect:
-        raise NoSuchPin(f"partition {state.partition}: the replica here may be damaged")
+        raise NoSuchPin(f"partition {state.partition}: the replica at this server may be damaged")
 
 
-def scan_of(held: Held, request: data_pb2.ReadPinnedRequest) -> PinnedScan:
-    """The scan that is asked for. Raises InvalidRequest."""
+def scan_of(held: PinnedView, request: data_pb2.ReadPinnedRequest) -> PinnedScan:
+    """Return the scan that a request asks for. Raises InvalidRequest."""
     first = request.first_token if request.HasField("first_token") else 0
     last = request.last_token if request.HasField("last_token") else TOKENS - 1
     if first > last:
-        raise InvalidRequest(f"want tokens from a first to a last one, got {first} to {last}")
+        raise InvalidRequest(f"expected first_token <= last_token, got {first} and {last}")
     if request.after and not (request.after.startswith(b"d") and len(request.after) >= 5):
-        raise InvalidRequest(f"want a page's `last` as `after`, got {request.after[:16].hex()}")
+        raise InvalidRequest(f"expected the `last` of a page as `after`, got {request.after[:16].hex()}")
     return PinnedScan(
         held,
-        Span(first, last),
+        TokenSpan(first, last),
         start=request.start,
         end=request.end,
         after=request.after,

@@ -1,4 +1,4 @@
-"""Operations of the gRPC messages → the partition's operations, checked. Decides only."""
+"""Operations in gRPC messages → operations of the partition, checked. Decides only."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from kvstore.limits import BATCH_BYTES_MAX, BATCH_OPS_MAX, CLIENT_BYTES, KEY_BYT
 from kvstore.partition.state.commands import Code, Level, Op, RequestId
 from kvstore.partition.state.operations import size_of
 from kvstore.partition.state.traits import APPLIES_NOTHING, IN_BATCH, KEYLESS, check_options
-from kvstore.proto import brief, kv_pb2
+from kvstore.proto import compact, kv_pb2
 from kvstore.ring.hashing import TOKENS
 
 OPERATIONS_MAX = 8_192
-"""Of one lane."""
+"""Maximum number of operations in one lane."""
 NUMBER_MAX = (1 << 62) - 1
-"""Of everything that is counted or is a time: sums of two still fit what is stored."""
+"""Maximum of every count and time. The sum of two of them still fits what is stored."""
 SCAN_KEYS_MAX = 10_000
-"""Of one page; who names no limit gets as many."""
+"""Maximum and default number of keys in one page."""
 TOKEN_MAX = TOKENS - 1
 
 _GET, _PUT, _DELETE = int(Code.GET), int(Code.PUT), int(Code.DELETE)
@@ -27,21 +27,22 @@ _NO_OPTIONS = kv_pb2.Options()
 _LEVELS = frozenset(int(level) for level in Level)
 
 
-def ops_of(lane: kv_pb2.Lane | brief.Lane) -> list[Op | StoreError]:
-    """The lane's operations, or why one cannot be done. Raises InvalidRequest if the columns do not fit each other."""
+def ops_of(lane: kv_pb2.Lane | compact.CompactLane) -> list[Op | StoreError]:
+    """Return the lane's operations; an operation that is malformed is replaced by its error. Raises InvalidRequest
+    if the columns have different lengths."""
     codes, keys = list(lane.codes), list(lane.keys)
     count = len(codes)
     values: Sequence[bytes] = list(lane.values) or [b""] * count
     sequences: Sequence[int] = list(lane.sequences) or [0] * count
     if not len(keys) == len(values) == len(sequences) == count:
         found = f"{count} codes, {len(keys)} keys, {len(values)} values, {len(sequences)} sequences"
-        raise InvalidRequest(f"want columns of one length, got {found}")
+        raise InvalidRequest(f"expected columns of equal length, got {found}")
     check_level(lane.level)
     client, level, token = lane.client, lane.level, lane.token
     first, seen = lane.first_unacknowledged, lane.seen_ms
     check_numbers(first, seen, token, *sequences)
     if any(sequences) and len(client) != CLIENT_BYTES:
-        raise InvalidRequest(f"want a client id of {CLIENT_BYTES} bytes, got {len(client)}")
+        raise InvalidRequest(f"expected a client id of {CLIENT_BYTES} bytes, got {len(client)}")
     options = {each.index: each for each in lane.options}
     if not options and _are_small(keys, values):
         if codes.count(_PUT) == count and all(sequences):
@@ -66,7 +67,7 @@ def ops_of(lane: kv_pb2.Lane | brief.Lane) -> list[Op | StoreError]:
 
 
 def _are_small(keys: Sequence[bytes], values: Sequence[bytes]) -> bool:
-    """Whether every key and value of a lane is within its bounds: three passes in C."""
+    """Return True if every key and value of a lane is within its limits. It takes three passes in C."""
     sizes = list(map(len, keys))
     return bool(sizes) and min(sizes) > 0 and max(sizes) <= KEY_BYTES_MAX and max(map(len, values)) <= VALUE_BYTES_MAX
 
@@ -76,31 +77,31 @@ def _request(client: bytes, sequence: int, first: int, seen: int) -> RequestId |
 
 
 def request_id(message: kv_pb2.RequestId) -> RequestId | None:
-    """The id of a unary request; None if it has none. Raises InvalidRequest."""
+    """Return the request id of a unary request, or None. Raises InvalidRequest."""
     if not message.sequence:
         return None
     if len(message.client) != CLIENT_BYTES:
-        raise InvalidRequest(f"want a client id of {CLIENT_BYTES} bytes, got {len(message.client)}")
+        raise InvalidRequest(f"expected a client id of {CLIENT_BYTES} bytes, got {len(message.client)}")
     check_numbers(message.sequence, message.first_unacknowledged, message.seen_ms)
     return RequestId(message.client, message.sequence, message.first_unacknowledged, message.seen_ms)
 
 
 def check_numbers(*numbers: int) -> None:
-    """Raises InvalidRequest for one that could not be stored."""
+    """Raise InvalidRequest for a number that is too large to be stored."""
     if max(numbers) > NUMBER_MAX:
-        raise InvalidRequest(f"want numbers up to {NUMBER_MAX}, got {max(numbers)}")
+        raise InvalidRequest(f"expected numbers of at most {NUMBER_MAX}, got {max(numbers)}")
 
 
 def check_level(level: int) -> None:
-    """Raises InvalidRequest."""
+    """Raise InvalidRequest for an unknown level."""
     if level not in _LEVELS:
-        raise InvalidRequest(f"want a level from 0 to {max(_LEVELS)}, got {level}")
+        raise InvalidRequest(f"expected a level from 0 to {max(_LEVELS)}, got {level}")
 
 
 def op_or_error(
     code: int, key: bytes, value: bytes, options: kv_pb2.Options, request: RequestId | None, level: int, token: int
 ) -> Op | StoreError:
-    """One operation, or why it cannot be done."""
+    """Return an operation, or its error."""
     try:
         check_operation_sizes(code, key, value)
         return _op(code, key, value, options, request, level, token)
@@ -109,29 +110,32 @@ def op_or_error(
 
 
 def check_operation_sizes(code: int, key: bytes, value: bytes) -> None:
-    """Raises InvalidRequest."""
+    """Raise InvalidRequest if the key or value has a size that is not allowed."""
     if not key and code not in KEYLESS:
-        raise InvalidRequest("want a key of at least one byte")
-    if len(key) > KEY_BYTES_MAX + (code in _RANGES):  # from behind a key on: that with a zero byte
-        raise InvalidRequest(f"want a key of at most {KEY_BYTES_MAX} bytes, got {len(key)}")
+        raise InvalidRequest("expected a key of at least 1 byte, got an empty key")
+    # a scan that continues after a key starts at that key and a zero byte
+    if len(key) > KEY_BYTES_MAX + (code in _RANGES):
+        raise InvalidRequest(f"expected a key of at most {KEY_BYTES_MAX} bytes, got {len(key)}")
     if len(value) > VALUE_BYTES_MAX:
-        raise InvalidRequest(f"want a value of at most {VALUE_BYTES_MAX} bytes, got {len(value)}")
+        raise InvalidRequest(f"expected a value of at most {VALUE_BYTES_MAX} bytes, got {len(value)}")
 
 
 def check_batch_count(count: int) -> None:
-    """Check it before each of them is looked at. Raises InvalidRequest."""
+    """Check the number of operations before any of them is decoded. Raises InvalidRequest."""
     if not 0 < count <= BATCH_OPS_MAX:
-        raise InvalidRequest(f"want 1 to {BATCH_OPS_MAX} operations in a batch, got {count}")
+        raise InvalidRequest(f"expected 1 to {BATCH_OPS_MAX} operations in a batch, got {count}")
 
 
 def batch_op(operations: Sequence[kv_pb2.Operation], flags: int, request: RequestId | None) -> Op:
-    """An atomic batch; one that can change nothing has no request. Raises InvalidRequest."""
+    """Return an atomic batch. A batch that can change nothing has no request id. Raises InvalidRequest."""
     check_batch_count(len(operations))
     ops = tuple(map(_op_in_batch, operations))
     size = sum(map(size_of, ops))
     if size > BATCH_BYTES_MAX:
-        raise InvalidRequest(f"want at most {BATCH_BYTES_MAX} bytes of keys and values in a batch, got {size}")
-    # What is remembered is logged, with its results, and who may do no more than read these keys must not do that.
+        raise InvalidRequest(
+            f"expected at most {BATCH_BYTES_MAX} bytes of keys and values in a batch, got {size}; split the batch"
+        )
+    # A request id is logged with its results, and a user with only the right to read these keys must not cause that.
     if request is not None and all(each[0] in APPLIES_NOTHING for each in ops):
         request = None
     return (Code.BATCH, ops[0][1], ops, check_options(Code.BATCH, flags), request)
@@ -141,7 +145,7 @@ def _op_in_batch(part: kv_pb2.Operation) -> Op:
     code, key, value = part.code, part.key, part.value
     check_operation_sizes(code, key, value)
     if code not in IN_BATCH:
-        raise InvalidRequest(f"operation {_name(code)} cannot stand in a batch")
+        raise InvalidRequest(f"expected operations that are allowed in a batch, got {_name(code)}")
     if part.HasField("options"):
         return _op(code, key, value, part.options, None, 0, 0)
     if code == _PUT:
@@ -154,11 +158,11 @@ def _op(
 ) -> Op:
     build = _BUILD.get(code)
     if build is None:
-        raise InvalidRequest(f"want an operation code from 1 to {max(Code)}, got {code}")
+        raise InvalidRequest(f"expected an operation code from 1 to {max(Code)}, got {code}")
     if options is not _NO_OPTIONS:
         check_numbers(options.expires_ms, options.version)
         if options.token > TOKEN_MAX:
-            raise InvalidRequest(f"want a token up to {TOKEN_MAX}, got {options.token}")
+            raise InvalidRequest(f"expected a token of at most {TOKEN_MAX}, got {options.token}")
         check_options(code, options.flags, options.expires_ms, options.version)
     return build(key, value, options, request, level, token)
 
@@ -187,7 +191,7 @@ _BUILD: dict[int, _Build] = {
     Code.APPEND: lambda key, value, o, request, level, token: (Code.APPEND, key, value, request),
     Code.EXPIRE: lambda key, value, o, request, level, token: ((Code.EXPIRE, key, o.expires_ms, o.flags, request)),
     Code.CHECK: lambda key, value, o, request, level, token: (
-        (Code.CHECK, key, o.flags, o.version, None)  # as a batch that can change nothing
+        (Code.CHECK, key, o.flags, o.version, None)  # as for a batch that can change nothing
     ),
     Code.BATCH: _batch,
     Code.DELETE_RANGE: lambda key, value, o, request, level, token: (Code.DELETE_RANGE, key, value, request),

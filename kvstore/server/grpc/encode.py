@@ -1,4 +1,4 @@
-"""The partition's results → the columns of Answers. Decides only."""
+"""Results of the partition → the columns of Answers. Decides only."""
 
 from __future__ import annotations
 
@@ -8,28 +8,29 @@ from typing import Any
 from kvstore.errors import OutcomeUnknown, StoreError
 from kvstore.partition.state.commands import Code, Flag, Op, Record, Result
 from kvstore.partition.state.traits import READS, VERSIONED
-from kvstore.proto import brief, kv_pb2
+from kvstore.proto import compact, kv_pb2
 from kvstore.rpc.channels import MESSAGE_BYTES_MAX
 from kvstore.rpc.status import describe
 
 MESSAGE_BYTES = 1 << 20
-"""A message is sent when this much has gathered; one result may still go beyond."""
+"""A message is sent when this many bytes have accumulated. A single result may exceed it."""
 RESULT_BYTES_MAX = 5 << 19
-"""Of one operation. Only a batch of many large reads can have more."""
+"""Maximum size in bytes of the result of one operation. Only a batch of many large reads can exceed it."""
 
 _GET = int(Code.GET)
 
 
-class Columns:
+class AnswerColumns:
     """Results that wait to be sent, in the columns of one message."""
 
     __slots__ = ("absent", "bytes", "failure_bytes", "failures", "found", "numbers", "records", "results", "versions")
 
     def __init__(self) -> None:
         self.bytes = 0
-        """What the values take; small columns are not counted."""
+        """Bytes of the values. Small columns are not counted."""
         self.failure_bytes = 0
-        """What the errors take, without the numbers of their operations. Those of a thousand callers may be long."""
+        """Bytes of the errors, without the numbers of their operations. The errors of a thousand callers may be
+        long."""
         self.numbers: list[int] = []
         self.versions: list[int] = []
         self.found: list[int] = []
@@ -39,12 +40,12 @@ class Columns:
         self.failures: dict[StoreError, kv_pb2.Failure] = {}
 
     def fail(self, number: int, error: StoreError) -> None:
-        """The operation of this number has ended with it."""
-        told = self.failures.get(error)
-        if told is None:
-            told = self.failures[error] = failure(error, [])
-            self.failure_bytes += told.ByteSize()
-        told.numbers.append(number)
+        """Note that the operation of this number failed."""
+        reported = self.failures.get(error)
+        if reported is None:
+            reported = self.failures[error] = failure(error, [])
+            self.failure_bytes += reported.ByteSize()
+        reported.numbers.append(number)
 
     @property
     def is_full(self) -> bool:
@@ -55,14 +56,14 @@ class Columns:
         failed = sum(len(each.numbers) for each in self.failures.values())
         return len(self.numbers) + len(self.found) + len(self.absent) + len(self.results) + failed
 
-    def brief_or_message(self) -> brief.Answers[Record] | kv_pb2.Answers:
-        """The columns as streams without gRPC have them."""
+    def brief_or_message(self) -> compact.CompactAnswers[Record] | kv_pb2.Answers:
+        """Return the columns in the form for streams without gRPC."""
         if self.results or self.failures:
             return self.message()
-        return brief.Answers(0, [], self.numbers, self.versions, self.found, self.records, self.absent)
+        return compact.CompactAnswers(0, [], self.numbers, self.versions, self.found, self.records, self.absent)
 
     def message(self) -> kv_pb2.Answers:
-        """The columns as they are sent."""
+        """Return the columns as a message."""
         answers = kv_pb2.Answers(numbers=self.numbers, versions=self.versions, absent=self.absent, results=self.results)
         if self.found:
             values, versions, created, written, expiries = zip(*self.records, strict=True)
@@ -78,8 +79,8 @@ class Columns:
 
 
 def append_part(answers: kv_pb2.Answers, part: kv_pb2.Answers) -> None:
-    """Append to a message another one. Expiries that one of them leaves out are zeros, each in the place of its read:
-    else they would be taken for those of other keys."""
+    """Append one message to another. If only one of them has expiries, the other gets a zero for each of its reads,
+    because otherwise expiries would be assigned to other keys."""
     if answers.expiries_ms or part.expiries_ms:
         for each in (answers, part):
             each.expiries_ms.extend([0] * (len(each.found) - len(each.expiries_ms)))
@@ -87,26 +88,26 @@ def append_part(answers: kv_pb2.Answers, part: kv_pb2.Answers) -> None:
 
 
 class Outbox:
-    """Holds what a stream has still to send. Several results share a message; values and errors beyond MESSAGE_BYTES
-    begin another."""
+    """The results that a stream has still to send. Several results share a message; values and errors above
+    MESSAGE_BYTES begin another one."""
 
     def __init__(self) -> None:
-        self._full: deque[Columns] = deque()
-        self._open = Columns()
+        self._full: deque[AnswerColumns] = deque()
+        self._open = AnswerColumns()
         self.count = 0
-        """Results that wait."""
+        """Number of waiting results."""
         self.bytes = 0
-        """What their values take; plain numbers are not counted."""
+        """Bytes of their values. Plain numbers are not counted."""
 
     def add_all(
         self, first: int, ops: list[Op], done: list[tuple[int, Result | StoreError]], bytes_max: int, full: StoreError
     ) -> None:
-        """Take in results of operations, each with its place among them; it is sent under its place from `first` on.
-        Reads end with `full` while values of so many bytes wait."""
+        """Add results of operations. `done` has each result with its place among `ops`; its number in the message is
+        `first` plus that place. Reads end with the error `full` while `bytes_max` bytes of values wait."""
         self.count += len(done)
         columns = self._open
         places, results = zip(*done, strict=True)
-        if set(map(type, results)) == {int}:  # versions, as of puts
+        if set(map(type, results)) == {int}:  # versions, as for puts
             columns.numbers += map(first.__add__, places)
             columns.versions += results
             return
@@ -127,7 +128,7 @@ class Outbox:
                 self._add_large(columns, first + place, op, result)
                 columns = self._next(columns)
 
-    def _add_large(self, columns: Columns, number: int, op: Op, result: Result) -> None:
+    def _add_large(self, columns: AnswerColumns, number: int, op: Op, result: Result) -> None:
         if op[0] == _GET:
             columns.found.append(number)
             columns.records.append(result)
@@ -143,29 +144,29 @@ class Outbox:
         self.bytes += size
         columns.bytes += size
 
-    def _next(self, columns: Columns) -> Columns:
-        """Those that what follows goes into."""
+    def _next(self, columns: AnswerColumns) -> AnswerColumns:
+        """Return the columns for the next result."""
         if columns.is_full:
             self._full.append(columns)
-            self._open = Columns()
+            self._open = AnswerColumns()
         return self._open
 
     def is_empty(self) -> bool:
         return not self.count
 
-    def take(self) -> Columns:
-        """Take what the next message is made of. There is something."""
+    def take(self) -> AnswerColumns:
+        """Return the columns of the next message. At least one result must be waiting."""
         columns = self._full.popleft() if self._full else self._open
         if columns is self._open:
-            self._open = Columns()
+            self._open = AnswerColumns()
         self.bytes -= columns.bytes
         self.count -= columns.count
         return columns
 
 
 def check_answer(message: kv_pb2.BatchResponse | kv_pb2.Answers) -> None:
-    """Raises OutcomeUnknown for an answer that is larger than a message: gRPC would say that the call was refused. What
-    was refused for one reason says so once, if it has to: it is not unknown."""
+    """Raise OutcomeUnknown for an answer that is larger than a message, because gRPC would report the call as
+    refused. If necessary, errors with the same reason are merged first: a refused operation is not unknown."""
     if message.ByteSize() > MESSAGE_BYTES_MAX and isinstance(message, kv_pb2.Answers):
         _gather_failures(message)
     if (size := message.ByteSize()) > MESSAGE_BYTES_MAX:
@@ -175,22 +176,22 @@ def check_answer(message: kv_pb2.BatchResponse | kv_pb2.Answers) -> None:
 def _gather_failures(answers: kv_pb2.Answers) -> None:
     found: dict[tuple[object, ...], kv_pb2.Failure] = {}
     for each in answers.failures:
-        as_told = (each.reason, each.message, *sorted(each.metadata.items()))
-        if as_told in found:
-            found[as_told].numbers.extend(each.numbers)
+        as_reported = (each.reason, each.message, *sorted(each.metadata.items()))
+        if as_reported in found:
+            found[as_reported].numbers.extend(each.numbers)
         else:
-            found[as_told] = each
+            found[as_reported] = each
     gathered = list(found.values())
     del answers.failures[:]
     answers.failures.extend(gathered)
 
 
 def answer_too_large(size: int) -> OutcomeUnknown:
-    return OutcomeUnknown(f"it has ended, but its answer of {size} bytes is larger than a message")
+    return OutcomeUnknown(f"the operation has ended, but its result of {size} bytes is larger than a message")
 
 
 def failure(error: StoreError, numbers: list[int]) -> kv_pb2.Failure:
-    """An error as it stands in a frame."""
+    """Return an error in the form of frames."""
     reason, message, metadata = describe(error)
     return kv_pb2.Failure(numbers=numbers, reason=reason, message=message, metadata=metadata)
 
@@ -201,7 +202,7 @@ def record_message(record: tuple[bytes, int, int, int, int]) -> kv_pb2.Record:
 
 
 def result_message(op: Op, result: Result | StoreError) -> kv_pb2.Result:
-    """The result of one operation in full, as batches and rare operations carry it."""
+    """Return the complete result of one operation, as batches and rare operations carry it."""
     if result.__class__ is int and op[0] in VERSIONED:
         return kv_pb2.Result(version=result)
     if isinstance(result, StoreError):

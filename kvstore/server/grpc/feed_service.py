@@ -1,4 +1,4 @@
-"""The Feed service: positions, pages of changes, and holds on logs, of all partitions, at any server."""
+"""The Feed service: positions, pages of changes, and holds on logs, for all partitions, at any server."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from kvstore.ring import PartitionState, Ring
 from kvstore.rpc.calls import Few, check_cluster
 from kvstore.rpc.status import abort
 from kvstore.server.feed.feeds import Feeds
-from kvstore.server.feed.pages import Bounds, Page, interest_in
-from kvstore.server.feed.tail import Cursor
+from kvstore.server.feed.pages import FeedPage, PageBounds, interest_in
+from kvstore.server.feed.tail import FeedCursor
 from kvstore.server.routing.backend import Backend
 from kvstore.types import LedgerId, PartitionId
 from kvstore.wal.lists import LedgerLists, ReadersLists
@@ -43,24 +43,24 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 WAIT_MAX_MS = 20_000
 CALLS_MAX = 256
-"""Of Changes at a time; more are refused."""
+"""Maximum number of concurrent calls of Changes. Further calls are refused."""
 KEPT_MAX = 64
 KEPT_S = 30.0
-"""A reader's place is kept for its next call, so that it need not be looked for again."""
+"""Seconds for which a reader's position is kept for its next call, so that it need not be searched again."""
 WORK_S = 1.0
-"""A page without anything that is asked for ends after so long: its `next` has moved."""
+"""Seconds after which a page without matching changes ends. Its `next` has advanced."""
 HOLD_MAX_MS = 7 * 24 * 3_600_000
 HOLDS_MAX = 256
-"""Names of holds on one partition's log: each is a znode there."""
+"""Maximum number of names of holds on one partition's log, because each is a znode there."""
 AT_ONCE = 16
-"""Partitions that one call asks, or in which it moves a hold, at a time."""
+"""Maximum number of partitions that one call queries, or moves a hold in, at a time."""
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
-class Place(NamedTuple):
-    """A reader's place, and what it waits by."""
+class ReaderPosition(NamedTuple):
+    """A reader's position, and the event that signals news."""
 
-    cursor: Cursor
+    cursor: FeedCursor
     news: asyncio.Event
 
 
@@ -70,15 +70,16 @@ class FeedService(feed_pb2_grpc.FeedServicer):
     def __init__(self, env: Env, backend: Backend, feeds: Feeds, store: MetadataStore) -> None:
         self._env, self._backend, self._feeds = env, backend, feeds
         self._lists = LedgerLists(store)
-        # A log that is being set apart is in the readers' list alone, and waits for pins still (docs/protocol.md, H5).
+        # A log that is about to be removed is only in the readers' list, and still waits for pins (docs/protocol.md
+        # H5).
         self._pins = Pins(store, ReadersLists(store))
-        self._kept: dict[tuple[str, int, bytes, bytes], tuple[Place, float]] = {}
+        self._kept: dict[tuple[str, int, bytes, bytes], tuple[ReaderPosition, float]] = {}
         self._sweep: asyncio.TimerHandle | None = None
         self._running = 0
         self._surveys, self._holding = Few("calls of Positions"), Few("calls of Hold")
 
     def close(self) -> None:
-        """Places that are kept end with the feeds."""
+        """Release the kept positions, which end with the feeds."""
         if self._sweep is not None:
             self._sweep.cancel()
         self._kept.clear()
@@ -131,7 +132,13 @@ class FeedService(feed_pb2_grpc.FeedServicer):
 
     async def Changes(self, request: feed_pb2.ChangesRequest, context: Context) -> feed_pb2.ChangesResponse:
         if self._running >= CALLS_MAX:
-            await abort(context, Overloaded(f"{self._running} readers of changes at this server, at most {CALLS_MAX}"))
+            await abort(
+                context,
+                Overloaded(
+                    f"expected fewer than {CALLS_MAX} concurrent readers of changes at this server, "
+                    f"got {self._running}; try again later"
+                ),
+            )
         self._running += 1
         try:
             return await self._changes(request)
@@ -144,7 +151,7 @@ class FeedService(feed_pb2_grpc.FeedServicer):
         await self._check_cluster(request.cluster)
         partition = PartitionId(request.partition)
         if request.until and request.until < request.after:
-            raise InvalidRequest(f"want until >= after, got {request.until} and {request.after}")
+            raise InvalidRequest(f"expected until >= after, got {request.until} and {request.after}")
         ring = self._feeds.ring()
         if partition not in ring.partitions and partition not in ring.retired:
             _check_partitions([partition], await self._feeds.newest_ring())
@@ -164,9 +171,9 @@ class FeedService(feed_pb2_grpc.FeedServicer):
         self._feeds.changes_total += len(response.keys)
         return response
 
-    async def _fill(self, request: feed_pb2.ChangesRequest, place: Place) -> Page:
+    async def _fill(self, request: feed_pb2.ChangesRequest, place: ReaderPosition) -> FeedPage:
         cursor, news = place
-        page = Page(cursor.interest, Bounds.of(request), request.after, keys_only=request.keys_only)
+        page = FeedPage(cursor.interest, PageBounds.of(request), request.after, keys_only=request.keys_only)
         now = self._env.clock.now()
         until = now + min(request.wait_ms, WAIT_MAX_MS) / 1000
         work_until = now + max(WORK_S, min(request.wait_ms, WAIT_MAX_MS) / 1000)
@@ -179,7 +186,7 @@ class FeedService(feed_pb2_grpc.FeedServicer):
                 if not page.add(entry):
                     return page
                 cursor.take(entry)
-            await asyncio.sleep(0)  # a page is many batches: others come in between
+            await asyncio.sleep(0)  # a page takes many batches: let other work run in between
             now = self._env.clock.now()
             if entries or cursor.is_behind:
                 if now >= work_until:
@@ -191,21 +198,21 @@ class FeedService(feed_pb2_grpc.FeedServicer):
             await wait_within(news, until - now)
         return page
 
-    async def _has_ended(self, cursor: Cursor) -> bool:
+    async def _has_ended(self, cursor: FeedCursor) -> bool:
         if not self._feeds.ring().has_left(cursor.partition) or not cursor.is_at_end:
             return False
         return cursor.position >= (await self._feeds.end(cursor.partition))[0]
 
-    async def _place(self, request: feed_pb2.ChangesRequest) -> Place:
+    async def _place(self, request: feed_pb2.ChangesRequest) -> ReaderPosition:
         kept = self._kept.pop((request.partition, request.after, request.start, request.end), None)
         if kept is not None:
             return kept[0]
         news = asyncio.Event()
         interest = interest_in(request.start, request.end)
         cursor = await self._feeds.cursor(PartitionId(request.partition), request.after, interest, news.set)
-        return Place(cursor, news)
+        return ReaderPosition(cursor, news)
 
-    def _keep(self, key: tuple[str, int, bytes, bytes], place: Place) -> None:
+    def _keep(self, key: tuple[str, int, bytes, bytes], place: ReaderPosition) -> None:
         now = self._env.clock.now()
         old = self._kept.pop(key, None)
         self._kept[key] = (place, now)
@@ -224,7 +231,7 @@ class FeedService(feed_pb2_grpc.FeedServicer):
         if self._kept:
             self._sweep = asyncio.get_running_loop().call_later(KEPT_S, self._sweep_kept)
 
-    def _drop(self, place: Place) -> None:
+    def _drop(self, place: ReaderPosition) -> None:
         self._env.nursery.spawn(self._feeds.drop(place.cursor), name="drop a feed reader's place")
 
     # ── holds ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -238,27 +245,30 @@ class FeedService(feed_pb2_grpc.FeedServicer):
 
     async def _hold(self, request: feed_pb2.HoldRequest) -> feed_pb2.HoldResponse:
         if not _NAME.fullmatch(request.name) or request.ttl_ms > HOLD_MAX_MS:
-            raise InvalidRequest("want a name of 1 to 64 letters, digits, '-', '_' or '.', and at most a week")
+            raise InvalidRequest(
+                "expected a name of 1 to 64 letters, digits, '-', '_' or '.', and a TTL of at most a week"
+            )
         await self._check_cluster(request.cluster)
         deadline_ms = self._env.clock.date_ms() + request.ttl_ms
         ring = await self._feeds.newest_ring()
         _check_partitions(request.positions, ring)
         left = await self._feeds.left(ring)
-        # Nobody trims the log of one that has left: it stays for the retention as it is, then it goes.
+        # Nobody trims the log of a partition that has left: it stays unchanged for the retention, and is then removed.
         named = [PartitionId(each) for each in sorted({*request.positions} - {*left})]
         if request.ttl_ms:
-            await self._in_each(named, lambda each: self._check_room(request.name, each))
+            await self._in_each(named, lambda each: self._check_hold_names(request.name, each))
         await self._in_each(
             named,
             lambda each: self._move_hold(request.name, each, request.positions[each], deadline_ms, request.ttl_ms > 0),
         )
-        # Read again: a partition that joined meanwhile got no holds but those that there were.
+        # Read again: a partition that joined meanwhile has only the holds that existed before.
         members = (await self._feeds.newest_ring()).partitions
 
         async def follow(partition: PartitionId) -> None:
             if not request.ttl_ms:
                 await self._release(request.name, partition)
-            elif members[partition].state is not PartitionState.RETIRED:  # it would stay for as long as it is held
+            # a retired partition would stay for as long as it is held
+            elif members[partition].state is not PartitionState.RETIRED:
                 is_new = members[partition].state is PartitionState.JOINING
                 await self._prolong(request.name, partition, deadline_ms, is_new=is_new)
 
@@ -268,13 +278,13 @@ class FeedService(feed_pb2_grpc.FeedServicer):
     async def _in_each(
         self, partitions: Sequence[PartitionId], work: Callable[[PartitionId], Coroutine[Any, Any, None]]
     ) -> None:
-        """Do the work in all of them, in some at a time: each takes several round trips, and the caller waits for all.
-        Raises the error of the first in which it failed."""
-        room = asyncio.Semaphore(AT_ONCE)
+        """Do the work for all partitions, AT_ONCE at a time, because each takes several round trips and the caller
+        waits for all. Raises the error of the first partition in which it failed."""
+        slots = asyncio.Semaphore(AT_ONCE)
         failures: dict[PartitionId, StoreError] = {}
 
         async def one(partition: PartitionId) -> None:
-            async with room:
+            async with slots:
                 try:
                     if not failures:
                         await work(partition)
@@ -291,17 +301,20 @@ class FeedService(feed_pb2_grpc.FeedServicer):
         if failures:
             raise failures[min(failures)]
 
-    async def _check_room(self, hold: str, partition: PartitionId) -> None:
-        """Raises Overloaded where that would be one name too many."""
+    async def _check_hold_names(self, hold: str, partition: PartitionId) -> None:
+        """Raise Overloaded if this hold would be one name too many."""
         pins = await self._pins.names(partition)
         others = {each.rpartition("@")[0] for each in pins if each.startswith(FEED_PIN)} - {f"{FEED_PIN}{hold}"}
         if len(others) >= HOLDS_MAX:
-            raise Overloaded(f"partition {partition}: {len(others)} names of holds, at most {HOLDS_MAX}; release some")
+            raise Overloaded(
+                f"partition {partition}: expected at most {HOLDS_MAX} names of holds, got {len(others)} "
+                "and one more; release some"
+            )
 
     async def _move_hold(
         self, hold: str, partition: PartitionId, after: int, deadline_ms: int, is_wanted: bool
     ) -> None:
-        """Hold what stands behind `after`, and nothing under earlier deadlines any more."""
+        """Hold the entries after `after`, and release holds of this name with earlier deadlines."""
         name = _pin_name(hold, deadline_ms)
         if is_wanted:
             ledger = await self._ledger_behind(partition, after)
@@ -312,7 +325,8 @@ class FeedService(feed_pb2_grpc.FeedServicer):
         await self._release(hold, partition, but=name if is_wanted else "")
 
     async def _prolong(self, hold: str, partition: PartitionId, deadline_ms: int, *, is_new: bool) -> None:
-        """Of a partition that the reader does not know yet: what is held stays held, and of a new one everything is."""
+        """Prolong the hold on a partition that the reader does not know yet: held entries stay held, and all entries
+        of a new partition are held."""
         name = _pin_name(hold, deadline_ms)
         old = [pin.ledger for _, pin in await self._pins.all(partition, _pin_name(hold))]
         if old or is_new:
@@ -325,7 +339,7 @@ class FeedService(feed_pb2_grpc.FeedServicer):
                 await self._pins.release(partition, each)
 
     async def _ledger_behind(self, partition: PartitionId, after: int) -> LedgerId | None:
-        """None: nothing is logged yet."""
+        """Return the ledger of the position after `after`, or None if nothing has been logged yet."""
         place = await self._feeds.cursor(partition, after, Interest(), lambda: None)
         ledger = place.position.ledger
         await self._feeds.drop(place)
@@ -333,29 +347,29 @@ class FeedService(feed_pb2_grpc.FeedServicer):
 
     async def _pin(self, partition: PartitionId, after: int, ledger: LedgerId, name: str, deadline_ms: int) -> None:
         try:
-            with suppress(NodeExists):  # asked twice in one millisecond
+            with suppress(NodeExists):  # two requests within one millisecond
                 await self._pins.hold(partition, name, ledger, deadline_ms=deadline_ms)
         except NoSuchLedger:
             raise PositionTrimmed(partition, after, (await self._feeds.end(partition))[2]) from None
 
 
 def _check_partitions(named: Iterable[str], ring: Ring) -> None:
-    """Raises InvalidRequest for one that the ring does not know: it would be asked for in the metadata store by its
-    name, and a tail that fails at that ends the process."""
+    """Raise InvalidRequest for a partition that the ring does not know. Otherwise its name would be looked up in the
+    metadata store, and a tail that fails there ends the process."""
     for each in sorted(named):
         if each not in ring.partitions and each not in ring.retired:
-            raise InvalidRequest(f"no partition {each[:80]!r}; there are {sorted(ring.partitions)}")
+            raise InvalidRequest(f"expected one of the partitions {sorted(ring.partitions)}, got {each[:80]!r}")
 
 
 def _pin_name(hold: str, deadline_ms: int | None = None) -> str:
-    """Without a deadline: how all of that hold's begin."""
+    """Return the name of a pin. Without a deadline: the prefix of all pins of the hold."""
     return f"{FEED_PIN}{hold}@{'' if deadline_ms is None else deadline_ms}"
 
 
 def _seen_outside(error: StoreError) -> StoreError:
-    """The metadata store is no client's business: what it keeps from being done may be done later. What it says names
-    its servers and its user, which are for administrators: it goes to the log."""
+    """Return the error for the client. An error of the metadata store becomes Unavailable, and its text, which names
+    servers and users of the metadata store, goes only to the log."""
     if not isinstance(error, MetadataError):
         return error
-    log.info("a call of a feed fails: %s", error)
-    return Unavailable("the metadata store cannot be read now")
+    log.info("a feed call failed: %s", error)
+    return Unavailable("the metadata store cannot be read now; try again later")

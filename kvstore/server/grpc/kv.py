@@ -1,4 +1,4 @@
-"""The KV service: gRPC messages ↔ operations of the server behind it. Decides nothing about data."""
+"""The KV service: gRPC messages ↔ operations of the server. It makes no decisions about data."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from kvstore.server.grpc.decode import (
 )
 from kvstore.server.grpc.encode import append_part, check_answer, record_message, result_message
 from kvstore.server.grpc.scan import one_page, scan_pages
-from kvstore.server.grpc.session import UNARY_BYTES_MAX, UNSENT_BYTES_MAX, Session, Sessions, progress_of
+from kvstore.server.grpc.session import UNARY_BYTES_MAX, UNSENT_BYTES_MAX, FrameSession, Sessions, progress_of
 from kvstore.server.grpc.topology import Topologies
 from kvstore.server.routing.ask import ask, ask_session
 from kvstore.server.routing.backend import Backend, Submits
@@ -58,21 +58,21 @@ class KV(kv_pb2_grpc.KVServicer):
         scans: ScanSlots | None = None,
         caller: Callable[[], str] = lambda: "",
     ) -> None:
-        """Without `feeds` there is nothing to watch. `sessions` has streams of other doors too. `guarded` gives the
-        backend as the caller of the present call may use it. By `cluster`, its id, clients know their cluster.
-        `scans`: the places of scans of all endpoints. `caller` returns the user of the present call; empty: nobody is
-        asked."""
+        """Without `feeds` there are no watches. `sessions`: also has the streams of other endpoints. `guarded`:
+        returns the backend with the permissions of the caller of the present call. `cluster`: the cluster's id, by
+        which clients recognise it. `scans`: the slots for scans, shared by all endpoints. `caller`: returns the user
+        of the present call; empty if access control is off."""
         self._guarded, self._cluster = guarded, cluster
         self._env, self._backend, self._feeds = env, backend, feeds
         self._scans = ScanSlots(env.clock.now) if scans is None else scans
         self._caller = caller
         self._sessions = Sessions(backend, env.clock, env.slow) if sessions is None else sessions
         self.histograms = {name: Histogram(1e-6) for name in _METHODS.values()} | self._sessions.histograms
-        """Seconds that calls of a method took, refused ones too; of frames, each lane."""
+        """Duration of calls by method in seconds, including refused ones. For frames, each lane counts."""
         self._topologies = Topologies(backend, env.clock, server, cluster)
 
     def close(self) -> None:
-        """Let the topology go. Calls that wait for another one end with the server."""
+        """Stop following the topology. Calls that wait for a change of it end with the server."""
         self._topologies.close()
 
     async def Get(self, request: kv_pb2.GetRequest, context: Context) -> kv_pb2.GetResponse:
@@ -175,10 +175,10 @@ class KV(kv_pb2_grpc.KVServicer):
                 except Refused as error:
                     wrong = error
                     break
-                await session.wait_room()
+                await session.wait_capacity()
             await session.wait_all_done()
             session.finish()
-            await sending  # also before an error: what came earlier has its answers
+            await sending  # also before an error: earlier operations get their answers
             if wrong is not None:
                 await abort(context, wrong)
         finally:
@@ -200,7 +200,7 @@ class KV(kv_pb2_grpc.KVServicer):
         except StoreError as error:
             await abort(context, error)
         except grpc.aio.BaseError as error:
-            logger.debug("the client of a scan is gone: %r", error)
+            logger.debug("the client of a scan disconnected: %r", error)
 
     async def Page(self, request: kv_pb2.PageRequest, context: Context) -> kv_pb2.PageResponse:
         try:
@@ -224,15 +224,15 @@ class KV(kv_pb2_grpc.KVServicer):
         except StoreError as error:
             await abort(context, error)
         except grpc.aio.BaseError as error:
-            logger.debug("the client of a watch is gone: %r", error)
+            logger.debug("the client of a watch disconnected: %r", error)
 
     async def Topology(self, request: kv_pb2.TopologyRequest, context: Context) -> kv_pb2.TopologyResponse:
         return await self._topologies.wait(request.known, request.wait_ms)
 
     # docs/protocol.md P12
     def _check_cluster(self, frame: kv_pb2.Frame) -> None:
-        """Raises Unavailable for a frame that another cluster's server is meant to get, which has listened here: its
-        partitions have the same names. Who does not know its own cluster refuses nobody."""
+        """Raise Unavailable for a frame that is meant for another cluster's server, which listened here before: its
+        partitions have the same names. A server that does not know its own cluster refuses nothing."""
         if self._cluster:
             check_cluster(frame.cluster, self._cluster)
 
@@ -242,13 +242,13 @@ class KV(kv_pb2_grpc.KVServicer):
         return {"progress": progress, "ring_version": ring.routed}
 
     def _budgeted(self, flags: int) -> Submits | None:
-        """The backend for a write that returns the former record; None: the write does not."""
+        """Return the backend for a write that returns the previous record; None for any other write."""
         if not flags & Flag.RETURN_OLD:
             return None
         return BudgetedBackend(self._guarded(self._backend), self._sessions.batches)
 
     async def _in_time(self, op: Op, ring_version: int, context: Context, backend: Submits | None = None) -> Result:
-        """The result. gRPC cancels a call at its deadline; one that came without gets ours."""
+        """Return the result. gRPC cancels a call at its deadline; a call without a deadline gets the default one."""
         now = self._env.clock.now
         begun, backend = now(), backend or self._guarded(self._backend)
         try:
@@ -264,21 +264,21 @@ class KV(kv_pb2_grpc.KVServicer):
 
 
 def _token(token: Mapping[str, int], partition: str) -> int:
-    """Look up a partition in a session token. Raises InvalidRequest."""
+    """Return a partition's sequence in a session token. Raises InvalidRequest."""
     sequence = token.get(partition, 0)
     check_numbers(sequence)
     return sequence
 
 
-async def _send(session: Session, context: Context) -> None:
+async def _send(session: FrameSession, context: Context) -> None:
     try:
         while not session.is_finished:
             await session.wait_answers()
             for answers in session.take():
                 await context.write(answers)
     except grpc.aio.BaseError as error:
-        logger.debug("the client of a session is gone: %r", error)
+        logger.debug("the client of a session disconnected: %r", error)
     except Exception:  # the root of a task: one stream must not end the process
-        logger.exception("cannot send the answers of a session")
+        logger.exception("failed to send the answers of a session")
     finally:
         session.close()  # the reader ends by itself

@@ -1,36 +1,25 @@
-"""Namespaces as administrators see and change them: messages ↔ the table, and what is used."""
+"""Administration of namespaces: messages ↔ the table of namespaces and its usage."""
 
 from __future__ import annotations
-
-from collections.abc import Iterable
-from typing import Protocol
 
 from kvstore.errors import InvalidRequest, NotYetRaised
 from kvstore.meta.store import MetadataStore
 from kvstore.meta.tables.namespaces import NamespaceStore
 from kvstore.namespaces import Add, Change, Namespace, NamespaceTable, Remove, Set
 from kvstore.proto import admin_pb2
-from kvstore.server.namespaces import telling
-from kvstore.server.namespaces.telling import messages_of
-from kvstore.types import PartitionId
+from kvstore.server.namespaces.keeper import Keeper
+from kvstore.server.namespaces.usage_messages import messages_of
 from kvstore.versions import RELEASES, Versions
 
 SINCE = 2
-"""The first cluster version whose servers all ask for quotas."""
-
-
-class Known(telling.Known, Protocol):
-    """The knowledge of this server: kvstore.server.namespaces.keeper.Keeper."""
-
-    def take_own(self, table: NamespaceTable) -> None: ...
-    def uncounted(self) -> Iterable[PartitionId]: ...
+"""The first cluster version whose servers all enforce quotas."""
 
 
 class NamespaceAdmin:
-    """Raises StoreError."""
+    """Reads and changes the table of namespaces. Methods raise StoreError."""
 
-    def __init__(self, store: MetadataStore, known: Known, known_versions: Versions) -> None:
-        self._store, self._known, self._versions = NamespaceStore(store), known, known_versions
+    def __init__(self, store: MetadataStore, keeper: Keeper, versions: Versions) -> None:
+        self._store, self._keeper, self._versions = NamespaceStore(store), keeper, versions
 
     async def read(self) -> admin_pb2.NamespacesResponse:
         return self._response(await self._store.read())
@@ -40,23 +29,23 @@ class NamespaceAdmin:
         change = change_of(request)
         if self._versions.cluster < SINCE and not isinstance(change, Remove):
             raise NotYetRaised(
-                f"namespaces want cluster version {SINCE} (kvstore {RELEASES[SINCE]}), the cluster is at "
-                f"{self._versions.cluster}: servers that are older would refuse nothing; `kvstore cluster version` "
-                "says what it waits for"
+                f"expected cluster version {SINCE} (kvstore {RELEASES[SINCE]}) or later for namespaces, got "
+                f"{self._versions.cluster}: older servers would not enforce quotas; `kvstore cluster version` "
+                "shows what the upgrade waits for"
             )
         table = await self._store.change(change)
-        self._known.take_own(table)  # here at once; the others hear of it by their watch
+        self._keeper.take_own(table)  # at this server at once; the other servers follow by their watch
         return self._response(table)
 
     def _response(self, table: NamespaceTable) -> admin_pb2.NamespacesResponse:
         return admin_pb2.NamespacesResponse(
-            namespaces=messages_of(self._known, table),
-            uncounted=self._known.uncounted() if table.namespaces else [],
+            namespaces=messages_of(self._keeper, table),
+            uncounted=self._keeper.uncounted() if table.namespaces else [],
         )
 
 
 def change_of(request: admin_pb2.ChangeNamespacesRequest) -> Change:
-    """The change that is asked for. Raises InvalidRequest."""
+    """Return the requested change. Raises InvalidRequest."""
     match request.WhichOneof("change"):
         case "add":
             limits = request.add.limits
@@ -77,7 +66,7 @@ def change_of(request: admin_pb2.ChangeNamespacesRequest) -> Change:
         case "set":
             if request.set.prefix:
                 raise InvalidRequest(
-                    f"namespace {request.set.name[:80]}: want no prefix to set: another one is another namespace"
+                    f"namespace {request.set.name[:80]}: expected no prefix, got one; add another namespace for it"
                 )
             limits = request.set.limits
             return Set(
@@ -91,4 +80,4 @@ def change_of(request: admin_pb2.ChangeNamespacesRequest) -> Change:
         case "remove":
             return Remove(request.remove)
         case _:
-            raise InvalidRequest("want a change of namespaces, got one that this server does not know")
+            raise InvalidRequest("expected a change of namespaces, got one that this server does not know")

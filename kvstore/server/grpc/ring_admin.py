@@ -1,4 +1,4 @@
-"""The operators' side of the ring: plans are shown or made, moves and replicas are watched and steered."""
+"""Administration of the ring: shows and makes plans, and watches and steers moves and replicas."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kvstore.ring import replicas as replica_steps
 from kvstore.ring.once import once, plan_token
 from kvstore.ring.operations import find
 from kvstore.server.cluster import proposal
-from kvstore.server.load.load import Load, suggest
+from kvstore.server.load.load import PartitionLoad, suggest
 from kvstore.server.placement.assign import homeless
 from kvstore.server.routing.backend import Backend, Topology
 from kvstore.types import PartitionId, ServerId
@@ -32,16 +32,16 @@ from kvstore.wal.pins import FEED_PIN, Pins
 log = logging.getLogger(__name__)
 
 ASK_S, ASK_FOR_STATUS_S = 4.0, 1.0
-"""For all partitions' counts of keys and samples of them."""
+"""Seconds to collect the number of keys of all partitions and samples of them."""
 SAMPLE_KEYS = 100
 _OVERHEAD_BYTES = 32
-"""Of a record beside its key and value: versions, times, its place in the index."""
+"""Bytes of a record in addition to its key and value: versions, times, its index entry."""
 
 
 PLANS = frozenset(
     (admin_pb2.ChangeRingRequest.ADD, admin_pb2.ChangeRingRequest.REMOVE, admin_pb2.ChangeRingRequest.MOVE)
 )
-"""What makes the ring larger; the rest ends it, or stops and paces what it has."""
+"""Actions that plan changes of the ring. The others end, pause or pace existing ones."""
 
 
 class RingSource(Protocol):
@@ -57,24 +57,24 @@ class RingSource(Protocol):
     def rings(self) -> Rings: ...
     @property
     def versions(self) -> Versions: ...
-    async def loads(self) -> dict[PartitionId, Load]:
-        """Return every partition's load, as far as its leader answers."""
+    async def loads(self) -> dict[PartitionId, PartitionLoad]:
+        """Return the load of every partition whose leader answers."""
         ...
 
     async def copied(self) -> dict[MoveId, float]:
-        """Return the copied part of each open move, as far as its target's leader answers."""
+        """Return the copied fraction of each open move whose target's leader answers."""
         ...
 
 
 class RingAdmin:
-    """Answers what concerns the ring. All methods raise StoreError."""
+    """Answers the admin calls about the ring. All methods raise StoreError."""
 
     def __init__(self, env: Env, source: RingSource, backend: Backend) -> None:
         self._env, self._source = env, source
         self._backend = backend
 
     async def change(self, request: admin_pb2.ChangeRingRequest) -> admin_pb2.ChangeRingResponse:
-        """Do what is asked, once if it has an id, or only tell what it would change."""
+        """Make the requested change, once if it has an id, or only show what it would change."""
         step = proposal.step_of(request, self._servers(), self._env.clock.date_ms())
         before = self._source.rings.ring
         if request.dry_run or request.action == admin_pb2.ChangeRingRequest.LOOK:
@@ -95,7 +95,7 @@ class RingAdmin:
             raise proposal.refused(error) from None
         done = find(after.operations, request.operation)
         if done is not None and done.before != before.version:
-            await self._hold_logs_of(done.joined, before)  # whoever did it may have died before that
+            await self._hold_logs_of(done.joined, before)  # the server that made the change may have died before that
             moves = proposal.open_moves(done, after)
             return proposal.recalled(done, after, *await self._sizes_for(moves, after))
         await self._hold_logs_of(sorted(after.partitions.keys() - before.partitions.keys()), before)
@@ -104,16 +104,16 @@ class RingAdmin:
         return answer
 
     async def _hold_logs_of(self, joined: Collection[PartitionId], before: Ring) -> None:
-        """Hold the logs of partitions that join, for readers who hold all logs to read them later (F6)."""
+        """Hold the logs of partitions that join, so that readers that hold all logs can read them later (F6)."""
         pins = Pins(self._source.store, LedgerLists(self._source.store))
         others = [each for each in before.partitions if each not in joined]
         try:
             await pins.hold_as_others(joined, others if joined else (), FEED_PIN, self._env.clock.passed_ms())
-        except StoreError as error:  # the ring has changed, and that is what was asked
-            log.warning("partitions=%s their logs may not be held for readers of feeds: %r", joined, error)
+        except StoreError as error:  # the ring has already changed, as requested
+            log.warning("logs of new partitions may not be held for readers of feeds partitions=%s: %r", joined, error)
 
     async def change_replicas(self, request: admin_pb2.ChangeReplicasRequest) -> admin_pb2.RingStatusResponse:
-        """Move a replica, or mark a server to hold none, or some again."""
+        """Move a replica, or start or end the draining of a server."""
         up = self._source.topology.servers
         step, asked = _replica_step(request, self._servers(), up), proposal.asked(request)
         try:
@@ -123,7 +123,7 @@ class RingAdmin:
         return await self.status()
 
     async def status(self) -> admin_pb2.RingStatusResponse:
-        """The moves, and how far they are."""
+        """Return the moves and their progress."""
         ring = self._source.rings.ring
         copied = await self._source.copied() if ring.moves else {}
         done, left_s = proposal.eta_s(ring, self._env.clock.date_ms(), copied)
@@ -144,7 +144,7 @@ class RingAdmin:
             answer.homeless.extend(each for each in homeless(ring, servers, server) if each not in answer.homeless)
         for member in ring.partitions.values():
             if member.replacing:
-                await self._tell_replacing(member, answer)
+                await self._add_replacing(member, answer)
         return answer
 
     async def _move_statuses(self, ring: Ring, copied: Mapping[MoveId, float]) -> list[admin_pb2.MoveStatus]:
@@ -163,7 +163,7 @@ class RingAdmin:
         ]
 
     async def loads(self) -> admin_pb2.LoadsResponse:
-        """Answer with each partition's load, and with the moves that would even it out."""
+        """Return the load of each partition, and the moves that would balance it."""
         loads = await self._source.loads()
         answer = admin_pb2.LoadsResponse()
         for partition in sorted(loads):
@@ -187,19 +187,19 @@ class RingAdmin:
             )
         return answer
 
-    async def _tell_replacing(self, member: Member, answer: admin_pb2.RingStatusResponse) -> None:
+    async def _add_replacing(self, member: Member, answer: admin_pb2.RingStatusResponse) -> None:
         published: dict[ServerId, Published] | None = None
-        with suppress(StoreError):  # how far they are is not known; what was asked before this is done all the same
+        with suppress(StoreError):  # the progress is unknown; the request has taken effect all the same
             published = await Claims(self._source.store, member.id, self._source.id).published()
         for newcomer, leaving in member.replacing:
             row = answer.replacing.add(partition=member.id, newcomer=newcomer, leaving=leaving)
             if published is not None:
-                said = published.get(newcomer)
-                row.newcomer_sequence = said.seq if said else 0
+                state = published.get(newcomer)
+                row.newcomer_sequence = state.seq if state else 0
                 row.leader_sequence = max((each.seq for each in published.values()), default=0)
 
     def _servers(self) -> dict[ServerId, str]:
-        """Those that may hold replicas, and the zone of each."""
+        """Return the servers that may hold replicas, and the zone of each."""
         servers: Mapping[ServerId, Any] = self._source.topology.servers
         at = self._source.versions.cluster  # docs/protocol.md V2
         return {ServerId(id): each.zone for id, each in servers.items() if not each.draining and each.can >= at}
@@ -211,7 +211,7 @@ class RingAdmin:
     async def _sizes_for(
         self, moves: Collection[Move], ring: Ring
     ) -> tuple[dict[PartitionId, int], dict[PartitionId, float]]:
-        """Of the sources of these moves; without any, of all partitions."""
+        """Return keys and record sizes of the sources of these moves; without moves, of all partitions."""
         wanted = {move.source for move in moves} or set(ring.partitions)
         owning = sorted(wanted & set(ring.tokens.values()))
         return await self._sizes_of(owning, ring, ASK_S, sample=bool(moves))
@@ -219,9 +219,10 @@ class RingAdmin:
     async def _sizes_of(
         self, owning: Iterable[PartitionId], ring: Ring, within_s: float, *, sample: bool
     ) -> tuple[dict[PartitionId, int], dict[PartitionId, float]]:
-        """Keys and, if wanted, mean bytes of a record, of those that answer in time. All are asked at once."""
+        """Return the number of keys and, if `sample`, the mean bytes of a record, for the partitions that answer in
+        time. All are asked at once."""
         starts: dict[PartitionId, int] = {}
-        for span in ring.ranges():  # a partition's first one: its last may hold too few records
+        for span in ring.ranges():  # a partition's first range: its last may hold too few records
             starts.setdefault(span.owner, span.start + 1 if span.start < span.end else 0)
         asked: list[tuple[PartitionId, Op]] = []
         for partition in owning:
@@ -235,24 +236,26 @@ class RingAdmin:
             if op[0] == Code.SCAN_TOKENS and isinstance(result, NotLeader)
         ]
         answers += await self._ask_all(long, within_s)
-        told = [each for each in answers if not isinstance(each[2], StoreError)]
-        keys = {partition: result for partition, op, result in told if op[0] == Code.COUNT}
-        sizes = {partition: _record_bytes(result[0]) for partition, op, result in told if op[0] == Code.SCAN_TOKENS}
+        succeeded = [each for each in answers if not isinstance(each[2], StoreError)]
+        keys = {partition: result for partition, op, result in succeeded if op[0] == Code.COUNT}
+        sizes = {
+            partition: _record_bytes(result[0]) for partition, op, result in succeeded if op[0] == Code.SCAN_TOKENS
+        }
         return keys, sizes
 
     async def _ask_all(
         self, asked: Sequence[tuple[PartitionId, Op]], within_s: float
     ) -> list[tuple[PartitionId, Op, Any]]:
-        """Ask for all at once. Returns those that are answered in time, with the result or error of each."""
-        answers = _Answers(len(asked))
+        """Submit all operations at once. Returns those that end in time, with the result or error of each."""
+        answers = _CollectingSink(len(asked))
         for number, (partition, op) in enumerate(asked):
             self._backend.submit((op,), answers, (number,), 0, partition)
         await wait_within(answers.all_done, within_s)
         return [(*asked[number], result) for number, result in answers.found.items()]
 
 
-class _Answers(Sink):
-    """The sink of several operations."""
+class _CollectingSink(Sink):
+    """Collects the results of several operations."""
 
     def __init__(self, count: int) -> None:
         self.found: dict[int, Any] = {}
@@ -268,7 +271,7 @@ class _Answers(Sink):
             self.all_done.set()
 
     def flush(self) -> None:
-        """The caller is woken by itself."""
+        """Do nothing, because the last result wakes the caller."""
 
 
 def _sample(token: int, level: Level) -> Op:
@@ -276,7 +279,7 @@ def _sample(token: int, level: Level) -> Op:
 
 
 def _record_bytes(items: Sequence[tuple[bytes, Any]]) -> float:
-    """Mean size of some records."""
+    """Return the mean size in bytes of some records."""
     if not items:
         return 0.0
     return sum(len(key) + len(record[0]) + _OVERHEAD_BYTES for key, record in items) / len(items)
@@ -285,7 +288,8 @@ def _record_bytes(items: Sequence[tuple[bytes, Any]]) -> float:
 def _replica_step(
     request: admin_pb2.ChangeReplicasRequest, servers: dict[ServerId, str], up: Collection[ServerId]
 ) -> Callable[[Ring], Ring]:
-    """`servers`: those that may hold replicas, with their zones; `up`: all that are up. Raises InvalidRequest."""
+    """Return the step that a request asks for. `servers`: those that may hold replicas, with their zones; `up`: all
+    that are up. Raises InvalidRequest."""
     if request.drain:
         server = ServerId(request.drain)
 
@@ -293,7 +297,7 @@ def _replica_step(
             _check_known(ring, servers, server)
             stuck = homeless(ring, servers, server)
             if stuck:
-                raise ValueError(f"no other server can take the replicas of {', '.join(stuck)}: add one first")
+                raise ValueError(f"no other server can take the replicas of {', '.join(stuck)}; add a server first")
             return replica_steps.drain(ring, server)
 
         return drain
@@ -308,22 +312,22 @@ def _replica_step(
     newcomer = ServerId(request.newcomer)
     if newcomer not in servers:
         takers = ", ".join(sorted(servers))
-        raise InvalidRequest(f"want one of the servers that are up and not draining, {takers}, got {newcomer!r}")
+        raise InvalidRequest(f"expected one of the servers that are up and not draining ({takers}), got {newcomer!r}")
     partition, leaving = PartitionId(request.partition), ServerId(request.leaving)
 
     def begin(ring: Ring) -> Ring:
         if newcomer in ring.draining:
-            raise ValueError(f"server {newcomer} is drained: want one that shall hold replicas")
+            raise ValueError(f"expected a server that may hold replicas, got {newcomer}, which is draining")
         return replica_steps.begin_replacing(ring, partition, newcomer, leaving)
 
     return begin
 
 
 def _check_known(ring: Ring, servers: Collection[ServerId], server: ServerId) -> None:
-    """Raises ValueError for a server that is not up, holds nothing, and is not drained."""
+    """Raise ValueError for a server that is not up, holds nothing, and is not draining."""
     known = {*servers, *ring.draining, *(each for member in ring.partitions.values() for each in member.replicas)}
     if server not in known:
-        raise ValueError(f"want one of the servers {', '.join(sorted(known))}, got {server}")
+        raise ValueError(f"expected one of the servers {', '.join(sorted(known))}, got {server}")
 
 
 def _checked(work: Callable[[], Ring]) -> Ring:

@@ -1,5 +1,5 @@
-"""A scan over all partitions in key order, for the Scan stream and for pages. A slow reader holds one page of each
-partition, not more."""
+"""A scan over all partitions in key order, for the RangeScan stream and for pages. A slow reader holds at most one page
+of each partition."""
 
 from __future__ import annotations
 
@@ -17,23 +17,25 @@ from kvstore.ring.ring import Ring
 from kvstore.server.grpc.encode import MESSAGE_BYTES, record_message
 from kvstore.server.routing.backend import Backend
 from kvstore.server.routing.keys import with_one_ring
-from kvstore.server.routing.scan_slots import Place
+from kvstore.server.routing.scan_slots import ScanSlot
 from kvstore.types import PartitionId
 
 PAGE_LIMIT = 100
 PAGE_S = 2.0
-"""A page ends with what it has by then."""
+"""Seconds after which a page ends with the keys that it has."""
 
 RING = ""
-"""Under this name a token has the version of its client's ring."""
+"""The name under which a token has the version of its client's ring."""
 
 Found = list[tuple[bytes, Record | None]]
 Ask = Callable[[Op, PartitionId, int], Awaitable[Any]]
-"""An operation, of a partition, by somebody who has heard of that version of the ring; 0: by nobody who has."""
+"""Asks a partition for an operation on behalf of a client that knows this version of the ring; 0: an unknown
+version."""
 
 
-class Walk:
-    """One scan. What was found with a ring that has changed meanwhile is looked for again (docs/protocol.md M14)."""
+class KeyOrderScan:
+    """One scan. If the ring changes meanwhile, keys that were found with the previous ring are searched again
+    (docs/protocol.md M14)."""
 
     def __init__(
         self,
@@ -54,10 +56,10 @@ class Walk:
             ring.owners, *bounds, limit=limit, backwards=bool(flags & Flag.REVERSE)
         )
         self.held_bytes = 0
-        """Of keys and values that were read and have not gone out."""
+        """Bytes of keys and values that were read and have not been sent."""
 
     async def more(self) -> Found:
-        """Return the keys that may go out next, perhaps none. Raises StoreError."""
+        """Return the next keys that may be sent, perhaps none. Raises StoreError."""
         routed, asked, pages = await with_one_ring(lambda: self._backend.topology.ring, self._ask_all)
         if asked is not self.merge:
             self._routed, self.merge, self.held_bytes = routed, asked, 0
@@ -71,56 +73,59 @@ class Walk:
 
     # docs/protocol.md M16
     async def _ask_all(self, ring: Ring) -> tuple[int, Merge[Record | None], list[tuple[str, Result]]]:
-        """A ring that is older than the client's does not know who has what the client has seen: it is asked by the
-        client's, which the server reads first."""
-        asked = self.merge if ring.routed == self._routed else self.merge.anew(ring.owners)
-        heard_of = self._token.get(RING, 0)
+        """Ask the partitions for their next pages. A ring older than the client's does not know which partitions
+        have what the client has seen, so the server first reads the client's ring."""
+        asked = self.merge if ring.routed == self._routed else self.merge.restarted(ring.owners)
+        known_ring = self._token.get(RING, 0)
         pages = []
         for partition, start, limit, end in asked.wanted():
             op = (self._code, start, end, limit, self._flags, self._level, self._token.get(partition, 0))
-            ring_version = heard_of if heard_of > ring.routed else 0
+            ring_version = known_ring if known_ring > ring.routed else 0
             pages.append((partition, await self._ask(op, PartitionId(partition), ring_version)))
         return ring.routed, asked, pages
 
 
 async def scan_pages(
-    backend: Backend, ask: Ask, request: kv_pb2.ScanRequest, place: Place
+    backend: Backend, ask: Ask, request: kv_pb2.ScanRequest, place: ScanSlot
 ) -> AsyncIterator[kv_pb2.ScanResponse]:
-    """The keys in [start, end) in order, some in each message. Raises StoreError: Overloaded if there is no room for
-    what `place` would hold."""
+    """Yield messages with the keys in [start, end) in order. Raises StoreError: Overloaded if there is no capacity
+    for what `place` would hold."""
     flags = Flag.KEYS_ONLY * request.keys_only | Flag.REVERSE * request.reverse
     bounds = Bounds(request.start, request.end)
-    walk = Walk(backend, ask, bounds, limit=request.limit, flags=flags, level=request.level, token=request.token)
-    while not walk.merge.is_done:
-        found = await walk.more()
-        place.hold(walk.held_bytes + _bytes_of(found))
+    scan = KeyOrderScan(
+        backend, ask, bounds, limit=request.limit, flags=flags, level=request.level, token=request.token
+    )
+    while not scan.merge.is_done:
+        found = await scan.more()
+        place.hold(scan.held_bytes + _bytes_of(found))
         for message in _messages(found):
             yield message
 
 
 # docs/protocol.md P37
 async def one_page(
-    backend: Backend, ask: Ask, clock: Clock, request: kv_pb2.PageRequest, place: Place
+    backend: Backend, ask: Ask, clock: Clock, request: kv_pb2.PageRequest, place: ScanSlot
 ) -> kv_pb2.PageResponse:
-    """A page of the range, from its beginning or where a token says. Raises StoreError, as `scan_pages`."""
+    """Return a page of the range, from its beginning or from the position of a token. Raises StoreError, as
+    `scan_pages` does."""
     bounds, is_reverse = Bounds.of(request.start, request.end, request.prefix), request.reverse
     if request.limit > PAGE_LIMIT_MAX:
-        raise InvalidRequest(f"want a limit of 1 to {PAGE_LIMIT_MAX} keys a page, got {request.limit}")
+        raise InvalidRequest(f"expected a limit of 1 to {PAGE_LIMIT_MAX} keys in a page, got {request.limit}")
     if request.page_token:
         *rest, is_reverse = bounds.rest(request.page_token)
         bounds = Bounds(*rest)
     flags = Flag.KEYS_ONLY * request.keys_only | Flag.BARE * request.bare | Flag.REVERSE * is_reverse
     limit = request.limit or PAGE_LIMIT
-    walk = Walk(backend, ask, bounds, limit=limit, flags=flags, level=request.level, token=request.token)
+    scan = KeyOrderScan(backend, ask, bounds, limit=limit, flags=flags, level=request.level, token=request.token)
     response, size, until = kv_pb2.PageResponse(), 0, clock.now() + PAGE_S
-    while not walk.merge.is_done and size < MESSAGE_BYTES and clock.now() < until:
-        found = await walk.more()
-        place.hold(walk.held_bytes + _bytes_of(found))
+    while not scan.merge.is_done and size < MESSAGE_BYTES and clock.now() < until:
+        found = await scan.more()
+        place.hold(scan.held_bytes + _bytes_of(found))
         for key, record in found:
             if size >= MESSAGE_BYTES:
-                return _sealed(response, walk.merge.behind(response.keys[-1]), is_reverse)
+                return _sealed(response, scan.merge.behind(response.keys[-1]), is_reverse)
             size += _add(response, key, record)
-    return _sealed(response, walk.merge.rest, is_reverse)
+    return _sealed(response, scan.merge.rest, is_reverse)
 
 
 def _sealed(response: kv_pb2.PageResponse, rest: tuple[bytes, bytes] | None, reverse: bool) -> kv_pb2.PageResponse:
@@ -145,7 +150,7 @@ def _messages(items: Found) -> Iterator[kv_pb2.ScanResponse]:
 
 
 def _add(message: kv_pb2.ScanResponse | kv_pb2.PageResponse, key: bytes, record: Record | None) -> int:
-    """Add it to the message. Returns how much that grew."""
+    """Add a key to the message. Returns the added bytes."""
     message.keys.append(key)
     if record is None:
         return len(key)

@@ -1,7 +1,7 @@
 """Frames of operations in, their answers out: one stream of a client, on gRPC or on the Redis port, or one unary frame.
 
-Operations are handed over as they come and answered as they end. Whoever goes away takes no write back: what was
-handed over runs to its end, and its result is dropped; reads that have not begun are not done any more.
+Operations are submitted as they arrive and answered as they end. A disconnect does not cancel a write: a submitted
+operation runs to its end, and its result is dropped. Reads that have not begun are not executed any more.
 """
 
 from __future__ import annotations
@@ -20,38 +20,40 @@ from kvstore.limits import BATCH_OPS_MAX, KEY_BYTES_MAX
 from kvstore.partition.state.commands import NOT_NOW, Code, Flag, NotNow, Op, Record, Result, Sink
 from kvstore.partition.state.rows import record_of
 from kvstore.partition.state.traits import KEYLESS, READS
-from kvstore.proto import brief, kv_pb2
+from kvstore.proto import compact, kv_pb2
 from kvstore.rpc.channels import timeout_s
 from kvstore.server.grpc.batch_budget import BatchBudget, read_bytes
 from kvstore.server.grpc.decode import NUMBER_MAX, OPERATIONS_MAX, check_numbers, ops_of
-from kvstore.server.grpc.encode import Columns, Outbox
+from kvstore.server.grpc.encode import AnswerColumns, Outbox
 from kvstore.server.routing.backend import Backend
 from kvstore.server.routing.pending import check_one_partition
 from kvstore.types import PartitionId
 
 OPEN_MAX = 16_384
-"""Operations of one stream that are under way or whose answers wait to be sent. Beyond this it is not read on."""
+"""Maximum number of operations of one stream that are in flight or whose answers wait to be sent. Above it, the
+stream is not read."""
 LANES_MAX = 2_048
-"""Of one frame: each costs as much as some operations."""
+"""Maximum number of lanes in one frame, because each costs as much as some operations."""
 IN_BATCHES_MAX = (512 << 10) // 32 + BATCH_OPS_MAX
-"""Operations within the batches of one frame, counted apart: as many as Python clients send. They close a frame at 512
-KiB, of which each operation takes 32 bytes and more; the last one may be a whole batch (client/core/batching.py)."""
+"""Maximum number of operations inside the batches of one frame, counted separately: as many as Python clients send.
+They close a frame at 512 KiB, each operation takes at least 32 bytes, and the last operation may be a whole batch
+(client/core/batching.py)."""
 OPEN_BYTES_MAX = 16 << 20
-"""The same for the bytes of their frames."""
+"""Maximum number of bytes of the frames of operations in flight."""
 UNSENT_BYTES_MAX = 16 << 20
-"""Of answers that wait to be sent. Beyond this reads, and writes that return records, are refused: they can be asked
-again."""
+"""Maximum number of bytes of answers that wait to be sent. Above it, reads, and writes that return records, are
+refused, because they can be repeated."""
 UNSENT_TOGETHER_BYTES_MAX = 256 << 20
-"""The same of all streams: each may have an eighth of what the others leave, so that many slow readers never leave
-nothing; one value it may always have."""
+"""The same maximum for all streams of a server. Each stream may use an eighth of what the others leave free, so many
+slow readers never use all of it. A stream may always have one value."""
 UNARY_BYTES_MAX = 2 << 20
-"""The same for a unary frame, whose answers are one message."""
+"""Maximum number of bytes of the answers to a unary frame, which are one message."""
 NOW_MAX = 1_024
-"""Reads of a lane that are answered at once; each has little to tell."""
+"""Maximum number of reads of a lane that are answered at once."""
 SWEEP_S = 0.05
-"""How often lanes are looked for whose time is over."""
-Lane = kv_pb2.Lane | brief.Lane
-_FULL = Overloaded("the answers that wait to be sent are too large; ask again")
+"""Interval in seconds between two checks for lanes whose time is over."""
+Lane = kv_pb2.Lane | compact.CompactLane
+_FULL = Overloaded("the answers that wait to be sent are too large; try again")
 _NO_OP: Op = (0,)
 _BATCH, _GET, _PUT, _DELETE = int(Code.BATCH), int(Code.GET), int(Code.PUT), int(Code.DELETE)
 _RETURN_OLD = int(Flag.RETURN_OLD)
@@ -61,7 +63,7 @@ _WITHOUT_KEY = KEYLESS | {_NO_OP[0]}
 
 
 class Unsent:
-    """Counts what the streams of a server have to send. Without its own argument a Session is alone."""
+    """The bytes that the streams of a server have to send. A session without this argument is counted alone."""
 
     def __init__(self, bytes_max: int = UNSENT_TOGETHER_BYTES_MAX) -> None:
         self.bytes = 0
@@ -69,12 +71,12 @@ class Unsent:
 
     @property
     def share(self) -> int:
-        """How much one of them may have."""
+        """Maximum number of bytes that one stream may have."""
         return max(0, self._bytes_max - self.bytes) // 8
 
 
-class Session:
-    """The operations of one stream that are not yet answered."""
+class FrameSession:
+    """The operations of one stream that are not answered yet."""
 
     def __init__(
         self,
@@ -85,11 +87,11 @@ class Session:
         unsent: Unsent | None = None,
         batches: BatchBudget | None = None,
         took: Histogram | None = None,
-        tell: Callable[[], None] | None = None,
+        notify: Callable[[], None] | None = None,
         slow: SlowLog | None = None,
     ) -> None:
-        """`took` gets the seconds from a lane's arrival to its last answer. `tell` is called when there is something to
-        send; without it somebody waits for that."""
+        """`took` records the seconds from a lane's arrival to its last answer. `notify` is called when there is
+        something to send; without it, a task waits in `wait_answers`."""
         self._backend, self._clock = backend, clock
         self._took = took if took is not None else Histogram(1e-6)
         self._slow = slow if slow is not None else SlowLog()
@@ -97,43 +99,47 @@ class Session:
         self._unsent_bytes_max = unsent_bytes_max
         self._unsent = unsent if unsent is not None else Unsent()
         self._batches = batches if batches is not None else BatchBudget()
-        self._tell = tell
+        self._notify = notify
         self._counted = 0
-        """What `_unsent` counts of this one."""
+        """Bytes that `_unsent` counts for this session."""
         self._outbox = Outbox()
         self._partitions: set[str] = set()
-        """Whose answers are in the outbox."""
+        """Partitions whose answers are in the outbox."""
         self._wake = asyncio.Event()
-        self._room = asyncio.Event()
+        self._capacity = asyncio.Event()
         self._open = 0
         self._open_bytes = 0
-        self._lanes: dict[int, _Lane] = {}
+        self._lanes: dict[int, _LaneSink] = {}
         self._lanes_begun = 0
         self._sweeper: asyncio.TimerHandle | None = None
         self._finished = False
         self.closed = False
 
-    def accept(self, frame: kv_pb2.Frame | brief.Frame) -> None:
-        """Hand a frame's operations over. What is malformed is answered so; the stream lives. Raises InvalidRequest
-        where its operations' numbers are too large for an answer, or it has more than can be begun in one turn of the
-        loop; nothing of the frame is handed over then."""
+    def accept(self, frame: kv_pb2.Frame | compact.CompactFrame) -> None:
+        """Submit a frame's operations. A malformed operation is answered with its error, and the stream stays open.
+
+        Raises InvalidRequest if the numbers of operations are too large for an answer, or if the frame has more
+        operations than one turn of the event loop can begin. In that case no operation is submitted.
+        """
         timeout = timeout_s(frame.timeout_ms)
         lanes = frame.lanes
         if len(lanes) > LANES_MAX:
-            raise InvalidRequest(f"want at most {LANES_MAX} lanes in a frame, got {len(lanes)}")
+            raise InvalidRequest(f"expected at most {LANES_MAX} lanes in a frame, got {len(lanes)}")
         together = sum(map(_count, lanes))
         if together > OPEN_MAX:
-            raise InvalidRequest(f"want at most {OPEN_MAX} operations in a frame, got {together}")
+            raise InvalidRequest(f"expected at most {OPEN_MAX} operations in a frame, got {together}")
         within = sum([_in_batches(lane) for lane in lanes if lane.options])
         if within > IN_BATCHES_MAX:
-            raise InvalidRequest(f"want at most {IN_BATCHES_MAX} operations in the batches of a frame, got {within}")
+            raise InvalidRequest(
+                f"expected at most {IN_BATCHES_MAX} operations in the batches of a frame, got {within}"
+            )
         for lane in lanes:
             check_numbers(lane.first)
         for lane in lanes:
             count = _count(lane)
             try:
                 if count > OPERATIONS_MAX:
-                    raise InvalidRequest(f"want at most {OPERATIONS_MAX} operations in a lane, got {count}")
+                    raise InvalidRequest(f"expected at most {OPERATIONS_MAX} operations in a lane, got {count}")
                 ops = ops_of(lane)
             except InvalidRequest as error:
                 ops = [error] * min(count, OPERATIONS_MAX)
@@ -141,12 +147,12 @@ class Session:
                 self._submit(ops, lane, frame.ring_version, timeout)
 
     def use(self, backend: Backend) -> None:
-        """Hand what comes from now on to another backend: what the client may do has changed."""
+        """Submit later operations to another backend, because the client's permissions have changed."""
         self._backend = backend
 
-    def answer_now(self, frame: brief.Frame) -> brief.Answers[Record] | None:
-        """The answers to a frame of linearizable GETs of one lane, if nothing is under way here and they take no more
-        than a look; else None, and the frame has to be accepted."""
+    def answer_now(self, frame: compact.CompactFrame) -> compact.CompactAnswers[Record] | None:
+        """Return the answers to a frame of linearizable GETs of one lane, if nothing is in flight here and the keys
+        can be looked up at once. Otherwise return None, and the frame must be accepted."""
         lanes, version = frame.lanes, frame.ring_version
         if self._open or len(lanes) != 1 or self._outbox.count or version != self._backend.topology.ring.routed:
             return None
@@ -161,8 +167,8 @@ class Session:
         if not isinstance(rows, list):
             return None
         self._took.add(0.0)
-        progress = [brief.Progress(lane.partition, sequence, time_ms)]
-        answers: brief.Answers[Record] = brief.Answers(version, progress, [], [], [], [], [])
+        progress = [compact.CompactProgress(lane.partition, sequence, time_ms)]
+        answers: compact.CompactAnswers[Record] = compact.CompactAnswers(version, progress, [], [], [], [], [])
         for place, row in enumerate(rows, number):
             if row is None:
                 answers.absent.append(place)
@@ -171,8 +177,8 @@ class Session:
                 answers.records.append(record_of(row))
         return answers
 
-    def _rows_now(self, lane: brief.Lane) -> list[bytes | None] | NotNow:
-        """The rows of a lane's keys, if it has nothing but GETs."""
+    def _rows_now(self, lane: compact.CompactLane) -> list[bytes | None] | NotNow:
+        """Return the rows of a lane's keys, if it has nothing but GETs."""
         keys, count = lane.keys, len(lane.keys)
         lengths = set(map(len, keys))
         if not 0 < count <= NOW_MAX or len(lane.codes) != count or lane.codes.count(_GET) != count:
@@ -183,7 +189,7 @@ class Session:
         self._lanes_begun += 1
         partition = PartitionId(lane.partition) if lane.partition else None
         loop = asyncio.get_running_loop()
-        sink = _Lane(self, self._lanes_begun, lane, ops, ring_version, self._clock.now(), loop.time() + timeout)
+        sink = _LaneSink(self, self._lanes_begun, lane, ops, ring_version, self._clock.now(), loop.time() + timeout)
         self._lanes[self._lanes_begun] = sink
         self._open += len(ops)
         self._open_bytes += sink.size
@@ -206,8 +212,8 @@ class Session:
                 submit((op,), sink, (token,), ring_version, partition if op[0] in KEYLESS else None)
         sink.flush()
 
-    def _submit_counted(self, op: Op, lane: _Lane, token: int, ring_version: int) -> None:
-        """Submit what may bring values and cannot be done again, if there is room for them."""
+    def _submit_counted(self, op: Op, lane: _LaneSink, token: int, ring_version: int) -> None:
+        """Submit an operation that may return values and cannot be repeated, if there is capacity for them."""
         try:
             if op[0] == _BATCH:
                 check_one_partition(op, self._backend.topology.ring.partition_of)
@@ -220,9 +226,9 @@ class Session:
             return
         self._backend.submit((op,), sink, (token,), ring_version)
 
-    def take_in(self, lane: _Lane, done: list[tuple[int, Result | StoreError]]) -> None:
-        """Results of a lane. Its `partition` is where its keys are by its `ring_version`: by a later ring another one
-        may have answered, and the client must hear of that one's progress."""
+    def take_in(self, lane: _LaneSink, done: list[tuple[int, Result | StoreError]]) -> None:
+        """Take in results of a lane. `partition` of the lane owns its keys by its `ring_version`. By a later ring
+        another partition may have answered, and the client must learn that partition's progress."""
         self._open -= len(done)
         if not self.closed:
             self._outbox.add_all(lane.first, lane.ops, done, self._bytes_max(), _FULL)
@@ -241,14 +247,14 @@ class Session:
                 self._note_slow(lane, took)
         self.wake()
 
-    def _note_slow(self, lane: _Lane, took: float) -> None:
+    def _note_slow(self, lane: _LaneSink, took: float) -> None:
         op = next((each for each in lane.ops if each[0] != _NO_OP[0]), _NO_OP)
         key = op[1] if op[0] not in _WITHOUT_KEY else None
         name = Code(op[0]).name if op[0] else "malformed"
         self._slow.note("door", name, took, key=key, partition=lane.partition, operations=len(lane.ops))
 
     def _bytes_max(self) -> int:
-        """How much of values may wait to be sent; one of them always may."""
+        """Return the maximum number of bytes of values that may wait to be sent; one value always may."""
         return max(1, min(self._unsent_bytes_max, self._unsent.share))
 
     def _count(self) -> None:
@@ -256,7 +262,7 @@ class Session:
         self._counted = self._outbox.bytes
 
     def _sweep(self) -> None:
-        """Answer what has not ended in time."""
+        """Answer operations that have not ended in time."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         for lane in [each for each in self._lanes.values() if each.until <= now]:
@@ -264,22 +270,22 @@ class Session:
         self._sweeper = loop.call_later(SWEEP_S, self._sweep) if self._lanes else None
 
     def wake(self) -> None:
-        """There is something to send, or room to read on."""
-        if self._tell is not None:
-            self._tell()
+        """Signal that there is something to send, or capacity to read on."""
+        if self._notify is not None:
+            self._notify()
         self._wake.set()
-        self._room.set()
+        self._capacity.set()
 
     @property
-    def has_room(self) -> bool:
-        """Whether another frame may be accepted."""
+    def has_capacity(self) -> bool:
+        """True if another frame may be accepted."""
         return self._open + self._outbox.count < OPEN_MAX and self._open_bytes < OPEN_BYTES_MAX
 
-    async def wait_room(self) -> None:
+    async def wait_capacity(self) -> None:
         """Return once another frame may be accepted."""
-        while not self.has_room:
-            self._room.clear()
-            await self._room.wait()
+        while not self.has_capacity:
+            self._capacity.clear()
+            await self._capacity.wait()
 
     async def wait_answers(self) -> None:
         """Return once there is something to send."""
@@ -290,31 +296,31 @@ class Session:
     async def wait_all_done(self) -> None:
         """Return once every operation has ended."""
         while self._open:
-            self._room.clear()
-            await self._room.wait()
+            self._capacity.clear()
+            await self._capacity.wait()
 
     def finish(self) -> None:
-        """No more frames will come."""
+        """Note that no more frames will come."""
         self._finished = True
         self.wake()
 
     @property
     def is_finished(self) -> bool:
-        """No more frames will come, nothing is under way, and nothing waits to be sent."""
+        """True if no more frames will come, nothing is in flight, and nothing waits to be sent."""
         return self._finished and not self._open and self._outbox.is_empty()
 
     def take(self) -> Iterator[kv_pb2.Answers]:
-        """The answers that have gathered, message by message, also those that gather meanwhile."""
+        """Yield the waiting answers message by message, including answers that arrive meanwhile."""
         while self._outbox.count:
             columns, stands = self._take()
             answers = columns.message()
             answers.ring_version = self._backend.topology.ring.routed
             answers.progress.extend(starmap(_progress_message, stands))
             yield answers
-        self._room.set()
+        self._capacity.set()
 
-    def take_brief(self) -> kv_pb2.Answers | brief.Answers[Record] | None:
-        """The next message, for streams without gRPC; None if nothing has gathered."""
+    def take_brief(self) -> kv_pb2.Answers | compact.CompactAnswers[Record] | None:
+        """Return the next message, in the form for streams without gRPC; None if no answer waits."""
         if not self._outbox.count:
             return None
         columns, stands = self._take()
@@ -323,12 +329,12 @@ class Session:
         if isinstance(answers, kv_pb2.Answers):
             answers.progress.extend(starmap(_progress_message, stands))
         else:
-            answers.progress = [brief.Progress(*each) for each in stands]
+            answers.progress = [compact.CompactProgress(*each) for each in stands]
         return answers
 
-    def _take(self) -> tuple[Columns, list[tuple[str, int, int]]]:
-        """The next columns, and how far the partitions are that gave them: looked up for each message, because what
-        came while the one before was sent is behind its progress."""
+    def _take(self) -> tuple[AnswerColumns, list[tuple[str, int, int]]]:
+        """Return the next columns and the progress of the partitions that answered. The progress is looked up for
+        each message, because answers that arrived while the previous message was sent are newer than its progress."""
         columns = self._outbox.take()
         self._count()
         names = sorted(self._partitions)
@@ -337,7 +343,7 @@ class Session:
         return columns, [(each, *stand_of(self._backend, self._clock, each)) for each in names if each]
 
     def late(self, op: Op, partition: str) -> StoreError:
-        """The error of an operation that has not ended in time: it names the partition if that has no leader."""
+        """Return the error of an operation that has not ended in time. It names the partition if that has no leader."""
         topology = self._backend.topology
         if not partition and op[0] not in _WITHOUT_KEY:
             partition = topology.ring.partition_of(op[1])
@@ -345,7 +351,7 @@ class Session:
         return _late(op, "" if is_led else f": partition {partition} has no leader")
 
     def close(self) -> None:
-        """Drop the answers of what is still under way."""
+        """Drop the answers of operations that are still in flight."""
         self.closed = True
         self._unsent.bytes -= self._counted
         self._counted = 0
@@ -354,8 +360,8 @@ class Session:
             self._sweeper = None
 
 
-class _Lane(Sink):
-    """The sink of one lane's operations. What completes in one turn is taken in together."""
+class _LaneSink(Sink):
+    """The sink of one lane's operations. Results of one turn are taken in together."""
 
     __slots__ = (
         *("_done", "_session", "_waits", "begun", "first", "left", "ops", "partition", "place", "ring_version"),
@@ -364,7 +370,7 @@ class _Lane(Sink):
 
     def __init__(
         self,
-        session: Session,
+        session: FrameSession,
         place: int,
         lane: Lane,
         ops: list[Any],
@@ -378,7 +384,7 @@ class _Lane(Sink):
         self.first, self.partition, self.ops = lane.first, lane.partition, ops
         self._done: list[tuple[int, Result | StoreError]] = []
         self._waits = bytearray(b"\1" * len(ops))
-        """0 for what is answered."""
+        """0 for answered operations."""
         self.left = len(ops)
         self.size = lane.ByteSize()
 
@@ -411,7 +417,7 @@ class _Lane(Sink):
             self._session.take_in(self, done)
 
     def expire(self) -> None:
-        """Answer what has not ended in time."""
+        """Answer operations that have not ended in time."""
         for token, op in enumerate(self.ops):
             if self._waits[token]:
                 self.complete(token, self._session.late(op, self.partition))
@@ -419,47 +425,47 @@ class _Lane(Sink):
 
 
 class Sessions:
-    """The part that all streams and unary frames of a server share."""
+    """The state that all streams and unary frames of a server share."""
 
     def __init__(self, backend: Backend, clock: Clock, slow: SlowLog | None = None) -> None:
         self.backend, self._clock, self._slow = backend, clock, slow
         self.unsent, self.batches = Unsent(), BatchBudget()
         self.histograms = {name: Histogram(1e-6) for name in ("Execute", "Session")}
-        """Seconds that lanes took, refused ones too."""
+        """Duration of lanes in seconds, including refused ones."""
 
     def open(
         self,
         method: str,
         unsent_bytes_max: int,
-        tell: Callable[[], None] | None = None,
+        notify: Callable[[], None] | None = None,
         backend: Backend | None = None,
-    ) -> Session:
-        """Begin one; `tell` as Session has it. `backend`: as its client may use it."""
-        return Session(
+    ) -> FrameSession:
+        """Begin a session. `notify`: as for the session. `backend`: with the permissions of the client."""
+        return FrameSession(
             backend if backend is not None else self.backend,
             self._clock,
             unsent_bytes_max,
             unsent=self.unsent,
             batches=self.batches,
             took=self.histograms[method],
-            tell=tell,
+            notify=notify,
             slow=self._slow,
         )
 
 
 def _count(lane: Lane) -> int:
-    """How many operations a lane has; its columns may be of different lengths."""
+    """Return the number of operations of a lane; its columns may have different lengths."""
     return max(len(lane.keys), len(lane.codes))
 
 
 def _in_batches(lane: Lane) -> int:
-    """How many operations stand in a lane's batches. One that has too many is refused before they are looked at."""
+    """Return the number of operations in a lane's batches. A batch with too many is refused before they are decoded."""
     counts = (len(each.operations) for each in lane.options)
     return sum(count for count in counts if count <= BATCH_OPS_MAX)
 
 
 def _are_puts(ops: list[Op | StoreError]) -> TypeGuard[list[Op]]:
-    if isinstance(ops[0], StoreError) or ops[0][0] != _PUT:  # as of most other lanes
+    if isinstance(ops[0], StoreError) or ops[0][0] != _PUT:  # as for most other lanes
         return False
     if set(map(type, ops)) != {tuple} or list(map(_code_of, ops)).count(_PUT) != len(ops):  # type: ignore[arg-type]
         return False
@@ -469,12 +475,12 @@ def _are_puts(ops: list[Op | StoreError]) -> TypeGuard[list[Op]]:
 
 def _late(op: Op, why: str) -> StoreError:
     if op[0] not in READS:
-        return OutcomeUnknown(f"no outcome within the frame's time{why}")
-    return Unavailable(f"no answer within the frame's time{why}")
+        return OutcomeUnknown(f"no outcome within the frame's timeout{why}")
+    return Unavailable(f"no answer within the frame's timeout{why}")
 
 
 def stand_of(backend: Backend, clock: Clock, partition: str) -> tuple[int, int]:
-    """How far a partition has come, as answers carry it: its sequence, and the time of its next record.
+    """Return the progress of a partition, as answers carry it: its sequence, and the time of its next record.
 
     Its last record may be old, and a request that carries an old time is refused. A leader stamps records with its
     clock, but never earlier than the last one.
@@ -484,7 +490,7 @@ def stand_of(backend: Backend, clock: Clock, partition: str) -> tuple[int, int]:
 
 
 def progress_of(backend: Backend, clock: Clock, partition: str) -> kv_pb2.Progress:
-    """The same as a message."""
+    """Return the progress of a partition as a message."""
     return _progress_message(partition, *stand_of(backend, clock, partition))
 
 

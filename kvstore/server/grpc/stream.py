@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Protocol
 
 from google.protobuf.message import DecodeError
 from msgspec import MsgspecError
 
 from kvstore.env import Stream, StreamHandler
 from kvstore.errors import InvalidRequest
-from kvstore.proto import brief, kv_pb2
+from kvstore.proto import compact, kv_pb2
 from kvstore.proto.frames import FrameReader
 from kvstore.proto.session_stream import (
-    BRIEF,
+    COMPACT,
     PROTOBUF,
     WELCOME,
     WORD,
@@ -24,45 +23,39 @@ from kvstore.proto.session_stream import (
 )
 from kvstore.rpc.channels import MESSAGE_BYTES_MAX
 from kvstore.server.access.guard import Guard
-from kvstore.server.access.identities import Access, Identity
+from kvstore.server.access.identities import UserIdentity
+from kvstore.server.access.stream_authenticator import StreamAuthenticator
 from kvstore.server.grpc.session import UNSENT_BYTES_MAX, Sessions
-from kvstore.server.redis.door import AcceptPeer, Leave
+from kvstore.server.redis.listener import AcceptPeer, Leave
 from kvstore.server.redis.plans import CommandError
 from kvstore.server.routing.backend import Backend
 
 log = logging.getLogger(__name__)
 
 OUTPUT_HIGH_BYTES = 256 << 10
-"""What a client has not read of its answers; from here on they gather, as results, within the bounds of a session."""
+"""Bytes of answers that the client has not read. Above it, further answers wait as results, within the limits of a
+session."""
 INPUT_BYTES_MAX = 256 << 20
-"""Parts of frames that are not complete, over all streams. Who would hold more is sent away."""
-
-
-class Doorman(Protocol):
-    """Finds out who a client is: kvstore.server.access.doorman.StreamDoorman."""
-
-    @property
-    def access(self) -> Access: ...
-
-    def receive(self, handler: SessionStream, login: list[bytes], stream: Stream) -> None:
-        """Welcome it, or turn it away, now or when its password is checked. `login`: user and password, or nothing."""
-        ...
+"""Maximum number of bytes of incomplete frames, over all streams. A stream that would exceed it is disconnected."""
 
 
 class SessionStreams:
     """The sessions on one server's Redis port."""
 
-    def __init__(self, sessions: Sessions, server: str, doorman: Doorman | None = None, cluster: str = "") -> None:
-        """Without a doorman nobody is asked who he is."""
+    def __init__(
+        self, sessions: Sessions, server: str, authenticator: StreamAuthenticator | None = None, cluster: str = ""
+    ) -> None:
+        """Without `authenticator`, access control is off."""
         self.sessions = sessions
         self.input_bytes = 0
-        self._server, self._doorman, self._cluster = server, doorman, cluster
+        self._server, self._authenticator, self._cluster = server, authenticator, cluster
         self._open: dict[SessionStream, None] = {}
-        if doorman is not None:
-            doorman.access.on_change(self._access_changed)
+        if authenticator is not None:
+            authenticator.access.on_change(self._access_changed)
 
     def beside(self, accept_peer: AcceptPeer) -> AcceptPeer:
-        """Share connections that speak no Redis: here are those of clients, `accept_peer` takes those of servers."""
+        """Return a function that takes over connections which do not speak the Redis protocol: those of clients
+        here, those of servers by `accept_peer`."""
 
         def accept(words: list[bytes], stream: Stream, leave: Leave) -> StreamHandler:
             return (self.accept if words[1] == WORD else accept_peer)(words, stream, leave)
@@ -70,27 +63,27 @@ class SessionStreams:
         return accept
 
     def accept(self, words: list[bytes], stream: Stream, leave: Leave) -> StreamHandler:
-        """The next handler of a connection that began with these words. It stays a client's; `leave` is called when it
-        is lost. Raises CommandError."""
+        """Return the next handler of a connection that began with these words. It still counts as a client's;
+        `leave` is called when it is lost. Raises CommandError."""
         refusal = refusal_or_none(words[1:], self._server, self._cluster)
         if refusal is not None:
             raise CommandError(f"ERR {refusal}")
         handler = SessionStream(self, stream, leave)
         self._open[handler] = None
-        if self._doorman is None:
-            handler.welcome(None)
+        if self._authenticator is None:
+            handler.accept_client(None)
         else:
-            self._doorman.receive(handler, words[4:], stream)
+            self._authenticator.receive(handler, words[4:], stream)
         return handler
 
-    def backend_of(self, identity: Identity | None, stream: Stream) -> Backend:
-        """The backend as a user may use it; None: whoever has not said who he is."""
-        backend, doorman = self.sessions.backend, self._doorman
-        if doorman is None or not doorman.access.is_on:
+    def backend_of(self, identity: UserIdentity | None, stream: Stream) -> Backend:
+        """Return the backend with the permissions of a user; None: a client that has not authenticated."""
+        backend, authenticator = self.sessions.backend, self._authenticator
+        if authenticator is None or not authenticator.access.is_on:
             return backend
         host, port, *_ = stream.get_extra_info("peername") or ("?", 0)
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        return Guard(doorman.access, identity or doorman.access.nobody, backend, address)
+        return Guard(authenticator.access, identity or authenticator.access.nobody, backend, address)
 
     def _access_changed(self) -> None:
         for handler in list(self._open):
@@ -104,54 +97,54 @@ class SessionStreams:
 
 
 class SessionStream:
-    """The StreamHandler of one of them. Answers are written when a lane's have come together, and wait as results while
-    the client does not read; frames are read while the session has room."""
+    """The StreamHandler of one session. Answers are written when those of a lane are complete, and wait as results
+    while the client does not read. Frames are read while the session has capacity."""
 
     def __init__(self, owner: SessionStreams, stream: Stream, leave: Leave) -> None:
         self._owner, self._stream, self._leave = owner, stream, leave
-        self._session = owner.sessions.open("Session", UNSENT_BYTES_MAX, self._tell)
+        self._session = owner.sessions.open("Session", UNSENT_BYTES_MAX, self._send_answers)
         self._frames = FrameReader(MESSAGE_BYTES_MAX)
         self._waiting: list[bytes] = []
-        """Frames that came while there was no room."""
+        """Frames that arrived while there was no capacity."""
         self._held = 0
-        """What the owner counts of this one."""
-        self._is_taking = self._is_paused = self._may_write = self._is_welcome = self._is_closing = False
-        self._identity: Identity | None = None
-        self._entered: Callable[[], object] = bool
+        """Bytes that the owner counts for this stream."""
+        self._is_taking = self._is_paused = self._may_write = self._is_accepted = self._is_closing = False
+        self._identity: UserIdentity | None = None
+        self._authenticated: Callable[[], object] = bool
         stream.set_write_buffer_limits(high=OUTPUT_HIGH_BYTES)
 
-    # ── who it is ──
+    # ── authentication ──
 
-    def welcome(self, identity: Identity | None) -> None:
-        """Let it in. Nothing that it sends is read before."""
+    def accept_client(self, identity: UserIdentity | None) -> None:
+        """Accept the client. Nothing that it sends is read before."""
         if self._session.closed:
-            return  # it has gone meanwhile
+            return  # it has disconnected meanwhile
         self._identity = identity
         self._session.use(self._owner.backend_of(identity, self._stream))
         self._stream.write(WELCOME)
-        self._is_welcome = self._may_write = True
-        self._entered()
+        self._is_accepted = self._may_write = True
+        self._authenticated()
 
-    def when_welcome(self, entered: Callable[[], None]) -> None:
-        """Call `entered` once the client is let in, or now if it is."""
-        self._entered = entered
-        if self._is_welcome:
-            entered()
+    def when_authenticated(self, authenticated: Callable[[], None]) -> None:
+        """Call the function once the client has been accepted, or now if it already is."""
+        self._authenticated = authenticated
+        if self._is_accepted:
+            authenticated()
 
-    def turn_away(self, text: str) -> None:
-        """It is nobody who may come in; `text` begins with the word that clients look at."""
+    def refuse(self, text: str) -> None:
+        """Refuse the client. `text` begins with the code that clients inspect."""
         self._session.close()
         self._stream.write(f"-{text}\r\n".encode())
         self._stream.close()
 
     def access_changed(self) -> None:
-        """There is another table of users. Whoever may not stay has to come again, and to say who he is."""
-        if not self._is_welcome:
+        """Apply the new access table. A client that may not stay is disconnected, and must authenticate again."""
+        if not self._is_accepted:
             return
         backend = self._owner.backend_of(self._identity, self._stream)
-        is_stranger = self._identity is None or self._identity.is_gone
-        if is_stranger and backend is not self._owner.sessions.backend:
-            self._end("its user is not known any more")
+        is_unauthenticated = self._identity is None or self._identity.is_gone
+        if is_unauthenticated and backend is not self._owner.sessions.backend:
+            self._end("the user was removed or the password has changed")
         else:
             self._session.use(backend)
 
@@ -159,11 +152,11 @@ class SessionStream:
 
     @property
     def is_done(self) -> bool:
-        """Whether no answer is due."""
+        """True if no answer is due."""
         return self._session.closed or self._session.is_finished
 
     def close_soon(self) -> None:
-        """Begin nothing more; close when what is under way is answered."""
+        """Begin no more operations; close when those in flight are answered."""
         self._is_closing = True
         self._waiting.clear()
         self._session.finish()
@@ -174,8 +167,8 @@ class SessionStream:
     def data_received(self, data: bytes) -> None:
         if self._session.closed or self._is_closing:
             return
-        if not self._is_welcome:
-            return self._end("a message before the greeting was answered")
+        if not self._is_accepted:
+            return self._end("the client sent a message before the greeting was answered")
         frames = self._frames
         bodies = frames.feed(data)
         if frames.buffered_bytes or self._held:
@@ -202,17 +195,17 @@ class SessionStream:
 
     def resume_writing(self) -> None:
         self._may_write = True
-        self._tell()
+        self._send_answers()
 
     # ── frames and answers ──
 
     def _take(self, bodies: list[bytes]) -> None:
-        """Begin frames as long as there is room, and the client reads its answers."""
+        """Begin frames while there is capacity and the client reads its answers."""
         session = self._session
         self._is_taking = True
         try:
             for place, body in enumerate(bodies):
-                if not session.has_room or not self._may_write:
+                if not session.has_capacity or not self._may_write:
                     self._pause(bodies[place:])
                     break
                 self._begin(body)
@@ -222,42 +215,42 @@ class SessionStream:
             self._is_taking = False
 
     def _begin(self, body: bytes) -> None:
-        """Raises DecodeError, MsgspecError, or InvalidRequest."""
+        """Begin one frame. Raises DecodeError, MsgspecError, or InvalidRequest."""
         session = self._session
         kind = body[0] if body else 0
-        if kind == BRIEF:
-            few = brief.decode_frame(memoryview(body)[1:])
+        if kind == COMPACT:
+            few = compact.decode_frame(memoryview(body)[1:])
             answers = session.answer_now(few)
             if answers is not None:
                 self._stream.write(message_of(answers))
             elif few.lanes:
                 session.accept(few)
             else:
-                self._stream.write(message_of(brief.Answers(few.ring_version, [], [], [], [], [], [])))
+                self._stream.write(message_of(compact.CompactAnswers(few.ring_version, [], [], [], [], [], [])))
         elif kind == PROTOBUF:
             session.accept(kv_pb2.Frame.FromString(body[1:]))
         else:
-            raise InvalidRequest(f"want a message of kind {BRIEF} or {PROTOBUF}, got {kind}")
+            raise InvalidRequest(f"expected a message of kind {COMPACT} or {PROTOBUF}, got {kind}")
 
     def _pause(self, rest: list[bytes]) -> None:
         self._waiting = rest
         self._is_paused = True
         self._stream.pause_reading()
 
-    def _tell(self) -> None:
-        """There are answers, or there is room."""
+    def _send_answers(self) -> None:
+        """Send answers that are ready, and continue reading if there is capacity."""
         session = self._session
         if session.closed:
             return
         while self._may_write and (answers := session.take_brief()) is not None:
-            if isinstance(answers, brief.Answers):
+            if isinstance(answers, compact.CompactAnswers):
                 self._stream.write(message_of(answers))
             else:
                 self._stream.write(protobuf_message_of(answers))
         if self._is_closing:
             if session.is_finished:
                 self._stream.close()
-        elif self._is_paused and self._may_write and session.has_room and not self._is_taking:
+        elif self._is_paused and self._may_write and session.has_capacity and not self._is_taking:
             self._is_paused = False
             self._stream.resume_reading()
             waiting, self._waiting = self._waiting, []
@@ -267,9 +260,9 @@ class SessionStream:
         self._owner.input_bytes += held - self._held
         self._held = held
         if held and self._owner.input_bytes > INPUT_BYTES_MAX:
-            self._end("too many large frames at once")
+            self._end("the server holds too many incomplete frames")
 
     def _end(self, why: str) -> None:
-        log.warning("a session on the Redis port ends: %s", why)
+        log.warning("closed a session on the Redis port: %s", why)
         self._session.close()
         self._stream.abort()

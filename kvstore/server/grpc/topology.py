@@ -1,4 +1,4 @@
-"""The topology as clients get it, and the wait for another one."""
+"""The topology in the form for clients, and the wait for its next change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvstore.server.routing.backend import Backend, Topology
 
 
 class Topologies:
-    """The server's present topology as a message with a number, made once per change."""
+    """The server's present topology as a numbered message, made once per change."""
 
     def __init__(self, backend: Backend, clock: Clock, server: str, cluster: str) -> None:
         self._backend, self._clock, self._server, self._cluster = backend, clock, server, cluster
@@ -28,7 +28,8 @@ class Topologies:
         self._unsubscribe()
 
     async def wait(self, known: int, wait_ms: int) -> kv_pb2.TopologyResponse:
-        """The topology: at once if its number is not `known`, else the next one, or the same after `wait_ms`."""
+        """Return the topology: at once if its number is not `known`, else the next one, or the same after `wait_ms`
+        milliseconds."""
         if known == self._number and wait_ms:
             changed = self._changed
             await wait_within(changed, min(wait_ms, TIMEOUT_MAX_MS) / 1000)
@@ -46,7 +47,7 @@ class Topologies:
     def _on_change(self) -> None:
         seen = what_clients_see(self._backend.topology)
         if seen == self._seen:
-            return  # a step of a move that routes nothing
+            return  # a step of a move that changes no routing
         self._seen = seen
         self._number += 1
         self._message = None
@@ -55,12 +56,12 @@ class Topologies:
 
 
 def what_clients_see(topology: Topology) -> tuple[Any, ...]:
-    """Reduce the cluster's state to what a client's next topology depends on. Decides only."""
+    """Return the part of the cluster's state that clients see. Decides only."""
     return topology.ring.routed, topology.ring.partitions, topology.leaders, topology.servers
 
 
 def topology_message(topology: Topology) -> kv_pb2.TopologyResponse:
-    """The ring, leaders and servers. Decides only."""
+    """Return the ring, leaders and servers as a message. Decides only."""
     ring = topology.ring
     members = [ring.partitions[partition] for partition in sorted(ring.partitions)]
     place = {member.id: index for index, member in enumerate(members)}

@@ -1,8 +1,8 @@
 """The admin pages of Apache BookKeeper that probes and operators' tools read, under Apache's paths and with Apache's
-JSON: Helm charts of Apache Pulsar probe them.
+JSON. Helm charts of Apache Pulsar probe them.
 
-The four probes need no user, as /healthz and /readyz do. `info` and `cluster_info` need a user, as /metrics does. All
-pages are read-only: a bookie of ours becomes read-only by itself when its disk is full, and no page changes that.
+The four probes need no user, like /healthz and /readyz. `info` and `cluster_info` need a user, like /metrics. All pages
+are read-only: a bookie becomes read-only by itself when its disk is full, and no page changes that.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _BOOKIE = "/api/v1/bookie"
 PROBES = frozenset((HEARTBEAT, *(f"{_BOOKIE}/{each}" for each in ("is_ready", "state", "state/readonly"))))
 """Pages that need no user and no certificate."""
 CLUSTER_INFO_KEPT_S = 1.0
-"""How long a summary of the cluster is reused: it costs requests to the metadata store."""
+"""Seconds for which a summary of the cluster is reused, because it costs requests to the metadata store."""
 CLUSTER_INFO_S = 5.0
-"""How long a request waits for the metadata store; after that the answer is 503."""
+"""Seconds that a request waits for the metadata store; after that the response is 503."""
 
 
 class ShownBookie(Protocol):
-    """A node, starting or running, as these pages show it."""
+    """A starting or running node, as these pages show it."""
 
     def not_live(self) -> list[str]:
-        """Return why the process should be restarted; empty if it works."""
+        """Return the reasons why the process should be restarted; empty if it is healthy."""
         ...
 
     def bookie_state(self) -> BookieState | None:
@@ -41,7 +41,7 @@ class ShownBookie(Protocol):
         ...
 
     def bookie_space(self) -> tuple[int, int]:
-        """Return the bookie's bytes in total and its free bytes. Raises OSError, and Unavailable while it starts."""
+        """Return the bookie's total and free bytes. Raises OSError, and Unavailable while the bookie starts."""
         ...
 
     async def cluster_info(self) -> BookieSummary:
@@ -50,25 +50,25 @@ class ShownBookie(Protocol):
         ...
 
 
-class Page(NamedTuple):
-    """The answer of one page."""
+class AdminPage(NamedTuple):
+    """The response of one page."""
 
     status: int
     text: str
     content_type: str = "text/plain"
 
 
-NO_BOOKIE = Page(404, "404: this node has no bookie\n")
+NO_BOOKIE = AdminPage(404, "404: this node has no bookie\n")
 
 
 class BookkeeperPages:
-    """The admin pages of Apache's bookie as one node answers them."""
+    """The admin pages of Apache's bookie, as one node serves them."""
 
     def __init__(self, shown: ShownBookie, now: Callable[[], float]) -> None:
         self._shown, self._now = shown, now
         self._turn = asyncio.Lock()
-        self._kept, self._kept_until = Page(503, ""), -math.inf
-        self._pages: Mapping[str, Callable[[], Awaitable[Page]]] = {
+        self._kept, self._kept_until = AdminPage(503, ""), -math.inf
+        self._pages: Mapping[str, Callable[[], Awaitable[AdminPage]]] = {
             HEARTBEAT: self._heartbeat,
             f"{_BOOKIE}/is_ready": self._is_ready,
             f"{_BOOKIE}/state": self._state,
@@ -78,7 +78,7 @@ class BookkeeperPages:
         }
 
     def paths(self) -> frozenset[str]:
-        """Return the paths that are answered here."""
+        """Return the paths that are served here."""
         return frozenset(self._pages)
 
     async def answer(self, path: str) -> web.Response:
@@ -86,19 +86,19 @@ class BookkeeperPages:
         page = await self._pages[path]()
         return web.Response(status=page.status, text=page.text, content_type=page.content_type)
 
-    async def _heartbeat(self) -> Page:
+    async def _heartbeat(self) -> AdminPage:
         faults = self._shown.not_live()
-        return Page(503, "\n".join(faults) + "\n") if faults else Page(200, "OK\n")
+        return AdminPage(503, "\n".join(faults) + "\n") if faults else AdminPage(200, "OK\n")
 
-    async def _is_ready(self) -> Page:
+    async def _is_ready(self) -> AdminPage:
         state = self._shown.bookie_state()
         if state is None:
             return NO_BOOKIE
         if state.is_running and not state.is_stopping:
-            return Page(200, "OK")
-        return Page(503, "Bookie is not fully started yet")
+            return AdminPage(200, "OK")
+        return AdminPage(503, "Bookie is not fully started yet")
 
-    async def _state(self) -> Page:
+    async def _state(self) -> AdminPage:
         state = self._shown.bookie_state()
         if state is None:
             return NO_BOOKIE
@@ -109,35 +109,36 @@ class BookkeeperPages:
             availableForHighPriorityWrites=state.takes_copies,
         )
 
-    async def _state_readonly(self) -> Page:
+    async def _state_readonly(self) -> AdminPage:
         state = self._shown.bookie_state()
         return NO_BOOKIE if state is None else _json(readOnly=state.is_readonly)
 
-    async def _info(self) -> Page:
+    async def _info(self) -> AdminPage:
         if self._shown.bookie_state() is None:
             return NO_BOOKIE
         try:
             total, free = self._shown.bookie_space()
         except (StoreError, OSError) as error:
-            return Page(503, f"{error}\n")
+            return AdminPage(503, f"{error}\n")
         return _json(freeSpace=free, totalSpace=total)
 
-    async def _cluster_info(self) -> Page:
-        """Read the summary for all requests of CLUSTER_INFO_KEPT_S together, failures too."""
+    async def _cluster_info(self) -> AdminPage:
+        """Return the summary, read at most once in CLUSTER_INFO_KEPT_S seconds for all requests. Failures are reused
+        too."""
         async with self._turn:
             if self._now() >= self._kept_until:
                 self._kept = await self._read_cluster_info()
                 self._kept_until = self._now() + CLUSTER_INFO_KEPT_S
             return self._kept
 
-    async def _read_cluster_info(self) -> Page:
+    async def _read_cluster_info(self) -> AdminPage:
         try:
             async with asyncio.timeout(CLUSTER_INFO_S):
                 found = await self._shown.cluster_info()
         except TimeoutError:
-            return Page(503, f"the metadata store did not answer within {CLUSTER_INFO_S:g} s\n")
+            return AdminPage(503, f"the metadata store did not answer within {CLUSTER_INFO_S:g} s\n")
         except StoreError as error:
-            return Page(503, f"{error}\n")
+            return AdminPage(503, f"{error}\n")
         return _json(
             auditorElected=found.auditor is not None,
             auditorId=found.auditor or "",
@@ -150,6 +151,6 @@ class BookkeeperPages:
         )
 
 
-def _json(**fields: bool | int | str) -> Page:
-    """Return the fields as Apache's JSON printer writes them, because scripts search its text."""
-    return Page(200, json.dumps(fields, indent=2, separators=(",", " : ")), "application/json")
+def _json(**fields: bool | int | str) -> AdminPage:
+    """Return the fields in the format of Apache's JSON printer, because scripts search its text."""
+    return AdminPage(200, json.dumps(fields, indent=2, separators=(",", " : ")), "application/json")

@@ -1,7 +1,7 @@
-"""Metrics as Prometheus' text format. Decides only.
+"""Metrics in Prometheus' text format. Decides only.
 
-The same bytes as prometheus_client's `generate_latest`, for families whose names need no escaping, in a tenth of its
-calls: it looks through each name and each label anew, and the event loop stands still meanwhile.
+The output equals that of prometheus_client's `generate_latest` for families whose names need no escaping, with a tenth
+of its function calls: that function examines each name and label every time, and the event loop waits meanwhile.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from prometheus_client.core import Metric
 from prometheus_client.utils import floatToGoString
 
 SHORT = 1e6
-"""From here on Go writes an exponent where Python does not yet."""
+"""Beyond this value Go writes an exponent and Python does not yet."""
 
 
 def exposition(metrics: Iterable[Metric]) -> bytes:
-    """A page of them."""
+    """Return a page of metrics."""
     page: list[str] = []
     for metric in metrics:
         page.append(_head(metric.name, metric.type, metric.documentation))

@@ -1,4 +1,4 @@
-"""How old the last good snapshot is, as far as this node knows: for an alarm when nobody takes them any more."""
+"""The age of the last finished snapshot, as far as this node knows, for an alert when snapshots stop."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from kvstore.meta.store import MetadataStore
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 30.0
+CHECK_S = 30.0
 
 
 class LastSnapshot:
-    """Looks from `start` to `close`: when it is told of a change, and now and then."""
+    """Reads the record of the last snapshot from `start` to `close`: when a watch reports a change, and
+    periodically."""
 
     def __init__(self, env: Env, store: MetadataStore) -> None:
         self._env, self._store = env, store
@@ -28,25 +29,25 @@ class LastSnapshot:
         self._last: SnapshotRecord | None = None
 
     def start(self) -> None:
-        self._nursery.spawn(self._look_now_and_then(), name="look")
+        self._nursery.spawn(self._check_periodically(), name="check")
 
     async def close(self) -> None:
         self._watch.close()
         await self._nursery.close()
 
     def statistics(self) -> dict[str, float]:
-        """Nothing while there is no snapshot: an alarm must not take that for a fresh one."""
+        """Return nothing while there is no snapshot, because an alert must not take that for a recent one."""
         last = self._last
         if last is None:
             return {}
         age_s = max(0.0, (self._env.clock.date_ms() - last.started_ms) / 1000)
         return {"snapshot_age_s": age_s, "snapshot_rows": last.rows, "snapshot_bytes": last.size_bytes}
 
-    async def _look_now_and_then(self) -> None:
+    async def _check_periodically(self) -> None:
         while True:
             self._changed.clear()
             try:
                 self._last = await last_snapshot_or_none(self._store)
             except StoreError as error:
-                log.warning("the last snapshot is not known, what was known stays: %s", error)
-            await wait_within(self._changed, LOOK_S)
+                log.warning("cannot read the last snapshot, keeping the previous record: %s", error)
+            await wait_within(self._changed, CHECK_S)

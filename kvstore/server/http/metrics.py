@@ -8,19 +8,19 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from kvstore.env.histogram import Histogram
-from kvstore.server.http.metric_table import Kind, declared
+from kvstore.server.http.metric_table import MetricKind, declared
 
 PREFIX = "kvstore"
 
 Statistics = Mapping[str, Any]
 
 BUCKETS = {"_seconds": range(6, 25), "": range(13)}
-"""Which powers of two of a histogram's unit bound a published bucket: 64 µs to 17 s, or 1 to 4,096."""
+"""Powers of two of a histogram's unit that bound the published buckets: 64 µs to 17 s, or 1 to 4,096."""
 
 
 def metrics_of(part: str, values: Statistics) -> Iterator[Metric]:
-    """The numbers of one part as metrics. A table of tables gets a label named after the part in the singular, with
-    their names as its values; a histogram in a table of histograms gets the label of its declaration."""
+    """Yield the metrics of one part. A table of tables gets a label named after the part in the singular, with the
+    names of the tables as its values. A histogram in a table of histograms gets the label of its declaration."""
     tables = {name: value for name, value in values.items() if isinstance(value, Mapping)}
     if tables and len(tables) == len(values) and not any(map(_is_histograms, tables.values())):
         label = part.removesuffix("s")
@@ -40,14 +40,15 @@ def metrics_of(part: str, values: Statistics) -> Iterator[Metric]:
             yield _histogram(f"{part}_{name}", {(label,): each for label, each in sorted(value.items())})
     for name, value in _numbers("", values):
         if name.startswith(distributed):
-            continue  # its count, sum and quantiles, which the histogram says better
+            continue  # its count, sum and quantiles, which the histogram covers
         metric = _metric(f"{part}_{name}" if part else name)
         metric.add_metric([], value)
         yield metric
 
 
 def _with_flags(table: Statistics) -> Statistics:
-    """A replica says in words what role it has and why it stopped; alarms need numbers. Moves have numbers as names."""
+    """Add flags for alerts: a replica reports its role and why it stopped in words, and alerts need numbers. Moves
+    are dropped, because their names are numbers."""
     if "role" not in table:
         return table
     rest = {name: value for name, value in table.items() if name != "moves"}
@@ -56,7 +57,7 @@ def _with_flags(table: Statistics) -> Statistics:
 
 def _metric(source: str, *labels: str) -> CounterMetricFamily | GaugeMetricFamily:
     found = declared(source)
-    kind = CounterMetricFamily if found.kind is Kind.COUNTER else GaugeMetricFamily
+    kind = CounterMetricFamily if found.kind is MetricKind.COUNTER else GaugeMetricFamily
     return kind(f"{PREFIX}_{found.name}", found.text, labels=labels)
 
 
@@ -76,7 +77,8 @@ def _is_histograms(value: Any) -> bool:
 
 
 def _numbers(prefix: str, values: Statistics) -> Iterator[tuple[str, float]]:
-    """(name, number) of everything that is a number, tables inside by their path; text and lists are left out."""
+    """Yield (name, number) for every number; the names of nested tables are joined by underscores. Text and lists
+    are skipped."""
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from _numbers(f"{prefix}{name}_", value)

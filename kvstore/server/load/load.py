@@ -1,5 +1,5 @@
-"""How much each partition has to do, which keys are asked for most, and what to move where. Fed with samples and
-counters, never with every operation. Decides only."""
+"""Measures the load of each partition and its most requested keys, and suggests moves. Uses samples and counters, never
+every operation. Decides only."""
 
 from __future__ import annotations
 
@@ -15,66 +15,66 @@ from kvstore.ring import TOKENS, PartitionState, Ring, token_of
 from kvstore.types import PartitionId
 
 KEYS_MAX = 64
-"""Keys that a sketch counts. One that takes more than a 64th of all samples is among them for sure."""
+"""Keys counted by a sketch. A key with more than 1/64 of all samples is certainly among them."""
 HOT_MAX = 10
-"""Keys that are shown of a partition."""
+"""Maximum number of hot keys shown per partition."""
 HALF_LIFE_S = 10.0
-"""After this time old samples count for half."""
+"""Time after which old samples count half."""
 TOKENS_KEPT = 1024
 QUANTILES = 64
 SAMPLES_MIN = 100
-"""With fewer nothing is said about keys."""
+"""Minimum number of samples for statements about keys."""
 HOT_TIMES = 1.5
-"""A partition with so many times the mean has too much to do ..."""
+"""A partition is overloaded if its rate is this multiple of the mean ..."""
 HOT_OPS_PER_S = 200.0
-"""... if it is this much at all."""
+"""... and at least this many operations per second."""
 ONE_KEY = 0.5
-"""A key with this part of its partition's operations: moving the others away does not help."""
+"""Share of a single key in its partition's operations above which moving other keys does not help."""
 
 
 class HotKey(NamedTuple):
     key: bytes
     share: float
-    """Of the partition's operations; at least that much, for sure."""
+    """Lower bound of its share of the partition's operations."""
 
 
-class Load(NamedTuple):
-    """The recent load of one partition's leader."""
+class PartitionLoad(NamedTuple):
+    """The recent load of one partition, according to its leader."""
 
     partition: PartitionId
     ops_per_s: float
     writes_per_s: float
     written_bytes_per_s: float
-    """Keys and values."""
+    """Bytes of keys and values."""
     hot: tuple[HotKey, ...] = ()
     tokens: tuple[int, ...] = ()
-    """Rising: between each two of them about the same part of the operations."""
+    """Rising tokens with about the same number of operations between each two."""
 
 
 class Suggestion(NamedTuple):
-    """A move that would even the load out, or why none would."""
+    """A move that would balance the load, or the reason why none would."""
 
     source: PartitionId
     target: PartitionId
     first: int
     last: int
-    """Both 0, and no target, if no move helps."""
+    """Both 0, with an empty target, if no move helps."""
     ops_per_s: float
     text: str
 
 
 class TopKeys:
-    """The keys that come most often, in bounded memory: the space-saving sketch.
+    """The most frequent keys in bounded memory: the space-saving sketch.
 
-    A new key takes the place of the one with the smallest count and inherits that count, which is then by how much its
-    own may be too large.
+    A new key replaces the key with the smallest count and inherits the count, which is then the maximum error of the
+    new key's count.
     """
 
     def __init__(self, keys_max: int = KEYS_MAX) -> None:
         self._max = keys_max
         self._counts: dict[bytes, float] = {}
         self._excess: dict[bytes, float] = {}
-        """By how much the count may be too large."""
+        """Maximum error of each count."""
         self.total = 0.0
 
     def add(self, key: bytes) -> None:
@@ -91,13 +91,13 @@ class TopKeys:
         counts[key] = count + 1
 
     def fade(self, factor: float) -> None:
-        """Let what was counted so far count for less."""
+        """Reduce the weight of everything counted so far."""
         self.total *= factor
         self._counts = {key: count * factor for key, count in self._counts.items()}
         self._excess = {key: excess * factor for key, excess in self._excess.items()}
 
     def top(self, most: int) -> tuple[HotKey, ...]:
-        """Keys by the share that they have for sure, largest first; nothing if that is no more than chance."""
+        """Return the keys with the largest certain shares, largest first, without shares that could be chance."""
         if self.total < SAMPLES_MIN:
             return ()
         sure = ((key, (count - self._excess[key]) / self.total) for key, count in self._counts.items())
@@ -105,8 +105,8 @@ class TopKeys:
         return tuple(HotKey(key, share) for share, key in hot[:most])
 
 
-class PartitionLoad:
-    """One partition's load, as its leader sees it."""
+class LoadTracker:
+    """Tracks one partition's load for its leader."""
 
     def __init__(self, partition: PartitionId) -> None:
         self._partition = partition
@@ -116,7 +116,7 @@ class PartitionLoad:
         self._ops_per_s = self._writes_per_s = self._write_bytes = 0.0
 
     def sampled(self, keys: Iterable[tuple[bytes, int]]) -> None:
-        """Some operations: each one's key, and what it writes in bytes, 0 if nothing."""
+        """Record some operations: the key of each, and the bytes it writes, 0 for none."""
         for key, written in keys:
             self._keys.add(key)
             self._tokens.append(token_of(key))
@@ -124,7 +124,7 @@ class PartitionLoad:
                 self._write_bytes += (written - self._write_bytes) / 64
 
     def counted(self, ops: float, writes: float, now: float) -> None:
-        """The leader's counters, which rise, at a time in seconds; they begin again with each lead."""
+        """Record the leader's rising counters at a time in seconds. They restart with each leadership."""
         before, self._last = self._last, (ops, writes, now)
         if before is None or ops < before[0] or writes < before[1] or now <= before[2]:
             return
@@ -135,7 +135,7 @@ class PartitionLoad:
         self._keys.fade(0.5 ** (passed_s / HALF_LIFE_S))
 
     def numbers(self) -> dict[str, float]:
-        """For metrics: no keys."""
+        """Return the numbers for metrics, without keys."""
         hottest = self._keys.top(1)
         return {
             "ops_per_s": self._ops_per_s,
@@ -144,10 +144,10 @@ class PartitionLoad:
             "hottest_key_share": hottest[0].share if hottest else 0.0,
         }
 
-    def load(self) -> Load:
+    def load(self) -> PartitionLoad:
         tokens = sorted(self._tokens) if len(self._tokens) >= SAMPLES_MIN else []
         step = max(1, len(tokens) // QUANTILES)
-        return Load(
+        return PartitionLoad(
             self._partition,
             self._ops_per_s,
             self._writes_per_s,
@@ -157,21 +157,22 @@ class PartitionLoad:
         )
 
 
-_decoder = msgspec.msgpack.Decoder(tuple[Load, ...])
+_decoder = msgspec.msgpack.Decoder(tuple[PartitionLoad, ...])
 
 
-def encode(loads: Iterable[Load]) -> bytes:
-    """Loads, for another server."""
+def encode(loads: Iterable[PartitionLoad]) -> bytes:
+    """Encode loads for another server."""
     return msgspec.msgpack.encode(tuple(loads))
 
 
-def decode(body: bytes) -> tuple[Load, ...]:
-    """Raises msgspec.MsgspecError."""
+def decode(body: bytes) -> tuple[PartitionLoad, ...]:
+    """Decode loads. Raises msgspec.MsgspecError."""
     return _decoder.decode(body)
 
 
-def suggest(ring: Ring, loads: Mapping[PartitionId, Load]) -> list[Suggestion]:
-    """For each partition that has far more to do than the mean: the range to move, to the one that has least to do."""
+def suggest(ring: Ring, loads: Mapping[PartitionId, PartitionLoad]) -> list[Suggestion]:
+    """Return, for each partition with far more load than the mean, the range to move to the partition with the least
+    load."""
     serving = [each.id for each in ring.partitions.values() if each.state is PartitionState.SERVING]
     busy = {partition for move in ring.moves.values() for partition in (move.source, move.target)}
     rates = {each: loads[each].ops_per_s if each in loads else 0.0 for each in serving}
@@ -192,19 +193,19 @@ def suggest(ring: Ring, loads: Mapping[PartitionId, Load]) -> list[Suggestion]:
     return found
 
 
-def _one_key(load: Load) -> Suggestion | None:
+def _one_key(load: PartitionLoad) -> Suggestion | None:
     if not load.hot or load.hot[0].share < ONE_KEY:
         return None
     key, share = load.hot[0]
     text = (
         f"{load.partition}: {share:.0%} of its operations are for the key {key.decode('utf-8', 'backslashreplace')!r}, "
-        "which no move can split: read it at level session or stale from replicas, or spread it over several keys"
+        "which no move can split; read it at level session or stale from replicas, or spread it over several keys"
     )
     return Suggestion(load.partition, PartitionId(""), 0, 0, 0.0, text)
 
 
-def _range(ring: Ring, load: Load, target: PartitionId, mean: float, rate: float) -> Suggestion | None:
-    """The start of the source's busiest range, as much as brings source or target to the mean."""
+def _range(ring: Ring, load: PartitionLoad, target: PartitionId, mean: float, rate: float) -> Suggestion | None:
+    """Suggest the start of the source's busiest range, large enough to bring the source or the target to the mean."""
     wanted = min(load.ops_per_s - mean, mean - rate) / load.ops_per_s * len(load.tokens)
     spans = [span for span in ring.ranges() if span.owner == load.partition and span.start != span.end]
     parts = [(_tokens_in(load.tokens, (span.start + 1) % TOKENS, span.end), span) for span in spans]
@@ -217,12 +218,13 @@ def _range(ring: Ring, load: Load, target: PartitionId, mean: float, rate: float
     last = span.end if len(tokens) <= wanted else max(first, tokens[int(wanted) - 1])
     moved = min(len(tokens), int(wanted)) / len(load.tokens) * load.ops_per_s
     text = (
-        f"{load.partition} has {load.ops_per_s:,.0f} operations/s, the mean is {mean:,.0f}: move about {moved:,.0f} of "
-        f"them by: kvstore ring move {target} --first {first} --last {last}"
+        f"{load.partition} has {load.ops_per_s:,.0f} operations/s and the mean is {mean:,.0f}; to move about "
+        f"{moved:,.0f} "
+        f"of them: kvstore ring move {target} --first {first} --last {last}"
     )
     return Suggestion(load.partition, target, first, last, moved, text)
 
 
 def _tokens_in(tokens: tuple[int, ...], first: int, last: int) -> tuple[int, ...]:
-    """Those from first to last; nothing for a range that wraps round."""
+    """Return the tokens from first to last; none for a range that wraps around."""
     return tokens[bisect_left(tokens, first) : bisect_right(tokens, last)] if first <= last else ()

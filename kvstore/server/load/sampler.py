@@ -1,6 +1,6 @@
-"""Looks at some operations of each partition that is led here: now and then a burst passes through a tap, else none.
+"""Samples some operations of each partition led here: at intervals a burst passes through a tap.
 
-So operations cost nothing between the bursts, however many they are; counters say how many that was.
+Between bursts operations cost nothing, however many there are; counters provide their number.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from kvstore.env import Env
 from kvstore.errors import StoreError
 from kvstore.partition.state.commands import NOT_NOW, Code, NotNow, Op, Sink
 from kvstore.partition.state.traits import POINT_READS
-from kvstore.server.load.load import Load, PartitionLoad, decode, encode
+from kvstore.server.load.load import LoadTracker, PartitionLoad, decode, encode
+from kvstore.server.peer_calls import PeerCalls
 from kvstore.server.routing.pending import written_bytes
 from kvstore.server.routing.ports import LocalReplica
 from kvstore.types import PartitionId, ServerId
@@ -24,20 +25,20 @@ from kvstore.types import PartitionId, ServerId
 log = logging.getLogger(__name__)
 
 LOADS = PartitionId("@loads")
-"""No partition has this name: calls under it are for the server."""
+"""The id under which servers ask each other for loads. No partition has this name."""
 CALL_S = 1.0
 TICK_S = 0.1
-"""Between two bursts."""
+"""Interval between bursts."""
 BURST = 32
-"""Operations of one partition in one tick: 320 samples a second at most."""
+"""Sampled operations of one partition per burst: at most 320 samples per second."""
 COUNT_S, IDLE_S = 1.0, 2.0
-"""How often operations are counted; and how often where none come."""
+"""Interval at which operations are counted, and at which idle partitions are checked."""
 _KEYED_MAX = int(Code.BATCH)
-"""Codes up to this one are for one key."""
+"""Highest code of the operations on a single key."""
 
 
 class Tap:
-    """Stands before a replica until a burst has passed."""
+    """Sits in front of a replica until a burst has passed."""
 
     __slots__ = ("_load_sampler", "_replica", "partition", "seen", "state")
 
@@ -75,59 +76,59 @@ class Tap:
         self._replica.expel()
 
 
-class Counting(LocalReplica, Protocol):
-    """A replica that counts what it does."""
+class CountingReplica(LocalReplica, Protocol):
+    """A replica that counts its operations."""
 
     def counts(self) -> tuple[int, int] | None:
-        """Operations answered by this lead, and mutations logged."""
+        """Return the operations answered during this leadership, and the mutations logged."""
         ...
 
 
 class Hosted(Protocol):
-    """The replicas here: kvstore.server.hosting.Hosting."""
+    """The local replicas: kvstore.server.hosting.Hosting."""
 
-    def leading(self) -> Mapping[PartitionId, Counting]: ...
+    def leading(self) -> Mapping[PartitionId, CountingReplica]: ...
 
 
 class Swaps(Protocol):
-    """Where operations come to replicas: kvstore.server.routing.dispatch.Dispatcher."""
+    """Where operations are routed to replicas: kvstore.server.routing.dispatch.Dispatcher."""
 
     def swap(self, partition: PartitionId, old: LocalReplica, new: LocalReplica) -> bool: ...
 
 
 class LoadSampler:
-    """The load of what is led here."""
+    """Measures the load of the partitions led here."""
 
     def __init__(self, env: Env, hosted: Hosted, dispatcher: Swaps) -> None:
         self._env, self._hosted, self._dispatcher = env, hosted, dispatcher
         self._nursery = env.nursery.child("taps")
-        self._heats: dict[PartitionId, PartitionLoad] = {}
+        self._heats: dict[PartitionId, LoadTracker] = {}
         self._open: dict[PartitionId, tuple[Tap, LocalReplica]] = {}
         self._counted_at = 0.0
         self._has_seen = True
-        """Whether operations have come since the last look."""
+        """True if operations have come since the last check."""
 
     def start(self) -> None:
-        self._nursery.spawn(self._look_now_and_then(), name="look")
+        self._nursery.spawn(self._poll(), name="look")
 
     async def close(self) -> None:
         await self._nursery.close()
         for tap, _ in list(self._open.values()):
             self.remove(tap)
 
-    def loads(self) -> list[Load]:
-        """Of the partitions that are led here."""
+    def loads(self) -> list[PartitionLoad]:
+        """Return the loads of the partitions led here."""
         return [self._heats[partition].load() for partition in sorted(self._heats)]
 
     async def answer(self, server: ServerId, method: str, body: bytes) -> bytes:
-        """Answer another server with the loads of what is led here."""
+        """Answer another server with the loads of the partitions led here."""
         return encode(self.loads())
 
     def numbers(self) -> dict[PartitionId, dict[str, float]]:
         return {partition: heat.numbers() for partition, heat in sorted(self._heats.items())}
 
     def remove(self, tap: Tap) -> None:
-        """The burst has passed, or it took too long."""
+        """Remove a tap after its burst, or after too long."""
         found = self._open.get(tap.partition)
         if found is None or found[0] is not tap:
             return
@@ -138,9 +139,9 @@ class LoadSampler:
         if heat is not None:
             heat.sampled(tap.seen)
 
-    async def _look_now_and_then(self) -> None:
+    async def _poll(self) -> None:
         while True:
-            # What asks for nothing is not sampled: its taps stand, and are looked at as often as it is counted.
+            # Idle partitions are not sampled: their taps stay in place and are checked at the counting interval.
             if self._has_seen or any(tap.seen for tap, _ in self._open.values()):
                 await asyncio.sleep(TICK_S * (0.5 + self._env.random.random()))
             else:
@@ -148,13 +149,13 @@ class LoadSampler:
             self.look()
 
     def look(self) -> None:
-        """Let new bursts pass, and count what has been answered."""
+        """Start new bursts and count what has been answered."""
         self._has_seen = False
         leading = self._hosted.leading()
         for partition, (tap, replica) in list(self._open.items()):
             if tap.seen or leading.get(partition) is not replica:
                 self.remove(tap)
-        self._heats = {each: self._heats.get(each) or PartitionLoad(each) for each in sorted(leading)}
+        self._heats = {each: self._heats.get(each) or LoadTracker(each) for each in sorted(leading)}
         now = self._env.clock.now()
         if now - self._counted_at >= COUNT_S * 0.9:
             self._counted_at = now
@@ -168,18 +169,10 @@ class LoadSampler:
                     self._open[partition] = (tap, replica)
 
 
-class Calls(Protocol):
-    """kvstore.server.peer.links.PeerLinks."""
-
-    async def call(
-        self, server: ServerId, partition: PartitionId, method: str, body: bytes, timeout_s: float
-    ) -> bytes: ...
-
-
 async def loads_of_cluster(
-    links: Calls, load_sampler: LoadSampler, own: ServerId, servers: Iterable[ServerId]
-) -> dict[PartitionId, Load]:
-    """The loads of all partitions whose leaders answer."""
+    links: PeerCalls, load_sampler: LoadSampler, own: ServerId, servers: Iterable[ServerId]
+) -> dict[PartitionId, PartitionLoad]:
+    """Return the loads of all partitions whose leaders answer."""
     found = {load.partition: load for load in load_sampler.loads()}
     for server in servers:
         if server == own:
@@ -187,7 +180,7 @@ async def loads_of_cluster(
         try:
             loads = decode(await links.call(server, LOADS, "loads", b"", CALL_S))
         except (StoreError, msgspec.MsgspecError) as error:
-            log.info("server=%s does not tell its load: %r", server, error)
+            log.info("server=%s did not report its load: %r", server, error)
             continue
         found |= {load.partition: load for load in loads}
     return found

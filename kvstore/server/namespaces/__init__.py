@@ -1,1 +1,1 @@
-"""Namespaces at a server: their table as it changes, what they use, and what is refused."""
+"""Namespaces at a server: the current table, usage and refusals."""

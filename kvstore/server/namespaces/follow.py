@@ -1,4 +1,4 @@
-"""Follows the table of namespaces."""
+"""Follows the namespace table."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class NamespaceFollower(TableFollower[NamespaceTable]):
-    """Gives each table to `took`. Open it before anything is led here."""
+    """Passes each table to `took`. Open it before this server leads anything."""
 
     def __init__(self, env: Env, store: MetadataStore, took: Callable[[NamespaceTable], None]) -> None:
         super().__init__(env, NamespaceStore(store), what="namespaces")
@@ -28,8 +28,11 @@ class NamespaceFollower(TableFollower[NamespaceTable]):
         self._took(table)
 
     def is_lost(self) -> bool:
-        """Nobody removes namespaces like that: `kvstore namespace remove` leaves a table without them."""
+        """Return True if there were namespaces before: `kvstore namespace remove` leaves an empty table instead of
+        none."""
         return self._had_some
 
-    def refuse(self, error: UndecodableNode) -> None:  # a quota that is not known refuses nobody: it protects no data
-        log.error("the table of namespaces cannot be read; the last one holds: %s", error)
+    def refuse(
+        self, error: UndecodableNode
+    ) -> None:  # an unknown quota must not cause refusals, because it protects no data
+        log.error("cannot decode the namespace table, the last one stays in force: %s", error)

@@ -1,4 +1,4 @@
-"""Keeps a server's book of namespaces: has what is led here counted, asks the other servers for theirs, and takes this
+"""Maintains a server's namespace usage: counts what is led here, exchanges usage with the other servers, and takes this
 server's share of each rate."""
 
 from __future__ import annotations
@@ -13,66 +13,59 @@ import msgspec
 from kvstore.env import Env
 from kvstore.errors import StoreError
 from kvstore.namespaces import Book, NamespaceTable
-from kvstore.namespaces.book import Own, Said, decode, encode
+from kvstore.namespaces.book import PartitionUsage, UsageAnswer, decode, encode
 from kvstore.namespaces.rates import Rates
+from kvstore.server.peer_calls import PeerCalls
 from kvstore.types import PartitionId, ServerId
 
 log = logging.getLogger(__name__)
 
 NAMESPACES = PartitionId("@namespaces")
-"""No partition has this name: calls under it are for the server."""
+"""The id under which servers ask each other for usage. No partition has this name."""
 TICK_S = 0.5
-"""Between two reports. By what leaders elsewhere admit in this time a quota can be exceeded."""
+"""Interval of the exchange. A quota can be exceeded by what leaders on other servers admit in this time."""
 CALL_S = 2.0
 Refusals = dict[str, dict[str, int]]
-"""How many, by namespace and by what there was too much of."""
-
-
-class Calls(Protocol):
-    """kvstore.server.peer.links.PeerLinks."""
-
-    async def call(
-        self, server: ServerId, partition: PartitionId, method: str, body: bytes, timeout_s: float
-    ) -> bytes: ...
+"""Number of refusals by namespace and exceeded limit."""
 
 
 class Rated(Protocol):
-    """Where operations of clients pass: kvstore.server.routing.dispatch.Dispatcher."""
+    """Where clients' operations pass: kvstore.server.routing.dispatch.Dispatcher."""
 
     rates: Rates | None
 
 
 class Keeper:
-    """Does nothing while there is no namespace."""
+    """Maintains usage and rates; idle while there are no namespaces."""
 
     def __init__(
         self,
         env: Env,
         server: ServerId,
         rated: Rated,
-        links: Calls,
+        links: PeerCalls,
         servers: Callable[[], Iterable[ServerId]],
         partitions: Callable[[], Iterable[PartitionId]],
     ) -> None:
-        """`servers`: those that are up; `partitions`: those of the ring."""
+        """`servers` returns the running servers, `partitions` the partitions of the ring."""
         self.book = Book()
         self.rates = Rates(env.clock.now, self.book.refused)
         self._env, self._server, self._rated, self._links = env, server, rated, links
         self._servers, self._partitions = servers, partitions
         self._nursery = env.nursery.child("namespaces' keeper")
-        self.look_again: Callable[[], None] = lambda: None
-        """Have the table read again."""
-        self._said: dict[ServerId, Said] = {}
+        self.reread: Callable[[], None] = lambda: None
+        """Reread the table soon."""
+        self._answers: dict[ServerId, UsageAnswer] = {}
         self._asking: set[ServerId] = set()
         self._wanted: dict[str, float] = {}
         self._changed = asyncio.Event()
         self._is_counting = False
         self._own_refusals: Refusals = {}
         self._refused_at: dict[tuple[str, str], float] = {}
-        """When a refusal was last heard of, by namespace and by what."""
+        """Time of the last known refusal, by namespace and exceeded limit."""
 
     def take(self, table: NamespaceTable) -> None:
-        """Go by this table from now on."""
+        """Use this table from now on."""
         if self.book.take(table):
             self.rates.take(table.namespaces)
             self._rated.rates = self.rates if self.rates.prefixes.all else None
@@ -81,24 +74,25 @@ class Keeper:
             self._changed.set()
 
     def take_own(self, table: NamespaceTable) -> None:
-        """Go at once by a table that this server has just written. There may be a later one, which was taken before: so
-        it is looked at again."""
+        """Use a table that this server has just written. A later table may have been applied before, so the table is
+        also read again."""
         self.take(table)
-        self.look_again()
+        self.reread()
 
     def start(self) -> None:
-        """Look after what is led here."""
+        """Start maintaining usage and rates."""
         self._nursery.spawn(self._keep(), name="keep")
 
     async def close(self) -> None:
         await self._nursery.close()
 
     def answer(self, server: ServerId, method: str, body: bytes) -> bytes:
-        """Tell another server what is led here."""
-        return encode(Said(self.book.reports(), self._wanted, self.book.refusals(), self.book.marks()))
+        """Answer another server with the usage of the partitions led here."""
+        return encode(UsageAnswer(self.book.reports(), self._wanted, self.book.refusals(), self.book.marks()))
 
     def statistics(self) -> dict[str, dict[str, Any]]:
-        """Numbers by namespace: of what is led here, so that the sums over all servers are the cluster's."""
+        """Return numbers by namespace for the partitions led here, so that the sum over all servers is the
+        cluster's."""
         amounts = self.book.led_amounts()
         found: dict[str, dict[str, Any]] = {}
         for each in self.book.table.namespaces:
@@ -118,9 +112,9 @@ class Keeper:
         return found
 
     def refusals(self) -> Refusals:
-        """How often all servers have refused, as far as they have said so, by namespace and by what."""
+        """Return the number of refusals at all servers, as far as reported, by namespace and exceeded limit."""
         found: Refusals = {}
-        for refused in (self.book.refusals(), *(self._said[server].refused for server in sorted(self._said))):
+        for refused in (self.book.refusals(), *(self._answers[server].refused for server in sorted(self._answers))):
             for name, counts in refused.items():
                 sums = found.setdefault(name, {})
                 for quota, count in counts.items():
@@ -128,7 +122,7 @@ class Keeper:
         return found
 
     def refused_ago_s(self) -> dict[str, dict[str, float]]:
-        """Seconds since the last refusal that was heard of, by namespace and by what."""
+        """Return the seconds since the last known refusal, by namespace and exceeded limit."""
         self._note_own()
         found: dict[str, dict[str, float]] = {}
         for (name, quota), at in sorted(self._refused_at.items()):
@@ -140,14 +134,14 @@ class Keeper:
         self._note(before, self._own_refusals)
 
     def _note(self, before: Refusals, now: Refusals) -> None:
-        """Keep when something was refused: where a count has risen since it was last heard."""
+        """Record the time of refusals whose count has risen since the last report."""
         for name, counts in now.items():
             for quota, count in counts.items():
                 if count > before.get(name, {}).get(quota, 0) and self.book.table.find_or_none(name) is not None:
                     self._refused_at[name, quota] = self._env.clock.now()
 
     def uncounted(self) -> list[PartitionId]:
-        """The partitions whose leaders have not counted yet, or not said so."""
+        """Return the partitions whose leaders have not counted yet, or have not reported it."""
         return self.book.uncounted(self._partitions())
 
     async def _keep(self) -> None:
@@ -161,37 +155,38 @@ class Keeper:
 
     # docs/protocol.md N2
     def look(self) -> None:
-        """Count, hear and deal. Nothing waits for another: to count can take minutes."""
+        """Count, ask the other servers and distribute the rates. No step waits for another, because counting can take
+        minutes."""
         self.book.keep_only(set(self._partitions()))
         self._note_own()
         if not self._is_counting and self._uncounted():
             self._is_counting = True
             self._nursery.spawn(self._count(), name="count")
         others = set(self._servers()) - {self._server}
-        self._said = {server: said for server, said in self._said.items() if server in others}
+        self._answers = {server: said for server, said in self._answers.items() if server in others}
         for server in sorted(others - self._asking):
             self._asking.add(server)
             self._nursery.spawn(self._ask(server), name=f"ask {server}")
         if self._rated.rates is not None:
             self._wanted = self.rates.wanted()
             self.rates.deal(
-                self._wanted, [self._said[each].wanted if each in self._said else {} for each in sorted(others)]
+                self._wanted, [self._answers[each].wanted if each in self._answers else {} for each in sorted(others)]
             )
 
-    def _uncounted(self) -> list[tuple[PartitionId, Own]]:
-        """Those that are led here and not counted."""
+    def _uncounted(self) -> list[tuple[PartitionId, PartitionUsage]]:
+        """Return the usage objects of partitions led here that are not counted yet."""
         return [(partition, usage) for partition, usage in sorted(self.book.led.items()) if not usage.is_counted]
 
     async def _count(self) -> None:
-        """Count all that is led here, in turns, so that a large partition does not keep the others waiting."""
-        failed = set[Own]()
+        """Count everything led here in turns, so that a large partition does not delay the others."""
+        failed = set[PartitionUsage]()
         try:
             while uncounted := [each for each in self._uncounted() if each[1] not in failed]:
                 for partition, usage in uncounted:
                     try:
                         usage.count_some()
-                    except OSError as error:  # the leader finds that out itself
-                        log.warning("partition=%s what namespaces use cannot be counted now: %s", partition, error)
+                    except OSError as error:  # the leader notices it itself
+                        log.warning("partition=%s cannot count the usage of namespaces now: %s", partition, error)
                         failed.add(usage)
                     await asyncio.sleep(0)
         finally:
@@ -201,11 +196,11 @@ class Keeper:
         try:
             said = decode(await self._links.call(server, NAMESPACES, "usage", b"", CALL_S))
         except (StoreError, msgspec.MsgspecError) as error:
-            log.debug("server=%s does not tell what namespaces use there: %r", server, error)
+            log.debug("server=%s did not report the usage of namespaces: %r", server, error)
         else:
-            if server in self._said:
-                self._note(self._said[server].refused, said.refused)
-            self._said[server] = said
-            self.book.hear(said.reports, said.marks)
+            if server in self._answers:
+                self._note(self._answers[server].refused, said.refused)
+            self._answers[server] = said
+            self.book.take_reports(said.reports, said.marks)
         finally:
             self._asking.discard(server)

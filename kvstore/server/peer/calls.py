@@ -18,7 +18,7 @@ HOLDS_MAX = 1_024
 led there, so as many as a ring may have. Counted among the others, they would leave these no room."""
 
 
-class Calls:
+class LinkCalls:
     """The calls that one link to `server` carries. `write` sends a frame on it; `next_number` numbers the calls."""
 
     def __init__(self, server: ServerId, write: Callable[[bytes], None], next_number: Callable[[], int]) -> None:

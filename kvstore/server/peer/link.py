@@ -18,14 +18,14 @@ from kvstore.env import Stream
 from kvstore.env.beat import Beat
 from kvstore.env.traces import Traces
 from kvstore.errors import Moved, NotLeader, NotYetRaised, OutcomeUnknown, Unavailable
-from kvstore.partition.leading.answers import Answers
+from kvstore.partition.leading.answers import ResultDelivery
 from kvstore.partition.state.commands import Code, Op, Sink
 from kvstore.partition.state.traits import READS, SINCE, version_of
 from kvstore.server.peer import frames
-from kvstore.server.peer.calls import Calls
+from kvstore.server.peer.calls import LinkCalls
 from kvstore.server.peer.flow_control import OPERATION_TIMEOUT_S
 from kvstore.server.peer.frames import Answer, Call, FrameError, Frames, Goodbye, Lane, Operations, Ping, Results
-from kvstore.server.peer.proof import Caller, Credentials
+from kvstore.server.peer.proof import CallingSide, Credentials
 from kvstore.server.peer.traced import announced
 from kvstore.server.routing.dispatch import Dispatcher
 from kvstore.server.routing.flight import Flight
@@ -48,7 +48,7 @@ STOOD_STILL_S = 2 * SWEEP_S
 WRITE_HIGH_BYTES = 4 << 20
 
 
-class Owner(Protocol):
+class LinkOwner(Protocol):
     """The owner of links: kvstore.server.peer.links.PeerLinks."""
 
     beat: Beat
@@ -63,7 +63,7 @@ class Owner(Protocol):
         """Choose the version of a link to the server."""
         ...
 
-    def lost(self, link: Link) -> None:
+    def lost(self, link: PeerLink) -> None:
         """The link is gone."""
         ...
 
@@ -72,10 +72,10 @@ class Owner(Protocol):
         ...
 
 
-class Link:
+class PeerLink:
     """One connection to another server, from its connect to its loss; a StreamHandler. Not used again after that."""
 
-    def __init__(self, links: Owner, server: ServerId) -> None:
+    def __init__(self, links: LinkOwner, server: ServerId) -> None:
         self.server = server
         self.is_open = False
         self._is_full = self._is_leaving = self._is_outdone = False
@@ -85,7 +85,7 @@ class Link:
         self._stream: Stream | None = None
         self.version = links.version_to(server)
         """Which operations and fields may be sent on it (docs/protocol.md V3)."""
-        self._caller = Caller(links.credentials, server, self.version)
+        self._caller = CallingSide(links.credentials, server, self.version)
         self._frames = Frames()
         self._lanes: dict[PartitionId, Lane] = {}
         """Operations that leave with the next frame, at the end of this turn of the event loop."""
@@ -93,10 +93,10 @@ class Link:
         """At least the bytes of the frame that is taken next."""
         self._results = 0
         """How many frames of results have come."""
-        self._answers = Answers()
+        self._answers = ResultDelivery()
         self._sweeps: deque[tuple[float, int]] = deque()
         """The time of each sweep, and the last number that was under way then."""
-        self._calls = Calls(server, self._write, self.flight.next_number)
+        self._calls = LinkCalls(server, self._write, self.flight.next_number)
         self.heard_at = self._swept_at = links.now()
         """When the other side was last heard, or the attempt to connect began; time in which this process stood still
         counts as if it had been heard."""

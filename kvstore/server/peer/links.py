@@ -12,7 +12,7 @@ from kvstore.env.nursery import shielded
 from kvstore.errors import InvalidRequest, OutcomeUnknown, Overloaded, PeerRefused, StoreError, Unavailable
 from kvstore.server.peer import frames
 from kvstore.server.peer.frames import FrameError
-from kvstore.server.peer.link import Link
+from kvstore.server.peer.link import PeerLink
 from kvstore.server.peer.proof import Credentials
 from kvstore.server.peer.reach import LOOK_S, Reach
 from kvstore.server.routing.dispatch import Dispatcher
@@ -54,7 +54,7 @@ class PeerLinks:
         self._waiting: dict[asyncio.Future[bytes], None] = {}
         """For answers of replicas here."""
         self._nursery = env.nursery.child("peer links")
-        self.by_server: dict[ServerId, Link] = {}
+        self.by_server: dict[ServerId, PeerLink] = {}
         self._addresses: dict[ServerId, str] = {}
         """The last ones known: a server whose znode is gone may still be there."""
         self._refused_at: dict[ServerId, float] = {}
@@ -157,7 +157,7 @@ class PeerLinks:
 
     # ── for links ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def lost(self, link: Link) -> None:
+    def lost(self, link: PeerLink) -> None:
         """The link is gone; another one is made when it is needed."""
         if self.by_server.get(link.server) is link:
             del self.by_server[link.server]
@@ -230,7 +230,7 @@ class PeerLinks:
         link = self.by_server.get(server)
         return (link is None or not link.is_open) and self._refused_at.get(server, since) > since
 
-    def _open(self, server: ServerId, *, at_once: bool = False) -> Link | None:
+    def _open(self, server: ServerId, *, at_once: bool = False) -> PeerLink | None:
         """Begin to connect. None if no address is known, if the last attempt failed a moment ago, or after `close`."""
         address = self._address_of(server)
         if (
@@ -239,7 +239,7 @@ class PeerLinks:
             or (not at_once and self.now() - self._refused_at.get(server, -1e9) < CONNECT_AGAIN_S)
         ):
             return None
-        link = self.by_server[server] = Link(self, server)
+        link = self.by_server[server] = PeerLink(self, server)
         self._nursery.spawn(self._connect(link, address), name=f"connect {server}")
         return link
 
@@ -249,7 +249,7 @@ class PeerLinks:
             self._addresses[server] = member.resp
         return self._addresses.get(server)
 
-    async def _connect(self, link: Link, address: str) -> None:
+    async def _connect(self, link: PeerLink, address: str) -> None:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await self._env.transport.connect(address, link)

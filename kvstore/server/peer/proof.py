@@ -48,7 +48,7 @@ class Credentials:
     nonce: Callable[[], bytes] = field(repr=False)
 
 
-class Refused(Exception):
+class HandshakeRefused(Exception):
     """The other side is not let in. `answer` is what it is told, the error's text what the log says."""
 
     def __init__(self, answer: str, text: str = "") -> None:
@@ -80,7 +80,7 @@ class _Meeting:
         return hmac.digest(key, b"".join(len(each).to_bytes(2, "big") + each for each in said), hashlib.sha256)
 
 
-class Caller:
+class CallingSide:
     """The side that has connected. `take` what comes until `is_proven`."""
 
     def __init__(self, credentials: Credentials, called: ServerId, version: int = LINK_FIRST) -> None:
@@ -134,27 +134,27 @@ class Caller:
         return self._meeting.proof(own.keys[0], _CALLER)
 
 
-class Called:
+class CalledSide:
     """The side that was connected to, by a caller which says that it is a server."""
 
     def __init__(
         self, credentials: Credentials, words: list[bytes], *, least: int = LINK_FIRST, most: int = LINK_LATEST
     ) -> None:
-        """`words` of the greeting, behind the first; the versions of the link that will do. Raises Refused."""
+        """`words` of the greeting, behind the first; the versions of the link that will do. Raises HandshakeRefused."""
         own = credentials
         version = next((each for each in range(least, most + 1) if words[0] == b"%d" % each), None)
         if version is None:
             wanted = f"{least} to {most}" if least < most else str(most)
-            raise Refused(f"peer version: want {wanted}, got {_shown(words[0])}")
+            raise HandshakeRefused(f"peer version: want {wanted}, got {_shown(words[0])}")
         if len(words) != 5 or len(words[4]) != NONCE_BYTES:
-            raise Refused(f"peer: want version, from, to, cluster and a nonce of {NONCE_BYTES} bytes")
+            raise HandshakeRefused(f"peer: want version, from, to, cluster and a nonce of {NONCE_BYTES} bytes")
         _, caller, called, cluster, nonce = words
         if cluster != own.cluster.encode():
-            raise Refused("peer: this server is of another cluster", f"it is of cluster {_shown(cluster)}")
+            raise HandshakeRefused("peer: this server is of another cluster", f"it is of cluster {_shown(cluster)}")
         if called != own.server.encode():
-            raise Refused(f"peer: this is server {own.server}, not {_shown(called)}")
+            raise HandshakeRefused(f"peer: this is server {own.server}, not {_shown(called)}")
         if not 1 <= len(caller) <= 128 or caller == called:
-            raise Refused(f"peer: want another server, got {_shown(caller)}")
+            raise HandshakeRefused(f"peer: want another server, got {_shown(caller)}")
         self.caller = ServerId(caller.decode("utf-8", "replace"))
         self.version = version
         self._own = own
@@ -166,16 +166,16 @@ class Called:
         return b"+%b\r\n" % self._meeting.calleds_nonce.hex().encode()
 
     def take(self, data: bytes) -> bytes:
-        """The answer to a proof that is right; empty while it is incomplete. Raises Refused."""
+        """The answer to a proof that is right; empty while it is incomplete. Raises HandshakeRefused."""
         self._received += data
         if len(self._received) > PROOF_BYTES:
-            raise Refused(f"peer: want a proof of {PROOF_BYTES} bytes and then silence")
+            raise HandshakeRefused(f"peer: want a proof of {PROOF_BYTES} bytes and then silence")
         if len(self._received) < PROOF_BYTES:
             return b""
         for key in self._own.keys:
             if hmac.compare_digest(self._received, self._meeting.proof(key, _CALLER)):
                 return b"+%b\r\n" % self._meeting.proof(key, _CALLED).hex().encode()
-        raise Refused("peer: not proven: the cluster's secret is another one")
+        raise HandshakeRefused("peer: not proven: the cluster's secret is another one")
 
 
 def _unhexed(text: bytes) -> bytes:

@@ -51,7 +51,7 @@ class RefusedNames(Generic[Name]):
             del self.frame_of[name]
 
 
-class Refusals:
+class UnheardRefusals:
     """The unheard refusals of one connection. Frames of results are counted from 1, as the other server counts them."""
 
     def __init__(self) -> None:

@@ -18,12 +18,12 @@ from kvstore.server.access.certificates import common_names
 from kvstore.server.peer import frames
 from kvstore.server.peer.abandoned import REASON, Abandoned
 from kvstore.server.peer.calls import HOLDS_MAX
-from kvstore.server.peer.door import PeerDoor, Strangers, shown_on
 from kvstore.server.peer.flow_control import FlowControl
 from kvstore.server.peer.frames import Answer, Call, FrameError, Frames, Goodbye, Operations, Ping, Results
+from kvstore.server.peer.handshake import PeerHandshake, RefusedPeers, shown_on
 from kvstore.server.peer.identity import host_of
-from kvstore.server.peer.proof import Credentials, Refused
-from kvstore.server.peer.refusals import Refusals
+from kvstore.server.peer.proof import Credentials, HandshakeRefused
+from kvstore.server.peer.refusals import UnheardRefusals
 from kvstore.server.peer.traced import TRACES, expected, sink_of
 from kvstore.server.redis.plans import CommandError
 from kvstore.server.routing.dispatch import Dispatcher
@@ -73,7 +73,7 @@ class PeerServer:
         self.now = env.clock.now
         self.on_proven: Callable[[ServerId, list[str]], None] = lambda server, names: None
         """Called with the common names in the certificate of each server that has proven itself."""
-        self._strangers = Strangers(env.clock)
+        self._refused_peers = RefusedPeers(env.clock)
         self._hosts: dict[ServerId, str] = {}
         """Where servers are or were registered: one that the metadata store has no more may still be there."""
         self._forget_topology = dispatcher.on_topology(self._note_hosts)
@@ -111,22 +111,22 @@ class PeerServer:
         """The next handler of a connection that began with `KVSTORE.PEER …`; `leave` is called once the other side
         has proven itself (docs/protocol.md H8), or is gone. Raises CommandError."""
         try:
-            return PeerDoor(self, words[1:], stream, leave)
-        except Refused as refused:
+            return PeerHandshake(self, words[1:], stream, leave)
+        except HandshakeRefused as refused:
             self.note_refused(stream, refused)
             raise CommandError(f"ERR {refused.answer}") from None
 
     def open(self, server: ServerId, stream: Stream, answer: bytes, version: int) -> PeerConnection:
         """Begin the link of a server that has proven itself. It has one at a time: one that it had before is over, even
-        if nobody has told this server so, as when the network was away. Raises Refused."""
+        if nobody has told this server so, as when the network was away. Raises HandshakeRefused."""
         if version < (least := versions.link_version(self.versions.cluster)):
-            raise Refused(f"peer version: want at least {least}, got {version}: the cluster has risen")
+            raise HandshakeRefused(f"peer version: want at least {least}, got {version}: the cluster has risen")
         self.on_proven(server, common_names(shown_on(stream)))
         former = self._connections.pop(server, None)
         if former is not None:
             former.close()
         if len(self._connections) >= LINKS_MAX:
-            raise Refused(f"max number of links reached: {LINKS_MAX}")
+            raise HandshakeRefused(f"max number of links reached: {LINKS_MAX}")
         connection = self._connections[server] = PeerConnection(self, server, stream, version)
         stream.set_write_buffer_limits(high=OUTPUT_HIGH_BYTES)
         stream.write(answer)
@@ -144,9 +144,9 @@ class PeerServer:
                 log.warning("server=%s has a link of version %d, want %d: ending it", server, connection.version, least)
                 connection.close()
 
-    def note_refused(self, stream: Stream, refused: Refused) -> None:
+    def note_refused(self, stream: Stream, refused: HandshakeRefused) -> None:
         address = stream.get_extra_info("peername")
-        self._strangers.note(str(address[0]) if address else "?", str(refused))
+        self._refused_peers.note(str(address[0]) if address else "?", str(refused))
 
     def host_of(self, server: ServerId) -> str | None:
         """Where the server is registered, or was last."""
@@ -176,7 +176,7 @@ class PeerServer:
         return {
             "peer_sessions": len(self._connections),
             "peer_operations_total": self.operations,
-            "peer_refused_total": self._strangers.count,
+            "peer_refused_total": self._refused_peers.count,
         }
 
     async def close(self) -> None:
@@ -208,14 +208,14 @@ class PeerConnection(PeerSink):
         self._in_flight = 0
         self._asked: dict[PartitionId, None] = {}
         """Partitions of which answers are to come."""
-        self._told: dict[PartitionId, tuple[int, int]] = {}
+        self._sent_progress: dict[PartitionId, tuple[int, int]] = {}
         """The progress of each partition that the other server was last told: it knows that as long as the link lasts,
         so a frame repeats nothing."""
         self._results = 0
         """Frames of results written."""
         self.expected: dict[int, str] = {}
         """Parents of sampled operations that are about to come, by their numbers."""
-        self._refusals = Refusals()
+        self._refusals = UnheardRefusals()
         self._refused_partitions = self._refusals.partitions.frame_of
         self._refused_keys = self._refusals.keys.frame_of
         self._is_flush_due = False
@@ -443,8 +443,8 @@ class PeerConnection(PeerSink):
         # docs/protocol.md P22: nobody receives an answer before the progress of its partition
         for partition in self._asked:
             progress = self._owner.dispatcher.progress(partition)
-            if self._told.get(partition) != progress:
-                self._told[partition] = progress
+            if self._sent_progress.get(partition) != progress:
+                self._sent_progress[partition] = progress
                 results.progress.append((str(partition), *progress))
         if not (self._in_flight or self._flow.waiting):
             self._asked.clear()

@@ -1,5 +1,5 @@
-"""Decides where replicas go: off servers that are drained or gone, onto those with the fewest, in zones that have none.
-Decides only; steward.py performs what it returns."""
+"""Decides where replicas go: off drained and lost servers, onto servers with few replicas, in zones that have none.
+Decides only; steward.py performs the changes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from kvstore.ring.ring import Member, PartitionState, Ring
 from kvstore.types import PartitionId, ServerId
 
 COMING_MAX = 2
-"""Newcomers on one server at once: each may have a whole partition to install."""
+"""Maximum number of newcomers on one server at once, because each may have to install a whole partition."""
 
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Let a newcomer catch up in order to replace a replica."""
+    """Let a newcomer catch up so that it can replace a replica."""
 
     partition: PartitionId
     newcomer: ServerId
@@ -30,7 +30,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The newcomer has caught up."""
+    """Complete a replacement: the newcomer has caught up."""
 
     partition: PartitionId
     newcomer: ServerId
@@ -41,8 +41,8 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """The newcomer has gone before it had caught up, or cannot do what the cluster does, or gets no further while
-    another server could take its place."""
+    """Cancel a replacement: the newcomer was lost before it caught up, does not support the cluster version, or makes
+    no progress while another server could take its place."""
 
     partition: PartitionId
     newcomer: ServerId
@@ -53,7 +53,7 @@ class GiveUp:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """A drained server that holds nothing has left for good: the ring need not name it."""
+    """Remove a drained server without replicas from the ring: it has left for good."""
 
     server: ServerId
 
@@ -73,10 +73,10 @@ def decide(
     stuck: Set[tuple[PartitionId, ServerId]] = frozenset(),
     resting: Set[ServerId] = frozenset(),
 ) -> list[Change]:
-    """Decide on the changes that are due now. `alive` maps each server that is up to its zone; `gone` are those that
-    have been away for too long; `caught_up` the newcomers that have what their leader has; `unfit` are up, and cannot
-    do what the cluster does: they get no replicas, and keep those that they have; `stuck` are newcomers that get no
-    further; `resting` servers get replicas only where no other can."""
+    """Return the changes that are due now. `alive` maps each running server to its zone, `gone` are servers that have
+    been absent for too long, and `caught_up` are newcomers that have all of their leader's state. `unfit` servers run
+    but do not support the cluster version: they keep their replicas and get no new ones. `stuck` are newcomers without
+    progress. `resting` servers get replicas only if no other server can."""
     changes: list[Change] = []
     held = replicas_held(ring)
     coming = Counter(newcomer for member in ring.partitions.values() for newcomer, _ in member.replacing)
@@ -93,16 +93,16 @@ def decide(
                 changes.append(Finish(partition, newcomer))
             elif is_of_no_use or (
                 (partition, newcomer) in stuck
-                and replaced in unwanted  # the steward does not begin anew what an operator asked for
+                and replaced in unwanted  # the steward would not restart what an operator requested
                 and _choose(awake, member, replaced, alive, held) is not None
             ):
                 changes.append(GiveUp(partition, newcomer))
-        # One at a time: each of them may become the leader.
+        # One at a time, because each newcomer may become the leader.
         leaving = next(_leaving(member, unwanted), None) if not member.replacing else None
         if leaving is None:
             continue
         newcomer_or_none = _choose(awake, member, leaving, alive, held) or _choose(free, member, leaving, alive, held)
-        # The best one, or none for now: a second best would not be moved again.
+        # The best one, or none for now: a second-best choice would not be moved again.
         if newcomer_or_none is not None and coming[newcomer_or_none] < COMING_MAX:
             changes.append(Begin(partition, newcomer_or_none, leaving))
             held[newcomer_or_none] += 1
@@ -112,7 +112,8 @@ def decide(
 
 
 def homeless(ring: Ring, alive: Mapping[ServerId, str], server: ServerId) -> list[PartitionId]:
-    """The partitions whose replica on `server` has nowhere to go: every server that may hold one has one."""
+    """Return the partitions whose replica on `server` has nowhere to go, because every eligible server already has
+    one."""
     may_hold = set(alive) - set(ring.draining) - {server}
     return [
         member.id
@@ -125,8 +126,8 @@ def homeless(ring: Ring, alive: Mapping[ServerId, str], server: ServerId) -> lis
 
 
 def replicas_held(ring: Ring) -> Counter[ServerId]:
-    """How many replicas the ring places on each server. A partition that has retired has none, whatever the ring still
-    names: else a server that is gone would be missed until no pin holds that partition's log."""
+    """Return the number of replicas that the ring places on each server. Retired partitions do not count, even if the
+    ring still lists replicas: otherwise a lost server would be missed until no pin holds the partition's log."""
     members = ring.partitions.values()
     return Counter(server for each in members if each.state is not PartitionState.RETIRED for server in each.replicas)
 
@@ -146,5 +147,5 @@ def _choose(
 
 
 def _zones(member: Member, alive: Mapping[ServerId, str]) -> dict[ServerId, str]:
-    """The zones of the replicas that are there, so that a newcomer goes to another one."""
+    """Return the zones of the running replicas, so that a newcomer goes to another zone."""
     return {server: alive[server] for server in member.replicas if server in alive}

@@ -1,4 +1,4 @@
-"""Deletes a ledger when an operator asks, unless somebody needs it, or may by the time of the delete."""
+"""Deletes a ledger at an operator's request, unless it is needed or may be needed by the time of the delete."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from kvstore.wal.lists import LedgerLists
 from kvstore.wal.pins import Pins
 
 
-class Deletion:
-    """The delete of one ledger in a cluster with these partitions. Calls raise NoSuchLedger, UndecodableNode,
+class LedgerDeletion:
+    """The deletion of one ledger in a cluster with these partitions. Calls raise NoSuchLedger, UndecodableNode,
     MetadataError."""
 
     def __init__(self, store: MetadataStore, ledger: LedgerId, partitions: Collection[PartitionId]) -> None:
@@ -26,10 +26,11 @@ class Deletion:
 
     # docs/protocol.md G15
     async def check(self) -> tuple[PartitionId | None, int]:
-        """The partition for whose log it was made, and the version of that log's list. Raises InvalidRequest if a log
-        has the ledger, that of a partition which has left too, or a pin holds it.
+        """Return the partition for whose log the ledger was created, and the version of that log's list. Raises
+        InvalidRequest if a log contains the ledger, even the log of a partition that has left, or if a pin holds it.
 
-        Lists first: whoever creates a pin reads the list then, and a log that leaves is set apart with it.
+        The lists are read first: a client that creates a pin reads the list after that, and a log that leaves the ring
+        is kept together with its list.
         """
         metadata, _ = await self._ledgers.read_latest(self._ledger)
         owner, version = owner_of(metadata), -1
@@ -41,21 +42,23 @@ class Deletion:
         await self._store.sync(paths.KEPT)
         if self._ledger in await kept_ledgers(self._store):
             raise InvalidRequest(
-                f"ledger {self._ledger} is part of the log of partition {owner}, which has left the ring: readers of "
-                "feeds may need it, and it goes by itself"
+                f"ledger {self._ledger} is part of the log of partition {owner}, which has left the ring; readers of "
+                "feeds may "
+                "need it, and it is removed automatically"
             )
         pinned = None if owner is None else await Pins(self._store, self._lists).oldest(owner, 0)
         if pinned is not None and self._ledger >= pinned:
             raise InvalidRequest(
-                f"ledger {self._ledger} of partition {owner} is held by a pin (a snapshot, a feed or a move): it goes "
-                "by itself when that ends"
+                f"ledger {self._ledger} of partition {owner} is held by a pin (a snapshot, a feed or a move); it is "
+                "removed "
+                "automatically when the pin ends"
             )
         return owner, version
 
     # docs/protocol.md G15
     async def commit(self, version: int) -> None:
-        """Delete it if its metadata have that version and all of `check` holds still. Raises VersionConflict if the
-        metadata, or the list of its log, are changed meanwhile: a leader may just be listing it."""
+        """Delete the ledger if its metadata has that version and `check` still passes. Raises VersionConflict if the
+        metadata or the list of its log changes meanwhile: a leader may be adding the ledger to the list."""
         owner, listed = await self.check()
         if owner is None or listed < 0:
             await self._ledgers.remove(self._ledger, version)
@@ -66,7 +69,7 @@ class Deletion:
             )
         except (VersionConflict, NoSuchNode):
             raise VersionConflict(
-                f"ledger {self._ledger}, or the log of partition {owner}, has just been changed: it may be needed"
+                f"ledger {self._ledger} or the log of partition {owner} has just changed, so the ledger may be needed"
             ) from None
         with suppress(MetadataError, NoSuchLedger):
             await self._ledgers.remove(self._ledger, -1)  # its empty parents

@@ -1,5 +1,5 @@
-"""Newcomers that get no further, and servers that are chosen last because one of theirs was given up. Decides only; the
-steward tells what they have published."""
+"""Tracks newcomers without progress, and servers that are chosen last because a newcomer on them was cancelled. Decides
+only; the steward provides what newcomers have published."""
 
 from __future__ import annotations
 
@@ -10,35 +10,36 @@ from typing import NamedTuple
 from kvstore.types import PartitionId, Seq, ServerId
 
 STUCK_S = 600.0
-"""A newcomer that has got no further for so long, beside replicas that it could follow, gets no further: its disk is
-full, or it has stopped. One that takes in another's state tells how much it has."""
+"""Time without progress, while other replicas could be followed, after which a newcomer counts as stuck: its disk is
+full or it has stopped. A newcomer that installs a snapshot reports its progress."""
 QUIET_S = 60.0
-"""One that only follows the log is held to it if another replica got further in so long: perhaps nobody can read it."""
+"""Time without progress of the other replicas after which a following newcomer is not blamed: perhaps no replica can
+read the log."""
 REST_S, RESTS_S_MAX = 3_600.0, 86_400.0
-"""How long the server of one that was given up is chosen last: twice as long each time, up to the most."""
+"""Time for which the server of a cancelled newcomer is chosen last. It doubles each time, up to the maximum."""
 
 Pair = tuple[PartitionId, ServerId]
 
 
 class Stand(NamedTuple):
-    """How far a newcomer is."""
+    """The progress of a newcomer."""
 
     taken: tuple[int, int]
-    """As it has published it; later ones are greater."""
+    """Progress as published; larger values are later."""
     others: Seq | None
-    """How far the furthest other replica is, if it follows the log as that one does."""
+    """Progress of the most advanced other replica, if the newcomer follows the log."""
 
 
 NOTHING = Stand((-1, 0), None)
-"""Of one that has published nothing."""
+"""The state of a newcomer that has published nothing."""
 
 
 @dataclass(slots=True)
 class _Watched:
-    """A newcomer, over time."""
+    """A newcomer, observed over time."""
 
     taken: tuple[int, int]
-    """The furthest."""
+    """The furthest progress."""
     since: float
     others: Seq | None
     others_since: float
@@ -54,15 +55,15 @@ class _Watched:
 
 
 class Newcomers:
-    """The newcomers of all partitions as one process has seen them, by its monotonic clock."""
+    """The newcomers of all partitions as seen by one process, by its monotonic clock."""
 
     def __init__(self) -> None:
         self._watched: dict[Pair, _Watched] = {}
         self._rests: dict[ServerId, tuple[int, float]] = {}
-        """How often one there was given up, and until when the server rests."""
+        """Number of cancellations per server, and the time until which the server is chosen last."""
 
     def note(self, stands: Mapping[Pair, Stand], now: float) -> None:
-        """Note how far those are that can be judged now; what was known of others is forgotten."""
+        """Record the progress of the newcomers that can be judged now, and forget all others."""
         before = self._watched
         self._watched = {
             pair: before.get(pair) or _Watched(stand.taken, now, stand.others, now) for pair, stand in stands.items()
@@ -71,11 +72,11 @@ class Newcomers:
             self._watched[pair].note(stand, now)
 
     def forget(self) -> None:
-        """How far anybody is cannot be told: nobody counts as stuck."""
+        """Forget all progress, because it is unknown: no newcomer counts as stuck."""
         self._watched = {}
 
     def stuck(self, now: float) -> frozenset[Pair]:
-        """Return those that have got no further for long."""
+        """Return the newcomers without progress for STUCK_S."""
         return frozenset(pair for pair, watched in self._watched.items() if watched.is_stuck(now))
 
     def resting(self, now: float) -> frozenset[ServerId]:
@@ -83,10 +84,10 @@ class Newcomers:
         return frozenset(server for server, (_, until) in self._rests.items() if now < until)
 
     def given_up(self, server: ServerId, now: float) -> None:
-        """One on this server got no further."""
+        """Record that a stuck newcomer on this server was cancelled."""
         count = self._rests.get(server, (0, 0.0))[0]
         self._rests[server] = (count + 1, now + min(REST_S * 2**count, RESTS_S_MAX))
 
     def caught_up(self, server: ServerId) -> None:
-        """One on this server has taken its place."""
+        """Record that a newcomer on this server has replaced a replica."""
         self._rests.pop(server, None)

@@ -1,5 +1,5 @@
-"""Removes what a retired partition has left behind: its znodes at once, its log once feeds have had time to read it.
-Every step can be done again."""
+"""Removes what a retired partition leaves behind: its znodes at once, and its log once feeds have had time to read it.
+Every step can be repeated."""
 
 from __future__ import annotations
 
@@ -26,10 +26,12 @@ log = logging.getLogger(__name__)
 
 # docs/protocol.md H5
 async def set_apart(store: MetadataStore, partition: PartitionId, *, now_ms: int) -> bool:
-    """Keep the log of a retired partition for readers, and end whoever leads it. False, and all stays as it is, while a
-    replica is up or a pin holds its log, where the ring has forgotten it, or when somebody leads it or changes the
-    ring. Raises MetadataError."""
-    if await _is_in_use(store, partition, now_ms):  # before the ring is read: some are held for hours
+    """Keep the log of a retired partition for readers and end any leadership of it. Returns False and changes nothing
+    while a replica is up or a pin holds the log, if the ring has forgotten the partition, or if another process leads
+    it or changes the ring. Raises MetadataError."""
+    if await _is_in_use(
+        store, partition, now_ms
+    ):  # check before reading the ring, because some logs are held for hours
         return False
     ring, ring_version = await _newest_ring(store)
     if partition not in ring.partitions:
@@ -43,22 +45,23 @@ async def set_apart(store: MetadataStore, partition: PartitionId, *, now_ms: int
 
 
 async def remove_rest(store: MetadataStore, partition: PartitionId, made: Collection[LedgerId], *, now_ms: int) -> bool:
-    """Delete the znodes of a partition that is set apart, and of its ledgers `made` those that nobody can read: the
-    others are `drop_kept`'s. False, and its znodes stay, if a pin holds its log by now. Raises MetadataError."""
+    """Delete the znodes of a partition whose log is kept, and those of its ledgers `made` that no reader can reach;
+    `drop_kept` deletes the others. Returns False, without deleting the znodes, if a pin holds the log by now. Raises
+    MetadataError."""
     kept = {each.id for each in await _kept(store, partition)}
     removed = sorted(set(made) - kept)
     for ledger in removed:
         await LedgerStore(store).remove(ledger, -1)
-    # A pin that was made since the first look has found its ledger in the list (docs/protocol.md G14).
+    # A pin created since the first check has found its ledger in the list (docs/protocol.md G14).
     if await Pins(store, LedgerLists(store)).oldest(partition, now_ms) is not None:
         return False
     await _remove_tree(store, paths.partition(partition))
-    log.info("partition=%s: its znodes and %d ledgers removed, %d are kept", partition, len(removed), len(kept))
+    log.info("partition=%s removed its znodes and %d ledgers, kept %d ledgers", partition, len(removed), len(kept))
     return True
 
 
 async def _newest_ring(store: MetadataStore) -> tuple[Ring, int]:
-    """And the version of its node."""
+    """Return the latest ring and the version of its node."""
     await store.sync(paths.RING)
     data, stat = await store.get(paths.RING)
     return codec_of_ring.decode(data), stat.version
@@ -67,12 +70,13 @@ async def _newest_ring(store: MetadataStore) -> tuple[Ring, int]:
 async def _set_apart(
     store: MetadataStore, partition: PartitionId, listed: LedgerList, version: int, ring_version: int
 ) -> None:
-    """Keep the list for readers and empty the leaders', which ends whoever still leads. In one step: between two, a
-    leader might list a ledger that is then kept for nobody. Who leads an emptied list begins another, kept as well.
+    """Copy the list for readers and empty the leader's list, which ends any leadership. Both happen in one step:
+    between two steps a leader could add a ledger to the list that would be kept for no reader. A process that leads an
+    emptied list starts another list, which is kept as well.
 
-    Also of a partition that never had a ledger: its list tells readers of the feed that they have missed nothing. So it
-    must not come after the log was dropped. Raises NodeExists or VersionConflict if the list, what is kept or the ring
-    is another one.
+    Also done for a partition that never had a ledger: its empty list tells readers of the feed that they have missed
+    nothing. It must therefore not be created after the log was dropped. Raises NodeExists or VersionConflict if the
+    list, the kept list or the ring has changed.
     """
     await ensure_path(store, paths.KEPT)
     path = paths.kept_log(partition)
@@ -81,7 +85,7 @@ async def _set_apart(
         data, stat = await store.get(path)
     except NoSuchNode:
         change.append(Create(path, list_codec.encode(listed)))
-    else:  # of an attempt before
+    else:  # from an earlier attempt
         if not listed.ledgers:
             return
         kept = list_codec.decode(data, what=path)
@@ -103,7 +107,7 @@ async def _kept(store: MetadataStore, partition: PartitionId) -> Sequence[Listed
 
 
 async def kept_ledgers(store: MetadataStore) -> set[LedgerId]:
-    """All ledgers of partitions that have left the ring which are kept for feeds. Raises MetadataError."""
+    """Return all kept ledgers of partitions that have left the ring. Raises MetadataError."""
     found: set[LedgerId] = set()
     for partition in await partitions_kept(store):
         found.update(each.id for each in await _kept(store, partition))
@@ -111,7 +115,7 @@ async def kept_ledgers(store: MetadataStore) -> set[LedgerId]:
 
 
 async def partitions_kept(store: MetadataStore) -> list[PartitionId]:
-    """Partitions that have left the ring and whose logs can be read. Raises MetadataError."""
+    """Return the partitions that have left the ring and whose logs are kept. Raises MetadataError."""
     try:
         return [PartitionId(name) for name in sorted(await store.children(paths.KEPT))]
     except NoSuchNode:
@@ -121,9 +125,9 @@ async def partitions_kept(store: MetadataStore) -> list[PartitionId]:
 async def drop_kept(
     store: MetadataStore, *, now_ms: int, keep_ms: int, among: Collection[PartitionId] | None = None
 ) -> int:
-    """Delete the logs of partitions that have left the ring longer ago than `keep_ms`, of all or `among` these; returns
-    how many. While the ring
-    has a partition, a log of it that cannot be found has never been: so it goes after that. Raises MetadataError."""
+    """Delete the logs of partitions that left the ring more than `keep_ms` ago, of all partitions or only of those in
+    `among`. Returns the number of deleted logs. While the ring contains a partition, a missing log means that the
+    partition never had one, so its log is deleted only after that. Raises MetadataError."""
     kept_here = await partitions_kept(store)
     here = (await _newest_ring(store))[0].partitions if kept_here else {}
     count = 0
@@ -131,9 +135,9 @@ async def drop_kept(
         try:
             count += partition not in here and await _drop_if_old(store, partition, now_ms - keep_ms)
         except NoSuchNode:
-            continue  # another server was faster
+            continue  # deleted by another server
         except UndecodableNode as error:
-            log.warning("partition=%s its log is kept: %s", partition, error)
+            log.warning("partition=%s keeping its log, which cannot be decoded: %s", partition, error)
     return count
 
 
@@ -145,7 +149,7 @@ async def _drop_if_old(store: MetadataStore, partition: PartitionId, before_ms: 
     for each in kept:
         await LedgerStore(store).remove(each.id, -1)
     await store.delete(paths.kept_log(partition), -1)
-    log.info("partition=%s has left the ring long ago: its log is removed", partition)
+    log.info("partition=%s left the ring long ago, removed its log", partition)
     return True
 
 
@@ -163,9 +167,9 @@ async def _is_in_use(store: MetadataStore, partition: PartitionId, now_ms: int) 
 async def ledgers_made_for(
     store: MetadataStore, partitions: Collection[PartitionId]
 ) -> dict[PartitionId, list[LedgerId]]:
-    """Return the ledgers of each, also those that its list does not name (any more): of partitions that are set apart,
-    so that nobody makes more. Reads the metadata of all ledgers once, in minutes where they are many. One that cannot
-    be decoded is nobody's: fsck names it. Raises MetadataError."""
+    """Return the ledgers of each partition, including ledgers that its list does not contain. Only for partitions whose
+    log is kept, so that no new ledgers appear. Reads the metadata of all ledgers once, which takes minutes if there are
+    many. Ledgers that cannot be decoded are skipped; fsck reports them. Raises MetadataError."""
     ledgers = LedgerStore(store)
     found: dict[PartitionId, list[LedgerId]] = {each: [] for each in partitions}
     for ledger in await ledgers.list_ids():
@@ -181,5 +185,5 @@ async def _remove_tree(store: MetadataStore, path: str) -> None:
     with suppress(NoSuchNode):
         for name in await store.children(path):
             await _remove_tree(store, paths.join(path, name))
-        with suppress(NotEmpty):  # a replica has come up; the next round removes what it leaves
+        with suppress(NotEmpty):  # a replica has started; the next round removes the rest
             await store.delete(path, -1)

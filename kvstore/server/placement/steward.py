@@ -1,8 +1,8 @@
-"""Carries out what assign.py decides: replicas move off servers that are drained or gone for good, and what partitions
-have left behind is removed once they have retired.
+"""Carries out what assign.py decides: moves replicas off servers that are drained or lost, and removes what retired
+partitions leave behind.
 
-Every server has one; that of the first server by name acts. Two that act at once do no harm: each change is a
-compare-and-set of the ring.
+Every server runs a steward, but only that of the first server by name acts. Two stewards that act at once do no harm,
+because each change is a compare-and-set of the ring.
 """
 
 from __future__ import annotations
@@ -34,15 +34,16 @@ log = logging.getLogger(__name__)
 
 TICK_S = 1.0
 LOOK_AT_KEPT_S = 30.0
-"""How often it looks whether kept logs are old enough to go."""
+"""Interval of the check for kept logs that are old enough to delete."""
 LATELY_S = 60.0
-"""A server that was there so lately counts for a rise by what it said: perhaps it restarts."""
+"""Time for which an absent server still counts for a rise with its last known version, because it may be restarting."""
 CLOSE_BEHIND = 1_000
-"""Mutations that a newcomer may be behind its leader when it takes the other's place: applied in milliseconds."""
+"""Maximum number of mutations that a newcomer may lag behind its leader when it replaces a replica. They are applied
+within milliseconds."""
 
 
 class Steward:
-    """One server's share in the upkeep of the whole cluster."""
+    """One server's part in maintaining the whole cluster."""
 
     def __init__(
         self,
@@ -57,24 +58,24 @@ class Steward:
         keep_ms: int = 0,
         logs_at: Callable[[], int] = lambda: versions.FIRST,
     ) -> None:
-        """`keep_ms`: how long the log of a partition that has left the ring can be read. `logs_at`: the highest version
-        by which a log is written, as far as replicas here know."""
+        """`keep_ms` is the time for which the log of a partition that has left the ring stays readable. `logs_at`
+        returns the highest cluster version seen in the logs of local replicas."""
         self._logs_at = logs_at
         self._rise_waits_for = ""
         self._lately: dict[ServerId, tuple[Member, float]] = {}
-        """Servers that are there or were lately, and when this process has seen them last."""
+        """Servers that are or recently were registered, and when this process last saw them."""
         self._keep_ms, self._looked_at_kept = keep_ms, 0.0
         self._kept_since: dict[PartitionId, float] = {}
-        """Logs of partitions that have left, and since when this process has known of them."""
+        """Kept logs, and since when this process has known them."""
         self._env, self._server, self._store = env, server, store
         self._membership, self._rings, self._repair_after_s = membership, rings, repair_after_s
         self._versions, self._version_store, self._reader = known, ClusterVersionStore(store), ClusterReader(store)
         self._nursery = env.nursery.child("steward")
         self._missing: dict[ServerId, float] = {}
-        """Servers of the ring that are away, and since when, as far as this process has seen."""
+        """Absent servers of the ring, and since when, as seen by this process."""
         self._stands = Newcomers()
         self._removal: Task | None = None
-        """The last removal of what has retired. All ledgers are read for it, and nothing else waits for that."""
+        """The last removal of retired partitions. It reads all ledgers, and nothing waits for it."""
         self.changes = 0
         self._failed: list[str] = []
         self._not_removed: list[str] = []
@@ -93,18 +94,18 @@ class Steward:
         while True:
             await self._env.beat.rest(TICK_S * (1 + self._env.random.random() / 4))
             if self._store.state is not SessionState.CONNECTED:
-                self._missing.clear()  # who is away cannot be told, so nobody has been away for long
+                self._missing.clear()  # absent servers are unknown, so none has been absent for long
                 self._stands.forget()
                 continue
             failed: list[str] = []
             await self._try(self._act(failed), failed)
             if failed and failed != self._failed:
-                log.warning("the steward tries again: %s", "; ".join(failed))
+                log.warning("the steward failed and retries: %s", "; ".join(failed))
             self._failed = failed
 
     # docs/protocol.md P34
     async def _try(self, work: Awaitable[object], failed: list[str]) -> None:
-        """Do one thing; a failure keeps nothing else from being done."""
+        """Perform one task. A failure does not prevent other tasks."""
         try:
             await work
         except (StoreError, ValueError) as error:
@@ -153,8 +154,9 @@ class Steward:
             case GiveUp(partition, newcomer) if (partition, newcomer) in stuck:
                 self._stands.given_up(newcomer, self._env.clock.now())
                 log.warning(
-                    "partition=%s server=%s its new replica got no further for %d s, another server is to make one: "
-                    "look at its disk and its log",
+                    "partition=%s server=%s its new replica made no progress for %d s and is cancelled; check its "
+                    "disk and "
+                    "its log",
                     partition,
                     newcomer,
                     STUCK_S,
@@ -162,13 +164,13 @@ class Steward:
 
     # docs/protocol.md V1
     async def _rise(self, servers: Mapping[ServerId, Member]) -> None:
-        """Raise the cluster's version if every server can do more; by what the metadata store says now of each."""
+        """Raise the cluster version if every server supports a higher one, according to the current registrations."""
         if self._versions.found.version >= versions.LATEST:
             self._rise_waits_for = ""
             return
         wanted = replicas_held(self._rings.ring)
         unreadable = self._membership.undecodable_servers
-        # Of those with replicas nothing is believed that is not there now.
+        # Servers with replicas count only if they are registered now.
         lately = {server: member for server, (member, _) in self._lately.items() if server not in wanted}
         known = {**lately, **servers}
         self._say_what_holds_it(what_holds_it(self._versions.found, known, wanted, versions.LATEST, unreadable))
@@ -181,33 +183,33 @@ class Steward:
         if version is not None and not self._reader.undecodable_servers:
             found = await self._version_store.rise(version, versions.release_for(version))
             self.changes += 1
-            log.info("cluster version=%d: all of %s can do it", found.version, ", ".join(sorted(members)))
+            log.info("cluster version=%d is supported by all of %s", found.version, ", ".join(sorted(members)))
             self._versions.look()
 
     def _say_what_holds_it(self, reasons: str) -> None:
-        """Say it once."""
+        """Log the reasons once."""
         if reasons and reasons != self._rise_waits_for:
-            log.info("cluster version=%d, and no higher: %s", self._versions.cluster, reasons)
+            log.info("cluster version=%d does not rise: %s", self._versions.cluster, reasons)
         self._rise_waits_for = reasons
 
     # docs/protocol.md V1
     async def _keep_risen(self) -> None:
-        """Write back what the cluster has been at, as servers and logs know it, if the metadata store says less: it
-        has an older copy then. Any server may be the only one that knows."""
+        """Restore the cluster version that servers and logs know if the metadata store has a lower one, which means
+        that it holds an older copy. Any server may be the only one that knows."""
         known = max(self._versions.cluster, self._logs_at())
         if self._versions.stored >= known:
             return
         self._versions.look()
         if (await self._version_store.read()).version >= known:
-            return  # a log has told of a rise before the watch did
+            return  # a log showed the rise before the watch did
         found = await self._version_store.write_back(known, versions.release_for(known))
         self.changes += 1
-        log.warning("cluster version=%d is written back: the metadata store had a lower one", found.version)
+        log.warning("cluster version=%d restored, because the metadata store had a lower one", found.version)
         self._versions.look()
 
     async def _drop_kept(self) -> None:
-        """Those that are old by the metadata store's date, and by what this process has seen: no date alone removes a
-        log (docs/protocol.md, P31)."""
+        """Delete the kept logs that are old both by the metadata store's time and by this process's observation: no
+        clock alone removes a log (docs/protocol.md, P31)."""
         now = self._env.clock.now()
         kept = await partitions_kept(self._store)
         self._kept_since = {each: self._kept_since.get(each, now) for each in kept}
@@ -236,8 +238,8 @@ class Steward:
         return [(each, newcomer) for each in sorted(members) for newcomer, _ in members[each].replacing]
 
     async def _note_newcomer(self, pair: Pair, caught_up: set[Pair], stands: dict[Pair, Stand]) -> None:
-        """Note whether it has caught up, and how far it is, if that can be told and there are others that it could
-        follow."""
+        """Record whether a newcomer has caught up and how far it is, if that is known and there are other replicas that
+        it could follow."""
         partition, newcomer = pair
         published = await Claims(self._store, partition, self._server).published()
         said, others = published.pop(newcomer, None), list(published.values())
@@ -254,7 +256,7 @@ class Steward:
             caught_up.add(pair)
 
     def _remove_retired(self, ring: Ring) -> None:
-        """Begin to remove what partitions have left that have retired, unless that is under way."""
+        """Start removing what retired partitions leave behind, unless a removal is running."""
         retired = [each for each in sorted(ring.partitions) if ring.partitions[each].state is PartitionState.RETIRED]
         if retired and (self._removal is None or self._removal.done()):
             self._removal = self._nursery.spawn(self._remove_all(retired), name="remove what has retired")
@@ -263,7 +265,7 @@ class Steward:
         failed: list[str] = []
         await self._try(self._remove_all_that_can(retired, failed), failed)
         if failed and failed != self._not_removed:
-            log.warning("what has retired is not removed yet: %s", "; ".join(failed))
+            log.warning("retired partitions are not removed yet: %s", "; ".join(failed))
         self._not_removed = failed
 
     async def _remove_all_that_can(self, retired: list[PartitionId], failed: list[str]) -> None:
@@ -281,11 +283,12 @@ class Steward:
     async def _remove(self, partition: PartitionId, made: list[LedgerId]) -> None:
         if await remove_rest(self._store, partition, made, now_ms=self._env.clock.passed_ms()):
             await self._change(lambda ring: steps.forget(ring, partition))
-            log.info("partition=%s has retired and is gone", partition)
+            log.info("partition=%s is retired and was removed", partition)
 
 
 def _stand(said: Published | None, others: Sequence[Published]) -> Stand | None:
-    """How far a newcomer is that has `said` this, or nothing; None if its release does not say."""
+    """Return the progress of a newcomer that has published `said`, or nothing; None if its release does not publish
+    progress."""
     if said is None:
         return NOTHING
     if said.taken is None:

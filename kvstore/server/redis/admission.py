@@ -1,5 +1,5 @@
-"""Chooses the connections to let in when the Redis port has as many clients as it may: other servers, which speak over
-it too."""
+"""Admission of new connections when the Redis port has its maximum number of clients. Other servers of the cluster
+connect to this port too, and must still get in."""
 
 from __future__ import annotations
 
@@ -8,30 +8,31 @@ from collections.abc import Callable
 from enum import Enum, auto
 
 SERVERS_MAX = 64
-"""Connections beyond the limit of clients that may be on trial at a time. When one more comes, one is closed of the
-address that has most of these places: a proof takes two round trips, and strangers may come as fast as they like."""
+"""Maximum number of connections on trial at a time, beyond the limit of clients. When one more arrives, a connection on
+trial is closed: one of the address that has the most of them. A proof takes two round trips, and unauthenticated peers
+may connect as fast as they like."""
 TRIAL_S = 0.1
-"""How long one of them may take to show that it is another server's."""
+"""Time in seconds that a connection on trial has to send the greeting of a server."""
 REFUSAL = b"-ERR max number of clients reached\r\n"
 _GREETING = b"*6\r\n$12\r\nKVSTORE.PEER\r\n"
 
 
-class Admission(Enum):
-    """The ways in which a new connection is let in."""
+class ClientAdmission(Enum):
+    """The outcome of the admission check of a new connection."""
 
     YES = auto()
     IF_SERVER = auto()
     NO = auto()
 
 
-class Trial:
-    """The trial of one connection, until its first bytes or its end. `turn_away` is called if none come in time."""
+class ServerTrial:
+    """The trial of one connection, until its first bytes arrive or it ends. Calls `refuse` if none arrive in time."""
 
-    def __init__(self, turn_away: Callable[[], None]) -> None:
-        self._timer = asyncio.get_running_loop().call_later(TRIAL_S, turn_away)
+    def __init__(self, refuse: Callable[[], None]) -> None:
+        self._timer = asyncio.get_running_loop().call_later(TRIAL_S, refuse)
 
     def is_server(self, data: bytes) -> bool:
-        """Whether a connection that begins with `data` is another server's."""
+        """Return True if a connection that begins with `data` comes from another server."""
         return data.startswith(_GREETING)
 
     def end(self) -> None:

@@ -1,4 +1,4 @@
-"""One Redis client's connection: bytes in, replies out. pipeline/ has its commands and replies."""
+"""The connection of one Redis client: bytes in, replies out. pipeline/ has its commands and replies."""
 
 from __future__ import annotations
 
@@ -7,28 +7,30 @@ from typing import Protocol, runtime_checkable
 
 from kvstore.env import Stream, StreamHandler
 from kvstore.server.access.certificates import common_names
-from kvstore.server.access.identities import Identity
-from kvstore.server.redis.admission import REFUSAL, Admission, Trial
+from kvstore.server.access.identities import UserIdentity
+from kvstore.server.redis.admission import REFUSAL, ClientAdmission, ServerTrial
 from kvstore.server.redis.parser import Parser
-from kvstore.server.redis.pipeline import pipeline
 from kvstore.server.redis.pipeline.pipeline import Pipeline
+from kvstore.server.redis.pipeline.reply_queue import PipelineServer
 from kvstore.server.redis.plans import CommandError
-from kvstore.server.redis.session import Session
+from kvstore.server.redis.session import RespSession
 
 REPORT_EVERY = 32
-"""Commands, of all connections, between two looks for syncs that have ended: half a millisecond's work. A turn of the
-loop may have a thousand, and the next group of the journal need not wait for all of them."""
+"""Number of commands, over all connections, between two checks for syncs that have ended: half a millisecond of work.
+One turn of the event loop may have a thousand commands, and the next group of the journal must not wait for all of
+them."""
 OUTPUT_HIGH_BYTES = 64 << 10
-"""Bytes of replies that the client has not read; from here on no more of its commands are begun."""
+"""Bytes of replies that the client has not read. Above this limit, no more of its commands begin."""
 QUEUED_BYTES = 160
-"""Memory that a command takes beside its bytes, once it has been read."""
-UNKNOWN_INPUT_MAX = 16 << 10
-"""Bytes of commands that are incomplete or wait, of a client that has to say who he is and has not. His login takes
-little; else some thousands of strangers could have all the room there is for commands, and users' would be closed."""
+"""Bytes of memory that a command takes in addition to its own bytes, once it has been read."""
+UNAUTHENTICATED_INPUT_MAX = 16 << 10
+"""Maximum size in bytes of the incomplete and waiting commands of a client that has not authenticated yet. A login
+takes little; otherwise some thousands of unauthenticated peers could fill the memory for commands, and connections of
+users would be closed."""
 
 
-class Server(pipeline.Server, Protocol):
-    """The server whose door the client came through: kvstore.server.redis.door.RespServer."""
+class ConnectionServer(PipelineServer, Protocol):
+    """The server, as a connection uses it: kvstore.server.redis.listener.RespServer."""
 
     commands: int
     reports_at: int
@@ -37,46 +39,48 @@ class Server(pipeline.Server, Protocol):
 
     def next_id(self) -> int: ...
     def now(self) -> float: ...
-    def admit(self, connection: RespConnection) -> Admission: ...
-    def heard(self, connection: RespConnection) -> None: ...
+    def admit(self, connection: RespConnection) -> ClientAdmission: ...
+    def note_active(self, connection: RespConnection) -> None: ...
     def forget(self, connection: RespConnection) -> None: ...
     def note_input(self, connection: RespConnection, size: int) -> None: ...
 
     def accept_peer(self, words: list[bytes], stream: Stream, leave: Callable[[], None]) -> StreamHandler:
-        """The next handler of another server's connection. Raises CommandError."""
+        """Return the next handler of another server's connection. Raises CommandError."""
         ...
 
 
 @runtime_checkable
-class ClosesSoon(Protocol):
-    """A next handler that is a client's still, and may have something under way as the door closes."""
+class ClientStream(Protocol):
+    """A handler that took a connection over but still serves a client, so it may have operations in flight at a
+    stop."""
 
     @property
     def is_done(self) -> bool: ...
 
     def close_soon(self) -> None: ...
 
-    def when_welcome(self, entered: Callable[[], None]) -> None:
-        """Call `entered` once the client has authenticated, or now if it has."""
+    def when_authenticated(self, authenticated: Callable[[], None]) -> None:
+        """Call the function once the client has authenticated, or now if it already has."""
         ...
 
 
 class RespConnection:
-    """The StreamHandler of one client, with its session, its parser and the pipeline of its commands."""
+    """The StreamHandler of one client, with its session, its parser and its pipeline of commands."""
 
-    def __init__(self, server: Server) -> None:
-        self.session = Session(server.next_id())
+    def __init__(self, server: ConnectionServer) -> None:
+        self.session = RespSession(server.next_id())
         self.pipeline = Pipeline(server, self.session, self)
         self.replies = self.pipeline.replies
         self._server = server
         self._parser = Parser()
         self._stream: Stream
         self._is_input_noted = False
-        """The server counts bytes that this connection holds of commands which have not begun."""
-        self._client_stream: ClosesSoon | None = None
-        """What took the connection over for a client."""
-        self._trial: Trial | None = None
-        """There while the connection has to show that it is another server's."""
+        """True while the server counts input bytes of this connection: commands that are incomplete or have not begun.
+        """
+        self._client_stream: ClientStream | None = None
+        """The handler that took the connection over and serves a client."""
+        self._trial: ServerTrial | None = None
+        """Set while the connection has to prove that it belongs to another server."""
 
     # ── the stream ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -86,24 +90,24 @@ class RespConnection:
         if self._server.access.is_on:
             self.pipeline.guard(self.identity_of_certificate())
         match self._server.admit(self):
-            case Admission.IF_SERVER:
-                self._trial = Trial(self.turn_away)
-            case Admission.NO:
-                self.turn_away()
+            case ClientAdmission.IF_SERVER:
+                self._trial = ServerTrial(self.refuse)
+            case ClientAdmission.NO:
+                self.refuse()
 
     def data_received(self, data: bytes) -> None:
         if self._trial is not None:
             is_server = self._trial.is_server(data)
             self._end_trial()
             if not is_server:
-                self.turn_away()
+                self.refuse()
         pipeline = self.pipeline
         if pipeline.is_closing:
             return
         commands = self._parser.parse(data)
         self._server.commands += len(commands)
-        if commands and not self.replies.issued and not self.is_unknown():
-            self._server.heard(self)
+        if commands and not self.replies.issued and not self.is_unauthenticated():
+            self._server.note_active(self)
         pipeline.take(commands)
         waiting = pipeline.waiting
         if self._parser.error is not None and not waiting:
@@ -113,32 +117,35 @@ class RespConnection:
         server = self._server
         if server.commands >= server.reports_at:
             server.reports_at = server.commands + REPORT_EVERY
-            server.report_syncs()  # last: what it calls may concern this connection too
+            server.report_syncs()  # last: the callbacks may concern this connection too
 
     def caught_up(self) -> None:
-        """All that waited has begun."""
+        """Note that all waiting commands have begun."""
         self._note_input()
         if self._parser.error is not None:
             self.pipeline.end(f"ERR Protocol error: {self._parser.error}")
         else:
-            self.pipeline.go_on()
+            self.pipeline.continue_reading()
 
     def _note_input(self, queued: int = 0) -> None:
         size = len(self._parser.kept) + queued + self.session.queued_bytes
-        if size > UNKNOWN_INPUT_MAX and self.is_unknown() and not self.pipeline.is_busy:
-            return self.give_up(f"NOAUTH Authentication required before a command of over {UNKNOWN_INPUT_MAX} bytes")
+        if size > UNAUTHENTICATED_INPUT_MAX and self.is_unauthenticated() and not self.pipeline.is_busy:
+            return self.abandon(
+                f"NOAUTH Authentication required. Expected at most {UNAUTHENTICATED_INPUT_MAX} bytes before it"
+            )
         self._is_input_noted = size > 0
         return self._server.note_input(self, size)
 
     def eof_received(self) -> bool | None:
-        """The client sends no more; what it still waits for is answered first."""
+        """Note that the client sends no more. Pending replies are sent first."""
         return self.pipeline.end_input()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.pipeline.lose()
         self._server.forget(self)
         self._end_trial()
-        # Its parts know each other, so they stay until the next look for garbage: without what may be large.
+        # The parts of a connection reference each other, so they live until the next garbage collection. Drop what may
+        # be large.
         self._parser, self.session.queued = Parser(), None
 
     def pause_writing(self) -> None:
@@ -150,8 +157,8 @@ class RespConnection:
 
     # ── the end ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def turn_away(self) -> None:
-        """Refuse the connection, because there are as many as there may be."""
+    def refuse(self) -> None:
+        """Refuse the connection, because the number of connections is at its limit."""
         self._end_trial()
         self.pipeline.is_closing = True
         self._server.connections_refused += 1
@@ -163,8 +170,8 @@ class RespConnection:
             self._trial.end()
             self._trial = None
 
-    def give_up(self, text: str) -> None:
-        """Forget what has been read and not begun, and end."""
+    def abandon(self, text: str) -> None:
+        """Drop the commands that have not begun, send an error and close."""
         self.pipeline.waiting.clear()
         self._parser = Parser()
         self.session.reset()
@@ -172,67 +179,67 @@ class RespConnection:
         self.pipeline.end(text)
 
     def close_soon(self) -> None:
-        """Begin nothing more; close when what is under way is answered."""
+        """Begin no more commands; close when those in flight are answered."""
         if self._client_stream is not None:
             self._client_stream.close_soon()
         else:
             self.pipeline.close_soon()
 
     def is_done(self) -> bool:
-        """Whether nothing is under way, and the socket has taken what was answered."""
+        """Return True if nothing is in flight and the socket has taken all replies."""
         if self._client_stream is not None:
             is_answered = self._client_stream.is_done
         else:
             is_answered = self.replies.is_gone or not self.replies.in_flight()
         return is_answered and not self._stream.get_write_buffer_size()
 
-    # ── who it is ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── identity ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def host(self) -> str:
-        """The client's, without its port."""
+        """The client's address without its port."""
         name = self._stream.get_extra_info("peername") or ("?", 0)
         return str(name[0])
 
     @property
     def address(self) -> str:
-        """The client's."""
+        """The client's address with its port."""
         host, port, *_ = self._stream.get_extra_info("peername") or ("?", 0)
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
-    def identity_of_certificate(self) -> Identity | None:
-        """The user whom its certificate names, if it had to show one."""
+    def identity_of_certificate(self) -> UserIdentity | None:
+        """Return the user that the client's certificate names, or None."""
         return self._server.access.of_certificate(common_names(self._stream.get_extra_info("peercert")))
 
-    def is_unknown(self) -> bool:
-        """Whether it is a client's that has to say who he is, and has not yet."""
+    def is_unauthenticated(self) -> bool:
+        """Return True if the client must authenticate and has not done so yet."""
         return self._server.access.is_on and self.session.identity is None and not self.pipeline.is_handed_over
 
-    def entered(self) -> None:
-        """Its user has logged in."""
-        self._server.heard(self)
+    def authenticated(self) -> None:
+        """Note that the client has authenticated."""
+        self._server.note_active(self)
 
     def access_changed(self) -> None:
-        """Go by another table of users. A client whose user is none any more is sent away."""
+        """Apply the new access table. Disconnect a client whose user is gone."""
         identity = self.session.identity
         if identity is not None and identity.is_gone:
-            self.give_up("NOAUTH Authentication required: the user was removed, or has another password")
+            self.abandon("NOAUTH Authentication required. The user was removed or the password has changed")
         elif not self.pipeline.is_handed_over:
             self.pipeline.guard(identity or self.identity_of_certificate())
 
     def become_peer(self, words: list[bytes]) -> None:
-        """Give the connection to another server's link. Until that server has proven itself it counts as a client's.
-        Raises CommandError if anything else was asked before."""
+        """Hand the connection over to another server's link. It counts as a client's connection until the server has
+        proven its identity. Raises CommandError unless this is the first command."""
         pipeline = self.pipeline
         if self.replies.issued or pipeline.waiting or self._parser.kept:
             raise CommandError("ERR KVSTORE.PEER must be the first command")
         peer = self._server.accept_peer(words, self._stream, self._leave)
         pipeline.is_handed_over = True
-        if isinstance(peer, ClosesSoon):
+        if isinstance(peer, ClientStream):
             self._client_stream = peer
-            peer.when_welcome(self.entered)
+            peer.when_authenticated(self.authenticated)
         self._stream.set_protocol(peer)
 
     def _leave(self) -> None:
-        """The connection is no client's any more: at a stop the peer server ends it, in good order."""
+        """Stop counting the connection as a client's. At a stop, the peer server closes it in order."""
         self._server.forget(self)

@@ -1,4 +1,4 @@
-"""The rights of one Redis client, where the cluster asks who its clients are."""
+"""The permissions of one Redis client, if access control is on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import assert_never
 from kvstore.access import Right
 from kvstore.errors import AccessUnfounded, NotAuthenticated, StoreError
 from kvstore.partition.state.commands import Op
-from kvstore.server.access.identities import OPERATION_NAMES, Access, Identity
+from kvstore.server.access.identities import OPERATION_NAMES, Access, UserIdentity
 from kvstore.server.redis.plans import CommandError
 
 NOAUTH = "NOAUTH Authentication required."
@@ -20,16 +20,16 @@ NOAUTH_HELLO = (
 
 
 class Need(Enum):
-    """The requirements of a command, where the cluster authenticates its clients (docs/design/0014)."""
+    """The permissions that a command requires if access control is on (docs/design/0014)."""
 
     NOTHING = auto()
-    """Not even a login: the client logs in by the command, leaves, or authenticates in another way."""
+    """No login. The command authenticates the client, closes the connection, or has its own authentication."""
     LOGIN = auto()
-    """A login. The command shows no keys, and nothing about other users."""
+    """A login. The command shows no keys and nothing about other users."""
     OPERATIONS = auto()
-    """What each of its operations needs on its key."""
+    """The permissions that each of its operations requires on its key."""
     READ_SOME = auto()
-    """The right to read some keys. The command shows only these."""
+    """The right to read some keys. The command shows only these keys."""
     READ_ALL = auto()
     """The right to read every key."""
     WRITE_ALL = auto()
@@ -38,16 +38,16 @@ class Need(Enum):
     """The right to administer the cluster."""
 
 
-class Gate:
-    """Checks the commands of one connection, as long as its user stays the same."""
+class CommandGate:
+    """Checks the commands of one connection while its user stays the same."""
 
     __slots__ = ("_access", "_address", "identity")
 
-    def __init__(self, access: Access, identity: Identity, address: str) -> None:
+    def __init__(self, access: Access, identity: UserIdentity, address: str) -> None:
         self._access, self.identity, self._address = access, identity, address
 
     def check(self, name: str, need: Need) -> None:
-        """Check a command before anything of it is done. Raises CommandError. `check_ops` checks its operations."""
+        """Check a command before any part of it begins. Raises CommandError. `check_ops` checks its operations."""
         if need is Need.NOTHING:
             return
         identity, what = self.identity, f"the command {name}"
@@ -69,7 +69,8 @@ class Gate:
             raise self._refused(name, error) from None
 
     def check_ops(self, ops: Sequence[Op]) -> None:
-        """Check what a command does to keys. Raises CommandError: all of it, or nothing."""
+        """Check the operations of a command. Raises CommandError if one of them is not allowed, so a command does all
+        of its work or none."""
         for op in ops:
             refusal = self.identity.refusal_or_none(op)
             if refusal is not None:

@@ -4,27 +4,28 @@
     array   := "*" count CRLF count × ( "$" length CRLF bytes CRLF )
     inline  := words split at blanks, quoted as for redis-server, up to LF
 
-No length is believed before it is checked, nothing nests, and nothing is kept beyond COMMAND_BYTES_MAX: a command that
-is too large is skipped byte by byte and answered with an error, so that its connection lives. Only what cannot be read
-as commands at all is a ProtocolError, after which no more can be read.
+Every length is checked before it is used, nothing nests, and nothing is kept beyond COMMAND_BYTES_MAX. A command that
+is too large is skipped byte by byte and answered with an error, so its connection stays open. Bytes that are not
+commands at all raise ProtocolError, and nothing can be read after them.
 
-The fast path cuts a whole chunk at its line ends in one call and checks every length against what was cut; a chunk for
-which that does not come out even (a value with a line end in it, a command cut in two) is walked exactly.
+The fast path splits a whole chunk at its line ends in one call and checks every length against the parts. A chunk for
+which the lengths do not match (a value contains a line end, or a command is cut in two) takes the exact path.
 """
 
 from __future__ import annotations
 
 BULK_BYTES_MAX = (1 << 20) + 512
-"""One argument. A little above the largest value, so that one that is just too large is refused as a value."""
+"""Maximum size of one argument in bytes. It is a little larger than the largest value, so that a slightly larger value
+is refused as a value."""
 COMMAND_BYTES_MAX = 16 << 20
 ARGUMENTS_MAX = 1 << 16
 INLINE_BYTES_MAX = 64 << 10
 SKIPPED_ARGUMENTS_MAX = 1 << 20
 SKIPPED_BULK_MAX = 512 << 20
-"""What is larger than these is no mistake of a client but not this protocol."""
+"""Beyond these limits the client does not make a mistake but speaks another protocol."""
 _HEADER_BYTES_MAX = 32
 _ALIKE_MIN = 20
-"""Lines; from so many on it pays to look whether all commands are alike."""
+"""Minimum number of lines for which it pays to check whether all commands have the same shape."""
 
 _HEADS = [b"$%d" % length for length in range(4097)]
 _COUNTS = {b"*%d" % count: count for count in range(1, 65)}
@@ -34,11 +35,11 @@ Words = list[bytes]
 
 
 class ProtocolError(Exception):
-    """The client sent bytes that are not the protocol; the connection must be closed."""
+    """The client sent bytes that are not the protocol. The connection must be closed."""
 
 
-class Unfit(list[bytes]):
-    """Stands where a command would, which was read to its end but is too large to be done. No command has this name."""
+class OversizedCommand(list[bytes]):
+    """A placeholder for a command that was read to its end but is too large to execute. No command has this name."""
 
     def __init__(self, reason: str) -> None:
         super().__init__([b""])
@@ -46,29 +47,29 @@ class Unfit(list[bytes]):
 
 
 class Parser:
-    """Collects the bytes of one connection. After `parse`, `error` says whether the stream is lost."""
+    """Collects the bytes of one connection. After `parse`, `error` is set if the stream can no longer be read."""
 
     def __init__(self) -> None:
         self.error: ProtocolError | None = None
         self.kept = bytearray()
         """Bytes of an incomplete command."""
-        self._ahead = _Ahead()
-        self._skip = _Skip()
+        self._partial = _PartialCommand()
+        self._skip = _SkippedCommand()
         self._is_plain = True
-        """Neither is something passed over nor is the stream lost."""
+        """True if nothing is being skipped and the stream is readable."""
 
     def parse(self, data: bytes) -> list[Words]:
-        """The commands that `data` completes, in order. Never raises: what is lost is told by `error`."""
+        """Return the commands that `data` completes, in order. Errors are stored in `error`."""
         found: list[Words] = []
         is_begun = bool(self.kept)
         parts = None
         if not is_begun and self._is_plain:
             parts = data.split(b"\r\n")
-            if lone := _lone(parts):
+            if lone := _single_plain(parts):
                 return [lone]
         if is_begun:
             self.kept += data
-            if self._ahead.is_incomplete(self.kept):
+            if self._partial.is_incomplete(self.kept):
                 return found
             data = bytes(self.kept)
             self.kept.clear()
@@ -81,31 +82,32 @@ class Parser:
         return found
 
     def _parse(self, data: bytes, found: list[Words], is_begun: bool, parts: list[bytes] | None) -> None:
-        """`is_begun`: a command that was kept is the first in `data`. `parts`: what stands between its line ends."""
+        """Parse a chunk. `is_begun`: `data` starts with a command that was kept. `parts`: `data`, split at its line
+        ends."""
         if is_begun and not self._skip.is_active():
-            pos = self._walk(data, 0, found)
+            pos = self._read_one(data, 0, found)
             if pos is None:
                 return self._keep(data)
             data = data[pos:]
-        pos = 0 if self._skip.is_active() else _cut(data, parts or data.split(b"\r\n"), found)
+        pos = 0 if self._skip.is_active() else _read_plain(data, parts or data.split(b"\r\n"), found)
         while pos < len(data):
             if self._skip.is_active():
                 pos = self._skip.over(data, pos)
                 if self._skip.is_active():
                     return self._keep(data[pos:])
-                found.append(Unfit(self._skip.reason))
+                found.append(OversizedCommand(self._skip.reason))
                 continue
-            end = self._walk(data, pos, found)
+            end = self._read_one(data, pos, found)
             if end is None:
                 return self._keep(data[pos:])
             pos = end
 
     def _keep(self, rest: bytes) -> None:
         self.kept += rest
-        self._ahead = _Ahead()
+        self._partial = _PartialCommand()
 
-    def _walk(self, data: bytes, pos: int, found: list[Words]) -> int | None:
-        """Read one command at `pos`: where it ends, None if it is incomplete."""
+    def _read_one(self, data: bytes, pos: int, found: list[Words]) -> int | None:
+        """Read one command at `pos`. Return the position of its end, or None if it is incomplete."""
         if data[pos] != 0x2A:
             return _inline(data, pos, found)
         line = data.find(b"\n", pos, pos + _HEADER_BYTES_MAX)
@@ -117,7 +119,7 @@ class Parser:
         if count <= 0:
             return at
         if count > ARGUMENTS_MAX:
-            self._skip.begin(count, f"too many arguments: {count}, at most {ARGUMENTS_MAX}")
+            self._skip.begin(count, f"expected at most {ARGUMENTS_MAX} arguments, got {count}")
             return at
         command: Words = []
         while len(command) < count:
@@ -139,20 +141,22 @@ class Parser:
         return at
 
 
-class _Ahead:
-    """How far a command that comes in pieces has been seen, so that no piece has all the others looked at again."""
+class _PartialCommand:
+    """Progress in a command that arrives in pieces, so that a new piece does not cause earlier pieces to be read
+    again."""
 
     def __init__(self) -> None:
         self._at = 0
-        """Where its next header begins."""
+        """Position of its next header."""
         self._missing = -1
-        """Arguments; -1: the first header is not read yet."""
+        """Number of missing arguments; -1: the first header has not been read yet."""
         self._needed = 0
-        """Not before so many bytes are there can more of it be seen."""
+        """Number of bytes that must have arrived before more of the command can be read."""
 
     def is_incomplete(self, kept: bytearray) -> bool:
-        """Whether the command at the start of `kept` certainly is. What is wrong is left to the walk to name. True of
-        every array that the walk finds incomplete: else each piece would have it walked again from its start."""
+        """Return True if the command at the start of `kept` is certainly incomplete. Errors are left to the exact path.
+        True for every array that the exact path finds incomplete, because otherwise each piece would read the array
+        again from its start."""
         if kept[0] != 0x2A:
             return False
         while self._missing and len(kept) >= self._needed:
@@ -164,7 +168,7 @@ class _Ahead:
         return len(kept) < self._needed
 
     def _see(self, header: bytearray, end: int) -> bool:
-        """Pass over a header and its argument; whether they may be right."""
+        """Skip a header and its argument. Return True if they may be valid."""
         digits = header[1:-2]
         if header[-2:-1] != b"\r" or not digits.isdigit():
             return False
@@ -179,8 +183,8 @@ class _Ahead:
         return True
 
 
-class _Skip:
-    """Passes over the rest of a command without keeping it."""
+class _SkippedCommand:
+    """Skips the rest of a command without keeping it."""
 
     def __init__(self) -> None:
         self.reason = ""
@@ -191,11 +195,11 @@ class _Skip:
         return bool(self._arguments or self._bytes)
 
     def begin(self, arguments: int, reason: str) -> None:
-        """Pass over so many arguments from the next header on."""
+        """Skip this many arguments, starting at the next header."""
         self.reason, self._arguments, self._bytes = reason, arguments, 0
 
     def over(self, data: bytes, pos: int) -> int:
-        """Where to go on; an incomplete header is left."""
+        """Return the position at which parsing continues. An incomplete header is left in place."""
         while self._bytes or self._arguments:
             if self._bytes:
                 step = min(self._bytes, len(data) - pos)
@@ -215,12 +219,12 @@ class _Skip:
         return pos
 
 
-def _cut(data: bytes, parts: list[bytes], found: list[Words]) -> int:
-    """Read commands from the start of `data`, whose lines are `parts`, as long as they are plain; where the first other
-    one starts."""
+def _read_plain(data: bytes, parts: list[bytes], found: list[Words]) -> int:
+    """Read plain commands from the start of `data`, whose lines are `parts`. Return the position of the first other
+    command."""
     heads, counts = _HEADS, _COUNTS
     last = len(parts) - 1
-    at = _cut_alike(parts, last, found) if last >= _ALIKE_MIN else 0
+    at = _read_uniform(parts, last, found) if last >= _ALIKE_MIN else 0
     try:
         while at < last:
             head = parts[at]
@@ -247,15 +251,15 @@ def _cut(data: bytes, parts: list[bytes], found: list[Words]) -> int:
                 break
             found.append(command)
             at = after
-    except (ValueError, LookupError):  # not plain: the exact walk reads it, or says what is wrong
+    except (ValueError, LookupError):  # not plain: the exact path reads it or reports the error
         pass
     if at == last and not parts[last]:
         return len(data)
     return len(data) - sum(map(len, parts[at:])) - 2 * (last - at)
 
 
-def _lone(parts: list[bytes]) -> Words | None:
-    """The only command in these lines, if it is a plain one of two or three arguments."""
+def _single_plain(parts: list[bytes]) -> Words | None:
+    """Return the only command in these lines, if it is plain and has two or three words."""
     count = len(parts)
     try:
         if count == 6 and parts[0] == b"*2":
@@ -271,14 +275,15 @@ def _lone(parts: list[bytes]) -> Words | None:
                 and not rest
             ):
                 return [name, key, value]
-    except IndexError:  # a long one
+    except IndexError:  # an argument too long for the table of headers
         pass
     return None
 
 
-def _cut_alike(parts: list[bytes], last: int, found: list[Words]) -> int:
-    """Read commands of one number of arguments from the start of `parts`, if the first `last` of these are nothing else
-    but one that may be incomplete; which part comes next. The same checks, argument by argument of all commands."""
+def _read_uniform(parts: list[bytes], last: int, found: list[Words]) -> int:
+    """Read commands with an equal number of arguments from the start of `parts`. Return the index of the next part, or
+    0 if the first `last` parts hold anything else. The last command may be incomplete. The checks are those of single
+    commands, made argument by argument over all commands."""
     count = _COUNTS.get(parts[0], 0)
     step = 1 + 2 * count
     whole = last // step
@@ -292,7 +297,7 @@ def _cut_alike(parts: list[bytes], last: int, found: list[Words]) -> int:
             if parts[at - 1 : end : step] != list(map(head_of, map(len, column))):
                 return 0
             columns.append(column)
-    except IndexError:  # a long one
+    except IndexError:  # an argument too long for the table of headers
         return 0
     found += map(list, zip(*columns, strict=True))
     return end
@@ -301,7 +306,7 @@ def _cut_alike(parts: list[bytes], last: int, found: list[Words]) -> int:
 def _bulk_length(data: bytes, at: int, line: int) -> int:
     if data[at] != 0x24:
         raise ProtocolError(f"expected '$', got '{chr(data[at])}'")
-    if data[at + 1] == 0x2D:  # before 0, too: what `_Ahead` does not take for a length must be none here
+    if data[at + 1] == 0x2D:  # also refuse -0: a length that `_PartialCommand` rejects must be an error here too
         raise ProtocolError("invalid bulk length")
     return _number(data, at + 1, line, "bulk", SKIPPED_BULK_MAX)
 
@@ -318,9 +323,9 @@ def _number(data: bytes, start: int, line: int, what: str, largest: int) -> int:
 
 
 def _check_header(data: bytes, at: int) -> None:
-    """Check that an incomplete header may be right, by its length."""
+    """Raise ProtocolError if an incomplete header is already too long."""
     if len(data) - at >= _HEADER_BYTES_MAX:
-        raise ProtocolError("too long a header")
+        raise ProtocolError("header is too long")
 
 
 def _check_end(data: bytes, end: int) -> None:
@@ -330,8 +335,8 @@ def _check_end(data: bytes, end: int) -> None:
 
 def _too_large(length: int) -> str:
     if length > BULK_BYTES_MAX:
-        return f"too large an argument: {length} bytes, at most {BULK_BYTES_MAX}"
-    return f"too large a command: at most {COMMAND_BYTES_MAX} bytes"
+        return f"expected an argument of at most {BULK_BYTES_MAX} bytes, got {length}"
+    return f"expected a command of at most {COMMAND_BYTES_MAX} bytes, got more"
 
 
 def _inline(data: bytes, pos: int, found: list[Words]) -> int | None:
@@ -365,8 +370,8 @@ _ESCAPES = {0x6E: 0x0A, 0x72: 0x0D, 0x74: 0x09, 0x62: 0x08, 0x61: 0x07}
 
 
 def _word(line: bytes, at: int) -> tuple[bytes, int]:
-    """Return the word that begins at `at` and where it ends, by the rules of redis-server: a quote may open inside a
-    word, and must end it. Raises ProtocolError."""
+    """Return the word that begins at `at` and the position of its end, by the rules of redis-server: a quote may open
+    inside a word and must end it. Raises ProtocolError."""
     word, quote = bytearray(), 0
     while at < len(line):
         char = line[at]

@@ -1,8 +1,8 @@
 """Plans of Redis commands, and the checks that all of them make. Decides only.
 
-A plan is one operation and the format of its reply, several operations and a function that makes one reply of their
-results, or a reply. A command that needs more than operations on keys (a transaction, a scan, the state of its
-connection) has no plan: its row in commands/ has a handler of the kind `Alone`.
+A plan is one of three: an operation and the format of its reply, several operations and a function that combines their
+results into one reply, or a reply. A command that needs more than operations on keys (a transaction, a scan, the state
+of its connection) has no plan: its row in commands/ has a handler of the kind `Alone`.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from kvstore.server.redis.replies import Fmt
 BATCH = int(Code.BATCH)
 _GET = int(Code.GET)
 REPLY_BYTES_MAX = 32 << 20
-"""Bytes of the values in one reply."""
+"""Maximum number of bytes of the values in one reply."""
 PATTERN_BYTES_MAX = 1024
-"""The longest pattern. To compile a longer one, or to look for it in a long key, takes milliseconds."""
+"""Maximum length of a pattern in bytes. To compile a longer pattern, or to search a long key for it, takes
+milliseconds."""
 INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
-_KEY_TOO_LONG = f"ERR key is too long: at most {KEY_BYTES_MAX} bytes"
+_KEY_TOO_LONG = f"ERR expected a key of at most {KEY_BYTES_MAX} bytes, got more"
 
 
 class CommandError(Exception):
-    """The command cannot be done as it is; the text is the reply's, first word included."""
+    """The command cannot be executed as it is. The text is the reply, including its first word."""
 
 
 class Context(NamedTuple):
-    """The state that a plan may depend on beside the words."""
+    """The state that a plan may depend on in addition to the words."""
 
     protocol: int = 2
     level: int = Level.LINEARIZABLE
@@ -39,24 +40,25 @@ class Context(NamedTuple):
 
     @property
     def now_ms(self) -> int:
-        """The date now, not when the command came: a transaction may wait for its EXEC, and a read for its leader."""
+        """The time now, not the time at which the command arrived: a transaction may wait for its EXEC, and a read for
+        its leader."""
         return self.clock()
 
 
 class Single(NamedTuple):
-    """One operation; the reply is made by the format of that number."""
+    """One operation, and the number of the format that makes its reply."""
 
     op: Op
     format: int
 
 
 class Several(NamedTuple):
-    """Operations whose results make one reply together."""
+    """Operations whose results make one reply."""
 
     ops: Sequence[Op]
     combine: Callable[[list[Any]], bytes]
     is_atomic: bool = False
-    """They are on one key and done as one."""
+    """True if the operations are on one key and are applied as one."""
 
 
 class Reply(NamedTuple):
@@ -76,19 +78,19 @@ OwnerOf = Callable[[bytes], str]
 
 def check_key(key: bytes) -> bytes:
     if not 0 < len(key) <= KEY_BYTES_MAX:
-        raise CommandError(_KEY_TOO_LONG if key else "ERR empty keys are not allowed")
+        raise CommandError(_KEY_TOO_LONG if key else "ERR expected a key of at least 1 byte, got an empty key")
     return key
 
 
 def check_value(value: bytes) -> bytes:
     if len(value) > VALUE_BYTES_MAX:
-        raise CommandError(f"ERR value is too large: at most {VALUE_BYTES_MAX} bytes")
+        raise CommandError(f"ERR expected a value of at most {VALUE_BYTES_MAX} bytes, got more")
     return value
 
 
 def check_pattern(pattern: bytes) -> bytes:
     if len(pattern) > PATTERN_BYTES_MAX:
-        raise CommandError(f"ERR pattern is too long: at most {PATTERN_BYTES_MAX} bytes")
+        raise CommandError(f"ERR expected a pattern of at most {PATTERN_BYTES_MAX} bytes, got more")
     return pattern
 
 
@@ -97,13 +99,14 @@ def check_one_owner(keys: Sequence[bytes], owner_of: OwnerOf) -> None:
     owners = sorted({owner_of(key) for key in keys})
     if len(owners) > 1:
         raise CommandError(
-            f"CROSSSLOT Keys in request don't hash to the same slot: they are in partitions {', '.join(owners)}; "
-            "a {tag} in the keys puts them in one"
+            f"CROSSSLOT Keys in request don't hash to the same slot: they are in partitions {', '.join(owners)}; put "
+            "the same {tag} into the keys"
         )
 
 
 def integer(word: bytes) -> int:
-    """A signed 64-bit number, written as Redis wants it: no blanks, plus sign or leading zeros. Raises CommandError."""
+    """Return a signed 64-bit number in the form that Redis accepts: no blanks, plus sign or leading zeros. Raises
+    CommandError."""
     digits = word[1:] if word[:1] == b"-" else word
     plain = digits.isdigit() and len(digits) <= 19 and (digits[:1] != b"0" or word == b"0")
     if not plain or not INT64_MIN <= int(word) <= INT64_MAX:
@@ -112,8 +115,8 @@ def integer(word: bytes) -> int:
 
 
 def value_bytes(plans: Iterable[Plan], most: int) -> int:
-    """Return the largest number of bytes, at most twice `most`, that the values which `plans` read and the replies made
-    of them take."""
+    """Return the maximum number of bytes that the values which `plans` read, and the replies made of them, take: at
+    most twice `most`."""
     values = 0
     for each in plans:
         match each:
@@ -127,7 +130,7 @@ def value_bytes(plans: Iterable[Plan], most: int) -> int:
 
 
 def together(found: Several) -> Several:
-    """The same as one batch."""
+    """Return the plan as one batch."""
     batch = (BATCH, found.ops[0][1], tuple(found.ops), int(Flag.INDEPENDENT), None)
 
     def combine(results: list[Any]) -> bytes:
@@ -138,18 +141,19 @@ def together(found: Several) -> Several:
 
 
 def first_failure(results: Sequence[Any]) -> bytes:
-    """The reply for the gravest failure among results, an unknown outcome before any other; empty if none failed."""
+    """Return the reply for the most severe failure, an unknown outcome before any other; empty if no result failed."""
     failures = [result for result in results if isinstance(result, StoreError)]
     return replies.failure(min(failures, key=_gravity)) if failures else b""
 
 
 def part_failed(results: Sequence[Any]) -> bytes:
-    """The same for writes: a refusal says that nothing was done, so when some of them were it does not stand."""
+    """Return the reply for the failures of writes, or an empty reply. A refusal means that nothing was written, so if
+    some writes succeeded the outcome is unknown."""
     failures = [result for result in results if isinstance(result, StoreError)]
     if 0 < len(failures) < len(results) and all(isinstance(failure, Refused) for failure in failures):
         done = len(results) - len(failures)
         return replies.failure(
-            OutcomeUnknown(f"{done} of {len(results)} keys are written, not the others: {failures[0]}")
+            OutcomeUnknown(f"{done} of {len(results)} keys were written, the others were not: {failures[0]}")
         )
     return first_failure(results)
 

@@ -1,6 +1,6 @@
 """Results → bytes for a Redis client, in both versions of the protocol. Decides only.
 
-Where clients look at the words of an error, the words are those that Redis uses.
+If clients inspect the words of an error, the words are those of Redis.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Format = Callable[[Any], bytes]
 
 
 class Fmt:
-    """Places of the formats in `FORMATS`; they travel in the low bits of a request's token."""
+    """Indexes of the formats in `FORMATS`. A request's token carries one in its low bits."""
 
     OK = 0
     OK_OR_NULL = 1
@@ -62,7 +62,7 @@ def bulk(data: bytes) -> bytes:
 
 
 def array(items: Iterable[bytes]) -> bytes:
-    """An array of replies that are bytes already."""
+    """Return an array of replies that are already encoded."""
     parts = list(items)
     return b"*%d\r\n%b" % (len(parts), b"".join(parts))
 
@@ -72,19 +72,19 @@ def bulks(items: Iterable[bytes]) -> bytes:
 
 
 def mapping(items: Mapping[bytes, bytes], protocol: int) -> bytes:
-    """Keys as bulk strings, values as replies: a map in RESP3, a flat array in RESP2."""
+    """Return a map in RESP3, a flat array in RESP2. Keys become bulk strings; values are encoded replies."""
     head = b"%%%d\r\n" % len(items) if protocol == 3 else b"*%d\r\n" % (2 * len(items))
     return head + b"".join(bulk(key) + value for key, value in items.items())
 
 
 def error(text: str) -> bytes:
-    """`text` starts with the word that clients look at, for example ERR."""
+    """Return an error reply. `text` starts with the code that clients inspect, for example ERR."""
     flat = text.replace("\r", " ").replace("\n", " ")
     return b"-%b\r\n" % flat.encode("utf-8", "replace")[:512]
 
 
 def failure(reason: StoreError) -> bytes:
-    """The reply for an operation that failed."""
+    """Return the reply for an operation that failed."""
     match reason:
         case NotEnoughBookies():
             return b"-NOREPLICAS Not enough good replicas to write.\r\n"
@@ -92,7 +92,7 @@ def failure(reason: StoreError) -> bytes:
             return error(f"UNKNOWN the write may or may not have been done: {reason}")
         case QuotaExceeded():
             return error(f"QUOTA {reason}")
-        case RateExceeded():  # TRYAGAIN is what clients of Redis try again by themselves
+        case RateExceeded():  # Redis clients retry on TRYAGAIN
             return error(f"TRYAGAIN {reason}")
         case Overloaded():
             return error(f"TRYAGAIN overloaded: {reason}")

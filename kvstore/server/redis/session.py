@@ -8,7 +8,7 @@ from typing import Any
 from kvstore.errors import ConditionFailed, StoreError
 from kvstore.limits import BATCH_BYTES_MAX
 from kvstore.partition.state.commands import Code, Flag, Level, Op
-from kvstore.server.access.identities import Identity
+from kvstore.server.access.identities import UserIdentity
 from kvstore.server.redis import replies
 from kvstore.server.redis.plans import (
     Build,
@@ -24,60 +24,66 @@ from kvstore.server.redis.plans import (
 from kvstore.server.redis.replies import FORMATS
 
 QUEUED_MAX = 4096
-"""Commands of one transaction."""
+"""Maximum number of commands in one transaction."""
 WATCHED_MAX = 1024
-"""Keys that one connection watches."""
+"""Maximum number of keys that one connection watches."""
 QUEUED_BYTES_MAX = 4 << 20
-"""What they may take before EXEC looks at them, with so much beside the bytes of each command and each of its words:"""
+"""Maximum size in bytes of the queued commands before EXEC checks the transaction. Each command and each of its words
+count with this much in addition to its bytes:"""
 _COMMAND_BYTES, _WORD_BYTES = 160, 64
 REDIS_VERSION = "7.2.0"
-"""Whose behaviour the commands have; clients look at it."""
+"""The Redis version whose behaviour the commands have. Clients read it."""
 _CHECK, _IF_VERSION = int(Code.CHECK), int(Flag.IF_VERSION)
 Facts = Mapping[str, Mapping[str, object]]
-"""What INFO shows: sections of names and values."""
+"""The content of INFO: sections of names and values."""
 
 
-class Session:
+class RespSession:
     """The state of one connection."""
 
     def __init__(self, id_: int) -> None:
         self.id = id_
-        self.identity: Identity | None = None
-        """Who the client has proven to be; None: nobody."""
+        self.identity: UserIdentity | None = None
+        """The user that the client has proven to be; None: not authenticated."""
         self.protocol = 2
         self.level = self._chosen_level = int(Level.LINEARIZABLE)
-        """That of reads. What was chosen does not hold while something is watched: EXEC asks whether the keys are as
-        they were at the leader then, and what is read meanwhile must be no older."""
+        """The level of reads. While keys are watched, the chosen level does not apply: EXEC compares the keys with
+        their state at the leader, so reads in between must not be older."""
         self.name = b""
         self.library = {b"LIB-NAME": b"", b"LIB-VER": b""}
         self.queued: list[Plan] | None = None
         """The commands since MULTI; None outside a transaction."""
         self.watched: dict[bytes, int] = {}
-        """The keys under which the next transaction stands, and their versions when they were named; 0: absent."""
+        """The watched keys and their versions at WATCH; 0: absent."""
         self._queued_bytes = 0
         self._is_spoilt = False
 
     @property
     def queued_bytes(self) -> int:
-        """The bytes that they take."""
+        """Bytes that the queued commands take."""
         return self._queued_bytes if self.queued else 0
 
     def reset(self) -> None:
-        """Put the connection back into the state in which it was made."""
+        """Reset the connection to its initial state."""
         self.__init__(self.id)  # type: ignore[misc]
 
     def queue(
         self, words: list[bytes], build: Build, clock: Callable[[], int], check: Callable[[Sequence[Op]], None] | None
     ) -> bytes:
-        """Add a command to the transaction and return the reply. `build` makes its plan. `check` raises CommandError
-        for operations that the user may not do. Raises CommandError, which spoils the transaction."""
+        """Add a command to the transaction and return the reply.
+
+        `build` makes its plan. `check` raises CommandError for operations that the user may not perform. Raises
+        CommandError, which marks the transaction as failed.
+        """
         assert self.queued is not None
         try:
             if len(self.queued) >= QUEUED_MAX:
-                raise CommandError(f"ERR too many commands in a transaction: at most {QUEUED_MAX}")
+                raise CommandError(f"ERR expected at most {QUEUED_MAX} commands in a transaction, got more")
             size = sum(map(len, words)) + _WORD_BYTES * len(words) + _COMMAND_BYTES
             if self._queued_bytes + size > QUEUED_BYTES_MAX:
-                raise CommandError(f"ERR transaction is too large: at most {BATCH_BYTES_MAX} bytes of keys and values")
+                raise CommandError(
+                    f"ERR expected at most {BATCH_BYTES_MAX} bytes of keys and values in a transaction, got more"
+                )
             found = build(words, Context(self.protocol, self.level, clock))
             if check is not None:
                 check(_ops(found))
@@ -89,12 +95,12 @@ class Session:
         return replies.QUEUED
 
     def spoil(self) -> None:
-        """Note that a command was refused. A transaction is discarded at its EXEC."""
+        """Note that a command was refused. EXEC discards the transaction."""
         self._is_spoilt = True
 
     def refuse(self, words: list[bytes], error: CommandError) -> CommandError:
-        """Note that a command is unknown or has a wrong number of words, and return the error of its reply. Such an
-        EXEC discards the transaction at once."""
+        """Note that a command is unknown or has a wrong number of words, and return the error of its reply. An EXEC
+        with a wrong number of words discards the transaction at once."""
         self._is_spoilt = True
         if self.queued is None or words[0].upper() != b"EXEC":
             return error
@@ -115,37 +121,37 @@ class Session:
         return replies.OK
 
     def abandon(self) -> None:
-        """End the transaction whose EXEC is refused, and with it what it watches; outside of one nothing is ended."""
+        """End the transaction whose EXEC is refused, and its watches. Outside a transaction, do nothing."""
         if self.queued is not None:
             self.discard()
 
     def choose_level(self, level: Level) -> None:
-        """Have reads from now on be of this level."""
+        """Set the level of reads from now on."""
         self._chosen_level = int(level)
         if not self.watched:
             self.level = self._chosen_level
 
     def watch(self, key: bytes, version: int) -> None:
-        """Have the next transaction stand under the condition that a key has this version; 0: that it is absent."""
+        """Make the next transaction depend on this version of a key; 0: the key is absent."""
         self.watched.setdefault(key, version)
         self.level = int(Level.LINEARIZABLE)
 
     def unwatch(self) -> dict[bytes, int]:
-        """Watch nothing any more; what was watched."""
+        """Stop watching keys, and return the watched keys."""
         watched, self.watched = self.watched, {}
         self.level = self._chosen_level
         return watched
 
     def check_watch(self, keys: Sequence[bytes]) -> None:
-        """Raises CommandError."""
+        """Raise CommandError if the keys cannot be watched."""
         if self.queued is not None:
             raise CommandError("ERR WATCH inside MULTI is not allowed")
         if len(self.watched.keys() | keys) > WATCHED_MAX:
-            raise CommandError(f"ERR too many keys are watched: at most {WATCHED_MAX}")
+            raise CommandError(f"ERR expected at most {WATCHED_MAX} watched keys, got more")
 
     def execute(self, owner_of: Callable[[bytes], str]) -> Plan:
-        """EXEC: the transaction as one batch of one partition, under the condition that what was watched is as it was.
-        Raises CommandError."""
+        """Return the plan of EXEC: the transaction as one batch of one partition, on the condition that the watched
+        keys are unchanged. Raises CommandError."""
         if self.queued is None:
             raise CommandError("ERR EXEC without MULTI")
         queued, self.queued = self.queued, None
@@ -160,7 +166,7 @@ class Session:
         return Several([_batch(ops)], _combiner(queued, len(checks), self.protocol))
 
     def describe(self, address: str) -> bytes:
-        """The connection in CLIENT LIST's form."""
+        """Return the connection in the form of CLIENT LIST."""
         library, version = self.library[b"LIB-NAME"], self.library[b"LIB-VER"]
         user = b" user=%b" % self.identity.name.encode() if self.identity is not None else b""
         return b"id=%d addr=%b name=%b db=0%b resp=%d lib-name=%b lib-ver=%b\n" % (
@@ -176,7 +182,9 @@ def _check_batch(ops: tuple[Op, ...], owner_of: Callable[[bytes], str]) -> None:
     check_one_owner([op[1] for op in ops], owner_of)
     size = sum(len(part) for op in ops for part in op[1:3] if isinstance(part, bytes))
     if size > BATCH_BYTES_MAX:
-        raise CommandError(f"ERR transaction is too large: {size} bytes of keys and values, at most {BATCH_BYTES_MAX}")
+        raise CommandError(
+            f"ERR expected at most {BATCH_BYTES_MAX} bytes of keys and values in a transaction, got {size}"
+        )
 
 
 def _ops(queued: Plan) -> tuple[Op, ...]:
@@ -194,7 +202,7 @@ def _combiner(queued: list[Plan], checks: int, protocol: int) -> Callable[[list[
 
     def combine(results: list[Any]) -> bytes:
         (outcome,) = results
-        if isinstance(outcome, ConditionFailed):  # of those that were watched: others fail by themselves
+        if isinstance(outcome, ConditionFailed):  # of the watched keys: other conditions fail only their own operation
             return replies.NULL_ARRAY[protocol]
         if isinstance(outcome, StoreError):
             return first_failure(results)
@@ -204,7 +212,7 @@ def _combiner(queued: list[Plan], checks: int, protocol: int) -> Callable[[list[
 
 
 def _shares(queued: list[Plan], results: list[Any], formats: tuple[replies.Format, ...]) -> list[bytes]:
-    """Each queued command's reply from its share of the results."""
+    """Return the reply of each queued command, made of its part of the results."""
     shares = []
     at = 0
     for each in queued:

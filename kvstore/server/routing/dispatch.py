@@ -14,7 +14,7 @@ from typing import assert_never
 from kvstore.env import Env
 from kvstore.errors import Moved, NotLeader
 from kvstore.namespaces.rates import Rates
-from kvstore.partition.leading.answers import Soon
+from kvstore.partition.leading.answers import NextTurnDelivery
 from kvstore.partition.state.commands import NOT_NOW, Code, NotNow, Op, Sink
 from kvstore.partition.state.traits import LEVEL_AT, POINT_READS
 from kvstore.ring.hashing import token_of, tokens_of
@@ -23,7 +23,7 @@ from kvstore.server.config import Limits
 from kvstore.server.routing import events
 from kvstore.server.routing.flight import Flight
 from kvstore.server.routing.pending import Pending
-from kvstore.server.routing.ports import Links, LocalReplica
+from kvstore.server.routing.ports import LinksPort, LocalReplica
 from kvstore.server.routing.router import FOLLOWER_LEVELS, Router
 from kvstore.types import PartitionId, ServerId
 
@@ -44,20 +44,20 @@ class Dispatcher:
         self._env, self._membership = env, membership
         self.topology, self.on_topology = membership.topology, membership.on_topology
         self._local: dict[PartitionId, LocalReplica] = {}
-        self._links: Links
+        self._links: LinksPort
         self._router = Router(
             server, membership.topology, self._serves, waiting_max=limits.waiting_max, bytes_max=WAITING_BYTES_MAX
         )
         self._held_keys = self._router.redirects.keys
         self._timer: asyncio.TimerHandle | None = None
-        self._fail_later = Soon().give
+        self._fail_later = NextTurnDelivery().give
         self._forget = membership.on_topology(self._on_topology)
         self._progress: dict[PartitionId, tuple[int, int]] = {}
         self._now = env.clock.now
         self.rates: Rates | None = None
         """There while a namespace has a rate."""
 
-    def use_links(self, links: Links) -> None:
+    def use_links(self, links: LinksPort) -> None:
         """The links need the dispatcher, and it needs them: they are given once, before the first operation."""
         self._links = links
 
@@ -208,7 +208,7 @@ class Dispatcher:
     def turn_away(self, op: Op, sink: Sink, token: int, moved: Moved) -> None:
         """The replica here was asked for what it does not own. It goes out again, at the latest when the ring has
         changed; another server sends out again what came from it."""
-        self._handle(events.TurnedAway(op, sink, token, moved))
+        self._handle(events.RejectedHere(op, sink, token, moved))
 
     def link_opened(self, flight: Flight) -> None:
         """Operations can be sent to the flight's server."""
@@ -220,7 +220,7 @@ class Dispatcher:
 
     def take_refusals(self, flight: Flight, errors: list[tuple[int, NotLeader | Moved]]) -> None:
         """The flight's server has refused operations, in the order of their numbers."""
-        self._handle(events.Refused(flight, errors))
+        self._handle(events.RefusedByPeer(flight, errors))
 
     def reads_answered(self, flight: Flight, *, is_look: bool = False) -> None:
         """Reads that wait for their turn on the link may go on; `is_look`: or be over."""
@@ -280,7 +280,7 @@ class Dispatcher:
                 self._links.connect(server)
             case events.Fail(sink, token, error):
                 self._fail_later(sink, token, error)
-            case events.TurnPeerAway(sink, op, token, moved):
+            case events.RejectPeer(sink, op, token, moved):
                 sink.turn_away(op, token, moved)
             case events.ExpelHere():
                 for partition in sorted(self._local):

@@ -41,7 +41,7 @@ class SentByPeer:
 
 
 @dataclass(frozen=True, slots=True)
-class TurnedAway:
+class RejectedHere:
     """The replica here was asked for what it does not own."""
 
     op: Op
@@ -51,7 +51,7 @@ class TurnedAway:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedByPeer:
     """Another server has refused operations by number, as not led there or as another partition's."""
 
     flight: Flight
@@ -115,8 +115,8 @@ class Closing:
 Event = (
     Submitted
     | SentByPeer
-    | TurnedAway
-    | Refused
+    | RejectedHere
+    | RefusedByPeer
     | ReadsAnswered
     | LinkOpened
     | LinkLost
@@ -167,7 +167,7 @@ class Fail:
 
 
 @dataclass(frozen=True, slots=True)
-class TurnPeerAway:
+class RejectPeer:
     """Refuse the operation of another server, which sends it out again."""
 
     sink: PeerSink
@@ -196,4 +196,4 @@ class ReadRing:
     version: int = 0
 
 
-Command = SubmitHere | Send | Connect | Fail | TurnPeerAway | ExpelHere | ReadLeader | ReadRing
+Command = SubmitHere | Send | Connect | Fail | RejectPeer | ExpelHere | ReadLeader | ReadRing

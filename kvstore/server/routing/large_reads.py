@@ -31,7 +31,7 @@ LEFT_S_MIN = 0.001
 """Of the time of a read that waits for its turn: 0 is one that has not waited for anything yet."""
 
 
-class _Client:
+class _ClientReads:
     """One client's reads."""
 
     __slots__ = ("heard_at", "room", "size", "under_way", "waiting")
@@ -54,13 +54,13 @@ class LargeReads:
         """Large values have come lately. A plain attribute: it is looked at for each operation."""
         self.count = 0
         """How many wait."""
-        self._clients: dict[object, _Client] = {}
-        self._under_way: dict[int, _Client] = {}
+        self._clients: dict[object, _ClientReads] = {}
+        self._under_way: dict[int, _ClientReads] = {}
         self._bytes = 0
         """The bytes of all reads under way, each taken to be as large as its client's last value."""
-        self._turns: OrderedDict[_Client, None] = OrderedDict()
+        self._turns: OrderedDict[_ClientReads, None] = OrderedDict()
         """Clients of which reads wait; whose turn is next is the first."""
-        self._large_turns: OrderedDict[_Client, None] = OrderedDict()
+        self._large_turns: OrderedDict[_ClientReads, None] = OrderedDict()
         """The same of those whose last value was large."""
         self._until = 0.0
 
@@ -159,35 +159,35 @@ class LargeReads:
 
     # ── inside ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _client(self, line: object) -> _Client:
+    def _client(self, line: object) -> _ClientReads:
         found = self._clients.get(line)
         if found is None:
-            found = self._clients[line] = _Client()
+            found = self._clients[line] = _ClientReads()
         return found
 
-    def _has_room(self, client: _Client) -> bool:
+    def _has_room(self, client: _ClientReads) -> bool:
         if not client.size:
             return client.under_way < client.room
         return not self._bytes or self._bytes + client.size <= BYTES_AT_ONCE
 
-    def _turns_of(self, client: _Client) -> OrderedDict[_Client, None]:
+    def _turns_of(self, client: _ClientReads) -> OrderedDict[_ClientReads, None]:
         return self._large_turns if client.size else self._turns
 
-    def _take(self, client: _Client) -> Pending:
+    def _take(self, client: _ClientReads) -> Pending:
         _, pending = client.waiting.popleft()
         self.count -= 1
         if client.waiting:
             self._turns_of(client)[client] = None
         return pending
 
-    def _uncount(self, number: int) -> _Client | None:
+    def _uncount(self, number: int) -> _ClientReads | None:
         client = self._under_way.pop(number, None)
         if client is not None:
             client.under_way -= 1
             self._bytes -= client.size
         return client
 
-    def _judge(self, client: _Client, size: int) -> None:
+    def _judge(self, client: _ClientReads, size: int) -> None:
         """Go by this size of its values from now on."""
         size = size if size > LARGE_BYTES else 0
         is_other = bool(size) != bool(client.size)
@@ -212,7 +212,7 @@ class LargeReads:
         assert not self._large_turns or self._bytes, "nobody would come back to them"
 
 
-def _is_known(client: _Client, now: float) -> bool:
+def _is_known(client: _ClientReads, now: float) -> bool:
     if client.waiting or client.under_way:
         return True
     # One that asks once, as each unary call does, needs not be known again.

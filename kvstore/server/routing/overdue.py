@@ -19,7 +19,7 @@ LOOKED_AT_MAX = 32
 KNOWN_MAX = 256
 
 
-class Late(NamedTuple):
+class OverdueOperation(NamedTuple):
     """An operation that takes too long, and since when at least."""
 
     at: Literal["link", "waiting"]
@@ -36,13 +36,13 @@ class Overdue:
         self._limit_s = limit_s
         self._looks: dict[ServerId, tuple[Flight, deque[tuple[float, int]]]] = {}
         """By server, its flight, and the flight's last number at the times of the latest looks."""
-        self._known: dict[Hashable, Late] = {}
+        self._known: dict[Hashable, OverdueOperation] = {}
 
     def look(
         self, now: float, flights: Mapping[ServerId, Flight], lines: Mapping[PartitionId, list[Pending]]
-    ) -> list[Late]:
+    ) -> list[OverdueOperation]:
         """Return those that are over by now."""
-        seen: dict[Hashable, Late] = {}
+        seen: dict[Hashable, OverdueOperation] = {}
         for name, late in self._all_late(now, flights, lines):
             if name in self._known:
                 seen[name] = self._known[name]
@@ -54,7 +54,7 @@ class Overdue:
 
     def _all_late(
         self, now: float, flights: Mapping[ServerId, Flight], lines: Mapping[PartitionId, list[Pending]]
-    ) -> Iterator[tuple[Hashable, Late]]:
+    ) -> Iterator[tuple[Hashable, OverdueOperation]]:
         self._looks = {server: found for server, found in self._looks.items() if flights.get(server) is found[0]}
         before = now - self._limit_s
         for server, flight in sorted(flights.items()):
@@ -68,9 +68,9 @@ class Overdue:
             for number, (partition, pending) in islice(flight.pending.items(), LOOKED_AT_MAX):
                 if number > last:
                     break
-                yield (server, id(flight), number), Late("link", partition, pending.op, since)
+                yield (server, id(flight), number), OverdueOperation("link", partition, pending.op, since)
         for partition, line in sorted(lines.items()):
             for pending in line[:LOOKED_AT_MAX]:
                 since = pending.deadline - WAIT_S
                 if since <= before:
-                    yield (partition, pending.order), Late("waiting", partition, pending.op, since)
+                    yield (partition, pending.order), OverdueOperation("waiting", partition, pending.op, since)

@@ -23,12 +23,12 @@ class OverdueWatch:
 
     def start(self) -> None:
         if self._env.slow.limit_s < math.inf:
-            self._nursery.spawn(self._look_now_and_then(), name="look")
+            self._nursery.spawn(self._poll(), name="look")
 
     async def close(self) -> None:
         await self._nursery.close()
 
-    async def _look_now_and_then(self) -> None:
+    async def _poll(self) -> None:
         while True:
             await self._env.beat.rest(LOOK_S)
             self.look()

@@ -35,8 +35,8 @@ class LocalReplica(Protocol):
         ...
 
 
-class Link(Protocol):
-    """A link to another server: kvstore.server.peer.link.Link."""
+class LinkPort(Protocol):
+    """A link to another server: kvstore.server.peer.link.PeerLink."""
 
     def add(self, partition: PartitionId, number: int, op: Op) -> None:
         """Send an operation of the flight with the next frame."""
@@ -47,11 +47,11 @@ class Link(Protocol):
         ...
 
 
-class Links(Protocol):
+class LinksPort(Protocol):
     """Links to other servers: kvstore.server.peer.links.PeerLinks."""
 
     @property
-    def by_server(self) -> Mapping[ServerId, Link]:
+    def by_server(self) -> Mapping[ServerId, LinkPort]:
         """The link to each server that has one."""
         ...
 

@@ -56,15 +56,15 @@ from kvstore.server.routing.events import (
     ReadLeader,
     ReadRing,
     ReadsAnswered,
-    Refused,
+    RefusedByPeer,
+    RejectedHere,
+    RejectPeer,
     Send,
     SentByPeer,
     SubmitHere,
     Submitted,
     Ticked,
     TopologyChanged,
-    TurnedAway,
-    TurnPeerAway,
 )
 from kvstore.server.routing.flight import Flight
 from kvstore.server.routing.pending import PeerSink, Pending, check_one_partition, keys_of
@@ -123,9 +123,9 @@ class Router:
                 self._submitted(event)
             case SentByPeer():
                 self._sent_by_peer(event)
-            case TurnedAway(op, sink, token, moved):
+            case RejectedHere(op, sink, token, moved):
                 self._turned_away_here(op, sink, token, moved)
-            case Refused(flight, errors):
+            case RefusedByPeer(flight, errors):
                 self._refused(flight, errors)
             case ReadsAnswered(flight, is_look):
                 self._reads_answered(flight, is_look=is_look)
@@ -427,7 +427,7 @@ class Router:
             self._commands.append(ReadRing(ring_version))
         moved = Moved(partition, self.ring_version)
         if isinstance(sink, PeerSink):
-            self._commands.append(TurnPeerAway(sink, op, token, moved))
+            self._commands.append(RejectPeer(sink, op, token, moved))
         else:
             self._fail(sink, token, moved)
 

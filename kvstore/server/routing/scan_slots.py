@@ -24,10 +24,10 @@ PATIENCE_S = 2.0
 """A scan whose reader has taken nothing for so long gives its place to one that waits."""
 
 
-class Place:
+class ScanSlot:
     """The place of one scan."""
 
-    def __init__(self, now: Callable[[], float], places: Mapping[Place, str]) -> None:
+    def __init__(self, now: Callable[[], float], places: Mapping[ScanSlot, str]) -> None:
         self._now, self._places = now, places
         self.held_bytes = 0
         self._timeout: asyncio.Timeout | None = None
@@ -71,7 +71,7 @@ class _Waiter:
         self.number = number
         """Of two, the one with the lower number has waited longer."""
         self.granted = asyncio.Event()
-        self.place: Place | None = None
+        self.place: ScanSlot | None = None
 
 
 class ScanSlots:
@@ -79,7 +79,7 @@ class ScanSlots:
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self._places: dict[Place, str] = {}
+        self._places: dict[ScanSlot, str] = {}
         """The user of each."""
         self._of_user: Counter[str] = Counter()
         """Places of each user."""
@@ -88,7 +88,7 @@ class ScanSlots:
         self._waits = self._waits_begun = 0
 
     @asynccontextmanager
-    async def place(self, user: str = "") -> AsyncIterator[Place]:
+    async def place(self, user: str = "") -> AsyncIterator[ScanSlot]:
         """Hold a place for a scan of this user; empty: nobody is asked who he is, and no user has a bound of his own.
         Raises Overloaded if none is free in time."""
         place = self._taken(user) if self._has_free(user) else await self._wait(user)
@@ -100,13 +100,13 @@ class ScanSlots:
     def _has_free(self, user: str) -> bool:
         return len(self._places) < SCANS_MAX and (not user or self._of_user[user] < SCANS_OF_USER_MAX)
 
-    def _taken(self, user: str) -> Place:
-        place = Place(self._now, self._places)
+    def _taken(self, user: str) -> ScanSlot:
+        place = ScanSlot(self._now, self._places)
         self._places[place] = user
         self._of_user[user] += 1
         return place
 
-    def _give_back(self, place: Place) -> None:
+    def _give_back(self, place: ScanSlot) -> None:
         """Free a place, unless another scan has been given it, and let others have it."""
         user = self._places.pop(place, None)
         if user is None:
@@ -116,7 +116,7 @@ class ScanSlots:
             del self._of_user[user]
         self._hand_on()
 
-    async def _wait(self, user: str) -> Place:
+    async def _wait(self, user: str) -> ScanSlot:
         if self._waits >= WAITING_MAX:
             raise Overloaded(f"{WAITING_MAX} scans wait for others to end; try again later")
         self._waits_begun += 1

@@ -1,10 +1,10 @@
-"""Counts the copies of all ledgers for the whole cluster: one server reads every ledger's metadata, and the reports of
-the cluster carry the numbers (docs/reference/health.md).
+"""Counts the copies of all ledgers for the whole cluster: one server reads the metadata of every ledger, and cluster
+reports carry the result (docs/how-to/check-health.md).
 
-Every server has one; that of the first server by name counts. It asks nobody for an office: two that count at once
-cost reads and give the same answer. A count reads one node of the metadata store per ledger, at most
-`kvstore.autorecovery.walk.READS_PER_S` a second, and rests at least nine times as long as it took. Between two counts
-the last one is judged by the bookies that are registered now, in memory.
+Every server runs this code, but only the first registered server by name counts. There is no election: two servers that
+count at once cost reads and give the same answer. A count reads one node of the metadata store per ledger, at most
+`kvstore.autorecovery.traversal.READS_PER_S` per second, and pauses at least nine times as long as it took. Between
+counts, the last one is compared in memory with the bookies that are registered now.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import asyncio
 import logging
 from typing import Protocol
 
-from kvstore.autorecovery.walk import every_ledger
+from kvstore.autorecovery.traversal import every_ledger
 from kvstore.env import Env
 from kvstore.errors import MetadataError, StoreError, Unavailable
 from kvstore.meta.bookies import BookieView
@@ -22,18 +22,18 @@ from kvstore.meta.store import MetadataStore, SessionState
 from kvstore.proto import admin_pb2
 from kvstore.server.cluster.topology import ClusterTopology
 from kvstore.types import BookieId, ServerId
-from kvstore.wal.census import Census, Shortage, Taken, is_due
+from kvstore.wal.census import Census, CompletedCount, Shortage, is_due
 
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
-"""Seconds between two checks of who is registered and whether a count is due."""
+"""Interval in seconds of the check of registered bookies and of whether a count is due."""
 RETRY_S = 5.0
 _STEP = 100
-"""Kinds of ledgers judged in one turn of the event loop."""
+"""Ledger kinds evaluated in one turn of the event loop."""
 
 
-class Counted(Protocol):
+class CountingNode(Protocol):
     """The node: kvstore.server.app.Node."""
 
     @property
@@ -45,7 +45,7 @@ class Counted(Protocol):
 
 
 def copies_report(census: Census, found: Shortage, age_s: float) -> admin_pb2.CopiesReport:
-    """Return a count and what lacks copies by it as a message. Decides only."""
+    """Return a count, and the copies missing according to it, as a message. Decides only."""
     report = admin_pb2.CopiesReport(
         age_s=age_s,
         ledgers=census.ledgers,
@@ -63,16 +63,16 @@ def copies_report(census: Census, found: Shortage, age_s: float) -> admin_pb2.Co
 
 
 class CopyCount:
-    """One server's part in counting copies."""
+    """One server's part in counting the copies."""
 
-    def __init__(self, env: Env, node: Counted, view: BookieView) -> None:
+    def __init__(self, env: Env, node: CountingNode, view: BookieView) -> None:
         self._env, self._node, self._view = env, node, view
         self._nursery = env.nursery.child("copy count")
         self._seen: set[BookieId] = set()
-        """Bookies that were registered at some time since this process began."""
-        self._last: Taken | None = None
-        self._shortage: tuple[Taken, frozenset[BookieId], Shortage] | None = None
-        """A count, the bookies that were registered, and what ledgers lacked then."""
+        """Bookies that were registered at some time since this process started."""
+        self._last: CompletedCount | None = None
+        self._shortage: tuple[CompletedCount, frozenset[BookieId], Shortage] | None = None
+        """A count, the bookies that were registered, and the copies that were missing then."""
 
     def start(self) -> None:
         self._nursery.spawn(self._run(), name="count copies")
@@ -81,7 +81,7 @@ class CopyCount:
         await self._nursery.close()
 
     def report(self) -> admin_pb2.CopiesReport | None:
-        """Return the last count by the bookies that were registered a moment ago; None if this server does not count,
+        """Return the last count, evaluated with the bookies registered a moment ago. None if this server does not count
         or has not finished its first count."""
         if self._shortage is None:
             return None
@@ -97,7 +97,7 @@ class CopyCount:
                 try:
                     await self._look()
                 except StoreError as error:
-                    log.info("the copies of ledgers are not counted now: %r", error)
+                    log.info("cannot count the copies of ledgers now: %r", error)
                     wait_s = RETRY_S
             await self._env.beat.rest(wait_s)
 
@@ -107,7 +107,8 @@ class CopyCount:
         return self._node.id == min(self._node.topology.servers, default="")
 
     async def _look(self) -> None:
-        """Count if a count is due, and judge the last count by who is registered. Raises MetadataError, Unavailable."""
+        """Count if a count is due, and evaluate the last count with the registered bookies. Raises MetadataError,
+        Unavailable."""
         present = frozenset(self._view.current.all)
         self._seen |= present
         named = self._last.named if self._last is not None else frozenset()
@@ -117,8 +118,8 @@ class CopyCount:
         if self._last is not None and (self._shortage is None or self._shortage[:2] != (self._last, present)):
             self._shortage = (self._last, present, await self._judged(self._last.census, present))
 
-    async def _count(self, away: frozenset[BookieId]) -> Taken:
-        """Read every ledger. Raises MetadataError, Unavailable."""
+    async def _count(self, away: frozenset[BookieId]) -> CompletedCount:
+        """Read the metadata of every ledger. Raises MetadataError, Unavailable."""
         began, census = self._env.clock.now(), Census()
 
         def unreadable(_: object) -> None:
@@ -127,11 +128,11 @@ class CopyCount:
         async for metadata in every_ledger(LedgerStore(self._node.store), self._check_counting, unreadable):
             census.add(metadata)
         ended = self._env.clock.now()
-        return Taken(census, ended, ended - began, away, census.named)
+        return CompletedCount(census, ended, ended - began, away, census.named)
 
     def _check_counting(self) -> None:
         if not self._is_counting:
-            raise Unavailable("another server counts the copies of ledgers now")
+            raise Unavailable("another server now counts the copies of ledgers")
         if self._node.store.state is not SessionState.CONNECTED:
             raise MetadataError("the session with the metadata store was lost during the count")
 

@@ -1,7 +1,7 @@
-"""The health of a cluster, from what its nodes say: findings, each with its reason and the next step, and the worst of
-them as one line. Decides only.
+"""Judges the health of a cluster from the reports of its nodes: findings, each with a reason and a next step, and a
+one-line summary of the worst. Decides only.
 
-A finding is DOWN where reads or writes are not served, and DEGRADED where all is served and somebody should look.
+A finding is DOWN if reads or writes are not served. It is DEGRADED if everything is served but an operator should act.
 """
 
 from __future__ import annotations
@@ -11,48 +11,49 @@ from typing import NamedTuple
 
 from kvstore.proto import admin_pb2
 from kvstore.proto.admin_pb2 import DEGRADED, DOWN, HEALTHY, ClusterReport, Finding, Health, PartitionView
-from kvstore.server.clock.dates import RATE
+from kvstore.server.clock.clock_judge import RATE
 
 BEHIND_MAX = 100_000
-"""Mutations that a replica may be behind its leader: to apply them takes it some seconds, should it have to lead."""
+"""Mutations a replica may lag behind its leader. Applying them takes some seconds if the replica has to lead."""
 OLDER = "older"
-"""What a node says of a metadata store that has an older copy of the metadata."""
+"""State that a node reports if the metadata store holds an older copy of the metadata."""
 COUNT_AGE_MAX_S = 3 * 3_600.0
-"""Age of a count of copies from which on it says nothing of now: copies are counted every hour at least."""
+"""Age from which a count of copies no longer describes the present. Copies are counted at least every hour."""
 COUNT_AGE_TOLD_S = 120.0
-"""Age of a count of copies from which on findings name the age: ledgers may have been repaired since the count."""
+"""Age of a count from which findings state the age, because ledgers may have been repaired since."""
 READ_AGE_MAX_S = 60.0
-"""From here on what a node knows of the cluster is old, whatever its session says: it reads all every 10 s or so."""
+"""Age from which a node's knowledge of the cluster is stale, whatever its session state: it rereads everything about
+every 10 s."""
 SCARCE_RESERVES, SCARCE_SHARE = 2.0, 0.05
-"""A disk is scarce with less free than so many times its reserve, or than this part of it."""
+"""A disk is nearly full if less is free than this multiple of its reserve, or than this share of its size."""
 CERTIFICATE_WARN_S = 30 * 86_400.0
-"""What a certificate has left when people are told."""
+"""Remaining validity from which an expiring certificate is reported."""
 DATE_WARN_S = 10.0
-"""Distance of the cluster's date from a majority of wall clocks from which on it is worth a finding."""
+"""Difference between cluster time and a majority of wall clocks from which it is reported."""
 NAMED_MAX = 5
-"""Of partitions in one line."""
+"""Maximum number of names listed in one line."""
 _SET_BACK = {
-    "zookeeper": "; if it runs and its log says `Refusing session`, it is empty, and "
-    "takes no process that has seen its data: put them back"
+    "zookeeper": "; if it runs and its log says `Refusing session`, it has lost its data and rejects clients that have "
+    "seen the data: restore the data"
 }
 MIB = 1 << 20
 STUCK_AFTER = "`kvstore ring status`; cancel it with `kvstore ring cancel`, and run `kvstore fsck`"
 
 
 def to_serve(report: ClusterReport) -> list[PartitionView]:
-    """The partitions but for those that have retired: these own no keys, have no replicas that anybody waits for, and
-    stay while a pin holds their log. Every rule about partitions and replicas uses it."""
+    """Return all partitions except retired ones. A retired partition owns no keys and needs no replicas, but stays in
+    the ring while a pin holds its log. Every rule about partitions and replicas uses this list."""
     return [each for each in report.partitions if each.state != "retired"]
 
 
 def retired_in(report: ClusterReport) -> list[str]:
-    """Return the partitions that have retired: the ring names them until no pin holds their log."""
+    """Return the retired partitions, which stay in the ring while a pin holds their log."""
     return [each.id for each in report.partitions if each.state == "retired"]
 
 
 def findings_of(report: ClusterReport) -> list[Finding]:
-    """Everything that the report shows to be amiss; the worst first."""
-    rules = (  # causes before what comes of them
+    """Return all findings of the report, worst first."""
+    rules = (  # causes before consequences
         _unserved,
         _silent_nodes,
         _metadata,
@@ -74,11 +75,12 @@ def findings_of(report: ClusterReport) -> list[Finding]:
 
 
 def health_of(report: ClusterReport, findings: Sequence[Finding]) -> Health:
-    """The worst finding in one line, and how many others there are."""
+    """Return a summary: the worst finding in one line, and the number of other findings."""
     if not findings:
         nodes, partitions = len(report.nodes), len(to_serve(report))
         return Health(
-            grade=HEALTHY, text=f"healthy: {_count(nodes, 'node')}, {_count(partitions, 'partition')}, all is served"
+            grade=HEALTHY,
+            text=f"healthy: {_count(nodes, 'node')}, {_count(partitions, 'partition')}, all is served",
         )
     first = max(findings, key=lambda finding: finding.grade)
     state = "not all is served" if first.grade == DOWN else "degraded, all is served"
@@ -88,7 +90,7 @@ def health_of(report: ClusterReport, findings: Sequence[Finding]) -> Health:
 
 
 def _unserved(report: ClusterReport) -> Iterator[Finding]:
-    """Partitions that nobody answers for, those with the same reason together."""
+    """Find the partitions that no server serves, grouped by reason."""
     silent = {node.id: node.no_answer for node in report.nodes if node.no_answer}
     reasons: dict[tuple[str, str, str], list[str]] = {}
     for partition in to_serve(report):
@@ -112,29 +114,32 @@ def _unserved(report: ClusterReport) -> Iterator[Finding]:
 def _next_for(partition: admin_pb2.PartitionView, silent: Iterable[str]) -> str:
     down = sorted({replica.server for replica in partition.replicas} & set(silent))
     if down:
-        return f"start {', '.join(down)}, or look at why {'it does' if len(down) == 1 else 'they do'} not answer"
+        return f"start {', '.join(down)}, or find out why {'it does' if len(down) == 1 else 'they do'} not answer"
     failed = [replica.server for replica in partition.replicas if replica.failure]
     if failed:
-        return f"look at the logs of {', '.join(failed)}: a replica there has stopped"
+        return f"read the logs of {', '.join(failed)}: a replica there has stopped"
     if any(replica.lead_failure for replica in partition.replicas):
-        return "wait for some seconds: they try again; then `kvstore fsck` says what of the log is missing"
-    return "wait for some seconds; then look at the logs of its replicas' nodes and at the metadata store"
+        return (
+            "wait some seconds, because the replicas retry; then run `kvstore fsck` to see which entries of the "
+            "log are missing"
+        )
+    return "wait some seconds; then read the logs of its replicas' nodes and check the metadata store"
 
 
 def _too_few_bookies(report: ClusterReport) -> Iterator[Finding]:
     if not report.bookies:
         return
     writable = sum(bookie.state == "writable" and not bookie.no_answer for bookie in report.bookies)
-    of = f"{writable} of {_count(len(report.bookies), 'bookie')} can be written to"
-    step = "start the bookies that are away, free space on those that are full, or add one"
+    of = f"{writable} of {_count(len(report.bookies), 'bookie')} accept writes"
+    step = "start the bookies that are down, free space on full ones, or add a bookie"
     if writable < report.ack_quorum:
-        yield _finding(DOWN, "no_ack_quorum", "the log", f"{of}, a write needs {report.ack_quorum}", step)
+        yield _finding(DOWN, "no_ack_quorum", "the log", f"{of}, but a write needs {report.ack_quorum}", step)
     elif writable < report.ensemble_size:
         yield _finding(
             DEGRADED,
             "small_ensembles",
             "the log",
-            f"{of}, {report.ensemble_size} copies are wanted of each entry",
+            f"{of}, but each entry should have {report.ensemble_size} copies",
             step,
         )
 
@@ -144,7 +149,7 @@ def _silent_nodes(report: ClusterReport) -> Iterator[Finding]:
         if not node.no_answer:
             continue
         has = f"; it has {_count(len(node.holds), 'replica')}" if node.holds else ""
-        step = f"start {node.id}, or look at its log" if node.holds else f"start {node.id} if it is to be there"
+        step = f"start {node.id}, or read its log" if node.holds else f"start {node.id} if it is still needed"
         yield _finding(DEGRADED, "node_silent", f"node {node.id}", f"{node.no_answer}{has}", step)
 
 
@@ -153,20 +158,21 @@ def _unready_nodes(report: ClusterReport) -> Iterator[Finding]:
         reasons = [each for each in node.report.not_ready if each != "draining"]
         if reasons:
             yield _finding(
-                DEGRADED, "node_not_ready", f"node {node.id}", "; ".join(reasons), f"look at the log of {node.id}"
+                DEGRADED, "node_not_ready", f"node {node.id}", "; ".join(reasons), f"read the log of {node.id}"
             )
         if node.report.draining:
             yield _finding(
                 DEGRADED,
                 "node_draining",
                 f"node {node.id}",
-                "it was drained and takes no clients",
-                f"stop it, or have it serve again: `kvstore node undrain {node.id}`",
+                "it was drained and serves no clients",
+                f"stop it, or make it serve again: `kvstore node undrain {node.id}`",
             )
 
 
 def _refused_nodes(report: ClusterReport) -> Iterator[Finding]:
-    """Nodes that other nodes refuse: what such a node has open may serve on, and its next restart takes it away."""
+    """Find nodes whose connections other nodes refuse. Open connections of such a node keep working until its next
+    restart."""
     for node in report.nodes:
         reasons: dict[str, list[str]] = {}
         for each in node.report.refused_by:
@@ -176,8 +182,8 @@ def _refused_nodes(report: ClusterReport) -> Iterator[Finding]:
                 DEGRADED,
                 "node_refused",
                 f"node {node.id}",
-                f"its connections are refused by {', '.join(by)}: {reason}",
-                f"compare [tls], `bookie_clients` and the cluster's secret in the files of {node.id} and of these",
+                f"{', '.join(by)} refuse its connections: {reason}",
+                f"compare [tls], `bookie_clients` and the cluster's secret on {node.id} and on those nodes",
             )
 
 
@@ -187,8 +193,8 @@ def _names_of_users(report: ClusterReport) -> Iterator[Finding]:
             DEGRADED,
             "user_like_node",
             f"user {name}",
-            "it has the name of a node or a bookie: a certificate of this name is the node's, and lets no user in",
-            f"add a user with another name, then `kvstore user remove {name}`",
+            "it has the name of a node or a bookie, so a certificate with this name cannot log a user in",
+            f"add a user with another name, then run `kvstore user remove {name}`",
         )
 
 
@@ -204,19 +210,19 @@ def _metadata(report: ClusterReport) -> Iterator[Finding]:
             DOWN,
             "metadata_older",
             kind,
-            f"it has an older copy of the metadata, and no partition is led by it; found by {', '.join(refusing)}",
+            f"it holds an older copy of the metadata, so no partition can be led; found by {', '.join(refusing)}",
             "restore a later copy (docs/how-to/back-up-and-restore-metadata.md)",
         )
         return
     age_s = min(each.read_age_s for each in away.values())
-    known = f"what they know is {age_s:.0f} s old"
+    known = f"their knowledge is {age_s:.0f} s old"
     if len(away) == len(answering):
         yield _finding(
             DEGRADED,
             "metadata_away",
             kind,
-            f"no node reaches it; {known}. What is served goes on, but no leader, ledger or bookie can be replaced",
-            f"start {kind} at {sample.address}, or look at the network to it{_SET_BACK.get(sample.kind, '')}",
+            f"no node reaches it; {known}. Clients are still served, but no leader, ledger or bookie can be replaced",
+            f"start {kind} at {sample.address}, or check the network to it{_SET_BACK.get(sample.kind, '')}",
         )
         return
     for id, metadata in away.items():
@@ -224,8 +230,9 @@ def _metadata(report: ClusterReport) -> Iterator[Finding]:
             DEGRADED,
             "metadata_unreachable_from",
             f"node {id}",
-            f"it does not reach {kind} (session {metadata.state}, read {metadata.read_age_s:.0f} s ago); others do",
-            f"look at the network from {id} to {metadata.address}",
+            f"it cannot reach {kind} (session {metadata.state}, last read {metadata.read_age_s:.0f} s ago); other "
+            "nodes can",
+            f"check the network from {id} to {metadata.address}",
         )
 
 
@@ -243,26 +250,28 @@ def _bookies(report: ClusterReport) -> Iterator[Finding]:
         name = f"bookie {bookie.id}"
         is_needed = bookie.node not in there or bookie.lacking_ledgers or unknown
         if bookie.state == "away" and bookie.node not in silent and is_needed:
-            named = f"; {_count(bookie.lacking_ledgers, 'ledger')} lack its copies" if bookie.lacking_ledgers else ""
+            named = (
+                f"; copies of {_count(bookie.lacking_ledgers, 'ledger')} are missing" if bookie.lacking_ledgers else ""
+            )
             yield _finding(
                 DEGRADED,
                 "bookie_away",
                 name,
-                f"it is not registered: it is down, cut off from the metadata store, or its disk was lost{named}",
-                f"start it; if it is gone for good: `kvstore bookie decommission {bookie.id}`",
+                f"it is not registered: it is down, cannot reach the metadata store, or has lost its disk{named}",
+                f"start it; if it will not come back, run `kvstore bookie decommission {bookie.id}`",
             )
         elif bookie.no_answer and bookie.state != "away" and bookie.node not in silent:
-            yield _finding(DEGRADED, "bookie_silent", name, bookie.no_answer, "look at its log")
+            yield _finding(DEGRADED, "bookie_silent", name, bookie.no_answer, "read its log")
         if bookie.state == "readonly":
             yield _finding(
                 DEGRADED,
                 "bookie_readonly",
                 name,
                 f"it is read-only, {_why_readonly(bookie.disk)}",
-                "make room on its disk, or add a bookie",
+                "free space on its disk, or add a bookie",
             )
         elif bookie.disk.trouble:
-            reason, step = f"it cannot write: {bookie.disk.trouble}", "look at its disk, or add a bookie"
+            reason, step = f"it cannot write: {bookie.disk.trouble}", "check its disk, or add a bookie"
             yield _finding(DEGRADED, "bookie_cannot_write", name, reason, step)
         for directory in bookie.directories:
             if directory.failure:
@@ -271,7 +280,7 @@ def _bookies(report: ClusterReport) -> Iterator[Finding]:
                     "directory_failed",
                     name,
                     f"its directory {directory.path} has failed: {directory.failure}",
-                    "start it again if the disk is well; else replace the disk and name the directory in "
+                    "restart it if the disk is healthy; otherwise replace the disk and list the directory in "
                     "`storage.lost_dirs` (docs/how-to/use-several-disks.md)",
                 )
         if bookie.limbo_ledgers:
@@ -279,17 +288,18 @@ def _bookies(report: ClusterReport) -> Iterator[Finding]:
                 DEGRADED,
                 "bookie_limbo",
                 name,
-                f"entries of {_count(bookie.limbo_ledgers, 'ledger')} may be missing there until they are repaired",
-                "`kvstore autorecovery status`",
+                f"it may have lost entries of {_count(bookie.limbo_ledgers, 'ledger')}; they are being repaired",
+                "follow the repair with `kvstore autorecovery status`",
             )
         if bookie.refused_other_entry:
             yield _finding(
                 DEGRADED,
                 "bookie_conflict",
                 name,
-                f"it has refused {_count(bookie.refused_other_entry, 'add')} of entries of which it has another "
-                "payload: a ledger id was given twice",
-                "docs/how-to/back-up-and-restore-metadata.md",
+                f"it refused {_count(bookie.refused_other_entry, 'add')} because it has another payload for the "
+                "entry: a "
+                "ledger id was used twice",
+                "follow docs/how-to/back-up-and-restore-metadata.md",
             )
 
 
@@ -301,7 +311,7 @@ def _disks(report: ClusterReport) -> Iterator[Finding]:
                 "disk_scarce",
                 f"bookie {bookie.id}",
                 f"its disk is nearly full: {_free_of_bookie(bookie.disk)}",
-                "make room on its disk, or add a bookie, before it becomes read-only",
+                "free space on its disk, or add a bookie, before it becomes read-only",
             )
     for node in report.nodes:
         if node.report.disk.trouble:
@@ -310,7 +320,7 @@ def _disks(report: ClusterReport) -> Iterator[Finding]:
                 "disk_not_writable",
                 f"node {node.id}",
                 f"its data directory cannot be written to: {node.report.disk.trouble}",
-                "look at that disk: the node leads no partition while another can",
+                "check that disk; the node leads no partition while another node can",
             )
         elif is_scarce(node.report.disk):
             yield _finding(
@@ -318,31 +328,31 @@ def _disks(report: ClusterReport) -> Iterator[Finding]:
                 "disk_scarce",
                 f"node {node.id}",
                 f"the disk of its data directory is nearly full: {_free_for_replicas(node.report.disk)}",
-                "make room on it: replicas that cannot write to their disk give their lead away",
+                "free space on it: replicas that cannot write to their disk hand over their leadership",
             )
 
 
 def is_scarce(disk: admin_pb2.DiskReport) -> bool:
-    """Whether somebody should look after the disk's room. False if nothing is known of it."""
+    """Return True if an operator should free space on the disk. False if its state is unknown."""
     if not disk.total_bytes:
         return False
     return disk.free_bytes < max(SCARCE_RESERVES * disk.reserve_bytes, SCARCE_SHARE * disk.total_bytes)
 
 
 class Copies(NamedTuple):
-    """The state of the ledgers' copies, by everything that the report says of them."""
+    """The state of the ledgers' copies, from all sources in the report."""
 
     lacking: int
-    """Ledgers that lack copies."""
+    """Number of under-replicated ledgers."""
     at_risk: int
-    """Ledgers of which some entry has fewer copies than an ack quorum: one more failure can lose data."""
+    """Number of ledgers with an entry that has fewer copies than the ack quorum: one more failure can lose data."""
     is_counted: bool
-    """False if `lacking` is only what leaders and repair marks show, because nobody has counted lately."""
+    """False if `lacking` covers only what leaders and repair marks show, because there is no recent count."""
 
 
 def copies_of(report: ClusterReport) -> Copies:
-    """Return the state of all copies. Leaders know which entries of their own logs lack copies, the count covers every
-    other ledger by registrations, and a mark is made for each copy that is to be repaired."""
+    """Return the state of all copies. Leaders know the under-replicated entries of their own logs, the count covers all
+    other ledgers by registrations, and a repair mark exists for each copy that is to be repaired."""
     counted = report.copies
     by_leaders = sum(each.lead.ledgers_lacking_copies for each in report.partitions) + counted.lacking_foreign
     lacking = max(counted.lacking, by_leaders, report.repair.marked)
@@ -358,28 +368,30 @@ def _copies(report: ClusterReport) -> Iterator[Finding]:
             DEGRADED,
             "copies_at_risk",
             "the log",
-            f"{_count(copies.at_risk, 'ledger')} {_have(copies.at_risk)} fewer copies than an ack quorum on bookies "
-            "that are up: one more failure can lose data",
-            f"start {', '.join(away[:NAMED_MAX]) or 'the bookies that are away'} before anything else; `kvstore fsck` "
+            f"{_count(copies.at_risk, 'ledger')} {_have(copies.at_risk)} fewer copies on running bookies than an ack "
+            "quorum: one more failure can lose data",
+            f"start {', '.join(away[:NAMED_MAX]) or 'the bookies that are down'} before anything else; `kvstore fsck` "
             "names the ledgers",
         )
     if copies.lacking:
         foreign = report.copies.lacking_foreign
         of_others = f", {foreign:,} of them written by other clients of the bookies" if foreign else ""
-        lacking = f"{_count(copies.lacking, 'ledger')} lack{'s' if copies.lacking == 1 else ''} copies{of_others}"
+        lacking = (
+            f"{_count(copies.lacking, 'ledger')} {'is' if copies.lacking == 1 else 'are'} under-replicated{of_others}"
+        )
         if copies.lacking == report.copies.lacking and report.copies.age_s >= COUNT_AGE_TOLD_S:
-            lacking += f", by a count of {report.copies.age_s / 60:.0f} min ago"
+            lacking += f", according to a count {report.copies.age_s / 60:.0f} min ago"
         if report.HasField("repair") and not repair.enabled:
-            why = f"{lacking}, and auto-recovery is switched off"
-            yield _finding(DEGRADED, "repair_off", "the log", why, "`kvstore autorecovery enable`")
+            why = f"{lacking}, and auto-recovery is disabled"
+            yield _finding(DEGRADED, "repair_off", "the log", why, "enable it with `kvstore autorecovery enable`")
         elif repair.marked:
-            step = "" if repair.mending else "`kvstore autorecovery list` says what each waits for"
+            step = "" if repair.mending else "run `kvstore autorecovery list` to see what each repair waits for"
             are = "is" if repair.marked == 1 else "are"
             why = f"{lacking}; {repair.marked:,} {are} marked for repair, {repair.mending} are being repaired now"
             yield _finding(DEGRADED, "repair_backlog", "the log", why, step)
         else:
-            step = "start the bookies that are away; if they stay away, their copies are made again elsewhere after "
-            step += "`kvstore autorecovery lost-bookie-delay`"
+            step = "start the bookies that are down; otherwise other bookies get their copies after the delay that "
+            step += "`kvstore autorecovery lost-bookie-delay` shows"
             yield _finding(DEGRADED, "copies_lacking", "the log", f"{lacking}; none is marked for repair yet", step)
     if report.bookies and away and not copies.is_counted:
         since = f" for {report.copies.age_s / 3600:.1f} h" if report.HasField("copies") else " yet"
@@ -387,9 +399,9 @@ def _copies(report: ClusterReport) -> Iterator[Finding]:
             DEGRADED,
             "copies_not_counted",
             "the log",
-            f"{_named('bookie', away)} {'is' if len(away) == 1 else 'are'} away, and which ledgers lack copies for it "
-            f"was not counted{since}",
-            "wait, the count takes 1 s for each 1,000 ledgers; `kvstore fsck` reads every ledger now",
+            f"{_named('bookie', away)} {'is' if len(away) == 1 else 'are'} down, and the ledgers that are "
+            f"under-replicated because of it were not counted{since}",
+            "wait: the count takes 1 s per 1,000 ledgers; `kvstore fsck` reads every ledger now",
         )
 
 
@@ -399,16 +411,16 @@ def _repairs(report: ClusterReport) -> Iterator[Finding]:
             DEGRADED,
             "ledgers_unreadable",
             "the log",
-            f"of entries in {_count(report.repair.unreadable, 'ledger')} no good copy was found",
-            "`kvstore fsck`, and bring back the bookies that had them",
+            f"no good copy was found of some entries in {_count(report.repair.unreadable, 'ledger')}",
+            "run `kvstore fsck`, and bring back the bookies that had the copies",
         )
     if report.copies.unreadable:
         yield _finding(
             DEGRADED,
             "ledger_metadata_unreadable",
             "the log",
-            f"metadata of {_count(report.copies.unreadable, 'ledger')} cannot be read: their copies are unknown",
-            "`kvstore fsck` names them",
+            f"the metadata of {_count(report.copies.unreadable, 'ledger')} cannot be read, so their copies are unknown",
+            "run `kvstore fsck` to see which",
         )
     for partition in report.partitions:
         if partition.lead.ledgers_undecodable:
@@ -416,8 +428,8 @@ def _repairs(report: ClusterReport) -> Iterator[Finding]:
                 DEGRADED,
                 "ledgers_undecodable",
                 f"partition {partition.id}",
-                f"metadata of {_count(partition.lead.ledgers_undecodable, 'ledger')} cannot be read",
-                "`kvstore fsck` names them",
+                f"the metadata of {_count(partition.lead.ledgers_undecodable, 'ledger')} cannot be read",
+                "run `kvstore fsck` to see which",
             )
 
 
@@ -433,15 +445,16 @@ def _replicas(report: ClusterReport) -> Iterator[Finding]:
                     "replica_failed",
                     subject,
                     f"the replica has stopped: {replica.failure}",
-                    f"look at the log of {replica.server}; `kvstore fsck`",
+                    f"read the log of {replica.server}, then run `kvstore fsck`",
                 )
             elif replica.is_in_doubt:
                 yield _finding(
                     DEGRADED,
                     "replica_in_doubt",
                     subject,
-                    "replicas differ, and it finds out which are damaged",
-                    f"if it takes longer than a minute: `kvstore fsck`, then `kvstore partition trust {partition.id}`",
+                    "its state differs from another replica's; the replicas are finding out which is damaged",
+                    "if this lasts longer than a minute, run `kvstore fsck`, then `kvstore partition trust "
+                    f"{partition.id}`",
                 )
             elif replica.behind > BEHIND_MAX:
                 yield _finding(
@@ -449,7 +462,7 @@ def _replicas(report: ClusterReport) -> Iterator[Finding]:
                     "replica_behind",
                     subject,
                     f"the replica is {replica.behind:,} mutations behind its leader",
-                    f"wait, it catches up; if it does not, look at the log of {replica.server}",
+                    f"wait until it catches up; if it does not, read the log of {replica.server}",
                 )
             elif not replica.is_up and replica.server not in silent and not replica.is_joining:
                 absent.setdefault(replica.server, []).append(partition.id)
@@ -458,8 +471,8 @@ def _replicas(report: ClusterReport) -> Iterator[Finding]:
             DEGRADED,
             "replica_absent",
             f"node {server}",
-            f"it has no replica yet of {_named('partition', partitions)}",
-            f"wait, it makes them; if it does not, look at the log of {server}",
+            f"it does not have its replica of {_named('partition', partitions)} yet",
+            f"wait until it has created it; if it does not, read the log of {server}",
         )
 
 
@@ -483,7 +496,7 @@ def _moves(report: ClusterReport) -> Iterator[Finding]:
             DEGRADED,
             "move_stuck",
             f"partition {partition} on {node}",
-            f"{_count(count, 'move')} of its keys to other partitions will not go on: the copy was wrong three times",
+            f"{_count(count, 'move')} of its keys to other partitions stopped: the copy was wrong three times",
             STUCK_AFTER,
         )
     if report.ring.paused and report.ring.moves:
@@ -491,15 +504,15 @@ def _moves(report: ClusterReport) -> Iterator[Finding]:
             DEGRADED,
             "moves_paused",
             "the ring",
-            f"moves are paused, {_count(len(report.ring.moves), 'move')} to go",
-            "`kvstore ring resume`",
+            f"moves are paused, {_count(len(report.ring.moves), 'move')} remaining",
+            "resume them with `kvstore ring resume`",
         )
 
 
 def _next_for_move(move: admin_pb2.MoveView, served: Collection[str]) -> str:
     if missing := sorted({move.source, move.target} - set(served)):
-        return f"see to {_named('partition', missing)}; then it goes on by itself"
-    return f"cancel it with `kvstore ring cancel {move.id}`, run `kvstore fsck`, look at its target's log"
+        return f"bring back {_named('partition', missing)}; then the move continues by itself"
+    return f"cancel it with `kvstore ring cancel {move.id}`, run `kvstore fsck`, and read its target's log"
 
 
 def _dates(report: ClusterReport) -> Iterator[Finding]:
@@ -509,8 +522,8 @@ def _dates(report: ClusterReport) -> Iterator[Finding]:
                 DEGRADED,
                 "date_doubtful",
                 f"node {node.id}",
-                f"it is not sure of its date: {node.report.date_doubt}",
-                f"check that {node.id} reaches the other servers, and that its clock is right (NTP)",
+                f"it is not sure of cluster time: {node.report.date_doubt}",
+                f"check that {node.id} can reach the other servers and that its clock is right (NTP)",
             )
     behind_s = max((node.report.date_behind_s for node in report.nodes), key=abs, default=0.0)
     if abs(behind_s) > DATE_WARN_S:
@@ -518,25 +531,26 @@ def _dates(report: ClusterReport) -> Iterator[Finding]:
         yield _finding(
             DEGRADED,
             "date_behind",
-            "the cluster's date",
+            "cluster time",
             f"it is {abs(behind_s):.1f} s {side} a majority of wall clocks and moves by {3600 * RATE:g} s an hour",
-            "set the wall clocks right; if the date is wrong, see docs/how-to/correct-the-clusters-date.md",
+            "correct the wall clocks; if cluster time is wrong, see docs/how-to/correct-cluster-time.md",
         )
 
 
 def _certificates(report: ClusterReport) -> Iterator[Finding]:
-    """Those that will expire, and files that cannot be used. That one has expired, a node says as not ready."""
+    """Find certificates that expire soon and files that cannot be used. A node with an expired certificate reports
+    itself as not ready."""
     for node in report.nodes:
         tls = node.report.tls
         if not node.report.HasField("tls"):
             continue
         days = int(tls.left_s // 86_400)
         if tls.failing:
-            why = f"its certificate files have changed and cannot be used; those read before hold for {days} days"
-            yield _finding(DEGRADED, "certificate_unusable", f"node {node.id}", why, f"look at the log of {node.id}")
+            why = f"its new certificate files cannot be used; the certificate in use is valid for {days} days"
+            yield _finding(DEGRADED, "certificate_unusable", f"node {node.id}", why, f"read the log of {node.id}")
         elif 0 < tls.left_s < CERTIFICATE_WARN_S:
             why = f"its certificate expires in {_count(days, 'day')}"
-            step = "replace the files that its [tls] names; no restart is needed"
+            step = "replace the files named in its [tls]; no restart is needed"
             yield _finding(DEGRADED, "certificate_expires", f"node {node.id}", why, step)
 
 
@@ -545,7 +559,8 @@ def _finding(grade: admin_pb2.Grade.ValueType, code: str, subject: str, reason: 
 
 
 def _one_line(text: str) -> str:
-    """The text without line feeds, and without what would do something to a terminal: errors of others are in it."""
+    """Return the text on one line without characters that affect a terminal, because it may contain errors from
+    elsewhere."""
     return " ".join("".join(each if each.isprintable() else " " for each in text).split())
 
 
@@ -564,7 +579,7 @@ def _count(number: int, noun: str) -> str:
 
 def _free_for_replicas(disk: admin_pb2.DiskReport) -> str:
     free = f"{disk.free_bytes / MIB:,.0f} of {disk.total_bytes / MIB:,.0f} MiB are free"
-    return f"{free}, replicas there sync nothing below {disk.reserve_bytes / MIB:,.0f}" if disk.reserve_bytes else free
+    return f"{free}, and replicas stop syncing below {disk.reserve_bytes / MIB:,.0f}" if disk.reserve_bytes else free
 
 
 def _why_readonly(disk: admin_pb2.DiskReport) -> str:
@@ -572,9 +587,9 @@ def _why_readonly(disk: admin_pb2.DiskReport) -> str:
 
 
 def _free_of_bookie(disk: admin_pb2.DiskReport) -> str:
-    """A bookie counts as its total what is free and what it has itself: the disk may be larger."""
+    """A bookie counts free space and its own data as its total, because the disk may hold other data too."""
     if not disk.total_bytes:
-        return "it does not say what is free"
+        return "its free space is unknown"
     own = (disk.total_bytes - disk.free_bytes) / MIB
-    free = f"{disk.free_bytes / MIB:,.0f} MiB are free, beside {own:,.0f} of its own"
+    free = f"{disk.free_bytes / MIB:,.0f} MiB are free and {own:,.0f} are used by the bookie"
     return f"{free}; {disk.reserve_bytes / MIB:,.0f} are kept in reserve" if disk.reserve_bytes else free

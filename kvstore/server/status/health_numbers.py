@@ -1,5 +1,5 @@
-"""The health of a cluster as numbers, for metrics and alerts, and as lines for probes. Decides only: the verdict is
-that of kvstore.server.status.health."""
+"""Returns the health of a cluster as numbers for metrics and alerts, and as lines for probes. Decides only;
+kvstore.server.status.health makes the findings."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ def numbers_of(report: ClusterReport) -> Mapping[str, float]:
 
 
 def unserved_of(report: ClusterReport) -> Sequence[str]:
-    """Return what is not served, a line for each finding of grade DOWN; empty if all is served. A line names a subject
-    and a code, and nothing that came from elsewhere: anybody may read it."""
+    """Return what is not served, one line per finding of grade DOWN; empty if everything is served. A line contains
+    only a subject and a code, because unauthenticated clients may read it."""
     return [f"{each.subject}: {each.code.replace('_', ' ')}" for each in report.findings if each.grade == DOWN]

@@ -1,4 +1,4 @@
-"""How long clients' operations took of late: what histograms have counted since a minute ago. Decides only."""
+"""Recent latencies of clients' operations, from the histogram counts of the last minute. Decides only."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any, NamedTuple
 from kvstore.env.histogram import BUCKETS, Histogram
 
 WITHIN_S, KEEP_S = 60.0, 10.0
-"""The time that counts, and how often the counts are kept meanwhile."""
+"""Length of the window, and interval at which counts are kept."""
 UNIT_S = 1e-6
 SOURCES: Mapping[str, Sequence[tuple[str, str]]] = {
     "get": (("resp_command_s", "GET"), ("grpc_call_s", "Get"), ("http_request_s", "get")),
     "put": (("resp_command_s", "SET"), ("grpc_call_s", "Put"), ("http_request_s", "put")),
     "session": (("grpc_call_s", "Execute"), ("grpc_call_s", "Session")),
 }
-"""Operation → tables of the server's histograms, and names in them. A session's batch, as Python clients send them, is
-one whatever is in it."""
+"""Tables and names of the server's histograms, by operation. A batch of a session, as Python clients send it, counts as
+one operation whatever it contains."""
 
 Counts = dict[str, list[int]]
 
 
 class Latency(NamedTuple):
-    """The latency of one kind of operation. The quantiles are upper bounds, powers of two of a microsecond."""
+    """The latency of one kind of operation. The quantiles are upper bounds, in powers of two of a microsecond."""
 
     operation: str
     p50_s: float
@@ -33,14 +33,14 @@ class Latency(NamedTuple):
 
 
 class RecentLatencies:
-    """The recent latencies of one server. Keeps a few sets of counts, however long nobody asks."""
+    """The recent latencies of one server. Memory is bounded, even if nobody asks for a long time."""
 
     def __init__(self) -> None:
         self._kept: deque[tuple[float, Counts]] = deque(maxlen=int(WITHIN_S / KEEP_S) + 1)
 
     def take(self, histograms: Mapping[str, Any], now: float) -> list[Latency]:
-        """Tell what was counted since WITHIN_S before `now`, or since this was last asked if that is longer ago:
-        nothing of operations that did not come. `histograms`: those of the server part, by table and name."""
+        """Return what was counted since WITHIN_S before `now`, or since the last call if that is longer ago. Kinds
+        without operations are omitted. `histograms` are the server's histograms by table and name."""
         counts = {operation: _sum(histograms, sources) for operation, sources in SOURCES.items()}
         while len(self._kept) > 1 and now - self._kept[1][0] >= WITHIN_S:
             self._kept.popleft()

@@ -1,4 +1,4 @@
-"""Tells which ledgers there are: as the metadata store has them or, while that is away, as leaders know their logs."""
+"""Lists ledgers: from the metadata store or, while it is unavailable, from what leaders know of their logs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from kvstore.partition.partition import Partition
 from kvstore.proto import admin_pb2
 from kvstore.proto.admin_pb2 import LedgerResponse, LedgersResponse, LedgerStatus
 from kvstore.server.cluster.topology import ClusterTopology
-from kvstore.server.load.sampler import Calls
+from kvstore.server.peer_calls import PeerCalls
 from kvstore.server.status.overview import servers_of
 from kvstore.types import LedgerId, LedgerMetadata, LedgerState, PartitionId, ServerId
 from kvstore.wal.creator import owner_of
@@ -36,13 +36,13 @@ from kvstore.wal.ports import ListedLedger
 log = logging.getLogger(__name__)
 
 LEDGERS = PartitionId("@ledgers")
-"""What servers ask each other for; no partition has such an id."""
+"""The id under which servers ask each other for ledgers. No partition has this id."""
 METHOD = "led"
 CALL_S = 1.0
 READ_S = 8.0
-"""A metadata store that takes longer for a page counts as away."""
+"""Time after which a metadata store that has not returned a page counts as unavailable."""
 PAGE_MAX = 2_000
-"""Ledgers of one answer that is about all of them."""
+"""Maximum number of ledgers in one answer about all ledgers."""
 
 
 class Leading(Protocol):
@@ -51,7 +51,7 @@ class Leading(Protocol):
     def leading(self) -> Mapping[PartitionId, Partition]: ...
 
 
-class Surveyed(Protocol):
+class LedgerSurveyNode(Protocol):
     """The node: kvstore.server.app.Node."""
 
     @property
@@ -63,9 +63,9 @@ class Surveyed(Protocol):
 
 
 class LedgerSurvey:
-    """The survey of ledgers as one server makes it."""
+    """The listing of ledgers by one server."""
 
-    def __init__(self, nursery: Nursery, node: Surveyed, links: Calls, hosting: Leading) -> None:
+    def __init__(self, nursery: Nursery, node: LedgerSurveyNode, links: PeerCalls, hosting: Leading) -> None:
         self._node, self._links, self._hosting = node, links, hosting
         self._nursery = nursery.child("ledgers")
 
@@ -73,30 +73,30 @@ class LedgerSurvey:
         await self._nursery.close()
 
     async def ledgers(self, partition: str = "", *, newest: int = 0) -> LedgersResponse:
-        """The ledgers of a partition's log, or of all partitions', in the order of their logs; `newest`: of each log at
-        most so many, the last ones (0: all). Raises InvalidRequest, MetadataError if neither the metadata store nor the
-        leaders tell."""
+        """Return the ledgers of one partition's log, or of all partitions' logs, in log order. `newest` limits the
+        answer to the last ledgers of each log (0: all). Raises InvalidRequest, and MetadataError if neither the
+        metadata store nor the leaders answer."""
         ring = self._node.topology.ring
         if partition and partition not in ring.partitions:
-            raise InvalidRequest(f"no partition {partition}; want one of {', '.join(sorted(ring.partitions))}")
+            raise InvalidRequest(f"no partition {partition}; expected one of {', '.join(sorted(ring.partitions))}")
         wanted = [PartitionId(partition)] if partition else sorted(ring.partitions)
         try:
             self._check_connected()
             async with asyncio.timeout(READ_S):
                 return await self._read(wanted, newest)
         except (TimeoutError, MetadataError) as error:
-            log.info("the leaders are asked for ledgers: %r", error)
+            log.info("asking the leaders for ledgers, because the metadata store failed: %r", error)
         return await self._ask(wanted, newest)
 
     async def page(self, first: LedgerId) -> LedgersResponse:
-        """A page of all ledgers of the metadata store, those of nobody's log too, by their ids from `first` on. While
-        the store is away: those of the partitions' logs, from `first` on. Raises as `ledgers`."""
+        """Return a page of all ledgers in the metadata store, including ledgers of no log, by id from `first` on. While
+        the store is unavailable, the page covers only the partitions' logs. Raises the same errors as `ledgers`."""
         try:
             self._check_connected()
             async with asyncio.timeout(READ_S):
                 return await self._read_page(first)
         except (TimeoutError, MetadataError) as error:
-            log.info("the leaders are asked for ledgers: %r", error)
+            log.info("asking the leaders for ledgers, because the metadata store failed: %r", error)
         response = await self._ask(sorted(self._node.topology.ring.partitions), 0)
         rest = sorted((each for each in response.ledgers if each.id >= first), key=lambda each: each.id)
         del response.ledgers[:]
@@ -106,9 +106,10 @@ class LedgerSurvey:
         return response
 
     async def ledger(self, ledger: LedgerId) -> LedgerResponse:
-        """One ledger. Raises NoSuchLedger, InvalidRequest, MetadataError: the store is away, and no leader knows it."""
+        """Return one ledger. Raises NoSuchLedger, InvalidRequest, and MetadataError if the store is unavailable and no
+        leader knows the ledger."""
         if ledger > LEDGER_MAX:
-            raise InvalidRequest(f"want a ledger id up to {LEDGER_MAX}, got {ledger}")
+            raise InvalidRequest(f"expected a ledger id up to {LEDGER_MAX}, got {ledger}")
         try:
             self._check_connected()
             async with asyncio.timeout(READ_S):
@@ -119,17 +120,17 @@ class LedgerSurvey:
         except Corrupted as error:
             return LedgerResponse(ledger=LedgerStatus(id=ledger, state=f"unreadable: {error}"))
         except (TimeoutError, MetadataError) as error:
-            log.info("the leaders are asked for ledger %d: %r", ledger, error)
+            log.info("asking the leaders for ledger %d, because the metadata store failed: %r", ledger, error)
         found = await self._ask(sorted(self._node.topology.ring.partitions), 0)
         for each in found.ledgers:
             if each.id == ledger:
                 return LedgerResponse(ledger=each, from_leaders=True)
-        raise MetadataUnavailable(f"ledger {ledger}: the metadata store is away, and no leader's log has it")
+        raise MetadataUnavailable(f"ledger {ledger}: the metadata store is unavailable, and no leader's log has it")
 
     async def answer(self, server: ServerId, method: str, body: bytes) -> bytes:
-        """Answer another server with the logs that are led here. Raises InvalidRequest."""
+        """Answer another server with the logs that this server leads. Raises InvalidRequest."""
         if method != METHOD:
-            raise InvalidRequest(f"want the method {METHOD}, got {method!r}")
+            raise InvalidRequest(f"expected the method {METHOD}, got {method!r}")
         return self._own().SerializeToString()
 
     def _check_connected(self) -> None:
@@ -173,7 +174,8 @@ class LedgerSurvey:
         return response
 
     async def _ask(self, partitions: list[PartitionId], newest: int) -> LedgersResponse:
-        """Ask what the leaders of these partitions know of their logs. Raises MetadataUnavailable if none answers."""
+        """Ask the leaders of these partitions what they know of their logs. Raises MetadataUnavailable if none
+        answers."""
         response = LedgersResponse(from_leaders=True)
         rows: dict[str, list[LedgerStatus]] = {}
         others = [each for each in servers_of(self._node.topology) if each != self._node.id]
@@ -191,20 +193,22 @@ class LedgerSurvey:
                 response.unknown.append(wanted)
         if not response.ledgers:
             names = ", ".join(partitions[:3])
-            raise MetadataUnavailable(f"the metadata store is away, and no leader tells of the log of {names}")
+            raise MetadataUnavailable(
+                f"the metadata store is unavailable, and no leader answers for the log of {names}"
+            )
         return response
 
     async def _call(self, server: ServerId) -> LedgersResponse:
-        """Ask for what it leads; nothing if it does not answer. Raises nothing."""
+        """Ask a server for the logs that it leads. An empty response if it does not answer."""
         try:
             async with asyncio.timeout(CALL_S):
                 return LedgersResponse.FromString(await self._links.call(server, LEDGERS, METHOD, b"", CALL_S))
         except (StoreError, TimeoutError, DecodeError) as error:
-            log.info("server=%s does not tell of its logs: %r", server, error)
+            log.info("server=%s does not report its logs: %r", server, error)
             return LedgersResponse()
 
     def _own(self) -> LedgersResponse:
-        """The logs that are led here, from memory: of their open ledgers everything."""
+        """Return the logs that this server leads, from memory, with the full metadata of the open ledgers."""
         response = LedgersResponse()
         for partition, replica in sorted(self._hosting.leading().items()):
             if (known := replica.known_ledgers()) is None:
@@ -223,7 +227,7 @@ def _place(status: LedgerStatus, partition: PartitionId, entry: Listed | ListedL
 
 
 def ledger_status(metadata: LedgerMetadata) -> admin_pb2.LedgerStatus:
-    """A ledger's metadata as it travels: without its password."""
+    """Return a ledger's metadata as a message, without its password."""
     quorum = metadata.quorum
     status = admin_pb2.LedgerStatus(
         id=metadata.ledger,

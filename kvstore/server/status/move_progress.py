@@ -1,4 +1,4 @@
-"""How far moves are: each server tells of those that come to the partitions which it leads."""
+"""Reports the progress of moves: each server reports the moves to the partitions that it leads."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from kvstore.errors import StoreError
 from kvstore.partition.moves.import_driver import MoveStand
 from kvstore.partition.partition import Partition
 from kvstore.ring import MoveId
-from kvstore.server.load.sampler import Calls
+from kvstore.server.peer_calls import PeerCalls
 from kvstore.types import PartitionId, ServerId
 
 log = logging.getLogger(__name__)
 
 MOVES = PartitionId("@moves")
-"""What servers ask each other for; no partition has such an id."""
+"""The id under which servers ask each other for moves. No partition has this id."""
 CALL_S = 1.0
 
 Copied = dict[MoveId, float]
-"""Moves → which part of each is copied, from 0 to 1."""
+"""Moves and the copied fraction of each, from 0 to 1."""
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(dict[int, float]).decode
 
 
-class Progress:
-    """One server's share."""
+class MoveProgress:
+    """One server's part of the progress."""
 
     def __init__(self, leading: Callable[[], Mapping[PartitionId, Partition]]) -> None:
         self._leading = leading
 
     def stands(self) -> dict[MoveId, MoveStand]:
-        """How far the moves are that come to partitions led here."""
+        """Return the state of the moves to partitions led here."""
         found: dict[MoveId, MoveStand] = {}
         for _, replica in sorted(self._leading().items()):
             if replica.mover is not None:
@@ -41,15 +41,15 @@ class Progress:
         return found
 
     def copied(self) -> Copied:
-        """Of the moves that come to partitions led here."""
+        """Return the copied fraction of the moves to partitions led here."""
         return {move: stand.part for move, stand in self.stands().items()}
 
     async def answer(self, server: ServerId, method: str, body: bytes) -> bytes:
-        """Answer another server with the progress of the moves to here."""
+        """Answer another server with the progress of the moves to partitions led here."""
         return _encode(self.copied())
 
-    async def of_cluster(self, links: Calls, own: ServerId, servers: Iterable[ServerId]) -> Copied:
-        """Of all moves whose targets' leaders answer."""
+    async def of_cluster(self, links: PeerCalls, own: ServerId, servers: Iterable[ServerId]) -> Copied:
+        """Return the copied fraction of all moves whose target leaders answer."""
         found = self.copied()
         for server in servers:
             if server == own:
@@ -57,7 +57,7 @@ class Progress:
             try:
                 told = _decode(await links.call(server, MOVES, "moves", b"", CALL_S))
             except (StoreError, msgspec.MsgspecError) as error:
-                log.info("server=%s does not tell how far moves are: %r", server, error)
+                log.info("server=%s does not report the progress of moves: %r", server, error)
             else:
                 found |= {MoveId(move): part for move, part in told.items()}
         return found

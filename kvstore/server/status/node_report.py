@@ -1,4 +1,4 @@
-"""A node's report of itself, from memory: it waits for nothing and asks nobody (docs/reference/health.md)."""
+"""Builds a node's report of itself from memory, without waiting or asking other nodes (docs/how-to/check-health.md)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from kvstore.partition.moves.import_driver import MoveStand
 from kvstore.partition.state.engine import ROOM_BYTES
 from kvstore.proto import admin_pb2
 from kvstore.ring import MoveId
-from kvstore.server.clock.dating import Told
-from kvstore.server.load.load import Load
+from kvstore.server.clock.clock_sync import ClockReport
+from kvstore.server.load.load import PartitionLoad
 from kvstore.server.status.latencies import Latency
 from kvstore.types import BookieId, PartitionId, ServerId
 
@@ -29,26 +29,26 @@ class ReportedBookie(Protocol):
     def address(self) -> str: ...
     def statistics(self) -> Table: ...
     def space(self) -> tuple[int, int]:
-        """Bytes in all, as far as it could use them, and bytes that are free. Raises OSError."""
+        """Return the usable bytes and the free bytes of its disks. Raises OSError."""
         ...
 
     def directories(self) -> Sequence[DirectoryState]: ...
 
 
-class Counting(Protocol):
+class HasStatistics(Protocol):
     """A worker or an auditor of auto-recovery."""
 
     def statistics(self) -> Table: ...
 
 
-class TlsTold(Protocol):
-    """How TLS is at this process: kvstore.server.node.ProcessTls."""
+class TlsStatus(Protocol):
+    """The state of TLS in this process: kvstore.server.node.ProcessTls."""
 
     @property
     def mode(self) -> str: ...
     @property
     def left_s(self) -> float:
-        """Until the certificate expires; below 0: since it has."""
+        """Seconds until the certificate expires; negative after that."""
         ...
 
     @property
@@ -56,7 +56,7 @@ class TlsTold(Protocol):
     @property
     def is_failing(self) -> bool: ...
     def fault(self) -> str:
-        """Why nobody who verifies this node can connect; empty if that can be."""
+        """Return why clients that verify this node cannot connect; empty if they can."""
         ...
 
 
@@ -78,13 +78,13 @@ class Reported(Protocol):
     @property
     def bookie(self) -> ReportedBookie | None: ...
     @property
-    def worker(self) -> Counting | None: ...
+    def worker(self) -> HasStatistics | None: ...
     @property
-    def auditor(self) -> Counting | None: ...
+    def auditor(self) -> HasStatistics | None: ...
     @property
     def resident_bytes(self) -> Callable[[], int]: ...
     @property
-    def tls(self) -> TlsTold | None: ...
+    def tls(self) -> TlsStatus | None: ...
     def not_ready(self) -> list[str]: ...
     def replicas(self) -> Mapping[PartitionId, Table]: ...
 
@@ -97,9 +97,9 @@ def report_of(
     read_age_s: float,
     starved: float,
     access_on: bool,
-    date: Told,
+    date: ClockReport,
     ring_version: int,
-    loads: Mapping[PartitionId, Load],
+    loads: Mapping[PartitionId, PartitionLoad],
     moves: Mapping[MoveId, MoveStand],
     latencies: Iterable[Latency],
     snapshot: Table,
@@ -107,9 +107,9 @@ def report_of(
     reserve_bytes: int,
     copies: admin_pb2.CopiesReport | None,
 ) -> admin_pb2.NodeReport:
-    """Put together what the node's parts say. `member` is what the node has registered, `snapshot` the last one as
-    LastSnapshot.statistics tells it, `disk` the total and the free bytes of its data directory, `copies` the count of
-    copies if this server makes it."""
+    """Combine the reports of the node's parts. `member` is the node's registration. `snapshot` is the last snapshot as
+    in LastSnapshot.statistics, `disk` has the total and the free bytes of the data directory, and `copies` is the count
+    of copies if this server makes it."""
     report = admin_pb2.NodeReport(
         id=node.id,
         version=node.version,
@@ -156,7 +156,7 @@ def report_of(
 
 
 def add_troubles(report: admin_pb2.NodeReport, troubles: Mapping[str, str]) -> None:
-    """Add why directories cannot be written to; "" is the data directory, the others are the bookie's."""
+    """Add the reasons why directories cannot be written: "" is the data directory, the others belong to the bookie."""
     if trouble := troubles.get(""):
         report.disk.trouble = trouble
     of_bookie = [why for directory, why in sorted(troubles.items()) if directory]
@@ -165,18 +165,18 @@ def add_troubles(report: admin_pb2.NodeReport, troubles: Mapping[str, str]) -> N
 
 
 def metadata_report(address: str, store: MetadataStore, read_age_s: float) -> admin_pb2.MetadataReport:
-    """How the metadata store is, as this node finds it."""
+    """Return the state of the metadata store as this node sees it."""
     kind = parse(address).kind.value
     return admin_pb2.MetadataReport(kind=kind, address=address, state=store.state.name.lower(), read_age_s=read_age_s)
 
 
-def _date_report(date: Told) -> dict[str, Any]:
-    doubt = "" if date.is_sure else date.doubt or "it is too soon to tell"
+def _date_report(date: ClockReport) -> dict[str, Any]:
+    doubt = "" if date.is_sure else date.doubt or "it is too early to tell"
     return {"date_doubt": doubt, "date_behind_s": date.behind_ms / 1000}
 
 
 def _disk_report(total: int, free: int, *, is_server: bool) -> admin_pb2.DiskReport:
-    """Of the data directory; in reserve is what its replicas need."""
+    """Return the state of the data directory's disk. The reserve is what its replicas need."""
     return admin_pb2.DiskReport(total_bytes=total, free_bytes=free, reserve_bytes=ROOM_BYTES if is_server else 0)
 
 
@@ -196,11 +196,11 @@ def _bookie_report(bookie: ReportedBookie, node: ServerId, zone: str, reserve_by
     try:
         total, free = bookie.space()
     except OSError:
-        total = free = 0  # a disk that has failed does not say
+        total = free = 0  # unknown if the disk has failed
     if total:
         report.disk.total_bytes, report.disk.free_bytes, report.disk.reserve_bytes = total, free, reserve_bytes
     for each in bookie.directories():
-        if each.why_readonly and free >= reserve_bytes:  # else the numbers say it
+        if each.why_readonly and free >= reserve_bytes:  # otherwise the numbers show it
             report.disk.trouble = each.why_readonly
         report.directories.add(path=each.path, failure=each.failure, free_bytes=each.free_bytes, readonly=each.readonly)
     return report
@@ -217,8 +217,8 @@ def _repair_report(counted: Table) -> admin_pb2.RepairReport:
     )
 
 
-def replica_report(partition: PartitionId, table: Table, load: Load | None) -> admin_pb2.ReplicaReport:
-    """A replica's numbers (kvstore.partition.Partition.statistics) as a message. Decides only."""
+def replica_report(partition: PartitionId, table: Table, load: PartitionLoad | None) -> admin_pb2.ReplicaReport:
+    """Return a replica's numbers (kvstore.partition.Partition.statistics) as a message. Decides only."""
     report = admin_pb2.ReplicaReport(
         partition=partition,
         role=table["role"],

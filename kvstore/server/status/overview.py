@@ -1,8 +1,8 @@
-"""The cluster as one node finds it: what the node knows itself, and the reports of those that answered, put together.
-Decides only.
+"""Combines one node's own knowledge and the reports of the nodes that answered into a report on the cluster. Decides
+only.
 
-Where two sources differ, the node concerned is believed: a partition is served if a server says that it serves it, and
-of two that say so the one with the later epoch does.
+If two sources differ, the node concerned is believed: a partition is served if a server reports that it serves it. If
+two servers report that, the one with the later epoch counts.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from kvstore.meta.registration import Bookies
+from kvstore.meta.registration import RegisteredBookies
 from kvstore.proto import admin_pb2
 from kvstore.proto.admin_pb2 import BookieReport, ClusterReport, NodeReport, PartitionView, ReplicaReport
 from kvstore.ring import Member, Move, MoveState, PartitionState, Ring
@@ -21,34 +21,35 @@ from kvstore.server.status import health
 from kvstore.types import BookieId, Quorum, ServerId
 
 SERVING = "serving"
-"""The role of a replica that leads and answers."""
+"""Role of a replica that leads and answers."""
 STUCK_S = 20.0
-"""A move that has failed for so long is stuck: a change of leader, at either end, is over by then."""
+"""Time after which a failing move counts as stuck. A change of leader at either end takes less."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Survey:
+class ClusterSurvey:
     """The knowledge of one node at one moment."""
 
     server: ServerId
     topology: ClusterTopology
     reports: Mapping[ServerId, NodeReport]
-    """Of those that answered, its own among them. One without `metadata` tells nothing more than that it is there."""
+    """Reports of the nodes that answered, including its own. A report without `metadata` only shows that the node is
+    up."""
     silence: Mapping[ServerId, str] = field(default_factory=dict)
-    """Why each of the others did not."""
-    bookies: Bookies = field(default_factory=lambda: Bookies({}, {}))
+    """Why each of the other nodes did not answer."""
+    bookies: RegisteredBookies = field(default_factory=lambda: RegisteredBookies({}, {}))
     known_bookies: Iterable[BookieId] = ()
-    """All that have a cookie, as far as is known, whether they run or not."""
+    """All bookies with a cookie, as far as known, whether they run or not."""
     spaces: Mapping[BookieId, tuple[int, int] | str] = field(default_factory=dict)
-    """Of bookies that were asked themselves: total and free bytes, or why there is no answer."""
+    """Total and free bytes of bookies that were asked directly, or why there is no answer."""
     quorum: Quorum = field(default_factory=lambda: Quorum(3, 3, 2))
     cluster_version: int = 0
     namespaces: Iterable[admin_pb2.Namespace] = ()
     date_ms: int = 0
 
 
-def report_of_cluster(survey: Survey) -> ClusterReport:
-    """The report, with its findings and the line about its health."""
+def report_of_cluster(survey: ClusterSurvey) -> ClusterReport:
+    """Return the report with its findings and the summary of its health."""
     own = survey.reports[survey.server]
     report = ClusterReport(
         server=survey.server,
@@ -77,15 +78,15 @@ def report_of_cluster(survey: Survey) -> ClusterReport:
 
 
 def servers_of(topology: ClusterTopology) -> list[ServerId]:
-    """Those that are registered or are to hold a replica, sorted. A partition that has retired needs none."""
+    """Return the servers that are registered or should hold a replica, sorted. Retired partitions need no replicas."""
     partitions = topology.ring.partitions.values()
     holding = {replica for each in partitions if each.state is not PartitionState.RETIRED for replica in each.replicas}
     return sorted(holding | set(topology.servers))
 
 
 def node_of(bookie: BookieId, address: str, topology: ClusterTopology) -> str:
-    """The server in whose process the bookie is, as far as can be told: by its address, or by its name, which is the
-    node's and an incarnation. Empty: none."""
+    """Return the server in whose process the bookie runs, as far as known: by the bookie's address, or by its id, which
+    is a node's id and an incarnation. Empty if there is none."""
     for id, member in sorted(topology.servers.items()):
         if address and member.bookie == address:
             return id
@@ -93,7 +94,7 @@ def node_of(bookie: BookieId, address: str, topology: ClusterTopology) -> str:
     return name if name in servers_of(topology) else ""
 
 
-def _nodes(survey: Survey, partitions: Iterable[PartitionView]) -> list[admin_pb2.NodeView]:
+def _nodes(survey: ClusterSurvey, partitions: Iterable[PartitionView]) -> list[admin_pb2.NodeView]:
     leads: dict[str, list[str]] = {}
     holds: dict[str, list[str]] = {}
     for partition in partitions:
@@ -114,7 +115,7 @@ def _nodes(survey: Survey, partitions: Iterable[PartitionView]) -> list[admin_pb
     ]
 
 
-def _partitions(survey: Survey) -> list[PartitionView]:
+def _partitions(survey: ClusterSurvey) -> list[PartitionView]:
     ring = survey.topology.ring
     shares = ring.shares()
     told: dict[str, dict[ServerId, ReplicaReport]] = {}
@@ -124,7 +125,9 @@ def _partitions(survey: Survey) -> list[PartitionView]:
     return [_partition(survey, ring.partitions[id], shares[id], told.get(id, {})) for id in sorted(ring.partitions)]
 
 
-def _partition(survey: Survey, member: Member, share: float, told: Mapping[ServerId, ReplicaReport]) -> PartitionView:
+def _partition(
+    survey: ClusterSurvey, member: Member, share: float, told: Mapping[ServerId, ReplicaReport]
+) -> PartitionView:
     leader, epoch = survey.topology.leaders.get(member.id, (ServerId(""), 0))
     serving = [server for server, found in told.items() if found.role == SERVING]
     if serving:
@@ -160,14 +163,15 @@ def _partition(survey: Survey, member: Member, share: float, told: Mapping[Serve
     return view
 
 
-def _tells_nothing(survey: Survey, server: ServerId) -> bool:
-    """Whether it is there and of a version that reports nothing: then others' word for it has to do."""
+def _tells_nothing(survey: ClusterSurvey, server: ServerId) -> bool:
+    """Return True if the server is up but runs a release that reports nothing. Then other servers' information
+    counts."""
     report = survey.reports.get(server)
     return report is not None and not report.HasField("metadata")
 
 
-def _bookies(survey: Survey, lacking: Mapping[str, int]) -> list[BookieReport]:
-    """Those that are registered, have a cookie, or are told of by their nodes."""
+def _bookies(survey: ClusterSurvey, lacking: Mapping[str, int]) -> list[BookieReport]:
+    """Return the bookies that are registered, have a cookie, or are reported by their nodes."""
     told = {
         BookieId(report.bookie.id): report.bookie for report in survey.reports.values() if report.HasField("bookie")
     }
@@ -192,8 +196,9 @@ def _bookies(survey: Survey, lacking: Mapping[str, int]) -> list[BookieReport]:
     return found
 
 
-def _state(bookie: BookieId, registered: Bookies, *, is_told: bool, told: str) -> str:
-    """A bookie that answers is believed about its room; that nobody finds it without a registration is said too."""
+def _state(bookie: BookieId, registered: RegisteredBookies, *, is_told: bool, told: str) -> str:
+    """Return the bookie's state. A bookie that answers is believed about its space, but without a registration it is
+    away, because clients cannot find it."""
     if bookie in registered.readonly:
         return "readonly"
     if bookie in registered.writable:
@@ -201,7 +206,7 @@ def _state(bookie: BookieId, registered: Bookies, *, is_told: bool, told: str) -
     return "away"
 
 
-def _ring_view(survey: Survey, age_s: float, partitions: Iterable[PartitionView]) -> admin_pb2.RingView:
+def _ring_view(survey: ClusterSurvey, age_s: float, partitions: Iterable[PartitionView]) -> admin_pb2.RingView:
     ring: Ring = survey.topology.ring
     stands = {each.id: each for report in survey.reports.values() for each in report.copied}
     copied = {id: each.part for id, each in stands.items()}
@@ -235,18 +240,18 @@ def _ring_view(survey: Survey, age_s: float, partitions: Iterable[PartitionView]
 
 
 def _why_stuck(move: Move, stand: admin_pb2.MoveCopied | None, unserved: Collection[str]) -> str:
-    """Why the move does not go on; empty: it does, or waits for others to be done."""
+    """Return why the move does not continue; empty if it does or waits for other moves."""
     for role, partition in (("target", move.target), ("source", move.source)):
         if partition in unserved:
             return f"partition {partition}, its {role}, is not served"
     if stand is not None and stand.failing_s >= STUCK_S:
-        return f"no step of it has gone well for {stand.failing_s:.0f} s: {stand.failure}"
+        return f"no step has succeeded for {stand.failing_s:.0f} s: {stand.failure}"
     return ""
 
 
 def _lacking_at(partitions: Iterable[PartitionView], copies: admin_pb2.CopiesReport) -> Mapping[str, int]:
-    """Bookies → ledgers of which copies lack there: as the logs' leaders say or, if that is more, as they were counted
-    for all ledgers."""
+    """Return the number of under-replicated ledgers per bookie: as the leaders report or, if that is more, according to
+    the count of all ledgers."""
     found: Counter[str] = Counter()
     for partition in partitions:
         for each in partition.lead.lacking_at:
@@ -255,7 +260,7 @@ def _lacking_at(partitions: Iterable[PartitionView], copies: admin_pb2.CopiesRep
 
 
 def _copies(reports: Iterable[NodeReport]) -> admin_pb2.CopiesReport | None:
-    """The latest count of copies; None if no node that answers has one."""
+    """Return the latest count of copies; None if no answering node has one."""
     counted = [report.copies for report in reports if report.HasField("copies")]
     return min(counted, key=lambda copies: copies.age_s, default=None)
 

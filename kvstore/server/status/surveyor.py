@@ -1,5 +1,5 @@
-"""Asks every server and every bookie what it knows, all at once and for a second at most, and puts the answers
-together. Nothing here needs the metadata store: while it is away, what was known of it counts."""
+"""Asks every server and every bookie for its state, all at once and for at most one second, and combines the answers.
+Does not need the metadata store: while it is unavailable, the last known state counts."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.store import SessionState
 from kvstore.proto.admin_pb2 import ClusterReport, NodeReport
 from kvstore.server.access.identities import Access
-from kvstore.server.clock.dating import Dating
+from kvstore.server.clock.clock_sync import ClockSync
 from kvstore.server.cluster.membership import Membership
 from kvstore.server.config import NodeConfig
 from kvstore.server.load.sampler import LoadSampler
-from kvstore.server.namespaces import telling
-from kvstore.server.namespaces.telling import messages_of
+from kvstore.server.namespaces import usage_messages
+from kvstore.server.namespaces.usage_messages import messages_of
 from kvstore.server.peer.links import PeerLinks
 from kvstore.server.status.copy_count import CopyCount
 from kvstore.server.status.health_numbers import counts_of, numbers_of
 from kvstore.server.status.latencies import RecentLatencies
-from kvstore.server.status.move_progress import Progress
+from kvstore.server.status.move_progress import MoveProgress
 from kvstore.server.status.node_report import Reported, add_troubles, report_of
-from kvstore.server.status.overview import Survey, node_of, report_of_cluster, servers_of
+from kvstore.server.status.overview import ClusterSurvey, node_of, report_of_cluster, servers_of
 from kvstore.types import BookieId, PartitionId, ServerId
 from kvstore.versions import Versions
-from kvstore.wal.bookies import Bookies
+from kvstore.wal.bookies import BookieClients
 
 log = logging.getLogger(__name__)
 
 STATUS = PartitionId("@status")
-"""What servers ask each other for; no partition has such an id."""
+"""The id under which servers ask each other for reports. No partition has this id."""
 METHOD = "node"
 CALL_S = 1.0
-"""Whoever takes longer has not answered."""
+"""Time after which a server counts as not answering."""
 REST_S = 0.5
-"""So long a survey is given out as it is, however many ask."""
+"""Time for which a survey is reused, however many callers ask."""
 WATCH_S = 15.0
-"""Seconds between two surveys for this node's metrics."""
+"""Interval in seconds of surveys for this node's metrics."""
 COOKIES_S = 10.0
-"""How often the bookies that ever were are read."""
+"""Interval in seconds at which the list of all known bookies is read."""
 
 
-class Surveyed(Reported, Protocol):
-    """The node, with what it finds others by: kvstore.server.app.Node."""
+class SurveyNode(Reported, Protocol):
+    """The node and the parts that a survey uses: kvstore.server.app.Node."""
 
     @property
     def config(self) -> NodeConfig: ...
@@ -62,27 +62,27 @@ class Surveyed(Reported, Protocol):
     @property
     def access(self) -> Access: ...
     @property
-    def dating(self) -> Dating: ...
+    def clock_sync(self) -> ClockSync: ...
     @property
-    def namespaces(self) -> telling.Known: ...
+    def namespaces(self) -> usage_messages.NamespaceUsage: ...
     @property
     def versions(self) -> Versions: ...
     @property
     def load_sampler(self) -> LoadSampler: ...
     @property
-    def progress(self) -> Progress: ...
+    def progress(self) -> MoveProgress: ...
     @property
     def copy_count(self) -> CopyCount: ...
     def histograms(self) -> Mapping[str, Mapping[str, Any]]:
-        """Distributions by part of the node."""
+        """Return histograms by part of the node."""
         ...
 
 
 class Surveyor:
-    """Surveys the cluster from one node. The process that runs the node sets `snapshot` and `disk`: they need the real
+    """Surveys the cluster from one node. The process that runs the node sets `snapshot` and `disk`, which need the real
     world."""
 
-    def __init__(self, env: Env, node: Surveyed, view: BookieView, bookies: Bookies) -> None:
+    def __init__(self, env: Env, node: SurveyNode, view: BookieView, bookies: BookieClients) -> None:
         self._env, self._node, self._view, self._bookies = env, node, view, bookies
         self._began = env.clock.now()
         self._nursery = env.nursery.child("survey")
@@ -94,15 +94,14 @@ class Surveyor:
         self._cookies_until = -math.inf
         self._latencies = RecentLatencies()
         self.snapshot: Callable[[], Mapping[str, Any]] = dict
-        """The last snapshot, as kvstore.server.http.last_snapshot tells it."""
+        """Return the last snapshot, as in kvstore.server.http.last_snapshot."""
         self.disk: Callable[[], tuple[int, int]] = lambda: (0, 0)
-        """Bytes in all, and bytes that are free, on the disk of the data directory."""
+        """Return the total and free bytes on the disk of the data directory."""
         self.troubles: Callable[[], Mapping[str, str]] = dict
-        """Why directories cannot be written to, as kvstore.server.write_probe found out last."""
+        """Return why directories cannot be written, as of the last probe of kvstore.server.write_probe."""
 
     def start(self) -> None:
-        """Survey the cluster now and then, so that metrics and alerts know its health. It costs one call to each other
-        server every WATCH_S."""
+        """Survey the cluster regularly for metrics and alerts. Costs one call to each other server every WATCH_S."""
         self._nursery.spawn(self._watch(), name="survey now and then")
 
     async def close(self) -> None:
@@ -114,17 +113,17 @@ class Surveyor:
             await self._env.beat.rest(WATCH_S)
 
     def numbers(self) -> Mapping[str, float]:
-        """Return the cluster's health as numbers, as the last survey found it; empty before the first one."""
+        """Return the cluster's health as numbers, according to the last survey; empty before the first one."""
         if self._taken_at == -math.inf:
             return {}
         return {**numbers_of(self._last), "survey_age_s": max(0.0, self._env.clock.now() - self._taken_at)}
 
     def findings(self) -> Mapping[str, Mapping[str, int]]:
-        """Return the numbers of findings by code, as the last survey made them."""
+        """Return the number of findings by code, according to the last survey."""
         return {code: {"count": count} for code, count in counts_of(self._last).items()}
 
     def own(self) -> NodeReport:
-        """This node's report, from memory."""
+        """Return this node's report, from memory."""
         node, now = self._node, self._env.clock.now()
         member = node.membership.announcement.member
         is_open = node.is_open
@@ -135,7 +134,7 @@ class Surveyor:
             read_age_s=max(0.0, now - node.membership.read_at),
             starved=self._env.starved(),
             access_on=node.access.is_on,
-            date=node.dating.told(),
+            date=node.clock_sync.report(),
             ring_version=node.membership.topology.ring.version,
             loads={load.partition: load for load in node.load_sampler.loads()} if is_open else {},
             moves=node.progress.stands() if is_open else {},
@@ -146,7 +145,8 @@ class Surveyor:
             copies=node.copy_count.report(),
         )
         add_troubles(report, self.troubles())
-        # At the address of a bookie that is not registered any more another one may listen, which refuses rightly.
+        # Another bookie may listen at the address of a bookie that is no longer registered, and rightly refuses
+        # connections.
         by_bookies = {by: why for by, why in self._bookies.refusals().items() if by in self._view.current.all}
         for by, reason in (*node.links.refusals().items(), *by_bookies.items()):
             report.refused_by.add(by=by, reason=reason)
@@ -154,14 +154,14 @@ class Surveyor:
         return report
 
     def answer(self, server: ServerId, method: str, body: bytes) -> bytes:
-        """Answer another server with this one's report. Raises InvalidRequest."""
+        """Answer another server with this node's report. Raises InvalidRequest."""
         if method != METHOD:
-            raise InvalidRequest(f"want the method {METHOD}, got {method!r}")
+            raise InvalidRequest(f"expected the method {METHOD}, got {method!r}")
         return self.own().SerializeToString()
 
     async def take(self) -> ClusterReport:
-        """The cluster as it is, or was REST_S ago. Takes CALL_S at most, however many do not answer; several callers
-        share one survey, and change nothing in it."""
+        """Return a report on the cluster that is at most REST_S old. Takes at most CALL_S, however many nodes do not
+        answer. Concurrent callers share one survey and must not modify it."""
         async with self._turn:
             if self._env.clock.now() >= self._until:
                 self._last = await self._survey()
@@ -184,7 +184,7 @@ class Surveyor:
         await cookies
         reports = {server: answer for server, answer in found.items() if not isinstance(answer, str)}
         return report_of_cluster(
-            Survey(
+            ClusterSurvey(
                 server=node.id,
                 topology=topology,
                 reports={node.id: self.own(), **reports},
@@ -200,11 +200,11 @@ class Surveyor:
         )
 
     async def _ask(self, server: ServerId) -> NodeReport | str:
-        """Its report, or why there is none. Raises nothing."""
+        """Return the server's report, or why there is none."""
         try:
             async with asyncio.timeout(CALL_S):
                 return NodeReport.FromString(await self._node.links.call(server, STATUS, METHOD, b"", CALL_S))
-        except NotLeader:  # it runs a version without surveys
+        except NotLeader:  # it runs a release without surveys
             member = self._node.membership.topology.servers.get(server)
             return NodeReport(id=server, version=member.version if member else "")
         except TimeoutError:
@@ -213,7 +213,7 @@ class Surveyor:
             return str(error) or repr(error)
 
     async def _space(self, bookie: BookieId) -> tuple[int, int] | str:
-        """Ask it for the room on its disks; returns why there is no answer if there is none. Raises nothing."""
+        """Ask a bookie for its disk space. Returns the reason as a string if it does not answer."""
         try:
             async with asyncio.timeout(CALL_S):
                 return await self._bookies.space(bookie)
@@ -223,7 +223,8 @@ class Surveyor:
             return str(error) or repr(error)
 
     async def _read_cookies(self) -> None:
-        """Learn now and then which bookies there ever were; while the metadata store is away it stays as it was."""
+        """Read the list of all bookies that ever existed, at most every COOKIES_S. While the metadata store is
+        unavailable, the list stays as it is."""
         now = self._env.clock.now()
         if now < self._cookies_until or self._node.store.state is not SessionState.CONNECTED:
             return
@@ -231,6 +232,6 @@ class Surveyor:
             async with asyncio.timeout(CALL_S):
                 self._cookies = frozenset(await CookieStore(self._node.store).bookies())
         except (TimeoutError, MetadataError) as error:
-            log.info("which bookies there are is not known anew: %r", error)
+            log.info("cannot update the list of known bookies: %r", error)
         else:
             self._cookies_until = now + COOKIES_S

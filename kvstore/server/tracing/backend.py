@@ -1,5 +1,4 @@
-"""Stands between a door and the backend where traces are on: samples operations, and begins their traces. Where they
-are off nothing stands there."""
+"""A backend that samples operations and begins their traces. It exists only if tracing is on."""
 
 from __future__ import annotations
 
@@ -15,37 +14,38 @@ from kvstore.types import PartitionId
 _GET = int(Code.GET)
 
 
-class Choice(Protocol):
+class Sampler(Protocol):
     """Chooses the operations that are sampled."""
 
     def next_among(self, count: int) -> int:
-        """The place of the next one among so many that come now; `count`: none of them."""
+        """Return the index of the next sampled operation among the `count` that are submitted now; `count`: none of
+        them."""
         ...
 
     def pass_over(self, count: int) -> None:
-        """Take note that so many have gone without being sampled."""
+        """Note that `count` operations were not sampled."""
         ...
 
     def begin(self, op: Op) -> TakenSpan | None:
-        """Begin the span of the next one; None if it has none after all."""
+        """Begin the span of the next sampled operation; None if it has no span after all."""
         ...
 
 
 class ByRatio:
-    """Samples a share of one door's operations, each as the begin of a trace."""
+    """Samples a share of one endpoint's operations. Each begins a trace."""
 
-    def __init__(self, traces: NodeTraces, door: str) -> None:
-        self._traces, self._door = traces, door
+    def __init__(self, traces: NodeTraces, endpoint: str) -> None:
+        self._traces, self._endpoint = traces, endpoint
         self.next_among, self.pass_over = traces.next_among, traces.pass_over
 
     def begin(self, op: Op) -> TakenSpan | None:
-        return self._traces.sample(self._door, op)
+        return self._traces.sample(self._endpoint, op)
 
 
 class TracedBackend:
-    """A Backend in front of another."""
+    """A Backend in front of another one."""
 
-    def __init__(self, backend: Backend, choice: Choice) -> None:
+    def __init__(self, backend: Backend, choice: Sampler) -> None:
         self.behind, self._choice = backend, choice
         self.progress = backend.progress
 
@@ -64,7 +64,7 @@ class TracedBackend:
         ring_version: int = 0,
         partition: PartitionId | None = None,
     ) -> None:
-        """Pass on the operations between two sampled ones together."""
+        """Submit the operations between two sampled ones in one call."""
         while ops:
             place = self._choice.next_among(len(ops))
             if place:
@@ -77,7 +77,7 @@ class TracedBackend:
             ops, tokens = ops[place + 1 :], tokens[place + 1 :]
 
     def read_now(self, keys: list[bytes]) -> list[bytes | None] | NotNow:
-        """Return NOT_NOW if one of the reads is to be sampled: a sampled read is submitted."""
+        """Return NOT_NOW if one of the reads is to be sampled, because a sampled read is submitted."""
         if self._choice.next_among(len(keys)) < len(keys):
             return NOT_NOW
         rows = self.behind.read_now(keys)

@@ -1,5 +1,5 @@
-"""Calls that bring a parent along: gRPC's by their metadata, HTTP's by a header. Each is a span, and so are the
-operations that it asks for, below it."""
+"""Calls with a parent span: gRPC calls by their metadata, HTTP requests by a header. Each call is a span, and the
+operations that it submits are spans below it."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from kvstore.server.tracing.spans import NodeTraces, TakenSpan
 from kvstore.types import PartitionId
 
 OPERATIONS_MAX = 64
-"""Operations of one call that get spans."""
+"""Maximum number of operations of one call that get spans."""
 PAGES = ("", "v1", "ui", "healthz", "readyz", "clusterz", "metrics", "heartbeat", "api")
-"""First parts of paths at the HTTP door."""
+"""First segments of paths on the HTTP port."""
 OTHER = "(other)"
 
 
-class Call:
-    """One call with a parent; a Choice, of its operations."""
+class TracedCall:
+    """One call with a parent; the Sampler of its operations."""
 
     def __init__(self, span: TakenSpan | None) -> None:
-        """None: its parent is not sampled, so nothing of it is."""
+        """None: the parent is not sampled, so nothing of the call is."""
         self.span = span
-        self._room = OPERATIONS_MAX if span is not None else 0
+        self._left = OPERATIONS_MAX if span is not None else 0
 
     def next_among(self, count: int) -> int:
-        return 0 if self._room else count
+        return 0 if self._left else count
 
     def pass_over(self, count: int) -> None:
-        """It has no share to keep."""
+        """Do nothing, because a call samples no share."""
 
     def begin(self, op: Op) -> TakenSpan | None:
-        self._room -= 1
+        self._left -= 1
         return self.span.child_of_call(op) if self.span is not None else None
 
     def end(self, error: str = "") -> None:
@@ -48,12 +48,13 @@ class Call:
             self.span.end(error=error)
 
 
-_call: ContextVar[Call | None] = ContextVar("call", default=None)
-"""Only looked at where a call begins, in its own task: callbacks that a call sets off inherit it, and are others'."""
+_call: ContextVar[TracedCall | None] = ContextVar("call", default=None)
+"""Read only where a call begins, in its own task: callbacks that a call schedules inherit it, but belong to other
+calls."""
 
 
 def backend_of_call(backend: Backend) -> Backend:
-    """Return the backend as the present call is to use it: with a parent, its operations are sampled as that one is."""
+    """Return the backend for the present call. If the call has a parent, its operations are sampled like the parent."""
     call = _call.get()
     if call is None:
         return backend
@@ -62,8 +63,8 @@ def backend_of_call(backend: Backend) -> Backend:
 
 
 class CallsBackend(TracedBackend):
-    """A Backend for a door that submits operations in the tasks of their calls alone: those of a call with a parent are
-    sampled as that one is, all others by ratio."""
+    """A Backend for an endpoint that submits operations only in the tasks of their calls. Operations of a call with
+    a parent are sampled like the parent, all others by ratio."""
 
     def submit(
         self,
@@ -79,7 +80,7 @@ class CallsBackend(TracedBackend):
 
 
 class TracedCalls(grpc.aio.ServerInterceptor):
-    """Takes the parents of gRPC's calls with one answer; streams of operations have none for each."""
+    """Reads the parents of gRPC calls with one response. Streams of operations have no parent for each operation."""
 
     def __init__(self, traces: NodeTraces) -> None:
         self._traces = traces
@@ -88,7 +89,8 @@ class TracedCalls(grpc.aio.ServerInterceptor):
         self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]], handler_call_details: Any
     ) -> Any:
         handler = await continuation(handler_call_details)
-        if handler is None or handler.stream_unary is None:  # as calls with one request are too, from Guarded
+        # Guarded turns calls with one request into stream calls too
+        if handler is None or handler.stream_unary is None:
             return handler
         parent = parent_of(handler_call_details.invocation_metadata or ())
         return handler._replace(stream_unary=self._traced(handler.stream_unary, handler_call_details.method, parent))
@@ -109,7 +111,7 @@ class TracedCalls(grpc.aio.ServerInterceptor):
 
 
 class TracedPages:
-    """Takes the parents of HTTP's requests."""
+    """Reads the parents of HTTP requests."""
 
     def __init__(self, traces: NodeTraces) -> None:
         self._traces = traces
@@ -132,15 +134,15 @@ class TracedPages:
 
 
 def _name_of(request: web.BaseRequest) -> str:
-    """The method and the first part of the path: what stands behind may be a key. Who asks has not been asked yet who
-    he is: a word of his own is no name."""
+    """Return the method and the first segment of the path, because later segments may contain a key. The caller is
+    not authenticated yet, so its own words are not used as a name."""
     page = request.path.strip("/").split("/", 1)[0]
     method = request.method if request.method in hdrs.METH_ALL else OTHER
     return f"{method} /{page}" if page in PAGES else f"{method} {OTHER}"
 
 
-def begin_call(traces: NodeTraces, name: str, parent: Parent) -> Call:
+def begin_call(traces: NodeTraces, name: str, parent: Parent) -> TracedCall:
     """Begin the call that the present task answers."""
-    call = Call(traces.begin(name, parent, SpanKind.SERVER) if parent.is_sampled else None)
+    call = TracedCall(traces.begin(name, parent, SpanKind.SERVER) if parent.is_sampled else None)
     _call.set(call)
     return call

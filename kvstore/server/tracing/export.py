@@ -1,7 +1,7 @@
-"""Spans that have ended, on their way to the collector: a bounded queue, emptied by a thread of its own.
+"""The queue of ended spans for the collector: bounded, and emptied by a thread of its own.
 
-The event loop only appends to the queue. What finds it full is dropped and counted, and so is what the collector does
-not take in time: traces are worth less than the operations that they are about.
+The event loop only appends to the queue. Spans that find it full are dropped and counted, and so are spans that the
+collector does not accept in time: traces matter less than the operations that they describe.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 QUEUED_MAX = 4_096
-"""Spans that wait; one more is dropped."""
+"""Maximum number of waiting spans. Further spans are dropped."""
 BATCH_MAX = 512
-"""Spans of one request to the collector."""
+"""Maximum number of spans in one request to the collector."""
 GATHER_S = 1.0
-"""How long spans wait for others to share a request, unless there is a batch of them."""
+"""Time in seconds that spans wait for others to share a request, unless a batch is full."""
 CLOSE_S = 2.0
-"""How long a stop waits for the collector to take what is left."""
+"""Time in seconds that a stop waits for the collector to accept the remaining spans."""
 
 
 class ExportQueue(SpanProcessor):
-    """Hands spans to an exporter. `close` at the end."""
+    """Hands spans to an exporter. Call `close` at the end."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter
@@ -32,12 +32,13 @@ class ExportQueue(SpanProcessor):
         self._wake = threading.Event()
         self._is_closing = False
         self.exported = self.dropped = self.refused = 0
-        """Spans that the collector has taken; that found the queue full; that it has not taken."""
+        """Numbers of spans that the collector accepted, that found the queue full, and that the collector did not
+        accept."""
         self._thread = threading.Thread(target=self._run, name="traces", daemon=True)
         self._thread.start()
 
     def on_start(self, span: Any, parent_context: Any = None) -> None:
-        """Nothing is known of it yet."""
+        """Do nothing, because only ended spans are exported."""
 
     def on_end(self, span: ReadableSpan) -> None:
         """Queue the span, unless the queue is full."""
@@ -49,7 +50,7 @@ class ExportQueue(SpanProcessor):
             self._wake.set()
 
     def close(self) -> None:
-        """Send what is queued, for at most CLOSE_S; blocks for as long."""
+        """Send the queued spans. Blocks for at most CLOSE_S seconds."""
         self._is_closing = True
         self._wake.set()
         self._thread.join(CLOSE_S)

@@ -1,4 +1,5 @@
-"""Opens a node's traces, if its settings want them. What they need is an extra: nothing of it is imported before."""
+"""Opens a node's traces if its settings enable them. Tracing needs an extra, and none of its packages is imported
+before."""
 
 from __future__ import annotations
 
@@ -19,11 +20,11 @@ if TYPE_CHECKING:
     from kvstore.server.tracing.spans import NodeTraces
 
 EXPORT_S = 5.0
-"""How long the collector has for one request, attempts included."""
+"""Time in seconds for one request to the collector, including attempts."""
 
 
 def open_traces(settings: TracingConfig, node: str, version: str, env: Env) -> NodeTraces | None:
-    """Return the traces of a node; None where they are off. Raises ConfigError if the extra is not installed, or the
+    """Return the traces of a node; None if tracing is off. Raises ConfigError if the extra is not installed or the
     certificate cannot be read."""
     if not settings.endpoint:
         return None
@@ -40,7 +41,7 @@ def open_traces(settings: TracingConfig, node: str, version: str, env: Env) -> N
 
 
 def check_traces(settings: TracingConfig) -> None:
-    """Try what `open_traces` needs, and open nothing. Raises ConfigError as that does."""
+    """Check what `open_traces` needs, without opening anything. Raises ConfigError in the same cases."""
     if settings.endpoint:
         _exporter_class()
         _certificate(settings)
@@ -54,19 +55,20 @@ def _exporter_class() -> Any:
     return OTLPSpanExporter
 
 
-def traced_backend(traces: Traces, backend: Backend, door: str) -> Backend:
-    """Return what a door submits operations to: `backend` itself where traces are off."""
+def traced_backend(traces: Traces, backend: Backend, endpoint: str) -> Backend:
+    """Return the backend to which an endpoint submits operations: `backend` itself if tracing is off."""
     if not traces.is_on:
         return backend
     from kvstore.server.tracing.backend import ByRatio, TracedBackend
     from kvstore.server.tracing.spans import NodeTraces
 
     assert isinstance(traces, NodeTraces)
-    return TracedBackend(backend, ByRatio(traces, door))
+    return TracedBackend(backend, ByRatio(traces, endpoint))
 
 
-def backend_of_calls(traces: Traces, backend: Backend, door: str) -> Backend:
-    """Return the same for a door that submits in the tasks of its calls alone, which may bring parents along."""
+def backend_of_calls(traces: Traces, backend: Backend, endpoint: str) -> Backend:
+    """Return the backend for an endpoint that submits operations only in the tasks of its calls, which may have
+    parents."""
     if not traces.is_on:
         return backend
     from kvstore.server.tracing.backend import ByRatio
@@ -74,12 +76,12 @@ def backend_of_calls(traces: Traces, backend: Backend, door: str) -> Backend:
     from kvstore.server.tracing.spans import NodeTraces
 
     assert isinstance(traces, NodeTraces)
-    return CallsBackend(backend, ByRatio(traces, door))
+    return CallsBackend(backend, ByRatio(traces, endpoint))
 
 
 def traced_calls(traces: Traces) -> tuple[list[Any], Callable[[Backend], Backend]]:
-    """Return what a gRPC server needs to take the parents of its calls, and what gives the backend as the present call
-    is to use it."""
+    """Return the interceptors by which a gRPC server reads the parents of its calls, and a function that returns the
+    backend for the present call."""
     if not traces.is_on:
         return [], lambda backend: backend
     from kvstore.server.tracing.calls import TracedCalls, backend_of_call
@@ -90,7 +92,7 @@ def traced_calls(traces: Traces) -> tuple[list[Any], Callable[[Backend], Backend
 
 
 def traced_pages(traces: Traces) -> TracedPages | None:
-    """Return what takes the parents of HTTP's requests; None where traces are off."""
+    """Return the reader of the parents of HTTP requests; None if tracing is off."""
     if not traces.is_on:
         return None
     from kvstore.server.tracing.calls import TracedPages
@@ -108,5 +110,5 @@ def _certificate(settings: TracingConfig) -> bytes | None:
     except OSError as error:
         raise ConfigError(f"tracing.ca: {settings.ca} cannot be read: {error.strerror or error}") from error
     if b"-----BEGIN CERTIFICATE-----" not in found:
-        raise ConfigError(f"tracing.ca: want a certificate in PEM, got none in {settings.ca}")
+        raise ConfigError(f"tracing.ca: expected a PEM certificate in {settings.ca}, got none")
     return found

@@ -1,4 +1,4 @@
-"""The parent that a call brings along, in the words of W3C Trace Context:
+"""The parent span of a call, in the format of W3C Trace Context:
 
     traceparent := "00-" trace "-" span "-" flags      32, 16 and 2 lower-case hexadecimal digits; flags & 1: sampled
 
@@ -16,7 +16,7 @@ _SHAPE = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(
 
 
 class Parent(NamedTuple):
-    """Another process's span."""
+    """A span of another process."""
 
     trace: int
     span: int
@@ -24,7 +24,7 @@ class Parent(NamedTuple):
 
 
 def parse(text: str) -> Parent | None:
-    """Read a parent; None for what is none, which the standard has ignored: the trace begins here then."""
+    """Return the parent, or None if the text is malformed: the standard ignores it then, and the trace begins here."""
     found = _SHAPE.fullmatch(text)
     if found is None or found[1] == "ff" or (found[1] == "00" and found[5]):
         return None
@@ -33,7 +33,7 @@ def parse(text: str) -> Parent | None:
 
 
 def spell(trace: int, span: int) -> str:
-    """Write a sampled parent."""
+    """Return the header for a sampled parent."""
     return f"00-{trace:032x}-{span:016x}-01"
 
 

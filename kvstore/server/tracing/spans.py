@@ -1,4 +1,4 @@
-"""The spans of a node whose traces are on: which operations are sampled, and what they become for OpenTelemetry."""
+"""The spans of a node with tracing: which operations are sampled, and their form for OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from opentelemetry.trace.status import Status, StatusCode
 
 from kvstore.env import Clock
 from kvstore.env.slow_log import hash_of
-from kvstore.env.traces import COUNTS, Span, Traces
+from kvstore.env.traces import COUNTS, Traces, TraceSpan
 from kvstore.partition.state.commands import Code, Op
 from kvstore.server.tracing.export import ExportQueue
 from kvstore.server.tracing.parents import Parent, parse, spell
 
 ENTRIES_MAX = 256
-"""Entries whose bookies' answers are kept at once."""
+"""Maximum number of entries whose bookies' answers are kept at once."""
 LATE_S = 1.0
-"""How long after an entry's acknowledgement the answer of its slowest bookie is waited for."""
+"""Time in seconds after an entry's acknowledgement for which the slowest bookie's answer is awaited."""
 PER_SECOND_MAX = 500
-"""Operations that are sampled in one second. Callers that say of every operation that it is sampled get no more."""
+"""Maximum number of operations sampled in one second. Callers that declare every operation as sampled get no more."""
 
 
 @dataclass(slots=True)
 class _Entry:
-    """One entry on its way to bookies."""
+    """One entry on its way to the bookies."""
 
     noted_at: float
     stored: list[tuple[str, float]]
-    """Bookies that have stored it, and when."""
-    appends: list[tuple[Span, float]]
-    """The spans that want to know, and when the entry was sent."""
+    """Bookies that have stored the entry, and the times."""
+    appends: list[tuple[TraceSpan, float]]
+    """The spans that wait for the answers, and the times at which the entry was sent."""
 
 
 class NodeTraces(Traces):
@@ -55,7 +55,7 @@ class NodeTraces(Traces):
         self._queue = ExportQueue(exporter)
         about = {"service.name": "kvstore", "service.instance.id": node, "service.version": version}
         provider = TracerProvider(
-            sampler=ALWAYS_ON,  # what begins a span has decided that already
+            sampler=ALWAYS_ON,  # the caller that begins a span has already decided that
             resource=Resource.create(about),
             id_generator=_Ids(random),
             shutdown_on_exit=False,
@@ -68,28 +68,28 @@ class NodeTraces(Traces):
         self._entries: dict[tuple[int, int], _Entry] = {}
         self._until_next = self._gap()
 
-    # ── which ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── sampling ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def next_among(self, count: int) -> int:
-        """The place of the next operation to sample among so many that come now; `count` or more: none of them is. Say
-        by `pass_over` how many of them have gone."""
+        """Return the index of the next operation to sample among the `count` that are submitted now; `count` or
+        more: none. Report unsampled operations by `pass_over`."""
         return self._until_next if self._until_next < count else count
 
     def pass_over(self, count: int) -> None:
-        """Take note that so many operations have gone without being sampled."""
+        """Note that `count` operations were not sampled."""
         self._until_next -= count
 
-    def sample(self, door: str, op: Op) -> TakenSpan | None:
-        """Begin a trace with this operation, the next one to sample. None if there were too many in this second."""
+    def sample(self, endpoint: str, op: Op) -> TakenSpan | None:
+        """Begin a trace with this operation, the next one to sample. None if this second already has too many."""
         self._until_next = self._gap()
-        return self.begin(f"{door} {name_of(op)}", None, SpanKind.SERVER, **_about(op))
+        return self.begin(f"{endpoint} {name_of(op)}", None, SpanKind.SERVER, **_about(op))
 
     def serve(self, name: str, traceparent: str, **attributes: str | int) -> TakenSpan | None:
         parent = parse(traceparent)
         return self.begin(name, parent, SpanKind.SERVER, **attributes) if parent and parent.is_sampled else None
 
     def begin(self, name: str, parent: Parent | None, kind: SpanKind, **attributes: str | int) -> TakenSpan | None:
-        """Begin this node's first step of a trace. None if there were too many in this second."""
+        """Begin this node's first span of a trace. None if this second already has too many."""
         now = self._now()
         if math.floor(now) != self._second:
             self._second, self._in_second = math.floor(now), 0
@@ -108,7 +108,7 @@ class NodeTraces(Traces):
         return TakenSpan(self, started, now, zero_ns)
 
     def _gap(self) -> int:
-        """How many operations go by before the next one that is sampled: as if each were drawn."""
+        """Return the number of operations before the next sampled one, as if each were drawn at random."""
         if self._ratio >= 1:
             return 0
         if self._ratio <= 0:
@@ -123,13 +123,13 @@ class NodeTraces(Traces):
         found = self._entries.get((ledger, entry))
         if found is None:
             if not self._spans:
-                return  # it is called for others' entries until the last one kept is let go
+                return  # called for other entries until the last kept entry is dropped
             found = self._keep(ledger, entry, now)
         found.stored.append((bookie, now))
         for append, sent_s in found.appends:
             append.child("bookie add", sent_s, bookie=bookie).end(now)
 
-    def acknowledged(self, span: Span, ledger: int, entry: int, sent_s: float) -> None:
+    def acknowledged(self, span: TraceSpan, ledger: int, entry: int, sent_s: float) -> None:
         found = self._entries.get((ledger, entry)) or self._keep(ledger, entry, self._now())
         for bookie, at in found.stored:
             span.child("bookie add", sent_s, bookie=bookie).end(at)
@@ -143,7 +143,7 @@ class NodeTraces(Traces):
         return found
 
     def _let_go(self, now: float) -> None:
-        """Forget the entries whose slowest bookie takes too long."""
+        """Drop the entries whose slowest bookie takes too long."""
         while self._entries and now - next(iter(self._entries.values())).noted_at > LATE_S:
             self._drop_oldest()
 
@@ -152,11 +152,11 @@ class NodeTraces(Traces):
         self.live -= 1
 
     def count(self, spans: int) -> None:
-        """Take note that so many more steps are under way."""
+        """Count spans that have begun; negative: that have ended."""
         self._spans += spans
         self.live += spans
 
-    # ── the rest ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── other ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def now(self) -> float:
         return self._now()
@@ -167,18 +167,18 @@ class NodeTraces(Traces):
         return dict(zip(COUNTS, values, strict=True))
 
     def close(self) -> None:
-        """Send what has ended. Blocks for at most export.CLOSE_S."""
+        """Send the ended spans. Blocks for at most export.CLOSE_S seconds."""
         self._queue.close()
 
 
 class TakenSpan:
-    """One step, for OpenTelemetry."""
+    """One span, for OpenTelemetry."""
 
     __slots__ = ("_is_over", "_span", "_traces", "_zero_ns", "began_s")
 
     def __init__(self, traces: NodeTraces, span: OtelSpan, began_s: float, zero_ns: int) -> None:
-        """`zero_ns`: the date when the node's clock was 0, the same for all steps of a trace here: a date that is
-        corrected meanwhile puts none before its parent."""
+        """`zero_ns`: the date at which the node's clock was 0. It is equal for all spans of a trace on this node, so
+        that a corrected date puts no span before its parent."""
         self._traces, self._span, self.began_s, self._zero_ns = traces, span, began_s, zero_ns
         self._is_over = False
         traces.count(1)
@@ -197,7 +197,7 @@ class TakenSpan:
         return TakenSpan(traces, inner, began, self._zero_ns)
 
     def child_of_call(self, op: Op) -> TakenSpan:
-        """Begin the step of one operation of a call."""
+        """Begin the span of one operation of a call."""
         return self.child(name_of(op), None, **_about(op))
 
     def end(self, ended_s: float | None = None, error: str = "") -> None:
@@ -212,7 +212,7 @@ class TakenSpan:
 
 
 class _Ids(IdGenerator):
-    """Identifiers by the node's own randomness."""
+    """Identifiers drawn from the node's own random generator."""
 
     def __init__(self, random: Random) -> None:
         self._random = random
@@ -225,11 +225,11 @@ class _Ids(IdGenerator):
 
 
 def name_of(op: Op) -> str:
-    """Name an operation for a span."""
+    """Return the name of an operation for a span."""
     return Code(op[0]).name
 
 
 def _about(op: Op) -> dict[str, str | int]:
-    """The hash of its key, as the slow log has it."""
+    """Return the hash of the operation's key, as in the slow log."""
     key = op[1]
     return {"key": hash_of(key)} if isinstance(key, bytes) and key else {}

@@ -1,11 +1,10 @@
-"""The dashboard of the cluster: its page, the page of a partition's ledgers, and the stream that keeps an open page
-fresh."""
+"""The dashboard of the cluster: its page, the page of a partition's ledgers, and the stream that updates an open
+page."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Protocol
 
 import orjson
 from aiohttp import web
@@ -13,46 +12,34 @@ from aiohttp import web
 from kvstore.env.events import wait_within
 from kvstore.env.ports import Nursery
 from kvstore.errors import InvalidRequest, StoreError
-from kvstore.proto.admin_pb2 import ClusterReport, LedgersResponse, NodeReport
-from kvstore.server.ui.history import SAMPLE_S, History
+from kvstore.server.status.ledger_survey import LedgerSurvey
+from kvstore.server.status.surveyor import Surveyor
+from kvstore.server.ui.history import SAMPLE_S, LoadHistory
 from kvstore.server.ui.ledgers import NEWEST, ledgers_page_of
 from kvstore.server.ui.pages import HEADERS, Pages
 from kvstore.server.ui.view import live_of, page_of
 
 LIVE_S = 2.0
-"""How often an open page is told what is new."""
+"""Interval in seconds at which an open page is updated."""
 READER_S = 60.0
-"""For so long it is waited for a page that takes nothing: then its connection is ended, and its place is another's."""
+"""Seconds after which a page that reads nothing is disconnected, so that another page can use its slot."""
 STREAMS_MAX = 16
-"""Open pages; one more is told to come back, and shows what it was loaded with."""
+"""Maximum number of open pages with updates. A further page is asked to retry and keeps showing what it loaded."""
 
 MayGoOn = Callable[[], Awaitable[bool]]
-
-
-class Survey(Protocol):
-    """The survey of the cluster: kvstore.server.status.surveyor.Surveyor."""
-
-    def own(self) -> NodeReport: ...
-    async def take(self) -> ClusterReport: ...
-
-
-class Ledgers(Protocol):
-    """kvstore.server.status.ledger_survey.LedgerSurvey."""
-
-    async def ledgers(self, partition: str = "", *, newest: int = 0) -> LedgersResponse: ...
 
 
 class Dashboard:
     """The dashboard of one node, from `start` to `close`."""
 
-    def __init__(self, nursery: Nursery, survey: Survey, ledgers: Ledgers, pages: Pages) -> None:
+    def __init__(self, nursery: Nursery, surveyor: Surveyor, ledgers: LedgerSurvey, pages: Pages) -> None:
         self._pages = pages
-        self._survey, self._ledgers = survey, ledgers
+        self._surveyor, self._ledgers = surveyor, ledgers
         self._turn = asyncio.Lock()
         self._nursery = nursery.child("dashboard")
         self._closing = asyncio.Event()
         self._streams = 0
-        self._history = History()
+        self._history = LoadHistory()
 
     def start(self) -> None:
         self._nursery.spawn(self._sample(), name="sample")
@@ -62,12 +49,12 @@ class Dashboard:
         await self._nursery.close()
 
     async def page(self) -> web.Response:
-        """The cluster now. Takes as long as a survey: a second where somebody does not answer."""
-        return self._pages.html("page.html", page_of(await self._survey.take(), self._history))
+        """Return the page of the cluster. It takes as long as a survey: a second if a node does not answer."""
+        return self._pages.html("page.html", page_of(await self._surveyor.take(), self._history))
 
     async def ledgers(self, partition: str) -> web.Response:
-        """The ledgers of a partition's log. One page is read at a time, however many ask: it costs a read of the
-        metadata store for each ledger."""
+        """Return the page of the ledgers of a partition's log. One page is read at a time, however many clients ask,
+        because it costs a read of the metadata store for each ledger."""
         try:
             async with self._turn:
                 found = await self._ledgers.ledgers(partition, newest=NEWEST)
@@ -75,13 +62,17 @@ class Dashboard:
             return web.Response(text=f"404: {error}\n", status=404, headers=HEADERS)
         except StoreError as error:
             return web.Response(text=f"503: {error}\n", status=503, headers=HEADERS)
-        return self._pages.html("ledgers.html", ledgers_page_of(found, partition, self._survey.own().id))
+        return self._pages.html("ledgers.html", ledgers_page_of(found, partition, self._surveyor.own().id))
 
     async def live(self, request: web.BaseRequest, may_go_on: MayGoOn) -> web.StreamResponse:
-        """Server-sent events until the page is closed, the node stops, or its user may not see it any more. Who asks
-        for the head alone gets that: a stream behind it would never end, and the head has no body."""
+        """Stream server-sent events until the page is closed, the node stops, or its user loses the permission. A
+        HEAD request gets only the headers, because a stream would never end."""
         if self._streams >= STREAMS_MAX:
-            return web.Response(text=f"503: {STREAMS_MAX} pages are open\n", status=503, headers={"Retry-After": "30"})
+            return web.Response(
+                text=f"503: expected at most {STREAMS_MAX} open pages with updates, got one more\n",
+                status=503,
+                headers={"Retry-After": "30"},
+            )
         head = {**HEADERS, "Content-Type": "text/event-stream"}
         if request.method == "HEAD":
             return web.Response(headers=head)
@@ -90,8 +81,8 @@ class Dashboard:
         try:
             await answer.prepare(request)
             while not self._closing.is_set() and await may_go_on():
-                body = orjson.dumps(live_of(await self._survey.take()))
-                await _tell(request, answer, b"event: live\nretry: 2000\ndata: " + body + b"\n\n")
+                body = orjson.dumps(live_of(await self._surveyor.take()))
+                await _send(request, answer, b"event: live\nretry: 2000\ndata: " + body + b"\n\n")
                 await wait_within(self._closing, LIVE_S)
         except ConnectionError:
             pass  # the page was closed
@@ -101,16 +92,16 @@ class Dashboard:
 
     async def _sample(self) -> None:
         while not self._closing.is_set():
-            self._history.take(self._survey.own())
+            self._history.take(self._surveyor.own())
             await wait_within(self._closing, SAMPLE_S)
 
 
-async def _tell(request: web.BaseRequest, answer: web.StreamResponse, event: bytes) -> None:
-    """Raises ConnectionError if the page is closed, or takes nothing for READER_S."""
+async def _send(request: web.BaseRequest, answer: web.StreamResponse, event: bytes) -> None:
+    """Send an event. Raises ConnectionError if the page is closed or reads nothing for READER_S seconds."""
     try:
         async with asyncio.timeout(READER_S):
             await answer.write(event)
     except TimeoutError:
         if request.transport is not None:
             request.transport.abort()
-        raise ConnectionAbortedError(f"want a reader, got one who takes nothing for {READER_S:g} s") from None
+        raise ConnectionAbortedError(f"the page has read nothing for {READER_S:g} s") from None

@@ -1,5 +1,5 @@
-"""The last hour of what one node's leaders do, for charts. Bounded: SERIES × SAMPLES doubles, 11,520 bytes. Decides
-only."""
+"""The last hour of the load of one node's leaders, for charts. Bounded: SERIES × SAMPLES doubles, 11,520 bytes.
+Decides only."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from kvstore.proto.admin_pb2 import NodeReport
 
 SAMPLES = 360
 SAMPLE_S = 10.0
-"""An hour of samples in all."""
+"""Interval in seconds: an hour of samples in total."""
 SERIES = ("operations", "writes", "written_bytes", "queued")
-"""Per second each, but for operations that wait in queues."""
+"""Values per second, except `queued`, which is a number of operations."""
 
 
-class History:
-    """A ring of samples: the newest takes the place of the oldest."""
+class LoadHistory:
+    """A ring buffer of samples: the newest replaces the oldest."""
 
     def __init__(self) -> None:
         self._rings = {name: array("d", bytes(8 * SAMPLES)) for name in SERIES}
@@ -27,7 +27,7 @@ class History:
         return sum(len(ring) * ring.itemsize for ring in self._rings.values())
 
     def take(self, report: NodeReport) -> None:
-        """Keep a sample of what the node reports of itself."""
+        """Keep a sample of the node's report about itself."""
         leads = [replica.lead for replica in report.replicas if replica.HasField("lead")]
         at = self._taken % SAMPLES
         self._rings["operations"][at] = sum(lead.ops_per_s for lead in leads)
@@ -37,7 +37,7 @@ class History:
         self._taken += 1
 
     def of(self, name: str) -> Sequence[float]:
-        """The samples that there are, the oldest first. Raises KeyError for a name that is none of SERIES."""
+        """Return the samples of a series, the oldest first. Raises KeyError for a name that is not in SERIES."""
         ring = self._rings[name]
         if self._taken <= SAMPLES:
             return ring[: self._taken]

@@ -1,4 +1,4 @@
-"""The page about the ledgers of one partition's log, from what the ledger survey tells. Decides only."""
+"""The page of the ledgers of one partition's log, from the results of the ledger survey. Decides only."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from kvstore.server.ui.view import Cell, table
 from kvstore.server.ui.words import count, size
 
 NEWEST = 500
-"""Ledgers of one page: the last ones."""
+"""Maximum number of ledgers on a page: the newest ones."""
 COLUMNS = (
-    *("ledger", "state", "first sequence", "epoch", "last entry", "size", "copies: bookies, on, acknowledged by"),
-    *("bookies, from entry", "made"),
+    *("ledger", "state", "first sequence", "epoch", "last entry", "size", "copies: ensemble, write quorum, ack quorum"),
+    *("bookies, by first entry", "created"),
 )
 UNKNOWN = Cell("?")
 
 
 def ledgers_page_of(response: LedgersResponse, partition: str, server: str) -> dict[str, Any]:
-    """Everything for the template."""
+    """Return the context of the template."""
     shown = list(reversed(response.ledgers))
     if response.from_leaders:
-        source = "The metadata store is away: this is what the leader knows of its log now."
+        source = "The metadata store is unavailable: this is the leader's present view of its log."
     else:
         source = "Read from the metadata store just now."
     note = f"{source} {count(len(shown), 'ledger')}, the newest first"
-    note += f"; only the last {NEWEST} are shown: `kvstore ledger list` has all." if len(shown) >= NEWEST else "."
+    note += f"; only the last {NEWEST} are shown, `kvstore ledger list` shows all." if len(shown) >= NEWEST else "."
     return {
         "partition": partition,
         "server": server,
@@ -37,10 +37,10 @@ def ledgers_page_of(response: LedgersResponse, partition: str, server: str) -> d
 def _row(ledger: LedgerStatus) -> list[Cell]:
     number = Cell(str(ledger.id))
     begins = [Cell(f"{ledger.first_sequence:,}", "n"), Cell(f"{ledger.epoch:,}", "n")]
-    if not ledger.fragments:  # only that it is there is known, or it cannot be read
-        state = Cell(ledger.state or "no longer written to", "bad" if ledger.state else "")
+    if not ledger.fragments:  # nothing else is known, or the metadata cannot be decoded
+        state = Cell(ledger.state or "closed or closing", "bad" if ledger.state else "")
         return [number, state, *begins, *[UNKNOWN] * (len(COLUMNS) - 4)]
-    last = f"{ledger.last_entry:,}" if ledger.HasField("last_entry") else "not known while it is open"
+    last = f"{ledger.last_entry:,}" if ledger.HasField("last_entry") else "unknown while open"
     where = " · ".join(f"{each.first_entry}: {', '.join(each.bookies)}" for each in ledger.fragments)
     return [
         number,

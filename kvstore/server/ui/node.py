@@ -1,6 +1,6 @@
-"""The page about one node, from the status that the node itself reports. Decides only.
+"""The page of one node, from the status that the node itself reports. Decides only.
 
-Every node has this page: also while it starts, and if it is a bookie and not a server.
+Every node has this page, also while it starts, and if it is a bookie without a server.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def node_page_of(status: Status, *, has_dashboard: bool) -> dict[str, Any]:
     rows = [_partition(name, replica) for name, replica in sorted(partitions.items())]
     led = [[Cell(name), Cell(str(leader))] for name, leader in sorted(leaders.items())]
     tables = [
-        table("partitions", "Partitions here", PARTITION_COLUMNS, rows),
-        table("leaders", "Leaders of all partitions, as known here", ("partition", "leader"), led),
+        table("partitions", "Partitions on this node", PARTITION_COLUMNS, rows),
+        table("leaders", "Leaders of all partitions, as this node knows them", ("partition", "leader"), led),
         *_numbers(status),
     ]
     return {
@@ -58,7 +58,7 @@ def _partition(name: str, replica: Status) -> list[Cell]:
     leading, failure = replica.get("leading") or {}, replica.get("failure")
     role = Cell(f"stopped: {failure}", "bad") if failure else Cell(str(replica.get("role")))
     numbers = (replica.get("seq"), replica.get("epoch"), replica.get("keys"), leading.get("queued", ""))
-    return [Cell(name), role, Cell(str(replica.get("leader") or "nobody")), *map(_number, numbers)]
+    return [Cell(name), role, Cell(str(replica.get("leader") or "none")), *map(_number, numbers)]
 
 
 def _numbers(status: Status) -> Iterator[dict[str, Any]]:
@@ -66,7 +66,7 @@ def _numbers(status: Status) -> Iterator[dict[str, Any]]:
         values = status.get(part)
         if isinstance(values, Mapping):
             rows = [[Cell(str(name).replace("_", " ")), _number(value)] for name, value in values.items()]
-            yield table(part, f"Numbers of the {part}", ("name", "value"), rows)
+            yield table(part, f"Statistics of the {part}", ("name", "value"), rows)
 
 
 def _number(value: object) -> Cell:

@@ -1,4 +1,4 @@
-"""Numbers of pictures: the ring's arcs, and lines of charts. Decides only."""
+"""The numbers of the drawings: arcs of the ring and lines of charts. Decides only."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ RADIUS, WIDTH = 100.0, 34.0
 
 
 def ring_of(report: ClusterReport) -> dict[str, Any]:
-    """The ring as a circle: one arc for each partition that owns keys, as long as its part of them, in the colour of
-    its leader, and outside of it a band as broad as its load."""
+    """Return the ring as a circle. Each partition that owns keys is an arc: its length is the share of keys, its
+    colour is that of the leader, and the width of the band outside it is the load."""
     tones = tones_of(report)
     owners = [each for each in report.partitions if each.share > 0]
     most = max((each.lead.ops_per_s for each in owners), default=0.0)
@@ -32,7 +32,7 @@ def ring_of(report: ClusterReport) -> dict[str, Any]:
                 "tone": tones.get(each.leader, "c7") if served else "bad",
                 "length": f"{max(0.0, length - gap):.2f}",
                 "offset": f"{-begun:.2f}",
-                "title": f"{each.id}: {each.share:.1%} of keys, leader {each.leader or 'nobody'}"
+                "title": f"{each.id}: {each.share:.1%} of keys, leader {each.leader or 'none'}"
                 f"{'' if served else ', not served'}, {rate(each.lead.ops_per_s)}",
                 "load_width": f"{width:.1f}" if width >= 0.5 else "",
                 "load_radius": f"{RADIUS + WIDTH / 2 + 3 + width / 2:.1f}",
@@ -47,7 +47,7 @@ def ring_of(report: ClusterReport) -> dict[str, Any]:
         "version": report.ring.version,
         "age": span(report.ring.age_s),
         "label": f"Ring of {count(len(partitions), 'partition')}; not served: {', '.join(unserved) or 'none'}. "
-        "The table of partitions says the same.",
+        "The table of partitions has the same information.",
         "key": [
             {"name": node.id, "tone": tones[node.id], "leads": f"leads {len(node.leads)}"} for node in report.nodes
         ],
@@ -55,12 +55,13 @@ def ring_of(report: ClusterReport) -> dict[str, Any]:
 
 
 def tones_of(report: ClusterReport) -> Mapping[str, str]:
-    """A colour's class for each node, the same on every page as long as the nodes are the same."""
+    """Return the colour class of each node. It is the same on every page while the set of nodes is the same."""
     return {node.id: f"c{place % COLOURS}" for place, node in enumerate(report.nodes)}
 
 
 def line_of(samples: Sequence[float], places: int) -> str:
-    """Points of a polyline in a box of `places` × 100: the newest sample at the right edge, the most at the top."""
+    """Return the points of a polyline in a box of `places` × 100: the newest sample at the right edge, the largest
+    at the top."""
     most = max(samples, default=0.0) or 1.0
     first = places - len(samples)
     return " ".join(f"{first + place},{98 - 94 * sample / most:.1f}" for place, sample in enumerate(samples))

@@ -1,5 +1,5 @@
-"""The content of the dashboard, from a report of the cluster: words and numbers for the template, and those
-that are kept fresh. Decides only. The verdict is kvstore.server.status.health's, here as in `kvstore status`."""
+"""The content of the dashboard, made of a report of the cluster: words and numbers for the template, and those that
+are updated. Decides only. kvstore.server.status.health gives the verdict, as for `kvstore status`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kvstore.proto.admin_pb2 import (
 )
 from kvstore.proto.namespaces import KINDS, refusing, shares_of, strain_of
 from kvstore.server.status.health import BEHIND_MAX, copies_of, is_scarce
-from kvstore.server.ui.history import SAMPLES, History
+from kvstore.server.ui.history import SAMPLES, LoadHistory
 from kvstore.server.ui.picture import line_of, ring_of
 from kvstore.server.ui.words import count, key, rate, size, span, took
 
@@ -31,8 +31,8 @@ CHARTS = (("operations", "Operations", rate), ("writes", "Writes", rate), ("writ
 
 
 class Cell(NamedTuple):
-    """One of a table. `tone` is its class; `part` a progress from 0 to 1; `live` the name under which it is kept fresh;
-    `link` another page about it."""
+    """A cell of a table. `tone`: its CSS class. `part`: a progress from 0 to 1. `live`: the name under which it is
+    updated. `link`: another page about its subject."""
 
     text: str
     tone: str = ""
@@ -41,8 +41,8 @@ class Cell(NamedTuple):
     link: str = ""
 
 
-def page_of(report: ClusterReport, history: History) -> dict[str, Any]:
-    """Everything for the template."""
+def page_of(report: ClusterReport, history: LoadHistory) -> dict[str, Any]:
+    """Return the context of the template."""
     grade = Grade.Name(report.health.grade)
     return {
         "grade": grade,
@@ -74,7 +74,7 @@ def page_of(report: ClusterReport, history: History) -> dict[str, Any]:
 
 
 def live_of(report: ClusterReport) -> dict[str, Any]:
-    """Build what an open page is told again and again."""
+    """Return the data that an open page receives at each update."""
     return {
         "grade": Grade.Name(report.health.grade),
         "health": report.health.text,
@@ -89,7 +89,7 @@ def live_of(report: ClusterReport) -> dict[str, Any]:
 
 
 def shape_of(report: ClusterReport) -> str:
-    """Differs when something but numbers has changed, so that the page should be loaded again."""
+    """Return a value that changes when anything but a number has changed, so that the page should be reloaded."""
     shape = [f"{each.subject} {each.code}" for each in report.findings]
     shape += [f"{each.id} {each.leader} {each.served}" for each in report.partitions]
     shape += [f"{each.id} {each.state} {bool(each.stuck)}" for each in report.ring.moves]
@@ -106,11 +106,11 @@ def _tiles(report: ClusterReport) -> list[tuple[str, str, str]]:
         ("operations", "operations", rate(sum(lead.ops_per_s for lead in leads))),
         ("writes", "writes", rate(sum(lead.writes_per_s for lead in leads))),
         ("written", "written", f"{size(sum(lead.written_bytes_per_s for lead in leads))}/s"),
-        ("queued", "waiting at leaders", f"{sum(lead.queued for lead in leads):,}"),
+        ("queued", "queued at leaders", f"{sum(lead.queued for lead in leads):,}"),
         ("keys", "keys", f"{sum(each.keys for each in report.partitions):,}"),
-        ("behind", "furthest replica behind", f"{behind:,}"),
-        ("lacking", "ledgers lacking copies", f"{copies_of(report).lacking:,}"),
-        ("nodes", "nodes that answer", f"{answering} of {len(report.nodes)}"),
+        ("behind", "maximum replica lag", f"{behind:,}"),
+        ("lacking", "under-replicated ledgers", f"{copies_of(report).lacking:,}"),
+        ("nodes", "nodes responding", f"{answering} of {len(report.nodes)}"),
     ]
 
 
@@ -118,7 +118,7 @@ def _chart(samples: Sequence[float], name: str, words: Any) -> dict[str, str]:
     return {
         "name": name,
         "points": line_of(samples, SAMPLES),
-        "last": words(samples[-1]) if samples else "not known yet",
+        "last": words(samples[-1]) if samples else "unknown yet",
         "most": words(max(samples, default=0.0)),
     }
 
@@ -132,13 +132,13 @@ def _hot(partitions: Iterable[PartitionView]) -> list[dict[str, str]]:
 
 
 def table(name: str, title: str, columns: Sequence[str], rows: Iterable[list[Cell]], note: str = "") -> dict[str, Any]:
-    """Make a table for the template."""
+    """Return a table for the template."""
     return {"id": name, "title": title, "columns": columns, "rows": list(rows), "note": note}
 
 
-LATENCIES = {"get": "get: p50, p99", "put": "put: p50, p99", "session": "clients' batches: p50, p99"}
+LATENCIES = {"get": "get: p50, p99", "put": "put: p50, p99", "session": "client batches: p50, p99"}
 NODE_COLUMNS = (
-    *("node", "state", "zone", "version", "up for", "leads", *LATENCIES.values(), "disk free", "metadata store"),
+    *("node", "state", "zone", "version", "uptime", "leads", *LATENCIES.values(), "disk free", "metadata store"),
     "processor",
 )
 
@@ -166,31 +166,31 @@ def _node(node: NodeView) -> list[Cell]:
 
 
 def _latencies(node: NodeView) -> list[tuple[str, str]]:
-    """(operation, what is shown of it), of all of LATENCIES."""
+    """Return (operation, shown latency) of every operation of LATENCIES."""
     found = {each.operation: f"{took(each.p50_s)}, {took(each.p99_s)}" for each in node.report.latencies}
     return [(name, found.get(name, "none" if not node.no_answer else "?")) for name in LATENCIES]
 
 
 PARTITION_COLUMNS = (
-    *("partition", "state", "leader", "operations", "part of keys", "keys", "epoch", "sequence"),
-    *("ledgers", "log kept", "replicas: behind"),
+    *("partition", "state", "leader", "operations", "share of keys", "keys", "epoch", "sequence"),
+    *("ledgers", "log kept", "replicas: lag"),
 )
 
 
 def _partition(partition: PartitionView) -> list[Cell]:
     lead, is_well = partition.lead, partition.served or partition.state == "retired"
-    lacking = f", {lead.ledgers_lacking_copies:,} lack copies" if lead.ledgers_lacking_copies else ""
+    lacking = f", {lead.ledgers_lacking_copies:,} under-replicated" if lead.ledgers_lacking_copies else ""
     return [
         Cell(partition.id),
         Cell(partition.state if is_well else f"{partition.state}, not served", "good" if is_well else "bad"),
-        Cell(partition.leader or "nobody", "" if partition.leader or is_well else "bad"),
+        Cell(partition.leader or "none", "" if partition.leader or is_well else "bad"),
         Cell(rate(lead.ops_per_s), "n", live=f"load {partition.id}"),
         Cell(f"{partition.share:.1%}", "n"),
         Cell(f"{partition.keys:,}", "n"),
         Cell(f"{partition.epoch:,}", "n"),
         Cell(f"{partition.sequence:,}", "n"),
         Cell(f"{lead.ledgers:,}{lacking}", "warn" if lacking else "", link=ledgers_path(partition.id)),
-        Cell(f"from {lead.trimmed_sequence:,} on" if lead.trimmed_sequence else "whole"),
+        Cell(f"from {lead.trimmed_sequence:,} on" if lead.trimmed_sequence else "complete"),
         _replicas(partition),
     ]
 
@@ -198,10 +198,10 @@ def _partition(partition: PartitionView) -> list[Cell]:
 def _replicas(partition: PartitionView) -> Cell:
     words, is_amiss = [], False
     if partition.state == "retired":
-        return Cell("retired: it needs none, and goes once no pin holds its log")
+        return Cell("retired: needs none; removed once no pin holds its log")
     for each in partition.replicas:
         if each.failure or not each.is_up or each.is_in_doubt:
-            words.append(f"{each.server}: {each.failure or ('in doubt' if each.is_in_doubt else 'away')}")
+            words.append(f"{each.server}: {each.failure or ('in doubt' if each.is_in_doubt else 'down')}")
             is_amiss = True
         else:
             words.append(f"{each.server}: {each.behind:,}" if each.HasField("behind") else f"{each.server}: ?")
@@ -209,19 +209,32 @@ def _replicas(partition: PartitionView) -> Cell:
     return Cell(" · ".join(words), "warn" if is_amiss else "")
 
 
-BOOKIE_COLUMNS = ("bookie", "state", "zone", "disk free", "ledgers", "lacking copies", "in limbo", "failed directories")
+BOOKIE_COLUMNS = (
+    "bookie",
+    "state",
+    "zone",
+    "disk free",
+    "ledgers",
+    "under-replicated",
+    "in limbo",
+    "failed directories",
+)
 
 
-UNTOLD = Cell("no server there")
-"""Of a bookie whose node is no server, or none of ours."""
+UNTOLD = Cell("not reported")
+"""For a bookie whose node is not a server, or not one of ours."""
 
 
 def _bookie(bookie: BookieReport) -> list[Cell]:
     failed = [f"{each.path}: {each.failure}" for each in bookie.directories if each.failure]
     state = f"{bookie.state}, no answer: {bookie.no_answer}" if bookie.no_answer else bookie.state
     lacking = Cell(f"{bookie.lacking_ledgers:,}", "n warn" if bookie.lacking_ledgers else "n")
-    if not bookie.node:  # its own protocol tells room and state, and nothing else
-        row = [Cell(bookie.id), Cell(state, "good" if state == "writable" else "bad"), Cell(bookie.zone or "none")]
+    if not bookie.node:  # the bookie protocol reports only free space and state
+        row = [
+            Cell(bookie.id),
+            Cell(state, "good" if state == "writable" else "bad"),
+            Cell(bookie.zone or "none"),
+        ]
         return [*row, _disk(bookie.disk), UNTOLD, lacking, UNTOLD, UNTOLD]
     return [
         Cell(bookie.id),
@@ -243,23 +256,24 @@ def _disk(disk: DiskReport) -> Cell:
 
 def _copies(report: ClusterReport) -> str:
     repair = report.repair
-    switched = "" if repair.enabled else "; auto-recovery is switched off"
+    switched = "" if repair.enabled else "; auto-recovery is disabled"
     copies, counted = copies_of(report), report.copies
     of = f"of {count(counted.ledgers, 'ledger')}, {counted.foreign:,} of them not written by partitions, "
-    # A mark waits until its bookie has been away for the delay; of an open ledger the leader sees to copies itself.
+    # A mark waits until its bookie has been missing for the delay. The leader itself looks after the copies of an open
+    # ledger.
     return (
-        f"{of if copies.is_counted else 'not all ledgers are counted; '}{copies.lacking:,} lack copies and "
+        f"{of if copies.is_counted else 'not all ledgers are counted; '}{copies.lacking:,} are under-replicated and "
         f"{copies.at_risk:,} are at risk; {repair.marked:,} marked for repair, {repair.mending} being repaired "
         f"now{switched}"
     )
 
 
 def ledgers_path(partition: str) -> str:
-    """The page about the ledgers of a partition."""
+    """Return the path of the page of a partition's ledgers."""
     return f"/ui/ledgers?partition={quote(partition, safe='')}"
 
 
-MOVE_COLUMNS = ("move", "from → to", "state", "copied", "to go", "attempt", "why")
+MOVE_COLUMNS = ("move", "from → to", "state", "copied", "remaining", "attempt", "reason")
 
 
 def _moves(report: ClusterReport) -> dict[str, Any]:
@@ -270,14 +284,14 @@ def _moves(report: ClusterReport) -> dict[str, Any]:
             Cell(f"{move.source} → {move.target}"),
             Cell(f"{move.state}, stuck" if move.stuck else move.state, "bad" if move.stuck else ""),
             Cell(f"{move.copied:.0%}", part=move.copied) if move.HasField("copied") else Cell("?"),
-            Cell(span(move.eta_s) if move.HasField("eta_s") else "not known"),
+            Cell(span(move.eta_s) if move.HasField("eta_s") else "unknown"),
             Cell(f"{move.attempt}", "n"),
             Cell(move.stuck or _why_not_stuck(move, is_paused=ring.paused)),
         ]
         for move in ring.moves
     ]
     is_known = ring.HasField("eta_s") and not any(move.stuck for move in ring.moves)
-    left = f", some {span(ring.eta_s)} to go" if is_known else ""
+    left = f", about {span(ring.eta_s)} remaining" if is_known else ""
     paused = "; paused: `kvstore ring resume`" if ring.paused else ""
     note = f"{ring.moves_done} of {ring.moves_planned} moves done, {ring.progress:.0%}{left}{paused}"
     return table("moves", "Moves", MOVE_COLUMNS, rows, note)
@@ -286,11 +300,11 @@ def _moves(report: ClusterReport) -> dict[str, Any]:
 def _why_not_stuck(move: MoveView, *, is_paused: bool) -> str:
     if is_paused:
         return "the ring is paused"
-    return "waits for its turn" if move.state == "planned" else "it goes on"
+    return "waits for its turn" if move.state == "planned" else "in progress"
 
 
 NAMESPACE_COLUMNS = (
-    *("namespace", "prefix", "keys", "bytes", "of its quotas", "operations", "default time to live", "refused"),
+    *("namespace", "prefix", "keys", "bytes", "quota used", "operations", "default time to live", "refused"),
     "state",
 )
 
@@ -312,7 +326,7 @@ def _namespace(space: Namespace) -> list[Cell]:
 
 
 def _uses(space: Namespace) -> list[tuple[str, str]]:
-    """(what, as it is shown), of all that changes while a page is open."""
+    """Return (name, shown value) of everything that changes while a page is open."""
     limits = space.limits
     keys, size_ = f"{space.keys:,}", size(space.bytes)
     refused = [f"{space.refused[kind]:,} for {kind}" for kind in KINDS if space.refused.get(kind)]
@@ -324,10 +338,10 @@ def _uses(space: Namespace) -> list[tuple[str, str]]:
 
 
 def _standing(space: Namespace) -> tuple[str, str]:
-    """(word, tone)."""
+    """Return (word, tone)."""
     if kinds := refusing(space):
-        return f"refuses for its {', '.join(kinds)}", "bad"
-    return ("nearly full", "warn") if strain_of(space) else ("within its limits", "good")
+        return f"refuses: {', '.join(kinds)} limit reached", "bad"
+    return ("nearly full", "warn") if strain_of(space) else ("within limits", "good")
 
 
 def _facts(report: ClusterReport) -> str:
@@ -341,7 +355,7 @@ def _facts(report: ClusterReport) -> str:
             taken,
             count(pins, "pin") + " held",
             f"version{'s' if len(versions) != 1 else ''} {', '.join(versions)}",
-            f"ledgers on {report.ensemble_size} bookies, answered by {report.ack_quorum}",
+            f"ledgers on {report.ensemble_size} bookies, ack quorum {report.ack_quorum}",
             f"access control {'on' if report.access_on else 'off'}",
         ]
     )

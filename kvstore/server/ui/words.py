@@ -1,4 +1,4 @@
-"""Numbers as people read them. Decides only."""
+"""Numbers in the form in which people read them. Decides only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def rate(per_s: float) -> str:
 
 
 def size(number: float) -> str:
-    """Bytes, in the unit that needs the fewest digits."""
+    """Return a number of bytes in the unit that needs the fewest digits."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if number < 1024:
             return f"{number:,.0f} {unit}" if unit == "B" or number >= 10 else f"{number:,.1f} {unit}"
@@ -30,14 +30,14 @@ def span(seconds: float) -> str:
 
 
 def took(seconds: float) -> str:
-    """A latency."""
+    """Return a latency with its unit."""
     if seconds < 1e-3:
         return f"{seconds * 1e6:.0f} µs"
     return f"{seconds * 1e3:.1f} ms" if seconds < 0.01 else f"{seconds * 1e3:,.0f} ms"
 
 
 def parts(text: str) -> list[tuple[str, bool]]:
-    """The pieces of a text, and which of them are code: what stands between backticks. One alone stays as it is."""
+    """Split a text at backticks. Return (piece, is_code) for each piece. A single backtick stays as it is."""
     pieces = text.split("`")
     if len(pieces) % 2 == 0:
         pieces[-2:] = ["`".join(pieces[-2:])]
@@ -45,7 +45,7 @@ def parts(text: str) -> list[tuple[str, bool]]:
 
 
 def key(raw: bytes) -> str:
-    """A key on one line, without anything that is not printable."""
+    """Return a key on one line, with unprintable characters escaped."""
     text = raw.decode("utf-8", "backslashreplace")
     shown = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
     return shown if len(shown) <= KEY_LENGTH_MAX else shown[: KEY_LENGTH_MAX - 1] + "…"

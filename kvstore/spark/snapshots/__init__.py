@@ -1,1 +1,1 @@
-"""Snapshots of the whole store in Parquet: full and incremental, verified, restored, kept and pruned."""
+"""Snapshots of the whole store in Parquet: full and incremental, with verification, restore and retention."""

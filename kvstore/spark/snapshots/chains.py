@@ -1,7 +1,7 @@
-"""Chains of snapshots: which stand on which, where a chain may be cut, and which may go. Decides only.
+"""Chains of snapshots: what each builds on, where a chain can be cut, and what can be removed. Decides only.
 
-A chain is a full snapshot and incrementals of which each continues the one before. What is in the last one can be had
-back only as long as all before it are there.
+A chain is a full snapshot followed by incremental snapshots, each of which continues the one before. The last snapshot
+can be restored only while all snapshots before it exist.
 """
 
 from __future__ import annotations
@@ -18,48 +18,49 @@ Catalogue = Mapping[str, Manifest]
 
 
 def newest_or_none(catalogue: Catalogue) -> Manifest | None:
-    """The one whose positions are the latest."""
+    """Return the snapshot with the latest positions, or None."""
     return max(catalogue.values(), key=_age, default=None)
 
 
 def check_one_cluster(catalogue: Catalogue) -> None:
-    """Raises InvalidRequest where nobody can tell whose newest snapshot is meant."""
+    """Raise InvalidRequest if the newest snapshot is ambiguous because several clusters have snapshots here."""
     newest = {each.cluster: each.id for each in in_order(catalogue)}
     if len(newest) > 1:
         raise InvalidRequest(
-            f"there are snapshots of {len(newest)} clusters here, say which: {', '.join(newest.values())}"
+            f"expected snapshots of one cluster, got {len(newest)}; choose one of {', '.join(newest.values())}"
         )
 
 
 def in_order(catalogue: Catalogue) -> list[Manifest]:
-    """Oldest first."""
+    """Return the snapshots, oldest first."""
     return sorted(catalogue.values(), key=_age)
 
 
 def _age(manifest: Manifest) -> tuple[int, int, str]:
-    """By the servers' clocks, which never go back: those of the machines that take snapshots may."""
+    """Sort by the servers' clocks, which never go back. Clocks of machines that take snapshots may."""
     return complete_until_ms(manifest), manifest.started_ms, manifest.id
 
 
 def chain_of(catalogue: Catalogue, wanted: str, unreadable: Mapping[str, str] | None = None) -> list[Manifest]:
-    """Return the snapshots that `wanted` needs, the full snapshot first, itself last. `unreadable` says of snapshots
-    that are not in the catalogue why their manifests cannot be read. Raises InvalidRequest if `wanted` is missing,
-    Corrupted if something else is or two do not fit."""
+    """Return the snapshots that `wanted` needs, starting with the full one and ending with `wanted`. `unreadable` has
+    the reason for each manifest that cannot be read. Raises InvalidRequest if `wanted` is missing, Corrupted if another
+    snapshot is missing or two do not match."""
     found: list[Manifest] = []
     name: str | None = wanted
     while name is not None:
         manifest = catalogue.get(name)
         if manifest is None:
             if not found:
-                raise InvalidRequest(f"snapshot {name} is not here: see `kvstore snapshot list`")
+                raise InvalidRequest(f"no snapshot {name}; list snapshots with `kvstore snapshot list`")
             if unreadable and name in unreadable:
                 raise Corrupted(f"snapshot {found[-1].id} continues {name}: {unreadable[name]}")
             raise Corrupted(
-                f"snapshot {found[-1].id} continues {name}, which is not here: bring its folder back from a copy, or "
-                "take a full snapshot"
+                f"snapshot {found[-1].id} continues {name}, which is missing; restore its folder from a copy, or take "
+                "a "
+                "full snapshot"
             )
         if manifest in found:
-            raise Corrupted(f"snapshot {wanted} continues itself, by way of {name}")
+            raise Corrupted(f"snapshot {wanted} continues itself through {name}")
         found.append(manifest)
         name = manifest.parent
     found.reverse()
@@ -69,14 +70,14 @@ def chain_of(catalogue: Catalogue, wanted: str, unreadable: Mapping[str, str] | 
 
 
 def check_continues(parent: Manifest, child: Manifest) -> None:
-    """Raises Corrupted if the incremental `child` cannot be what happened after `parent`."""
+    """Raise Corrupted if the incremental snapshot `child` cannot continue `parent`."""
     if child.cluster != parent.cluster:
-        raise Corrupted(f"snapshot {child.id} is of cluster {child.cluster}, its parent of {parent.cluster}")
+        raise Corrupted(f"snapshot {child.id} belongs to cluster {child.cluster}, its parent to {parent.cluster}")
     after = child.places()
     for before in parent.partitions:
         place = after.get(before.partition)
         if place is None and before.has_left:
-            continue  # the parent has its log up to the end
+            continue  # the parent has its whole log
         if place is None or place.sequence < before.sequence:
             found = f"at {place.sequence}" if place else "missing"
             raise Corrupted(
@@ -86,20 +87,20 @@ def check_continues(parent: Manifest, child: Manifest) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Up to where a chain is wanted: a moment for all partitions, or a sequence for some. Default: all of it."""
+    """The wanted end of a chain: a moment for all partitions, or a sequence for some. By default, the whole chain."""
 
     time_ms: int | None = None
     sequences: Mapping[str, int] | None = None
-    """Partitions that are not named are taken up to the end."""
+    """Sequences by partition. Other partitions are included up to the end."""
 
     def bound(self, partition: str, end: int) -> int:
-        """The last sequence of the partition that is wanted, as far as sequences say it."""
+        """Return the last wanted sequence of a partition, as far as sequences limit it."""
         return min(end, (self.sequences or {}).get(partition, end))
 
 
 def covering(catalogue: Catalogue, wanted: str | None, cut: Cut) -> list[Manifest]:
-    """The chain from which the state at `cut` can be had: that of `wanted`, without the incrementals that lie behind
-    the cut; without `wanted`, the shortest that reaches it. Raises InvalidRequest or Corrupted if there is none."""
+    """Return the chain with the state at `cut`: that of `wanted` without incremental snapshots after the cut, or
+    without `wanted` the shortest that reaches the cut. Raises InvalidRequest or Corrupted if there is none."""
     if wanted is not None:
         return _cut_chain(chain_of(catalogue, wanted), cut)
     refusal: StoreError | None = None
@@ -108,7 +109,7 @@ def covering(catalogue: Catalogue, wanted: str | None, cut: Cut) -> list[Manifes
             return _cut_chain(chain_of(catalogue, manifest.id), cut)
         except (InvalidRequest, Corrupted) as error:
             refusal = refusal or error
-    raise refusal or InvalidRequest("there is no snapshot here")
+    raise refusal or InvalidRequest("no snapshots found")
 
 
 def _cut_chain(chain: Sequence[Manifest], cut: Cut) -> list[Manifest]:
@@ -126,22 +127,22 @@ def _cut_chain(chain: Sequence[Manifest], cut: Cut) -> list[Manifest]:
         lowest = first.sequence if first else 0
         if not lowest <= sequence <= end.sequence:
             raise InvalidRequest(
-                f"partition {partition}: want a sequence from {lowest} ({full.id}) to {end.sequence} ({last.id}), "
+                f"partition {partition}: expected a sequence from {lowest} ({full.id}) to {end.sequence} ({last.id}), "
                 f"got {sequence}"
             )
     if cut == Cut():
-        return list(chain)  # also what adds nothing: it is part of what is proven
+        return list(chain)  # also snapshots without changes, which are verified, too
     reaching = [number for number, (parent, child) in enumerate(pairwise(chain), 1) if _reaches(parent, child, cut)]
-    return list(chain[: max(reaching, default=0) + 1])  # one in which nothing had changed may lie in between
+    return list(chain[: max(reaching, default=0) + 1])  # a snapshot without changes may lie in between
 
 
 def complete_until_ms(manifest: Manifest) -> int:
-    """Nothing that was written up to then is missing: each position is a MARK of a later time."""
+    """Return the time up to which the snapshot has all writes: each position is a MARK with a later time."""
     return min((each.time_ms for each in manifest.partitions if not each.has_left), default=0) - 1
 
 
 def _reaches(parent: Manifest, child: Manifest, cut: Cut) -> bool:
-    """Whether anything in `child` may lie before the cut."""
+    """Return True if `child` may have changes before the cut."""
     if cut.time_ms is not None and all(each.time_ms > cut.time_ms for each in parent.partitions):
         return False
     before = parent.places()
@@ -152,8 +153,8 @@ def _reaches(parent: Manifest, child: Manifest, cut: Cut) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Retention:
-    """Says which snapshots must be kept: the newest ones, and the newest of each of so many days and weeks (UTC)."""
+class SnapshotRetention:
+    """The rule for snapshots to keep: the newest ones, and the newest one of each of the last days and weeks (UTC)."""
 
     newest: int = 0
     days: int = 0
@@ -161,15 +162,14 @@ class Retention:
 
     def __post_init__(self) -> None:
         if min(self.newest, self.days, self.weeks) < 0 or not (self.newest or self.days or self.weeks):
-            raise InvalidRequest("say what to keep: at least 1 of --keep, --daily, --weekly")
+            raise InvalidRequest("expected at least one of --keep, --daily and --weekly with 1 or more")
 
 
-def prunable(catalogue: Catalogue, retention: Retention) -> list[Manifest]:
-    """Return the snapshots that may go, in an order in which every chain is whole after each removal: children before
-    their parents.
+def prunable(catalogue: Catalogue, retention: SnapshotRetention) -> list[Manifest]:
+    """Return the snapshots to remove, children before parents, so that every chain is complete after each removal.
 
-    Kept is what the retention names, of each cluster, and all that it stands on, always the newest one; so a chain goes
-    as a whole. Raises Corrupted if a chain that must be kept is broken already: then nobody can tell what it needs.
+    The rule applies to each cluster. The snapshots that it selects are kept with all that they build on. Raises
+    Corrupted if a chain that must be kept is already broken, because then its needs are unknown.
     """
     newest_first = in_order(catalogue)[::-1]
     named: list[Manifest] = []
@@ -184,8 +184,8 @@ def prunable(catalogue: Catalogue, retention: Retention) -> list[Manifest]:
 
 
 def _newest_of(newest_first: Iterable[Manifest], count: int, period: str) -> list[Manifest]:
-    """The newest snapshot of each of the last `count` periods that have one, by the servers' clocks: days that the
-    machine which takes snapshots has made up would push real ones out."""
+    """Return the newest snapshot of each of the last `count` periods that have one, by the servers' clocks. A wrong
+    clock of the machine that takes snapshots would otherwise push real periods out."""
     found: dict[str, Manifest] = {}
     for manifest in newest_first:
         found.setdefault(datetime.fromtimestamp(complete_until_ms(manifest) / 1000, UTC).strftime(period), manifest)
@@ -193,7 +193,7 @@ def _newest_of(newest_first: Iterable[Manifest], count: int, period: str) -> lis
 
 
 def _depth(catalogue: Catalogue, manifest: Manifest) -> int:
-    """How many snapshots it stands on, as far as they are here."""
+    """Return the number of snapshots that it builds on, as far as they exist."""
     seen = {manifest.id}
     above = catalogue.get(manifest.parent or "")
     while above is not None and above.id not in seen:

@@ -1,6 +1,4 @@
-"""A table of records against another: a snapshot and the store it was taken of, one that was restored, or another
-snapshot.
-"""
+"""Compares a snapshot with the store that it was taken of, with a restored store, or with another snapshot."""
 
 from __future__ import annotations
 
@@ -24,18 +22,18 @@ from kvstore.spark.snapshots.planning import SPLIT_BYTES, change_pieces, left_pl
 from kvstore.spark.snapshots.store import SnapshotStore
 from kvstore.spark.snapshots.tables import CONTENT, EXACT, Differences, Read, Tables
 from kvstore.spark.snapshots.tasks import PAGE_BYTES, PATIENCE_S, changes
-from kvstore.spark.snapshots.work import Piece
+from kvstore.spark.snapshots.work import SnapshotPart
 
 T = TypeVar("T")
 PIN_TTL_S = 300.0
-"""It is renewed while we compare; a job that was killed leaves it for so long."""
+"""Lifetime of the pin in seconds. It is renewed during the comparison, and remains this long after a killed job."""
 
 
 def against_origin(
     tables: Tables[T], store: SnapshotStore, chain: Sequence[Manifest], cluster: ClientConfig, examples: int
 ) -> Differences:
-    """The store as it is now, against the snapshot and what the logs say has happened since. Raises InvalidRequest if
-    the logs do not reach back so far."""
+    """Compare the store with the snapshot plus the changes in the logs since. Raises InvalidRequest if the logs no
+    longer reach back to the snapshot."""
     last = chain[-1]
     with _pinned(cluster, last.cluster) as pinned:
         later = [_changes_of(cluster, last.cluster, piece) for piece in _pieces_since(last, pinned, cluster)]
@@ -51,7 +49,8 @@ def against_restored(
     cluster: ClientConfig,
     examples: int,
 ) -> Differences:
-    """Another store as it is now, which should have the snapshot's keys, values and expiries, and nothing else."""
+    """Compare a restored store, which should have the keys, values and expiry times of the snapshot and nothing
+    else."""
     with _pinned(cluster) as pinned:
         return _differences(tables, tables.folded(store, chain, cut), pinned, CONTENT, examples)
 
@@ -59,14 +58,14 @@ def against_restored(
 def _differences(
     tables: Tables[T], expected: T, pinned: PinnedStore, columns: Sequence[str], examples: int
 ) -> Differences:
-    """Without what has expired by then: a store may have forgotten it or not."""
+    """Ignore records that have expired by then, which a store may or may not have removed."""
     horizon_ms = max(each.time_ms for each in pinned.partitions)
     found = tables.read(stored(pinned))
     return tables.differences(tables.living(expected, horizon_ms), tables.living(found, horizon_ms), columns, examples)
 
 
 def stored(pinned: PinnedStore) -> list[Read]:
-    """The records of a pinned store."""
+    """Return the records of a pinned store."""
     return [partial(_records_of, split) for split in pinned.splits()]
 
 
@@ -75,12 +74,12 @@ def _records_of(split: Split) -> Iterator[Any]:
         yield batch_of(page, split.partition)
 
 
-def _changes_of(cluster: ClientConfig, instance: str, piece: Piece) -> Read:
+def _changes_of(cluster: ClientConfig, instance: str, piece: SnapshotPart) -> Read:
     return partial(changes, cluster, piece.partition, piece.first, piece.last, piece.servers, instance=instance)
 
 
-def _pieces_since(last: Manifest, pinned: PinnedStore, cluster: ClientConfig) -> list[Piece]:
-    """Return the changes since a snapshot. Raises InvalidRequest if the logs do not tell any more."""
+def _pieces_since(last: Manifest, pinned: PinnedStore, cluster: ClientConfig) -> list[SnapshotPart]:
+    """Return the changes since a snapshot. Raises InvalidRequest if the logs no longer have them."""
     with FeedReader(cluster, last.cluster) as feed:
         feeds = {each.partition: each for each in feed.positions()}
     places = (*map(place_of, pinned.partitions), *left_places(last, pinned.partitions, feeds))
@@ -90,7 +89,7 @@ def _pieces_since(last: Manifest, pinned: PinnedStore, cluster: ClientConfig) ->
         if piece.first < oldest:
             trimmed = PositionTrimmed(piece.partition, piece.first, oldest)
             raise InvalidRequest(
-                f"the log does not reach back to snapshot {last.id} ({trimmed}): it can be verified against itself only"
+                f"the log does not reach back to snapshot {last.id} ({trimmed}); verify it without --store"
             )
     return pieces
 
@@ -102,5 +101,5 @@ def _pinned(cluster: ClientConfig, instance: str = "") -> Iterator[PinnedStore]:
         pinned = pin_store(cluster, ttl_s=PIN_TTL_S, id=name, split_bytes=SPLIT_BYTES, identity=instance)
         with kept_alive(cluster, name, PIN_TTL_S, pinned_at=time.time()):
             yield pinned
-    finally:  # also when it is interrupted while servers pin
+    finally:  # also after an interrupt while servers pin
         release(cluster, name)

@@ -1,7 +1,7 @@
-"""Takes a snapshot: tasks that write one file each (runners.py), and a driver that names them last.
+"""Takes a snapshot: tasks write one file each (runners.py), and the driver writes the manifest last.
 
-Until that last step there is nothing that looks like a snapshot. A driver that is killed leaves its work, and the next
-one goes on with it while the servers still keep the pinned positions.
+Before that last step, nothing looks like a snapshot. A driver that is killed leaves its work behind, and the next
+driver continues it while the servers still keep the pinned positions.
 """
 
 from __future__ import annotations
@@ -22,37 +22,37 @@ from kvstore.client.pinned.pins import renew_pin
 from kvstore.errors import InvalidRequest, NoSuchPin, PositionTrimmed, StoreError
 from kvstore.spark.cluster import time_of
 from kvstore.spark.snapshots.directory import room_at
-from kvstore.spark.snapshots.manifest import Kind, Manifest
-from kvstore.spark.snapshots.planning import NotContinuable, Wanted, behind, give_back, pin_name, plan_snapshot
+from kvstore.spark.snapshots.manifest import Manifest, SnapshotKind
+from kvstore.spark.snapshots.planning import NotContinuable, SnapshotRequest, behind, give_back, pin_name, plan_snapshot
 from kvstore.spark.snapshots.remote import Location, RemotePath
 from kvstore.spark.snapshots.runners import Runner
 from kvstore.spark.snapshots.store import WORK, SnapshotStore
-from kvstore.spark.snapshots.tasks import Job
-from kvstore.spark.snapshots.work import Plan, Work
+from kvstore.spark.snapshots.tasks import JobContext
+from kvstore.spark.snapshots.work import SnapshotPlan, Work
 
 log = logging.getLogger(__name__)
 
 
-class Progress(Protocol):
-    """Told of progress: what is being done, how much of how much is done. Called from any thread."""
+class ProgressCallback(Protocol):
+    """Receives progress: the current step, the amount done and the total. Called from any thread."""
 
     def __call__(self, what: str, done: int, total: int | None) -> None: ...
 
 
 def create(
     store: SnapshotStore,
-    wanted: Wanted,
+    wanted: SnapshotRequest,
     runner: Runner,
-    progress: Progress,
+    progress: ProgressCallback,
     published: Callable[[Manifest], None] = lambda _: None,
 ) -> Manifest:
-    """A new snapshot in `store`; `published` is told of it while its pin still holds the logs. Raises StoreError,
-    OSError: then there is none, and what was done may be gone on with by the next call that wants the same."""
+    """Take a snapshot in `store`. `published` is called with it while its pin still holds the logs. Raises StoreError,
+    OSError; then there is no snapshot, and the next call with the same request may continue the work."""
     with room_at(store.root):
         store.begin()
         progress("starting workers", 0, None)
         runner.wake()
-        progress("looking for what a killed job has left", 0, None)
+        progress("looking for work of a killed job", 0, None)
         work, plan = resumed_or_none(store, wanted) or _begun(store, wanted, progress)
         manifest = _finished(store, work, plan, wanted, runner, progress)
         try:
@@ -62,8 +62,10 @@ def create(
         return manifest
 
 
-def or_full(take: Callable[[Wanted], Manifest], wanted: Wanted, told: Callable[[StoreError], None]) -> Manifest:
-    """Take a snapshot by `take`, or a full one where what is to be continued cannot be: `told` hears why."""
+def or_full(
+    take: Callable[[SnapshotRequest], Manifest], wanted: SnapshotRequest, told: Callable[[StoreError], None]
+) -> Manifest:
+    """Take a snapshot with `take`, or a full one if the parent cannot be continued; `told` receives the reason."""
     try:
         return take(wanted)
     except NotContinuable as error:
@@ -72,12 +74,17 @@ def or_full(take: Callable[[Wanted], Manifest], wanted: Wanted, told: Callable[[
 
 
 def _finished(
-    store: SnapshotStore, work: Work, plan: Plan, wanted: Wanted, runner: Runner, progress: Progress
+    store: SnapshotStore,
+    work: Work,
+    plan: SnapshotPlan,
+    wanted: SnapshotRequest,
+    runner: Runner,
+    progress: ProgressCallback,
 ) -> Manifest:
     try:
         return _make(store, work, plan, wanted, runner, progress)
     except (NoSuchPin, PositionTrimmed, InvalidRequest):
-        work.remove()  # nobody can go on with it
+        work.remove()  # nobody can continue it
         _give_back(wanted.cluster, plan)
         raise
     except BaseException:
@@ -85,55 +92,62 @@ def _finished(
         raise
 
 
-def _begun(store: SnapshotStore, wanted: Wanted, progress: Progress) -> tuple[Work, Plan]:
+def _begun(store: SnapshotStore, wanted: SnapshotRequest, progress: ProgressCallback) -> tuple[Work, SnapshotPlan]:
     progress("pinning the store", 0, None)
     plan = plan_snapshot(wanted, time_of(wanted.cluster))
     try:
         work = Work.begin(store, plan)
         if plan.parent is not None and not store.may_continue(plan.parent):
             work.remove()
-            raise NotContinuable(f"snapshot {plan.parent} is being removed: take a full one")
+            raise NotContinuable(f"snapshot {plan.parent} is being removed; take a full snapshot")
         return work, plan
     except BaseException:
         _give_back(wanted.cluster, plan)
         raise
 
 
-def resumed_or_none(store: SnapshotStore, wanted: Wanted) -> tuple[Work, Plan] | None:
-    """Work of a driver that has ended, if it was after the same thing and its pin lives; what cannot be resumed any
-    more is removed."""
+def resumed_or_none(store: SnapshotStore, wanted: SnapshotRequest) -> tuple[Work, SnapshotPlan] | None:
+    """Return the work of a driver that has ended, if it has the same request and its pin is alive. Work that can no
+    longer be continued is removed."""
     for folder in store.remains():
         work = Work.of_the_dead_or_none(store, folder) if folder.name.startswith(WORK) else None
         if work is None:
             continue
         plan = work.plan_or_none()
         if plan is None or plan.id in store.ids():
-            work.remove()  # killed before it had begun, or behind what made it a snapshot
+            work.remove()  # killed before it started, or after it was published
         elif store.keys and wanted.fits(plan):
-            work.remove()  # plans and notes are not signed: this driver must not sign what others may have put there
+            work.remove()  # plans and notes are unsigned: this driver must not sign data that others may have written
         elif wanted.fits(plan) and not _renewed(plan, wanted):
             work.remove()
         elif wanted.fits(plan):
-            log.warning("snapshot=%s goes on with what a driver that was killed has left", plan.id)
+            log.warning("snapshot=%s continues the work of a killed driver", plan.id)
             return work, plan
         else:
             work.release()
     return None
 
 
-def _renewed(plan: Plan, wanted: Wanted) -> bool:
+def _renewed(plan: SnapshotPlan, wanted: SnapshotRequest) -> bool:
     try:
         _keep_once(wanted, plan)
     except (NoSuchPin, PositionTrimmed):
-        log.warning("snapshot=%s what it reads is not kept any more: a new one is begun", plan.id)
+        log.warning("snapshot=%s its pinned state has expired: starting a new snapshot", plan.id)
         return False
     return True
 
 
-def _make(store: SnapshotStore, work: Work, plan: Plan, wanted: Wanted, runner: Runner, progress: Progress) -> Manifest:
+def _make(
+    store: SnapshotStore,
+    work: Work,
+    plan: SnapshotPlan,
+    wanted: SnapshotRequest,
+    runner: Runner,
+    progress: ProgressCallback,
+) -> Manifest:
     winners = work.finished()
     missing = [piece for piece in plan.pieces if piece.name not in winners]
-    job = Job(
+    job = JobContext(
         attempts=work.attempts,
         kind=plan.kind,
         pin=plan.pin,
@@ -156,13 +170,13 @@ def _make(store: SnapshotStore, work: Work, plan: Plan, wanted: Wanted, runner: 
     with store.coming_and_going():
         if plan.parent is not None and plan.parent not in store.ids():
             raise NotContinuable(
-                f"snapshot {plan.parent} was removed meanwhile, and {plan.id} continues it: take a full one"
+                f"snapshot {plan.parent} was removed meanwhile, but {plan.id} continues it; take a full snapshot"
             )
         return work.publish(plan, winners, ended_ms)
 
 
-def _ended_ms(wanted: Wanted, plan: Plan) -> int:
-    """For people; not worth a snapshot."""
+def _ended_ms(wanted: SnapshotRequest, plan: SnapshotPlan) -> int:
+    """Return the end time, which is shown to people. Its failure must not fail the snapshot."""
     try:
         return max(plan.started_ms, time_of(wanted.cluster))
     except StoreError:
@@ -170,8 +184,10 @@ def _ended_ms(wanted: Wanted, plan: Plan) -> int:
 
 
 @contextmanager
-def kept(wanted: Wanted, plan: Plan, runner: Runner, look: Callable[[], None], look_s: float) -> Iterator[None]:
-    """Renews the pin, and looks at progress, while the job runs. A pin that is lost ends the job: NoSuchPin."""
+def kept(
+    wanted: SnapshotRequest, plan: SnapshotPlan, runner: Runner, look: Callable[[], None], look_s: float
+) -> Iterator[None]:
+    """Renew the pin and report progress while the job runs. A lost pin ends the job with NoSuchPin."""
     ended = threading.Event()
     lost: list[StoreError] = []
 
@@ -180,8 +196,8 @@ def kept(wanted: Wanted, plan: Plan, runner: Runner, look: Callable[[], None], l
         while not ended.wait(look_s):
             try:
                 look()
-            except (OSError, StoreError) as error:  # of where it is written: only progress is not told
-                log.info("snapshot=%s what is finished cannot be listed just now: %s", plan.id, error)
+            except (OSError, StoreError) as error:  # an error of the target only affects the progress display
+                log.info("snapshot=%s finished files cannot be listed at the moment: %s", plan.id, error)
             if time.monotonic() < due:
                 continue
             due = time.monotonic() + wanted.pin_ttl_s / 4
@@ -192,7 +208,7 @@ def kept(wanted: Wanted, plan: Plan, runner: Runner, look: Callable[[], None], l
                 runner.cancel(f"kvstore snapshot {plan.id}")
                 return
             except (OSError, StoreError) as error:
-                log.warning("snapshot=%s its pin could not be renewed, will be tried again: %s", plan.id, error)
+                log.warning("snapshot=%s its pin could not be renewed, retrying: %s", plan.id, error)
 
     keeper = threading.Thread(target=keep, name="pin", daemon=True)
     keeper.start()
@@ -207,7 +223,7 @@ def kept(wanted: Wanted, plan: Plan, runner: Runner, look: Callable[[], None], l
         keeper.join()
 
 
-def _keep_once(wanted: Wanted, plan: Plan) -> None:
+def _keep_once(wanted: SnapshotRequest, plan: SnapshotPlan) -> None:
     read = [each.partition for each in plan.partitions if each.ranges]
     renew_pin(wanted.cluster, plan.pin, ttl_s=wanted.pin_ttl_s, partitions=read, identity=wanted.instance)
     if wanted.parent is not None:
@@ -216,15 +232,15 @@ def _keep_once(wanted: Wanted, plan: Plan) -> None:
             feed.hold(pin_name(plan.id), starts, wanted.pin_ttl_s)
 
 
-def _give_back(cluster: ClientConfig, plan: Plan) -> None:
-    held = [each.partition for each in plan.partitions] if plan.kind is Kind.INCREMENTAL else []
+def _give_back(cluster: ClientConfig, plan: SnapshotPlan) -> None:
+    held = [each.partition for each in plan.partitions] if plan.kind is SnapshotKind.INCREMENTAL else []
     give_back(cluster, plan.id, held)
 
 
 def hold_for_next(cluster: ClientConfig, root: Location, manifest: Manifest, hours: float) -> None:
-    """Keep the logs behind the newest snapshot of a directory, so that an incremental can continue it. Raises
+    """Retain the logs after the newest snapshot of a directory, so that an incremental one can continue it. Raises
     StoreError."""
-    # Each directory has a hold of its own: another's snapshot must not move it on.
+    # Each directory has its own hold: another directory's snapshot must not move it.
     place = str(root) if isinstance(root, RemotePath) else str(root.resolve())
     name = f"snapshot-next-{hashlib.sha256(os.fsencode(place)).hexdigest()[:12]}"
     with FeedReader(cluster, manifest.cluster) as feed:

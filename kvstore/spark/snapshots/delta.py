@@ -1,8 +1,8 @@
-"""A snapshot as a Delta table: one row for each key, one version of the table for each snapshot.
+"""Exports snapshots to a Delta table: one row per key, and one table version per snapshot. Does not use Spark.
 
-Without Spark. A commit says of which snapshot it is. So the next call merges only what came since, or, where another
-full snapshot was taken meanwhile, writes that over it; one that was killed goes on behind its last commit. A table of
-something else is refused. What users do to keep a table quick (OPTIMIZE, VACUUM) changes no row.
+Each commit names its snapshot. So the next call merges only the changes since. If another full snapshot was taken
+meanwhile, it overwrites the table with that. A call after a killed one continues after the last commit. Tables with
+other content are refused. Maintenance by users (OPTIMIZE, VACUUM) changes no rows.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from kvstore.spark.snapshots.table import read_table
 from kvstore.spark.snapshots.usable import stored_files
 
 SNAPSHOT, CLUSTER, UNTIL = "kvstore.snapshot", "kvstore.cluster", "kvstore.complete_until_ms"
-"""What a commit says of its snapshot."""
+"""Names of the metadata of a commit about its snapshot."""
 KEEPS_ROWS = ("OPTIMIZE", "VACUUM START", "VACUUM END")
 MERGE_ROWS = 100_000
-"""Changes that are held in memory at a time."""
+"""Number of changes that are gathered in memory before they are reduced."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """Where a table is."""
+    """The snapshot that a table contains."""
 
     snapshot: str
     cluster: str
@@ -45,8 +45,9 @@ class At:
 def export(
     store: SnapshotStore, chain: Sequence[Manifest], table: str, done: Callable[[int], None] = lambda rows: None
 ) -> list[str]:
-    """Bring the table at this path or URL to the end of the chain; the snapshots that were added. Raises ConfigError
-    without deltalake, InvalidRequest for a table that is none of this cluster or is later, Unavailable, Corrupted."""
+    """Update the table at this path or URL to the end of the chain. Return the snapshots that were added. Raises
+    ConfigError without deltalake, InvalidRequest for a table of other content or with a later snapshot, Unavailable,
+    Corrupted."""
     try:
         import deltalake
         from deltalake.exceptions import DeltaError
@@ -65,7 +66,7 @@ def export(
 
 @contextmanager
 def _told(table: str, kind: type[Exception]) -> Iterator[None]:
-    """Raise in one line what Delta's library raises in many."""
+    """Reduce the multi-line errors of Delta's library to one line."""
     try:
         yield
     except (kind, OSError) as error:
@@ -75,18 +76,19 @@ def _told(table: str, kind: type[Exception]) -> Iterator[None]:
 
 
 def _at_or_none(deltalake: Any, table: str) -> At | None:
-    """None if there is no table. Raises InvalidRequest for one that somebody else has made or written to."""
+    """Return the snapshot of the table, or None if there is no table. Raises InvalidRequest for a table that others
+    have created or written to."""
     if not deltalake.DeltaTable.is_deltatable(table):
         return None
     commits = [each for each in deltalake.DeltaTable(table).history() if each.get("operation") not in KEEPS_ROWS]
     if not commits or not all(each.get(SNAPSHOT) and each.get(CLUSTER) and each.get(UNTIL) for each in commits):
-        raise InvalidRequest(f"the table at {table} has versions that are no snapshot's: give another place")
+        raise InvalidRequest(f"the table at {table} has versions that are not snapshots; choose another path")
     last = commits[0]
     return At(last[SNAPSHOT], last[CLUSTER], int(last[UNTIL]))
 
 
 def _missing(chain: Sequence[Manifest], at: At | None, table: str) -> Sequence[Manifest]:
-    """The snapshots that are to be added, in this order."""
+    """Return the snapshots to add, in order."""
     if at is None:
         return chain
     names = [each.id for each in chain]
@@ -94,13 +96,13 @@ def _missing(chain: Sequence[Manifest], at: At | None, table: str) -> Sequence[M
         return chain[names.index(at.snapshot) + 1 :]
     if at.cluster != chain[-1].cluster:
         raise InvalidRequest(
-            f"the table at {table} is at snapshot {at.snapshot} of cluster {at.cluster}, {names[-1]} is of "
-            f"{chain[-1].cluster}: give another place"
+            f"the table at {table} has snapshot {at.snapshot} of cluster {at.cluster}, but {names[-1]} belongs to "
+            f"{chain[-1].cluster}; choose another path"
         )
     if complete_until_ms(chain[-1]) < at.until_ms:
         raise InvalidRequest(
-            f"the table at {table} is at snapshot {at.snapshot}, which is later than {names[-1]}: its earlier versions "
-            "are there by Delta's time travel"
+            f"the table at {table} has snapshot {at.snapshot}, which is later than {names[-1]}; read earlier versions "
+            "with Delta's time travel"
         )
     return chain
 
@@ -113,8 +115,8 @@ def _write(
 
 
 def _merge(deltalake: Any, store: SnapshotStore, manifest: Manifest, table: str, done: Callable[[int], None]) -> None:
-    """In one commit, so that a table is never between two snapshots: so the changes of a snapshot are gathered first,
-    of each key the last."""
+    """Merge in one commit, so that the table is never between two snapshots. For that, first gather the last change of
+    each key."""
     last = SCHEMA.empty_table()
     waiting: list[pa.RecordBatch] = []
     for batch in _batches(store, manifest, done):
@@ -151,7 +153,7 @@ def _batches(store: SnapshotStore, manifest: Manifest, done: Callable[[int], Non
 
 
 def _newest(rows: pa.Table) -> pa.Table:
-    """Of each key the row with the largest version, in whatever partition."""
+    """Return the row with the highest version of each key, over all partitions."""
     if not rows.num_rows:
         return rows
     order = pc.sort_indices(rows, [("key", "ascending"), ("version", "descending")])

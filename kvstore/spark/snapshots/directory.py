@@ -1,9 +1,9 @@
 """Snapshots in a directory that driver and executors see under the same path and that renames atomically.
 
-<id>/            a snapshot: it came here by one rename, whole
-.work-<id>/      one that is being made, or that a killed job has left
-.gone-<id>/      one that is being removed
-.lock            held by whoever gives a snapshot a child, or takes one away
+<id>/            a snapshot, complete since one rename put it here
+.work-<id>/      a snapshot in progress, or the work of a killed job
+.gone-<id>/      a snapshot that is being removed
+.lock            held while a snapshot gets a child, or is removed
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from kvstore.spark.snapshots.store import GONE, RESUMABLE_S, WORK, SnapshotStore
 log = logging.getLogger(__name__)
 LOCK = ".lock"
 LOCK_S, LOCK_AGAIN_S = 60.0, 0.05
-"""It is held for as long as a rename and its sync take."""
+"""Maximum seconds to wait for the lock, which is held for a rename and its sync; seconds between retries."""
 READY = "ready"
-"""The folder of a work that becomes the snapshot."""
+"""The folder within a work folder that becomes the snapshot."""
 
 
 class DirectoryStore(SnapshotStore):
@@ -56,7 +56,7 @@ class DirectoryStore(SnapshotStore):
     def check_writable(self) -> None:
         place = nearest(self.root)
         if not place.is_dir():
-            raise ConfigError(f"{place} is no directory: give --to one, or the name of one that is to be made")
+            raise ConfigError(f"{place} is not a directory; pass a directory to --to, or the name of a new one")
         if fault := write_fault(self.root):
             raise _no_room(place, OSError(fault.errno, fault.reason)) if fault.is_full else ConfigError(str(fault))
 
@@ -69,11 +69,11 @@ class DirectoryStore(SnapshotStore):
         return None if lock is None else FileLock(lock)
 
     def is_torn(self, snapshot: str) -> bool:
-        """Look for its folder: who removes a snapshot renames that first."""
+        """Return True if its folder exists. A removal renames the folder first."""
         return self.folder(snapshot).is_dir()
 
     def may_continue(self, parent: str) -> bool:
-        """Look whether it is here; that is looked at once more under the lock."""
+        """Return True if the parent exists. This is checked again under the lock."""
         return parent in self.ids()
 
     # ── coming and going ──
@@ -95,7 +95,7 @@ class DirectoryStore(SnapshotStore):
         self.publish_folder(manifest, ready)
 
     def publish_folder(self, manifest: Manifest, ready: Path) -> None:
-        """Make the folder `ready`, which has its data files, a snapshot."""
+        """Turn the folder `ready`, which has the data files, into a snapshot."""
         sync_tree(ready)
         write_durably(ready / manifests.NAME, manifests.encode(manifest, self.keys))
         sync_directory(ready)
@@ -112,13 +112,13 @@ class DirectoryStore(SnapshotStore):
                     break
                 except BlockingIOError:
                     if time.monotonic() >= until:
-                        raise Unavailable(f"{file.name} is locked by another `kvstore snapshot`: try again") from None
+                        raise Unavailable(f"{file.name} is locked by another `kvstore snapshot`; retry") from None
                     time.sleep(LOCK_AGAIN_S)
             yield
 
     @contextmanager
     def reading(self, snapshots: Sequence[str]) -> Iterator[None]:
-        """By a shared lock on each manifest, which ends with this process."""
+        """Hold a shared lock on each manifest, which ends with this process."""
         with ExitStack() as held:
             for each in snapshots:
                 file = held.enter_context(open(self.folder(each) / manifests.NAME, "rb"))
@@ -127,7 +127,9 @@ class DirectoryStore(SnapshotStore):
                 except BlockingIOError:
                     raise going(each) from None
                 except OSError as error:  # a file system without locks
-                    log.warning("snapshot=%s a prune may remove it while it is read: %s", each, error)
+                    log.warning(
+                        "snapshot=%s cannot be locked, so a prune may remove it while it is read: %s", each, error
+                    )
             yield
 
     def remove(self, snapshot: str) -> bool:
@@ -146,7 +148,7 @@ class DirectoryStore(SnapshotStore):
         return True
 
     def remove_work(self, folder: Location) -> None:
-        """A task that nobody waits for any more may still write there; `prune` takes what it leaves."""
+        """Remove the folder. A forgotten task may still write there; `prune` removes what it leaves."""
         shutil.rmtree(str(folder), ignore_errors=True)
 
     def stale_remains(self, now_s: float) -> list[Location]:
@@ -155,7 +157,7 @@ class DirectoryStore(SnapshotStore):
     def remove_remains(self, folders: Iterable[Location]) -> list[Location]:
         for folder in folders:
             assert isinstance(folder, Path)
-            if folder.name.startswith(GONE):  # nobody needs it: no lock, a new file there while another removes it
+            if folder.name.startswith(GONE):  # nobody needs it; a lock file would disturb another removal
                 shutil.rmtree(folder, ignore_errors=True)
             elif (lock := lock_or_none(folder)) is not None:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -165,9 +167,10 @@ class DirectoryStore(SnapshotStore):
 
 @contextmanager
 def _unread(manifest: Path) -> Iterator[bool]:
-    """Whether nobody reads the snapshot, and then nobody begins to while the block runs. Raises FileNotFoundError."""
+    """Yield True if nobody reads the snapshot; then nobody can start to while the block runs. Raises
+    FileNotFoundError."""
     try:
-        file = os.open(manifest, os.O_RDWR)  # NFS wants that of who locks out others
+        file = os.open(manifest, os.O_RDWR)  # NFS requires write access for an exclusive lock
     except PermissionError:
         file = os.open(manifest, os.O_RDONLY)
     try:
@@ -191,14 +194,14 @@ class FileLock:
         self._handle = handle
 
     def is_held(self) -> bool:
-        """Nobody else can have it."""
+        """Return True: nobody else can take it while this process lives."""
         return True
 
     def check(self) -> None:
-        """As long as this process lives, it has it."""
+        """Do nothing: this process holds the lock as long as it lives."""
 
     def stop(self) -> None:
-        """It writes nothing."""
+        """Do nothing: there is no heartbeat to stop."""
 
     def release(self) -> None:
         if self._handle >= 0:
@@ -210,8 +213,9 @@ def _check_size(place: Path, wanted: int) -> None:
     found = place.stat().st_size if place.exists() else None
     if found != wanted:
         raise Corrupted(
-            f"{place} has {found} bytes, its task wrote {wanted}: give --to a directory that the driver and all "
-            "executors share"
+            f"{place}: expected {wanted} bytes as its task wrote, got {found}; pass a directory to --to that the "
+            "driver "
+            "and all executors share"
         )
 
 
@@ -229,7 +233,7 @@ def _age_s(path: Location, now_s: float) -> float:
 
 @contextmanager
 def room_at(path: Location) -> Iterator[None]:
-    """Raises ConfigError, which says what to do, when the disk of `path` is full."""
+    """Turn the error of a full disk at `path` into a ConfigError with advice."""
     try:
         yield
     except OSError as error:
@@ -240,7 +244,7 @@ def room_at(path: Location) -> Iterator[None]:
 
 def _no_room(path: Location, error: OSError) -> ConfigError:
     why = reason_of(error, str(path), has_inodes=_has_inodes(path))
-    return ConfigError(f"{why}; make room there, and the same command goes on with what is finished")
+    return ConfigError(f"{why}; free space there and run the same command again to continue")
 
 
 def _has_inodes(path: Location) -> bool:
@@ -254,7 +258,8 @@ def _has_inodes(path: Location) -> bool:
 
 
 def lock_or_none(folder: Path) -> int | None:
-    """A lock that ends with this process; None if another one has it, the folder is another user's, or gone."""
+    """Return a lock that ends with this process, or None if another process holds it, or the folder is another user's
+    or missing."""
     try:
         lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, FILE_MODE)
     except (FileNotFoundError, NotADirectoryError, PermissionError):
@@ -268,7 +273,7 @@ def lock_or_none(folder: Path) -> int | None:
 
 
 def write_durably(path: Location, data: bytes) -> None:
-    """Write a file that is there whole or not at all, and synced."""
+    """Write a file atomically and sync it."""
     if isinstance(path, RemotePath):
         path.write(data)
         return
@@ -291,7 +296,7 @@ def sync_directory(path: Path) -> None:
 
 
 def sync_tree(path: Path) -> None:
-    """Make the names below a directory durable; files are synced by whoever wrote them."""
+    """Make the names below a directory durable. The writers of files sync their content."""
     for folder in _folders(path):
         sync_directory(folder)
 

@@ -1,4 +1,4 @@
-"""A chain of snapshots as one table of what was there at its end, or at a cut before it: of each key the last row."""
+"""Reduces a chain of snapshots to one table of its state at the end or at a cut: the last row of each key."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 NAMES = tuple(columns.COLUMNS)
 SCHEMA = columns.ddl(NAMES)
-"""Of a snapshot's files, as of a read."""
+"""The schema of a snapshot's files, the same as that of a read."""
 KEPT = ("version", "value", "created_version", "written_at", "expires_at", "partition")
-"""Of each row, the version first: by it rows of one key are compared, over partitions too."""
+"""Columns of a row, the version first, because rows of a key are compared by it, also over partitions."""
 
 
 def folded(
@@ -33,7 +33,7 @@ def folded(
     cut: Cut,
     later: DataFrame | None = None,
 ) -> DataFrame:
-    """The records at the cut; `later` are changes behind the chain. Raises Corrupted for files that are not there."""
+    """Return the records at the cut; `later` are changes after the chain. Raises Corrupted if files are missing."""
     tables = [_table(session, store, manifest) for manifest in chain]
     tables[1:] = [table.where(_within(cut)) for table in tables[1:]]
     if later is not None:
@@ -50,14 +50,14 @@ def folded(
 
 
 def _table(session: SparkSession, store: SnapshotStore, manifest: Manifest) -> DataFrame:
-    """Tasks read the files by `read_table`: Spark's own reader follows symbolic links and bounds no sizes, and for a
-    URL its Hadoop libraries need jars and settings of their own."""
+    """Return the rows of a snapshot. Tasks read files with `read_table`, because Spark's own reader follows symbolic
+    links and does not limit sizes, and its Hadoop libraries need jars and settings for URLs."""
     found = stored_files(store, manifest)
     return rows_read_by(session, len(found), lambda number: read_table(found[number]))
 
 
 def rows_read_by(session: SparkSession, count: int, read: Callable[[int], Iterator[Any]]) -> DataFrame:
-    """The rows that `count` tasks read; each is told its number."""
+    """Return the rows that `count` tasks read; each receives its number."""
     if count == 0:
         return session.createDataFrame([], SCHEMA)
 
@@ -70,7 +70,7 @@ def rows_read_by(session: SparkSession, count: int, read: Callable[[int], Iterat
 
 
 def _within(cut: Cut) -> Column:
-    """Mark the rows of an incremental that lie before the cut."""
+    """Return a condition for rows of an incremental snapshot before the cut."""
     within = F.lit(True)
     if cut.time_ms is not None:
         within = within & (F.col("written_at") <= _moment(cut.time_ms))

@@ -1,8 +1,7 @@
 """Tables of records that this process reads batch by batch, without Spark.
 
-Rows pass through: held in memory are batches of some MiB, and of each key that the incrementals change, or that is
-compared, some hundred bytes beside the key. So a full snapshot of any size can be restored, if slower than Spark does
-it.
+Rows are streamed. Memory holds batches of some MiB, and for each key that incremental snapshots change, or that is
+compared, some hundred bytes and the key. So full snapshots of any size can be restored, more slowly than with Spark.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ _NO_TIME = -1
 
 
 def is_small(chain: Sequence[Manifest]) -> bool:
-    """Whether these snapshots are not worth a JVM."""
+    """Return True if these snapshots are too small for a JVM."""
     return sum(manifest.rows for manifest in chain) <= SMALL_ROWS
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A table that can be read again and again."""
+    """A table that can be read repeatedly."""
 
     batches: Read
 
@@ -86,8 +85,8 @@ class HereTables:
 
 
 def _last_rows(full: Sequence[Read], changes: Sequence[Read]) -> Iterator[Any]:
-    """Of each key the row with the largest version, in whatever partition; nothing of those that are deleted. The
-    changes are read twice: for their versions, then for what is the last."""
+    """Yield the row with the highest version of each key, over all partitions, without deleted keys. Changes are read
+    twice: for their versions, then for the rows."""
     last: dict[bytes, int] = {}
     for part in changes:
         for batch in part():
@@ -112,7 +111,7 @@ def _mask(batch: Any, found: list[bool]) -> Any:
 
 
 def _within(cut: Cut, part: Read) -> Iterator[Any]:
-    """The rows of an incremental that lie before the cut."""
+    """Yield the rows of an incremental snapshot before the cut."""
     for batch in part():
         inside = pa.repeat(pa.scalar(True), batch.num_rows)
         if cut.time_ms is not None:
@@ -132,7 +131,7 @@ def _size(batch: Any) -> int:
 
 
 def _contents(batch: Any, columns: Sequence[str]) -> Iterator[tuple[bytes, bytes]]:
-    """Each key, and a checksum of what these columns hold."""
+    """Yield each key with a checksum of these columns."""
     others = [pc.fill_null(batch[each].cast(pa.int64()), _NO_TIME).to_pylist() for each in columns if each != "value"]
     packed = struct.Struct(f"<{len(others)}q").pack
     for key, value, *rest in zip(batch["key"].to_pylist(), batch["value"].to_pylist(), *others, strict=True):

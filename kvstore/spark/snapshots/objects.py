@@ -1,20 +1,20 @@
-"""Snapshots where nothing is renamed as a whole: object stores, and file systems that are not mounted here.
+"""Snapshots where folders cannot be renamed atomically: object stores, and file systems that are not mounted here.
 
-    <id>/data/<piece>.<attempt>.parquet   each attempt's file has a name of its own: nobody writes over another's
-    <id>/manifest.json                    one put, refused if it is there: with it the folder is a snapshot
-    .work-<id>/lock-<n>                   the n-th driver of this work lives: it counts there, every few seconds
-    .gone-<id>/mark-<remover>             somebody looks whether the snapshot may go, or removes it
-    .read-<reader>/reads.json, lock-<n>   somebody restores: these snapshots stay as long as he lives
+    <id>/data/<piece>.<attempt>.parquet   each attempt's file has its own name: nobody overwrites another's
+    <id>/manifest.json                    one put that fails if it exists: it turns the folder into a snapshot
+    .work-<id>/lock-<n>                   the n-th driver of this work is alive: it counts there every few seconds
+    .gone-<id>/mark-<remover>             a remover checks if the snapshot can be removed, or removes it
+    .read-<reader>/reads.json, lock-<n>   a restore is running: these snapshots stay as long as it lives
 
-There is no lock that ends with a process. A driver is taken for dead when its count has stood still for LEASE_S, and
-the next one puts `lock-<n+1>`, which only one of several can. One that was only stopped sees that at its next count; if
-it publishes before, each of both names files of its own, and only one manifest is put. If the next one only removes the
-work, it puts a mark, then looks for the manifest, then removes; whoever publishes puts the manifest, then looks for a
-mark and for its files. So at least one of them sees the other, and a manifest without files does not stay.
+No lock here ends with a process. A driver counts as dead when its count has not changed for LEASE_S. The next driver
+then puts `lock-<n+1>`, which only one of several can do. A driver that was only paused notices this at its next count.
+If it publishes before that, each driver names its own files, and only one manifest is put. If the next driver only
+removes the work, it puts a mark, then checks for the manifest, then removes. A publisher puts the manifest, then checks
+for a mark and for its files. So at least one of the two sees the other, and no manifest without files remains.
 
-Whoever makes an incremental first puts a plan that names the parent, then looks for a mark; whoever removes a snapshot
-first puts a mark, then looks for children and plans. So at least one of them sees the other and gives way. Each
-remover has a mark of its own: one that gives way takes none away under which another goes on.
+The driver of an incremental snapshot first puts a plan that names the parent, then checks for a mark. A remover first
+puts a mark, then checks for children and plans. So at least one of the two sees the other and yields. Each remover has
+its own mark, so a remover that yields does not delete the mark of another.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from kvstore.spark.snapshots.manifest import DataFile, Manifest
 from kvstore.spark.snapshots.remote import Location, RemotePath
 from kvstore.spark.snapshots.signing import Keys
 from kvstore.spark.snapshots.store import GONE, READ, RESUMABLE_S, WORK, SnapshotStore, going
-from kvstore.spark.snapshots.work import PLAN, Plan
+from kvstore.spark.snapshots.work import PLAN, SnapshotPlan
 
 log = logging.getLogger(__name__)
 LOCK, MARK, READS = "lock-", "mark", "reads.json"
 COUNT_S, LEASE_S = 5.0, 30.0
-"""How often a driver says that it lives, and how long others wait for that."""
+"""Seconds between a driver's counts, and seconds without a count after which others take it for dead."""
 MARK_S = 3600.0
-"""Whoever marked a snapshot and neither removed it nor gave it back by then has died."""
+"""Seconds after which a remover counts as dead if it has neither removed the snapshot nor its mark."""
 LOOKS, AGAIN_S = 4, 0.1
-"""How often a driver looks for its own lock before it believes that the lock is gone, and the pause between."""
+"""Number of times that a driver checks for its own lock before it counts as lost, and seconds between checks."""
 MOVES = 8
-"""Files that are moved at a time."""
+"""Number of files that are moved at a time."""
 
 
 class RemoteStore(SnapshotStore):
@@ -75,7 +75,7 @@ class RemoteStore(SnapshotStore):
         return bool(_names_in(self._marks(snapshot)))
 
     def check_writable(self) -> None:
-        """By writing: what a store allows it tells by refusing."""
+        """Try to write, because only a refusal shows missing permissions."""
         probe = self.root / f".probe-{uuid4().hex}"
         try:
             probe.write(b"")
@@ -84,11 +84,11 @@ class RemoteStore(SnapshotStore):
             raise ConfigError(f"{self.root} cannot be written to: {error}") from None
 
     def begin(self) -> None:
-        """The first file makes it."""
+        """Do nothing: the first file creates the folder."""
 
-    def lock_or_none(self, folder: Location) -> Lease | None:
+    def lock_or_none(self, folder: Location) -> LockHeartbeat | None:
         assert isinstance(folder, RemotePath)
-        return Lease.or_none(folder)
+        return LockHeartbeat.or_none(folder)
 
     def is_torn(self, snapshot: str) -> bool:
         busy = self.work(snapshot).exists() or self._is_marked(snapshot)
@@ -110,24 +110,27 @@ class RemoteStore(SnapshotStore):
             list(threads.map(_check_size, [folder / file.path for file in manifest.files], sizes))
         if not (folder / manifests.NAME).create(manifests.encode(manifest, self.keys)):
             self._leave_to_other(manifest)
-            raise Unavailable(f"snapshot {manifest.id} was published by another driver, which took this one for dead")
+            raise Unavailable(
+                f"snapshot {manifest.id} was published by another driver, which took this driver for dead"
+            )
         try:
             self._check_kept(manifest)
         except (OSError, StoreError):
-            (folder / manifests.NAME).unlink(missing_ok=True)  # without it the next driver goes on with what is there
+            (folder / manifests.NAME).unlink(missing_ok=True)  # so that the next driver can continue the work
             raise
 
     def _check_kept(self, manifest: Manifest) -> None:
-        """Raises Unavailable if another driver has removed files, or is about to, since it saw no manifest yet."""
+        """Raise Unavailable if another driver has removed files, or is about to, because it saw no manifest yet."""
         is_marked = self._is_marked(manifest.id)
         found = {*self.folder(manifest.id).files_below()}
         if is_marked or not found >= {file.path for file in manifest.files}:
             raise Unavailable(
-                f"snapshot {manifest.id}: another driver took this one for dead and has removed its work: run it again"
+                f"snapshot {manifest.id}: another driver took this driver for dead and removed its work; run the "
+                "command again"
             )
 
     def _leave_to_other(self, manifest: Manifest) -> None:
-        """Remove the files that only this driver's manifest names: the other one went on with those that it found."""
+        """Remove the files that only this driver's manifest names; the other driver continued with those it found."""
         theirs = self.load(manifest.id).files
         for file in manifest.files:
             if file not in theirs:
@@ -135,12 +138,12 @@ class RemoteStore(SnapshotStore):
 
     @contextmanager
     def coming_and_going(self) -> Iterator[None]:
-        """The plan, put before the mark was looked for, keeps the parent."""
+        """Do nothing: the plan, which was put before the check for a mark, protects the parent."""
         yield
 
     @contextmanager
     def reading(self, snapshots: Sequence[str]) -> Iterator[None]:
-        """It says so first, then looks for marks; a remover marks first, then looks for readers."""
+        """Announce the read, then check for marks. A remover puts its mark first, then checks for readers."""
         folder = self.root / f"{READ}{uuid4().hex}"
         lease = _reader_or_none(folder, snapshots)
         try:
@@ -155,7 +158,7 @@ class RemoteStore(SnapshotStore):
                 _forget(folder)
 
     def _mark(self, snapshot: str) -> RemotePath:
-        """Say that somebody looks whether it may go."""
+        """Announce that the snapshot may be removed."""
         mark = self._marks(snapshot) / f"{MARK}-{uuid4().hex}"
         mark.write(b"")
         return mark
@@ -169,7 +172,7 @@ class RemoteStore(SnapshotStore):
             mark.unlink(missing_ok=True)
             return False
         if not mark.exists() and self._is_published(snapshot):
-            return False  # it stood still for MARK_S and was taken for dead: a child may have come since
+            return False  # we paused for MARK_S and were taken for dead: a child may exist by now
         (self.folder(snapshot) / manifests.NAME).unlink(missing_ok=True)
         self.folder(snapshot).remove_all()
         mark.parent.remove_all()
@@ -182,8 +185,8 @@ class RemoteStore(SnapshotStore):
         return any(each.parent == snapshot for each in self.load_readable()[0].values())
 
     def remove_work(self, folder: Location) -> None:
-        """The files that were moved already go first: what is left has a name by which it is found. Nothing goes if a
-        driver that was taken for dead publishes it meanwhile."""
+        """Remove files that were already moved first, so that the rest can still be found by name. Remove nothing if a
+        driver that was taken for dead publishes the snapshot meanwhile."""
         assert isinstance(folder, RemotePath)
         snapshot, mark = folder.name.removeprefix(WORK), None
         try:
@@ -197,13 +200,14 @@ class RemoteStore(SnapshotStore):
             if mark is not None:
                 mark.parent.remove_all()
         except (OSError, StoreError) as error:
-            log.warning("folder=%s is left to `kvstore snapshot prune`: %s", folder, error)
+            log.warning("folder=%s is left for `kvstore snapshot prune`: %s", folder, error)
 
     def stale_remains(self, now_s: float) -> list[Location]:
         return [each for each in self.remains() if self._age_s(each, now_s) > (RESUMABLE_S, MARK_S)[_is_mark(each)]]
 
     def _age_s(self, folder: Location, now_s: float) -> float:
-        """Since anything was last written there. Who only looked, and gave the lock back, made it no younger."""
+        """Return the seconds since the last write there. A driver that only checked and released the lock does not
+        count."""
         assert isinstance(folder, RemotePath)
         locks = [each for each in _names_in(folder) if _is_lock(each)]
         return now_s - folder.last_written_s({each for each in locks if _is_given_back(_bytes_of(folder / each))})
@@ -212,39 +216,41 @@ class RemoteStore(SnapshotStore):
         for folder in folders:
             assert isinstance(folder, RemotePath)
             if not _is_mark(folder):
-                if (lease := Lease.or_none(folder)) is not None:  # its age is by this machine's clock
+                if (lease := LockHeartbeat.or_none(folder)) is not None:  # its age depends on this machine's clock
                     lease.stop()
                     self.remove_work(folder)
                 continue
             snapshot = self.folder(folder.name.removeprefix(GONE))
-            if not (snapshot / manifests.NAME).exists():  # else whoever marked it died before it removed anything
+            if not (snapshot / manifests.NAME).exists():  # otherwise the remover died before it removed anything
                 snapshot.remove_all()
             folder.remove_all()
         return [folder for folder in folders if not folder.exists()]
 
 
-def _plan_or_none(folder: Location) -> Plan | None:
+def _plan_or_none(folder: Location) -> SnapshotPlan | None:
     try:
-        return codec.decode(Plan, (folder / PLAN).read_bytes(), what=str(folder))
+        return codec.decode(SnapshotPlan, (folder / PLAN).read_bytes(), what=str(folder))
     except (FileNotFoundError, Corrupted):
         return None
 
 
-def _reader_or_none(folder: RemotePath, snapshots: Sequence[str]) -> Lease | None:
+def _reader_or_none(folder: RemotePath, snapshots: Sequence[str]) -> LockHeartbeat | None:
     try:
         (folder / READS).write(json.dumps(list(snapshots)).encode())
-        return Lease.or_none(folder)
-    except (OSError, StoreError) as error:  # whoever restores may have no right to write there
-        log.warning("folder=%s a prune may remove what is read: %s", folder, error)
+        return LockHeartbeat.or_none(folder)
+    except (OSError, StoreError) as error:  # a restore may have no right to write there
+        log.warning(
+            "folder=%s cannot be written, so a prune may remove snapshots that are being read: %s", folder, error
+        )
         return None
 
 
 def _is_read(root: RemotePath, snapshot: str) -> bool:
-    """Whether a reader of it lives; those that do not are forgotten."""
+    """Return True if a live reader reads it; dead readers are removed."""
     for folder in root.iterdir():
         if not folder.name.startswith(READ) or snapshot not in _read_by(folder):
             continue
-        if (lease := Lease.or_none(folder)) is None:
+        if (lease := LockHeartbeat.or_none(folder)) is None:
             return True
         lease.stop()
         _forget(folder)
@@ -259,10 +265,10 @@ def _forget(folder: RemotePath) -> None:
 
 
 def _read_by(folder: RemotePath) -> list[str]:
-    """The snapshots that a reader names."""
+    """Return the snapshots that a reader names."""
     try:
         return list(json.loads((folder / READS).read_bytes()))
-    except (FileNotFoundError, ValueError):  # it goes, or was cut off as it came
+    except (FileNotFoundError, ValueError):  # the reader is leaving, or ended while it wrote
         return []
 
 
@@ -284,13 +290,14 @@ def _check_size(place: RemotePath, wanted: int) -> None:
         found = None
     if found != wanted:
         raise Corrupted(
-            f"{place} has {found} bytes, its task wrote {wanted}: driver and executors must reach the same store "
-            "(its address is in the environment of each)"
+            f"{place}: expected {wanted} bytes as its task wrote, got {found}; driver and executors must reach the "
+            "same "
+            "store (its address is in the environment of each)"
         )
 
 
-class Lease:
-    """Counts in `lock-<n>` of a folder as long as this process lives."""
+class LockHeartbeat:
+    """A lock that counts in `lock-<n>` of a folder as long as this process lives."""
 
     def __init__(self, folder: RemotePath, number: int) -> None:
         self._folder, self._number = folder, number
@@ -301,8 +308,8 @@ class Lease:
         self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
 
     @classmethod
-    def or_none(cls, folder: RemotePath) -> Lease | None:
-        """None if another driver lives; it is watched for that for LEASE_S."""
+    def or_none(cls, folder: RemotePath) -> LockHeartbeat | None:
+        """Take the lock. Return None if another driver is alive, which takes up to LEASE_S to find out."""
         number, said = _last_of(folder)
         over = time.monotonic() + LEASE_S
         while number and time.monotonic() < over:
@@ -330,13 +337,13 @@ class Lease:
                 return False
             if number == self._number:
                 return True
-            time.sleep(AGAIN_S)  # where it cannot be renamed over, it is gone for a moment at each count
+            time.sleep(AGAIN_S)  # without an atomic overwrite, the file is missing for a moment at each count
         return False
 
     def check(self) -> None:
         if not self.is_held():
             raise Unavailable(
-                f"{self._folder}: another driver took this one for dead and goes on with its work: leave it to that"
+                f"{self._folder}: another driver took this driver for dead and continues its work; let it finish"
             )
 
     def _keep(self) -> None:
@@ -348,20 +355,20 @@ class Lease:
                     return
                 self._place.write(self._said())
             except (OSError, StoreError) as error:
-                log.warning("folder=%s cannot say that this driver lives: %s", self._folder, error)
+                log.warning("folder=%s cannot write that this driver is alive: %s", self._folder, error)
 
     def stop(self) -> None:
         self._over.set()
         self._thread.join()
 
     def release(self) -> None:
-        """Somebody may go on at once."""
+        """Release the lock, so that another driver can continue at once."""
         self.stop()
         try:
             if not self._lost and self._place.exists():
                 self._place.write(b"{}")
         except (OSError, StoreError) as error:
-            log.info("folder=%s its lock ends by itself: %s", self._folder, error)
+            log.info("folder=%s its lock expires on its own: %s", self._folder, error)
 
 
 def _is_given_back(said: bytes) -> bool:
@@ -369,7 +376,7 @@ def _is_given_back(said: bytes) -> bool:
 
 
 def _last_of(folder: RemotePath) -> tuple[int, bytes]:
-    """The number of the last driver's lock, 0 without one, and what it says."""
+    """Return the number of the last driver's lock and its content; 0 if there is none."""
     last = max(filter(_is_lock, _names_in(folder)), default=None)
     if last is None:
         return 0, b""
@@ -393,5 +400,5 @@ def _names_in(folder: RemotePath) -> list[str]:
 def _bytes_of(place: RemotePath) -> bytes:
     try:
         return place.read_bytes()
-    except FileNotFoundError:  # somebody removes it
+    except FileNotFoundError:  # it is being removed
         return b""

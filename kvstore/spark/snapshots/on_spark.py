@@ -1,4 +1,4 @@
-"""Tables of records as Spark's data frames: of any size, on as many machines as Spark has."""
+"""Tables of records as Spark's data frames: of any size, on all machines of the Spark cluster."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class SparkTables:
             shown: list[Any] = []
             if examples and counted.keys() - {"same"}:
                 shown = told.where("kind <> 'same'").select("key", "kind").limit(examples).collect()
-        except Exception as error:  # whatever Spark and its JVM raise
+        except Exception as error:  # any error of Spark or its JVM
             raise failure_of(error) from error
 
         def rows(kind: str) -> int:
@@ -81,13 +81,13 @@ class SparkTables:
         schema = ", ".join(f"{name} long" for name in counts)
         try:
             rows = table.select(*columns).mapInArrow(run, schema).collect()
-        except Exception as error:  # whatever Spark and its JVM raise
+        except Exception as error:  # any error of Spark or its JVM
             raise failure_of(error) from error
         return {name: sum(row[name] for row in rows) for name in counts}
 
 
 def _side(table: DataFrame, columns: Sequence[str], name: str) -> DataFrame:
-    """Values by their checksum: they would all travel otherwise."""
+    """Return keys with columns, with values replaced by checksums, so that values need not be shuffled."""
     wanted = [F.sha2("value", 256).alias("value") if each == "value" else F.col(each) for each in columns]
     size = F.length("key") + F.length("value")
     return table.select("key", F.struct(*wanted).alias(name), size.cast("long").alias(f"{name}_bytes"))

@@ -1,8 +1,8 @@
-"""Checks of the headers of a Parquet file's pages, which are read before any page is unpacked.
+"""Checks the headers of a Parquet file's pages before any page is unpacked.
 
-The footer of a file can lie: whoever writes a file in which few bytes stand for many (a dictionary, common prefixes, a
-page that unpacks to 2 GiB) can write a footer that does not say so. Arrow allocates what the header of each page says,
-so these headers are checked too. They are structs of Thrift's compact protocol, a few tens of bytes each.
+The footer of a file can lie: a writer that stores much data in few bytes (a dictionary, common prefixes, a page that
+unpacks to 2 GiB) can also write a wrong footer. Arrow allocates what the header of each page states, so these headers
+are checked, too. They are structs of Thrift's compact protocol, a few tens of bytes each.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 from kvstore.errors import Corrupted
 
 HEADER_BYTES_MAX = 4096
-"""Bytes of a page's header; ours have fewer than 100."""
+"""Maximum bytes of a page's header; ours have fewer than 100."""
 _DEPTH_MAX = 4
 _DATA_PAGE, _DICTIONARY_PAGE = 0, 2
 _PLAIN, _PLAIN_DICTIONARY, _RLE_DICTIONARY = 0, 2, 8
@@ -21,8 +21,8 @@ Fields = dict[int, Any]
 
 
 def check_pages(file: BinaryIO, group: Any, what: str, *, bytes_max: int, with_dictionary: str) -> None:
-    """Raises Corrupted if the pages of a row group unpack to more than `bytes_max` bytes, hold other numbers of rows
-    than the group, or are encoded otherwise than plainly; the column `with_dictionary` may have a dictionary."""
+    """Raise Corrupted if the pages of a row group unpack to more than `bytes_max` bytes, have another number of rows
+    than the group, or are not plainly encoded. The column `with_dictionary` may have a dictionary."""
     unpacked = 0
     for number in range(group.num_columns):
         column = group.column(number)
@@ -53,7 +53,7 @@ def check_pages(file: BinaryIO, group: Any, what: str, *, bytes_max: int, with_d
 
 
 def _start_of(column: Any) -> int:
-    """Where Arrow begins to read a column chunk."""
+    """Return the offset at which Arrow starts to read a column chunk."""
     if column.has_dictionary_page and 0 < column.dictionary_page_offset < column.data_page_offset:
         return int(column.dictionary_page_offset)
     return int(column.data_page_offset)
@@ -68,7 +68,7 @@ def _header_at(file: BinaryIO, at: int, what: str) -> tuple[Fields, int]:
 
 
 def _struct(data: bytes, at: int, depth: int) -> tuple[Fields, int]:
-    """The fields of a struct by their numbers, and where it ends. Raises ValueError, IndexError."""
+    """Return the fields of a struct by number, and its end. Raises ValueError, IndexError."""
     if depth > _DEPTH_MAX:
         raise ValueError(f"expected structs at most {_DEPTH_MAX} deep")
     fields: Fields = {}
@@ -91,7 +91,7 @@ def _value(kind: int, data: bytes, at: int, depth: int) -> tuple[Any, int]:
             return data[at], at + 1
         case 4 | 5 | 6:  # integers
             return _signed(data, at)
-        case 8:  # bytes, of statistics: left out
+        case 8:  # bytes of statistics, skipped
             size, at = _unsigned(data, at)
             return None, at + size
         case 12:  # a struct

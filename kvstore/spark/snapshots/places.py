@@ -1,4 +1,4 @@
-"""From what a user calls a place of snapshots to the store that it is."""
+"""Resolves a user's path or URL to a store of snapshots."""
 
 from __future__ import annotations
 
@@ -15,26 +15,29 @@ from kvstore.spark.snapshots.store import SnapshotStore
 
 
 def store_of(place: Location) -> SnapshotStore:
-    """The store at a place that need not be there yet. Raises ConfigError for a key of manifests that is none."""
+    """Return the store at a place, which need not exist yet. Raises ConfigError for an invalid manifest key."""
     keys = keys_of_environment()
     return RemoteStore(place, keys) if isinstance(place, RemotePath) else DirectoryStore(place, keys)
 
 
 def open_store(text: str) -> SnapshotStore:
-    """The same, of a path or a URL. Raises ConfigError."""
+    """Return the store at a path or URL. Raises ConfigError."""
     return store_of(_absolute(location(text)))
 
 
 def store_at(text: str) -> tuple[SnapshotStore, str | None]:
-    """The store at a path or URL, or the store around the one snapshot that it is and its id. Raises ConfigError."""
+    """Return the store at a path or URL, and the snapshot id if the place is one snapshot's folder. Raises
+    ConfigError."""
     place = _absolute(location(text))
     if (place / manifests.NAME).exists():
         return store_of(place.parent), place.name
     if not place.is_dir():
-        raise ConfigError(f"{place} is no directory of snapshots: `kvstore snapshot create --to {place}` makes one")
+        raise ConfigError(
+            f"{place} is not a directory of snapshots; create one with `kvstore snapshot create --to {place}`"
+        )
     store = store_of(place)
     if not store.ids() and not store.remains() and {each.name for each in place.iterdir()} - {LOCK}:
-        raise ConfigError(f"{place} holds no snapshot: none of its folders has a {manifests.NAME}")
+        raise ConfigError(f"{place} has no snapshots: none of its folders has a {manifests.NAME}")
     return store, None
 
 

@@ -1,4 +1,4 @@
-"""Cuts the work of a new snapshot into pieces: the store, which it pins, or what the logs say since the parent."""
+"""Divides a new snapshot into parts: of the pinned store, or of the logs since the parent snapshot."""
 
 from __future__ import annotations
 
@@ -13,63 +13,63 @@ from kvstore.client.core.config import ClientConfig
 from kvstore.client.feed import FeedReader, PartitionFeed
 from kvstore.client.pinned.pins import PinnedPartition, PinnedStore, pin_store, unpin
 from kvstore.errors import InvalidRequest, PositionTrimmed, StoreError, Unavailable
-from kvstore.spark.snapshots.manifest import Kind, Manifest, Place
-from kvstore.spark.snapshots.work import Piece, Plan
+from kvstore.spark.snapshots.manifest import Manifest, PartitionPosition, SnapshotKind
+from kvstore.spark.snapshots.work import SnapshotPart, SnapshotPlan
 
 log = logging.getLogger(__name__)
 
 PIN_TTL_S = 900.0
-"""How long a job that was killed can be resumed."""
+"""Seconds within which a killed job can be resumed."""
 SPLIT_BYTES = 32 << 20
-"""Some seconds of work at most: what a task that dies loses, and small enough for tasks to end together."""
+"""Bytes per part: some seconds of work at most, so that little is lost if a task dies, and tasks end together."""
 CHANGES_PER_PIECE = 500_000
 PIECES_PER_PARTITION_MAX = 64
 SILENT_S, AGAIN_S = 15.0, 0.5
-"""A partition that owns nothing may be without a leader for so long; how often it is asked."""
+"""Seconds for which a partition that owns nothing may have no leader, and seconds between polls."""
 GIVE_BACK_S = 5.0
-"""A command that has ended otherwise waits so long at most for servers that do not answer."""
+"""Maximum seconds that an ended command waits for servers that do not answer."""
 
 
 class NotContinuable(InvalidRequest):
-    """The changes since the parent are not in the logs any more: only a full snapshot can be taken."""
+    """The logs no longer have all changes since the parent: only a full snapshot is possible."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class SnapshotRequest:
     """The request for a new snapshot."""
 
     cluster: ClientConfig
     instance: str
     """The cluster's instance id."""
     parent: Manifest | None = None
-    """None: a full one."""
+    """None for a full snapshot."""
     compression: str = "zstd"
     split_bytes: int = SPLIT_BYTES
     pin_ttl_s: float = PIN_TTL_S
     bytes_per_s: float = 0.0
-    """At most, of keys and values, in all tasks together; 0: as fast as it goes."""
+    """Maximum bytes of keys and values per second in all tasks together; 0 means no limit."""
 
     @property
-    def kind(self) -> Kind:
-        return Kind.INCREMENTAL if self.parent else Kind.FULL
+    def kind(self) -> SnapshotKind:
+        return SnapshotKind.INCREMENTAL if self.parent else SnapshotKind.FULL
 
     @property
     def parent_id(self) -> str | None:
         return self.parent.id if self.parent else None
 
-    def fits(self, plan: Plan) -> bool:
-        """Whether a job that was killed was after the same thing."""
+    def fits(self, plan: SnapshotPlan) -> bool:
+        """Return True if a killed job had the same request."""
         return (plan.kind, plan.parent, plan.cluster) == (self.kind, self.parent_id, self.instance)
 
 
 def pin_name(snapshot: str) -> str:
-    """Under which the servers keep what a snapshot reads."""
+    """Return the pin name for what a snapshot reads."""
     return f"snapshot-{snapshot}"
 
 
-def plan_snapshot(wanted: Wanted, now_ms: int) -> Plan:
-    """Pin, and cut. Raises StoreError; for an incremental of which the logs do not hold everything any more,
-    NotContinuable. Whatever it raises, nothing stays pinned that can be given back."""
+def plan_snapshot(wanted: SnapshotRequest, now_ms: int) -> SnapshotPlan:
+    """Pin the store and divide it. Raises StoreError; NotContinuable if the logs no longer have all changes for an
+    incremental snapshot. After an error, everything that was pinned is released, as far as possible."""
     moment = datetime.fromtimestamp(now_ms / 1000, UTC).strftime("%Y%m%dT%H%M%SZ")
     name = f"{moment}-{'incr' if wanted.parent else 'full'}-{uuid4().hex[:4]}"
     held: set[str] = set()
@@ -77,14 +77,14 @@ def plan_snapshot(wanted: Wanted, now_ms: int) -> Plan:
         if wanted.parent is None:
             with FeedReader(wanted.cluster, wanted.instance) as feed:
                 pinned, before = _pin(wanted, name, feed)
-            left = [each for each in before if each.ended]  # who leaves later may still log something
+            left = [each for each in before if each.ended]  # a partition that leaves later may still log changes
             places, pieces = (*map(place_of, pinned.partitions), *_past(left, pinned)), tuple(_splits(pinned))
         else:
             pinned, places, pieces = _plan_changes(wanted, wanted.parent, name, held)
-    except BaseException:  # also what a terminal interrupts: nobody can go on with a pin that no plan names
+    except BaseException:  # also interrupts: nobody can continue a pin that no plan names
         give_back(wanted.cluster, name, held)
         raise
-    return Plan(
+    return SnapshotPlan(
         id=name,
         kind=wanted.kind,
         parent=wanted.parent_id,
@@ -98,9 +98,9 @@ def plan_snapshot(wanted: Wanted, now_ms: int) -> Plan:
     )
 
 
-def _pin(wanted: Wanted, name: str, feed: FeedReader) -> tuple[PinnedStore, list[PartitionFeed]]:
-    """A position in every partition that has logged anything, and what the feeds were before. One that owns nothing
-    may not have been pinned, but keys have changed there, and it may own some again. Raises Unavailable."""
+def _pin(wanted: SnapshotRequest, name: str, feed: FeedReader) -> tuple[PinnedStore, list[PartitionFeed]]:
+    """Pin a position in every partition that has logged anything. Return also the feeds from before. A partition that
+    owns nothing may not get pinned, but its keys have changed, and it may own keys again. Raises Unavailable."""
     until = time.monotonic() + SILENT_S
     while True:
         before = feed.positions()
@@ -121,12 +121,12 @@ def _pin(wanted: Wanted, name: str, feed: FeedReader) -> tuple[PinnedStore, list
 
 
 def _not_led(partition: str) -> Unavailable:
-    return Unavailable(f"partition {partition} is not led just now (`kvstore partition list`): try again")
+    return Unavailable(f"partition {partition} has no leader at the moment; see `kvstore partition list`, and retry")
 
 
-def place_of(pinned: PinnedPartition) -> Place:
-    """Where a partition stands in what is pinned."""
-    return Place(
+def place_of(pinned: PinnedPartition) -> PartitionPosition:
+    """Return the pinned position of a partition."""
+    return PartitionPosition(
         partition=pinned.partition,
         ledger=pinned.position.ledger,
         entry=pinned.position.entry,
@@ -136,22 +136,24 @@ def place_of(pinned: PinnedPartition) -> Place:
     )
 
 
-def _past(left: Iterable[PartitionFeed], pinned: PinnedStore) -> Iterator[Place]:
-    """Partitions that had left the ring already: of those that leave later, one that is not named has joined since."""
+def _past(left: Iterable[PartitionFeed], pinned: PinnedStore) -> Iterator[PartitionPosition]:
+    """Yield partitions that had already left the ring. A partition that is not listed joined later."""
     here = {each.partition for each in pinned.partitions}
     time_ms = min(each.time_ms for each in pinned.partitions)
     return (_place_of_left(each, time_ms) for each in left if each.partition not in here)
 
 
-def _place_of_left(feed: PartitionFeed, time_ms: int) -> Place:
-    return Place(partition=feed.partition, ledger=-1, entry=-1, sequence=feed.latest, time_ms=time_ms, ranges=())
+def _place_of_left(feed: PartitionFeed, time_ms: int) -> PartitionPosition:
+    return PartitionPosition(
+        partition=feed.partition, ledger=-1, entry=-1, sequence=feed.latest, time_ms=time_ms, ranges=()
+    )
 
 
-def _splits(pinned: PinnedStore) -> Iterator[Piece]:
+def _splits(pinned: PinnedStore) -> Iterator[SnapshotPart]:
     numbers: dict[str, int] = {}
     for split in pinned.splits():
         number = numbers[split.partition] = numbers.get(split.partition, -1) + 1
-        yield Piece(
+        yield SnapshotPart(
             name=f"{split.partition}-{number:05d}",
             partition=split.partition,
             first=split.first,
@@ -162,9 +164,9 @@ def _splits(pinned: PinnedStore) -> Iterator[Piece]:
 
 
 def _plan_changes(
-    wanted: Wanted, parent: Manifest, name: str, held: set[str]
-) -> tuple[PinnedStore, tuple[Place, ...], tuple[Piece, ...]]:
-    """`held` gets to know of which partitions logs are held."""
+    wanted: SnapshotRequest, parent: Manifest, name: str, held: set[str]
+) -> tuple[PinnedStore, tuple[PartitionPosition, ...], tuple[SnapshotPart, ...]]:
+    """Plan an incremental snapshot; `held` receives the partitions whose logs are retained."""
     with FeedReader(wanted.cluster, wanted.instance) as feed:
         feeds = {each.partition: each for each in feed.positions()}
         starts = behind(parent, feeds.values())
@@ -180,8 +182,8 @@ def _plan_changes(
 
 
 def behind(manifest: Manifest, feeds: Iterable[PartitionFeed]) -> dict[str, int]:
-    """Behind which sequences logs go on from a snapshot: of the ring's partitions, and of those that have left since.
-    Of others there is nothing to hold."""
+    """Return the sequences after which logs continue from a snapshot, for partitions in the ring and those that have
+    left since. Other partitions have nothing to retain."""
     places = manifest.places()
     return manifest.starts(
         each.partition
@@ -191,62 +193,67 @@ def behind(manifest: Manifest, feeds: Iterable[PartitionFeed]) -> dict[str, int]
 
 
 def give_back(cluster: ClientConfig, snapshot: str, held: Iterable[str]) -> None:
-    """The pin, and what is held of these partitions' logs. What cannot be given back now ends by itself."""
-    name, positions = pin_name(snapshot), dict.fromkeys(held, 0)  # only what they name is given back
+    """Release the pin and the retained logs of these partitions. Anything that cannot be released now expires on its
+    own."""
+    name, positions = pin_name(snapshot), dict.fromkeys(held, 0)  # only named partitions are released
     try:
         unpin(cluster, name, timeout_s=GIVE_BACK_S)
     except StoreError as error:
-        log.warning("snapshot=%s its pin ends at its deadline: %s", snapshot, error)
+        log.warning("snapshot=%s its pin expires at its deadline: %s", snapshot, error)
     if not positions:
         return
     try:
         with FeedReader(cluster) as feed:
             feed.hold(name, positions, 0, timeout_s=GIVE_BACK_S)
     except StoreError as error:
-        log.warning("snapshot=%s logs are held until its deadline: %s", snapshot, error)
+        log.warning("snapshot=%s logs are retained until its deadline: %s", snapshot, error)
 
 
 def trimmed(parent: Manifest, error: PositionTrimmed) -> str:
-    """For people."""
+    """Return the message for logs that no longer reach back to the parent."""
     return (
-        f"the log does not reach back to snapshot {parent.id} ({error}): take a full snapshot; --hold-hours keeps the "
-        "logs for the next incremental"
+        f"the log does not reach back to snapshot {parent.id} ({error}); take a full snapshot; --hold-hours retains "
+        "the "
+        "logs for the next incremental one"
     )
 
 
 def left_places(
     parent: Manifest, pinned: Sequence[PinnedPartition], feeds: Mapping[str, PartitionFeed]
-) -> Iterator[Place]:
-    """Where the logs of partitions end that have left the ring. Raises NotContinuable if such a log is gone and the
-    parent does not have it to its end, or if the parent does not name it; Unavailable if one that is in
-    the ring was not pinned."""
+) -> Iterator[PartitionPosition]:
+    """Yield the ends of the logs of partitions that have left the ring. Raises NotContinuable if the parent does not
+    list such a partition, or if its log is gone and the parent does not have it to its end. Raises Unavailable if a
+    partition in the ring was not pinned."""
     here = {each.partition for each in pinned}
     ended = {each for each, feed in feeds.items() if feed.ended and (feed.gone or feed.latest)}
     strangers = sorted(ended - here - parent.places().keys())
     if strangers:
         raise NotContinuable(
-            f"partition {strangers[0]} has left the ring and is not named in snapshot {parent.id}, so keys may have "
-            "changed there in between: take a full snapshot"
+            f"partition {strangers[0]} has left the ring and is not in snapshot {parent.id}, so changes of its keys "
+            "may "
+            "be missing; take a full snapshot"
         )
     for before in parent.partitions:
         if before.partition in here:
             continue
         if before.has_left:
-            yield before  # the parent has it up to its end, and whoever goes on from here must know that
+            yield before  # the parent has its whole log, and the next snapshot must know that
             continue
         after = feeds.get(before.partition)
         if after is not None and not after.ended:
             raise _not_led(after.partition)
         if after is None or after.gone:
             raise NotContinuable(
-                f"partition {before.partition} has left the ring and its log is gone, so what changed there since "
-                f"snapshot {parent.id} is not known: take a full snapshot"
+                f"partition {before.partition} has left the ring and its log is gone, so its changes since snapshot "
+                f"{parent.id} are unknown; take a full snapshot"
             )
         yield _place_of_left(after, before.time_ms)
 
 
-def change_pieces(parent: Manifest, places: Sequence[Place], feeds: Mapping[str, PartitionFeed]) -> Iterator[Piece]:
-    """The logs between two snapshots, cut into sequences that one task reads."""
+def change_pieces(
+    parent: Manifest, places: Sequence[PartitionPosition], feeds: Mapping[str, PartitionFeed]
+) -> Iterator[SnapshotPart]:
+    """Divide the logs between two snapshots into sequences for tasks."""
     starts = parent.starts(each.partition for each in places)
     for place in places:
         start = starts[place.partition]
@@ -255,7 +262,7 @@ def change_pieces(parent: Manifest, places: Sequence[Place], feeds: Mapping[str,
         servers = feeds[place.partition].servers if place.partition in feeds else ()
         for number, first in enumerate(range(start, place.sequence, step)):
             last = min(first + step, place.sequence)
-            yield Piece(
+            yield SnapshotPart(
                 name=f"{place.partition}-{number:05d}",
                 partition=place.partition,
                 first=first,

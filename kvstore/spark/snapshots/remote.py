@@ -1,8 +1,8 @@
-"""A place on a file system that is not mounted here: `s3://bucket/x`, `sftp://host/x`, `webhdfs://host/x` and whatever
-else fsspec has a driver for. With those of pathlib's methods that snapshots use, and no others.
+"""Paths on file systems that are not mounted here: `s3://bucket/x`, `sftp://host/x`, `webhdfs://host/x` and any other
+for which fsspec has a driver. Offers only those methods of pathlib that snapshots use.
 
-A driver finds its credentials and addresses as it always does: by its environment, fsspec's own configuration
-(FSSPEC_S3_ENDPOINT_URL and so on) or its files. Executors need the same.
+A driver finds credentials and addresses as usual: in its environment, fsspec's configuration (FSSPEC_S3_ENDPOINT_URL
+and so on) or its files. Executors need the same.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from kvstore.extras import install_hint
 from kvstore.os_errors import is_absent
 
 BLOCK_BYTES = 8 << 20
-"""What is read ahead."""
+"""Bytes that are read ahead."""
 SETTLE_S = 0.5
-"""Where a rename writes over what is there, those who began at the same time have all done it by then, and the last
-one is in."""
+"""Seconds to wait where a rename overwrites: by then, all writers that started at the same time have finished, and the
+last one has won."""
 COPIES, COPY_S = "kvstore-piece-", 86_400.0
-"""How folders of local copies are called, and after what time without a write they belong to nobody."""
+"""Prefix of folders of local copies, and seconds without a write after which such a folder is abandoned."""
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://.+")
 _PASSWORD = re.compile(r"(?<=://)([^/:@]*):[^/]*@")
 
 
 class RemotePath:
-    """A place; it need not be there. Pickled: the URL only. As text it goes into messages, the cluster's record and
-    names, so a password in the URL is left out there."""
+    """A remote path, which need not exist. Pickled as its URL. As text it appears in messages, the cluster's record and
+    names, so the text omits a password in the URL."""
 
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
@@ -71,7 +71,7 @@ class RemotePath:
     # ── what is there ──
 
     def exists(self) -> bool:
-        """Whether there is a file, or anything below a folder of this name."""
+        """Return True if there is a file, or anything below a folder with this name."""
         with self._answered() as (fs, path):
             return _kind_or_none(fs, path) is not None
 
@@ -84,7 +84,7 @@ class RemotePath:
             return _kind_or_none(fs, path) == "directory"
 
     def iterdir(self) -> Iterator[RemotePath]:
-        """Raises FileNotFoundError; an object store knows no empty folder."""
+        """Return the content of a folder. Raises FileNotFoundError; object stores have no empty folders."""
         with self._answered() as (fs, path):
             fs.invalidate_cache()
             own = path.rstrip("/")
@@ -92,21 +92,21 @@ class RemotePath:
         return iter([self / each.rpartition("/")[2] for each in sorted(found) if each != own and each != f"/{own}"])
 
     def files_below(self) -> list[str]:
-        """The names of all files below, with the folders between."""
+        """Return the names of all files below, relative to this path."""
         with self._answered() as (fs, path):
             fs.invalidate_cache()
             own = path.strip("/")
             return sorted(each.strip("/").removeprefix(f"{own}/") for each in _found_below(fs, path))
 
     def size(self) -> int:
-        """Raises FileNotFoundError."""
+        """Return the size of the file. Raises FileNotFoundError."""
         with self._answered() as (fs, path):
             fs.invalidate_cache()
             return int(fs.info(path)["size"])
 
     def last_written_s(self, but: Container[str] = ()) -> float:
-        """When a file directly below was last written, or any, by the store's clock; now, where the driver does not
-        say. `but`: names directly below that do not count."""
+        """Return when a file directly below, or else any below, was last written, by the store's clock; the current
+        time if the driver does not know. Names in `but` are ignored."""
         below = [each for each in self.files_below() if each not in but]
         names = [each for each in below if "/" not in each] or below
         try:
@@ -114,7 +114,7 @@ class RemotePath:
                 return max((float(fs.modified(f"{path}/{each}").timestamp()) for each in names), default=0.0)
         except NotImplementedError:
             return time.time()
-        except FileNotFoundError:  # somebody removes it
+        except FileNotFoundError:  # it is being removed
             return time.time()
 
     # ── bytes ──
@@ -126,10 +126,10 @@ class RemotePath:
 
     def open(self) -> BinaryIO:
         with self._answered() as (fs, path):
-            return cast(BinaryIO, _Reading(self, fs.open(path, "rb", block_size=BLOCK_BYTES)))
+            return cast(BinaryIO, _RemoteFile(self, fs.open(path, "rb", block_size=BLOCK_BYTES)))
 
     def write(self, data: bytes) -> None:
-        """There as a whole or not at all: by one put, or, where a put is seen while it is written, by a rename."""
+        """Write a file atomically: by one put, or by a rename where partial puts are visible."""
         with self._answered() as (fs, path):
             _make_folder(fs, path)
             if not _renames(fs):
@@ -140,10 +140,10 @@ class RemotePath:
             _move_over(fs, temporary, path)
 
     def create(self, data: bytes) -> bool:
-        """The same, unless something else is there already: False. Of several at once, one succeeds where the store can
-        refuse a put (S3, Google's, Azure's) or a rename (HDFS); on others, whoever reads its own bytes back a moment
-        later. What is there decides: an answer may have been lost, and then a client that asks again is refused by what
-        it has put itself. So `data` must be no other's."""
+        """Write a file atomically unless another exists; return False if so. Of several writers at once, one succeeds
+        if the store can refuse a put (S3, Google, Azure) or a rename (HDFS). On other stores, the one that reads its
+        own bytes a moment later succeeds. The stored bytes decide, because a reply may be lost, and a retry is then
+        refused because of the writer's own put. So `data` must be unique."""
         with self._answered() as (fs, path):
             _make_folder(fs, path)
             if _kind_or_none(fs, path) is None:
@@ -156,16 +156,16 @@ class RemotePath:
             return bool(fs.cat_file(path) == data)
 
     def upload(self, source: Path) -> None:
-        """A whole local file. Raises Unavailable if it has not come whole."""
+        """Upload a local file. Raises Unavailable if it did not arrive completely."""
         with self._answered() as (fs, path):
             _make_folder(fs, path)
             fs.put_file(str(source), path)
         wanted, found = source.stat().st_size, self.size()
         if wanted != found:
-            raise Unavailable(f"{self} has {found} bytes, {wanted} were sent: try again")
+            raise Unavailable(f"{self}: expected {wanted} bytes as sent, got {found}; retry")
 
     def move_to(self, place: RemotePath) -> None:
-        """By a rename where there is one, else by a copy that the store makes itself."""
+        """Move the file, by a rename if possible, otherwise by a copy within the store."""
         with self._answered() as (fs, path):
             target = _opened(place._url)[1]
             _make_folder(fs, target)
@@ -184,34 +184,34 @@ class RemotePath:
                 raise
 
     def remove_all(self) -> None:
-        """With all that is below; what is not there is as good."""
+        """Remove the path and everything below; do nothing if it does not exist."""
         try:
             with self._answered() as (fs, path):
                 if _kind_or_none(fs, path) is not None:
                     _remove_all(fs, path)
         except FileNotFoundError:
-            return  # somebody else removes it too
+            return  # another process removes it, too
 
     @contextmanager
     def _answered(self) -> Iterator[tuple[Any, str]]:
-        """The driver's file system, and the path in it. An OSError of a driver names the place; what else it raises
-        becomes Unavailable."""
+        """Yield the driver's file system and the path in it. A driver's OSError gets the path; its other errors become
+        Unavailable."""
         try:
             yield _opened(self._url)
         except OSError as error:
             raise _named(self, error) from error
         except (ConfigError, Unavailable, TypeError, NotImplementedError):
             raise
-        except Exception as error:  # whatever a driver raises
+        except Exception as error:  # any error of a driver
             raise _failed(self, error) from error
 
 
 Location = Path | RemotePath
-"""Where files are."""
+"""The path of a file or folder, local or remote."""
 
 
 def location(text: str) -> Location:
-    """A path, or a URL of fsspec's. Raises ConfigError for a URL that nobody here can read."""
+    """Parse a path, or a URL of fsspec. Raises ConfigError for a URL without a driver here."""
     text = text.removeprefix("file://")
     if not _URL.fullmatch(text):
         return Path(text)
@@ -222,7 +222,7 @@ def location(text: str) -> Location:
 
 @contextmanager
 def local_copy_of(place: Location) -> Iterator[Path]:
-    """A local path to write a new file to: it is at `place` when the block has ended well."""
+    """Yield a local path for a new file, and store the file at `place` if the block succeeds."""
     if isinstance(place, Path):
         yield place
         return
@@ -233,8 +233,8 @@ def local_copy_of(place: Location) -> Iterator[Path]:
         place.upload(path)
 
 
-class _Reading(io.RawIOBase):
-    """A file that is read. A driver that fails amid it says nothing about the bytes: Unavailable."""
+class _RemoteFile(io.RawIOBase):
+    """A file that is read. Errors of the driver become Unavailable, because they say nothing about the bytes."""
 
     def __init__(self, place: RemotePath, file: Any) -> None:
         self._place, self._file = place, file
@@ -242,7 +242,7 @@ class _Reading(io.RawIOBase):
     def read(self, size: int = -1) -> bytes:
         try:
             return bytes(self._file.read(size))
-        except Exception as error:  # whatever a driver raises
+        except Exception as error:  # any error of a driver
             raise _failed(self._place, error) from error
 
     def readable(self) -> bool:
@@ -263,12 +263,12 @@ class _Reading(io.RawIOBase):
 
 
 def _failed(place: RemotePath, error: Exception) -> Unavailable:
-    """The error for what a driver has raised."""
+    """Return the error for an exception of a driver."""
     return Unavailable(f"{place}: {type(error).__name__}: {_told(str(error))}")
 
 
 def _named(place: RemotePath, error: OSError) -> OSError:
-    """The same error with the place in it, of the same kind: callers tell them apart."""
+    """Return the same error with the path in its message. The type stays, because callers distinguish types."""
     text = _told(error.strerror or str(error) or type(error).__name__)
     what = text if str(place) in text else f"{place}: {text}"
     kind = type(error) if type(error).__module__ == "builtins" else OSError
@@ -276,7 +276,7 @@ def _named(place: RemotePath, error: OSError) -> OSError:
 
 
 def _told(text: str) -> str:
-    """Without passwords of URLs."""
+    """Remove the passwords of URLs from a text."""
     return _PASSWORD.sub(r"\1:***@", text)
 
 
@@ -293,7 +293,7 @@ def _opened(url: str) -> tuple[Any, str]:
         fs, path = url_to_fs(url)
     except (ImportError, ValueError) as error:
         raise ConfigError(f"{_told(url)}: {_told(str(error))}") from None
-    # A listing that one thread begins before another writes would hide what was written, as if it had been lost.
+    # A listing that one thread starts before another writes would hide the new file, as if it were lost.
     fs.dircache = DirCache(use_listings_cache=False)
     if getattr(fs, "async_impl", False):
         _shared[place] = fs
@@ -301,13 +301,13 @@ def _opened(url: str) -> tuple[Any, str]:
 
 
 _shared: dict[tuple[object, ...], Any] = {}
-"""File systems that any thread may use, by process and server: fsspec would make one for each thread, and a client of
-S3's takes half a second to make."""
+"""File systems that any thread may use, by process and server. fsspec would create one per thread, and an S3 client
+takes half a second to create."""
 
 
 def _renames(fs: Any) -> bool:
-    """Whether files are written in place and renamed, as on a disk. Object stores show a file when it is whole, and
-    have no rename of their own: there fsspec's copies and removes."""
+    """Return True if files are written in place and renamed, as on a disk. Object stores show only complete files and
+    have no rename; fsspec's version copies and deletes."""
     from fsspec.spec import AbstractFileSystem
 
     protocols = {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
@@ -315,20 +315,20 @@ def _renames(fs: Any) -> bool:
 
 
 OBJECT_STORES = {"s3", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "cos", "obs", "tos", "oci", "swift"}
-"""They put files whole, whatever their drivers call a move."""
+"""Object stores put files atomically, whatever their drivers' move does."""
 
 
 def _sweep(now_s: float) -> None:
-    """Remove the copies of processes that were killed: nobody writes to one for so long."""
+    """Remove the local copies of killed processes, after COPY_S without a write."""
     for folder in Path(tempfile.gettempdir()).glob(f"{COPIES}*"):
-        with suppress(OSError):  # another's, or just going
+        with suppress(OSError):  # another user's, or being removed
             if now_s - max(each.stat().st_mtime for each in (folder, *folder.iterdir())) > COPY_S:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
 def _kind_or_none(fs: Any, path: str) -> str | None:
-    """`file`, `directory`, or None where the store says that there is nothing. fsspec's own `exists`, `isfile` and
-    `isdir` take every failure for a no: a connection that was cut would make a snapshot one that is not there."""
+    """Return `file`, `directory`, or None if the store says that nothing exists. fsspec's own `exists`, `isfile` and
+    `isdir` treat every failure as a no, so a broken connection would make a snapshot disappear."""
     fs.invalidate_cache()
     try:
         return str(fs.info(path)["type"])
@@ -336,14 +336,15 @@ def _kind_or_none(fs: Any, path: str) -> str | None:
         if is_absent(error):
             return None
         raise
-    except RuntimeError as error:  # HDFS by its REST interface, of what would stand below a file
+    except RuntimeError as error:  # from HDFS's REST interface, for a path below a file
         if "is not a directory" in str(error):
             return None
         raise
 
 
 def _found_below(fs: Any, path: str) -> list[str]:
-    """All files below. fsspec's own search leaves out what it cannot list, unless it is told not to."""
+    """Return all files below. fsspec's own search skips folders that it cannot list, unless it is asked to raise
+    errors."""
     from fsspec.spec import AbstractFileSystem
 
     is_told = not getattr(fs, "async_impl", False) and type(fs).find is AbstractFileSystem.find
@@ -354,8 +355,8 @@ def _found_below(fs: Any, path: str) -> list[str]:
 
 
 def _move_over(fs: Any, temporary: str, path: str) -> None:
-    """Rename over what is there, if there is anything. Some drivers refuse that by an error, others, as those of HDFS,
-    by doing nothing."""
+    """Rename, and overwrite an existing file. Some drivers refuse to overwrite with an error; others, such as those of
+    HDFS, do nothing."""
     try:
         fs.mv(temporary, path)
     except OSError:
@@ -367,15 +368,15 @@ def _move_over(fs: Any, temporary: str, path: str) -> None:
         fs.rm_file(path)
     fs.mv(temporary, path)
     if _kind_or_none(fs, temporary) is not None:
-        raise OSError(errno.EIO, f"{path}: could not be written: its driver does not rename {temporary}")
+        raise OSError(errno.EIO, f"{path}: could not be written, because its driver does not rename {temporary}")
 
 
 def _put_new(fs: Any, path: str, data: bytes) -> None:
-    """Raises OSError if the store refuses it, as far as it can."""
+    """Write a new file. Raises OSError if the store can refuse an existing name, and does."""
     if not _renames(fs):
         try:
             fs.pipe_file(path, data, mode="create")
-        except (TypeError, NotImplementedError):  # a driver that does not know the mode
+        except (TypeError, NotImplementedError):  # the driver does not support the mode
             fs.pipe_file(path, data)
             time.sleep(SETTLE_S)
         return
@@ -390,15 +391,16 @@ def _put_new(fs: Any, path: str, data: bytes) -> None:
 
 
 def _remove_all(fs: Any, path: str) -> None:
-    """To fsspec's own removal a name with * or [ in it is a pattern, which may fit others, too."""
+    """Remove everything below a path. fsspec's own removal treats a name with * or [ as a pattern, which may match
+    other names."""
     from fsspec.core import has_magic
 
     if not has_magic(path):
         fs.rm(path, recursive=True)
         return
-    for each in sorted(fs.find(path, withdirs=True), reverse=True):  # what is in a folder before it
+    for each in sorted(fs.find(path, withdirs=True), reverse=True):  # the content of a folder before the folder
         if fs.isdir(each):
-            with suppress(FileNotFoundError):  # of an object store, which had no more than its files
+            with suppress(FileNotFoundError):  # object stores have only files
                 fs.rmdir(each)
         else:
             fs.rm_file(each)
@@ -407,6 +409,6 @@ def _remove_all(fs: Any, path: str) -> None:
 
 
 def _make_folder(fs: Any, path: str) -> None:
-    """Object stores have none, and would make a bucket."""
+    """Create the folder of a file. Object stores have no folders and would create a bucket."""
     if _renames(fs):
         fs.makedirs(path.rpartition("/")[0], exist_ok=True)

@@ -1,6 +1,4 @@
-"""Loads a snapshot into a cluster of any shape. Every record is written once or more, always with the same bytes: a
-restore that was interrupted is simply run again.
-"""
+"""Loads a snapshot into a cluster of any shape. Writes are idempotent: an interrupted restore is simply run again."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from kvstore.client.blocking.client import Client
 from kvstore.client.core.config import ClientConfig
 from kvstore.errors import Corrupted, InvalidRequest, StoreError
 from kvstore.spark.snapshots.chains import Cut
-from kvstore.spark.snapshots.create import Progress
+from kvstore.spark.snapshots.create import ProgressCallback
 from kvstore.spark.snapshots.manifest import Manifest
 from kvstore.spark.snapshots.store import SnapshotStore
 from kvstore.spark.snapshots.tables import Tables
@@ -30,11 +28,11 @@ COLUMNS, COUNTS = ("key", "value", "expires_at"), ("written", "expired")
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """How many records a restore has written, by kind."""
+    """The numbers of records of a restore."""
 
     written: int
     expired: int
-    """Left out: their time was over."""
+    """Records that were left out because they have expired."""
 
 
 def restore(
@@ -45,16 +43,19 @@ def restore(
     cluster: ClientConfig,
     *,
     into_filled: bool,
-    progress: Progress,
+    progress: ProgressCallback,
 ) -> Restored:
-    """Write the records at the cut. Raises InvalidRequest if the cluster holds keys, unless `into_filled`: then keys
-    that the snapshot does not have stay as they are."""
+    """Write the records at the cut. Raises InvalidRequest if the cluster has keys, unless `into_filled`; then keys that
+    are not in the snapshot stay."""
     with Client(cluster) as client:
-        there, now_ms = client.count(), client.cluster.time_ms()  # by this machine's date what lives could be left out
+        there, now_ms = (
+            client.count(),
+            client.cluster.time_ms(),
+        )  # with this machine's clock, live records could be left out
     if there and not into_filled:
         raise InvalidRequest(
-            f"the cluster holds {there} keys: restore into an empty one, or say --merge to overwrite what the snapshot "
-            "has and keep the rest"
+            f"expected an empty cluster, got one with {there} keys; restore into an empty cluster, or pass --merge to "
+            "overwrite keys of the snapshot and keep other keys"
         )
     total = sum(manifest.rows for manifest in chain)
     records = tables.folded(store, chain, cut)
@@ -66,13 +67,13 @@ def restore(
             raise
         except StoreError as error:
             if type(error).__init__ is not StoreError.__init__:
-                raise  # it says what to do by itself
-            raise type(error)(f"{error}; what is written stays: run it again with --merge") from error
+                raise  # its message already has advice
+            raise type(error)(f"{error}; records already written stay; run it again with --merge") from error
 
 
 def _write(cluster: ClientConfig, now_ms: int, batches: Iterator[Any], *, is_new: bool) -> dict[str, int]:
-    """One task's records. `is_new`: only those whose keys are not there. An attempt that the driver has given up may
-    write on when the job has ended and applications have begun: it must not overwrite what they write."""
+    """Write one task's records. `is_new` writes only absent keys: an attempt that the driver has abandoned may still
+    write after the job has ended and applications have started, and must not overwrite their writes."""
     from kvstore.client.bulk import Loader
     from kvstore.env.real import run
 
@@ -87,7 +88,7 @@ def _write(cluster: ClientConfig, now_ms: int, batches: Iterator[Any], *, is_new
                 expiry = pc.fill_null(living["expires_at"].cast(pa.timestamp("ms", "UTC")).cast(pa.int64()), 0)
                 columns = (living["key"].to_pylist(), living["value"].to_pylist(), expiry.to_pylist())
                 await loader.add(zip(*columns, strict=True))
-        return loader.written + loader.kept  # what an earlier attempt wrote is there as well
+        return loader.written + loader.kept  # includes what an earlier attempt wrote
 
     return {"written": run(load()), "expired": expired}
 
@@ -98,8 +99,8 @@ def _living(batch: Any, now_ms: int) -> Any:
 
 
 @contextmanager
-def _watched(cluster: ClientConfig, before: int, total: int, progress: Progress) -> Iterator[None]:
-    """Tells how many keys the cluster has, while the job runs."""
+def _watched(cluster: ClientConfig, before: int, total: int, progress: ProgressCallback) -> Iterator[None]:
+    """Report the number of keys in the cluster while the job runs."""
     ended = threading.Event()
 
     def watch() -> None:
@@ -108,7 +109,7 @@ def _watched(cluster: ClientConfig, before: int, total: int, progress: Progress)
                 try:
                     progress("restoring", max(0, client.count() - before), total)
                 except StoreError:
-                    continue  # tasks wait for the cluster too
+                    continue  # tasks wait for the cluster, too
 
     watcher = threading.Thread(target=watch, name="progress", daemon=True)
     watcher.start()

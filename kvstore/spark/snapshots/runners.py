@@ -1,6 +1,7 @@
-"""Runners of the work of a snapshot, piece by piece: Spark's tasks, or threads of this process.
+"""Runs the parts of a snapshot: with Spark's tasks, or with threads of this process.
 
-A JVM takes seconds to start, and a small snapshot is a second of work. The files are the same: both call `write_piece`.
+A JVM takes seconds to start, and a small snapshot takes a second of work. Both call `write_piece` and write equal
+files.
 """
 
 from __future__ import annotations
@@ -19,41 +20,42 @@ from kvstore.client.blocking.client import Client
 from kvstore.client.feed import FeedReader
 from kvstore.errors import NoSuchPin, PermissionDenied, PositionTrimmed, Retryable, StoreError, Unavailable
 from kvstore.spark.snapshots.manifest import DataFile
-from kvstore.spark.snapshots.planning import NotContinuable, Wanted, behind
-from kvstore.spark.snapshots.tasks import Job, load_libraries, write_piece
-from kvstore.spark.snapshots.work import Piece
+from kvstore.spark.snapshots.planning import NotContinuable, SnapshotRequest, behind
+from kvstore.spark.snapshots.tasks import JobContext, load_libraries, write_piece
+from kvstore.spark.snapshots.work import SnapshotPart
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
 LOST = ("Py4JError", "Py4JNetworkError")
-"""What Spark's calls to a JVM raise that is there no more."""
+"""Errors of Spark's calls to a JVM that has ended."""
 SMALL_ROWS = 200_000
-"""Rows that threads of this process write about as soon as Spark has started."""
+"""Number of rows that threads of this process write in about the time that Spark takes to start."""
 THREADS = 2
 STARVED_S, LOOK_S, JOIN_S = 600.0, 1.0, 5.0
-"""A job of which no task runs for so long is given up; how often that is looked at; a look may hang for so long."""
+"""Seconds without a running task after which a job is abandoned; seconds between checks; maximum seconds for a "
+"check."""
 ATTEMPTS = 3
-"""Of a piece, as Spark makes them."""
+"""Attempts per part, the same as in Spark."""
 _RAISED = re.compile(r"kvstore\.errors\.(\w+): (.*)")
 
 
 class Runner(Protocol):
-    """Runs the pieces of one snapshot."""
+    """Runs the parts of one snapshot."""
 
     @property
     def parallelism(self) -> int:
-        """Pieces at a time."""
+        """Number of parts in progress at a time."""
 
     def wake(self) -> None:
-        """Get ready, before servers keep a position. Raises StoreError."""
+        """Start workers, before servers keep a pinned position. Raises StoreError."""
 
-    def run(self, job: Job, pieces: Sequence[Piece], group: str) -> dict[str, DataFile]:
-        """By the names of the pieces, the file of the attempt that counts. Raises StoreError."""
+    def run(self, job: JobContext, pieces: Sequence[SnapshotPart], group: str) -> dict[str, DataFile]:
+        """Write all parts. Return the file of the successful attempt by part name. Raises StoreError."""
 
     def cancel(self, group: str) -> None:
-        """Have `run` end soon, with an error. Called from another thread."""
+        """Make `run` end soon, with an error. Called from another thread."""
 
 
 class SparkRunner:
@@ -67,13 +69,13 @@ class SparkRunner:
         return self._session.sparkContext.defaultParallelism
 
     def wake(self) -> None:
-        """Have workers started, with the libraries of tasks loaded: a second of a processor for each."""
+        """Start workers with the libraries of tasks, which costs a second of processor time for each."""
         workers = self.parallelism
         with self._fed("kvstore snapshot"):
             self._session.sparkContext.parallelize(range(workers), workers).foreach(load_libraries)
 
-    def run(self, job: Job, pieces: Sequence[Piece], group: str) -> dict[str, DataFile]:
-        """One task for each piece."""
+    def run(self, job: JobContext, pieces: Sequence[SnapshotPart], group: str) -> dict[str, DataFile]:
+        """Run one task per part."""
         context = self._session.sparkContext
         with self._fed(group):
             found = context.parallelize(pieces, len(pieces)).map(lambda piece: (piece.name, write_piece(job, piece)))
@@ -81,8 +83,8 @@ class SparkRunner:
 
     @contextmanager
     def _fed(self, group: str) -> Iterator[None]:
-        """Run the block's job; end it when Spark has given it no executor for STARVED_S. Spark itself would wait for
-        ever, and the servers would keep for ever what the job reads. Raises StoreError."""
+        """Run the block's job, and end it if Spark gives it no executor for STARVED_S. Spark itself would wait forever,
+        and the servers would keep the pinned state forever. Raises StoreError."""
         self._session.sparkContext.setJobGroup(group, group, interruptOnCancel=True)
         ended, starved = threading.Event(), threading.Event()
 
@@ -96,19 +98,20 @@ class SparkRunner:
                         starved.set()
                         self.cancel(group)
                         return
-                except Exception as error:  # noqa: BLE001  # whatever a JVM that ends raises; the job fails by that, too
-                    log.info("group=%s Spark does not tell whether tasks run: %s", group, error)
+                except Exception as error:  # noqa: BLE001  # any error of a JVM that ends; the job fails for the same reason
+                    log.info("group=%s cannot check if tasks run: %s", group, error)
                     return
 
         watcher = threading.Thread(target=watch, name="executors", daemon=True)
         watcher.start()
         try:
             yield
-        except Exception as error:  # whatever Spark and its JVM raise
+        except Exception as error:  # any error of Spark or its JVM
             if starved.is_set():
                 raise Unavailable(
-                    f"Spark has given the job no executor for {STARVED_S / 60:g} minutes: see whether its workers live "
-                    "and have room"
+                    f"Spark gave the job no executor for {STARVED_S / 60:g} minutes; check that its workers are alive "
+                    "and "
+                    "have free cores and memory"
                 ) from None
             raise failure_of(error) from error
         finally:
@@ -125,7 +128,7 @@ class SparkRunner:
 
 
 class ThreadRunner:
-    """Threads of this process; needs pyarrow only."""
+    """Threads of this process. Needs only pyarrow."""
 
     parallelism = THREADS
 
@@ -135,20 +138,20 @@ class ThreadRunner:
     def wake(self) -> None:
         load_libraries(None)
 
-    def run(self, job: Job, pieces: Sequence[Piece], group: str) -> dict[str, DataFile]:
+    def run(self, job: JobContext, pieces: Sequence[SnapshotPart], group: str) -> dict[str, DataFile]:
         found: dict[str, DataFile] = {}
         with ThreadPoolExecutor(self.parallelism, "piece") as threads:
             running = {threads.submit(self._piece, job, piece): piece for piece in pieces}
             try:
                 for each in as_completed(running):
                     found[running[each].name] = each.result()
-            except BaseException:  # also an interrupt: what is under way stops at its next batch
+            except BaseException:  # also an interrupt: parts in progress stop at their next batch
                 self._cancelled.set()
                 threads.shutdown(wait=False, cancel_futures=True)
                 raise
         return found
 
-    def _piece(self, job: Job, piece: Piece) -> DataFile:
+    def _piece(self, job: JobContext, piece: SnapshotPart) -> DataFile:
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 return write_piece(job, piece, self._check)
@@ -159,24 +162,24 @@ class ThreadRunner:
             except Retryable as error:
                 if attempt == ATTEMPTS or self._cancelled.is_set():
                     raise
-                log.warning("piece=%s attempt=%d failed, is made again: %s", piece.name, attempt, error)
+                log.warning("piece=%s attempt=%d failed, retrying: %s", piece.name, attempt, error)
         raise AssertionError("the last attempt returns or raises")
 
     def _check(self) -> None:
         if self._cancelled.is_set():
-            raise Unavailable("the snapshot was given up")
+            raise Unavailable("the snapshot was cancelled")
 
     def cancel(self, group: str) -> None:
         self._cancelled.set()
 
 
-def is_small(wanted: Wanted) -> bool:
-    """Whether the snapshot is not worth a JVM, by what the servers say now. Raises StoreError."""
+def is_small(wanted: SnapshotRequest) -> bool:
+    """Return True if the snapshot is too small for a JVM, by the servers' current figures. Raises StoreError."""
     try:
         with FeedReader(wanted.cluster, wanted.instance) as feed:
             feeds = feed.positions()
     except PermissionDenied:
-        return True  # it will be refused, and need not wait for a JVM to be told by which right
+        return True  # the snapshot will be refused; report it without starting a JVM
     if wanted.parent is not None:
         starts = behind(wanted.parent, feeds)
         since = (max(0, each.latest - starts[each.partition]) for each in feeds if each.partition in starts)
@@ -186,14 +189,16 @@ def is_small(wanted: Wanted) -> bool:
     try:
         with Client(wanted.cluster) as client:
             return client.count() <= SMALL_ROWS
-    except PermissionDenied:  # who takes snapshots need not be one who reads
+    except PermissionDenied:  # a user who takes snapshots may lack the right to read
         return False
 
 
 def failure_of(error: Exception) -> StoreError:
-    """Find the error that a task has raised in Spark's pages of two stacks."""
+    """Return the error that a task raised, extracted from Spark's stack traces."""
     if isinstance(error, ConnectionError) or type(error).__name__ in LOST:
-        return errors.Unavailable("the Spark job failed: its JVM was killed, perhaps for want of memory: run it again")
+        return errors.Unavailable(
+            "the Spark job failed: its JVM was killed, perhaps because it was out of memory; run it again"
+        )
     text = str(error)
     found = _RAISED.findall(text)
     if found:

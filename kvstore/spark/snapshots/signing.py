@@ -1,7 +1,7 @@
-"""Signatures of manifests: an HMAC by a key that only those who take and use snapshots have.
+"""Signatures of manifests: an HMAC with a key that only accounts that take and use snapshots have.
 
-Without a key, an account that can write to the directory of snapshots can change data and manifest together. With one,
-each manifest must carry a signature by the key, and it names the checksum of each of its files.
+Without a key, an account that can write to the directory of snapshots can change data and manifest together. With a
+key, each manifest must have a signature by the key, and it has the checksum of each of its files.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ KEY, KEY_FILE = "KVSTORE_SNAPSHOT_KEY", "KVSTORE_SNAPSHOT_KEY_FILE"
 KEY_BYTES_MIN, KEYS_MAX, FILE_BYTES_MAX = 32, 4, 4096
 
 Keys = tuple[bytes, ...]
-"""The key that signs, then those that are accepted beside it. Empty: nothing is signed or checked."""
+"""The key that signs, then other keys that are accepted. If empty, nothing is signed or checked."""
 
 
 def keys_of_environment(environ: Mapping[str, str] | None = None) -> Keys:
-    """Return the keys in the file that KVSTORE_SNAPSHOT_KEY_FILE names, one a line, or in KVSTORE_SNAPSHOT_KEY. Raises
-    ConfigError, also for a file that other accounts can use."""
+    """Return the keys from the file that KVSTORE_SNAPSHOT_KEY_FILE names, one per line, or from KVSTORE_SNAPSHOT_KEY.
+    Raises ConfigError, also for a file that other accounts can access."""
     environ = os.environ if environ is None else environ
     file, text = environ.get(KEY_FILE, ""), environ.get(KEY, "")
     if file and text:

@@ -1,11 +1,11 @@
-"""A place that holds snapshots: `<id>/manifest.json` and `<id>/data/*.parquet`; what is made or removed is hidden.
+"""A store of snapshots: `<id>/manifest.json` and `<id>/data/*.parquet`. Unfinished and removed snapshots are hidden.
 
-    <id>/            a snapshot, from the moment on at which it has its manifest
-    .work-<id>/      one that is being made, or that a killed job has left
-    .gone-<id>/      one that is being removed
-    .read-<reader>/  at a URL: somebody restores, and names the snapshots that must stay
+    <id>/            a snapshot, once it has its manifest
+    .work-<id>/      a snapshot in progress, or the work of a killed job
+    .gone-<id>/      a snapshot that is being removed
+    .read-<reader>/  at a URL: a restore is running, and names the snapshots that must stay
 
-What is the same wherever that place is. How a snapshot comes and goes: directory.py, objects.py.
+This module has what is common to all stores. Publishing and removing: directory.py, objects.py.
 """
 
 from __future__ import annotations
@@ -27,29 +27,30 @@ WORK = ".work-"
 GONE = ".gone-"
 READ = ".read-"
 RESUMABLE_S = 86_400.0
-"""Pins live no longer."""
+"""Seconds within which work can be resumed: the maximum lifetime of pins."""
 
 
-class Lock(Protocol):
-    """Says that the driver lives which makes a snapshot. It ends with its process."""
+class SnapshotLock(Protocol):
+    """A lock that shows that the driver of a snapshot is alive. It ends with the driver's process."""
 
     def is_held(self) -> bool:
-        """False if another driver has it meanwhile."""
+        """Return False if another driver has taken it meanwhile."""
 
     def check(self) -> None:
-        """Raises Unavailable if another driver has it meanwhile."""
+        """Raise Unavailable if another driver has taken it meanwhile."""
 
     def stop(self) -> None:
-        """Leave the folder alone from now on: it is about to go."""
+        """Stop writing to the folder, which is about to be removed."""
 
     def release(self) -> None: ...
 
 
 class SnapshotStore(ABC):
-    """Reads raise ConfigError for a place that holds no snapshots, Corrupted and InvalidRequest for manifests."""
+    """A store of snapshots. Reads raise ConfigError for a place without snapshots, Corrupted and InvalidRequest for
+    manifests."""
 
     look_s = 0.5
-    """How often its work may be looked at."""
+    """Minimum seconds between checks of the progress of work."""
 
     def __init__(self, root: Location, keys: Keys = ()) -> None:
         self._root, self.keys = root, keys
@@ -65,7 +66,7 @@ class SnapshotStore(ABC):
         return self.root / f"{WORK}{snapshot}"
 
     def ids(self) -> list[str]:
-        """Of all finished snapshots, readable or not, sorted."""
+        """Return the ids of all finished snapshots, readable or not, sorted."""
         try:
             named = [each for each in self.root.iterdir() if manifests.is_id(each.name)]
         except FileNotFoundError:
@@ -76,11 +77,11 @@ class SnapshotStore(ABC):
         found = self._load_or_none(snapshot)
         if found is None:
             known = ", ".join(self.ids()[-3:]) or "none"
-            raise InvalidRequest(f"no snapshot {snapshot} in {self.root} (the last there: {known})")
+            raise InvalidRequest(f"no snapshot {snapshot} in {self.root}; the latest are: {known}")
         return found
 
     def _load_or_none(self, snapshot: str) -> Manifest | None:
-        """None if it is not there, perhaps since another `prune` removes it."""
+        """Return the manifest, or None if there is none, perhaps because a `prune` removed it."""
         path = self.folder(snapshot) / manifests.NAME
         try:
             data = read_document(path, levels=2)
@@ -90,15 +91,16 @@ class SnapshotStore(ABC):
             return None
         found = manifests.decode(data, what=str(path), keys=self.keys)
         if found.id != snapshot:
-            raise Corrupted(f"{path} is of snapshot {found.id}: a snapshot cannot be renamed")
+            raise Corrupted(f"{path} belongs to snapshot {found.id}; snapshots cannot be renamed")
         return found
 
     def load_all(self) -> dict[str, Manifest]:
-        """Raises what `load` raises for the first that cannot be read: what it stands on is not known."""
+        """Return all snapshots. Raises what `load` raises for the first unreadable one, because its parent is "
+        "unknown."""
         return {each.id: each for each in map(self._load_or_none, self.ids()) if each is not None}
 
     def load_chain(self, snapshot: str) -> dict[str, Manifest]:
-        """It and what it stands on, as far as that is here: whatever else the directory holds may be damaged."""
+        """Return a snapshot and those that it builds on, as far as they exist. Other snapshots may be damaged."""
         found = {snapshot: self.load(snapshot)}
         name = found[snapshot].parent
         while name is not None and name not in found and (parent := self._load_or_none(name)) is not None:
@@ -107,7 +109,7 @@ class SnapshotStore(ABC):
         return found
 
     def load_readable(self) -> tuple[dict[str, Manifest], dict[str, str]]:
-        """Return the snapshots that can be read, and for the others the reason why not."""
+        """Return the readable snapshots, and for the others the reason why they are not."""
         found: dict[str, Manifest] = {}
         problems: dict[str, str] = {}
         for name in self.ids():
@@ -120,76 +122,76 @@ class SnapshotStore(ABC):
         for name in {each.parent for each in found.values() if each.parent} - found.keys() - problems.keys():
             try:
                 self._load_or_none(name)
-            except (Corrupted, InvalidRequest) as error:  # its folder is here, its manifest is not
+            except (Corrupted, InvalidRequest) as error:  # its folder exists, its manifest does not
                 problems[name] = str(error)
         return found, problems
 
     def newest(self) -> Manifest:
-        """Raises InvalidRequest if there is none."""
+        """Return the newest snapshot. Raises InvalidRequest if there is none."""
         found = newest_or_none(self.load_all())
         if found is None:
-            raise InvalidRequest(f"there is no snapshot in {self.root}")
+            raise InvalidRequest(f"no snapshots in {self.root}")
         return found
 
     # ── coming and going ──
 
     @abstractmethod
     def check_writable(self) -> None:
-        """Check that the place can be written, before anything is begun. Raises ConfigError."""
+        """Check that the place can be written, before work starts. Raises ConfigError."""
 
     @abstractmethod
     def begin(self) -> None:
-        """Make the place."""
+        """Create the place."""
 
     @abstractmethod
-    def lock_or_none(self, folder: Location) -> Lock | None:
-        """The lock of a folder of work; None if another driver has it, the folder is another user's, or gone."""
+    def lock_or_none(self, folder: Location) -> SnapshotLock | None:
+        """Lock a folder of work. Return None if another driver has it, or the folder is another user's or missing."""
 
     @abstractmethod
     def is_torn(self, snapshot: str) -> bool:
-        """Whether there are files of a snapshot that has no manifest, and nobody makes or removes it just now."""
+        """Return True if a snapshot has files but no manifest, and nobody is creating or removing it."""
 
     @abstractmethod
     def may_continue(self, parent: str) -> bool:
-        """Whether `parent` is here and stays, now that a plan says that it will get a child."""
+        """Return True if `parent` exists and stays, after a plan has announced a child of it."""
 
     @abstractmethod
     def place_of(self, snapshot: str, piece: str, file: DataFile) -> Location:
-        """Where a finished file goes when its snapshot is published. Its name there is the manifest's."""
+        """Return where a finished file goes when its snapshot is published. The manifest determines its name."""
 
     @abstractmethod
     def publish(self, manifest: Manifest, moves: Mapping[Location, Location]) -> None:
-        """Move the files to their places, then make them a snapshot from one moment to the next. Raises Corrupted if a
-        file is not here as its task wrote it, Unavailable if another driver has published it."""
+        """Move the files to their places, then turn them into a snapshot atomically. Raises Corrupted if a file is not
+        as its task wrote it, Unavailable if another driver has published the snapshot."""
 
     @abstractmethod
     def coming_and_going(self) -> AbstractContextManager[None]:
-        """Nobody else gives a snapshot a child, or takes one away, meanwhile. Raises Unavailable."""
+        """Prevent others from giving a snapshot a child, or removing one, during the block. Raises Unavailable."""
 
     @abstractmethod
     def reading(self, snapshots: Sequence[str]) -> AbstractContextManager[None]:
-        """Nobody takes these away meanwhile, as far as that can be said where they are: who may only read there goes on
-        without. Raises Unavailable if one is just being removed."""
+        """Protect the snapshots from removal during the block, as far as the place supports it; a reader without write
+        access continues unprotected. Raises Unavailable if one is being removed."""
 
     @abstractmethod
     def remove(self, snapshot: str) -> bool:
-        """Take a snapshot away: from one moment to the next it is none, then its files go. Two may do it at once. False
-        if it is being read, or another continues it, perhaps since a moment ago: then it stays. Raises Unavailable."""
+        """Remove a snapshot: its manifest atomically, then its files. Two processes may do this at once. Return False
+        and keep it if it is being read or another snapshot continues it. Raises Unavailable."""
 
     @abstractmethod
     def remove_work(self, folder: Location) -> None:
-        """All of a snapshot that is not finished."""
+        """Remove everything of an unfinished snapshot."""
 
     @abstractmethod
     def stale_remains(self, now_s: float) -> list[Location]:
-        """Those with which nobody can go on any more: their drivers are gone, and so are their pins."""
+        """Return the work that nobody can continue, because its driver and its pin are gone."""
 
     @abstractmethod
     def remove_remains(self, folders: Iterable[Location]) -> list[Location]:
-        """Remove them, but for those that a driver holds or another user has left. Returns what is gone."""
+        """Remove these, except those that a driver holds or another user has left. Return what was removed."""
 
     def remains(self) -> list[Location]:
-        """Find the remains of killed jobs and of removals that were not finished."""
+        """Return the remains of killed jobs and of unfinished removals."""
         try:
             return sorted(each for each in self.root.iterdir() if each.name.startswith((WORK, GONE)))
         except FileNotFoundError:
@@ -197,13 +199,13 @@ class SnapshotStore(ABC):
 
 
 def going(snapshot: str) -> Unavailable:
-    """The error of a reader that comes too late."""
-    return Unavailable(f"snapshot {snapshot} is just being removed by `kvstore snapshot prune`")
+    """Return the error of a reader that comes too late."""
+    return Unavailable(f"snapshot {snapshot} is being removed by `kvstore snapshot prune`")
 
 
 def newest_of(store: SnapshotStore, cluster: str) -> Manifest:
-    """The newest that can be read and is of this cluster. Raises InvalidRequest."""
+    """Return the newest readable snapshot of this cluster. Raises InvalidRequest."""
     found = newest_or_none({each.id: each for each in store.load_readable()[0].values() if each.cluster == cluster})
     if found is None:
-        raise InvalidRequest(f"there is no snapshot of this cluster in {store.root}: take a full one")
+        raise InvalidRequest(f"no snapshot of this cluster in {store.root}; take a full snapshot")
     return found

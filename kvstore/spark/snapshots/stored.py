@@ -1,9 +1,8 @@
-"""The one way to open a snapshot's files, which other programs and accounts may have changed.
+"""Opens the files of snapshots, which other programs and accounts may have changed. There is no other way to open them.
 
 Everything that reads a snapshot (verify, restore, list, prune, diff, delta, Spark's tasks) opens its files here. On a
-disk no name below the directory of snapshots may be a symbolic link, and a file must be a regular one, so that a
-snapshot holds its own bytes and no read leaves the directory or waits for a pipe. Sizes are checked before bytes are
-read.
+disk, no name below the directory of snapshots may be a symbolic link, and files must be regular. So a snapshot has its
+own bytes, and no read leaves the directory or blocks on a pipe. Sizes are checked before bytes are read.
 """
 
 from __future__ import annotations
@@ -21,27 +20,27 @@ from kvstore.spark.snapshots.manifest import DataFile
 from kvstore.spark.snapshots.remote import Location, RemotePath
 
 DOCUMENT_BYTES_MAX = 256 << 20
-"""Bytes of a manifest: it names some 500,000 files then."""
+"""Maximum bytes of a manifest, which is enough for some 500,000 files."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """A data file of a snapshot where it is stored, with what the manifest says of it. It is sent to Spark's tasks."""
+class StoredFile:
+    """A data file of a snapshot with its entry in the manifest. It is sent to Spark's tasks."""
 
     path: Location
     file: DataFile
 
     def open(self) -> BinaryIO:
-        """Raises Corrupted if the file is missing, has another size, or is not a regular file; OSError."""
+        """Open the file. Raises Corrupted if it is missing, has another size or is not a regular file; OSError."""
         try:
             if isinstance(self.path, RemotePath):
                 self._check_size(self.path.size())
                 return self.path.open()
             found = open_regular(self.path, levels=3)
         except FileNotFoundError:
-            raise Corrupted(f"{self.path} is missing; take the file from a copy") from None
+            raise Corrupted(f"{self.path} is missing; restore the file from a copy") from None
         try:
             self._check_size(os.fstat(found.fileno()).st_size)
         except Corrupted:
@@ -50,25 +49,27 @@ class Stored:
         return found
 
     def check(self) -> None:
-        """Raises what `open` raises. Reads no byte of the file."""
+        """Check what `open` checks, without reading the file. Raises Corrupted, OSError."""
         if not isinstance(self.path, RemotePath):
             self.open().close()
             return
         try:
             self._check_size(self.path.size())
         except FileNotFoundError:
-            raise Corrupted(f"{self.path} is missing; take the file from a copy") from None
+            raise Corrupted(f"{self.path} is missing; restore the file from a copy") from None
 
     def _check_size(self, size: int) -> None:
         if size != self.file.size_bytes:
             raise Corrupted(
-                f"{self.path} has {size} bytes, the manifest says {self.file.size_bytes}; take the file from a copy"
+                f"{self.path}: expected {self.file.size_bytes} bytes as in the manifest, got {size}; restore the file "
+                "from "
+                "a copy"
             )
 
 
 def open_regular(path: Location, *, levels: int) -> BinaryIO:
-    """Open a file. On a disk the last `levels` names of the path must not be symbolic links. Raises Corrupted if they
-    are, or if this is no regular file; OSError."""
+    """Open a file. On a disk, the last `levels` names of the path must not be symbolic links. Raises Corrupted if they
+    are, or if the file is not regular; OSError."""
     if isinstance(path, RemotePath):
         return path.open()
     handle = os.open(path.parents[levels - 1], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -92,8 +93,8 @@ def open_regular(path: Location, *, levels: int) -> BinaryIO:
 
 
 def read_document(path: Location, *, levels: int) -> bytes:
-    """Return the content of a manifest or another document. Raises Corrupted as `open_regular` does, and for one that
-    is too large; OSError."""
+    """Return the content of a manifest or another document. Raises Corrupted for the same reasons as `open_regular` and
+    for a document that is too large; OSError."""
     if isinstance(path, RemotePath):
         size = path.size()
         if size <= DOCUMENT_BYTES_MAX:
@@ -108,11 +109,11 @@ def read_document(path: Location, *, levels: int) -> bytes:
 
 
 def _irregular(path: Path) -> Corrupted:
-    """The error for a file that is not one: it names the part of the path that is at fault, if that can be told."""
+    """Return the error for a file that is not regular, with the part of the path at fault if it is known."""
     for part in (*reversed(path.parents), path):
         with suppress(OSError):
             if stat.S_ISLNK(os.lstat(part).st_mode):
                 return Corrupted(
-                    f"{path}: expected a regular file, got a symbolic link at {part}; take the file from a copy"
+                    f"{path}: expected a regular file, got a symbolic link at {part}; restore the file from a copy"
                 )
-    return Corrupted(f"{path}: expected a regular file, got another kind of file; take the file from a copy")
+    return Corrupted(f"{path}: expected a regular file, got another kind of file; restore the file from a copy")

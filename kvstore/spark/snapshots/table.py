@@ -1,6 +1,6 @@
-"""Rows of a snapshot ↔ Parquet files with page checksums (docs/reference/formats.md, Snapshots).
+"""Converts rows of a snapshot to and from Parquet files with page checksums (docs/reference/formats.md, Snapshots).
 
-Row group by row group: a file of any size passes through a bounded memory.
+Files are processed by row group, so a file of any size needs bounded memory.
 """
 
 from __future__ import annotations
@@ -22,27 +22,28 @@ from kvstore.env.files.private import private_opener
 from kvstore.errors import Corrupted
 from kvstore.spark.snapshots.manifest import DataFile
 from kvstore.spark.snapshots.pages import check_pages
-from kvstore.spark.snapshots.stored import Stored
+from kvstore.spark.snapshots.stored import StoredFile
 
 GROUP_BYTES = 16 << 20
 GROUP_ROWS_MAX = 1 << 17
-"""A group ends with the batch that reaches either."""
+"""A row group ends with the batch that reaches either limit."""
 READ_GROUP_BYTES_MAX, READ_GROUP_ROWS_MAX = 64 << 20, 1 << 20
-"""Unpacked bytes and rows of one row group that a reader accepts. The writer stays below a third of the bytes."""
+"""Maximum unpacked bytes and rows of one row group for a reader. The writer stays below a third of the bytes."""
 NAME_BYTES_MAX = 256
-"""Bytes of the name of a partition."""
+"""Maximum bytes of the name of a partition."""
 BATCH_ROWS_MAX = 1 << 16
 BATCH_BYTES = 4 << 20
-"""What readers hand on at a time; a single row may be larger."""
+"""Approximate bytes of the batches that readers return; a single row may be larger."""
 SYNC_BYTES = 1 << 20
-"""A file goes to the disk bit by bit as it is written: other files' syncs, a journal's beside it, wait behind it."""
+"""Bytes after which a file is synced while it is written, because syncs of other files, such as a journal, wait for "
+"it."""
 _CHUNK_BYTES = 1 << 20
 _ENCODINGS = frozenset({"PLAIN", "RLE", "BIT_PACKED"})
 _DICTIONARY_ENCODINGS = _ENCODINGS | {"PLAIN_DICTIONARY", "RLE_DICTIONARY"}
 
 
 class TableWriter:
-    """Writes one file; what is not closed well is no file of a snapshot: it has no end, and nobody names it."""
+    """Writes one file. A file that was not closed properly has no footer and is in no manifest."""
 
     def __init__(self, path: Path, partition: str, *, compression: str = "zstd") -> None:
         self._path, self._partition = path, partition
@@ -55,7 +56,7 @@ class TableWriter:
             compression=compression,
             compression_level=1 if compression == "zstd" else None,
             use_dictionary=["partition"],
-            write_statistics=["version", "written_at"],  # of keys and values they would be as large as these
+            write_statistics=["version", "written_at"],  # statistics of keys and values would be as large as these
             write_page_checksum=True,
         )
         self._waiting: list[pa.RecordBatch] = []
@@ -65,7 +66,7 @@ class TableWriter:
         self._versions: list[tuple[int, int]] = []
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Rows of SCHEMA, as many as the caller has at hand."""
+        """Write rows of SCHEMA, in batches of any size."""
         if not batch.num_rows:
             return
         self._rows += batch.num_rows
@@ -79,7 +80,7 @@ class TableWriter:
             self._flush()
 
     def close(self, name: str) -> DataFile:
-        """Finish and sync the file; what a manifest says of it under that name. Raises OSError."""
+        """Finish and sync the file. Return its entry for a manifest, under this name. Raises OSError."""
         self._flush()
         self._writer.close()
         self._file.flush()
@@ -99,10 +100,10 @@ class TableWriter:
         )
 
     def abandon(self) -> None:
-        """Remove what was written."""
-        with suppress(Exception):  # it would end itself later, into a file that is closed by then
+        """Remove the file."""
+        with suppress(Exception):  # it would otherwise write its footer later, to a closed file
             self._writer.close()
-        with suppress(OSError):  # a full disk takes no buffer either
+        with suppress(OSError):  # a full disk cannot take the buffer either
             self._file.close()
         self._path.unlink(missing_ok=True)
 
@@ -114,7 +115,7 @@ class TableWriter:
 
 
 class _Hashing:
-    """A file to write to that hashes and counts what passes."""
+    """A file for writing that hashes and counts the bytes."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -139,7 +140,7 @@ class _Hashing:
         return self.written
 
     def close(self) -> None:
-        """The file is closed by whoever opened it, after it is synced."""
+        """Do nothing: the opener closes the file after it is synced."""
         self.closed = True
 
 
@@ -152,9 +153,9 @@ def _widest(bounds: list[tuple[Any, Any]]) -> tuple[Any, Any]:
     return min(low for low, _ in bounds), max(high for _, high in bounds)
 
 
-def read_table(stored: Stored) -> Iterator[pa.RecordBatch]:
-    """Read the rows of a file in their order, in batches of some MiB, with the checksum of every page. What the file
-    says of its sizes is checked before any row is read, so that memory is bounded. Raises Corrupted, OSError."""
+def read_table(stored: StoredFile) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a file in order, in batches of some MiB, after checking every page's checksum. Sizes are
+    checked before any row is read, so that memory is bounded. Raises Corrupted, OSError."""
     path = stored.path
     try:
         with stored.open() as source:
@@ -176,18 +177,18 @@ def read_table(stored: Stored) -> Iterator[pa.RecordBatch]:
                         yield _as_written(stored, batch)
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno:
-            raise  # the system's, which says nothing about the bytes; Arrow's own have no number
+            raise  # an error of the system, not of the bytes; Arrow's own errors have no errno
         raise Corrupted(f"{path} is damaged: {str(error).splitlines()[0]}") from None
 
 
-def _check_footer(stored: Stored, footer: Any) -> None:
-    """Raises Corrupted for a file that `TableWriter` cannot have written: one that would take more memory than its
-    sizes say because values are shared (a dictionary, common prefixes), or whose row groups are too large."""
+def _check_footer(stored: StoredFile, footer: Any) -> None:
+    """Raise Corrupted for a file that `TableWriter` cannot have written: one that would need more memory than its size
+    because values are shared (a dictionary, common prefixes), or that has too large row groups."""
     path = stored.path
     if not footer.schema.to_arrow_schema().equals(SCHEMA):
-        raise Corrupted(f"{path} has other columns than a snapshot's")
+        raise Corrupted(f"{path}: expected the columns of a snapshot, got others")
     if footer.num_rows != stored.file.rows:
-        raise Corrupted(f"{path} has {footer.num_rows} rows, the manifest says {stored.file.rows}")
+        raise Corrupted(f"{path}: expected {stored.file.rows} rows as in the manifest, got {footer.num_rows}")
     for number in range(footer.num_row_groups):
         group = footer.row_group(number)
         columns = [group.column(each) for each in range(group.num_columns)]
@@ -206,19 +207,19 @@ def _check_footer(stored: Stored, footer: Any) -> None:
                 )
 
 
-def _as_written(stored: Stored, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch with the names of partitions as strings. They are read as a dictionary, because few bytes of a file
-    can stand for a long name in every row. Raises Corrupted for a batch that is larger than its file said."""
+def _as_written(stored: StoredFile, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the batch with names of partitions as strings. They are read as a dictionary, because few bytes of a file
+    can stand for a long name in every row. Raises Corrupted for a batch that is larger than its file states."""
     names = batch["partition"].dictionary
     longest = pc.max(pc.binary_length(names)).as_py() or 0
     if longest > NAME_BYTES_MAX or batch.nbytes > READ_GROUP_BYTES_MAX:
-        raise Corrupted(f"{stored.path}: its rows are larger than its footer says")
+        raise Corrupted(f"{stored.path}: its rows are larger than its footer states")
     columns = [batch[each].cast(pa.string()) if each == "partition" else batch[each] for each in SCHEMA.names]
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
-def sha256_of(stored: Stored) -> str:
-    """Return the checksum of a file. Raises Corrupted as `Stored.open` does, OSError."""
+def sha256_of(stored: StoredFile) -> str:
+    """Return the checksum of a file. Raises Corrupted for the same reasons as `StoredFile.open`, OSError."""
     digest = hashlib.sha256()
     with stored.open() as file:
         while chunk := file.read(_CHUNK_BYTES):
@@ -229,7 +230,7 @@ def sha256_of(stored: Stored) -> str:
 def columns_of(
     partition: str, keys: Any, values: Any, versions: Any, created: Any, written_ms: Any, expires_ms: Any
 ) -> pa.RecordBatch:
-    """Rows given column by column; an expiry of 0 is none."""
+    """Return rows from columns. An expiry of 0 means none."""
     return pa.RecordBatch.from_arrays(
         [
             pa.repeat(pa.scalar(partition), len(keys)),

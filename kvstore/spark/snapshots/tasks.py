@@ -1,6 +1,6 @@
-"""The work of an executor: reads one piece at its pinned position, or out of the log, and writes it into one file.
+"""The work of an executor: reads one part of a snapshot, at its pinned position or from the log, and writes one file.
 
-Tasks are retried and run twice. Each attempt writes a file of its own; which of them counts, the driver says.
+Tasks are retried and may run twice. Each attempt writes its own file, and the driver decides which one counts.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from kvstore.client.pinned.pins import Split
 from kvstore.client.pinned.read import read_pinned
 from kvstore.spark.changes import batch_of, pages_between
 from kvstore.spark.snapshots.directory import room_at, write_durably
-from kvstore.spark.snapshots.manifest import DataFile, Kind
+from kvstore.spark.snapshots.manifest import DataFile, SnapshotKind
 from kvstore.spark.snapshots.remote import Location, local_copy_of
 from kvstore.spark.snapshots.table import TableWriter, columns_of
-from kvstore.spark.snapshots.work import Piece, note_of
+from kvstore.spark.snapshots.work import SnapshotPart, note_of
 from kvstore.types import Position
 
 PAGE_BYTES = 256 << 10
-"""What a server reads at a time, and makes a page of in half a millisecond, in which others wait."""
+"""Bytes that a server reads at a time. It builds such a page in half a millisecond, during which other calls wait."""
 BATCH_BYTES = 1 << 20
-"""What is made one record batch."""
+"""Bytes of one record batch."""
 PATIENCE_S = 60.0
-"""How long a task looks for a replica before it fails."""
+"""Seconds for which a task looks for a replica before it fails."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """The part of a job that all its tasks know. It is sent to each."""
+class JobContext:
+    """The part of a job that is the same for all tasks. It is sent to each task."""
 
     attempts: Location
     """The directory to write to."""
-    kind: Kind
+    kind: SnapshotKind
     pin: str
     positions: dict[str, Position]
     compression: str
@@ -49,19 +49,19 @@ class Job:
     instance: str = ""
     """The cluster's instance id."""
     bytes_per_s: float = 0.0
-    """Of one task, at most; 0: as fast as it goes."""
+    """Maximum bytes per second of one task; 0 means no limit."""
 
 
 def load_libraries(_: object) -> None:
-    """Load into a worker, with this module, what the first file and the first channel would."""
+    """Load everything into a worker that the first file and the first channel need."""
     table = columns_of("", [b""], [b""], [0], [0], [0], [0])
     with pq.ParquetWriter(pa.BufferOutputStream(), table.schema, compression="zstd") as writer:
         writer.write_batch(table)
 
 
-def write_piece(job: Job, piece: Piece, check: Callable[[], None] = lambda: None) -> DataFile:
-    """The finished file, named as it stands among the attempts. What a failed attempt wrote is removed. `check` is
-    called now and then, and ends it by an error."""
+def write_piece(job: JobContext, piece: SnapshotPart, check: Callable[[], None] = lambda: None) -> DataFile:
+    """Write one part to a file. Return its entry, named as among the attempts. A failed attempt's file is removed.
+    `check` is called regularly and cancels the write by raising an error."""
     name = f"{piece.name}.{uuid4().hex}"
     with local_copy_of(job.attempts / f"{name}.parquet") as path, room_at(_room_of(job, path)):
         writer = TableWriter(path, piece.partition, compression=job.compression)
@@ -76,17 +76,19 @@ def write_piece(job: Job, piece: Piece, check: Callable[[], None] = lambda: None
             writer.abandon()
             raise
     if path.parent != job.attempts:
-        write_durably(job.attempts / f"{name}.json", note_of(file))  # what it notes has been sent only now
+        write_durably(
+            job.attempts / f"{name}.json", note_of(file)
+        )  # the file was uploaded only at the end of the block
     return file
 
 
-def _room_of(job: Job, path: Path) -> Location:
-    """Name the place whose disk is full, for people."""
+def _room_of(job: JobContext, path: Path) -> Location:
+    """Return the place to name in an error about a full disk."""
     return job.attempts.parent.parent if path.parent == job.attempts else path.parent
 
 
 def paced(batches: Iterator[pa.RecordBatch], bytes_per_s: float) -> Iterator[pa.RecordBatch]:
-    """The same, each no sooner than the rate has it."""
+    """Yield the batches no faster than the rate allows."""
     due = time.monotonic()
     for batch in batches:
         yield batch
@@ -95,9 +97,9 @@ def paced(batches: Iterator[pa.RecordBatch], bytes_per_s: float) -> Iterator[pa.
             time.sleep(max(0.0, due - time.monotonic()))
 
 
-def batches(job: Job, piece: Piece) -> Iterator[pa.RecordBatch]:
-    """The rows of a piece. The same ones in the same order, whoever asks."""
-    if job.kind is Kind.INCREMENTAL:
+def batches(job: JobContext, piece: SnapshotPart) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a part, always the same rows in the same order."""
+    if job.kind is SnapshotKind.INCREMENTAL:
         yield from changes(job.cluster, piece.partition, piece.first, piece.last, piece.servers, instance=job.instance)
         return
     split = Split(
@@ -124,7 +126,7 @@ def changes(
     *,
     instance: str = "",
 ) -> Iterator[pa.RecordBatch]:
-    """Read the log between two sequences. Raises PositionTrimmed."""
+    """Yield the log between two sequences. Raises PositionTrimmed."""
     with FeedReader(cluster, instance) as feed:
         for page in pages_between(feed, partition, after, until, servers=servers, patience_s=PATIENCE_S):
             yield batch_of(page, partition, COLUMNS)

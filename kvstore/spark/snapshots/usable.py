@@ -1,4 +1,4 @@
-"""Whether a snapshot can be used: its manifests, and the presence and sizes of its files. Needs no pyarrow."""
+"""Decides if a snapshot is usable, by its manifests and the presence and sizes of its files. Needs no pyarrow."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from concurrent.futures import ThreadPoolExecutor
 from kvstore.spark.snapshots.chains import Catalogue, chain_of
 from kvstore.spark.snapshots.manifest import Manifest
 from kvstore.spark.snapshots.store import SnapshotStore
-from kvstore.spark.snapshots.stored import Stored
+from kvstore.spark.snapshots.stored import StoredFile
 
 LOOKS_AT_ONCE = 8
-"""Files whose sizes are asked for at a time; at a URL each is a request."""
+"""Number of files whose sizes are requested at a time; at a URL, each is a request."""
 
 
-def stored_files(store: SnapshotStore, manifest: Manifest) -> list[Stored]:
-    """The files of a snapshot. Raises Corrupted for one that is missing, has another size, or is no regular file."""
-    found = [Stored(store.folder(manifest.id) / file.path, file) for file in manifest.files]
+def stored_files(store: SnapshotStore, manifest: Manifest) -> list[StoredFile]:
+    """Return the files of a snapshot. Raises Corrupted if one is missing, has another size or is not a regular file."""
+    found = [StoredFile(store.folder(manifest.id) / file.path, file) for file in manifest.files]
     with ThreadPoolExecutor(LOOKS_AT_ONCE, "stored") as threads:
-        list(threads.map(Stored.check, found))
+        list(threads.map(StoredFile.check, found))
     return found
 
 
 def usable_chain(
     store: SnapshotStore, catalogue: Catalogue, wanted: str, unreadable: Mapping[str, str] | None = None
 ) -> list[Manifest]:
-    """Return the chain of a snapshot, each file of which is there with its size: the one meaning of "usable". Raises
-    StoreError as `chain_of` and `stored_files` do. Reads no file; `problems_of` does."""
+    """Return the chain of a snapshot in which every file exists with its size: the definition of "usable". Raises the
+    errors of `chain_of` and `stored_files`. Reads no files; `problems_of` does."""
     chain = chain_of(catalogue, wanted, unreadable)
     for manifest in chain:
         stored_files(store, manifest)

@@ -1,5 +1,5 @@
-"""Proves a snapshot against itself, without a cluster and without Spark: every byte against its checksum, every row
-against what the manifest says.
+"""Verifies a snapshot against itself, without a cluster or Spark: every byte against its checksum, and every row
+against the manifest.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import pyarrow.compute as pc
 
 from kvstore.errors import Corrupted
 from kvstore.ring.hashing import token_of
-from kvstore.spark.snapshots.manifest import DataFile, Kind, Manifest, Place
+from kvstore.spark.snapshots.manifest import DataFile, Manifest, PartitionPosition, SnapshotKind
 from kvstore.spark.snapshots.remote import RemotePath
 from kvstore.spark.snapshots.store import SnapshotStore
-from kvstore.spark.snapshots.stored import Stored
+from kvstore.spark.snapshots.stored import StoredFile
 from kvstore.spark.snapshots.table import read_table, sha256_of
 from kvstore.spark.snapshots.usable import stored_files
 
@@ -27,7 +27,7 @@ THREADS = 2
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that is not as the manifest says."""
+    """A deviation from the manifest."""
 
     snapshot: str
     path: str
@@ -37,7 +37,7 @@ class Problem:
 def problems_of(
     store: SnapshotStore, chain: Sequence[Manifest], done: Callable[[int], None] = lambda rows: None
 ) -> Iterator[Problem]:
-    """Find the flaws in the files of these snapshots; `done` is told how many rows were looked at."""
+    """Yield the problems of the files of these snapshots. `done` is called with the number of rows read."""
     for manifest in chain:
         with ThreadPoolExecutor(THREADS, "verify") as threads:
             looked = list(threads.map(lambda file, of=manifest: _file_problems(store, of, file, done), manifest.files))
@@ -48,12 +48,12 @@ def problems_of(
                 spans.setdefault(file.partition, []).append(span)
         for partition, each in sorted(spans.items()):
             if any(before[1] >= after[0] for before, after in pairwise(sorted(each))):
-                yield Problem(manifest.id, partition, "the same rows are in two files of the partition")
+                yield Problem(manifest.id, partition, "two files of the partition have the same rows")
         yield from (Problem(manifest.id, name, "is not in the manifest") for name in strangers(store, manifest))
 
 
 def strangers(store: SnapshotStore, manifest: Manifest) -> list[str]:
-    """Files that stand in the snapshot's folder and do not belong there."""
+    """Return files in the snapshot's folder that do not belong to it."""
     folder = store.folder(manifest.id)
     known = {each.path for each in manifest.files}
     if isinstance(folder, RemotePath):
@@ -66,11 +66,11 @@ def strangers(store: SnapshotStore, manifest: Manifest) -> list[str]:
 def _file_problems(
     store: SnapshotStore, manifest: Manifest, file: DataFile, done: Callable[[int], None]
 ) -> tuple[list[str], tuple[int, int] | None]:
-    """Find the flaws of a file, and from where to where its rows go."""
-    stored = Stored(store.folder(manifest.id) / file.path, file)
+    """Return the problems of a file, and the range of its rows."""
+    stored = StoredFile(store.folder(manifest.id) / file.path, file)
     try:
         if sha256_of(stored) != file.sha256:
-            return ["its checksum is not the manifest's: it was changed or is damaged"], None
+            return ["its checksum differs from the manifest's: it was changed or is damaged"], None
         check = _Check(file, manifest.places()[file.partition], manifest.kind)
         for batch in read_table(stored):
             check.add(batch)
@@ -81,9 +81,9 @@ def _file_problems(
 
 
 class _Check:
-    """The rows of one file."""
+    """The checks of one file's rows."""
 
-    def __init__(self, file: DataFile, place: Place, kind: Kind) -> None:
+    def __init__(self, file: DataFile, place: PartitionPosition, kind: SnapshotKind) -> None:
         self._file, self._place, self._kind = file, place, kind
         self._rows = self._deletes = 0
         self._found: dict[str, None] = {}
@@ -95,7 +95,7 @@ class _Check:
 
     @property
     def span(self) -> tuple[int, int] | None:
-        """From which token or sequence to which; None without rows."""
+        """The first and last token or sequence; None without rows."""
         return None if self._first is None else (self._first, self._last)
 
     def add(self, batch: pa.RecordBatch) -> None:
@@ -105,20 +105,20 @@ class _Check:
             self._say("has rows of another partition")
         low, high = pc.min_max(batch["version"]).as_py().values()
         if low < self._file.min_version or high > self._file.max_version or high > self._place.sequence:
-            self._say(f"has versions from {low} to {high}, the position is {self._place.sequence}")
-        if self._kind is Kind.FULL:
+            self._say(f"has versions from {low} to {high}, but its position is {self._place.sequence}")
+        if self._kind is SnapshotKind.FULL:
             self._add_records(batch["key"].to_pylist())
         else:
             self._add_changes(batch["version"].to_pylist())
 
     def _add_records(self, keys: list[bytes]) -> None:
-        """Records stand in the order of (token, key), each once, and belong to the partition."""
+        """Check that records are in the order of (token, key), unique, and owned by the partition."""
         tokens = list(map(token_of, keys))
         places = list(zip(tokens, keys, strict=True))
         if isinstance(self._before, tuple):
             places.insert(0, self._before)
         if any(before >= after for before, after in pairwise(places)):
-            self._say("has records out of order, or twice")
+            self._say("has records out of order or duplicated")
         numbers = np.array(tokens, np.int64)
         at = np.searchsorted(self._firsts, numbers, "right") - 1
         if not len(self._firsts) or (at < 0).any() or (numbers > self._lasts[at]).any():
@@ -128,11 +128,11 @@ class _Check:
         self._last = tokens[-1]
 
     def _add_changes(self, sequences: list[int]) -> None:
-        """Changes stand in the order of the log, each once."""
+        """Check that changes are in log order and unique."""
         if isinstance(self._before, int):
             sequences.insert(0, self._before)
         if any(before >= after for before, after in pairwise(sequences)):
-            self._say("has changes out of order, or twice")
+            self._say("has changes out of order or duplicated")
         self._first = sequences[0] if self._first is None else self._first
         self._before = self._last = sequences[-1]
 
@@ -142,19 +142,21 @@ class _Check:
     def problems(self) -> list[str]:
         if (self._rows, self._deletes) != (self._file.rows, self._file.deletes):
             self._say(
-                f"has {self._rows} rows, {self._deletes} of them deletes; the manifest says {self._file.rows} and "
+                f"has {self._rows} rows with {self._deletes} deletes, but the manifest states {self._file.rows} and "
                 f"{self._file.deletes}"
             )
-        if self._kind is Kind.FULL and self._deletes:
+        if self._kind is SnapshotKind.FULL and self._deletes:
             self._say("has records without a value")
         return list(self._found)
 
 
 def check_files(store: SnapshotStore, chain: Sequence[Manifest], done: Callable[[int], None]) -> None:
-    """Every file against its checksum; quick. `done` is told of each. Raises Corrupted."""
+    """Check every file's checksum, which is fast. `done` is called for each file. Raises Corrupted."""
     files = [stored for manifest in chain for stored in stored_files(store, manifest)]
     with ThreadPoolExecutor(THREADS, "verify") as threads:
         for stored, found in zip(files, threads.map(sha256_of, files), strict=True):
             if found != stored.file.sha256:
-                raise Corrupted(f"{stored.path} is damaged: its checksum is not the manifest's; take it from a copy")
+                raise Corrupted(
+                    f"{stored.path} is damaged: its checksum differs from the manifest's; restore it from a copy"
+                )
             done(1)

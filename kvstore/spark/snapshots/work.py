@@ -1,10 +1,10 @@
-"""A snapshot that is being made: its plan and what of it is finished. A job goes on where a killed one stopped.
+"""A snapshot in progress: its plan and its finished parts. A job continues where a killed one stopped.
 
 .work-<id>/lock                           held as long as the driver lives
-.work-<id>/plan.json                      positions, pin, pieces
-.work-<id>/attempts/<piece>.<attempt>.parquet   each attempt at a piece has its own file ...
-.work-<id>/attempts/<piece>.<attempt>.json      ... and, when it is finished and synced, this beside it
-.work-<id>/ready/data/<piece>.parquet     the one attempt of each piece that the manifest names
+.work-<id>/plan.json                      positions, pin, parts
+.work-<id>/attempts/<piece>.<attempt>.parquet   each attempt at a part has its own file ...
+.work-<id>/attempts/<piece>.<attempt>.json      ... and this note once it is finished and synced
+.work-<id>/ready/data/<piece>.parquet     the one attempt of each part that the manifest names
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from kvstore.errors import Corrupted, StoreError
 from kvstore.meta import codec
 from kvstore.spark.snapshots import manifest as manifests
 from kvstore.spark.snapshots.directory import write_durably
-from kvstore.spark.snapshots.manifest import DataFile, Kind, Manifest, Place
+from kvstore.spark.snapshots.manifest import DataFile, Manifest, PartitionPosition, SnapshotKind
 from kvstore.spark.snapshots.remote import Location, RemotePath
-from kvstore.spark.snapshots.store import WORK, Lock, SnapshotStore
-from kvstore.spark.snapshots.stored import Stored, read_document
+from kvstore.spark.snapshots.store import WORK, SnapshotLock, SnapshotStore
+from kvstore.spark.snapshots.stored import StoredFile, read_document
 from kvstore.spark.snapshots.table import sha256_of
 
 log = logging.getLogger(__name__)
@@ -30,34 +30,34 @@ PLAN, ATTEMPTS = "plan.json", "attempts"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class SnapshotPart:
     """The records that one task writes into one file."""
 
     name: str
     partition: str
     first: int
-    """Of a full snapshot, the first token; of an incremental, the sequence after which to begin."""
+    """For a full snapshot the first token; for an incremental one the sequence after which to start."""
     last: int
     """The last token, or the last sequence."""
     servers: tuple[str, ...]
-    """Whom to ask, `host:port`, best first."""
+    """Servers to ask, `host:port`, best first."""
     rows: int
-    """About."""
+    """Approximate number of rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """The plan of a snapshot. Nothing of it changes while it is made, over however many drivers."""
+class SnapshotPlan:
+    """The plan of a snapshot. It does not change while the snapshot is made, however many drivers take part."""
 
     id: str
-    kind: Kind
+    kind: SnapshotKind
     parent: str | None
     cluster: str
     started_ms: int
     ring_version: int
     pin: str
-    partitions: tuple[Place, ...]
-    pieces: tuple[Piece, ...]
+    partitions: tuple[PartitionPosition, ...]
+    pieces: tuple[SnapshotPart, ...]
     compression: str
 
     @property
@@ -66,23 +66,23 @@ class Plan:
 
 
 class Work:
-    """The hidden folder of one snapshot, locked by this process."""
+    """The hidden folder of one snapshot in progress, locked by this process."""
 
-    def __init__(self, store: SnapshotStore, folder: Location, lock: Lock | None = None) -> None:
+    def __init__(self, store: SnapshotStore, folder: Location, lock: SnapshotLock | None = None) -> None:
         self._store, self.folder = store, folder
         self._lock = lock
 
     @classmethod
-    def begin(cls, store: SnapshotStore, plan: Plan) -> Work:
-        """Raises OSError, StoreError: then nothing is left."""
+    def begin(cls, store: SnapshotStore, plan: SnapshotPlan) -> Work:
+        """Start new work. Raises OSError, StoreError; then nothing is left behind."""
         work = cls(store, store.work(plan.id))
         try:
             if not isinstance(work.attempts, RemotePath):
                 work.attempts.parent.mkdir(mode=FOLDER_MODE, parents=True)
                 work.attempts.mkdir(mode=FOLDER_MODE)
             work._lock = store.lock_or_none(work.folder)
-            if work._lock is None:  # a driver that began just now took the folder for what a killed one has left
-                raise BlockingIOError(errno.EAGAIN, "another snapshot is being begun here, try again", str(work.folder))
+            if work._lock is None:  # another driver took the new folder for remains of a killed one
+                raise BlockingIOError(errno.EAGAIN, "another snapshot is being started here; retry", str(work.folder))
             write_durably(work.folder / PLAN, codec.encode(plan))
         except (OSError, StoreError):
             work.remove()
@@ -91,15 +91,15 @@ class Work:
 
     @classmethod
     def of_the_dead_or_none(cls, store: SnapshotStore, folder: Location) -> Work | None:
-        """A folder whose driver has ended; None if it lives."""
+        """Return the work in a folder whose driver has ended; None if it is alive."""
         lock = store.lock_or_none(folder)
         return None if lock is None else cls(store, folder, lock)
 
-    def plan_or_none(self) -> Plan | None:
-        """None if the driver was killed before it had written one."""
+    def plan_or_none(self) -> SnapshotPlan | None:
+        """Return the plan; None if the driver was killed before it had written one."""
         try:
             found = read_document(self.folder / PLAN, levels=2)
-            return codec.decode(Plan, found, what=str(self.folder / PLAN))
+            return codec.decode(SnapshotPlan, found, what=str(self.folder / PLAN))
         except (FileNotFoundError, Corrupted):
             return None
 
@@ -112,7 +112,7 @@ class Work:
         return self.folder.name.removeprefix(WORK)
 
     def notes(self) -> list[Location]:
-        """List what stands beside finished attempts."""
+        """Return the notes of finished attempts."""
         return sorted(each for each in self._attempted() if each.name.endswith(".json"))
 
     def _attempted(self) -> list[Location]:
@@ -122,8 +122,8 @@ class Work:
             return []
 
     def finished(self) -> dict[str, DataFile]:
-        """Pieces that earlier drivers have finished, by name, each file read and found as it was written. What else
-        stands among the attempts is removed."""
+        """Return the parts that earlier drivers have finished, by name, after verifying each file. Other attempts are
+        removed."""
         found: dict[str, DataFile] = {}
         for note in self.notes():
             piece = note.name.partition(".")[0]
@@ -139,15 +139,15 @@ class Work:
     def _is_whole(self, piece: str, file: DataFile) -> bool:
         for path in (self.attempts / file.path, self._store.place_of(self.snapshot, piece, file)):
             try:
-                if sha256_of(Stored(path, file)) == file.sha256:
+                if sha256_of(StoredFile(path, file)) == file.sha256:
                     return True
             except Corrupted:
                 continue
         return False
 
-    def publish(self, plan: Plan, winners: Mapping[str, DataFile], ended_ms: int) -> Manifest:
-        """Make the snapshot of one attempt of each piece, and remove all else. Raises Corrupted if a file is not here
-        as its task wrote it: then executors and driver do not see the same directory."""
+    def publish(self, plan: SnapshotPlan, winners: Mapping[str, DataFile], ended_ms: int) -> Manifest:
+        """Publish the snapshot with one attempt of each part, and remove everything else. Raises Corrupted if a file is
+        not as its task wrote it, because executors and driver do not share the directory."""
         assert sorted(winners) == sorted(each.name for each in plan.pieces)
         places = {piece: self._store.place_of(plan.id, piece, file) for piece, file in winners.items()}
         files = tuple(
@@ -177,12 +177,12 @@ class Work:
         return manifest
 
     def check(self) -> None:
-        """Raises Unavailable if another driver goes on with this."""
+        """Raise Unavailable if another driver continues this work."""
         if self._lock is not None:
             self._lock.check()
 
     def remove(self) -> None:
-        """Leave nothing, unless another driver goes on with it."""
+        """Remove everything, unless another driver continues the work."""
         if self._lock is not None:
             self._lock.stop()
             if not self._is_ours(self._lock):
@@ -191,22 +191,22 @@ class Work:
         self._store.remove_work(self.folder)
         self.release()
 
-    def _is_ours(self, lock: Lock) -> bool:
+    def _is_ours(self, lock: SnapshotLock) -> bool:
         try:
             return lock.is_held()
         except (OSError, StoreError) as error:
-            log.warning("folder=%s is left to `kvstore snapshot prune`: %s", self.folder, error)
+            log.warning("folder=%s is left for `kvstore snapshot prune`: %s", self.folder, error)
             return False
 
     def release(self) -> None:
-        """Leave all as it is, for whoever goes on."""
+        """Unlock the work and leave it for another driver."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
 
 
 def note_of(file: DataFile) -> bytes:
-    """Make the note that stands beside a finished attempt."""
+    """Return the note for a finished attempt."""
     return codec.encode(file)
 
 

@@ -1,8 +1,9 @@
-"""Keeps the copies of a log's open ledger as they should be, and has those of its closed ones made again.
+"""Keeps the copies of a log's open ledger complete, and has missing copies of its closed ledgers made.
 
-A leader runs it for its own log: after a takeover, when a bookie is back, when another set of bookies is registered.
-What its open ledger lacks it copies itself, because nobody else knows where that ends. A closed ledger that lacks
-copies it marks: whoever repairs marked ledgers is then the only one who copies it (docs/design/0010, protocol.md A10).
+A leader runs it for its own log: after a takeover, when a bookie is back, and when the set of registered bookies
+changes. The leader itself makes missing copies of its open ledger, because nobody else knows where that ledger ends. It
+marks closed ledgers that are under-replicated. Then only the replication workers copy them (docs/design/0010,
+protocol.md A10).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from kvstore.env.ports import Nursery
 from kvstore.errors import BookieError, LedgerError, MetadataError, MetadataUnavailable
 from kvstore.types import BookieId, EntryId, LedgerId, LedgerMetadata, LedgerState
 from kvstore.wal.copies.copying import Copying
-from kvstore.wal.copies.pace import Pace
+from kvstore.wal.copies.pace import CopyPace
 from kvstore.wal.handle import LedgerPorts
 from kvstore.wal.placement import leaving
 from kvstore.wal.repair import Missing, bookies_of, missing_copies
@@ -24,23 +25,23 @@ from kvstore.wal.repair import Missing, bookies_of, missing_copies
 log = logging.getLogger(__name__)
 
 SETTLE_S = 1.0
-"""Entries confirmed so long ago have reached whoever was to get them."""
+"""Entries that were confirmed this long ago have reached all bookies that they were sent to."""
 RETRY_S = 20.0
 RECHECK_S = 30.0
-"""How often a ledger that lacks copies is looked at again: others repair it, and tell nobody. One read of its metadata
-if nothing has changed."""
+"""Seconds between two checks of an under-replicated ledger, because workers repair it without a notification. If
+nothing has changed, a check reads only its metadata."""
 ROUND_S = 900.0
-"""After so long every ledger is looked at again: a bookie may have found damage in it (docs/protocol.md, B14)."""
+"""Seconds after which every ledger is checked again, because a bookie may have found damage in it (docs/protocol.md,
+B14)."""
 
 Mark = Callable[[LedgerId, Collection[BookieId]], Awaitable[None]]
-"""Has a closed ledger repaired that lacks copies at these bookies, or has some there that share a zone with others. A
-mark that names nobody would mean everybody: whoever is restarted just then would lose its places."""
+"""Has a closed ledger repaired whose copies at these bookies are missing or share a zone with others. A mark must name
+bookies: one without names would mean all bookies, and a bookie that is restarted then would lose its places."""
 
 
 # docs/protocol.md W8
 class Copier:
-    """Looks after the copies of one leader's log. `wanted` gives the ledgers to look after, and the last entry of the
-    one that is open."""
+    """The copier of one leader's log. `wanted` returns the ledgers to check, and the last entry of the open one."""
 
     def __init__(
         self,
@@ -49,10 +50,10 @@ class Copier:
         wanted: Callable[[], list[tuple[LedgerId, EntryId | None]]],
         *,
         mark: Mark,
-        pace: Pace,
+        pace: CopyPace,
     ) -> None:
         self.copied = 0
-        """Copies made."""
+        """Number of copies made."""
         self._ports = ports
         self._nursery = nursery
         self._wanted = wanted
@@ -60,22 +61,22 @@ class Copier:
         self._pace = pace
         self._wake = asyncio.Event()
         self._complete: set[LedgerId] = set()
-        """Closed ledgers whose copies were all seen."""
+        """Closed ledgers whose copies were all found."""
         self._awaited: dict[LedgerId, tuple[int, frozenset[BookieId]]] = {}
-        """Closed ledgers that lack copies at bookies which are away, and nowhere else → the version of their metadata,
+        """Closed ledgers that are under-replicated only because bookies are away, with the version of their metadata
         and these bookies."""
         self.lacking: dict[LedgerId, frozenset[BookieId]] = {}
-        """Ledgers that lacked copies, or whose bookies were not all registered, when they were last looked at → these
-        bookies; none where that could not be found out."""
+        """Ledgers that were under-replicated, or whose bookies were not all registered, at the last check, with these
+        bookies. No bookies if they could not be found out."""
         self.crowded: set[LedgerId] = set()
-        """Closed ledgers with copies of one entry in one zone, though a bookie of another can take one."""
+        """Closed ledgers with copies of one entry in the same zone although a bookie of another zone could take one."""
 
     def look(self) -> None:
-        """Look soon at the ledgers that have not been seen complete."""
+        """Check soon the ledgers that were not found complete."""
         self._wake.set()
 
     def look_again(self) -> None:
-        """Look soon at every ledger: a bookie that is back may have lost what it had."""
+        """Check every ledger soon, because a bookie that is back may have lost its entries."""
         self._complete, self._awaited = set(), {}
         self.look()
 
@@ -99,7 +100,8 @@ class Copier:
             self._ports.choice.forget(self)
 
     async def _pass(self) -> bool:
-        """Look at every ledger once; False if one that is registered lacks something still, or could not be asked."""
+        """Check every ledger once. Return False if a ledger on registered bookies is still under-replicated or could
+        not be checked."""
         wanted, complete = self._wanted(), self._complete
         await asyncio.sleep(SETTLE_S)
         is_done, is_told = True, False
@@ -108,11 +110,11 @@ class Copier:
                 try:
                     is_done &= await self._look_at(ledger, last, complete)
                 except (LedgerError, MetadataError) as error:
-                    # While the metadata store is away it is so with every ledger, at every pass.
+                    # While the metadata store is unreachable, this happens for every ledger in every pass.
                     level = logging.DEBUG if is_told and isinstance(error, MetadataUnavailable) else logging.INFO
-                    log.log(level, "ledger=%d not repaired now: %r", ledger, error)
+                    log.log(level, "ledger not repaired now ledger=%d error=%r", ledger, error)
                     is_told |= isinstance(error, MetadataUnavailable)
-                    if isinstance(error, LedgerError):  # else nothing is known: it lacks no more than it did before
+                    if isinstance(error, LedgerError):  # otherwise nothing is known, and the last result stays
                         self.lacking.setdefault(ledger, frozenset())
                     is_done = False
         complete.intersection_update(ledger for ledger, _ in wanted)
@@ -123,7 +125,7 @@ class Copier:
         return is_done
 
     async def _look_at(self, ledger: LedgerId, last: EntryId | None, complete: set[LedgerId]) -> bool:
-        """`complete` is replaced while bookies come and go: what was seen of them before says nothing then."""
+        """Check one ledger. `complete` is replaced when bookies come or go; results of before do not count then."""
         metadata, version = await self._ports.ledgers.read(ledger)
         there = [bookie for bookie in bookies_of(metadata) if self._ports.choice.is_registered(bookie)]
         if away := frozenset(bookies_of(metadata)).difference(there):
@@ -143,7 +145,7 @@ class Copier:
 
     async def _fill(self, metadata: LedgerMetadata, last: EntryId, there: list[BookieId]) -> None:
         """Make the open ledger's missing copies."""
-        # A read-only one keeps what room it has for fences (docs/protocol.md, B20).
+        # A read-only bookie keeps its free space for fences (docs/protocol.md, B20).
         takers = self._ports.choice.writable
         without_room: set[BookieId] = set()
         lacking = set(bookies_of(metadata)).difference(there)
@@ -155,10 +157,10 @@ class Copier:
             without_room.update(found - takers)
 
         copying = self._copying(metadata)
-        held = await copying.held_as_told(there)
+        held = await copying.held_by_responsive(there)
         self.copied += await copying.fill(metadata, last, held, takers, noticed, may_refuse=there)
         if copying.refused:
-            raise BookieError(f"{', '.join(sorted(copying.refused))} did not say what they have, or took no copies")
+            raise BookieError(f"{', '.join(sorted(copying.refused))} did not list their entries, or took no copies")
         if len(there) == len(bookies_of(metadata)) and not without_room:
             self.lacking.pop(metadata.ledger, None)
 
@@ -181,18 +183,18 @@ class Copier:
         if lacking or crowded:
             await self._mark(ledger, crowded | lacking)
         if copying.refused:
-            raise BookieError(f"{', '.join(sorted(copying.refused))} did not say what they have")
+            raise BookieError(f"{', '.join(sorted(copying.refused))} did not list their entries")
         return not lacking and not crowded
 
     async def _lacking(self, copying: Copying, there: list[BookieId]) -> set[BookieId]:
-        """Those of the bookies that lack an entry of a closed ledger, of those that say what they have."""
+        """Return the bookies that lack an entry of a closed ledger, among those that list their entries."""
         found: set[BookieId] = set()
-        metadata, held = copying.reader.metadata, await copying.held_as_told(there)
+        metadata, held = copying.reader.metadata, await copying.held_by_responsive(there)
         for missing in missing_copies(metadata, metadata.last_entry, held):
             found.update(each.bookie for each in missing)
             if len(found) == len(held):
                 break
-            await asyncio.sleep(0)  # the event loop is others' in between
+            await asyncio.sleep(0)  # let other tasks run
         return found
 
     def _copying(self, metadata: LedgerMetadata) -> Copying:

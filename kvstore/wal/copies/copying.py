@@ -1,7 +1,7 @@
 """Copies entries of one ledger to bookies that lack them: several at once, within a number of bytes per second.
 
-Copies are recovery adds, which pass fences; each entry is read from any bookie that has a good copy of it
-(docs/protocol.md, W8, W11).
+Copies are recovery adds, which pass fences. Each entry is read from any bookie that has a good copy (docs/protocol.md,
+W8, W11).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kvstore.proto.availability import HeldEntries
 from kvstore.proto.digest import Packet, master_key
 from kvstore.types import BookieId, EntryId, LedgerId, LedgerMetadata
 from kvstore.wal.connection import AnsweredError
-from kvstore.wal.copies.pace import Pace
+from kvstore.wal.copies.pace import CopyPace
 from kvstore.wal.entry_reader import BATCH_BYTES, EntryReader
 from kvstore.wal.ports import BookieClient
 from kvstore.wal.read_ahead import ENTRIES_MAX, ReadAhead
@@ -31,53 +31,53 @@ from kvstore.wal.repair import Missing, missing_copies
 log = logging.getLogger(__name__)
 
 AT_ONCE_MAX = 16
-"""Entries under way, so that a round trip and a sync are not waited for at each; so many of the largest are 16 MiB."""
+"""Number of entries copied at once, to hide the round trip and the sync; 16 MiB for the largest entries."""
 ADD_TIMEOUT_S = 5.0
 UNREADABLE_MAX = 1_000
-"""So many entries that cannot be read end one attempt at their fragment: each may wait for a bookie that does not
-answer. Once there are so many in a ledger the first one ends that at each other fragment."""
+"""Number of unreadable entries that end one attempt at their fragment, because each may wait for a bookie that does not
+answer. Once a ledger has this many, the first unreadable entry ends the attempt at each further fragment."""
 
 
-class Fault(NamedTuple):
-    """The flaw of one bookie's copy of an entry."""
+class CopyFault(NamedTuple):
+    """A fault of one bookie's copy of an entry."""
 
     entry: EntryId
     what: str
     is_certain: bool
-    """False: the bookie did not say, or could not be asked."""
+    """False if the bookie gave no definite answer or could not be asked."""
 
 
 class Copying:
-    """Copies one ledger, whose entries are where `metadata` says."""
+    """Copies the entries of one ledger, which are where `metadata` says."""
 
     def __init__(
         self,
         metadata: LedgerMetadata,
         bookies: BookieClient,
         nursery: Nursery,
-        pace: Pace,
+        pace: CopyPace,
         *,
         own: BookieId | None = None,
     ) -> None:
         self.copied = 0
-        """Copies made."""
+        """Number of copies made."""
         self.copied_bytes = 0
         self.unreadable: dict[EntryId, LedgerError] = {}
-        """Entries of which no good copy was found, and why. Only of a `fill` that goes on without them."""
+        """Entries without a good copy, and why. Filled only by a `fill` with `skip_unreadable`."""
         self.refused: set[BookieId] = set()
-        """Bookies that took no copy when they were given one, or did not say what they have."""
+        """Bookies that refused a copy or did not list their entries."""
         self.is_given_up = given_up(metadata)
-        """Whether an entry was given up: nobody looks for copies of it any more."""
+        """Returns True if an entry was abandoned: nobody looks for copies of it."""
         self.reader = EntryReader(metadata, bookies, nursery, own)
         self._bookies, self._nursery, self._pace = bookies, nursery, pace
         self._key = master_key(metadata.password)
-        self._goes_on = False
+        self._skip_unreadable = False
         self._may_refuse: Collection[BookieId] = ()
         self._unreadable_in: Counter[EntryId] = Counter()
-        """Of each fragment, by its first entry."""
+        """Number of unreadable entries of each fragment, by its first entry."""
 
     async def held(self, at: Collection[BookieId]) -> dict[BookieId, HeldEntries]:
-        """Ask each of the bookies what it has. Raises LedgerError if one does not say."""
+        """Ask each of the bookies for its entries. Raises LedgerError if one does not list them."""
         found = {}
         for bookie in sorted(at):
             try:
@@ -87,8 +87,8 @@ class Copying:
                 raise
         return found
 
-    async def held_as_told(self, at: Collection[BookieId]) -> dict[BookieId, HeldEntries]:
-        """The same of those that say it."""
+    async def held_by_responsive(self, at: Collection[BookieId]) -> dict[BookieId, HeldEntries]:
+        """Ask each of the bookies for its entries. Leave out those that do not list them."""
         found: dict[BookieId, HeldEntries] = {}
         for bookie in sorted(at):
             with suppress(LedgerError):
@@ -103,22 +103,22 @@ class Copying:
         takers: Collection[BookieId],
         noticed: Callable[[list[Missing]], None] = lambda _: None,
         *,
-        goes_on: bool = False,
+        skip_unreadable: bool = False,
         may_refuse: Collection[BookieId] = (),
     ) -> int:
-        """Find what the bookies of `held` lack of what `wanted` names them for, up to the entry `last`, and copy it to
-        those that are `takers`; returns how many copies were made. `noticed` is told what is missing, slice by slice.
-        Raises StoreError; what was copied until then stays. `goes_on`: entries that cannot be read are passed over.
-        `may_refuse`: takers whose refusal is noted, and ends nothing but what they are given."""
+        """Find the entries up to `last` that bookies of `held` lack although `wanted` names them, and copy the entries
+        to those that are `takers`. Return the number of copies. `noticed` is called with the missing copies of each
+        slice. Raises StoreError; copies made before that stay. `skip_unreadable`: skip entries that cannot be read.
+        `may_refuse`: takers whose refusal is only recorded, and ends only their own copying."""
         ledger, before = wanted.ledger, self.copied
-        self._goes_on, self._may_refuse = goes_on, may_refuse
+        self._skip_unreadable, self._may_refuse = skip_unreadable, may_refuse
         for missing in missing_copies(wanted, last, held):
             if missing and not self._is_hopeless(missing[0].entry):
                 noticed(missing)
                 await self._copy_all([each for each in missing if each.bookie in takers and self._takes(each.bookie)])
-            await asyncio.sleep(0)  # the event loop is others' in between
+            await asyncio.sleep(0)  # let other tasks run
         if self.copied > before:
-            log.info("ledger=%d %d copies made", ledger, self.copied - before)
+            log.info("copies made ledger=%d copies=%d", ledger, self.copied - before)
         return self.copied - before
 
     async def copy(self, entry: EntryId, bookies: Sequence[BookieId]) -> None:
@@ -126,7 +126,7 @@ class Copying:
         await self._give(entry, await self._packet(entry), bookies)
 
     async def copy_if_readable(self, entry: EntryId, bookie: BookieId) -> None:
-        """The same for one bookie; an entry that cannot be read is noted as such. Raises StoreError."""
+        """Copy one entry to one bookie. If the entry cannot be read, record that instead. Raises StoreError."""
         try:
             packet = await self._packet(entry)
         except LedgerError as error:
@@ -140,15 +140,15 @@ class Copying:
         return bookie not in self.refused or bookie not in self._may_refuse
 
     def _is_hopeless(self, entry: EntryId) -> bool:
-        """Whether so much of its fragment cannot be read that the rest is left alone."""
+        """Return True if so many entries of the fragment are unreadable that the rest is skipped."""
         found = self._unreadable_in[self.reader.metadata.fragment_of(entry).first]
         return found >= (UNREADABLE_MAX if len(self.unreadable) < UNREADABLE_MAX else 1)
 
     async def faults(
         self, bookie: BookieId, last: EntryId, noticed: Callable[[EntryId], None] = lambda _: None
-    ) -> AsyncIterator[Fault]:
-        """Read every entry up to `last` that the bookie is to have there, within the rate, and give those without a
-        good copy. `noticed` is told how far that is."""
+    ) -> AsyncIterator[CopyFault]:
+        """Read every entry up to `last` that the bookie should have, within the rate, and yield the faults. `noticed`
+        is called with the progress."""
         metadata = self.reader.metadata
         named = (EntryId(each) for each in range(last + 1) if bookie in metadata.write_set(EntryId(each)))
         while entries := list(itertools.islice(named, ENTRIES_MAX)):
@@ -162,8 +162,7 @@ class Copying:
                         yield found
 
     async def _good_copies(self, bookie: BookieId, entries: Sequence[EntryId]) -> Collection[EntryId]:
-        """Those of the entries that the bookie gives together, as they were written; what it says of the others is for
-        a read of each to find out."""
+        """Return those of the entries that the bookie gives intact in one batch. The others must be read alone."""
         ledger = self.reader.metadata.ledger
         try:
             packets = await self._bookies.read_batch(
@@ -174,22 +173,22 @@ class Copying:
         await self._pace.spend(sum(map(len, packets)))
         return self.reader.digest.open_those(ledger, packets, set(entries)).keys()
 
-    async def _fault(self, bookie: BookieId, entry: EntryId) -> Fault | None:
+    async def _fault(self, bookie: BookieId, entry: EntryId) -> CopyFault | None:
         ledger = self.reader.metadata.ledger
         try:
             answer = await self._bookies.read(bookie, ledger, entry)
             if answer.packet is None:
-                return Fault(entry, "missing", is_certain=True)
+                return CopyFault(entry, "missing", is_certain=True)
             await self._pace.spend(len(answer.packet))
             self.reader.digest.open(ledger, entry, answer.packet)
         except Corrupted:
-            return Fault(entry, "damaged", is_certain=True)
+            return CopyFault(entry, "damaged", is_certain=True)
         except LedgerError as error:
-            return Fault(entry, f"unreadable: {error}", is_certain=isinstance(error, AnsweredError))
+            return CopyFault(entry, f"unreadable: {error}", is_certain=isinstance(error, AnsweredError))
         return None
 
     async def _packet(self, entry: EntryId, ahead: ReadAhead[Packet] | None = None) -> bytes:
-        """Raises LedgerError."""
+        """Return the entry's packet. Raises LedgerError."""
         found = await ahead.take(entry) if ahead is not None else None
         if found is None:
             found = await self.reader.read(entry)
@@ -204,7 +203,7 @@ class Copying:
                 self.refused.add(bookie)
                 if bookie not in self._may_refuse:
                     raise
-                log.info("ledger=%d entry=%d not copied: %s", self.reader.metadata.ledger, entry, error)
+                log.info("entry not copied ledger=%d entry=%d error=%s", self.reader.metadata.ledger, entry, error)
                 continue
             self.copied += 1
             self.copied_bytes += len(packet)
@@ -230,7 +229,7 @@ class Copying:
     async def _work(
         self, waiting: deque[tuple[EntryId, list[BookieId]]], ahead: ReadAhead[Packet]
     ) -> StoreError | None:
-        """Copy entries until there is none left; the first error ends the work of all."""
+        """Copy entries until none is left. The first error ends the work of all."""
         while waiting:
             entry, named = waiting.popleft()
             bookies = [*filter(self._takes, named)]
@@ -239,13 +238,13 @@ class Copying:
             try:
                 packet = await self._packet(entry, ahead)
             except LedgerError as error:
-                if not self._goes_on:
+                if not self._skip_unreadable:
                     waiting.clear()
                     return error
                 self.unreadable[entry] = error
                 self._unreadable_in[self.reader.metadata.fragment_of(entry).first] += 1
                 if self._is_hopeless(entry):
-                    waiting.clear()  # a slice is of one fragment
+                    waiting.clear()  # a slice is within one fragment
                 continue
             try:
                 await self._give(entry, packet, bookies)
@@ -266,6 +265,6 @@ class Copying:
             async with asyncio.timeout(ADD_TIMEOUT_S):
                 error = await stored
         except TimeoutError:
-            error = BookieError(f"{bookie}: no answer in time")
+            error = BookieError(f"{bookie}: did not answer in time")
         if error is not None:
             raise error

@@ -1,4 +1,4 @@
-"""Keeps the making of copies within a number of bytes per second."""
+"""Limits copying to a number of bytes per second."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from collections.abc import Callable
 from kvstore.env.ports import Clock
 
 IDLE_S = 1.0
-"""Who spends nothing for so long has nothing to spend."""
+"""After this many seconds without spending, no unused budget is left."""
 LOOK_S = 1.0
-"""How often whoever waits looks whether it may still go on."""
+"""Seconds between two checks whether a waiting caller may continue."""
 
 
-class Pace:
-    """Shared by all that copy on one node."""
+class CopyPace:
+    """A rate limit shared by everything that copies on one node."""
 
     def __init__(self, clock: Clock, bytes_per_s: int) -> None:
         self.bytes_per_s = bytes_per_s
         self._clock = clock
         self._free_at = 0.0
-        """When what was spent so far is within the rate."""
+        """When everything spent so far fits within the rate."""
         self.spent_bytes = 0
         self.busy_s = 0.0
-        """Seconds in which there was something to spend; never shorter than the rate allows for `spent_bytes`."""
+        """Seconds in which there was something to spend; never less than the rate requires for `spent_bytes`."""
         self._waiting = 0
         self._seen_at = -IDLE_S
 
     async def spend(self, size: int) -> None:
-        """Return when so many bytes more are within the rate. A caller that is cancelled leaves its turn to others."""
+        """Return when `size` more bytes fit within the rate. A cancelled caller releases its turn."""
         await self.spend_while(size, lambda: None)
 
-    async def spend_while(self, size: int, go_on: Callable[[], None]) -> None:
-        """The same, for as long as `go_on` raises nothing, which is asked every second: at a low rate this takes
-        long."""
+    async def spend_while(self, size: int, check: Callable[[], None]) -> None:
+        """Return when `size` more bytes fit within the rate. `check` is called every second and may raise, because the
+        wait may be long at a low rate."""
         now = self._clock.now()
         self._pass_to(now)
         takes_s = size / self.bytes_per_s
@@ -41,12 +41,12 @@ class Pace:
         left_s = self._free_at - now
         self._waiting += 1
         try:
-            go_on()
+            check()
             while left_s > 0:
                 step_s = min(left_s, LOOK_S)
                 await asyncio.sleep(step_s)
                 left_s -= step_s
-                go_on()
+                check()
             self.spent_bytes += size
         except BaseException:
             self._free_at -= takes_s
@@ -56,24 +56,24 @@ class Pace:
             self._waiting -= 1
 
     def _pass_to(self, now: float) -> None:
-        """Count the time since it was last looked at, unless there was nothing to spend then."""
+        """Count the time since the last call, unless there was nothing to spend."""
         if self._waiting or now - self._seen_at < IDLE_S:
             self.busy_s += now - self._seen_at
         self._seen_at = now
 
 
-class GuardedPace(Pace):
-    """A share in another pace, for as long as `go_on` raises nothing."""
+class GuardedCopyPace(CopyPace):
+    """A pace that shares the rate of another one, and that ends waits when `check` raises."""
 
-    def __init__(self, shared: Pace, go_on: Callable[[], None]) -> None:
+    def __init__(self, shared: CopyPace, check: Callable[[], None]) -> None:
         super().__init__(shared._clock, shared.bytes_per_s)
-        self._shared, self._go_on = shared, go_on
+        self._shared, self._check = shared, check
 
-    async def spend_while(self, size: int, go_on: Callable[[], None]) -> None:
-        """Raises what either `go_on` does."""
+    async def spend_while(self, size: int, check: Callable[[], None]) -> None:
+        """Return when `size` more bytes fit within the rate. Raises what either `check` raises."""
 
         def both() -> None:
-            self._go_on()
-            go_on()
+            self._check()
+            check()
 
         await self._shared.spend_while(size, both)

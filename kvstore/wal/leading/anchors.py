@@ -1,8 +1,8 @@
-"""Notices that the metadata store, reached and up to date, has no more what a leader's log is anchored in.
+"""Detects that an up-to-date metadata store no longer has what a leader's log depends on: its anchors.
 
-That is the cluster's id, the partition's list of ledgers, and the metadata of the open ledger. Bookies have admitted
-that ledger once and ask no more, so that without this a leader would go on acknowledging entries which no takeover
-finds (docs/protocol.md G23). It costs an append nothing: three watches, and three reads now and then.
+The anchors are the cluster's id, the partition's list of ledgers, and the metadata of the open ledger. Bookies have
+admitted that ledger once and do not ask again. So without this check a leader would keep acknowledging entries that no
+takeover finds (docs/protocol.md G23). It costs an append nothing: three watches, and three reads every 30 seconds.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from typing import Protocol
 from kvstore.env.events import wait_within
 from kvstore.errors import MetadataError, MetadataLost, NoSuchNode, OlderMetadata, StoreError
 from kvstore.meta import paths
-from kvstore.meta.layout import Identity
+from kvstore.meta.layout import ClusterIdentity
 from kvstore.meta.store import MetadataStore, Watch
 from kvstore.types import PartitionId, Position
 from kvstore.wal.handle import LedgerHandle
 from kvstore.wal.ledger_list import LedgerList
 
 LOOK_AGAIN_S = 30.0
-"""A watch is a hint; this finds what none was told of."""
+"""Poll for changes that watches missed; watches are best effort."""
 PAUSE_S = 0.1
-"""Between two looks: a leader's own roll changes its anchors several times."""
+"""Seconds between two checks, because a leader's own roll changes its anchors several times."""
 RETRY_S = 1.0
-"""After a look of which the outcome is not known."""
+"""Seconds until the next check after one of unknown outcome."""
 
 
 class Anchored(Protocol):
-    """The leader's log, as far as it is asked here."""
+    """The part of the leader's log that is needed here."""
 
     partition: PartitionId
     version: int
-    """Of its list, as this leader wrote it last."""
+    """Version of the list as this leader wrote it last."""
     listed: LedgerList
     lost: StoreError | None
 
@@ -47,20 +47,20 @@ class Anchors:
     """The anchors of one leader's log."""
 
     def __init__(
-        self, log: Anchored, store: MetadataStore, identity: Identity, lose: Callable[[StoreError], None]
+        self, log: Anchored, store: MetadataStore, identity: ClusterIdentity, lose: Callable[[StoreError], None]
     ) -> None:
-        """`lose` is called once an anchor is gone for sure."""
+        """`lose` is called once an anchor is certainly gone."""
         self._log, self._lose = log, lose
         self._store = store
         self._identity = identity
         self._doubted: set[str] = set()
-        """Paths of what has changed since it was looked at, or was never looked at."""
+        """Paths that have changed since they were checked, or were never checked."""
         self._doubt = asyncio.Event()
-        """There are some."""
+        """Set if there are such paths."""
 
     # docs/protocol.md G23
     async def guard(self) -> None:
-        """Watch the anchors. Ends with the log."""
+        """Watch the anchors until the log is lost."""
         log = self._log
         with ExitStack() as watches:
             for path in (paths.INSTANCE_ID, paths.partition_log(log.partition)):
@@ -72,8 +72,8 @@ class Anchors:
                         await self._look(handle)
 
     # docs/protocol.md G26
-    def hear_applied(self, position: Position) -> bool:
-        """See LeaderLog."""
+    def report_applied(self, position: Position) -> bool:
+        """Handle the report of another replica; see LeaderLog."""
         partition, listed = self._log.partition, self._log.listed
         if listed.explains(position):
             return False
@@ -88,7 +88,7 @@ class Anchors:
 
     def _watched(self, path: str) -> closing[Watch]:
         watch = self._store.watch(path, partial(self._tell, path))
-        self._tell(path)  # what changed before the watch stood
+        self._tell(path)  # it may have changed before the watch was set
         return closing(watch)
 
     def _tell(self, path: str) -> None:
@@ -96,7 +96,7 @@ class Anchors:
         self._doubt.set()
 
     async def _look(self, handle: LedgerHandle) -> None:
-        """Look at what is in doubt, now or when something is; now and then at all."""
+        """Wait until an anchor has changed or LOOK_AGAIN_S has passed, then check."""
         all_of_them = {paths.INSTANCE_ID, paths.partition_log(self._log.partition), paths.ledger(handle.ledger)}
         doubted = self._doubted & all_of_them if await wait_within(self._doubt, LOOK_AGAIN_S) else all_of_them
         self._doubted.clear()
@@ -113,7 +113,7 @@ class Anchors:
             await asyncio.sleep(PAUSE_S)
 
     async def _check(self, doubted: set[str]) -> None:
-        """Raises MetadataLost for what is gone for sure; MetadataUnavailable, MetadataUnknown."""
+        """Check the anchors. Raises MetadataLost if one is certainly gone, MetadataUnavailable, MetadataUnknown."""
         if paths.INSTANCE_ID in doubted:
             await self._identity.check()
         for path in sorted(doubted - {paths.INSTANCE_ID}):
@@ -123,12 +123,12 @@ class Anchors:
                     raise MetadataLost(f"partition {self._log.partition}: {fault}")
 
     async def _fault(self, path: str) -> str | None:
-        """The complaint about an anchor, as far as the server that answers knows; None if it is in its place."""
+        """Return what is wrong with an anchor, as far as the answering server knows, or None."""
         version = self._log.version
         try:
             _, stat = await self._store.get(path)
         except NoSuchNode:
             return f"{path} is gone from the metadata store"
         if path == paths.partition_log(self._log.partition) and stat.version < version:
-            return f"{path} has version {stat.version} after {version}: it was made anew"
+            return f"{path} has version {stat.version} after version {version}, so it was created again"
         return None

@@ -1,8 +1,8 @@
-"""A partition's log in the hands of its leader: appends to the open ledger, rolls to the next one.
+"""A partition's log in the hands of its leader: appends to the open ledger, and rolls to the next one.
 
-A roll: create ledger n+1, list it, hold appends back until every entry of n is acknowledged, go on in n+1, close n,
-list n+1's exact first sequence. One roll at a time; it ends when n is CLOSED (docs/protocol.md G5, G10, G13). While the
-metadata store is away nothing is rolled and the open ledger goes on.
+A roll creates ledger n+1, lists it, holds appends back until every entry of n is acknowledged, continues in n+1, closes
+n, and lists n+1's exact first sequence. There is one roll at a time; it ends when n is CLOSED (docs/protocol.md G5,
+G10, G13). While the metadata store is unreachable nothing is rolled, and the open ledger stays in use.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from kvstore.errors import (
     StoreError,
     VersionConflict,
 )
-from kvstore.meta.layout import Identity
+from kvstore.meta.layout import ClusterIdentity
 from kvstore.meta.store import MetadataStore
 from kvstore.types import NO_ENTRY, EntryId, LedgerId, LedgerMetadata, PartitionId, Position, Seq
 from kvstore.wal.config import LogConfig
 from kvstore.wal.copies.copier import Copier, Mark
-from kvstore.wal.copies.pace import Pace
+from kvstore.wal.copies.pace import CopyPace
 from kvstore.wal.creator import LedgerCreator
 from kvstore.wal.handle import LedgerHandle, LedgerPorts
 from kvstore.wal.leading.anchors import Anchors
 from kvstore.wal.leading.owners import Owners
 from kvstore.wal.leading.rolling import roll_reason
-from kvstore.wal.leading.standstill import end_at_a_standstill
+from kvstore.wal.leading.standstill import lose_stalled_log
 from kvstore.wal.leading.trim import Trimmer
 from kvstore.wal.ledger_list import NEVER, LedgerList
 from kvstore.wal.lists import LedgerLists
@@ -48,19 +48,19 @@ from kvstore.wal.takeover import TakenOver
 log = logging.getLogger(__name__)
 
 IN_FLIGHT_MAX = 1_000
-"""Entries that may wait for their acknowledgement or for the end of a roll. Leaders stop far below it
-(kvstore/partition/leading/entry_in_flight.py); one that does not loses its log."""
+"""Maximum number of entries that wait for their acknowledgement or for the end of a roll. Leaders stay far below it
+(kvstore/partition/leading/entry_in_flight.py); a leader that exceeds it loses its log."""
 CLOSE_RETRY_S = 0.5
 
 
-class _Held(NamedTuple):
+class _HeldAppend(NamedTuple):
     payload: bytes
     first_seq: Seq
     done: AppendDone
 
 
-class OpenLog:
-    """A LeaderLog (kvstore.wal.ports)."""
+class OpenLeaderLog:
+    """The leader's log (LeaderLog in kvstore.wal.ports)."""
 
     def __init__(
         self,
@@ -68,25 +68,25 @@ class OpenLog:
         opened: TakenOver,
         *,
         store: MetadataStore,
-        identity: Identity,
+        identity: ClusterIdentity,
         ports: LedgerPorts,
         lists: LedgerLists,
         creator: LedgerCreator,
         config: LogConfig,
         lease_ms: int,
         mark: Mark,
-        pace: Pace,
+        pace: CopyPace,
         owners: Owners,
         nursery: Nursery,
     ) -> None:
-        """`mark` and `pace`: of copies (kvstore.wal.copies). `owners`: the node's. `nursery` is this log's own: it ends
-        when the log is lost."""
+        """`mark` and `pace`: for copies (kvstore.wal.copies). `owners`: the node's. `nursery` belongs to this log, and
+        ends when the log is lost."""
         self.partition = partition
         self.listed = opened.listed
         self.version = opened.version
         self.waited = opened.waited
         self.lost: StoreError | None = None
-        """Why no more can be appended."""
+        """Why nothing more can be appended."""
         self._opened = opened
         self._before_open = opened.recovered_end
         """The last entry before the open ledger."""
@@ -97,8 +97,8 @@ class OpenLog:
         self._lease_ms = lease_ms
         self._nursery = nursery
         self._loop = asyncio.get_running_loop()
-        self._held: deque[_Held] | None = None
-        """Appends held back by a roll."""
+        self._held: deque[_HeldAppend] | None = None
+        """Appends held back during a roll."""
         self._is_sealing = False
         self._first_append: tuple[Seq, float] | None = None
         """First sequence in the open ledger, and when it was appended."""
@@ -112,12 +112,12 @@ class OpenLog:
         self.trimmer = Trimmer(self, store=store, ledgers=ports.ledgers, pins=pins, clock=ports.clock, owners=owners)
         self.copier.start()
         nursery.spawn(self._keep(), name=f"{partition} log")
-        standstill = end_at_a_standstill(
+        standstill = lose_stalled_log(
             lambda: None if self.lost is not None else self._handle, ports.choice, config.check_every_s, self._lose
         )
         nursery.spawn(standstill, name=f"{partition} standstill")
         anchors = Anchors(self, store, identity, self._lose)
-        self.hear_applied = anchors.hear_applied
+        self.report_applied = anchors.report_applied
         nursery.spawn(anchors.guard(), name=f"{partition} anchors")
         nursery.spawn(self._sweep_now_and_then(), name=f"{partition} sweep")
 
@@ -131,7 +131,7 @@ class OpenLog:
 
     @property
     def handle(self) -> LedgerHandle:
-        """Of the open ledger."""
+        """The handle of the open ledger."""
         return self._handle
 
     def append(self, payload: bytes, first_seq: Seq, done: AppendDone) -> None:
@@ -151,7 +151,7 @@ class OpenLog:
             self._loop.call_soon(done, None, 0.0, self.lost)
             return
         if held is not None:
-            held.append(_Held(payload, first_seq, done))
+            held.append(_HeldAppend(payload, first_seq, done))
             return
         if self._first_append is None:
             self._first_append = first_seq, self._ports.clock.now()
@@ -162,15 +162,15 @@ class OpenLog:
             self._wake.set()
 
     def close_for_good(self) -> None:
-        """Send nothing more; entries in flight end as OutcomeUnknown."""
+        """Send nothing more. Entries in flight end with OutcomeUnknown."""
         self._on_lost.clear()
         self._lose(OutcomeUnknown(f"partition {self.partition}: its leader has stopped"))
 
     async def seal(self) -> None:
-        """After the last append is acknowledged: close the ledger. The log takes no more appends then: one that is
-        confirmed while the end is being recorded would be lost. Raises MetadataError, LedgerFenced."""
+        """Close the ledger after the last append is acknowledged. The log accepts no appends then, because an entry
+        that is confirmed while the end is being recorded would be lost. Raises MetadataError, LedgerFenced."""
         async with self._rolling:
-            await self._handle.drained()  # at once if the log is lost
+            await self._handle.drained()  # returns at once if the log is lost
             if self.lost is not None:
                 raise self.lost
             self._is_sealing = True
@@ -185,17 +185,18 @@ class OpenLog:
             self._on_lost.append(lost)
 
     async def trim(self, durable_seq: Seq, older_than_ms: int) -> int:
-        """Drop old ledgers; see LeaderLog. Raises MetadataError, and what the log was lost to."""
+        """Drop old ledgers; see LeaderLog. Raises MetadataError, and the error that the log was lost to."""
         if self.lost is not None:
             raise self.lost
         return await self.trimmer.trim(durable_seq, older_than_ms)
 
     async def drop_first(self, ends: list[EntryId]) -> None:
-        """Take the oldest ledgers out of the list."""
+        """Remove the oldest ledgers from the list."""
         await self.change_list(lambda listed: listed.without_first(ends))
 
     async def change_list(self, change: Callable[[LedgerList], LedgerList]) -> None:
-        """Compare-and-set the list. Losing it loses the log. Raises what it was lost to, MetadataError."""
+        """Compare-and-set the list. A conflict loses the log. Raises the error that the log was lost to,
+        MetadataError."""
         async with self._changing_list:
             if self.lost is not None:
                 raise self.lost
@@ -214,8 +215,8 @@ class OpenLog:
         self._growth = self._next_growth()
 
     def _next_growth(self) -> int:
-        """How much larger and older than usual the next ledgers get. A list that is too long is not rolled at all: the
-        leader goes on with the ledger that it has."""
+        """Return how much larger and older than usual the next ledgers get. If the list is too long, nothing is rolled
+        and the leader keeps its present ledger."""
         return NEVER if self._lists.is_crowded(self.partition) else self.listed.growth
 
     def _open(self, metadata: LedgerMetadata) -> LedgerHandle:
@@ -233,8 +234,8 @@ class OpenLog:
         self.lost = error
         level = (
             logging.WARNING if isinstance(error, NotEnoughBookies) else logging.INFO
-        )  # others lead on, or nobody can
-        log.log(level, "partition=%s epoch=%d lost its log: %s", self.partition, self.epoch, error)
+        )  # others keep leading, or nobody can
+        log.log(level, "lost the log partition=%s epoch=%d reason=%s", self.partition, self.epoch, error)
         self._handle.stop(error)
         self._handle.release()
         held, self._held = self._held, None
@@ -249,7 +250,7 @@ class OpenLog:
         return self.listed.infos, self._handle.writer.metadata
 
     def statistics(self) -> dict[str, Any]:
-        """Numbers for operators."""
+        """Return counters and gauges for operators."""
         lacking_at = Counter(bookie for bookies in self.copier.lacking.values() for bookie in bookies)
         return {
             "ledgers": len(self.listed.ledgers),
@@ -266,7 +267,7 @@ class OpenLog:
     # Upkeep.
 
     async def _keep(self) -> None:
-        """Until the log is lost: roll when it is time."""
+        """Roll when necessary, until the log is lost."""
         while self.lost is None:
             await wait_within(self._wake, self._config.check_every_s)
             self._wake.clear()
@@ -284,16 +285,16 @@ class OpenLog:
                 if reason and self.lost is None:
                     await self._roll(reason)
             except (MetadataError, NotEnoughBookies) as error:
-                log.info("partition=%s not rolled: %r", self.partition, error)
+                log.info("ledger not rolled partition=%s error=%r", self.partition, error)
                 await asyncio.sleep(self._config.check_every_s)
             except StoreError as error:
                 self._lose(error)
         await self._nursery.close()
 
     async def _sweep_now_and_then(self) -> None:
-        """Sweep at intervals of half an orphan's age. The first sweep comes at any moment of an interval: a log whose
-        leader changes more often than that is swept too, and logs that change their leaders together are swept in
-        turn."""
+        """Sweep at intervals of half an orphan's age. The first sweep comes at a random point of the interval. So a log
+        whose leader changes more often than that is swept too, and logs that change their leaders together are swept
+        one after the other."""
         age_s = self._config.orphan_age_s
         wait_s = age_s / 2 * Random(self._handle.ledger).random()
         while self.lost is None:
@@ -302,24 +303,24 @@ class OpenLog:
             try:
                 await self.trimmer.sweep(int(age_s * 1000))
             except MetadataError as error:
-                log.info("partition=%s not swept: %r", self.partition, error)
+                log.info("orphans not swept partition=%s error=%r", self.partition, error)
 
     def _to_repair(self) -> list[tuple[LedgerId, EntryId | None]]:
-        """The listed ledgers; the open one up to its last confirmed entry."""
+        """Return the listed ledgers; the open one with its last confirmed entry."""
         writer = self._handle.writer
         ids = [each.id for each in self.listed.ledgers]
         return [(each, writer.last_confirmed if each == self._handle.ledger else None) for each in ids]
 
     async def _settle_first_seq(self) -> None:
-        """The first append says what the list could only bound, as all ledgers before are closed by then."""
+        """Record the exact first sequence, which the list could only bound. All earlier ledgers are closed by then."""
         last = self.listed.ledgers[-1]
         if self._first_append is not None and not last.exact and self._held is None:
             first_seq = self._first_append[0]
             await self.change_list(lambda listed: listed.with_exact(last.id, first_seq))
 
     async def _roll(self, reason: str) -> None:
-        """Go on in a new ledger. Raises MetadataError, NotEnoughBookies if nothing has been listed; goes through with
-        it otherwise."""
+        """Continue in a new ledger. Raises MetadataError or NotEnoughBookies if nothing has been listed; otherwise
+        completes the roll."""
         async with self._rolling:
             old = self._handle
             metadata = await self._list_next(old, reason)
@@ -332,11 +333,17 @@ class OpenLog:
         self.copier.look()
 
     async def _list_next(self, old: LedgerHandle, reason: str) -> LedgerMetadata:
-        """Make the next ledger and list it. Later, while the former one is drained, the list may be trimmed: on disks
-        that are full that makes the room which the last entries wait for."""
+        """Create the next ledger and list it. While the former ledger is drained afterwards, the list may be trimmed:
+        on full disks this frees the space that the last entries wait for."""
         async with self._changing_list:
             metadata = await self._creator.create(self.partition, after=old.ledger, failed=old.writer.failed)
-            log.info("partition=%s rolls from ledger=%d to %d: %s", self.partition, old.ledger, metadata.ledger, reason)
+            log.info(
+                "rolling to a new ledger partition=%s from=%d to=%d reason=%s",
+                self.partition,
+                old.ledger,
+                metadata.ledger,
+                reason,
+            )
             listed, bound = self.listed, self.listed.ledgers[-1].first_seq
             if self._first_append is not None:
                 bound = self._first_append[0]
@@ -347,14 +354,14 @@ class OpenLog:
             try:
                 await self._write_list(listed, metadata)
             except (MetadataUnknown, LedgerFenced):
-                raise  # it may be listed
+                raise  # the ledger may be listed
             except StoreError:
                 await self._creator.discard(metadata)
                 raise
         return metadata
 
     def _switch(self, metadata: LedgerMetadata) -> None:
-        """From here on entries go to the new ledger; every entry of the old one is acknowledged."""
+        """Send entries to the new ledger from now on; every entry of the old one is acknowledged."""
         old = self._handle
         if (last := old.writer.last_confirmed) != NO_ENTRY:
             self._before_open = Position(old.ledger, last)
@@ -364,16 +371,16 @@ class OpenLog:
             self.append(payload, first_seq, done)
 
     async def _close(self, old: LedgerHandle) -> None:
-        """However long it takes: until then there is no other roll. Whoever takes a log over that is lost meanwhile
-        closes it."""
+        """Close the old ledger, however long it takes, because there is no other roll until then. If the log is lost
+        meanwhile, its next leader closes the ledger."""
         try:
             while self.lost is None:
                 try:
                     await old.close()
                     return
                 except MetadataError as error:
-                    log.info("ledger=%d not closed yet: %r", old.ledger, error)
+                    log.info("ledger not closed yet ledger=%d error=%r", old.ledger, error)
                     await asyncio.sleep(CLOSE_RETRY_S)
             old.stop(self.lost)
         finally:
-            old.release()  # also if it turns out to be another's
+            old.release()  # also if it turns out to belong to another writer

@@ -1,4 +1,4 @@
-"""The partitions that ledgers were made for, as far as the leaders of a node have read them. That never changes."""
+"""The partitions that ledgers were created for, as far as the leaders of a node have read them. They never change."""
 
 from __future__ import annotations
 
@@ -8,30 +8,32 @@ from collections.abc import Container
 from kvstore.types import LedgerId, PartitionId
 
 OWNERS_MAX = 250_000
-"""Ledgers that are remembered, some 130 bytes each. What is beyond is read again at each sweep."""
+"""Maximum number of ledgers that are remembered, about 130 bytes each. Others are read again at each sweep."""
 
 
 class Owners:
-    """Shared by all leaders of a node: each of them looks at all ledgers of the cluster."""
+    """The owners of ledgers, shared by all leaders of a node, because each of them looks at all ledgers of the
+    cluster."""
 
     def __init__(self) -> None:
         self.sweeping = asyncio.Lock()
-        """Held while one of them does: those that began together, as after a restart, would all read everything."""
+        """Held by one leader during its sweep. Otherwise leaders that start together, as after a restart, would all
+        read everything."""
         self._owners: dict[LedgerId, PartitionId | None] = {}
         self._names: dict[PartitionId | None, PartitionId | None] = {}
-        """Each name once."""
+        """Each name once, to share the strings."""
 
     def note(self, ledger: LedgerId, owner: PartitionId | None) -> None:
-        """`owner`: None for nobody that we know."""
+        """Remember the owner of a ledger; None for an unknown owner."""
         if len(self._owners) < OWNERS_MAX:
             self._owners[ledger] = self._names.setdefault(owner, owner)
 
     def is_anothers(self, ledger: LedgerId, partition: PartitionId) -> bool:
-        """Whether the ledger is known, and not to be this partition's."""
+        """Return True if the ledger is known to belong to another partition."""
         return self._owners.get(ledger, partition) != partition
 
     def keep(self, ledgers: Container[LedgerId]) -> None:
-        """Forget all but these, if there is no room for more."""
+        """Forget all ledgers but these, if no more fit."""
         if len(self._owners) >= OWNERS_MAX:
             self._owners = {ledger: owner for ledger, owner in self._owners.items() if ledger in ledgers}
             self._names = {owner: owner for owner in self._owners.values()}

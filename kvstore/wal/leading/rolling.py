@@ -1,4 +1,4 @@
-"""Decides when a leader goes on in a new ledger. Decides only."""
+"""Decides when a leader rolls to a new ledger. Decides only."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from kvstore.wal.repair import bookies_of
 from kvstore.wal.writer import LedgerWriter
 
 YOUNG_S = 60.0
-"""A ledger of a long list is not rolled before that for anything but its size."""
+"""Minimum age at which a ledger of a long list is rolled for a reason other than its size."""
 
 
 def is_full(config: LogConfig, writer: LedgerWriter, growth: int) -> bool:
-    """Whether the open ledger has as many bytes or entries as it may. `growth`: times the usual."""
+    """Return True if the open ledger has reached its size or entry limit. `growth`: factor for the usual limits."""
     return writer.length >= config.roll_bytes * growth or writer.last_added + 1 >= config.roll_entries * growth
 
 
 def roll_reason(
     config: LogConfig, writer: LedgerWriter, choice: BookieChoice, *, growth: int, age_s: float, written_s: float
 ) -> str:
-    """Say why the open ledger should be followed by another one; empty: it should not. `age_s`: since it was made,
-    `written_s`: since its first entry; `growth`: how much larger and older than usual it gets."""
+    """Return why the open ledger should be rolled, or "" if it should not. `age_s`: since it was created; `written_s`:
+    since its first entry; `growth`: factor for the usual size and age."""
     if is_full(config, writer, growth):
-        return "it is full"
+        return "the ledger is full"
     if written_s >= config.roll_age_s * growth:
-        return "it is old"
+        return "the ledger is old"
     if growth > 1 and age_s < YOUNG_S * growth:
-        return ""  # other reasons may come again and again: a long list has to wait
+        return ""  # other reasons may recur often: a long list has to wait
     if len(writer.metadata.fragments) >= config.roll_fragments:
         return "its ensemble has changed too often"
     if writer.metadata.quorum.ensemble < min(config.quorum.ensemble, choice.room):
@@ -38,9 +38,10 @@ def roll_reason(
 
 
 def _has_lost_a_bookie(choice: BookieChoice, metadata: LedgerMetadata) -> bool:
-    """Whether a bookie that the open ledger names, be it for entries long written, is not registered, and there are
-    enough others for as many copies: closed, its copies can be made again elsewhere. Where no other can take its place
-    in a striped ensemble the next one is narrower, and stands the next loss. Not while the metadata store is away."""
+    """Return True if a bookie that the open ledger names, even for old entries, is not registered, and there are enough
+    other bookies for as many copies. Once the ledger is closed, its copies can be made on others. If no other bookie
+    can take the place in a striped ensemble, the next one is narrower and survives the next loss. Return False while
+    the metadata store is unreachable."""
     if choice.room < metadata.quorum.write:
         return False
     return not all(map(choice.is_registered, bookies_of(metadata)))

@@ -1,4 +1,4 @@
-"""Notices that a leader's entries find no ack quorum any more, or that one bookie answers no adds."""
+"""Detects that a leader's entries no longer reach an ack quorum, or that one bookie answers no adds."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from kvstore.wal.choice import BookieChoice
 from kvstore.wal.handle import LedgerHandle
 
 STALL_MAX_S = 6.0
-"""A leader whose entries have found no ack quorum for so long gives up its log: another may reach the bookies. Clients
-have been refused by then."""
+"""Seconds without an ack quorum after which a leader abandons its log, because another leader may reach the bookies.
+Clients have been refused by then."""
 SILENCE_S = 3.0
-"""A bookie that has not stored, in so long, the entry that has been owed to it longest answers no adds. A connection is
-given up earlier, by all that is sent over it; this is for what no connection shows: the node's own bookie, which has
-none, and a directory of several whose disk hangs while others answer."""
+"""A bookie that has not stored its oldest outstanding entry for this many seconds answers no adds. A connection is
+aborted earlier, based on everything sent over it. This limit covers what no connection shows: the node's own bookie,
+which has no connection, and one of several directories whose disk hangs while the others answer."""
 LOOKS_MIN = 2
 
 
-class Silences:
-    """Decides which bookies of the open ledger are silent. It goes by looks, not by the clock: what has come while this
-    process stood still is read first."""
+class SilentBookies:
+    """Decides which bookies of the open ledger are silent. It counts checks instead of time, because events that
+    arrived while this process was stopped must be read first."""
 
     def __init__(self) -> None:
         self._seen: dict[BookieId, tuple[LedgerId, EntryId, int]] = {}
 
     def look(self, ledger: LedgerId, owed: Mapping[BookieId, EntryId], every_s: float) -> list[BookieId]:
-        """Those to whom the same entry is owed for too many looks. `owed`: the first that each has not stored;
-        `every_s`: between two looks."""
+        """Return the bookies with the same oldest outstanding entry for too many checks. `owed`: the first entry that
+        each bookie has not stored; `every_s`: seconds between two checks."""
         before, self._seen = self._seen, {}
         for bookie, entry in owed.items():
             *same, looks = before.get(bookie, (ledger, entry, -1))
@@ -38,19 +38,19 @@ class Silences:
         return sorted(bookie for bookie in silent if self._seen[bookie][2] >= LOOKS_MIN)
 
 
-async def end_at_a_standstill(
+async def lose_stalled_log(
     handle_or_none: Callable[[], LedgerHandle | None],
     choice: BookieChoice,
     check_every_s: float,
     lose: Callable[[StoreError], None],
 ) -> None:
-    """Call `lose` when nothing of the open ledger was confirmed for STALL_MAX_S; end when there is no open ledger. Give
-    up on bookies that are silent meanwhile.
+    """Call `lose` when no entry of the open ledger was confirmed for STALL_MAX_S. Return when there is no open ledger.
+    Meanwhile, treat silent bookies as failed.
 
-    It looks also during a roll, which waits for the former ledger. It goes by looks, not by the clock: what has come
-    while this process stood still is read first.
+    It also checks during a roll, which waits for the former ledger. It counts checks instead of time, because events
+    that arrived while this process was stopped must be read first.
     """
-    stalled_s, seen_at, silences = 0.0, 0.0, Silences()
+    stalled_s, seen_at, silences = 0.0, 0.0, SilentBookies()
     while True:
         await asyncio.sleep(check_every_s)
         handle = handle_or_none()
@@ -60,7 +60,7 @@ async def end_at_a_standstill(
         for bookie in silences.look(handle.ledger, handle.writer.owed_longest(), check_every_s):
             handle.give_up_on(bookie, "no add of the ledger was answered")
         is_stalled = handle.writer.unconfirmed > 0 and handle.progress_at == seen_at
-        # Where the disks are full nobody else could lead either, and only a leader trims, which makes room.
+        # If the disks are full, no other leader could append either, and only a leader trims, which frees space.
         is_full = choice.is_full(handle.writer.metadata.quorum.ack)
         stalled_s = stalled_s + check_every_s if is_stalled and not is_full else 0.0
         seen_at = handle.progress_at

@@ -1,4 +1,4 @@
-"""Drops old ledgers of a partition's log, and sweeps what crashes have left behind (docs/protocol.md G6, G15)."""
+"""Drops old ledgers of a partition's log, and sweeps orphans that crashes have left (docs/protocol.md G6, G15)."""
 
 from __future__ import annotations
 
@@ -28,35 +28,35 @@ from kvstore.wal.pins import Pins
 log = logging.getLogger(__name__)
 
 TRIMMED_MAX = 256
-"""Ledgers that are taken off a list at once, some five round trips each: the leader has other duties, and an error in
-between begins again."""
+"""Maximum number of ledgers removed from a list at once, at about five round trips each. The leader has other duties,
+and an error in between restarts the work."""
 
 UNDECODABLE_MAX = 1_000
-"""Ledgers that are remembered and logged as such."""
+"""Maximum number of undecodable ledgers that are remembered and logged."""
 
 
 class ListOwner(Protocol):
-    """The leader's hold on its list."""
+    """The leader's access to its list."""
 
     partition: PartitionId
     listed: LedgerList
     version: int
 
     async def drop_first(self, ends: list[EntryId]) -> None:
-        """Take the oldest ledgers, which end at `ends`, out of the list. Raises LedgerFenced if the list is lost."""
+        """Remove the oldest ledgers, which end at `ends`, from the list. Raises LedgerFenced if the list is lost."""
         ...
 
 
-class _Found(NamedTuple):
-    """A listed ledger in the metadata store."""
+class _ListedLedgerState(NamedTuple):
+    """The state of a listed ledger in the metadata store."""
 
     metadata: LedgerMetadata | None
-    """None if it is gone."""
+    """None if the ledger is gone."""
     modified_ms: int
 
 
 class Trimmer:
-    """Trims one leader's log."""
+    """The trimmer of one leader's log."""
 
     def __init__(
         self,
@@ -77,10 +77,11 @@ class Trimmer:
         self.undecodable: set[LedgerId] = set()
         """Ledgers whose metadata could not be read."""
         self.deleted: set[LedgerId] = set()
-        """Listed ones that somebody has deleted."""
+        """Listed ledgers that somebody has deleted."""
 
     async def trim(self, durable_seq: Seq, older_than_ms: int) -> int:
-        """List first, then pins, then delete; see LeaderLog. Returns how many ledgers left the list."""
+        """Trim the log: change the list first, then read the pins, then delete; see LeaderLog. Return the number of
+        ledgers removed from the list."""
         partition = self._owner.partition
         now_ms = self._clock.passed_ms()
         pinned = await self._pins.oldest(partition, now_ms)
@@ -93,14 +94,15 @@ class Trimmer:
         pinned = await self._pins.oldest(partition, now_ms)
         for ledger in gone[: len(ends)]:
             if pinned is not None and ledger >= pinned:
-                break  # the sweep takes it when the pin is gone
-            log.info("partition=%s ledger=%d trimmed below seq=%d", partition, ledger, durable_seq + 1)
+                break  # the sweep deletes it when the pin is gone
+            log.info("ledger trimmed partition=%s ledger=%d below_seq=%d", partition, ledger, durable_seq + 1)
             await self._ledgers.remove(ledger, -1)
         return len(ends)
 
     def _droppable(self, ends: list[EntryId | None]) -> int:
-        """How many of the first ledgers can go. Not a deleted one without a later one that has entries: the list says
-        where what was trimmed ends, and whoever stands there goes on."""
+        """Return how many of the first ledgers can be removed. A deleted ledger can be removed only together with a
+        later one that has entries: the list then records where the trimmed part ends, so that a replica there
+        continues."""
         count = self._owner.listed.droppable(len(ends))
         while next((end for end in reversed(ends[:count]) if end != NO_ENTRY), NO_ENTRY) is None:
             count = self._owner.listed.droppable(count - 1)
@@ -108,20 +110,22 @@ class Trimmer:
 
     # docs/protocol.md P31
     async def _ends(self, ledgers: list[LedgerId], now_ms: int, closed_before_ms: int) -> list[EntryId | None]:
-        """Last entries of the first ones that are closed since before then, by the metadata store's date and by that of
-        whoever made the next one; None for one that somebody has deleted. One of which there is no date, or one that is
-        still to come, is as old as the next one that has two: its entries were there before that one's."""
+        """Return the last entries of the first ledgers that were closed before `closed_before_ms`, by both the metadata
+        store's time and the time of the leader that created the next ledger; None for a ledger that somebody has
+        deleted. A ledger without a time, or with one in the future, is as old as the next ledger with both times,
+        because its entries were there before that one's."""
         ends: list[EntryId | None] = []
         old = 0
         listed = self._owner.listed
-        found: _Found | None = None
-        for this, following in pairwise(each.id for each in listed.ledgers[: len(ledgers) + 1]):  # there is one: G6
+        found: _ListedLedgerState | None = None
+        # there is a next one: G6
+        for this, following in pairwise(each.id for each in listed.ledgers[: len(ledgers) + 1]):
             if old >= TRIMMED_MAX and listed.droppable(old):
-                break  # the next look goes on
+                break  # the next run continues
             found = found or await self._find(this)
             after = found and await self._find(following)
             if found is None or after is None:
-                break  # where it ends is not known, and what is behind it cannot go before it
+                break  # its end is unknown, and later ledgers cannot be removed before it
             if found.metadata is not None and found.metadata.state is not LedgerState.CLOSED:
                 break
             ends.append(None if found.metadata is None else found.metadata.last_entry)
@@ -134,11 +138,11 @@ class Trimmer:
             found = after
         return ends[:old]
 
-    async def _find(self, ledger: LedgerId) -> _Found | None:
-        """None if what is there cannot be decoded. Raises MetadataError."""
+    async def _find(self, ledger: LedgerId) -> _ListedLedgerState | None:
+        """Return the state of a ledger, or None if its metadata cannot be decoded. Raises MetadataError."""
         try:
             _, stat = await self._store.get(paths.ledger(ledger))
-            return _Found((await self._ledgers.read(ledger))[0], stat.modified_ms)
+            return _ListedLedgerState((await self._ledgers.read(ledger))[0], stat.modified_ms)
         except UndecodableNode as error:
             self._pass_over(ledger, error)
             return None
@@ -146,31 +150,31 @@ class Trimmer:
             return await self._deleted(ledger)
 
     # docs/protocol.md G6
-    async def _deleted(self, ledger: LedgerId) -> _Found:
-        """Raises NoSuchLedger if it may be that another leader has trimmed it."""
+    async def _deleted(self, ledger: LedgerId) -> _ListedLedgerState:
+        """Return the state of a deleted ledger. Raises NoSuchLedger if another leader may have trimmed it."""
         with suppress(NoSuchLedger):
             metadata, _ = await self._ledgers.read_latest(ledger)
-            raise MetadataUnavailable(f"ledger {metadata.ledger}: the metadata store showed it only after a sync")
+            raise MetadataUnavailable(f"ledger {metadata.ledger}: the metadata store returned it only after a sync")
         owner = self._owner
         _, stat = await self._store.get(paths.partition_log(owner.partition))
         if stat.version != owner.version:
-            raise NoSuchLedger(f"there is no ledger {ledger}, and partition {owner.partition} has another list")
+            raise NoSuchLedger(f"ledger {ledger} does not exist, and partition {owner.partition} has another list")
         if ledger not in self.deleted and len(self.deleted) < UNDECODABLE_MAX:
             self.deleted.add(ledger)
             log.error(
-                "partition=%s ledger=%d is gone, although the log's list has it: somebody has deleted it; its line is "
-                "dropped with those of the ledgers around it",
+                "somebody has deleted a listed ledger; it is removed from the list with the ledgers around it "
+                "partition=%s ledger=%d",
                 owner.partition,
                 ledger,
             )
-        return _Found(None, 0)
+        return _ListedLedgerState(None, 0)
 
     async def sweep(self, older_than_ms: int) -> int:
-        """Delete ledgers that were made for this log longer ago and that neither its list nor a pin names; returns how
-        many.
+        """Delete ledgers that were created for this log before that time and that neither its list nor a pin names.
+        Return their number.
 
-        Each delete checks the list's version in the same transaction, so that a slow leader cannot list what is
-        deleted.
+        Each delete checks the list's version in the same transaction, so that a slow leader cannot list a deleted
+        ledger.
         """
         async with self._owners.sweeping:
             return await self._sweep_all(self._clock.passed_ms() - older_than_ms)
@@ -191,9 +195,10 @@ class Trimmer:
         return count
 
     def _pass_over(self, ledger: LedgerId, error: UndecodableNode) -> None:
-        """It may be anybody's: nothing is done to it, and the others are looked at (docs/protocol.md, P34)."""
+        """Record and log an undecodable ledger. It may be anybody's, so nothing is done to it, and the others are
+        processed (docs/protocol.md, P34)."""
         if ledger not in self.undecodable and len(self.undecodable) < UNDECODABLE_MAX:
-            log.error("%s; it is passed over", error)
+            log.error("undecodable ledger skipped error=%s", error)
             self.undecodable.add(ledger)
 
     async def _sweep(self, ledger: LedgerId, before_ms: int) -> int:
@@ -207,7 +212,7 @@ class Trimmer:
             return 0
         check = Check(paths.partition_log(owner.partition), owner.version)
         await self._store.multi([check, Delete(paths.ledger(ledger), version)])
-        log.info("partition=%s ledger=%d was an orphan: deleted", owner.partition, ledger)
+        log.info("orphan deleted partition=%s ledger=%d", owner.partition, ledger)
         with suppress(MetadataError):
             await self._ledgers.remove(ledger, -1)  # its empty parents
         return 1

@@ -1,8 +1,6 @@
-"""Keeps entries of one ledger that the node's own bookie has just put on its disk, until they are confirmed and read.
-
-So a tail at the end of the log need not have read back what its own node has just written. Bounded: what there is no
-room for is read like any other entry. Decides only.
-"""
+"""Keeps entries of one ledger that the node's own bookie has just stored, until they are confirmed and read. Then a
+tail at the end of the log need not read back what its own node has just written. The number is bounded: other entries
+are read as usual. Decides only."""
 
 from __future__ import annotations
 
@@ -11,13 +9,13 @@ from kvstore.types import DigestType, EntryId
 
 ENTRIES_MAX, BYTES_MAX = 64, 2 << 20
 REST_BYTES_MAX = 32 << 10
-"""So many bytes are not kept for company: what an entry costs beside its effects is then little, and their effects
-together would hold up the event loop."""
+"""Above this many bytes, entries are not held back for batching. The fixed cost of an entry is small then compared with
+its effects, and applying many of them at once would block the event loop."""
 
 
 class FreshEntries:
-    """Fresh entries of one ledger, from `wanted` on. Only packets that prove themselves are kept, which the bookie has
-    made sure of (docs/protocol.md, B21)."""
+    """The fresh entries of one ledger, from `wanted` on. Only packets with a CRC32C are kept, which the bookie has
+    verified (docs/protocol.md, B21)."""
 
     def __init__(self, digest: DigestType, wanted: EntryId) -> None:
         self._wanted: int = wanted
@@ -25,7 +23,7 @@ class FreshEntries:
         self._packets: dict[int, bytes] = {}
         self._bytes = 0
         self.are_many = False
-        """REST_BYTES_MAX wait to be taken."""
+        """True if REST_BYTES_MAX are waiting to be taken."""
 
     def keep(self, entry: int, packet: bytes) -> None:
         packets = self._packets
@@ -44,8 +42,8 @@ class FreshEntries:
         return entry in self._packets
 
     def take_run(self, first: EntryId, last: int) -> list[tuple[EntryId, bytes]]:
-        """Ids and payloads of the entries from `first` to `last`, as far as one after another is here; they and all
-        before them are not wanted any more."""
+        """Return ids and payloads of consecutive entries from `first` to at most `last`. They and all before them are
+        forgotten."""
         packets, found, size, entry = self._packets, [], 0, first
         while entry <= last and entry in packets:
             packet = packets[entry]
@@ -59,7 +57,7 @@ class FreshEntries:
         return found
 
     def take(self, entry: EntryId) -> bytes | None:
-        """The payload of the entry, if it is here; it and all before it are not wanted any more."""
+        """Return the payload of the entry if it is here. It and all before it are forgotten."""
         packet = self._packets.pop(entry, None)
         if packet is None:
             return None
@@ -69,7 +67,7 @@ class FreshEntries:
         return packet[PAYLOAD_AT:]
 
     def forget_before(self, wanted: EntryId) -> None:
-        """Entries before this one have been read."""
+        """Forget entries before `wanted`, because they have been read."""
         self._wanted, self.are_many = wanted, False
         for entry in [entry for entry in self._packets if entry < wanted]:
             self._bytes -= len(self._packets.pop(entry))

@@ -1,7 +1,8 @@
-"""Follows the end of one ledger that may still grow: by long polls, one at a time, and by what those bring along.
+"""Follows the end of one ledger that may still grow: by long polls, one at a time, and by the entries that their
+answers carry.
 
-A bookie's number is a hint until a digest vouches for it (docs/protocol.md T10); a bookie that gets no adds is found
-out by asking the others (T3).
+A bookie's LAC is a hint until a digest confirms it (docs/protocol.md T10). A bookie that gets no adds is detected by
+asking the others (T3).
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from kvstore.wal.tailing.polling import PollChoice
 log = logging.getLogger(__name__)
 
 POLL_MS = 2_000
-"""One long poll; when it brings nothing the other bookies are asked whether this one is behind."""
+"""Milliseconds of one long poll. If it returns nothing new, the other bookies are asked whether this one is behind."""
 POLL_RETRY_S = 0.02
 ASK_S = 0.1
-"""So long others have to say what they know when a long poll has brought nothing."""
+"""Seconds that other bookies have to answer when a long poll has returned nothing new."""
 
 
 class LedgerEnd:
-    """The last add confirmed of one ledger, as far as it is known here, and the entry behind it if that has come too.
-    `tell` is called when there may be something new."""
+    """The last-add-confirmed of one ledger, as far as it is known here, and the entry after it if the last answer
+    carried it. `tell` is called when there may be something new."""
 
     def __init__(
         self, reader: EntryReader, first: EntryId, *, ports: LedgerPorts, nursery: Nursery, tell: Callable[[], None]
@@ -45,18 +46,18 @@ class LedgerEnd:
         self._choice = PollChoice()
         self._wanted = first
         self.piggyback: Packet | None = None
-        """The packet that the last long poll has brought along."""
+        """The packet that the last long poll carried."""
         self.fresh = FreshEntries(reader.metadata.digest, first)
-        """Entries that the node's own bookie has told of."""
+        """Entries that the node's own bookie has reported."""
         self.entry_stored = self.fresh.keep
-        """Hears of a packet that is on the own bookie's disk."""
+        """Called with each packet that is on the own bookie's disk."""
         self._end_listening: Callable[[], None] | None = None
-        self._heard_at = 0.0
-        """When the own bookie told of something new, by the event loop's clock."""
+        self._notified_at = 0.0
+        """When the own bookie last reported something new, by the event loop's clock."""
         self._timer: asyncio.TimerHandle | None = None
         self._is_polling = False
         self._waits_at: BookieId | None = None
-        """The bookie whose word is awaited, while it is only that."""
+        """The bookie whose answer is awaited, as long as only that is awaited."""
         self._polls = 0
         self._is_over = False
 
@@ -68,19 +69,19 @@ class LedgerEnd:
         return metadata.last_entry if metadata.state is LedgerState.CLOSED else self.lac
 
     def confirm(self, entry: EntryId) -> bool:
-        """Take an entry for confirmed, as its writer says. Whether that is new."""
+        """Record that an entry is confirmed, as its writer says. Return True if that is new."""
         if entry <= self.lac:
             return False
         self.lac = entry
         return True
 
     def take(self, entry: EntryId) -> Packet | None:
-        """The packet that a long poll has brought along, if it is this entry's. Another is forgotten."""
+        """Return the packet that a long poll carried if it is this entry's. Another packet is dropped."""
         packet, self.piggyback = self.piggyback, None
         return packet if packet is not None and packet.entry == entry else None
 
     def take_last(self, entry: EntryId) -> Packet | None:
-        """The same if it is the last entry that may be handed out; else nothing is forgotten."""
+        """Return the packet if it is this entry's and the last that may be handed out; otherwise keep it."""
         packet = self.piggyback
         if packet is None or packet.entry != entry or self.limit != entry:
             return None
@@ -88,7 +89,7 @@ class LedgerEnd:
         return packet
 
     def stop(self) -> None:
-        """Learn nothing more: another ledger is read, or none."""
+        """Stop, because another ledger is read, or none."""
         self._is_over = True
         if self._end_listening is not None:
             self._end_listening()
@@ -96,26 +97,26 @@ class LedgerEnd:
             self._timer.cancel()
 
     def lac_raised(self, lac: int) -> None:
-        """Hear of the last add confirmed from the own bookie: its number will do (docs/protocol.md, T10)."""
+        """Record the last-add-confirmed of the own bookie, whose number is trusted (docs/protocol.md, T10)."""
         if lac > self.lac:
             self.lac = EntryId(lac)
-            self._heard_at = self._loop.time()
+            self._notified_at = self._loop.time()
             self._tell()
 
     # docs/protocol.md T5
     def ensemble_changed(self) -> None:
-        """Wait no longer for a bookie that is out of the ensemble, and so gets no adds."""
+        """Stop waiting for a bookie that is no longer in the ensemble and so gets no adds."""
         waits_at = self._waits_at
         if waits_at is not None and waits_at not in self._reader.metadata.fragments[-1].ensemble:
             self._waits_at = None
-            self._polls += 1  # the answer to the one under way is not waited for
+            self._polls += 1  # the answer to the current poll is ignored
             if self._timer is not None:
                 self._timer.cancel()
             self._end_poll()
 
     def poll(self, wanted: EntryId) -> None:
-        """Have one long poll under way, or the own bookie tell what it stores, while the ledger is not closed.
-        `wanted`: the entry that is read next."""
+        """Keep one long poll in progress, or listen to the own bookie, while the ledger is not closed. `wanted`: the
+        entry that is read next."""
         reader = self._reader
         self._wanted = wanted
         self.fresh.forget_before(wanted)
@@ -137,14 +138,14 @@ class LedgerEnd:
         return self._end_listening is not None
 
     def _watch(self, own: BookieId) -> None:
-        """Ask the others, as after a long poll, when the own bookie has told nothing new for as long as one takes."""
+        """Ask the others, as after a long poll, if the own bookie has reported nothing new for the duration of one."""
         for bookie in self._choice.due(self._ports.clock.now()):
             self._nursery.spawn(self._ask_again(bookie, self.lac), name=f"has {bookie} caught up")
         self._look_at(own, self._loop.time() + POLL_MS / 1000)
 
     def _look_at(self, own: BookieId, when: float) -> None:
         def look() -> None:
-            due = self._heard_at + POLL_MS / 1000
+            due = self._notified_at + POLL_MS / 1000
             if due > when:
                 self._look_at(own, due)
             else:
@@ -163,81 +164,86 @@ class LedgerEnd:
             return
         self._waits_at = None
         if isinstance(answer, BookieError):
-            log.debug("ledger=%d long poll: %s", self._reader.metadata.ledger, answer)
+            log.debug("long poll failed ledger=%d error=%s", self._reader.metadata.ledger, answer)
             self._choice.failed(asked, self._ports.clock.now())
             self._loop.call_later(POLL_RETRY_S, self._end_poll)
         elif answer.max_lac <= lac:
             self._ask_others({asked: answer.max_lac})
-        elif asked == self._ports.choice.own:  # it has checked what it learned that from (docs/protocol.md, B21)
+        # it has verified the packet that it learned this from (docs/protocol.md, B21)
+        elif asked == self._ports.choice.own:
             self._believe(answer, answer.max_lac)
         else:
             self._nursery.spawn(self._verify(asked, answer), name="verify a last-add-confirmed")
 
     async def _verify(self, asked: BookieId, answer: ReadAnswer) -> None:
-        """Ask for a packet that says the same as the number in an answer and has a digest, which the number has not
+        """Read a packet that confirms the LAC of an answer: it has a digest, and the LAC alone has none
         (docs/protocol.md, T10)."""
-        heard: dict[BookieId, EntryId] = {}
-        await self._hear(asked, heard)
-        lac = heard.get(asked, NO_ENTRY)
+        lacs: dict[BookieId, EntryId] = {}
+        await self._read_lac(asked, lacs)
+        lac = lacs.get(asked, NO_ENTRY)
         if lac < answer.max_lac:
             ledger = self._reader.metadata.ledger
-            log.info("ledger=%d %s says lac=%d and shows %d", ledger, asked, answer.max_lac, lac)
+            log.info(
+                "bookie claims a higher LAC than it can show ledger=%d bookie=%s claimed=%d shown=%d",
+                ledger,
+                asked,
+                answer.max_lac,
+                lac,
+            )
             self._choice.failed(asked, self._ports.clock.now())
             await asyncio.sleep(POLL_RETRY_S)
         if not self._is_over:
             self._believe(answer, lac)
 
     def _believe(self, answer: ReadAnswer, lac: EntryId) -> None:
-        """A digest vouches for `lac`, or this node's own bookie does."""
+        """Accept a `lac` that a digest or this node's own bookie confirms."""
         self.lac = max(self.lac, lac)
         self._keep_piggyback(answer)
         self._end_poll()
         for bookie in self._choice.due(self._ports.clock.now()):
             self._nursery.spawn(self._ask_again(bookie, lac), name=f"has {bookie} caught up")
 
-    def _ask_others(self, heard: dict[BookieId, EntryId]) -> None:
-        """Ask the other bookies when a long poll brought nothing: there is nothing, or the bookie is one that gets no
-        adds (docs/protocol.md, T3). `heard` is what it knows."""
+    def _ask_others(self, lacs: dict[BookieId, EntryId]) -> None:
+        """Ask the other bookies when a long poll returned nothing new: either there is nothing, or the bookie gets no
+        adds (docs/protocol.md, T3). `lacs`: what that bookie knows."""
         metadata = self._reader.metadata
-        waiting = {bookie for bookie in metadata.fragments[-1].ensemble if bookie not in heard}
-        late = self._loop.call_later(ASK_S, self._compare, heard, waiting)
+        waiting = {bookie for bookie in metadata.fragments[-1].ensemble if bookie not in lacs}
+        late = self._loop.call_later(ASK_S, self._compare, lacs, waiting)
 
         def said(bookie: BookieId, lac: EntryId | BookieError) -> None:
             if bookie in waiting:
                 waiting.discard(bookie)
                 if not isinstance(lac, BookieError):
-                    heard[bookie] = lac
+                    lacs[bookie] = lac
                 if not waiting:
                     late.cancel()
-                    self._compare(heard, waiting)
+                    self._compare(lacs, waiting)
 
         for bookie in sorted(waiting):
             self._ports.bookies.ask_lac(bookie, metadata.ledger, self._reader.digest, partial(said, bookie))
 
-    def _compare(self, heard: dict[BookieId, EntryId], waiting: set[BookieId]) -> None:
-        """All that were asked have answered, or those that `waiting` has are late: what they say now is of no use."""
+    def _compare(self, lacs: dict[BookieId, EntryId], waiting: set[BookieId]) -> None:
+        """Compare the answers when all have arrived or those in `waiting` are late. Later answers are ignored."""
         waiting.clear()
         if self._is_over:
             return
-        most = self._choice.compare(heard, self._ports.clock.now())
+        most = self._choice.compare(lacs, self._ports.clock.now())
         if self.confirm(most):
             self._end_poll()
         else:  # a bookie that does not know the ledger yet answers at once
             self._loop.call_later(POLL_RETRY_S, self._end_poll)
 
     async def _ask_again(self, bookie: BookieId, known: EntryId) -> None:
-        """Ask whether a bookie that was behind knows by now what another knew a moment ago."""
+        """Ask whether a bookie that was behind now knows what another bookie knew a moment ago."""
         await asyncio.sleep(ASK_S)
-        heard: dict[BookieId, EntryId] = {}
-        await self._hear(bookie, heard)
-        if not self._is_over and heard.get(bookie, NO_ENTRY) >= known:
+        lacs: dict[BookieId, EntryId] = {}
+        await self._read_lac(bookie, lacs)
+        if not self._is_over and lacs.get(bookie, NO_ENTRY) >= known:
             self._choice.caught_up(bookie)
 
-    async def _hear(self, bookie: BookieId, heard: dict[BookieId, EntryId]) -> None:
+    async def _read_lac(self, bookie: BookieId, lacs: dict[BookieId, EntryId]) -> None:
         with suppress(BookieError):
-            heard[bookie] = await self._ports.bookies.read_lac(
-                bookie, self._reader.metadata.ledger, self._reader.digest
-            )
+            lacs[bookie] = await self._ports.bookies.read_lac(bookie, self._reader.metadata.ledger, self._reader.digest)
 
     def _end_poll(self) -> None:
         if not self._is_over:
@@ -251,4 +257,4 @@ class LedgerEnd:
         try:
             self.piggyback = reader.digest.open(reader.metadata.ledger, answer.entry, answer.packet)
         except Corrupted:
-            return  # read again from elsewhere
+            return  # the entry is read again from elsewhere

@@ -1,8 +1,7 @@
-"""Chooses the bookie that a tail's long poll goes to: the nearest that gets the adds. Decides only (docs/protocol.md,
-T5).
+"""Chooses the bookie for a tail's long poll: the nearest one that gets the adds. Decides only (docs/protocol.md, T5).
 
-A bookie of the ensemble may get no adds and answer all the same: the writer has given it up, or cannot reach it. It
-then knows of nothing new, for as long as the ledger is open.
+A bookie of the ensemble may get no adds and still answer: the writer treats it as failed, or cannot reach it. Then it
+knows nothing new as long as the ledger is open.
 """
 
 from __future__ import annotations
@@ -12,43 +11,44 @@ from collections.abc import Mapping, Sequence
 from kvstore.types import BookieId, EntryId
 
 CHECK_S = 30.0
-"""So long after a bookie was asked whether it has caught up it is asked again."""
+"""Seconds between two questions whether a bookie has caught up."""
 FIRST_CHECK_S = 1.0
-"""So long after it was seen behind it is asked for the first time: it may have been so for a moment only, as when a
-ledger begins just then, and to follow another one costs both nodes as much again as an entry does."""
+"""Seconds until the first such question after a bookie was seen behind. It may be behind only for a moment, for example
+when a ledger has just begun, and following a more distant bookie costs both nodes as much again as an entry does."""
 
 
 class PollChoice:
-    """Chooses for the tail of one open ledger."""
+    """The choice for the tail of one open ledger."""
 
     def __init__(self) -> None:
         self._behind: dict[BookieId, float] = {}
         """Bookies that are not worth a long poll, and since when."""
 
     def first(self, order: Sequence[BookieId]) -> BookieId:
-        """The first of `order` (nearest first) that is not behind; of those behind, who has been so for longest."""
+        """Return the first bookie of `order` (nearest first) that is not behind; if all are behind, the one that has
+        been behind longest."""
         good = next((bookie for bookie in order if bookie not in self._behind), None)
         return good if good is not None else min(order, key=self._behind.__getitem__)
 
     def failed(self, bookie: BookieId, now: float) -> None:
-        """It did not answer a long poll."""
+        """Record that the bookie did not answer a long poll."""
         self._behind[bookie] = now
 
-    def compare(self, heard: Mapping[BookieId, EntryId], now: float) -> EntryId:
-        """Compare what bookies know as last add confirmed at about the same time, when one long poll has brought
-        nothing; returns the highest. Who knows less is behind."""
-        most = max(heard.values())
-        for bookie, lac in heard.items():
+    def compare(self, lacs: Mapping[BookieId, EntryId], now: float) -> EntryId:
+        """Compare the last-add-confirmed of several bookies at about the same time, after a long poll has returned
+        nothing new. Return the highest. Bookies with a lower one are behind."""
+        most = max(lacs.values())
+        for bookie, lac in lacs.items():
             if lac < most:
                 self._behind[bookie] = now - CHECK_S + FIRST_CHECK_S
         return most
 
     def due(self, now: float) -> list[BookieId]:
-        """Those behind who are to be asked again; each is due again CHECK_S later."""
+        """Return the bookies behind that must be asked again. Each is due again CHECK_S later."""
         found = sorted(bookie for bookie, since in self._behind.items() if now - since >= CHECK_S)
         self._behind.update(dict.fromkeys(found, now))
         return found
 
     def caught_up(self, bookie: BookieId) -> None:
-        """It knows what others know."""
+        """Record that the bookie has caught up."""
         self._behind.pop(bookie, None)

@@ -1,8 +1,8 @@
-"""Reads a partition's log in order, over ledgers, without fencing: closed ledgers to their end, the open one up to its
-LAC.
+"""Reads a partition's log in order, across ledgers, without fencing: closed ledgers to their end, the open one up to
+its LAC.
 
-The end of a ledger is known only when it is CLOSED; that a next one is listed says nothing. Watches are hints to read
-again.
+The end of a ledger is known only when the ledger is CLOSED; a listed next ledger proves nothing. Watches are hints to
+read again.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from kvstore.wal.ledger_list import BEGINNING, LedgerList
 from kvstore.wal.lists import LedgerLists
 from kvstore.wal.ports import LogEntry, Taker
 from kvstore.wal.tailing.ledger_end import LedgerEnd
-from kvstore.wal.tailing.news import TIMER_MIN_S, News
+from kvstore.wal.tailing.wakeup import TIMER_MIN_S, ReaderWakeup
 
 log = logging.getLogger(__name__)
 
 BATCH_ENTRIES_MAX = 64
 BATCH_BYTES_MAX = 4 << 20
 PARALLEL_MAX = 8
-"""Reads sent to other nodes at once."""
+"""Maximum number of concurrent reads from other nodes."""
 GIVEN_MAX = 16
-"""Entries given to a taker in one turn of the event loop: a few milliseconds at the most."""
+"""Maximum number of entries given to a taker in one turn of the event loop; a few milliseconds of work."""
 REST_S = 0.01
-"""So long after a taker was given entries it is given no more, unless GIVEN_MAX have gathered, or many bytes, or
-somebody asks: what one entry costs beside its effects is then paid once for all of them."""
+"""Batching delay: seconds after a taker got entries until it gets more, unless GIVEN_MAX entries or many bytes have
+gathered, or somebody asks. The fixed cost of an entry is then paid once for all of them."""
 LOOK_AGAIN_S = 10.0
 
 
 class TailReader:
-    """A LogReader (kvstore.wal.ports)."""
+    """A reader of a log's tail (LogReader in kvstore.wal.ports)."""
 
     def __init__(
         self,
@@ -74,29 +74,30 @@ class TailReader:
         self._ports = ports
         self._nursery = nursery
         self._reader: EntryReader | None = None
-        """Of the ledger that is being read; None before the first."""
+        """The reader of the present ledger; None before the first."""
         self._end: LedgerEnd
-        """Of the same ledger."""
+        """The end of the present ledger."""
         self._next = EntryId(0)
         self._known: list[LedgerId] = []
-        """Ledgers that were listed when last looked: those trimmed since can be read on while a pin holds them."""
+        """Ledgers that were listed at the last read of the list. Those trimmed since can still be read while a pin
+        holds them."""
         self._is_stale = False
-        """The metadata of the present ledger may have changed."""
+        """True if the metadata of the present ledger may have changed."""
         self._looked_at = 0.0
-        self._news = News()
+        self._news = ReaderWakeup()
         self._loop = asyncio.get_running_loop()
         self._taker: Taker | None = None
-        """While its read waits."""
+        """Set while its read waits."""
         self._is_giving = False
-        """The taker is given something soon, or after a rest."""
+        """True if the taker gets something soon or after the batching delay."""
         self._gathering: asyncio.TimerHandle | None = None
-        """The end of a rest; more gathers meanwhile."""
+        """The end of the batching delay; entries gather meanwhile."""
         self._given_at = 0.0
         self._is_closed = False
         self._watches: list[Watch] = [store.watch(paths.partition_log(partition), self._news.tell)]
 
     async def read(self, wait_ms: int, taker: Taker | None = None) -> Sequence[LogEntry]:
-        """The next entries; see LogReader."""
+        """Return the next entries; see LogReader."""
         deadline = self._ports.clock.now() + wait_ms / 1000
         while True:
             self._news.forget()
@@ -115,19 +116,19 @@ class TailReader:
                 self._is_stale = True
 
     def confirm(self, position: Position) -> None:
-        """Take the entry there for acknowledged, as its leader says: no bookie need be asked for that."""
+        """Record that the entry is acknowledged, as its leader says. No bookie need be asked for that."""
         reader = self._reader
         if reader is not None and reader.metadata.ledger == position.ledger and self._end.confirm(position.entry):
-            self._told()
+            self._notify()
 
     def give_now(self) -> None:
-        """Give the taker at once what rests, if anything does."""
+        """Give the taker at once the entries that are held back, if there are any."""
         if self._gathering is not None:
             self._give()
 
     # docs/protocol.md T13
-    def _told(self) -> None:
-        """There may be something new in the present ledger."""
+    def _notify(self) -> None:
+        """Handle the notification that there may be something new in the present ledger."""
         if self._taker is None:
             self._news.tell()
         elif self._gathering is not None:
@@ -148,7 +149,7 @@ class TailReader:
             self._gathering = None
 
     def _give(self) -> None:
-        """Give the taker what its read waits for, if it is at hand. Whatever takes more than that wakes the read."""
+        """Give the taker the available entries. If more work is needed, wake the read."""
         self._end_rest()
         self._is_giving = False
         self._given_at = self._loop.time()
@@ -164,7 +165,7 @@ class TailReader:
 
     # docs/protocol.md L10, T11
     def _fresh(self) -> list[LogEntry]:
-        """The next entries, as far as the own bookie has told of them and they are confirmed; not too many."""
+        """Return the next confirmed entries that the own bookie has reported, up to GIVEN_MAX."""
         reader, end = self._reader, self._end
         assert reader is not None
         ledger, first = reader.metadata.ledger, self._next
@@ -188,13 +189,13 @@ class TailReader:
         await self._nursery.close()
 
     def nudge(self) -> None:
-        """Look again: the ledger or the list has probably changed."""
+        """Read again soon, because the ledger or the list has probably changed."""
         self._is_stale = True
         self._news.tell()
 
     def _at_hand(self) -> list[LogEntry]:
-        """The one entry that a long poll has brought along, if it is the next: what a tail at the end of the log
-        gets."""
+        """Return the next entry if the last long poll carried it. This is the usual case of a tail at the end of the
+        log."""
         reader, entry = self._reader, self._next
         packet = self._end.take_last(entry) if reader is not None and self._end.piggyback is not None else None
         if reader is None or packet is None:
@@ -205,7 +206,7 @@ class TailReader:
 
     # docs/protocol.md L10
     async def _available(self) -> list[LogEntry]:
-        """Read what is there without waiting for the writer."""
+        """Read the available entries without waiting for the writer."""
         if self._reader is None and not await self._seek():
             return []
         while True:
@@ -221,7 +222,8 @@ class TailReader:
     # Which ledger.
 
     async def _seek(self) -> bool:
-        """Find the ledger to begin with; False if nothing is listed yet. Raises NoSuchLedger if it was trimmed."""
+        """Find the ledger to begin with. Return False if nothing is listed yet. Raises NoSuchLedger if it was
+        trimmed."""
         listed, _ = await self._lists.read(self._partition)
         if not listed.names(self._after.ledger):
             listed = await self._checked(listed, self._after)
@@ -239,17 +241,17 @@ class TailReader:
 
     # docs/protocol.md G26
     async def _checked(self, listed: LedgerList, place: Position) -> LedgerList:
-        """The list, perhaps a later one, in which the ledger of `place` may have been trimmed, but nothing behind
-        `_after`. Raises NoSuchLedger if something was, MetadataLost if the list does not explain `place`: it is from an
-        older copy of the metadata."""
+        """Return the list, perhaps a later one, in which the ledger of `place` may have been trimmed, but nothing after
+        `_after`. Raises NoSuchLedger if something after it was trimmed, MetadataLost if the list does not explain
+        `place`: it is from an older copy of the metadata."""
         is_known = bool(listed.ledgers) and (listed.trimmed_end is not None or not listed.trimmed_seq)
         if is_known and not listed.explains(place):
             await agreed_by_a_majority(self._store)
             listed, _ = await self._lists.read(self._partition)
             if not listed.explains(place):
                 raise MetadataLost(
-                    f"partition {self._partition}: what was read goes up to ledger {place.ledger}, entry "
-                    f"{place.entry}, and the log does not have that ledger: the metadata store is an older copy of "
+                    f"partition {self._partition}: entries were read up to ledger {place.ledger}, entry "
+                    f"{place.entry}, but the log does not have that ledger: the metadata store is an older copy of "
                     "itself (docs/how-to/back-up-and-restore-metadata.md)"
                 )
         end = listed.trimmed_end
@@ -260,15 +262,15 @@ class TailReader:
 
     # docs/protocol.md G6
     async def _metadata(self, ledger: LedgerId) -> LedgerMetadata:
-        """As it is stored. Raises NoSuchLedger if the ledger was trimmed, LedgerDeleted if the list has it still,
-        UndecodableNode."""
+        """Return the metadata as it is stored. Raises NoSuchLedger if the ledger was trimmed, LedgerDeleted if the list
+        still names it, UndecodableNode."""
         try:
             return (await self._ports.ledgers.read(ledger))[0]
         except NoSuchLedger as error:
             listed, _ = await self._lists.read(self._partition, latest=True)
             if self._after != BEGINNING and listed.names(ledger):
                 raise LedgerDeleted(
-                    f"partition {self._partition}: ledger {ledger} is gone, although the log's list has it: somebody "
+                    f"partition {self._partition}: ledger {ledger} does not exist, but the log's list has it: somebody "
                     "has deleted it"
                 ) from error
             if not listed.names(ledger):
@@ -281,9 +283,9 @@ class TailReader:
         if self._reader is not None:
             self._end.stop()
         self._reader = EntryReader(metadata, self._ports.bookies, self._nursery, self._ports.choice.own)
-        self._end = LedgerEnd(self._reader, first, ports=self._ports, nursery=self._nursery, tell=self._told)
+        self._end = LedgerEnd(self._reader, first, ports=self._ports, nursery=self._nursery, tell=self._notify)
         self._next = first
-        if self._is_closed:  # meanwhile
+        if self._is_closed:  # closed meanwhile
             self._end.stop()
         self._looked_at = self._ports.clock.now()
         self._is_stale = False
@@ -301,13 +303,13 @@ class TailReader:
         if is_here and metadata.last_entry < self._after.entry:
             raise MetadataLost(
                 f"partition {self._partition}: entry {self._after.entry} of ledger {metadata.ledger} was read, "
-                f"which ends at entry {metadata.last_entry}: the metadata store is an older copy of itself "
+                f"but the ledger ends at entry {metadata.last_entry}: the metadata store is an older copy of itself "
                 "(docs/how-to/back-up-and-restore-metadata.md)"
             )
 
     # docs/protocol.md T2
     async def _move_on(self, reader: EntryReader) -> bool:
-        """From the end of a closed ledger to the next one; False if none is listed yet."""
+        """Continue from the end of a closed ledger with the next one. Return False if none is listed yet."""
         ledger, handed_out = reader.metadata.ledger, self._after
         self._check_end(reader.metadata)
         self._after = max(self._after, Position(ledger, reader.metadata.last_entry))
@@ -323,8 +325,8 @@ class TailReader:
         return True
 
     async def _refresh(self, reader: EntryReader) -> bool:
-        """Read the present ledger's metadata again. Return False if another ledger is read now, because this one's
-        metadata are lost and every entry of it was handed out."""
+        """Read the present ledger's metadata again. Return False if another ledger is read now, because the metadata of
+        this one is lost and all of its entries were handed out."""
         self._is_stale = False
         try:
             reader.metadata = await self._metadata(reader.metadata.ledger)
@@ -338,7 +340,7 @@ class TailReader:
             await self._open(later, EntryId(0))
             return False
         except MetadataError:
-            self._is_stale = True  # what is known goes on until the store is back
+            self._is_stale = True  # continue with the known metadata until the metadata store is back
             return True
         self._looked_at = self._ports.clock.now()
         self._end.ensemble_changed()
@@ -347,7 +349,8 @@ class TailReader:
     # Entries of the present ledger.
 
     async def _batch(self, reader: EntryReader) -> list[LogEntry]:
-        """From `_next` on, in order, bounded in number and bytes. If it is cancelled nothing was handed out."""
+        """Return entries from `_next` on, in order, bounded in number and bytes. If this is cancelled, nothing was
+        handed out."""
         entries: list[LogEntry] = []
         size = 0
         following, limit = self._next, self._end.limit
@@ -385,15 +388,15 @@ class TailReader:
         try:
             return await self._read_ahead(reader, entry, EntryId(min(last, entry + PARALLEL_MAX - 1)))
         except (BookieError, NoSuchEntry) as error:
-            self._is_stale = True  # perhaps the ensemble has changed
+            self._is_stale = True  # the ensemble may have changed
             if not is_first:
-                return []  # hand out what there is; the next call raises
+                return []  # hand out what was read; the next call raises
             raise BookieError(f"ledger {reader.metadata.ledger}: {error}") from error
 
     # docs/protocol.md T12
     async def _read_many(self, reader: EntryReader, first: EntryId, last: EntryId, bytes_left: int) -> list[Packet]:
-        """The entries from `first` on that follow each other among what bookies give together and what the own one has
-        told of; none if the first is not among them."""
+        """Return the entries from `first` on that are consecutive among those that bookies give in batches and those
+        that the own bookie has reported; none if `first` is not among them."""
         fresh = self._end.fresh
         wanted = [EntryId(entry) for entry in range(first, last + 1) if entry not in fresh]
         if len(wanted) < 2:
@@ -412,19 +415,19 @@ class TailReader:
 
     # docs/protocol.md T1
     async def _own_copy(self, reader: EntryReader, own: BookieId, entry: EntryId) -> Packet | None:
-        """From this node's own bookie, if it has a good copy and need not wait long for its disk: a plain call, and no
-        task."""
+        """Return the entry from this node's own bookie, if it has a good copy and its disk answers quickly: a plain
+        call, without a task."""
         try:
             async with asyncio.timeout(HEDGE_S):
                 answer = await self._ports.bookies.read(own, reader.metadata.ledger, entry)
             if answer.packet is not None:
                 return reader.digest.open(reader.metadata.ledger, entry, answer.packet)
         except (BookieError, Corrupted, TimeoutError) as error:
-            log.info("ledger=%d entry=%d own copy is of no use: %r", reader.metadata.ledger, entry, error)
+            log.info("own bookie's copy not used ledger=%d entry=%d error=%r", reader.metadata.ledger, entry, error)
         return None
 
     async def _read_ahead(self, reader: EntryReader, first: EntryId, last: EntryId) -> list[Packet]:
-        """Several entries at once from other nodes. Raises what the first of them raises."""
+        """Read several entries at once from other nodes. Raises what the first of them raises."""
         if first == last:
             return [await reader.read(first)]
         tasks = [

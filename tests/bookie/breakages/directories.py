@@ -6,7 +6,7 @@ from typing import Any
 
 from kvstore.bookie import identity, storage
 from kvstore.bookie.directories import gathering, homes, membership, part, spread
-from kvstore.bookie.directories.places import State
+from kvstore.bookie.directories.places import MemberState
 from kvstore.proto.bookkeeper import Status
 from tests.bookie.breakages.registry import mutant, replace
 
@@ -25,7 +25,7 @@ def _gone_at_once() -> None:
         def changed(self: Any, found: Any, anchor: int) -> Any:
             found = original(self, found, anchor)
             if found.lost:
-                found = found.after(State.LOST, State.GONE)
+                found = found.after(MemberState.LOST, MemberState.GONE)
                 self.say(found, found.present)
             return found
 
@@ -36,7 +36,7 @@ def _gone_at_once() -> None:
 
 @mutant("takes a lost directory back")
 def _takes_back() -> None:
-    replace(membership, "_HERE", lambda _: tuple(State))
+    replace(membership, "_HERE", lambda _: tuple(MemberState))
 
 
 @mutant("starts without a directory that nobody has declared lost")
@@ -75,12 +75,12 @@ def _confirms_anyway() -> None:
 
         return refuse_all
 
-    replace(part.Part, "refuse_all", make)
+    replace(part.DirectoryStorage, "refuse_all", make)
 
 
 @mutant("leaves whoever waited for a directory that has failed without an answer")
 def _silence() -> None:
-    replace(part.Part, "refuse_all", lambda _original: lambda _self: None)
+    replace(part.DirectoryStorage, "refuse_all", lambda _original: lambda _self: None)
 
 
 @mutant("gives the ledgers of a directory that has failed to the others")
@@ -92,7 +92,7 @@ def _takes_over() -> None:
 
         return fail
 
-    replace(part.Part, "fail", make)
+    replace(part.DirectoryStorage, "fail", make)
 
 
 @mutant("ends the process when one directory of several fails")

@@ -6,7 +6,7 @@ from typing import Any
 
 from crc32c import crc32c
 
-from kvstore.bookie import inventory, mending, opening, replay
+from kvstore.bookie import index_rebuild, inventory, opening, replay
 from kvstore.bookie.index import blocks, entry_index, index_files, sealed_entries
 from tests.bookie.breakages.registry import mutant, replace
 
@@ -95,12 +95,12 @@ def _stale_index() -> None:
 
 @mutant("makes an index again with what was dropped before the segment was full")
 def _revived() -> None:
-    replace(mending, "_FORGETS", lambda _original: ())
+    replace(index_rebuild, "_FORGETS", lambda _original: ())
 
 
 @mutant("calls absent what neither the index nor the segment can tell")
 def _lost_is_absent() -> None:
-    replace(mending.Mender, "_lose", lambda _original: lambda self, ledger, file: None)
+    replace(index_rebuild.IndexRebuilder, "_lose", lambda _original: lambda self, ledger, file: None)
 
 
 @mutant("hides a segment's damage behind a checkpoint of what is left")
@@ -147,4 +147,4 @@ def _all_or_nothing() -> None:
 
         return read
 
-    replace(mending, "_read_what_can_be", make)
+    replace(index_rebuild, "_read_what_can_be", make)

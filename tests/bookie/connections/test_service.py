@@ -9,7 +9,7 @@ import pytest
 from kvstore.bookie.connections import limits as connection_limits
 from kvstore.proto import bookkeeper as wire
 from kvstore.proto import bookkeeper_pb2 as pb
-from kvstore.proto.bookkeeper import Operation, Status
+from kvstore.proto.bookkeeper import BookieOperation, Status
 from kvstore.types import EntryId, LedgerId, LedgerState
 from tests.bookie.peer import Peer, Served, serve
 from tests.bookie.support import CLUSTER, DIGEST, KEY, ME, OTHERS, Metadata, Shelf, lac_packet, metadata, packet
@@ -22,7 +22,7 @@ NAMED = wire.bookie_context(ME)
 RECORDED = recorded("bookie.hex")
 
 
-def test_every_answer_is_the_one_that_apaches_bookie_gave(world: SimWorld) -> None:
+def test_answers_equal_those_of_apaches_bookie(world: SimWorld) -> None:
     async def scenario(_: Served, peer: Peer) -> None:
         for name, (request, expected) in RECORDED.items():
             decoded = pb.Request.FromString(request)
@@ -35,7 +35,7 @@ def test_every_answer_is_the_one_that_apaches_bookie_gave(world: SimWorld) -> No
     serve(world, scenario)
 
 
-def test_what_java_sent_is_understood(world: SimWorld) -> None:
+def test_requests_of_java_clients_are_understood(world: SimWorld) -> None:
     async def scenario(_: Served, peer: Peer) -> None:
         for name, (payload,) in recorded("shell.hex").items():
             if name.startswith("request"):
@@ -55,7 +55,7 @@ def txn_of(payload: bytes) -> tuple[int, int]:
 # Who is meant
 
 
-def test_a_client_that_means_another_bookie_is_told_so_and_cut_off(world: SimWorld) -> None:
+def test_client_that_means_another_bookie_is_refused_and_disconnected(world: SimWorld) -> None:
     async def scenario(served: Served, peer: Peer) -> None:
         frame = wire.encode_read(1, L, 0, context=wire.bookie_context("b1-0000"))
         peer.send(frame, wire.encode_add(2, L, 0, KEY, packet(L, 0)))
@@ -67,7 +67,7 @@ def test_a_client_that_means_another_bookie_is_told_so_and_cut_off(world: SimWor
     serve(world, scenario)
 
 
-def test_a_client_of_another_cluster_is_refused_before_anything_it_sent_is_done(world: SimWorld) -> None:
+def test_client_of_another_cluster_is_refused_before_any_request_is_done(world: SimWorld) -> None:
     """docs/protocol.md B32"""
 
     async def scenario(served: Served, peer: Peer) -> None:
@@ -84,7 +84,7 @@ def test_a_client_of_another_cluster_is_refused_before_anything_it_sent_is_done(
     serve(world, scenario)
 
 
-def test_a_client_of_the_same_cluster_is_served_and_so_is_one_that_says_nothing_of_any(world: SimWorld) -> None:
+def test_client_of_our_or_an_unnamed_cluster_is_served(world: SimWorld) -> None:
     async def scenario(served: Served, peer: Peer) -> None:
         assert (await peer.ask(wire.encode_read(1, L, 0))).status != Status.UNAUTHORIZED
         own = wire.bookie_context(ME, CLUSTER)
@@ -94,7 +94,7 @@ def test_a_client_of_the_same_cluster_is_served_and_so_is_one_that_says_nothing_
     serve(world, scenario)
 
 
-def test_a_client_that_means_this_bookie_gets_definite_answers(world: SimWorld) -> None:
+def test_client_that_names_this_bookie_gets_definite_answers(world: SimWorld) -> None:
     async def scenario(served: Served, peer: Peer) -> None:
         assert (await peer.ask(wire.encode_read(1, L, 0, context=NAMED))).status == Status.NO_LEDGER
         assert (await peer.ask(wire.encode_read(2, L, 0))).status == Status.NO_LEDGER, "said once is enough"
@@ -105,9 +105,7 @@ def test_a_client_that_means_this_bookie_gets_definite_answers(world: SimWorld) 
 
 # docs/protocol.md B5
 @pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.IN_RECOVERY])
-def test_a_client_that_names_nobody_gets_no_denial_about_a_ledger_that_is_elsewhere(
-    world: SimWorld, state: LedgerState
-) -> None:
+def test_unnamed_bookie_denies_nothing_of_a_ledger_elsewhere(world: SimWorld, state: LedgerState) -> None:
     """The address may have belonged to a bookie that has it."""
     meta = Metadata()
     meta.known = {L: metadata(L, *OTHERS, state=state), 8: metadata(8, state=state), 9: None}
@@ -145,7 +143,7 @@ def test_a_client_that_names_nobody_gets_no_denial_about_a_ledger_that_is_elsewh
         (wire.PAYLOAD_MAX + 1).to_bytes(4, "big"),
     ],
 )
-def test_what_is_no_request_closes_the_connection_and_nothing_else(world: SimWorld, frame: bytes) -> None:
+def test_malformed_request_closes_only_its_connection(world: SimWorld, frame: bytes) -> None:
     async def scenario(served: Served, peer: Peer) -> None:
         other = await served.connect()
         peer.send(wire.encode_add(1, L, 0, KEY, packet(L, 0)))
@@ -158,9 +156,7 @@ def test_what_is_no_request_closes_the_connection_and_nothing_else(world: SimWor
 
 
 @pytest.mark.parametrize("operation", [3, 4, 12])
-def test_an_operation_that_is_not_served_is_a_bad_request_and_the_connection_lives(
-    world: SimWorld, operation: int
-) -> None:
+def test_unserved_operation_is_a_bad_request_and_keeps_the_connection(world: SimWorld, operation: int) -> None:
     async def scenario(_: Served, peer: Peer) -> None:
         header = bytes((8, 3, 16, operation, 24, 5))
         peer.send(b"\x00\x00\x00\x08\x0a\x06" + header)
@@ -171,19 +167,19 @@ def test_an_operation_that_is_not_served_is_a_bad_request_and_the_connection_liv
     serve(world, scenario)
 
 
-def test_a_request_with_fields_missing_is_a_bad_request_and_the_connection_lives(world: SimWorld) -> None:
+def test_request_with_missing_fields_is_a_bad_request(world: SimWorld) -> None:
     async def scenario(_: Served, peer: Peer) -> None:
         request = wire.decode_request(wire.encode_add(5, L, 0, KEY, packet(L, 0))[4:])
         request.add.ClearField("master_key")
         payload = request.SerializePartialToString()
         answer = await peer.ask(len(payload).to_bytes(4, "big") + payload)
-        assert (answer.txn, answer.operation, answer.status) == (5, Operation.ADD_ENTRY, Status.BAD_REQUEST)
+        assert (answer.txn, answer.operation, answer.status) == (5, BookieOperation.ADD_ENTRY, Status.BAD_REQUEST)
         assert (await peer.ask(wire.encode_read_lac(2, L))).status == Status.NO_ENTRY
 
     serve(world, scenario)
 
 
-def test_another_version_of_the_protocol_is_refused_as_such(world: SimWorld) -> None:
+def test_other_protocol_version_is_refused_as_such(world: SimWorld) -> None:
     async def scenario(_: Served, peer: Peer) -> None:
         frame = bytearray(wire.encode_read(5, L, 0))
         frame[7] = 2
@@ -192,7 +188,7 @@ def test_another_version_of_the_protocol_is_refused_as_such(world: SimWorld) -> 
     serve(world, scenario)
 
 
-def test_a_piggybacked_read_of_a_given_entry_is_a_bad_request(world: SimWorld) -> None:
+def test_piggybacked_read_of_a_given_entry_is_a_bad_request(world: SimWorld) -> None:
     async def scenario(_: Served, peer: Peer) -> None:
         request = wire.decode_request(wire.encode_long_poll(5, L, 0, 10)[4:])
         request.read.entry = 3
@@ -229,7 +225,7 @@ def test_mangled_frames_never_harm_the_bookie(world: SimWorld, round: int) -> No
     serve(world, scenario)
 
 
-def test_numbers_at_their_bounds_are_answered(world: SimWorld) -> None:
+def test_numbers_at_their_limits_are_answered(world: SimWorld) -> None:
     bounds = [-(1 << 63), -1, 0, (1 << 31) - 1, (1 << 63) - 1]
 
     def requests(ledger: int, entry: int) -> list[bytes]:
@@ -262,7 +258,7 @@ def test_numbers_at_their_bounds_are_answered(world: SimWorld) -> None:
 # Limits
 
 
-def test_requests_beyond_a_connections_limit_are_refused_and_fences_are_not(world: SimWorld) -> None:
+def test_requests_over_a_connections_limit_are_refused_but_not_fences(world: SimWorld) -> None:
     async def scenario(served: Served, peer: Peer) -> None:
         await peer.ask(wire.encode_add(0, L, 0, KEY, packet(L, 0)))
         polls = [wire.encode_long_poll(txn, L, 5, 1000) for txn in range(1, 21)]
@@ -277,7 +273,7 @@ def test_requests_beyond_a_connections_limit_are_refused_and_fences_are_not(worl
     serve(world, scenario, connection_pending_max=10)
 
 
-def test_who_does_not_read_answers_is_not_served_on_and_holds_no_memory(world: SimWorld) -> None:
+def test_client_that_reads_no_answers_is_not_served_and_holds_no_memory(world: SimWorld) -> None:
     async def scenario(served: Served, peer: Peer) -> None:
         body = packet(L, 0, b"x" * 100_000)
         await peer.ask(wire.encode_add(0, L, 0, KEY, body))
@@ -293,7 +289,7 @@ def test_who_does_not_read_answers_is_not_served_on_and_holds_no_memory(world: S
     serve(world, scenario, connection_bytes_max=1 << 20)
 
 
-def test_answers_that_are_ready_together_leave_together(world: SimWorld) -> None:
+def test_answers_ready_together_are_written_together(world: SimWorld) -> None:
     async def scenario(_: Served, peer: Peer) -> None:
         await peer.ask(wire.encode_add(0, L, 0, KEY, packet(L, 0)))
         peer.deliveries = 0
@@ -313,7 +309,7 @@ async def refused(served: Served) -> None:
     await peer.closed
 
 
-def test_what_becomes_ready_for_who_does_not_read_is_refused_when_it_is_too_much(
+def test_answer_for_a_client_that_does_not_read_is_refused_if_too_large(
     world: SimWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario(served: Served, peer: Peer) -> None:
@@ -334,7 +330,7 @@ def test_what_becomes_ready_for_who_does_not_read_is_refused_when_it_is_too_much
     serve(world, scenario)
 
 
-def test_who_has_never_asked_gives_way_when_there_are_too_many_connections(world: SimWorld) -> None:
+def test_silent_connection_gives_way_when_there_are_too_many(world: SimWorld) -> None:
     async def scenario(served: Served, peer: Peer) -> None:
         await peer.ask(wire.encode_read_lac(1, L, context=NAMED))
         silent = [await served.connect() for _ in range(2)]
@@ -348,7 +344,7 @@ def test_who_has_never_asked_gives_way_when_there_are_too_many_connections(world
     serve(world, scenario, connections_max=3)
 
 
-def test_connections_beyond_the_limit_are_refused(world: SimWorld) -> None:
+def test_connections_over_the_limit_are_refused(world: SimWorld) -> None:
     async def scenario(served: Served, peer: Peer) -> None:
         others = [await served.connect() for _ in range(2)]
         for each in (peer, *others):
@@ -364,7 +360,7 @@ def test_connections_beyond_the_limit_are_refused(world: SimWorld) -> None:
     serve(world, scenario, connections_max=3)
 
 
-def test_a_connection_that_ends_early_leaves_nothing_behind(world: SimWorld) -> None:
+def test_connection_that_ends_early_leaves_nothing_behind(world: SimWorld) -> None:
     async def scenario(served: Served, peer: Peer) -> None:
         peer.send(wire.encode_add(0, L, 0, KEY, packet(L, 0)), wire.encode_long_poll(1, L, 5, 500))
         peer.transport.abort()

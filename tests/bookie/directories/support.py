@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvstore.bookie.directories.gathering import gather
-from kvstore.bookie.directories.places import Place, decode_place
+from kvstore.bookie.directories.places import PlaceFile, decode_place
 from kvstore.bookie.directories.spread import SpreadStorage, storage_of
 from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.memory import MemoryStore, MemoryTree
@@ -110,7 +110,7 @@ async def open_spread(
     return shelf
 
 
-def place_of(disk: SimDisk, path: str) -> Place | None:
+def place_of(disk: SimDisk, path: str) -> PlaceFile | None:
     """What a directory says, as it is in the page cache."""
     inode = disk.names.now.files.get(f"{path}/PLACE")
     return None if inode is None else decode_place(inode.cache.read(0, inode.cache.size))

@@ -116,5 +116,5 @@ class Story:
 
 
 @pytest.mark.parametrize("number", range(12))
-def test_any_story(world: SimWorld, seed: int, number: int) -> None:
+def test_any_sequence_of_directory_events_keeps_all_promises(world: SimWorld, seed: int, number: int) -> None:
     Story(world, Random(f"{seed} {number}")).run()

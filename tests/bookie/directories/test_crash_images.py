@@ -120,7 +120,7 @@ def run_noted(story: Story, image: CrashImage, node: str, dirs: Dirs, lost: Dirs
         raise
 
 
-def test_while_one_is_added(world: SimWorld, seed: int) -> None:
+def test_crash_while_a_directory_is_added_keeps_all_promises(world: SimWorld, seed: int) -> None:
     story = Story(world)
     story.live((A,), ledgers=range(1, 9))
     story.live((A, B), ledgers=range(9, 17))
@@ -128,7 +128,7 @@ def test_while_one_is_added(world: SimWorld, seed: int) -> None:
         run_noted(story, image, node, (A, B), may_doubt=False)
 
 
-def test_while_two_are_added_to_two(world: SimWorld, seed: int) -> None:
+def test_crash_while_two_directories_are_added_keeps_all_promises(world: SimWorld, seed: int) -> None:
     story = Story(world)
     story.live((A, B), ledgers=range(1, 9))
     story.live((A, B, C, "disk3/journal"), ledgers=range(9, 17))
@@ -136,7 +136,7 @@ def test_while_two_are_added_to_two(world: SimWorld, seed: int) -> None:
         run_noted(story, image, node, (A, B, C, "disk3/journal"), may_doubt=False)
 
 
-def test_while_one_is_added_that_is_then_not_wanted_any_more(world: SimWorld, seed: int) -> None:
+def test_crash_while_an_added_directory_is_withdrawn_keeps_all_promises(world: SimWorld, seed: int) -> None:
     """It is taken away without a word only as long as nothing was stored in it."""
     story = Story(world)
     story.live((A,), ledgers=range(1, 9))
@@ -163,7 +163,7 @@ def _plain(mark: object) -> object:
 
 
 @pytest.mark.parametrize("lost", [A, B])
-def test_while_one_is_declared_lost(world: SimWorld, seed: int, lost: str) -> None:
+def test_crash_while_a_directory_is_declared_lost_keeps_all_promises(world: SimWorld, seed: int, lost: str) -> None:
     story = Story(world)
     story.live((A, B), ledgers=range(1, 17))
     story.live((A, B), (lost,), ledgers=range(17, 25))
@@ -171,9 +171,7 @@ def test_while_one_is_declared_lost(world: SimWorld, seed: int, lost: str) -> No
         run_noted(story, image, node, (A, B), (lost,), may_doubt=True)
 
 
-def test_one_that_was_declared_lost_comes_back_only_if_nothing_was_answered_without_it(
-    world: SimWorld, seed: int
-) -> None:
+def test_lost_directory_returns_only_if_nothing_was_answered_without_it(world: SimWorld, seed: int) -> None:
     story = Story(world)
     story.live((A, B), ledgers=range(1, 17))
     story.live((A, B), (B,), ledgers=range(17, 25))
@@ -189,7 +187,7 @@ def test_one_that_was_declared_lost_comes_back_only_if_nothing_was_answered_with
 
 
 @pytest.mark.parametrize("lost", [A, B])
-def test_while_an_empty_disk_takes_the_place_of_one(world: SimWorld, seed: int, lost: str) -> None:
+def test_crash_while_an_empty_disk_replaces_one_keeps_all_promises(world: SimWorld, seed: int, lost: str) -> None:
     story = Story(world)
     story.live((A, B), ledgers=range(1, 17))
     story.live((A, B), (lost,), ledgers=range(17, 21))
@@ -199,7 +197,7 @@ def test_while_an_empty_disk_takes_the_place_of_one(world: SimWorld, seed: int, 
         run_noted(story, image, node, (A, B), may_doubt=True)
 
 
-def test_while_the_second_start_repeats_what_the_first_began(world: SimWorld, seed: int) -> None:
+def test_crash_while_a_second_start_repeats_the_first_keeps_all_promises(world: SimWorld, seed: int) -> None:
     """A cut in the middle of the start after a cut in the middle of a loss."""
     story = Story(world)
     story.live((A, B, C), ledgers=range(1, 17))

@@ -46,7 +46,9 @@ async def lose(world: SimWorld, shelf: Spread, path: str = B) -> list[int]:
 
 
 # docs/protocol.md B24
-def test_its_ledgers_are_refused_and_the_others_go_on(world: SimWorld, store: MemoryStore, meta: Naming) -> None:
+def test_failed_directory_refuses_its_ledgers_while_others_continue(
+    world: SimWorld, store: MemoryStore, meta: Naming
+) -> None:
     async def scenario() -> None:
         shelf = await filled(world, store, meta)
         gone = await lose(world, shelf)
@@ -71,7 +73,7 @@ def test_its_ledgers_are_refused_and_the_others_go_on(world: SimWorld, store: Me
     run(world, scenario())
 
 
-def test_operators_are_told_which_has_failed_and_why(world: SimWorld, store: MemoryStore, meta: Naming) -> None:
+def test_failed_directory_is_reported_with_its_reason(world: SimWorld, store: MemoryStore, meta: Naming) -> None:
     async def scenario() -> None:
         shelf = await filled(world, store, meta)
         assert isinstance(shelf.storage, SpreadStorage)
@@ -86,7 +88,7 @@ def test_operators_are_told_which_has_failed_and_why(world: SimWorld, store: Mem
     run(world, scenario())
 
 
-def test_new_ledgers_go_to_the_others(world: SimWorld, store: MemoryStore, meta: Naming) -> None:
+def test_new_ledgers_avoid_a_failed_directory(world: SimWorld, store: MemoryStore, meta: Naming) -> None:
     async def scenario() -> None:
         shelf = await filled(world, store, meta)
         await lose(world, shelf)
@@ -99,7 +101,9 @@ def test_new_ledgers_go_to_the_others(world: SimWorld, store: MemoryStore, meta:
 
 
 @pytest.mark.parametrize("how", ["write", "sync"])
-def test_what_waited_for_it_is_answered(world: SimWorld, store: MemoryStore, meta: Naming, how: str) -> None:
+def test_requests_waiting_for_a_failed_directory_are_answered(
+    world: SimWorld, store: MemoryStore, meta: Naming, how: str
+) -> None:
     """Nothing is acknowledged, and nobody waits for ever: who is not answered uses up its connection."""
 
     async def scenario() -> None:
@@ -123,13 +127,13 @@ def test_what_waited_for_it_is_answered(world: SimWorld, store: MemoryStore, met
             assert await lac is Status.IO_ERROR
             assert await forced is Status.IO_ERROR
             assert await shelf.add(kept, 3) is Status.OK
-        assert not shelf.storage.door.is_shut
+        assert not shelf.storage.sync_gate.is_shut
         meta.gate.set()
 
     run(world, scenario())
 
 
-def test_a_client_whose_answer_fails_keeps_nobody_else_from_theirs(
+def test_client_error_does_not_keep_others_from_their_answers(
     world: SimWorld, store: MemoryStore, meta: Naming
 ) -> None:
     def fail(_status: Status) -> None:
@@ -144,18 +148,18 @@ def test_a_client_whose_answer_fails_keeps_nobody_else_from_theirs(
         world.node("b1").disk.die(B)
         shelf.storage.add(one, 3, packet(one, 3), KEY, recovery=False, done=fail)
         add = shelf.submit(one, 4)
-        shelf.storage.door.shut(shelf.storage.homes.asked(one).storage.adds)
+        shelf.storage.sync_gate.shut(shelf.storage.homes.asked(one).storage.adds)
         async with asyncio.timeout(5):
             assert await add is Status.IO_ERROR
             assert (await poll)[0] is Status.UNKNOWN_LEDGER_STATE
         await asyncio.sleep(0)
-        assert not shelf.storage.door.is_shut
+        assert not shelf.storage.sync_gate.is_shut
         assert [part.directory.path for part in failed] == [B]
 
     run(world, scenario())
 
 
-def test_what_waits_for_the_metadata_meanwhile_is_answered_too(
+def test_request_waiting_for_metadata_is_answered_when_a_directory_fails(
     world: SimWorld, store: MemoryStore, meta: Naming
 ) -> None:
     async def scenario() -> None:
@@ -182,9 +186,7 @@ def test_what_waits_for_the_metadata_meanwhile_is_answered_too(
 
 
 # docs/protocol.md B24
-def test_a_fence_that_may_not_be_on_the_disk_is_not_confirmed(
-    world: SimWorld, store: MemoryStore, meta: Naming
-) -> None:
+def test_fence_that_may_not_be_on_disk_is_not_confirmed(world: SimWorld, store: MemoryStore, meta: Naming) -> None:
     """Its ledger's writer was admitted here before, and would be again after a restart: that is on the disk."""
 
     async def scenario() -> None:
@@ -198,9 +200,7 @@ def test_a_fence_that_may_not_be_on_the_disk_is_not_confirmed(
     run(world, scenario())
 
 
-def test_after_a_restart_a_disk_that_is_well_again_has_all_it_had(
-    world: SimWorld, store: MemoryStore, meta: Naming
-) -> None:
+def test_directory_healthy_after_a_restart_has_everything(world: SimWorld, store: MemoryStore, meta: Naming) -> None:
     """One sync failed, no more: nothing was taken over meanwhile, so nothing is in two places."""
     homes: dict[int, str] = {}
 
@@ -228,7 +228,7 @@ def test_after_a_restart_a_disk_that_is_well_again_has_all_it_had(
     run(world, second())
 
 
-def test_the_last_directory_ends_the_process(world: SimWorld, store: MemoryStore, meta: Naming) -> None:
+def test_failure_of_the_last_directory_ends_the_process(world: SimWorld, store: MemoryStore, meta: Naming) -> None:
     async def scenario() -> None:
         shelf = await filled(world, store, meta)
         await lose(world, shelf)

@@ -7,7 +7,7 @@ import asyncio
 
 import pytest
 
-from kvstore.bookie.directories.places import State
+from kvstore.bookie.directories.places import MemberState
 from kvstore.bookie.upkeep.limbo import settle
 from kvstore.errors import ConfigError, MetadataUnavailable
 from kvstore.meta.memory import MemoryStore, MemoryTree
@@ -93,7 +93,7 @@ def lives(world: SimWorld, store: MemoryStore, meta: Naming) -> Lives:
 
 # docs/protocol.md B23
 @pytest.mark.parametrize("lost", [A, B, C])
-def test_what_a_lost_directory_may_have_held_is_never_denied(lives: Lives, lost: str) -> None:
+def test_lost_directory_contents_are_never_denied(lives: Lives, lost: str) -> None:
     lives.written((A, B, C))
     lives.world.node("b1").disk.die(lost)
 
@@ -110,7 +110,7 @@ def test_what_a_lost_directory_may_have_held_is_never_denied(lives: Lives, lost:
 
 
 # docs/protocol.md B23
-def test_a_fence_that_was_lost_still_holds(lives: Lives) -> None:
+def test_lost_fence_still_holds(lives: Lives) -> None:
     lives.written()
     lives.world.node("b1").disk.die(B)
 
@@ -132,7 +132,7 @@ def test_a_fence_that_was_lost_still_holds(lives: Lives) -> None:
     run(lives.world, life())
 
 
-def test_nothing_is_answered_before_all_of_that_is_on_the_disks(lives: Lives) -> None:
+def test_loss_is_on_disk_before_any_answer(lives: Lives) -> None:
     lives.written()
     lives.world.node("b1").disk.die(B)
     lives.meta.fails_listing = True
@@ -144,7 +144,7 @@ def test_nothing_is_answered_before_all_of_that_is_on_the_disks(lives: Lives) ->
     run(lives.world, vain())
     said = place_of(lives.world.node("b1").disk, A)
     assert said is not None
-    assert [each.state for each in said.members] == [State.PRESENT, State.LOST]
+    assert [each.state for each in said.members] == [MemberState.PRESENT, MemberState.LOST]
     lives.meta.fails_listing = False
 
     async def life() -> None:
@@ -154,7 +154,7 @@ def test_nothing_is_answered_before_all_of_that_is_on_the_disks(lives: Lives) ->
     run(lives.world, life())
 
 
-def test_a_lost_directory_never_comes_back(lives: Lives) -> None:
+def test_lost_directory_never_comes_back(lives: Lives) -> None:
     lives.written()
     lives.starts(lost=(B,))
     with pytest.raises(ConfigError, match=f"{B} is directory 1 of .* which was declared lost"):
@@ -164,7 +164,7 @@ def test_a_lost_directory_never_comes_back(lives: Lives) -> None:
     lives.starts((A, B), (B,))
 
 
-def test_an_empty_disk_takes_the_place_as_a_new_directory(lives: Lives) -> None:
+def test_empty_disk_replaces_a_lost_directory_as_a_new_one(lives: Lives) -> None:
     lives.written()
     lives.starts(lost=(B,))
     empty(lives.world.node("b1").disk, B)
@@ -183,10 +183,10 @@ def test_an_empty_disk_takes_the_place_as_a_new_directory(lives: Lives) -> None:
     said = place_of(lives.world.node("b1").disk, B)
     assert said is not None
     assert said.here == 2
-    assert [each.state for each in said.members] == [State.PRESENT, State.GONE, State.PRESENT]
+    assert [each.state for each in said.members] == [MemberState.PRESENT, MemberState.GONE, MemberState.PRESENT]
 
 
-def test_the_first_directory_may_be_lost_and_replaced_too(lives: Lives) -> None:
+def test_first_directory_can_be_lost_and_replaced(lives: Lives) -> None:
     lives.written()
     disk = lives.world.node("b1").disk
     disk.die(A)
@@ -201,7 +201,7 @@ def test_the_first_directory_may_be_lost_and_replaced_too(lives: Lives) -> None:
     run(lives.world, life(()))
 
 
-def test_a_second_loss_is_survived_by_what_is_left(lives: Lives) -> None:
+def test_second_loss_is_survived_by_the_others(lives: Lives) -> None:
     lives.written((A, B, C))
     lives.starts((A, B, C), (B,))
 
@@ -216,7 +216,7 @@ def test_a_second_loss_is_survived_by_what_is_left(lives: Lives) -> None:
     run(lives.world, life())
 
 
-def test_all_directories_lost_are_no_bookie_any_more(lives: Lives) -> None:
+def test_loss_of_all_directories_leaves_no_bookie(lives: Lives) -> None:
     lives.written()
     with pytest.raises(ConfigError, match="names every directory"):
         lives.starts(lost=(A, B))
@@ -226,7 +226,7 @@ def test_all_directories_lost_are_no_bookie_any_more(lives: Lives) -> None:
         lives.starts(lost=(B,))
 
 
-def test_the_doubt_ends_when_all_entries_were_copied_here_again(lives: Lives) -> None:
+def test_doubt_ends_when_all_entries_were_copied_back(lives: Lives) -> None:
     lives.written()
     lives.world.node("b1").disk.die(B)
     ledger = next(each for each in LEDGERS if lives.homes[each] == B)
@@ -245,14 +245,14 @@ def test_the_doubt_ends_when_all_entries_were_copied_here_again(lives: Lives) ->
     run(lives.world, life())
 
 
-def test_a_directory_that_cannot_be_read_is_named_at_the_start(lives: Lives) -> None:
+def test_unreadable_directory_is_named_at_start(lives: Lives) -> None:
     lives.written()
     lives.world.node("b1").disk.die(B)
-    with pytest.raises(ConfigError, match=f"{B} cannot be read or written.*name it in storage.lost_dirs"):
+    with pytest.raises(ConfigError, match=f"{B} cannot be read or written.*add it to storage.lost_dirs"):
         lives.starts()
 
 
-def test_a_directory_of_another_bookie_is_refused(world: SimWorld, lives: Lives, meta: Naming) -> None:
+def test_directory_of_another_bookie_is_refused(world: SimWorld, lives: Lives, meta: Naming) -> None:
     lives.written()
 
     async def other() -> None:

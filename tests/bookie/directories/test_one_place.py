@@ -26,12 +26,12 @@ async def gathered(root: Path, *directories: str) -> Gathered:
 
 
 @pytest.mark.parametrize("target", ["one", "two"], ids=["the first directory", "another new one"])
-async def test_bookie_refuses_directories_that_are_one_place(tmp_path: Path, target: str) -> None:
+async def test_bookie_refuses_directories_that_are_the_same_place(tmp_path: Path, target: str) -> None:
     """Two journals in one directory would overwrite each other."""
     for name in ("one", "two", "three"):
         (tmp_path / name).mkdir()
     (tmp_path / "link").symlink_to(target)
-    with pytest.raises(ConfigError, match=f"distinct directories, got link and {target}, which are one"):
+    with pytest.raises(ConfigError, match=f"distinct directories, got link and {target}, which are the same"):
         await gathered(tmp_path, "one", "two", "link")
     found = await gathered(tmp_path, "one", "two", "three")
     assert [each.path for each in found.directories] == ["one", "two", "three"]

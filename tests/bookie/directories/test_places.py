@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 from crc32c import crc32c
 
-from kvstore.bookie.directories.places import Member, Place, State, decode_place, encode_place
+from kvstore.bookie.directories.places import DirectoryMember, MemberState, PlaceFile, decode_place, encode_place
 
-PLACE = Place(
+PLACE = PlaceFile(
     bookie="b1-0123456789ab",
     version=4,
     here=2,
     members=(
-        Member(0, "00000000000000a0", State.PRESENT, "bookie/journal"),
-        Member(1, "00000000000000b1", State.GONE, "/disk two/journal"),
-        Member(2, "00000000000000c2", State.JOINING, "/disk two/journal"),
+        DirectoryMember(0, "00000000000000a0", MemberState.PRESENT, "bookie/journal"),
+        DirectoryMember(1, "00000000000000b1", MemberState.GONE, "/disk two/journal"),
+        DirectoryMember(2, "00000000000000c2", MemberState.JOINING, "/disk two/journal"),
     ),
 )
 GOLDEN = b"""kvstore journal directories 1
@@ -34,14 +34,14 @@ def test_golden_bytes() -> None:
 
 
 @pytest.mark.parametrize("at", range(len(GOLDEN)))
-def test_what_is_not_whole_says_nothing(at: int) -> None:
+def test_damaged_place_file_decodes_to_none(at: int) -> None:
     assert decode_place(GOLDEN[:at]) is None
     assert decode_place(GOLDEN[:at] + bytes([GOLDEN[at] ^ 1]) + GOLDEN[at + 1 :]) is None
 
 
-def test_an_unknown_format_is_refused() -> None:
+def test_place_file_of_unknown_format_is_refused() -> None:
     later = encode_place(PLACE).replace(b"directories 1", b"directories 2")
-    with pytest.raises(ValueError, match="want the format kvstore journal directories 1, got"):
+    with pytest.raises(ValueError, match="expected format kvstore journal directories 1, got"):
         decode_place(_with_crc(later))
 
 

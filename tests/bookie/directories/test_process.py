@@ -73,7 +73,7 @@ def bookie(root: Path, lost: str = "") -> Iterator[Running]:
 
 
 # docs/protocol.md B23, B24
-async def test_a_directory_breaks_under_a_process_and_the_next_one_goes_on_without_it(tmp_path: Path) -> None:
+async def test_process_continues_without_a_broken_directory_after_a_restart(tmp_path: Path) -> None:
     with bookie(tmp_path) as running:
         for ledger in LEDGERS:
             assert await running.add(ledger, 0) is Status.OK

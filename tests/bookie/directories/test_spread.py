@@ -39,7 +39,7 @@ async def fill(shelf: Spread, ledgers: range = LEDGERS, count: int = 3, first: i
     assert set(await asyncio.gather(*answers)) == {Status.OK}
 
 
-def test_ledgers_are_spread_and_each_stays_where_it_is(world: SimWorld, store: MemoryStore, meta: Naming) -> None:
+def test_ledgers_are_spread_and_stay_in_their_directory(world: SimWorld, store: MemoryStore, meta: Naming) -> None:
     homes: dict[int, str] = {}
 
     async def first() -> None:
@@ -64,7 +64,7 @@ def test_ledgers_are_spread_and_each_stays_where_it_is(world: SimWorld, store: M
         run(world, later(dirs))
 
 
-def test_one_directory_is_a_plain_storage_with_the_files_of_ever(
+def test_one_directory_is_a_plain_storage_with_the_usual_files(
     world: SimWorld, store: MemoryStore, meta: Naming
 ) -> None:
     async def scenario() -> None:
@@ -80,7 +80,7 @@ def test_one_directory_is_a_plain_storage_with_the_files_of_ever(
     }  # fmt: skip
 
 
-def test_a_bookie_with_one_directory_is_given_more(world: SimWorld, store: MemoryStore, meta: Naming) -> None:
+def test_bookie_with_one_directory_can_get_more(world: SimWorld, store: MemoryStore, meta: Naming) -> None:
     ids = []
 
     async def before() -> None:
@@ -102,7 +102,7 @@ def test_a_bookie_with_one_directory_is_given_more(world: SimWorld, store: Memor
     assert ids[0] == ids[1]
 
 
-def test_a_larger_disk_gets_more_and_a_full_one_nothing(world: SimWorld, store: MemoryStore, meta: Naming) -> None:
+def test_larger_disk_gets_more_ledgers_and_a_full_one_none(world: SimWorld, store: MemoryStore, meta: Naming) -> None:
     async def scenario() -> None:
         shelf = await open_spread(world, store, meta, (A, B))
         first, second = shelf.storage.parts
@@ -118,9 +118,7 @@ def test_a_larger_disk_gets_more_and_a_full_one_nothing(world: SimWorld, store: 
     run(world, scenario())
 
 
-def test_what_waits_for_the_metadata_goes_where_the_first_of_it_went(
-    world: SimWorld, store: MemoryStore, meta: Naming
-) -> None:
+def test_requests_waiting_for_metadata_follow_the_first_one(world: SimWorld, store: MemoryStore, meta: Naming) -> None:
     async def scenario() -> None:
         shelf = await open_spread(world, store, meta, (A, B))
         meta.gate = asyncio.Event()
@@ -138,7 +136,7 @@ def test_what_waits_for_the_metadata_goes_where_the_first_of_it_went(
     run(world, scenario())
 
 
-def test_fences_tombstones_and_the_lac_are_found_in_whichever_directory(
+def test_fences_tombstones_and_lacs_are_found_in_any_directory(
     world: SimWorld, store: MemoryStore, meta: Naming
 ) -> None:
     async def first() -> None:
@@ -161,7 +159,7 @@ def test_fences_tombstones_and_the_lac_are_found_in_whichever_directory(
     run(world, second())
 
 
-def test_a_directory_that_is_missing_is_named(world: SimWorld, store: MemoryStore, meta: Naming) -> None:
+def test_missing_directory_is_named(world: SimWorld, store: MemoryStore, meta: Naming) -> None:
     async def first() -> None:
         await fill(await open_spread(world, store, meta, (A, B)))
 
@@ -178,7 +176,7 @@ def test_a_directory_that_is_missing_is_named(world: SimWorld, store: MemoryStor
         run(world, again((A, B)))
 
 
-def test_a_start_without_room_for_a_segment_says_so(world: SimWorld, store: MemoryStore, meta: Naming) -> None:
+def test_start_without_space_for_a_segment_says_so(world: SimWorld, store: MemoryStore, meta: Naming) -> None:
     async def again() -> None:
         await open_spread(world, store, meta)
 
@@ -198,9 +196,7 @@ def test_a_start_without_room_for_a_segment_says_so(world: SimWorld, store: Memo
         start_on_a_full_disk()
 
 
-def test_a_directory_that_was_restored_from_a_copy_is_doubted(
-    world: SimWorld, store: MemoryStore, meta: Naming
-) -> None:
+def test_directory_restored_from_a_copy_is_doubted(world: SimWorld, store: MemoryStore, meta: Naming) -> None:
     homes: dict[int, str] = {}
 
     async def first() -> None:
@@ -232,7 +228,7 @@ def test_a_directory_that_was_restored_from_a_copy_is_doubted(
     run(world, restored())
 
 
-def test_statistics_and_room_are_of_all_together(world: SimWorld, store: MemoryStore, meta: Naming) -> None:
+def test_statistics_and_space_are_sums_over_directories(world: SimWorld, store: MemoryStore, meta: Naming) -> None:
     async def scenario() -> None:
         shelf = await open_spread(world, store, meta)
         await fill(shelf)
@@ -247,7 +243,7 @@ def test_statistics_and_room_are_of_all_together(world: SimWorld, store: MemoryS
     run(world, scenario())
 
 
-def test_raw_adds_go_to_one_directory_too(world: SimWorld, store: MemoryStore, meta: Naming) -> None:
+def test_raw_adds_of_a_ledger_go_to_one_directory(world: SimWorld, store: MemoryStore, meta: Naming) -> None:
     async def scenario() -> None:
         shelf = await open_spread(world, store, meta, admit_raw_adds=True)
         assert shelf.storage.raw.is_on
@@ -262,7 +258,9 @@ def test_raw_adds_go_to_one_directory_too(world: SimWorld, store: MemoryStore, m
     run(world, scenario())
 
 
-def test_a_closed_ledger_is_named_by_nobody_else(world: SimWorld, store: MemoryStore, meta: Naming) -> None:
+def test_metadata_of_a_closed_ledger_is_read_once_for_all_directories(
+    world: SimWorld, store: MemoryStore, meta: Naming
+) -> None:
     """The parts share one admission: what it asks is asked once, and counted once."""
 
     async def scenario() -> None:

@@ -97,7 +97,7 @@ def on_disk(world: SimWorld, disk: SimDisk, name: str) -> str:
 IMAGES = 2000
 
 
-def test_acknowledged_entries_fences_and_lacs_survive_a_power_cut_at_any_moment(world: SimWorld, seed: int) -> None:
+def test_acknowledged_records_survive_a_power_cut_at_any_moment(world: SimWorld, seed: int) -> None:
     disk = world.node("b1").disk
     oplog = OpLog(disk)
 
@@ -122,7 +122,7 @@ def test_acknowledged_entries_fences_and_lacs_survive_a_power_cut_at_any_moment(
             raise
 
 
-def test_a_power_cut_during_the_start_after_a_power_cut_loses_nothing_either(world: SimWorld, seed: int) -> None:
+def test_power_cut_during_the_start_after_a_power_cut_loses_nothing(world: SimWorld, seed: int) -> None:
     """Also twice: the first start writes again what it is not sure of, and may be cut short in that."""
     disk = world.node("b1").disk
     oplog = OpLog(disk)
@@ -158,9 +158,7 @@ def test_a_power_cut_during_the_start_after_a_power_cut_loses_nothing_either(wor
 
 
 # docs/protocol.md B9
-def test_a_power_cut_while_a_start_lets_go_of_what_starts_before_it_have_left_loses_nothing(
-    world: SimWorld, seed: int
-) -> None:
+def test_power_cut_while_a_start_removes_empty_segments_loses_nothing(world: SimWorld, seed: int) -> None:
     disk = world.node("b1").disk
     promises = OpLog(disk)
 
@@ -198,7 +196,7 @@ def test_a_power_cut_while_a_start_lets_go_of_what_starts_before_it_have_left_lo
             raise
 
 
-def test_many_cuts_in_a_row_lose_nothing(seed: int) -> None:
+def test_many_power_cuts_in_a_row_lose_nothing(seed: int) -> None:
     for round_seed in range(seed, seed + 12):
         with SimWorld(round_seed, disk=FAST) as world:
             cut_again_and_again(world, Random(round_seed))
@@ -228,7 +226,7 @@ def cut_again_and_again(world: SimWorld, random: Random) -> None:
         world.node("b1").crash(power=random.random() < 0.8)
 
 
-def test_a_group_torn_at_any_sector_is_dropped_from_there_on(world: SimWorld, seed: int) -> None:
+def test_group_torn_at_any_sector_is_dropped_from_there_on(world: SimWorld, seed: int) -> None:
     """Unsynced bytes may reach the platter in any order: what follows a bad record is not believed."""
     disk = world.node("b1").disk
 

@@ -58,7 +58,7 @@ def without_checkpoints(disk: SimDisk) -> None:
 
 @pytest.mark.parametrize("with_checkpoint", [True, False])
 @pytest.mark.parametrize("entry", [0, 29])
-def test_a_flipped_bit_in_a_packet_is_an_error_and_never_absence(
+def test_flipped_bit_in_a_packet_is_an_error_and_never_absence(
     world: SimWorld, entry: int, with_checkpoint: bool
 ) -> None:
     disk = written(world)
@@ -83,7 +83,7 @@ def test_a_flipped_bit_in_a_packet_is_an_error_and_never_absence(
     run(world, read())
 
 
-def test_an_unreadable_sector_is_an_error_and_never_absence(world: SimWorld) -> None:
+def test_unreadable_sector_is_an_error_and_never_absence(world: SimWorld) -> None:
     disk = written(world)
     disk.fail_reads(segments(disk)[1])
 
@@ -112,7 +112,7 @@ def hide_a_record(world: SimWorld) -> SimDisk:
 
 
 # docs/protocol.md B7
-def test_what_a_damaged_head_hides_is_unknown_and_never_absent(world: SimWorld) -> None:
+def test_entries_hidden_by_a_damaged_head_are_unknown_not_absent(world: SimWorld) -> None:
     hide_a_record(world)
 
     async def read() -> None:
@@ -130,7 +130,7 @@ def test_what_a_damaged_head_hides_is_unknown_and_never_absent(world: SimWorld) 
     run(world, read())
 
 
-def test_a_checkpoint_knows_what_a_damaged_head_hides(world: SimWorld) -> None:
+def test_checkpoint_knows_entries_hidden_by_a_damaged_head(world: SimWorld) -> None:
     disk = written(world)
     path = segments(disk)[2]
     disk.flip_bit(path, 8 * (offset_of(disk, path, bytes([20]) * 300) - 36 - 20))
@@ -144,7 +144,7 @@ def test_a_checkpoint_knows_what_a_damaged_head_hides(world: SimWorld) -> None:
     run(world, read())
 
 
-def test_a_crash_before_the_doubt_is_written_down_leaves_it_to_the_next_start(world: SimWorld) -> None:
+def test_crash_before_the_doubt_is_recorded_leaves_it_to_the_next_start(world: SimWorld) -> None:
     """A checkpoint of the damaged segment, made from what can still be read of it, would hide the damage for good."""
     disk = hide_a_record(world)
 
@@ -161,7 +161,7 @@ def test_a_crash_before_the_doubt_is_written_down_leaves_it_to_the_next_start(wo
     run(world, read())
 
 
-def test_after_the_survey_only_ledgers_of_before_are_doubted(world: SimWorld) -> None:
+def test_survey_limits_the_doubt_to_earlier_ledgers(world: SimWorld) -> None:
     hide_a_record(world)
     meta = Metadata()
     meta.known = {L: metadata(L), 8: metadata(8), 50: metadata(50), 60: metadata(60, *OTHERS)}
@@ -187,7 +187,7 @@ def test_after_the_survey_only_ledgers_of_before_are_doubted(world: SimWorld) ->
         run(world, again())
 
 
-def test_the_doubt_outlives_a_crash_before_the_survey(world: SimWorld) -> None:
+def test_doubt_outlives_a_crash_before_the_survey(world: SimWorld) -> None:
     hide_a_record(world)
     meta = Metadata()
     meta.is_away = True
@@ -206,7 +206,7 @@ def test_the_doubt_outlives_a_crash_before_the_survey(world: SimWorld) -> None:
 
 
 # docs/protocol.md B10
-def test_that_the_doubt_is_over_outlives_the_only_segment_that_says_it(world: SimWorld) -> None:
+def test_end_of_a_doubt_outlives_the_only_segment_that_records_it(world: SimWorld) -> None:
     """An older one, of a start that ended before the survey, says that it has begun, and stays for what it holds."""
     hide_a_record(world)
     meta = Metadata()
@@ -243,7 +243,7 @@ def test_that_the_doubt_is_over_outlives_the_only_segment_that_says_it(world: Si
         run(world, again())
 
 
-def test_a_writer_of_a_doubted_ledger_goes_on_only_if_it_is_still_open(world: SimWorld) -> None:
+def test_writer_of_a_doubted_ledger_continues_only_if_it_is_still_open(world: SimWorld) -> None:
     """Its fence may be among what is hidden; but who fences marks the ledger in the metadata first."""
     hide_a_record(world)
     meta = Metadata()

@@ -19,7 +19,7 @@ from tests.sim.world.pause import pause
 # Missing and truncated files
 
 
-def test_a_missing_segment_makes_everything_doubtful(world: SimWorld) -> None:
+def test_missing_segment_makes_everything_doubtful(world: SimWorld) -> None:
     disk = written(world)
     disk.remove(segments(disk)[1])
     without_checkpoints(disk)
@@ -33,7 +33,7 @@ def test_a_missing_segment_makes_everything_doubtful(world: SimWorld) -> None:
     run(world, read())
 
 
-def test_of_a_missing_segment_with_a_checkpoint_it_is_known_what_is_lost(world: SimWorld) -> None:
+def test_missing_segment_with_a_checkpoint_has_known_losses(world: SimWorld) -> None:
     disk = written(world)
     disk.remove(segments(disk)[1])
 
@@ -49,7 +49,7 @@ def test_of_a_missing_segment_with_a_checkpoint_it_is_known_what_is_lost(world: 
         crash(world)
 
 
-def test_a_missing_newest_segment_is_noticed(world: SimWorld) -> None:
+def test_missing_newest_segment_is_noticed(world: SimWorld) -> None:
     """The segment before it names it as the next."""
     disk = written(world)
     disk.remove(segments(disk)[-1])  # the one ahead
@@ -82,7 +82,7 @@ def expect_doubt_once_the_newest_is_gone(world: SimWorld, disk: SimDisk) -> None
 
 
 @pytest.mark.parametrize("starts", [0, 1, 2, 3])
-def test_a_missing_newest_segment_is_noticed_though_it_was_begun_by_a_start(world: SimWorld, starts: int) -> None:
+def test_missing_newest_segment_begun_by_a_start_is_noticed(world: SimWorld, starts: int) -> None:
     """No record of the segment before it names it: the list beside that one's checkpoint does. Also where starts came
     before, whose segments are empty and go."""
     disk = written(world)
@@ -94,7 +94,7 @@ def test_a_missing_newest_segment_is_noticed_though_it_was_begun_by_a_start(worl
 
 # docs/protocol.md B22
 @pytest.mark.parametrize("starts", [1, 2])
-def test_a_missing_newest_segment_is_noticed_though_a_start_let_go_of_the_one_that_named_it(
+def test_missing_newest_segment_is_noticed_after_its_namer_was_removed(
     world: SimWorld, monkeypatch: pytest.MonkeyPatch, starts: int
 ) -> None:
     disk = written(world)
@@ -111,7 +111,7 @@ def test_a_missing_newest_segment_is_noticed_though_a_start_let_go_of_the_one_th
 
 # docs/protocol.md B6
 @pytest.mark.parametrize("is_clean", [True, False])
-def test_a_bad_sector_at_the_end_of_the_journal_is_no_torn_tail(world: SimWorld, is_clean: bool) -> None:
+def test_bad_sector_at_the_end_of_the_journal_is_no_torn_tail(world: SimWorld, is_clean: bool) -> None:
     """What says that its groups are synced stands in the same sector as they do. A crash leaves what can be read."""
     config = tiny(segment_bytes=1 << 16)
 
@@ -140,7 +140,7 @@ def test_a_bad_sector_at_the_end_of_the_journal_is_no_torn_tail(world: SimWorld,
 
 
 # docs/protocol.md B6
-def test_damage_in_a_segment_of_one_group_is_no_torn_tail_where_the_next_one_says_that_it_was_synced(
+def test_damage_in_a_single_group_certified_by_the_next_is_no_torn_tail(
     world: SimWorld,
 ) -> None:
     """A burst filled it while one sync was under way, and the crash came before its index file was on the disk."""
@@ -169,7 +169,7 @@ def test_damage_in_a_segment_of_one_group_is_no_torn_tail_where_the_next_one_say
 
 # docs/protocol.md B6
 @pytest.mark.parametrize("how", ["flipped", "not given"])
-def test_a_damaged_header_of_a_segment_that_nothing_names_is_no_torn_one(world: SimWorld, how: str) -> None:
+def test_damaged_header_of_an_unnamed_segment_is_no_torn_one(world: SimWorld, how: str) -> None:
     """A disk with less than the reserve takes no index files, and so no list of the segments. Groups are written only
     once the header is on the disk: a segment that has any, or that cannot be read, was no crash's."""
     disk, reserve = written(world), 64 << 10
@@ -201,7 +201,7 @@ def test_a_damaged_header_of_a_segment_that_nothing_names_is_no_torn_one(world: 
 
 # docs/protocol.md B6, B7
 @pytest.mark.parametrize("segment", [0, 1])
-def test_a_segment_whose_inode_the_disk_does_not_give_is_not_absent(
+def test_segment_with_an_unreadable_inode_is_not_absent(
     world: SimWorld, segment: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a first life nothing but the directory names the segment that is written to, and the one made ahead."""
@@ -245,7 +245,7 @@ def test_a_segment_whose_inode_the_disk_does_not_give_is_not_absent(
         crash(world, power=False)
 
 
-def test_a_damaged_segment_stays_for_whoever_wants_to_look(world: SimWorld) -> None:
+def test_damaged_segment_is_kept_for_inspection(world: SimWorld) -> None:
     """Nothing of any ledger can be read in it, and yet it is not one in which nothing was noted."""
     disk = written(world)
     without_checkpoints(disk)
@@ -263,7 +263,7 @@ def test_a_damaged_segment_stays_for_whoever_wants_to_look(world: SimWorld) -> N
 
 
 @pytest.mark.parametrize("last", ["add", "survey"])
-def test_what_is_written_once_more_at_a_start_is_doubted_too(world: SimWorld, last: str) -> None:
+def test_records_written_again_at_a_start_are_doubted_too(world: SimWorld, last: str) -> None:
     """Of a ledger whose first record that is left was never certified as synced. Nor does the end of a former doubt,
     found among such records, end this one."""
     new, meta = 77, Metadata()
@@ -293,7 +293,7 @@ def test_what_is_written_once_more_at_a_start_is_doubted_too(world: SimWorld, la
 
 
 @pytest.mark.parametrize("lost", [0, -1])
-def test_without_the_list_of_segments_a_missing_one_is_noticed(world: SimWorld, lost: int) -> None:
+def test_missing_segment_is_noticed_without_the_list_of_segments(world: SimWorld, lost: int) -> None:
     """A crash right after the newest checkpoint was written has left no list beside it (docs/protocol.md, B22)."""
     disk = written(world)
     for name in disk.list(tiny().index_dir):
@@ -313,7 +313,7 @@ def test_without_the_list_of_segments_a_missing_one_is_noticed(world: SimWorld, 
 
 
 @pytest.mark.parametrize("which", [1, -2])
-def test_a_segment_cut_short_in_its_synced_part_is_damaged(world: SimWorld, which: int) -> None:
+def test_segment_cut_short_in_its_synced_part_is_damaged(world: SimWorld, which: int) -> None:
     disk = written(world)
     path = segments(disk)[which]
     disk.names.now.files[path].cache.resize(500)
@@ -328,7 +328,7 @@ def test_a_segment_cut_short_in_its_synced_part_is_damaged(world: SimWorld, whic
     run(world, read())
 
 
-def test_a_damaged_file_header_is_damage_and_the_file_is_kept(world: SimWorld) -> None:
+def test_damaged_file_header_is_damage_and_the_file_is_kept(world: SimWorld) -> None:
     disk = written(world)
     path = segments(disk)[1]
     disk.flip_bit(path, 8 * 20)
@@ -343,7 +343,7 @@ def test_a_damaged_file_header_is_damage_and_the_file_is_kept(world: SimWorld) -
 
 
 @pytest.mark.parametrize("byte", [0, 11, 13, 100, 500])
-def test_a_damaged_checkpoint_only_costs_a_scan(world: SimWorld, byte: int) -> None:
+def test_damaged_checkpoint_only_costs_a_scan(world: SimWorld, byte: int) -> None:
     disk = written(world)
     for name in disk.list(tiny().index_dir):
         disk.flip_bit(f"{tiny().index_dir}/{name}", 8 * byte)
@@ -360,7 +360,7 @@ def test_a_damaged_checkpoint_only_costs_a_scan(world: SimWorld, byte: int) -> N
 # Syncs that fail, disks that are full
 
 
-def test_a_full_disk_makes_the_bookie_read_only_and_room_makes_it_writable_again(world: SimWorld) -> None:
+def test_full_disk_makes_the_bookie_readonly_until_space_is_freed(world: SimWorld) -> None:
     moves: list[bool] = []
 
     async def fill() -> None:
@@ -387,7 +387,7 @@ def test_a_full_disk_makes_the_bookie_read_only_and_room_makes_it_writable_again
     run(world, fill())
 
 
-def test_recovery_on_a_full_disk_is_refused_when_the_reserve_is_used_up_and_nothing_breaks(world: SimWorld) -> None:
+def test_recovery_is_refused_when_the_reserve_is_used_up(world: SimWorld) -> None:
     async def fill() -> None:
         shelf = await opened(world)
         world.node("b1").disk.set_capacity(6 * 4096)
@@ -411,7 +411,7 @@ def test_recovery_on_a_full_disk_is_refused_when_the_reserve_is_used_up_and_noth
 
 
 # docs/protocol.md B9
-def test_the_reserve_is_kept_free_for_what_must_not_fail(world: SimWorld) -> None:
+def test_reserve_is_kept_free_for_records_that_must_not_fail(world: SimWorld) -> None:
     async def fill() -> None:
         shelf = await opened(world, reserve_bytes=100_000)
         disk = world.node("b1").disk
@@ -426,7 +426,7 @@ def test_the_reserve_is_kept_free_for_what_must_not_fail(world: SimWorld) -> Non
 
 # docs/protocol.md B31
 @pytest.mark.parametrize("where", [range(1), range(200, 1 << 30)])
-def test_an_index_that_the_disk_does_not_give_keeps_no_bookie_from_starting(world: SimWorld, where: range) -> None:
+def test_unreadable_index_does_not_prevent_a_start(world: SimWorld, where: range) -> None:
     """The segments are the truth, and what is made of them again takes the place of what cannot be read."""
     disk = written(world)
     for name in disk.list(tiny().index_dir):
@@ -442,7 +442,7 @@ def test_an_index_that_the_disk_does_not_give_keeps_no_bookie_from_starting(worl
         crash(world)
 
 
-def test_a_segment_that_another_took_the_place_of_is_missed(world: SimWorld) -> None:
+def test_segment_replaced_by_another_is_missed(world: SimWorld) -> None:
     """Names of segments are the same in all directories: a file that was put into the wrong one shows what it has, and
     hides what had been here."""
     disk, strange = written(world), 5

@@ -22,7 +22,7 @@ async def opened(world: SimWorld, **config: int) -> Shelf:
 
 
 # docs/protocol.md L12
-def test_a_failed_sync_ends_the_process_and_acknowledges_nothing(world: SimWorld) -> None:
+def test_failed_sync_ends_the_process_and_acknowledges_nothing(world: SimWorld) -> None:
     told: list[Status] = []
 
     async def write() -> None:
@@ -47,7 +47,7 @@ def test_a_failed_sync_ends_the_process_and_acknowledges_nothing(world: SimWorld
     run(world, again())
 
 
-def test_a_failed_sync_of_zeroes_written_ahead_ends_the_process_too(world: SimWorld) -> None:
+def test_failed_sync_of_zeros_written_ahead_ends_the_process(world: SimWorld) -> None:
     """They are in the file in which groups are written next, and a disk's error is reported to one sync only."""
 
     async def write() -> None:
@@ -62,9 +62,7 @@ def test_a_failed_sync_of_zeroes_written_ahead_ends_the_process_too(world: SimWo
     assert "sync failed" in world.fatals[0][1]
 
 
-def test_a_sync_that_the_kernel_does_not_take_ends_the_process(
-    world: SimWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sync_rejected_by_the_kernel_ends_the_process(world: SimWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(ENOMEM, "no memory for a sync")
 
@@ -78,7 +76,7 @@ def test_a_sync_that_the_kernel_does_not_take_ends_the_process(
     assert "no memory for a sync" in world.fatals[0][1]
 
 
-def test_a_directory_that_cannot_be_synced_ends_the_process(world: SimWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_directory_that_cannot_be_synced_ends_the_process(world: SimWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise OSError(EIO, "the directory's sync failed")
 
@@ -93,7 +91,7 @@ def test_a_directory_that_cannot_be_synced_ends_the_process(world: SimWorld, mon
     assert "the directory's sync failed" in world.fatals[0][1]
 
 
-def test_a_checkpoint_that_cannot_be_written_leaves_no_file_open(
+def test_checkpoint_that_cannot_be_written_leaves_no_file_open(
     world: SimWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unfinished: list[str] = []
@@ -127,7 +125,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_no_file_open(
 
 @pytest.mark.parametrize("is_clean", [True, False])
 @pytest.mark.parametrize("entries", [1, 25])
-def test_a_bookie_that_starts_on_a_full_disk_serves_what_it_has_and_takes_fences(
+def test_bookie_that_starts_on_a_full_disk_serves_reads_and_fences(
     world: SimWorld, entries: int, is_clean: bool
 ) -> None:
     disk = world.node("b1").disk
@@ -156,7 +154,7 @@ def test_a_bookie_that_starts_on_a_full_disk_serves_what_it_has_and_takes_fences
     run(world, again())
 
 
-def test_a_bookie_that_became_read_only_starts_as_such_and_loses_nothing(world: SimWorld) -> None:
+def test_readonly_bookie_restarts_as_readonly_and_loses_nothing(world: SimWorld) -> None:
     disk = world.node("b1").disk
     entries = 0
 
@@ -185,7 +183,7 @@ def used(disk: SimDisk) -> int:
 
 # docs/protocol.md L12
 @pytest.mark.parametrize("what", ["journal", "segment"])
-def test_a_journal_whose_files_are_removed_under_it_ends_the_process(world: SimWorld, what: str) -> None:
+def test_removal_of_journal_files_ends_the_process(world: SimWorld, what: str) -> None:
     """Writes to them and their syncs go on well, and nobody would find them again."""
 
     async def write() -> None:

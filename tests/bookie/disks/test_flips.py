@@ -17,14 +17,14 @@ COUNT = 60
 """Each kind of bytes once or twice, in either directory."""
 
 
-def test_no_flipped_byte_makes_a_bookie_lie(tmp_path: Path) -> None:
+def test_bookie_never_lies_after_a_flipped_byte(tmp_path: Path) -> None:
     results = run(flip_many(COUNT, 1, tmp_path))
     assert results.total() == COUNT
     outcomes = {what.rpartition(": ")[2] for what in results}
     assert {"found, told as unreadable, and mended", "does not start, and names the file"} <= outcomes
 
 
-def test_a_bookie_that_checks_no_packet_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flip_test_detects_a_bookie_that_checks_no_packet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def flip_in_a_payload() -> str:
         env = real_env(tmp_path)
         original = await write(env, tmp_path / "original", is_doubted=False)
@@ -38,8 +38,10 @@ def test_a_bookie_that_checks_no_packet_is_found_out(tmp_path: Path, monkeypatch
         run(flip_in_a_payload())
 
 
-def test_a_bookie_that_takes_damage_for_the_end_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def without_damage(*arguments: object, **known: object) -> scan.Scan:
+def test_flip_test_detects_a_bookie_that_takes_damage_for_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without_damage(*arguments: object, **known: object) -> scan.SegmentScan:
         found = scan.scan(*arguments, **known)  # type: ignore[arg-type]
         found.damage = []
         return found

@@ -40,7 +40,7 @@ async def add_all(shelf: Shelf, ledger: int, size: int = 300, *, first: int = 0,
     return entry
 
 
-def test_a_disk_filled_by_adds_and_copies_takes_fences_and_recovers_by_reclaim(world: SimWorld, meta: Metadata) -> None:
+def test_disk_filled_by_adds_and_copies_takes_fences_and_is_reclaimed(world: SimWorld, meta: Metadata) -> None:
     async def scenario() -> None:
         shelf, reclaimer = await opened(world, meta)
         world.node("b1").disk.set_capacity(6 * SEGMENT)
@@ -60,7 +60,7 @@ def test_a_disk_filled_by_adds_and_copies_takes_fences_and_recovers_by_reclaim(w
     run(world, scenario())
 
 
-def test_a_full_disk_of_sparse_segments_is_compacted(world: SimWorld, meta: Metadata) -> None:
+def test_full_disk_of_sparse_segments_is_compacted(world: SimWorld, meta: Metadata) -> None:
     """No segment is empty: what is live must be written again before anything becomes free."""
 
     async def scenario() -> None:
@@ -84,7 +84,7 @@ def test_a_full_disk_of_sparse_segments_is_compacted(world: SimWorld, meta: Meta
     run(world, scenario())
 
 
-def test_fences_take_segments_from_the_reserve_when_the_present_one_is_used_up(world: SimWorld, meta: Metadata) -> None:
+def test_fences_take_segments_from_the_reserve_when_needed(world: SimWorld, meta: Metadata) -> None:
     """Nothing else does, so that a bookie which is full for long goes on fencing."""
 
     async def scenario() -> None:
@@ -108,7 +108,7 @@ def test_fences_take_segments_from_the_reserve_when_the_present_one_is_used_up(w
     run(world, scenario())
 
 
-def test_a_fence_takes_whatever_is_left_also_less_than_one_of_the_usual_pieces(world: SimWorld, meta: Metadata) -> None:
+def test_fence_uses_any_remaining_space(world: SimWorld, meta: Metadata) -> None:
     """Each fence that fails is a recovery that has to wait, and with it whoever is to lead next."""
     large = 4 * SEGMENT
 
@@ -132,7 +132,7 @@ def test_a_fence_takes_whatever_is_left_also_less_than_one_of_the_usual_pieces(w
     run(world, scenario())
 
 
-def test_room_is_looked_for_on_the_disk_of_the_journal(world: SimWorld, meta: Metadata) -> None:
+def test_free_space_is_read_from_the_journals_disk(world: SimWorld, meta: Metadata) -> None:
     """It may be another one than that of the data directory."""
 
     async def scenario() -> None:
@@ -148,7 +148,7 @@ def test_room_is_looked_for_on_the_disk_of_the_journal(world: SimWorld, meta: Me
     run(world, scenario())
 
 
-def test_an_add_that_is_refused_for_want_of_room_leaves_nothing_behind(world: SimWorld, meta: Metadata) -> None:
+def test_add_refused_for_lack_of_space_leaves_nothing_behind(world: SimWorld, meta: Metadata) -> None:
     """Not even the key of its ledger: writers ask again and again."""
 
     async def scenario() -> None:
@@ -163,7 +163,7 @@ def test_an_add_that_is_refused_for_want_of_room_leaves_nothing_behind(world: Si
     run(world, scenario())
 
 
-def test_a_copy_that_is_refused_for_want_of_room_leaves_nothing_behind_either(world: SimWorld, meta: Metadata) -> None:
+def test_copy_refused_for_lack_of_space_leaves_nothing_behind(world: SimWorld, meta: Metadata) -> None:
     async def scenario() -> None:
         shelf, _ = await opened(world, meta)
         world.node("b1").disk.set_capacity(6 * SEGMENT)
@@ -179,7 +179,7 @@ def test_a_copy_that_is_refused_for_want_of_room_leaves_nothing_behind_either(wo
     run(world, scenario())
 
 
-def test_what_each_use_leaves_free() -> None:
+def test_each_use_leaves_its_share_free() -> None:
     assert kept_bytes(64 << 20) == KEPT_MAX
     assert kept_bytes(SEGMENT) == SEGMENT // 8
     assert start_bytes(64 << 20) == 2 << 20
@@ -187,7 +187,7 @@ def test_what_each_use_leaves_free() -> None:
 
 
 @pytest.mark.parametrize("size", range(60, 90))
-def test_no_segment_outgrows_the_room_that_was_made_for_it(world: SimWorld, meta: Metadata, size: int) -> None:
+def test_segment_never_outgrows_its_allocated_space(world: SimWorld, meta: Metadata, size: int) -> None:
     """On a disk without a free byte the journal would stand still: fences wait for ever, and reclaim, which could make
     room, with them."""
 
@@ -215,9 +215,7 @@ def test_no_segment_outgrows_the_room_that_was_made_for_it(world: SimWorld, meta
 # docs/protocol.md B9
 @pytest.mark.parametrize("end", ["kill", "power cut", "stop"])
 @pytest.mark.parametrize("rest_s", [0, 0.2])
-def test_no_number_of_starts_takes_what_is_left_of_a_full_disk(
-    world: SimWorld, meta: Metadata, end: str, rest_s: float
-) -> None:
+def test_starts_never_use_up_a_full_disk(world: SimWorld, meta: Metadata, end: str, rest_s: float) -> None:
     """A node that cannot come up for another reason is started again every few seconds."""
     config, disk = tiny(segment_bytes=4 * SEGMENT, reserve_bytes=0), world.node("b1").disk
 
@@ -249,9 +247,7 @@ def test_no_number_of_starts_takes_what_is_left_of_a_full_disk(
 
 
 # docs/protocol.md B9
-def test_a_disk_that_others_have_filled_into_the_reserve_takes_no_more_until_it_is_free(
-    world: SimWorld, meta: Metadata
-) -> None:
+def test_disk_filled_by_others_into_the_reserve_takes_no_adds_until_freed(world: SimWorld, meta: Metadata) -> None:
     async def scenario() -> None:
         shelf, _ = await opened(world, meta, reserve_bytes=4 * SEGMENT)
         disk, capacity = world.node("b1").disk, 40 * SEGMENT

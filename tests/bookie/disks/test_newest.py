@@ -66,7 +66,7 @@ def test_fence_and_greeting_count_as_seen(world: SimWorld) -> None:
     run(world, scenario())
 
 
-def test_dropped_ledger_counts_until_the_bookie_starts_again(world: SimWorld) -> None:
+def test_dropped_ledger_counts_until_the_bookie_restarts(world: SimWorld) -> None:
     meta = Owned()
 
     async def scenario() -> None:
@@ -80,7 +80,7 @@ def test_dropped_ledger_counts_until_the_bookie_starts_again(world: SimWorld) ->
     run(world, scenario())
 
 
-def test_question_is_answered_on_the_wire_and_left_out_for_who_does_not_ask(world: SimWorld) -> None:
+def test_newest_ledger_is_sent_only_to_clients_that_ask(world: SimWorld) -> None:
     async def scenario(served: Served, peer: Peer) -> None:
         served.shelf.storage.own_ledgers.newest = LedgerId(41)
         assert (await peer.ask(wire.encode_bookie_info(1, wire.NEWEST_LEDGER))).newest_ledger == 41

@@ -133,7 +133,7 @@ class FailingStore(MemoryStore):
 
 
 @pytest.mark.parametrize("config", [ONE, SEVERAL], ids=["one", "several"])
-def test_a_start_for_which_the_disk_has_no_room_at_any_step_is_made_again_by_the_process(
+def test_start_without_disk_space_at_any_step_is_repeated_by_the_process(
     config: dict[str, Any],
 ) -> None:
     for nth in range(1, STEPS_MAX):
@@ -165,9 +165,7 @@ def test_a_start_for_which_the_disk_has_no_room_at_any_step_is_made_again_by_the
 
 @pytest.mark.parametrize("config", [ONE, SEVERAL], ids=["one", "several"])
 @pytest.mark.parametrize("steps", [READS, CHANGES], ids=["reads", "changes"])
-def test_a_start_during_which_the_disk_fails_at_any_step_is_made_again_by_another_process(
-    config: dict[str, Any], steps: Steps
-) -> None:
+def test_start_with_a_disk_failure_at_any_step_is_repeated_by_another(config: dict[str, Any], steps: Steps) -> None:
     for nth in range(1, STEPS_MAX):
         with SimWorld(nth) as world:
             life, came = Life(world, MemoryTree(), config), False
@@ -199,9 +197,7 @@ def test_a_start_during_which_the_disk_fails_at_any_step_is_made_again_by_anothe
     [MetadataUnavailable("not connected"), MetadataUnknown("no answer"), asyncio.CancelledError()],
     ids=["unavailable", "unknown", "stop"],
 )
-def test_a_start_that_the_metadata_store_or_a_stop_ends_at_any_step_is_made_again_by_the_process(
-    config: dict[str, Any], error: BaseException
-) -> None:
+def test_start_ended_by_metadata_or_stop_at_any_step_is_repeated(config: dict[str, Any], error: BaseException) -> None:
     for nth in range(1, STEPS_MAX):
         with SimWorld(nth) as world:
             tree = MemoryTree()
@@ -226,7 +222,7 @@ def test_a_start_that_the_metadata_store_or_a_stop_ends_at_any_step_is_made_agai
 
 
 # docs/protocol.md B9
-def test_a_segment_whose_header_a_crash_has_left_out_keeps_no_start_from_its_room(world: SimWorld) -> None:
+def test_headless_segment_of_a_crash_takes_no_space_from_a_start(world: SimWorld) -> None:
     """The one ahead has its size before its header is on the disk; and what is left of the present one may be less than
     a start needs."""
     disk, config = world.node("b1").disk, tiny(segment_bytes=64 << 10)
@@ -248,7 +244,7 @@ def test_a_segment_whose_header_a_crash_has_left_out_keeps_no_start_from_its_roo
     run(world, start())
 
 
-def test_small_files_that_find_no_room_leave_no_file_open(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_file_without_space_leaves_no_file_open(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that waits for room tries again for as long as that takes."""
 
     def refuse(*_: object) -> None:
@@ -267,7 +263,7 @@ def test_small_files_that_find_no_room_leave_no_file_open(tmp_path: Any, monkeyp
     assert disk.list("journal") == [STARTS, "VERSION.new"]
 
 
-def test_a_start_that_finds_no_room_for_its_notes_is_one_on_a_full_disk(
+def test_start_without_space_for_its_records_reports_a_full_disk(
     world: SimWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The node waits for room then; anything else would end it."""

@@ -83,7 +83,7 @@ FORMAT_2_REST = bytes.fromhex(
 FORMAT_2 = b"kvs-indx" + pack(">II", 2, crc32c(FORMAT_2_REST)) + FORMAT_2_REST
 
 
-def test_a_checkpoint_reads_back() -> None:
+def test_checkpoint_reads_back() -> None:
     found, written = decode_checkpoint(HEAD, TABLE), checkpoint()
     assert found is not None
     written.files, written.ledgers[0].entries = [], None
@@ -92,7 +92,7 @@ def test_a_checkpoint_reads_back() -> None:
     assert decode_list(encode_list(3, [1, 3, 4]), 3) == [1, 3, 4]
 
 
-def test_its_entries_read_back() -> None:
+def test_checkpoint_entries_read_back() -> None:
     (extent,) = checkpoint().ledgers[0].extents
     assert extent == Extent(2, 42, 3, HEADER_SIZE, array("Q"))
     at, count = block_span(extent.start, extent.entries, 0)
@@ -133,7 +133,7 @@ def flipped(data: bytes, bit: int) -> bytes:
     return bytes(changed)
 
 
-def test_no_flipped_bit_of_a_block_passes_nor_a_block_in_the_wrong_place() -> None:
+def test_block_with_a_flipped_bit_or_wrong_offset_does_not_pass() -> None:
     block = DATA[HEADER_SIZE:AT]
     assert not any(decode_block(flipped(block, bit), SALT, HEADER_SIZE, 3) for bit in range(8 * len(block)))
     assert decode_block(block, SALT, HEADER_SIZE, 3) is not None
@@ -142,19 +142,19 @@ def test_no_flipped_bit_of_a_block_passes_nor_a_block_in_the_wrong_place() -> No
     assert decode_block(block[:-16], SALT, HEADER_SIZE, 2) is None
 
 
-def test_a_format_of_a_newer_build_is_refused_by_number() -> None:
+def test_checkpoint_format_of_a_newer_version_is_refused_by_number() -> None:
     before, where = HEAD[:8] + pack(">I", 4), HEAD[16:]
     head = before + pack(">I", crc32c(TABLE, crc32c(where, crc32c(before)))) + where
     with pytest.raises(ValueError, match="index format 4; this build reads 1 to 3"):
         decode_checkpoint(head, TABLE)
 
 
-def test_a_build_of_the_second_format_takes_the_third_for_damaged() -> None:
+def test_version_with_format_two_takes_format_three_for_damaged() -> None:
     """It then reads the segments. It compared the checksum of what stands behind the first 16 bytes."""
     assert crc32c(DATA[16:]) != int.from_bytes(DATA[12:16], "big")
 
 
-def test_a_checkpoint_of_the_second_format_is_read() -> None:
+def test_checkpoint_of_format_two_is_read() -> None:
     found = decode_whole(FORMAT_2)
     assert found is not None
     assert table_span(FORMAT_2[:HEADER_SIZE]) is None
@@ -172,7 +172,7 @@ def test_a_checkpoint_of_the_second_format_is_read() -> None:
             assert changed.format == 1, "in which it says the same"
 
 
-def test_a_checkpoint_of_the_first_format_has_the_list_in_it() -> None:
+def test_checkpoint_of_format_one_contains_the_list() -> None:
     """As it was written until the lists stood by themselves."""
     counted = bytearray(FORMAT_2_REST)
     at = 4 + 8 + 8 + 8 + 1
@@ -185,13 +185,13 @@ def test_a_checkpoint_of_the_first_format_has_the_list_in_it() -> None:
     assert [part.ledger for part in found.ledgers] == [7, 8]
 
 
-def test_the_bytes_of_a_list_do_not_change() -> None:
+def test_segment_list_has_golden_bytes() -> None:
     data = encode_list(3, [1, 3, 4])
     rest = "0000000300000003" + "000000010000000300000004"
     assert data.hex() == "6b76732d73656773" + "00000002" + data[12:16].hex() + rest
 
 
-def test_a_list_that_is_damaged_or_of_another_checkpoint_is_none() -> None:
+def test_damaged_or_foreign_segment_list_decodes_to_none() -> None:
     data = encode_list(3, [1, 3, 4])
     assert decode_list(data, 4) is None
     for bit in range(8 * len(data)):
@@ -199,7 +199,7 @@ def test_a_list_that_is_damaged_or_of_another_checkpoint_is_none() -> None:
     assert not any(decode_list(data[:size], 3) for size in range(len(data)))
 
 
-def test_a_list_of_the_first_format_is_read_and_of_a_newer_build_refused_by_number() -> None:
+def test_segment_list_of_format_one_is_read_and_a_newer_one_refused() -> None:
     rest = encode_list(3, [1, 3, 4])[16:]
     assert decode_list(b"kvs-segs" + pack(">II", 1, crc32c(rest)) + rest, 3) == [1, 3, 4]
     before = b"kvs-segs" + pack(">I", 3)
@@ -207,7 +207,7 @@ def test_a_list_of_the_first_format_is_read_and_of_a_newer_build_refused_by_numb
         decode_list(before + pack(">I", crc32c(rest, crc32c(before))) + rest, 3)
 
 
-def test_entries_without_holes_need_no_fences_and_others_one_for_each_block() -> None:
+def test_extent_needs_fences_only_for_holes() -> None:
     (dense,) = lay_out(array("Q", range(100, 1100)), 32)
     assert (dense.first, dense.last, dense.entries, len(dense.fences)) == (100, 1099, 1000, 0)
     (striped,) = lay_out(array("Q", range(0, 3000, 3)), 32)
@@ -215,7 +215,7 @@ def test_entries_without_holes_need_no_fences_and_others_one_for_each_block() ->
     assert striped.end == dense.end == 32 + 3 * (8 + 16 * 255) + 8 + 16 * 235
 
 
-def test_stretches_that_are_far_from_each_other_are_extents_of_their_own_but_not_any_number() -> None:
+def test_distant_ranges_become_a_limited_number_of_extents() -> None:
     far = lay_out(array("Q", [0, *range(1 << 40, (1 << 40) + 300)]), 32)
     assert [(extent.first, extent.entries) for extent in far] == [(0, 1), (1 << 40, 300)]
     scattered = lay_out(array("Q", range(0, 1000 << 20, 1 << 20)), 32)

@@ -15,13 +15,13 @@ def entries(index: EntryIndex) -> list[int]:
     return [entry for first, count in index.runs() for entry in range(first, first + count)]
 
 
-def test_a_place_is_a_segment_and_an_offset() -> None:
+def test_place_is_a_segment_and_an_offset() -> None:
     place = place_of(70_000, 1 << 31)
     assert (file_of(place), offset_of(place)) == (70_000, 1 << 31)
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_the_index_knows_what_a_dict_would(seed: int) -> None:
+def test_index_behaves_like_a_dict(seed: int) -> None:
     random = Random(seed)
     index, model = EntryIndex(), {}
     entry = random.choice([0, 5, 1 << 40])
@@ -49,12 +49,12 @@ def test_the_index_knows_what_a_dict_would(seed: int) -> None:
     assert (index.last, index.runs(), index.count) == (-1, [], 0)
 
 
-def test_an_empty_index_has_nothing() -> None:
+def test_empty_index_has_nothing() -> None:
     index = EntryIndex()
     assert (index.last, index.get(0), index.runs(), list(index.columns().entries)) == (-1, NOWHERE, [], [])
 
 
-def test_a_far_entry_costs_one_place_and_not_all_between() -> None:
+def test_distant_entry_costs_one_place_and_not_all_between() -> None:
     index = EntryIndex()
     index.put(0, place_of(1, 64), 50)
     index.put(1 << 60, place_of(1, 200), 50)
@@ -63,7 +63,7 @@ def test_a_far_entry_costs_one_place_and_not_all_between() -> None:
 
 
 @pytest.mark.parametrize("gap", [3, 900, 1 << 16, 1 << 40])
-def test_entries_far_from_each_other_cost_no_more_than_as_many_that_are_not(gap: int) -> None:
+def test_distant_entries_cost_no_more_memory_than_near_ones(gap: int) -> None:
     """Whoever has a ledger may add what he likes: 1,000 small entries took 786 MB of memory at one distance."""
     index = EntryIndex()
     for entry in range(0, 2000 * gap, gap):
@@ -73,7 +73,7 @@ def test_entries_far_from_each_other_cost_no_more_than_as_many_that_are_not(gap:
     assert entries(index) == list(range(0, 2000 * gap, gap))
 
 
-def test_a_bookie_that_is_back_after_a_gap_keeps_what_follows_as_compactly_as_ever() -> None:
+def test_entries_after_a_gap_are_stored_compactly() -> None:
     index = EntryIndex()
     for entry in [*range(10), *range(50_000, 60_000)]:
         index.put(entry, place_of(1, 64 + entry), 50)
@@ -85,7 +85,7 @@ def test_a_bookie_that_is_back_after_a_gap_keeps_what_follows_as_compactly_as_ev
 
 
 @pytest.mark.parametrize(("ensemble", "write"), [(4, 2), (5, 3), (7, 2)])
-def test_the_runs_of_a_striped_ledger_are_those_of_its_write_sets(ensemble: int, write: int) -> None:
+def test_runs_of_a_striped_ledger_follow_its_write_sets(ensemble: int, write: int) -> None:
     for place in range(ensemble):
         held = [entry for entry in range(2000) if (place - entry) % ensemble < write]
         index = EntryIndex()
@@ -100,5 +100,5 @@ def test_the_runs_of_a_striped_ledger_are_those_of_its_write_sets(ensemble: int,
         assert listed.between(7, 1234) == {entry for entry in held if 7 <= entry <= 1234}
 
 
-def test_runs_that_overlap_or_touch_are_one() -> None:
+def test_overlapping_or_touching_runs_are_joined() -> None:
     assert joined([(7, 3), (0, 5), (5, 2), (1, 2), (20, 1)]) == [(0, 10), (20, 1)]

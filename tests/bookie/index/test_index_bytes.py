@@ -26,7 +26,7 @@ async def fill(shelf: Shelf, disk: SimDisk, count: int) -> None:
     await shelf.storage.synced()
 
 
-def test_the_index_grows_with_the_disk_and_not_with_its_square(world: SimWorld) -> None:
+def test_index_grows_with_the_disk_and_not_with_its_square(world: SimWorld) -> None:
     async def scenario() -> list[int]:
         shelf, disk = await Shelf(world.env("b1"), CONFIG).start(), world.node("b1").disk
         sizes = []
@@ -40,7 +40,7 @@ def test_the_index_grows_with_the_disk_and_not_with_its_square(world: SimWorld) 
     assert four < 400 * 500, "a checkpoint of ten entries and one list"
 
 
-def test_a_list_of_segments_stands_beside_the_newest_checkpoint_only(world: SimWorld) -> None:
+def test_segment_list_exists_only_beside_the_newest_checkpoint(world: SimWorld) -> None:
     disk = world.node("b1").disk
 
     async def scenario() -> None:

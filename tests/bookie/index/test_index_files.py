@@ -38,7 +38,7 @@ from tests.sim.world.pause import pause
 # What is in memory
 
 
-def test_only_the_entries_of_the_open_segment_are_in_memory(world: SimWorld) -> None:
+def test_only_entries_of_the_open_segment_are_in_memory(world: SimWorld) -> None:
     async def scenario() -> None:
         shelf = await Shelf(world.env("b1"), LARGE).start()
         await filled(shelf, 3000, L)
@@ -61,7 +61,7 @@ def test_only_the_entries_of_the_open_segment_are_in_memory(world: SimWorld) -> 
 
 
 @pytest.mark.parametrize("step", [1, 3])
-def test_what_stays_in_memory_of_an_entry_is_a_fraction_of_a_byte(world: SimWorld, step: int) -> None:
+def test_sealed_entry_takes_a_fraction_of_a_byte_of_memory(world: SimWorld, step: int) -> None:
     async def scenario() -> None:
         shelf = await Shelf(world.env("b1"), tiny(segment_bytes=1 << 20)).start()
         inventory = shelf.storage.inventory
@@ -82,7 +82,7 @@ def test_what_stays_in_memory_of_an_entry_is_a_fraction_of_a_byte(world: SimWorl
     run(world, scenario())
 
 
-def test_an_old_entry_costs_one_read_of_the_index_and_a_new_one_none(world: SimWorld) -> None:
+def test_old_entry_costs_one_index_read_and_a_new_one_none(world: SimWorld) -> None:
     async def scenario() -> None:
         shelf = await Shelf(world.env("b1"), LARGE).start()
         await filled(shelf, 2000, L)
@@ -124,7 +124,7 @@ def refusing(world: SimWorld) -> tuple[Env, Refusing]:
     return replace(world.env("b1"), disk=disk), disk  # type: ignore[arg-type]
 
 
-def test_entries_stay_in_memory_until_their_file_is_on_the_disk(world: SimWorld) -> None:
+def test_entries_stay_in_memory_until_their_file_is_on_disk(world: SimWorld) -> None:
     async def scenario() -> None:
         env, disk = refusing(world)
         shelf = await Shelf(env, CONFIG).start()
@@ -143,7 +143,7 @@ def test_entries_stay_in_memory_until_their_file_is_on_the_disk(world: SimWorld)
     run(world, scenario())
 
 
-def test_nothing_looks_into_a_file_before_it_is_synced(world: SimWorld) -> None:
+def test_index_file_is_not_read_before_it_is_synced(world: SimWorld) -> None:
     async def scenario() -> None:
         shelf = await Shelf(world.env("b1"), CONFIG).start()
         await filled(shelf, 12, L)
@@ -167,7 +167,7 @@ def test_nothing_looks_into_a_file_before_it_is_synced(world: SimWorld) -> None:
 
 
 @pytest.mark.parametrize("turn", range(12))
-def test_the_newest_copy_counts_wherever_the_others_are(world: SimWorld, turn: int, seed: int) -> None:
+def test_newest_copy_counts_wherever_the_others_are(world: SimWorld, turn: int, seed: int) -> None:
     """Adds in line, entries stored anew, entries far away, deaths, index files damaged or gone; against a dict."""
     random, model = Random(seed * 100 + turn), dict[tuple[int, int], bytes]()
     next_entry = {ledger: random.choice([0, 5, 1 << 40]) for ledger in (1, 2, 3)}
@@ -225,7 +225,7 @@ def test_the_newest_copy_counts_wherever_the_others_are(world: SimWorld, turn: i
                     disk.remove(path)
 
 
-def test_a_deleted_ledgers_entries_are_not_served_to_one_of_the_same_id(world: SimWorld) -> None:
+def test_deleted_ledgers_entries_are_not_served_to_one_of_the_same_id(world: SimWorld) -> None:
     """Nor after a start, nor when the index file is made again from the segment, which has them still."""
     meta = Metadata()
     meta.known = {L: metadata(L), 8: metadata(8)}
@@ -262,7 +262,7 @@ def test_a_deleted_ledgers_entries_are_not_served_to_one_of_the_same_id(world: S
         run(world, again())
 
 
-def test_what_was_dropped_before_its_segment_was_full_is_in_no_index_that_is_made_again(world: SimWorld) -> None:
+def test_rebuilt_index_has_no_entries_dropped_before_the_segment_was_full(world: SimWorld) -> None:
     async def scenario() -> None:
         shelf = await Shelf(world.env("b1"), CONFIG).start()
         await filled(shelf, 3, L)
@@ -279,7 +279,7 @@ def test_what_was_dropped_before_its_segment_was_full_is_in_no_index_that_is_mad
     run(world, scenario())
 
 
-def test_a_segment_that_is_reclaimed_takes_its_index_file_along(world: SimWorld) -> None:
+def test_reclaimed_segment_takes_its_index_file_along(world: SimWorld) -> None:
     meta = Metadata()
     meta.known = {L: metadata(L), 8: metadata(8)}
 
@@ -312,7 +312,7 @@ def test_a_segment_that_is_reclaimed_takes_its_index_file_along(world: SimWorld)
 
 @pytest.mark.parametrize("seen_by", ["reads", "scrub", "adds", "lists"])
 @pytest.mark.parametrize("how", ["flip", "gone", "cut"])
-def test_a_damaged_index_is_made_again_from_its_segment(world: SimWorld, how: str, seen_by: str) -> None:
+def test_damaged_index_is_rebuilt_from_its_segment(world: SimWorld, how: str, seen_by: str) -> None:
     async def scenario() -> None:
         shelf = await Shelf(world.env("b1"), CONFIG).start()
         disk = world.node("b1").disk
@@ -358,7 +358,7 @@ def test_a_damaged_index_is_made_again_from_its_segment(world: SimWorld, how: st
     run(world, again())
 
 
-def test_what_neither_index_nor_segment_can_tell_is_unknown_and_never_absent(world: SimWorld) -> None:
+def test_entry_lost_in_index_and_segment_is_unknown_not_absent(world: SimWorld) -> None:
     """And stays so over restarts, until it is stored here again."""
 
     async def scenario() -> None:
@@ -389,7 +389,7 @@ def test_what_neither_index_nor_segment_can_tell_is_unknown_and_never_absent(wor
         run(world, again())
 
 
-def test_a_bad_sector_of_the_segment_hides_no_more_than_what_is_in_it(world: SimWorld) -> None:
+def test_bad_sector_of_a_segment_hides_only_its_own_entries(world: SimWorld) -> None:
     """All else of the segment is read beside it, when the index file is made again."""
 
     async def scenario() -> None:
@@ -408,7 +408,7 @@ def test_a_bad_sector_of_the_segment_hides_no_more_than_what_is_in_it(world: Sim
     run(world, scenario())
 
 
-def test_a_segment_that_cannot_be_read_at_all_is_given_up_soon(world: SimWorld) -> None:
+def test_unreadable_segment_is_abandoned_soon(world: SimWorld) -> None:
     async def scenario() -> None:
         shelf = await Shelf(world.env("b1"), LARGE).start()
         await filled(shelf, 3000, L)
@@ -424,7 +424,7 @@ def test_a_segment_that_cannot_be_read_at_all_is_given_up_soon(world: SimWorld) 
     run(world, scenario())
 
 
-def test_an_index_of_another_segment_is_not_believed(world: SimWorld) -> None:
+def test_index_of_another_segment_is_not_trusted(world: SimWorld) -> None:
     async def scenario() -> None:
         shelf = await Shelf(world.env("b1"), CONFIG).start()
         await filled(shelf, 60, L)

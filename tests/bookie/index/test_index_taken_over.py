@@ -71,7 +71,7 @@ def as_format_2(disk: SimDisk, file: int) -> None:
     disk.overwrite(path_of(file), 0, data)
 
 
-def test_directories_of_a_former_build_are_taken_over_at_the_start(world: SimWorld) -> None:
+def test_start_takes_over_directories_of_a_former_version(world: SimWorld) -> None:
     async def scenario() -> dict[int, int]:
         shelf = await Shelf(world.env("b1"), CONFIG).start()
         await filled(shelf, 60, L, 8)
@@ -112,7 +112,7 @@ def test_directories_of_a_former_build_are_taken_over_at_the_start(world: SimWor
         run(world, read(), f"image{number}")
 
 
-def test_a_start_without_any_index_holds_one_segments_entries_at_a_time(world: SimWorld) -> None:
+def test_start_without_any_index_holds_one_segments_entries_at_a_time(world: SimWorld) -> None:
     async def scenario() -> None:
         shelf = await Shelf(world.env("b1"), CONFIG).start()
         await filled(shelf, 120, L)
@@ -140,7 +140,7 @@ def test_a_start_without_any_index_holds_one_segments_entries_at_a_time(world: S
         run(world, again())
 
 
-def test_on_a_full_disk_what_is_taken_over_leaves_the_reserve(world: SimWorld) -> None:
+def test_index_takeover_on_a_full_disk_leaves_the_reserve(world: SimWorld) -> None:
     """The files become larger. They stay in memory until there is room (docs/protocol.md, B20 and B31)."""
     config = tiny(segment_bytes=16 << 10, reserve_bytes=32 << 10)
     disk, stored = world.node("b1").disk, 0
@@ -176,7 +176,7 @@ def test_on_a_full_disk_what_is_taken_over_leaves_the_reserve(world: SimWorld) -
     run(world, judge())
 
 
-def test_index_files_take_nothing_of_what_stays_for_a_start(world: SimWorld) -> None:
+def test_index_files_take_no_space_reserved_for_a_start(world: SimWorld) -> None:
     """Fences use up the reserve, and each segment that they fill has an index file (docs/protocol.md, B20)."""
     large = 16 << 10
     config, disk = tiny(segment_bytes=large, reserve_bytes=2 * large), world.node("b1").disk

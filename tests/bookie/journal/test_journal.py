@@ -10,7 +10,7 @@ import pytest
 
 from kvstore.bookie.journal.record import (
     FileHeader,
-    Kind,
+    RecordKind,
     decode_file_header,
     decode_group_header,
     encode_file_header,
@@ -42,7 +42,7 @@ def scanned(disk: SimDisk, path: str):  # type: ignore[no-untyped-def]
     return header, scan(data, header.file, header.salt)
 
 
-def test_barrier_is_told_and_groups_wait_while_a_certificate_is_written(
+def test_groups_and_barriers_wait_while_a_certificate_is_written(
     world: SimWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A group that is on the disk behind a certificate that is not would lie behind a gap, where no start finds it."""
@@ -78,7 +78,7 @@ def test_barrier_is_told_and_groups_wait_while_a_certificate_is_written(
     run(world, scenario())
 
 
-def test_an_idle_journal_says_that_its_last_group_is_synced(world: SimWorld) -> None:
+def test_idle_journal_certifies_its_last_group(world: SimWorld) -> None:
     """So that damage to it, later on, is not taken for a torn tail."""
 
     async def scenario() -> None:
@@ -96,7 +96,7 @@ def test_an_idle_journal_says_that_its_last_group_is_synced(world: SimWorld) -> 
     run(world, scenario())
 
 
-def test_a_stopped_journal_says_so_too(world: SimWorld) -> None:
+def test_stopped_journal_certifies_its_last_group(world: SimWorld) -> None:
     async def scenario() -> None:
         shelf = await opened(world, segment_bytes=1 << 16)
         await shelf.add(L, 0)
@@ -107,7 +107,7 @@ def test_a_stopped_journal_says_so_too(world: SimWorld) -> None:
     run(world, scenario())
 
 
-def test_a_segment_begins_with_the_files_that_there_are_and_ends_with_the_next_one(world: SimWorld) -> None:
+def test_segment_begins_with_the_file_list_and_ends_with_the_next_segment(world: SimWorld) -> None:
     async def scenario() -> None:
         shelf = await opened(world)
         for entry in range(40):
@@ -118,8 +118,8 @@ def test_a_segment_begins_with_the_files_that_there_are_and_ends_with_the_next_o
     paths = segments(disk)
     for path, after in pairwise(paths[:-1]):
         header, result = scanned(disk, path)
-        assert result.records[0].head.kind == Kind.FILES
-        assert (result.records[-1].head.kind, result.records[-1].head.entry) == (Kind.NEXT, header.file + 1)
+        assert result.records[0].head.kind == RecordKind.FILES
+        assert (result.records[-1].head.kind, result.records[-1].head.entry) == (RecordKind.NEXT, header.file + 1)
         following = decode_file_header(content(disk, after))
         assert following is not None
         first = decode_group_header(content(disk, after), 64, following.salt, 64)
@@ -142,7 +142,7 @@ def test_group_numbers_rise_over_segments_and_starts(world: SimWorld) -> None:
     assert numbers == sorted(set(numbers))
 
 
-def test_a_fault_of_one_sender_keeps_nobody_else_from_an_answer(world: SimWorld) -> None:
+def test_error_of_one_sender_keeps_nobody_from_an_answer(world: SimWorld) -> None:
     async def scenario() -> None:
         shelf = await opened(world)
         await shelf.add(L, 0)
@@ -162,7 +162,7 @@ def test_a_fault_of_one_sender_keeps_nobody_else_from_an_answer(world: SimWorld)
     run(world, scenario())
 
 
-def test_zeroes_are_written_ahead_of_small_groups_so_that_syncs_need_no_metadata(world: SimWorld) -> None:
+def test_zeros_are_written_ahead_of_small_groups_to_save_metadata_syncs(world: SimWorld) -> None:
     async def scenario() -> None:
         shelf = await opened(world, segment_bytes=8 << 20)
         for entry in range(200):
@@ -176,7 +176,7 @@ def test_zeroes_are_written_ahead_of_small_groups_so_that_syncs_need_no_metadata
     run(world, scenario())
 
 
-def test_no_byte_of_large_groups_is_written_twice(world: SimWorld) -> None:
+def test_large_groups_write_no_byte_twice(world: SimWorld) -> None:
     async def scenario() -> None:
         shelf = await opened(world, segment_bytes=8 << 20)
         for entry in range(20):
@@ -188,7 +188,7 @@ def test_no_byte_of_large_groups_is_written_twice(world: SimWorld) -> None:
 
 
 # docs/protocol.md B35
-def test_a_segment_that_somebody_else_has_made_is_left_to_him(world: SimWorld) -> None:
+def test_segment_created_by_another_process_is_left_alone(world: SimWorld) -> None:
     async def scenario() -> None:
         shelf = await opened(world)
         disk = world.node("b1").disk
@@ -219,13 +219,13 @@ def test_few_segments_are_open_at_a_time(world: SimWorld) -> None:
     run(world, scenario())
 
 
-def test_what_waits_for_a_sync_is_bounded_in_bytes(world: SimWorld) -> None:
+def test_bytes_waiting_for_a_sync_are_bounded(world: SimWorld) -> None:
     async def scenario() -> None:
         shelf = await opened(world, segment_bytes=1 << 20, pending_bytes_max=50_000)
         await shelf.add(L, 0)
         world.node("b1").disk.slow_syncs((1, 1))
         answers = [shelf.submit(L, entry, b"x" * 1000) for entry in range(1, 151)]
-        assert shelf.storage.door.is_shut, "others have been waiting since 50,000 bytes"
+        assert shelf.storage.sync_gate.is_shut, "others have been waiting since 50,000 bytes"
         recovery = shelf.submit(L, 200, b"x" * 1000, recovery=True)
         refused = [answer.result() for answer in answers if answer.done()]
         assert set(refused) == {Status.TOO_MANY_REQUESTS}

@@ -10,13 +10,13 @@ from kvstore.bookie.journal.record import (
     RECORD_HEADER_SIZE,
     FileHeader,
     GroupHeader,
-    Kind,
+    RecordKind,
     encode_file_header,
     encode_group_header,
     encode_record_head,
     seed_of,
 )
-from kvstore.bookie.journal.scan import Scan, scan
+from kvstore.bookie.journal.scan import SegmentScan, scan
 
 SALT = 0x1122334455667788
 FILE = 4
@@ -31,7 +31,7 @@ class Built:
         self.records: list[list[int]] = []
         self._synced = (FILE - 1, 5000)
 
-    def group(self, *sizes: int, kind: Kind = Kind.ADD) -> Built:
+    def group(self, *sizes: int, kind: RecordKind = RecordKind.ADD) -> Built:
         start = len(self.data)
         at = start + GROUP_HEADER_SIZE
         body, offsets = b"", []
@@ -51,11 +51,11 @@ class Built:
         self.data[offset] ^= 0x10
         return self
 
-    def scan(self, known_end: int | None = None, *, zeroes: int = 1000) -> Scan:
+    def scan(self, known_end: int | None = None, *, zeroes: int = 1000) -> SegmentScan:
         return scan(bytes(self.data) + bytes(zeroes), FILE, SALT, known_end=known_end)
 
 
-def offsets(result: Scan) -> list[int]:
+def offsets(result: SegmentScan) -> list[int]:
     return [found.offset for found in result.records]
 
 
@@ -63,7 +63,7 @@ def three_groups() -> Built:
     return Built().group(10, 20, 30).group(40, 50).group(60, 70, 80)
 
 
-def test_everything_is_read_and_the_last_group_is_not_known_to_be_synced() -> None:
+def test_scan_reads_everything_and_does_not_certify_the_last_group() -> None:
     built = three_groups()
     result = built.scan()
     assert offsets(result) == [at for group in built.records for at in group]
@@ -72,7 +72,7 @@ def test_everything_is_read_and_the_last_group_is_not_known_to_be_synced() -> No
     assert result.last_group == 3
 
 
-def test_an_empty_segment_has_nothing() -> None:
+def test_scan_of_an_empty_segment_finds_nothing() -> None:
     result = Built().scan()
     assert (result.records, result.damage, result.end) == ([], [], FILE_HEADER_SIZE)
 
@@ -80,7 +80,7 @@ def test_an_empty_segment_has_nothing() -> None:
 # docs/protocol.md B6
 @pytest.mark.parametrize("which", [0, 1, 2])
 @pytest.mark.parametrize("where", [0, 8, 26, RECORD_HEADER_SIZE])
-def test_a_bad_record_of_the_last_group_is_the_torn_tail(which: int, where: int) -> None:
+def test_bad_record_of_the_last_group_is_the_torn_tail(which: int, where: int) -> None:
     built = three_groups()
     bad = built.records[2][which]
     result = built.flip(bad + where).scan()
@@ -89,14 +89,14 @@ def test_a_bad_record_of_the_last_group_is_the_torn_tail(which: int, where: int)
     assert result.end == bad
 
 
-def test_a_torn_header_of_the_last_group_ends_the_log_before_it() -> None:
+def test_torn_header_of_the_last_group_ends_the_log_before_it() -> None:
     built = three_groups()
     result = built.flip(built.starts[2] + 20).scan()
     assert result.damage == []
     assert offsets(result) == [*built.records[0], *built.records[1]], "nobody says now that the second is synced"
 
 
-def test_a_last_group_that_was_cut_short_is_read_as_far_as_it_goes() -> None:
+def test_last_group_that_was_cut_short_is_read_to_the_cut() -> None:
     built = three_groups()
     del built.data[built.records[2][1] + 5 :]
     result = built.scan(zeroes=0)
@@ -105,7 +105,7 @@ def test_a_last_group_that_was_cut_short_is_read_as_far_as_it_goes() -> None:
 
 
 @pytest.mark.parametrize("group", [0, 1])
-def test_a_bad_head_in_a_synced_group_is_damage_up_to_the_next_group(group: int) -> None:
+def test_bad_head_in_a_synced_group_is_damage_up_to_the_next_group(group: int) -> None:
     built = three_groups()
     bad = built.records[group][1]
     result = built.flip(bad + 3).scan()
@@ -116,28 +116,28 @@ def test_a_bad_head_in_a_synced_group_is_damage_up_to_the_next_group(group: int)
 
 
 @pytest.mark.parametrize("group", [0, 1])
-def test_a_bad_header_of_a_synced_group_is_damage_up_to_the_next_group(group: int) -> None:
+def test_bad_header_of_a_synced_group_is_damage_up_to_the_next_group(group: int) -> None:
     built = three_groups()
     result = built.flip(built.starts[group] + 12).scan()
     assert result.damage == [(built.starts[group], built.starts[group + 1])]
     assert result.end == len(built.data)
 
 
-def test_a_bad_packet_in_a_synced_group_is_known_by_its_head_and_hides_nothing() -> None:
+def test_bad_packet_in_a_synced_group_hides_nothing() -> None:
     built = three_groups()
     result = built.flip(built.records[0][1] + RECORD_HEADER_SIZE).scan()
     assert result.damage == []
     assert [found.is_good for found in result.records] == [True, False, *[True] * 6]
 
 
-def test_a_bad_body_of_any_other_record_is_damage() -> None:
-    built = Built().group(10, 20, kind=Kind.FENCE).group(5)
+def test_bad_body_of_another_record_is_damage() -> None:
+    built = Built().group(10, 20, kind=RecordKind.FENCE).group(5)
     bad = built.records[0][0]
     result = built.flip(bad + RECORD_HEADER_SIZE).scan()
     assert result.damage == [(bad, built.records[0][1])]
 
 
-def test_where_the_next_segment_says_that_this_one_ends_a_missing_stretch_is_damage() -> None:
+def test_missing_range_before_the_end_named_by_the_next_segment_is_damage() -> None:
     built = three_groups()
     end = len(built.data)
     assert built.scan(end).damage == []
@@ -149,7 +149,7 @@ def test_where_the_next_segment_says_that_this_one_ends_a_missing_stretch_is_dam
     assert offsets(result) == built.records[0]
 
 
-def test_what_stands_behind_the_end_that_the_next_segment_names_was_given_up() -> None:
+def test_bytes_after_the_end_named_by_the_next_segment_are_ignored() -> None:
     built = three_groups()
     result = built.scan(built.starts[2])
     assert offsets(result) == [*built.records[0], *built.records[1]]
@@ -157,14 +157,14 @@ def test_what_stands_behind_the_end_that_the_next_segment_names_was_given_up() -
     assert result.damage == []
 
 
-def test_a_good_record_behind_a_bad_one_in_the_tail_is_not_believed() -> None:
+def test_valid_record_after_a_bad_one_in_the_tail_is_ignored() -> None:
     """Groups are written one after the other, but the blocks of one reach the disk in any order."""
     built = Built().group(600, 600, 600)
     result = built.flip(built.records[0][1] + 2).scan()
     assert offsets(result) == built.records[0][:1]
 
 
-def test_zeroes_in_place_of_a_synced_middle_are_damage() -> None:
+def test_zeros_instead_of_a_synced_middle_are_damage() -> None:
     built = three_groups()
     start, stop = built.starts[0], built.starts[1]
     built.data[start:stop] = bytes(stop - start)

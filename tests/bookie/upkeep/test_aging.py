@@ -71,7 +71,7 @@ def tree() -> MemoryTree:
 
 
 # docs/protocol.md B34
-def test_all_directories_are_as_old_as_the_metadata_store_says(world: SimWorld) -> None:
+def test_directories_are_as_old_as_the_metadata_store_says(world: SimWorld) -> None:
     async def work(aged: Aged) -> None:
         for age in range(1, 4):
             await aged.store_and_look()
@@ -80,7 +80,7 @@ def test_all_directories_are_as_old_as_the_metadata_store_says(world: SimWorld) 
     aging(world, work)
 
 
-def test_an_age_never_falls_neither_here_nor_there(world: SimWorld) -> None:
+def test_age_never_falls_in_directories_or_metadata_store(world: SimWorld) -> None:
     async def work(aged: Aged) -> None:
         await note_age(aged.env.disk, DIRECTORIES[1], 7)
         await aged.store_and_look()
@@ -94,7 +94,7 @@ def test_an_age_never_falls_neither_here_nor_there(world: SimWorld) -> None:
     aging(world, work)
 
 
-def test_who_does_not_hear_of_its_write_to_the_metadata_store_takes_it_for_nobody_elses(world: SimWorld) -> None:
+def test_lost_answer_of_an_age_write_is_not_taken_for_another_process(world: SimWorld) -> None:
     async def work(aged: Aged) -> None:
         await aged.store_and_look()
         for kind in ("done", "lost"):
@@ -108,7 +108,7 @@ def test_who_does_not_hear_of_its_write_to_the_metadata_store_takes_it_for_nobod
     aging(world, work)
 
 
-def test_directories_are_older_first(world: SimWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_directories_age_before_the_metadata_store(world: SimWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(aged: Aged) -> None:
         await aged.store_and_look()
         with monkeypatch.context() as patch:
@@ -134,7 +134,7 @@ def _fails_at(broken: str) -> Callable[..., Any]:
     return fails
 
 
-def test_what_is_stored_during_a_look_is_for_the_next_one(world: SimWorld) -> None:
+def test_bytes_stored_during_a_check_count_for_the_next_one(world: SimWorld) -> None:
     async def work(aged: Aged) -> None:
         original = aged.cookies.age
 
@@ -152,7 +152,7 @@ def test_what_is_stored_during_a_look_is_for_the_next_one(world: SimWorld) -> No
     aging(world, work)
 
 
-def test_a_bookie_that_was_given_up_leaves_no_age_though_it_goes_on(world: SimWorld) -> None:
+def test_removed_bookie_that_continues_leaves_no_age(world: SimWorld) -> None:
     async def work(aged: Aged) -> None:
         await aged.cookies.delete(BOOKIE, 0)
         with pytest.raises(NoSuchNode):
@@ -162,7 +162,7 @@ def test_a_bookie_that_was_given_up_leaves_no_age_though_it_goes_on(world: SimWo
     aging(world, work)
 
 
-def test_an_age_that_is_damaged_in_a_directory_is_none(world: SimWorld) -> None:
+def test_damaged_age_in_a_directory_counts_as_none(world: SimWorld) -> None:
     async def work(aged: Aged) -> None:
         await aged.store_and_look()
         aged.env.disk.open(f"{DIRECTORIES[0]}/{AGE}").pwrite(18, b"x")
@@ -174,7 +174,7 @@ def test_an_age_that_is_damaged_in_a_directory_is_none(world: SimWorld) -> None:
 # ── a whole bookie ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_bookie_goes_on_though_it_cannot_age(
+def test_bookie_continues_when_it_cannot_age(
     world: SimWorld, tree: MemoryTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def work() -> None:
@@ -197,7 +197,7 @@ def test_a_bookie_goes_on_though_it_cannot_age(
 
 
 @pytest.mark.parametrize("config", [{}, SEVERAL], ids=["one", "several"])
-def test_a_later_copy_of_the_metadata_store_that_comes_back_raises_no_doubt(
+def test_later_metadata_copy_that_returns_raises_no_doubt(
     world: SimWorld, tree: MemoryTree, config: dict[str, object]
 ) -> None:
     run_while(world, tree, range(1), aged=True, **config)
@@ -208,7 +208,7 @@ def test_a_later_copy_of_the_metadata_store_that_comes_back_raises_no_doubt(
     assert undoubted(world, tree, **config)
 
 
-def test_a_second_copy_that_is_younger_than_what_was_stored_is_known_too(world: SimWorld, tree: MemoryTree) -> None:
+def test_second_copy_younger_than_stored_entries_is_recognized(world: SimWorld, tree: MemoryTree) -> None:
     copies = []
 
     async def work() -> None:
@@ -228,7 +228,7 @@ def test_a_second_copy_that_is_younger_than_what_was_stored_is_known_too(world: 
     assert found_by(world, tree, 2) is Status.UNKNOWN_LEDGER_STATE
 
 
-def test_one_directory_of_several_that_is_put_back_is_doubted_and_no_other(world: SimWorld, tree: MemoryTree) -> None:
+def test_restored_directory_is_doubted_and_no_other(world: SimWorld, tree: MemoryTree) -> None:
     async def work() -> dict[str, bool]:
         async with started(world, tree, **SEVERAL) as bookie:
             return doubted(bookie)
@@ -243,13 +243,13 @@ def test_one_directory_of_several_that_is_put_back_is_doubted_and_no_other(world
         assert undoubted(world, tree, **SEVERAL)
 
 
-def test_a_directory_that_is_added_is_as_old_as_the_others(world: SimWorld, tree: MemoryTree) -> None:
+def test_added_directory_is_as_old_as_the_others(world: SimWorld, tree: MemoryTree) -> None:
     run_while(world, tree, range(2), aged=True)
     run_while(world, tree, range(2, 3), aged=False, **SEVERAL)
     assert undoubted(world, tree, **SEVERAL)
 
 
-def test_none_ages_while_one_of_them_has_failed(world: SimWorld, tree: MemoryTree) -> None:
+def test_directories_do_not_age_while_one_has_failed(world: SimWorld, tree: MemoryTree) -> None:
     async def work() -> None:
         async with started(world, tree, **SEVERAL) as bookie:
             await add(bookie, 0)
@@ -267,7 +267,7 @@ def test_none_ages_while_one_of_them_has_failed(world: SimWorld, tree: MemoryTre
     assert undoubted(world, tree, **SEVERAL)
 
 
-def test_a_copy_is_doubted_until_its_doubt_is_noted_and_not_at_each_start(world: SimWorld, tree: MemoryTree) -> None:
+def test_copy_is_doubted_only_until_its_doubt_is_recorded(world: SimWorld, tree: MemoryTree) -> None:
     run_while(world, tree, range(1), aged=False)
     copy = world.node("b1").disk.copy(world.random)
     run_while(world, tree, range(1, 2), aged=False)

@@ -34,7 +34,7 @@ def knowing(state: LedgerState = LedgerState.OPEN, *, last_entry: int = -1) -> M
     return meta
 
 
-def test_a_closed_ledger_that_is_complete_is_doubted_no_more_also_after_a_crash(world: SimWorld) -> None:
+def test_complete_closed_ledger_leaves_limbo_even_after_a_crash(world: SimWorld) -> None:
     meta = knowing()
 
     async def repair() -> None:
@@ -60,7 +60,7 @@ def test_a_closed_ledger_that_is_complete_is_doubted_no_more_also_after_a_crash(
 
 
 @pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.IN_RECOVERY])
-def test_a_ledger_that_is_not_closed_stays_in_doubt(world: SimWorld, state: LedgerState) -> None:
+def test_ledger_that_is_not_closed_stays_in_limbo(world: SimWorld, state: LedgerState) -> None:
     meta = knowing()
 
     async def look() -> None:
@@ -72,7 +72,7 @@ def test_a_ledger_that_is_not_closed_stays_in_doubt(world: SimWorld, state: Ledg
     run(world, look())
 
 
-def test_the_writer_of_a_ledger_that_was_doubted_is_still_judged_by_its_metadata(world: SimWorld) -> None:
+def test_writer_of_a_formerly_doubted_ledger_is_judged_by_metadata(world: SimWorld) -> None:
     meta = knowing()
 
     async def look() -> None:
@@ -84,7 +84,7 @@ def test_the_writer_of_a_ledger_that_was_doubted_is_still_judged_by_its_metadata
     run(world, look())
 
 
-def test_a_ledger_that_is_gone_is_dropped_with_its_doubt(world: SimWorld) -> None:
+def test_deleted_ledger_is_dropped_with_its_doubt(world: SimWorld) -> None:
     meta = knowing()
 
     async def look() -> None:
@@ -99,7 +99,7 @@ def test_a_ledger_that_is_gone_is_dropped_with_its_doubt(world: SimWorld) -> Non
     run(world, look())
 
 
-def test_nothing_is_settled_while_the_metadata_cannot_be_read(world: SimWorld) -> None:
+def test_limbo_does_not_end_while_metadata_is_unreadable(world: SimWorld) -> None:
     meta = knowing()
 
     async def look() -> None:
@@ -122,7 +122,7 @@ def closed(last: int, *fragments: Fragment, quorum: Quorum = PAIRS) -> LedgerMet
     return LedgerMetadata(L, quorum, fragments, state=LedgerState.CLOSED, last_entry=EntryId(last))
 
 
-def test_only_entries_for_which_the_bookie_is_named_count() -> None:
+def test_completeness_counts_only_entries_that_name_the_bookie() -> None:
     changed = closed(9, Fragment(EntryId(0), (ME, B2)), Fragment(EntryId(3), (B2, B3)), Fragment(EntryId(7), (ME, B3)))
     assert is_complete(changed, ME, [(0, 3), (7, 3)])
     assert is_complete(changed, ME, [(0, 10)])
@@ -134,7 +134,7 @@ def test_only_entries_for_which_the_bookie_is_named_count() -> None:
     assert is_complete(closed(-1, Fragment(EntryId(0), (ME, B2))), ME, [])
 
 
-def test_what_was_given_up_leaves_no_doubt() -> None:
+def test_abandoned_entries_leave_no_doubt() -> None:
     """Nobody has it: its ledger would be in doubt, and marked at each scrub, for ever."""
     given_up = with_lost(closed(9, Fragment(EntryId(0), (ME, B2))), [EntryId(4), EntryId(5)])
     assert is_complete(given_up, ME, [(0, 4), (6, 4)])
@@ -142,7 +142,7 @@ def test_what_was_given_up_leaves_no_doubt() -> None:
     assert not is_complete(given_up, ME, [(0, 4), (7, 3)])
 
 
-def test_very_much_that_was_given_up_is_passed_over_at_once() -> None:
+def test_very_many_abandoned_entries_are_skipped_at_once() -> None:
     """All ledgers in doubt are looked at every ten seconds, on the event loop."""
     many = 1 << 40
     ledger = closed(many + 9, Fragment(EntryId(0), (ME, B2)))
@@ -151,7 +151,7 @@ def test_very_much_that_was_given_up_is_passed_over_at_once() -> None:
     assert not is_complete(given_up, ME, [(0, 6), (many + 2, 8)])
 
 
-def test_of_a_striped_ledger_a_bookie_has_every_entry_whose_write_set_names_it() -> None:
+def test_striped_ledger_is_complete_with_every_entry_of_its_write_sets() -> None:
     striped = closed(5, Fragment(EntryId(0), (ME, B2, B3)), quorum=Quorum(3, 2, 2))
     mine = [entry for entry in range(6) if ME in striped.write_set(EntryId(entry))]
     assert mine == [0, 2, 3, 5]

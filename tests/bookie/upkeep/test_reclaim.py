@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from kvstore.bookie.journal.record import RECORD_HEADER_SIZE, Kind
+from kvstore.bookie.journal.record import RECORD_HEADER_SIZE, RecordKind
 from kvstore.bookie.journal.room import JournalFull
 from kvstore.bookie.upkeep.reclaim import Reclaimer
 from kvstore.errors import MetadataUnavailable
@@ -62,7 +62,7 @@ async def check_kept(shelf: Shelf, count: int = 30) -> None:
     assert (await shelf.read_lac(KEPT))[1] == lac_packet(KEPT, count - 1)
 
 
-def test_ledgers_gone_from_the_metadata_free_their_space(world: SimWorld, meta: Metadata) -> None:
+def test_deleted_ledgers_free_their_space(world: SimWorld, meta: Metadata) -> None:
     async def scenario() -> None:
         store = await opened(world, meta)
         await fill(store.shelf)
@@ -88,7 +88,7 @@ def test_ledgers_gone_from_the_metadata_free_their_space(world: SimWorld, meta: 
         run(world, again())
 
 
-def test_a_segment_whose_last_sync_is_under_way_is_not_taken_for_empty(world: SimWorld, meta: Metadata) -> None:
+def test_segment_with_a_sync_in_progress_is_not_taken_for_empty(world: SimWorld, meta: Metadata) -> None:
     async def scenario() -> None:
         store = await opened(world, meta)
         journal = store.shelf.storage.journal
@@ -106,7 +106,7 @@ def test_a_segment_whose_last_sync_is_under_way_is_not_taken_for_empty(world: Si
 
 
 @pytest.mark.parametrize("listed", [[], None])
-def test_a_listing_that_is_empty_or_fails_deletes_nothing(world: SimWorld, meta: Metadata, listed: object) -> None:
+def test_empty_or_failed_listing_deletes_nothing(world: SimWorld, meta: Metadata, listed: object) -> None:
     """A ledger that the list lacks is looked up by itself."""
 
     async def scenario() -> None:
@@ -125,7 +125,7 @@ def test_a_listing_that_is_empty_or_fails_deletes_nothing(world: SimWorld, meta:
 
 
 # docs/protocol.md B10
-def test_a_lookup_that_fails_deletes_nothing(world: SimWorld, meta: Metadata) -> None:
+def test_failed_lookup_deletes_nothing(world: SimWorld, meta: Metadata) -> None:
     async def scenario() -> None:
         store = await opened(world, meta)
         await fill(store.shelf)
@@ -142,7 +142,7 @@ def test_a_lookup_that_fails_deletes_nothing(world: SimWorld, meta: Metadata) ->
     run(world, scenario())
 
 
-def test_a_late_add_to_a_deleted_ledger_is_refused_also_after_a_restart(world: SimWorld, meta: Metadata) -> None:
+def test_late_add_to_a_deleted_ledger_is_refused_even_after_a_restart(world: SimWorld, meta: Metadata) -> None:
     async def drop() -> None:
         store = await opened(world, meta)
         await fill(store.shelf)
@@ -168,7 +168,7 @@ def test_a_late_add_to_a_deleted_ledger_is_refused_also_after_a_restart(world: S
         run(world, late())
 
 
-def test_a_tombstone_outlives_the_segment_that_it_was_written_to(world: SimWorld, meta: Metadata) -> None:
+def test_tombstone_outlives_its_segment(world: SimWorld, meta: Metadata) -> None:
     async def churn(store: Store, first: int) -> None:
         for ledger in range(first, first + 6):
             meta.known[ledger] = metadata(ledger)
@@ -201,7 +201,7 @@ def test_a_tombstone_outlives_the_segment_that_it_was_written_to(world: SimWorld
 
 
 # docs/protocol.md B10
-def test_what_is_known_of_a_ledger_outlives_the_only_segment_that_says_it(world: SimWorld, meta: Metadata) -> None:
+def test_ledger_facts_outlive_the_only_segment_that_records_them(world: SimWorld, meta: Metadata) -> None:
     """Fences, last-add-confirmed, admissions and doubts, of ledgers without entries too."""
     doubted, empty = 4, 5
     meta.known |= {ledger: metadata(ledger) for ledger in (doubted, empty)}
@@ -238,7 +238,7 @@ def test_what_is_known_of_a_ledger_outlives_the_only_segment_that_says_it(world:
     run(world, again())
 
 
-def test_a_dropped_ledger_does_not_come_back_when_the_note_of_it_is_reclaimed(world: SimWorld, meta: Metadata) -> None:
+def test_dropped_ledger_stays_dropped_when_its_record_is_reclaimed(world: SimWorld, meta: Metadata) -> None:
     """Older segments still have its entries and the admission of its writer."""
 
     async def scenario() -> None:
@@ -266,7 +266,7 @@ def test_a_dropped_ledger_does_not_come_back_when_the_note_of_it_is_reclaimed(wo
     run(world, again())
 
 
-def test_a_crash_at_any_moment_of_a_reclaim_loses_nothing(world: SimWorld, meta: Metadata, seed: int) -> None:
+def test_crash_during_a_reclaim_loses_nothing(world: SimWorld, meta: Metadata, seed: int) -> None:
     logs: list[OpLog] = []
 
     async def scenario() -> None:
@@ -301,7 +301,7 @@ def test_a_crash_at_any_moment_of_a_reclaim_loses_nothing(world: SimWorld, meta:
             raise
 
 
-def test_a_crash_before_the_checkpoint_of_a_removed_segment_went_leaves_it_to_the_next_start(
+def test_checkpoint_left_by_a_crash_is_removed_at_the_next_start(
     world: SimWorld, meta: Metadata, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """docs/protocol.md, B22: what is kept is bounded by what is stored."""
@@ -329,7 +329,7 @@ def test_a_crash_before_the_checkpoint_of_a_removed_segment_went_leaves_it_to_th
         run(world, again())
 
 
-def test_what_is_stored_anew_while_a_segment_is_rewritten_stays(world: SimWorld, meta: Metadata) -> None:
+def test_entry_stored_again_during_a_rewrite_stays(world: SimWorld, meta: Metadata) -> None:
     async def scenario() -> None:
         store = await opened(world, meta)
         await fill(store.shelf)
@@ -364,7 +364,7 @@ async def with_a_damaged_segment(world: SimWorld, meta: Metadata) -> Store:
     return store
 
 
-def test_a_segment_with_a_damaged_entry_stays(world: SimWorld, meta: Metadata) -> None:
+def test_segment_with_a_damaged_entry_stays(world: SimWorld, meta: Metadata) -> None:
     async def scenario() -> None:
         store = await with_a_damaged_segment(world, meta)
         assert 1 not in await store.reclaimer.free_segments()
@@ -375,9 +375,7 @@ def test_a_segment_with_a_damaged_entry_stays(world: SimWorld, meta: Metadata) -
 
 
 @pytest.mark.parametrize("end", ["repaired", "deleted"])
-def test_a_damaged_segment_goes_when_its_entries_were_stored_again_or_deleted(
-    world: SimWorld, meta: Metadata, end: str
-) -> None:
+def test_damaged_segment_is_removed_once_its_entries_are_replaced(world: SimWorld, meta: Metadata, end: str) -> None:
     """Without a restart (docs/protocol.md, B22)."""
 
     async def scenario() -> None:
@@ -401,7 +399,7 @@ def test_a_damaged_segment_goes_when_its_entries_were_stored_again_or_deleted(
     run(world, scenario())
 
 
-def test_a_full_disk_becomes_writable_by_deleting_ledgers(world: SimWorld, meta: Metadata) -> None:
+def test_full_disk_becomes_writable_by_deleting_ledgers(world: SimWorld, meta: Metadata) -> None:
     async def scenario() -> None:
         store = await opened(world, meta)
         world.node("b1").disk.set_capacity(10 * 4096)
@@ -419,7 +417,7 @@ def test_a_full_disk_becomes_writable_by_deleting_ledgers(world: SimWorld, meta:
     run(world, scenario())
 
 
-def test_a_drop_without_room_for_its_note_does_not_happen(world: SimWorld, meta: Metadata) -> None:
+def test_drop_without_space_for_its_record_does_not_happen(world: SimWorld, meta: Metadata) -> None:
     async def scenario() -> None:
         store = await opened(world, meta)
         disk = world.node("b1").disk
@@ -429,7 +427,7 @@ def test_a_drop_without_room_for_its_note_does_not_happen(world: SimWorld, meta:
             entry += 1
         disk.set_capacity(6 * 4096 - disk.free_bytes())
         while store.shelf.storage.journal.room >= RECORD_HEADER_SIZE:
-            store.shelf.storage.journal.append(Kind.LAC, 0, KEPT, 0, b"")
+            store.shelf.storage.journal.append(RecordKind.LAC, 0, KEPT, 0, b"")
         with pytest.raises(JournalFull):
             store.reclaimer.drop(KEPT)
         assert await store.shelf.status(KEPT, 0) is Status.OK
@@ -437,7 +435,7 @@ def test_a_drop_without_room_for_its_note_does_not_happen(world: SimWorld, meta:
     run(world, scenario())
 
 
-def test_a_closed_ledgers_copy_is_kept_as_long_as_its_metadata(world: SimWorld, meta: Metadata) -> None:
+def test_closed_ledgers_copy_is_kept_as_long_as_its_metadata(world: SimWorld, meta: Metadata) -> None:
     async def scenario() -> None:
         store = await opened(world, meta)
         await fill(store.shelf, 3)
@@ -447,9 +445,7 @@ def test_a_closed_ledgers_copy_is_kept_as_long_as_its_metadata(world: SimWorld, 
     run(world, scenario())
 
 
-def test_a_copy_that_the_metadata_do_not_name_any_more_is_kept_as_long_as_they_are_there(
-    world: SimWorld, meta: Metadata
-) -> None:
+def test_copy_no_longer_named_is_kept_while_its_metadata_exists(world: SimWorld, meta: Metadata) -> None:
     """After a repair elsewhere: it costs room, and may be the last good one."""
 
     async def scenario() -> None:
@@ -466,7 +462,7 @@ def test_a_copy_that_the_metadata_do_not_name_any_more_is_kept_as_long_as_they_a
     run(world, scenario())
 
 
-def test_what_is_rewritten_keeps_its_rate(world: SimWorld, meta: Metadata) -> None:
+def test_rewrite_keeps_its_rate(world: SimWorld, meta: Metadata) -> None:
     async def scenario() -> None:
         store = await opened(world, meta)
         await fill(store.shelf)
@@ -482,7 +478,7 @@ def test_what_is_rewritten_keeps_its_rate(world: SimWorld, meta: Metadata) -> No
     run(world, scenario())
 
 
-def test_who_waits_for_a_ledger_learns_that_it_is_gone(world: SimWorld, meta: Metadata) -> None:
+def test_waiting_reader_learns_that_a_ledger_is_gone(world: SimWorld, meta: Metadata) -> None:
     async def scenario() -> None:
         store = await opened(world, meta)
         await store.shelf.add(GONE, 0)

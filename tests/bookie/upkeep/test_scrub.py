@@ -13,7 +13,7 @@ from tests.sim.world.env import SimWorld
 __all__ = ["meta"]
 
 
-def test_the_scrub_finds_a_flipped_bit_before_a_reader_does(world: SimWorld, meta: Metadata) -> None:
+def test_scrub_finds_a_flipped_bit_before_a_reader_does(world: SimWorld, meta: Metadata) -> None:
     async def scenario() -> None:
         store = await opened(world, meta)
         await fill(store.shelf)
@@ -39,9 +39,7 @@ def test_the_scrub_finds_a_flipped_bit_before_a_reader_does(world: SimWorld, met
 
 
 # docs/protocol.md B14
-def test_what_a_read_has_found_damaged_in_the_open_segment_stays_noted_after_a_round(
-    world: SimWorld, meta: Metadata
-) -> None:
+def test_damage_found_by_a_read_in_the_open_segment_survives_a_round(world: SimWorld, meta: Metadata) -> None:
     """The scrub passes over that segment: nobody else would leave the entry out of the list."""
 
     async def scenario() -> None:
@@ -69,7 +67,7 @@ def test_what_a_read_has_found_damaged_in_the_open_segment_stays_noted_after_a_r
 
 
 # docs/protocol.md A9
-def test_the_scrub_tells_of_ledgers_that_may_lack_entries(world: SimWorld, meta: Metadata) -> None:
+def test_scrub_reports_ledgers_that_may_lack_entries(world: SimWorld, meta: Metadata) -> None:
     async def scenario() -> None:
         store = await opened(world, meta)
         await fill(store.shelf, 3)
@@ -84,7 +82,7 @@ def test_the_scrub_tells_of_ledgers_that_may_lack_entries(world: SimWorld, meta:
     run(world, scenario())
 
 
-def test_the_scrub_keeps_its_rate(world: SimWorld, meta: Metadata) -> None:
+def test_scrub_keeps_its_rate(world: SimWorld, meta: Metadata) -> None:
     async def scenario() -> None:
         store = await opened(world, meta)
         await fill(store.shelf)

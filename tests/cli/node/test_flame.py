@@ -29,7 +29,7 @@ def boxes(picture: str) -> dict[str, tuple[float, float]]:
     return found
 
 
-def test_a_box_is_as_wide_as_what_was_taken_and_stands_below_its_caller() -> None:
+def test_a_span_is_drawn_as_wide_as_its_duration_below_its_caller() -> None:
     found = boxes(flame.svg("n1", "microseconds", STACKS))
     assert found["all: 100 microseconds, 100.0 %"] == (0.0, flame.WIDTH - 0.5)
     run = found["run (kvstore/a.py:1): 90 microseconds, 90.0 %"]
@@ -44,7 +44,7 @@ def test_the_picture_holds_no_script_and_loads_nothing() -> None:
     assert re.findall(r"https?://[^\"]+", picture) == ["http://www.w3.org/2000/svg"]
 
 
-def test_what_is_too_narrow_is_left_out() -> None:
+def test_spans_that_are_too_narrow_are_left_out() -> None:
     narrow = Stack(("MainThread", "rare (kvstore/c.py:3)"), 1)
     picture = flame.svg("n1", "looks", [Stack(("MainThread",), 1_000_000), narrow])
     assert "rare" not in picture

@@ -40,19 +40,17 @@ def test_a_server_is_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("error", [Unavailable("nobody listens"), MetadataUnavailable("it is away from the server")])
-def test_where_no_server_can_tell_the_store_is_read_and_that_is_said(
+def test_where_no_server_answers_the_store_is_read_and_that_is_shown(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: StoreError
 ) -> None:
     assert result_of(monkeypatch, (HERE, None, None), error) == "from the store"
-    assert f"no server tells ({error}): the metadata store is read" in capsys.readouterr().err
+    assert f"no server answers ({error}); reading the metadata store" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     "error", [PermissionDenied("anna lacks the right admin"), NoSuchLedger("there is no ledger 9")]
 )
-def test_a_refusal_is_an_answer_and_the_store_is_not_asked_behind_its_back(
-    monkeypatch: pytest.MonkeyPatch, error: StoreError
-) -> None:
+def test_after_a_refusal_the_store_is_not_asked(monkeypatch: pytest.MonkeyPatch, error: StoreError) -> None:
     with pytest.raises(type(error)):
         result_of(monkeypatch, (HERE, None, None), error)
 
@@ -66,7 +64,7 @@ def test_a_metadata_store_that_is_named_is_read(monkeypatch: pytest.MonkeyPatch)
     assert result_of(monkeypatch, (HERE, "zk:2181", None), "from a server") == "from the store"
 
 
-def test_a_server_tells_where_a_key_stands_as_its_ring_does(
+def test_a_server_locates_a_key_as_its_ring_does(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without the metadata store: keys before the first token of the ring and behind the last as well."""

@@ -1,5 +1,5 @@
-"""How the two faces carry out recipes: no call takes longer than its caller has time, and who waits hears at once that
-the session is over."""
+"""How the asyncio and the blocking session carry out recipes: no call outlasts its caller's timeout, and waiting
+callers learn at once that the session is over."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ OTHER = b"{t}/lock/l/other"
 
 
 class HandClock(Unjudged):
-    """Goes on when a call takes time."""
+    """A clock that advances when a call takes time."""
 
     def __init__(self) -> None:
         self.at = 1000.0
@@ -51,8 +51,8 @@ class HandClock(Unjudged):
 
 
 class Store:
-    """Answers what sessions ask, with somebody else first in every line, unless a call is slow: that takes all the time
-    that it is given."""
+    """Answers a session's calls as if another session were first in every line. A slow call takes all the time that it
+    gets."""
 
     def __init__(self, clock: HandClock | None = None) -> None:
         self.clock, self.slow = clock, frozenset[str]()
@@ -60,7 +60,7 @@ class Store:
         self.created: dict[bytes, int] = {OTHER: 1}
         self.watched = threading.Event()
         self.told: list[Change] = []
-        """What watches tell."""
+        """Changes that watches return."""
         self.looks = 0
 
     def batch(self, batch: Batch, *, timeout_s: float) -> list[Any]:
@@ -89,7 +89,7 @@ class Store:
             raise error
 
     def next_told(self) -> Change | None:
-        """A change, with what it does."""
+        """Return a change of a key."""
         if not self.told:
             return None
         change = self.told.pop(0)
@@ -99,7 +99,7 @@ class Store:
 
 
 class BlockingChanges:
-    """A watch that tells what the store has it tell, and then nothing."""
+    """A watch that returns the store's changes, and then nothing."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -123,7 +123,7 @@ class BlockingChanges:
 
 
 class AsyncChanges:
-    """The same on asyncio."""
+    """The same watch on asyncio."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -132,7 +132,7 @@ class AsyncChanges:
         return self
 
     async def __aexit__(self, *ended: object) -> None:
-        """Nothing is open."""
+        """Do nothing, because nothing is open."""
 
     async def __anext__(self) -> Change:
         if (change := self._store.next_told()) is not None:
@@ -173,13 +173,13 @@ SLOW = [("batch", 1), ("page", 1)]
 
 
 @pytest.mark.parametrize(("call", "count"), SLOW)
-def test_a_call_takes_no_longer_than_who_waits_has_time(call: str, count: int) -> None:
+def test_call_takes_no_longer_than_its_caller_waits(call: str, count: int) -> None:
     clock = HandClock()
     store = BlockingClient(clock)
     session = Session(store, b"t", env=by_hand(clock)).open()  # type: ignore[arg-type]
     store.slow = frozenset({call})
-    wake, session._wake = session._wake, threading.Event()  # the session's thread, which deletes what is left, sleeps
-    with pytest.raises(NotInTime, match="the time was over: no answer in time"):
+    wake, session._wake = session._wake, threading.Event()  # the session's thread, which deletes discarded keys, sleeps
+    with pytest.raises(NotInTime, match="the call did not end in time: no answer in time"):
         Lock(session, b"l").acquire(timeout_s=2.0)
     assert store.given == [2.0] * count
     assert clock.at == 1002.0
@@ -188,12 +188,12 @@ def test_a_call_takes_no_longer_than_who_waits_has_time(call: str, count: int) -
 
 
 @pytest.mark.parametrize(("call", "count"), SLOW)
-async def test_the_same_on_asyncio(call: str, count: int) -> None:
+async def test_asyncio_call_takes_no_longer_than_its_caller_waits(call: str, count: int) -> None:
     clock = HandClock()
     store = Store(clock)
     session = await AsyncSession(AsyncClient(store), b"t", env=by_hand(clock)).open()  # type: ignore[arg-type]
     store.slow = frozenset({call})
-    with pytest.raises(NotInTime, match="the time was over: no answer in time"):
+    with pytest.raises(NotInTime, match="the call did not end in time: no answer in time"):
         await AsyncLock(session, b"l").acquire(timeout_s=2.0)
     assert store.given == [2.0] * count
     assert clock.at == 1002.0
@@ -201,7 +201,7 @@ async def test_the_same_on_asyncio(call: str, count: int) -> None:
     await session.close()
 
 
-def test_a_write_whose_outcome_is_unknown_is_not_told_as_late() -> None:
+def test_write_of_unknown_outcome_is_not_reported_as_late() -> None:
     clock = HandClock()
     store = BlockingClient(clock)
     session = Session(store, b"t", env=by_hand(clock)).open()  # type: ignore[arg-type]
@@ -213,14 +213,14 @@ def test_a_write_whose_outcome_is_unknown_is_not_told_as_late() -> None:
     session.close()
 
 
-def test_who_waits_for_others_writes_of_the_session_waits_no_longer_either() -> None:
+def test_caller_does_not_outwait_its_timeout_behind_writes_of_the_session() -> None:
     session = Session(BlockingClient(), b"t").open()  # type: ignore[arg-type]
     with session._mutex, pytest.raises(NotInTime, match="busy with other writes"):
         Lock(session, b"l").acquire(timeout_s=CALL_S_MIN)
     session.close()
 
 
-async def test_who_waits_for_other_tasks_writes_waits_no_longer_either() -> None:
+async def test_asyncio_caller_does_not_outwait_its_timeout_behind_other_writes() -> None:
     session = await AsyncSession(AsyncClient(Store()), b"t").open()  # type: ignore[arg-type]
     async with session._mutex:
         with pytest.raises(NotInTime, match="busy with other writes"):
@@ -229,8 +229,8 @@ async def test_who_waits_for_other_tasks_writes_waits_no_longer_either() -> None
 
 
 @pytest.mark.parametrize("ends", [Session.close, Session._over])
-def test_who_waits_hears_at_once_that_the_session_is_over(ends: Callable[[Session], None]) -> None:
-    """Its ttl is a day: who heard of it then would be here that long."""
+def test_waiting_caller_is_notified_at_once_when_the_session_ends(ends: Callable[[Session], None]) -> None:
+    """Its ttl is a day, so a caller that learned of the end by it would wait that long."""
     store = BlockingClient()
     session = Session(store, b"t", ttl_s=86_400.0).open()  # type: ignore[arg-type]
     heard: list[BaseException] = []
@@ -253,7 +253,7 @@ def test_who_waits_hears_at_once_that_the_session_is_over(ends: Callable[[Sessio
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
-async def test_who_waits_on_asyncio_hears_at_once_that_the_session_is_over(is_lost: bool) -> None:
+async def test_waiting_asyncio_caller_is_notified_at_once_when_the_session_ends(is_lost: bool) -> None:
     store = Store()
     session = await AsyncSession(AsyncClient(store), b"t", ttl_s=86_400.0).open()  # type: ignore[arg-type]
     waiting = [asyncio.create_task(AsyncLock(session, b"l").acquire()) for _ in range(3)]
@@ -270,7 +270,7 @@ async def test_who_waits_on_asyncio_hears_at_once_that_the_session_is_over(is_lo
     await session.close()
 
 
-async def test_who_waits_hears_of_the_end_though_the_close_is_cancelled() -> None:
+async def test_waiting_caller_is_notified_of_the_end_when_close_is_cancelled() -> None:
     session = await AsyncSession(AsyncClient(Store()), b"t", ttl_s=86_400.0).open()  # type: ignore[arg-type]
     waiting = asyncio.create_task(AsyncLock(session, b"l").acquire())
     for _ in range(100):
@@ -295,15 +295,15 @@ def renewals_and_an_end() -> list[Change]:
 
 
 # docs/protocol.md Q4
-def test_renewals_of_the_one_in_front_wake_nobody() -> None:
+def test_renewals_of_the_key_in_front_wake_no_waiter() -> None:
     store = BlockingClient()
     store.told = renewals_and_an_end()
     with Session(store, b"t") as session:  # type: ignore[arg-type]
         Lock(session, b"l").acquire()
-    assert store.looks == 5, "the line, the one in front twice, whether it has released, and the line again"
+    assert store.looks == 5, "the line, the key in front twice, the release note, and the line again"
 
 
-async def test_nor_do_they_on_asyncio() -> None:
+async def test_renewals_of_the_key_in_front_wake_no_asyncio_waiter() -> None:
     store = Store()
     store.told = renewals_and_an_end()
     async with AsyncSession(AsyncClient(store), b"t") as session:  # type: ignore[arg-type]
@@ -319,7 +319,7 @@ def claimed_item(store: Store) -> None:
 
 
 # docs/protocol.md Q6
-def test_what_does_not_wake_who_waits_for_an_item_costs_no_look() -> None:
+def test_changes_that_wake_no_item_waiter_cost_no_read() -> None:
     store = BlockingClient()
     claimed_item(store)
     with Session(store, b"t") as session:  # type: ignore[arg-type]
@@ -327,7 +327,7 @@ def test_what_does_not_wake_who_waits_for_an_item_costs_no_look() -> None:
     assert store.looks == 3, "the first keys, all, and those without the claim"
 
 
-async def test_nor_does_it_on_asyncio() -> None:
+async def test_changes_that_wake_no_asyncio_item_waiter_cost_no_read() -> None:
     store = Store()
     claimed_item(store)
     async with AsyncSession(AsyncClient(store), b"t") as session:  # type: ignore[arg-type]
@@ -335,7 +335,7 @@ async def test_nor_does_it_on_asyncio() -> None:
     assert store.looks == 3
 
 
-def test_a_session_that_was_closed_is_not_opened_again() -> None:
+def test_closed_session_is_not_opened_again() -> None:
     session = Session(BlockingClient(), b"t")  # type: ignore[arg-type]
     with session:
         with pytest.raises(InvalidRequest, match="opened already"):
@@ -345,7 +345,7 @@ def test_a_session_that_was_closed_is_not_opened_again() -> None:
         session.open()
 
 
-async def test_a_session_on_asyncio_that_was_closed_is_not_opened_again() -> None:
+async def test_closed_asyncio_session_is_not_opened_again() -> None:
     session = AsyncSession(AsyncClient(Store()), b"t")  # type: ignore[arg-type]
     async with session:
         with pytest.raises(InvalidRequest, match="opened already"):
@@ -355,8 +355,8 @@ async def test_a_session_on_asyncio_that_was_closed_is_not_opened_again() -> Non
         await session.open()
 
 
-def test_worker_of_a_caller_that_was_interrupted_waits_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It kept its thread and a watch until the lock was free, or the session over."""
+def test_worker_of_an_interrupted_caller_stops_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker kept its thread and a watch until the lock was free or the session was over."""
     wait = workers.Job.wait
 
     def struck(job: workers.Job[Any], wait_s: float = inf) -> Any:

@@ -1,15 +1,15 @@
-"""Which changes wake who waits, and which errors say no more than that the time is over (docs/protocol.md, Q4)."""
+"""Which changes wake a waiter, and which errors mean only that the time is over (docs/protocol.md, Q4)."""
 
 from __future__ import annotations
 
 import pytest
 
-from kvstore.client.coordination.steps import Await, Find, Step, Write, is_late, is_news
+from kvstore.client.coordination.steps import AwaitStep, FindStep, Step, WriteStep, is_late, is_news
 from kvstore.client.core.values import Item
 from kvstore.client.core.watching import Change
 from kvstore.errors import ConditionFailed, OutcomeUnknown, StoreError, Unavailable
 
-KEYS, VALUES = Find(b"p/", keys_only=True), Find(b"p/")
+KEYS, VALUES = FindStep(b"p/", keys_only=True), FindStep(b"p/")
 HAD = {b"p/a": Item(b"1", 20, 10, 0, 0)}
 
 
@@ -23,29 +23,29 @@ def deleted(key: bytes, sequence: int) -> Change:
 
 # docs/protocol.md Q4
 @pytest.mark.parametrize("find", [KEYS, VALUES])
-def test_a_renewal_is_no_news(find: Find) -> None:
+def test_renewal_wakes_nobody(find: FindStep) -> None:
     assert not is_news(find, HAD, written(b"p/a", 30, 10))
 
 
-def test_a_renewal_of_a_key_that_was_not_among_the_first_is_no_news() -> None:
+def test_renewal_of_a_key_beyond_the_limit_wakes_nobody() -> None:
     assert not is_news(KEYS, HAD, written(b"p/z", 30, 10))
 
 
 @pytest.mark.parametrize("find", [KEYS, VALUES])
-def test_keys_that_come_and_go_are_news(find: Find) -> None:
+def test_created_and_deleted_keys_wake_the_waiter(find: FindStep) -> None:
     assert is_news(find, HAD, written(b"p/b", 30, 30))
     assert is_news(find, HAD, deleted(b"p/a", 30))
     assert is_news(find, HAD, written(b"p/a", 30, 30)), "it went and came again"
 
 
 @pytest.mark.parametrize("find", [KEYS, VALUES])
-def test_what_was_there_at_the_last_look_is_no_news(find: Find) -> None:
+def test_change_that_was_read_already_wakes_nobody(find: FindStep) -> None:
     assert not is_news(find, HAD, written(b"p/a", 10, 10))
     assert not is_news(find, HAD, deleted(b"p/a", 5)), "it has come again since"
     assert not is_news(find, HAD, deleted(b"p/b", 30))
 
 
-def test_another_value_is_news_to_who_reads_values() -> None:
+def test_changed_value_wakes_readers_of_values() -> None:
     change = written(b"p/a", 30, 10, b"2")
     assert is_news(VALUES, HAD, change)
     assert not is_news(KEYS, HAD, change)
@@ -54,14 +54,14 @@ def test_another_value_is_news_to_who_reads_values() -> None:
 @pytest.mark.parametrize(
     ("error", "step", "late"),
     [
-        (Unavailable("nobody"), Write(), True),
-        (Unavailable("nobody"), Find(b"p"), True),
-        (OutcomeUnknown("lost"), Find(b"p"), True),
-        (OutcomeUnknown("lost"), Await(Find(b"p"), bool), True),
-        (OutcomeUnknown("lost"), Write(is_given_up=True), True),
-        (OutcomeUnknown("lost"), Write(), False),
-        (ConditionFailed(1), Write(), False),
+        (Unavailable("nobody"), WriteStep(), True),
+        (Unavailable("nobody"), FindStep(b"p"), True),
+        (OutcomeUnknown("lost"), FindStep(b"p"), True),
+        (OutcomeUnknown("lost"), AwaitStep(FindStep(b"p"), bool), True),
+        (OutcomeUnknown("lost"), WriteStep(is_given_up=True), True),
+        (OutcomeUnknown("lost"), WriteStep(), False),
+        (ConditionFailed(1), WriteStep(), False),
     ],
 )
-def test_unknown_is_never_told_as_late_if_something_of_it_is_kept(error: StoreError, step: Step, late: bool) -> None:
+def test_unknown_outcome_is_not_late_when_something_is_kept(error: StoreError, step: Step, late: bool) -> None:
     assert is_late(error, step) is late

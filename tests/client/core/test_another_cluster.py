@@ -26,11 +26,11 @@ def endpoint(servers: Servers, id: str) -> str:
 
 
 def url(ours: Servers, theirs: Servers, *, patience: str = PATIENT) -> str:
-    """Ours first, so that the client is of that cluster."""
+    """Own addresses first, so that the client belongs to that cluster."""
     return f"kv://{endpoint(ours, 'n1')},{endpoint(theirs, 'n1')}{patience}"
 
 
-async def test_an_async_client_writes_nothing_to_another_cluster_while_its_own_is_away() -> None:
+async def test_async_client_writes_nothing_to_another_cluster() -> None:
     async with serving(ModelCluster(id=OURS)) as ours, serving(ModelCluster(id=THEIRS)) as theirs:
         async with AsyncClient(url(ours, theirs)) as client:
             await client.put(KEY, b"1")
@@ -42,7 +42,7 @@ async def test_an_async_client_writes_nothing_to_another_cluster_while_its_own_i
             assert await client.get(KEY) is None
 
 
-def test_a_client_writes_nothing_to_another_cluster_while_its_own_is_away() -> None:
+def test_client_writes_nothing_to_another_cluster() -> None:
     with serving_in_a_thread(ModelCluster(id=OURS)) as ours, serving_in_a_thread(ModelCluster(id=THEIRS)) as theirs:
         with Client(url(ours, theirs)) as client:
             client.put(KEY, b"1")
@@ -54,7 +54,7 @@ def test_a_client_writes_nothing_to_another_cluster_while_its_own_is_away() -> N
             assert client.get(KEY) is None
 
 
-async def test_whoever_finds_only_another_cluster_is_told_so() -> None:
+async def test_error_names_the_other_cluster_when_no_own_server_answers() -> None:
     async with (
         serving(ModelCluster(id=OURS)) as ours,
         serving(ModelCluster(id=THEIRS)) as theirs,
@@ -62,13 +62,13 @@ async def test_whoever_finds_only_another_cluster_is_told_so() -> None:
     ):
         link = client._engine.links.open(endpoint(theirs, "n1"))  # type: ignore[union-attr]
         assert link is not None
-        with pytest.raises(Unavailable, match=", is of another cluster: want ours, got theirs"):
+        with pytest.raises(Unavailable, match="expected a server of cluster ours, got one of theirs"):
             await link.wait_up()
         watchers = client._engine.routing.watchers_of(None, Random(1), client._config.endpoints)  # type: ignore[union-attr]
         assert sorted(watchers) == sorted(each.grpc for each in ours.cluster.endpoints.values())
 
 
-async def test_no_replica_is_asked_for_a_watch_at_whose_address_another_cluster_was_met() -> None:
+async def test_watch_skips_replicas_at_addresses_of_another_cluster() -> None:
     async with serving(ModelCluster(id=OURS)) as ours, AsyncClient(ours.patient_url) as client:
         routing = client._engine.routing  # type: ignore[union-attr]
         for id in ("n1", "n2"):
@@ -78,13 +78,13 @@ async def test_no_replica_is_asked_for_a_watch_at_whose_address_another_cluster_
         assert client.watch(KEY)._check == routing.check
 
 
-async def test_servers_older_than_the_clusters_name_are_used_as_before() -> None:
+async def test_servers_without_a_cluster_id_are_used() -> None:
     async with serving(ModelCluster(id="")) as servers, AsyncClient(servers.patient_url) as client:
         await client.put(KEY, b"1")
         assert client._engine.routing.cluster == ""  # type: ignore[union-attr]
 
 
-def test_a_client_notices_that_another_cluster_listens_where_its_own_did() -> None:
+def test_client_notices_another_cluster_at_a_known_address() -> None:
     ours, theirs = ModelCluster(id=OURS), ModelCluster(id=THEIRS)
     with serving_in_a_thread(ours) as before, Client(before.patient_url) as client:
         client.put(KEY, b"1")
@@ -101,8 +101,8 @@ def test_a_client_notices_that_another_cluster_listens_where_its_own_did() -> No
 
 
 # docs/protocol.md P12
-def test_a_client_uses_no_server_of_another_cluster_at_one_address_of_its_own() -> None:
-    """The others of its cluster are there, and they alone are asked for the topology."""
+def test_client_uses_no_server_of_another_cluster_at_its_own_address() -> None:
+    """The other servers of its cluster answer, and only they are asked for the topology."""
     ours, theirs = ModelCluster(id=OURS), ModelCluster(servers=1, id=THEIRS)
     with serving_in_a_thread(ours) as before, Client(before.patient_url) as client:
         engine = client._engine
@@ -126,7 +126,7 @@ def test_a_client_uses_no_server_of_another_cluster_at_one_address_of_its_own() 
                     assert found.value == b"1"
                     client.put(key, b"1")
             before.kill_from_outside(ours.ids[0])
-            for favourite in range(3):  # whoever forwards to its successor
+            for favourite in range(3):  # requests for this leader are forwarded to its successor
                 engine._favourite = favourite
                 client.put_many(dict.fromkeys(keys, b"2"))
             assert not any(each.data for each in theirs.partitions.values())
@@ -145,7 +145,7 @@ def _sent_to(address: str, cluster: str) -> None:
 
 
 @pytest.mark.parametrize("has_streams", [True, False], ids=["streams", "gRPC"])
-async def test_nothing_is_written_to_another_cluster_that_listens_where_the_own_one_did(*, has_streams: bool) -> None:
+async def test_nothing_is_written_to_another_cluster_at_a_known_address(*, has_streams: bool) -> None:
     ours, theirs = ModelCluster(id=OURS), ModelCluster(id=THEIRS)
     async with serving(ours, has_streams=has_streams) as before, AsyncClient(before.patient_url) as client:
         await client.put(KEY, b"1")
@@ -159,8 +159,8 @@ async def test_nothing_is_written_to_another_cluster_that_listens_where_the_own_
                 assert await other.get(KEY) is None
 
 
-async def test_a_server_that_knows_itself_by_its_id_alone_is_called_so() -> None:
-    """One of 0.1, in a cluster that is being upgraded: another one has told the cluster's id."""
+async def test_server_is_called_by_its_id_when_it_knows_no_clusters() -> None:
+    """A server of version 0.1, in a cluster that is being upgraded; another server has reported the cluster's id."""
     async with serving(ModelCluster(id=OURS)) as servers:
         for each in servers.streams.values():
             each._cluster = ""

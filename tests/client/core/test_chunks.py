@@ -1,4 +1,4 @@
-"""Many operations of one call of the blocking client: how often they are sent, and how often it asks where to."""
+"""Many operations of one call of the blocking client: how often they are sent, and how often the topology is read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KEYS = [b"%d" % number for number in range(COUNT)]
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Where topologies were asked for."""
+    """Addresses that were asked for a topology."""
     addresses = list[str]()
     topology = BlockingLink.topology
 
@@ -35,7 +35,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return addresses
 
 
-def test_values_for_which_one_message_has_no_room_are_asked_for_together_again(asked: list[str]) -> None:
+def test_values_too_large_for_one_message_are_requested_again_together(asked: list[str]) -> None:
     with serving_in_a_thread(ModelCluster(1, 1)) as servers, Client(servers.patient_url) as client:
         for key in KEYS:
             client.put(key, bytes(100_000))
@@ -47,7 +47,7 @@ def test_values_for_which_one_message_has_no_room_are_asked_for_together_again(a
         assert asked == []
 
 
-def test_they_have_their_time_from_the_last_answer_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_reads_have_their_time_from_the_last_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving_in_a_thread(ModelCluster(1, 1)) as servers, Client(servers.patient_url) as client:
         for key in KEYS:
             client.put(key, bytes(100_000))
@@ -69,7 +69,7 @@ def test_they_have_their_time_from_the_last_answer_on(monkeypatch: pytest.Monkey
         assert min(left) > 0
 
 
-def test_what_has_failed_together_asks_for_one_topology(asked: list[str]) -> None:
+def test_operations_that_fail_together_request_one_topology(asked: list[str]) -> None:
     cluster = ModelCluster(1, 1)
     with serving_in_a_thread(cluster) as servers, Client(servers.patient_url) as client:
         refused = set[bytes]()
@@ -89,10 +89,10 @@ def test_what_has_failed_together_asks_for_one_topology(asked: list[str]) -> Non
 
 
 @pytest.mark.parametrize("call", ["put_many", "count"])
-def test_what_a_server_refuses_that_has_too_much_to_do_keeps_its_time(
+def test_operation_refused_by_an_overloaded_server_keeps_its_deadline(
     monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    """It would be sent again and again without a pause, by all its clients, as long as one is done each time."""
+    """Otherwise all clients would resend it without a pause, as long as one operation is done each time."""
     cluster = ModelCluster(1, 3)
     with serving_in_a_thread(cluster) as servers, Client(servers.patient_url) as client:
         engine = client._engine
@@ -121,4 +121,4 @@ def test_what_a_server_refuses_that_has_too_much_to_do_keeps_its_time(
         with pytest.raises(Overloaded):
             getattr(client, call)(*arguments, timeout_s=20.0)
         assert goes == 1
-        assert engine.env.clock.now() - began < 30.0 + 20.0, "its time was over behind the first answers"
+        assert engine.env.clock.now() - began < 30.0 + 20.0, "its deadline starts with the first answers"

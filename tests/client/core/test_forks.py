@@ -1,6 +1,5 @@
-"""A process that is forked while a client is open: two processes with one client's request ids, and its connections.
-
-Nothing here calls gRPC: with servers in this process it ends some children by itself."""
+"""A process that is forked while a client is open: two processes with one client's request ids and connections. Nothing
+here calls gRPC, because with servers in this process it ends some children by itself."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ from kvstore.client.coordination import AsyncLock, AsyncSession, Lock, Session
 from kvstore.client.core import operations
 from kvstore.client.core.config import ClientConfig
 from kvstore.client.core.forks import FORKED
-from kvstore.client.core.watching import Reading, Watched
+from kvstore.client.core.watching import WatchCursor, WatchedKeys
 from kvstore.env.library_env import library_env
 from kvstore.errors import InvalidRequest
 from kvstore.proto import kv_pb2
@@ -38,7 +37,7 @@ KEY = b"counter"
 
 
 class Parents:
-    """Stands for a link of the parent's. Nobody may use or end it in the child."""
+    """Replaces a link of the parent's. Nobody may use or end it in the child."""
 
     is_broken = False
 
@@ -47,17 +46,17 @@ class Parents:
 
 
 def in_a_child(work: Callable[[], str]) -> str:
-    """What `work` gives, or raises, in a child that ends behind it."""
-    gc.collect()  # gRPC's of other tests, which joins a thread of the parent's: in the child it would wait for ever
+    """Return or raise the result of `work` in a child that ends afterwards."""
+    gc.collect()  # gRPC's hook of other tests, which joins a thread of the parent's: in the child it would wait forever
     told, tells = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # threads of the parent's stay behind: so it is meant
+        warnings.simplefilter("ignore", DeprecationWarning)  # threads of the parent stay behind on purpose
         child = os.fork()
     if not child:
-        signal.alarm(int(PATIENCE_S))  # one that waits for a lock for ever
+        signal.alarm(int(PATIENCE_S))  # a child that waits for a lock forever
         try:
             found = work()
-        except BaseException as error:  # noqa: BLE001  # whatever it is, the parent says
+        except BaseException as error:  # noqa: BLE001  # the parent reports any error
             found = repr(error)
         os.write(tells, found.encode())
         os._exit(0)
@@ -75,7 +74,7 @@ def refusal_of(call: Callable[[], object]) -> str:
         return str(error)
 
 
-def test_a_client_refuses_calls_in_a_child_though_a_thread_of_the_parent_holds_its_locks() -> None:
+def test_client_refuses_calls_in_a_child_when_the_parent_held_its_locks() -> None:
     engine = BlockingEngine(library_env("test"), CONFIG)
     engine.seen.learn(topology_message(ModelCluster().servers[0].topology))
     engine._links = dict.fromkeys(engine.routing.everybody(CONFIG.endpoints), Parents())  # type: ignore[arg-type]
@@ -93,7 +92,7 @@ def test_a_client_refuses_calls_in_a_child_though_a_thread_of_the_parent_holds_i
     assert not engine.is_closed
 
 
-async def test_an_async_client_refuses_calls_in_a_child_and_sends_nothing_on_the_parents_connections() -> None:
+async def test_async_client_refuses_calls_in_a_child_and_sends_nothing() -> None:
     engine = AsyncEngine(library_env("test"), CONFIG)
     engine.seen.learn(topology_message(ModelCluster().servers[0].topology))
     engine.links.direct = dict.fromkeys(engine.routing.partitions, Parents())  # type: ignore[arg-type]
@@ -120,10 +119,10 @@ async def test_an_async_client_refuses_calls_in_a_child_and_sends_nothing_on_the
 
 
 @pytest.mark.parametrize("kind", [BlockingEngine, AsyncEngine])
-async def test_connections_of_the_parents_are_held_in_a_child_of_a_child_and_by_who_has_no_client_any_more(
+async def test_parents_connections_stay_referenced_in_all_descendants(
     kind: type[Any],
 ) -> None:
-    """gRPC ends those that nobody holds, or waits for threads that are not here."""
+    """gRPC ends unreferenced objects, or waits for threads that do not exist in the child."""
     engine = kind(library_env("test"), CONFIG)
     links = engine if kind is BlockingEngine else engine.links
     links._links = {"127.0.0.1:1": Parents()}
@@ -141,15 +140,15 @@ async def test_connections_of_the_parents_are_held_in_a_child_of_a_child_and_by_
 
 
 def watch_of(kind: type[Any], **more: Any) -> Any:
-    """One that a server has told a change."""
-    reading = Reading(Watched(b"", b""), None, {})
+    """A watch that has received a change."""
+    reading = WatchCursor(WatchedKeys(b"", b""), None, {})
     reading.take(kv_pb2.WatchResponse(partition="p1", sequence=1, changes=[kv_pb2.Change(key=b"k", sequence=1)]))
     watch = kind(library_env("test"), CONFIG, reading, lambda: ["127.0.0.1:1"], **more)
     watch._channel, watch._call = Parents(), Parents()
     return watch
 
 
-def test_a_watch_of_the_parents_is_refused_in_a_child_and_ends_there_without_its_channel() -> None:
+def test_parents_watch_is_refused_in_a_child_and_collected_there() -> None:
     watch = watch_of(Watch)
 
     def tries() -> str:
@@ -162,7 +161,7 @@ def test_a_watch_of_the_parents_is_refused_in_a_child_and_ends_there_without_its
     assert next(watch).key == b"k", "the parent goes on"
 
 
-async def test_so_is_one_on_asyncio() -> None:
+async def test_parents_asyncio_watch_is_refused_in_a_child() -> None:
     watch = watch_of(AsyncWatch)
 
     def tries() -> str:
@@ -182,7 +181,7 @@ async def test_so_is_one_on_asyncio() -> None:
     assert (await anext(watch)).key == b"k"
 
 
-def test_a_client_of_the_parents_begins_no_watch_in_a_child_and_a_reader_of_the_feed_reads_nothing() -> None:
+def test_parents_client_and_feed_reader_are_refused_in_a_child() -> None:
     client = Client(CONFIG)
     client._engine = BlockingEngine(library_env("test"), CONFIG)
     feed = FeedReader(CONFIG)
@@ -199,8 +198,8 @@ def test_a_client_of_the_parents_begins_no_watch_in_a_child_and_a_reader_of_the_
     assert list(feed._open.values()) == [parents]
 
 
-def test_no_lock_is_held_in_a_child_and_no_session_alive_whatever_locks_the_parent_holds() -> None:
-    """Only the parent hears that it is released. The child may not wait for what a thread of the parent's holds."""
+def test_child_holds_no_lock_and_no_session_of_the_parent() -> None:
+    """Only the parent learns that the lock is released. The child must not wait for locks of the parent's threads."""
     store = driving.BlockingClient()
     store.created.clear()
     with Session(store, b"t") as session:  # type: ignore[arg-type]
@@ -218,7 +217,7 @@ def test_no_lock_is_held_in_a_child_and_no_session_alive_whatever_locks_the_pare
         assert not session.lost.is_set()
 
 
-async def test_the_same_on_asyncio() -> None:
+async def test_asyncio_child_holds_no_lock_and_no_session_of_the_parent() -> None:
     store = driving.Store()
     store.created.clear()
     async with AsyncSession(driving.AsyncClient(store), b"t") as session:  # type: ignore[arg-type]

@@ -1,5 +1,5 @@
-"""A connection that cannot be made just now: files of certificates or passwords are being replaced, or the process has
-as many files open as it may."""
+"""A connection that cannot be opened for a moment: certificate or password files are being replaced, or the process has
+too many open files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvstore.client.blocking import link as blocking_link
 from kvstore.client.blocking import stream as blocking_stream
 from kvstore.client.blocking.watch import Watch
 from kvstore.client.core.config import ClientConfig
-from kvstore.client.core.watching import Reading, Watched
+from kvstore.client.core.watching import WatchCursor, WatchedKeys
 from kvstore.env.library_env import library_env
 from kvstore.errors import ConfigError, Unavailable
 from tests.client.model import ModelCluster
@@ -26,7 +26,7 @@ ERRORS = [FileNotFoundError("ca.pem"), ConfigError("no password")]
 
 
 def away(error: Exception, open_channel: Callable[..., Any]) -> Callable[..., Any]:
-    """Have the first two connections fail."""
+    """Make the first two connections fail."""
     left = [error, error]
 
     def opens(*args: Any, **options: Any) -> Any:
@@ -38,30 +38,32 @@ def away(error: Exception, open_channel: Callable[..., Any]) -> Callable[..., An
 
 
 @pytest.mark.parametrize("error", ERRORS)
-def test_a_call_waits_for_a_connection_that_cannot_be_made_yet(
+def test_call_waits_for_a_connection_that_cannot_be_opened_yet(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     with serving_in_a_thread(ModelCluster(1, 1)) as servers, Client(servers.patient_url) as client:
         assert client._engine is not None
         for link in list(client._engine._links.values()):
             link.close()
-            client._engine._hear(link, ())
+            client._engine._absorb(link, ())
         monkeypatch.setattr(blocking_link, "open_channel", away(error, blocking_link.open_channel))
         client.put(b"k", b"v")
 
 
 @pytest.mark.parametrize("error", ERRORS)
-async def test_the_same_on_asyncio(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+async def test_asyncio_call_waits_for_a_connection_that_cannot_be_opened_yet(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     async with serving(ModelCluster(1, 1)) as servers, AsyncClient(servers.patient_url) as client:
         assert client._engine is not None
         monkeypatch.setattr(aio_link, "aio_opener", away(error, aio_link.aio_opener))
         for link in client._engine.links.all():
-            link.fall("the test says so")
+            link.disconnect("the test says so")
         await client.put(b"k", b"v")
 
 
 @pytest.mark.parametrize("error", ERRORS)
-async def test_a_watch_goes_on_at_the_next_server(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+async def test_watch_continues_at_the_next_server(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise error
 
@@ -73,16 +75,16 @@ async def test_a_watch_goes_on_at_the_next_server(monkeypatch: pytest.MonkeyPatc
         asked.append("a:1")
         return ["a:1"]
 
-    with pytest.raises(Unavailable, match="no connection to a:1 can be made: "):
-        await AsyncWatch(library_env("watch"), config, Reading(Watched(b"", b""), None, {}), addresses).ready()
+    with pytest.raises(Unavailable, match="cannot connect to a:1: "):
+        await AsyncWatch(library_env("watch"), config, WatchCursor(WatchedKeys(b"", b""), None, {}), addresses).ready()
     assert len(asked) > 1
     asked.clear()
-    with pytest.raises(Unavailable, match="no connection to a:1 can be made: "):
-        Watch(library_env("watch"), config, Reading(Watched(b"", b""), None, {}), addresses).ready()
+    with pytest.raises(Unavailable, match="cannot connect to a:1: "):
+        Watch(library_env("watch"), config, WatchCursor(WatchedKeys(b"", b""), None, {}), addresses).ready()
     assert len(asked) > 1
 
 
-def test_whoever_opens_a_client_is_told_of_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_opening_a_client_reports_unusable_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVSTORE_USER", "ann")
     with pytest.raises(ConfigError), Client("kv://127.0.0.1:1"):
         pass

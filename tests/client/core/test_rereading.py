@@ -1,4 +1,4 @@
-"""The blocking client looks at the topology every ten seconds, in the time of a caller who wants something else."""
+"""The blocking client reads the topology every ten seconds, in the time of a caller that wants something else."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.client.model import ModelCluster
 from tests.client.serving import PATIENT, serving_in_a_thread
 
 
-def test_it_asks_servers_that_are_connected_before_one_that_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_topology_is_read_from_connected_servers_before_silent_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving_in_a_thread(ModelCluster()) as servers, socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         with Client(servers.url.replace("kv://", f"kv://{address},") + "?connect_timeout=500ms&timeout=60s") as client:
@@ -35,7 +35,7 @@ def test_it_asks_servers_that_are_connected_before_one_that_is_silent(monkeypatc
             assert asked != [address]
 
 
-def test_it_leaves_half_of_the_time_to_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_topology_read_leaves_half_of_the_time_to_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving_in_a_thread(ModelCluster()) as servers, Client(servers.patient_url) as client:
         client.put(b"k", b"1")
         given = list[float]()
@@ -53,8 +53,9 @@ def test_it_leaves_half_of_the_time_to_the_call(monkeypatch: pytest.MonkeyPatch)
         assert max(given) <= 10.0
 
 
-def test_links_to_servers_that_are_no_more_are_let_go() -> None:
-    """Nobody asks these, so nobody would find them broken. One was among the client's endpoints."""
+def test_links_to_removed_servers_are_closed() -> None:
+    """Nobody asks removed servers, so nobody would find their links broken. One of them was an endpoint of the
+    client."""
     endpoint, named = "127.0.0.1:9", "127.0.0.1:19"
     with serving_in_a_thread(ModelCluster()) as servers, Client(f"{servers.url},{endpoint}{PATIENT}") as client:
         engine = client._engine

@@ -1,5 +1,5 @@
-"""Clients of a model cluster that is given by a name, with a name server of their own: what each does, and how long it
-takes. Run in a namespace in which the system asks that name server (tests/env/name_server.py)."""
+"""Clients of a model cluster that is addressed by a name, with a name server of their own: the result of each, and its
+duration. Runs in a namespace in which the system asks that name server (tests/env/name_server.py)."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def on_asyncio(address: str) -> None:
 
 
 def command(address: str) -> None:
-    """As the command line calls a server."""
+    """Connect as the command line does."""
     import grpc
 
     from kvstore.proto import kv_pb2, kv_pb2_grpc

@@ -15,7 +15,7 @@ from tests.env.namespaces import need_mounts, run_mounted
 
 PROGRAM = "import runpy; runpy.run_module('tests.client.naming.named', run_name='__main__')"
 QUICK_S = 2.0
-"""The system's own lookup takes 10 s where half of the answers are missing."""
+"""The system's own lookup takes 10 s if half of the answers are missing."""
 
 
 def told(tmp_path: Path, mode: str) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def told(tmp_path: Path, mode: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("mode", ["both", "A only"])
-def test_client_connects_by_name_although_one_family_is_not_answered(tmp_path: Path, mode: str) -> None:
+def test_client_connects_by_name_when_one_family_is_not_answered(tmp_path: Path, mode: str) -> None:
     found = told(tmp_path, mode)
     assert {way: what for way, (what, _) in found.items()} == dict.fromkeys(WAYS, "done")
     assert [way for way, (_, took_s) in found.items() if took_s > QUICK_S] == []
@@ -39,7 +39,7 @@ def test_client_connects_by_name_although_one_family_is_not_answered(tmp_path: P
 @pytest.mark.parametrize(
     ("mode", "why"), [("silent", "expected its addresses from the name service"), ("no such name", "no such host")]
 )
-def test_client_says_in_time_that_a_name_has_no_address(tmp_path: Path, mode: str, why: str) -> None:
+def test_client_reports_in_time_that_a_name_has_no_address(tmp_path: Path, mode: str, why: str) -> None:
     found = told(tmp_path, mode)
     for what, took_s in found.values():
         assert what.startswith("Unavailable: ")

@@ -234,7 +234,7 @@ def certificate_of(secured: Secured, user: str) -> Path:
 
 
 @contextmanager
-def bookie_of(secured: Secured, certificate: Path | None) -> Iterator[Callable[[bytes], wire.Answer]]:
+def bookie_of(secured: Secured, certificate: Path | None) -> Iterator[Callable[[bytes], wire.BookieResponse]]:
     """n3's, as a stranger speaks to it; raises OSError where it does not let him in."""
     host, port = secured.cluster.address("n3", "bookie")
     with socket.create_connection((host, port), timeout=30) as plain:
@@ -245,7 +245,7 @@ def bookie_of(secured: Secured, certificate: Path | None) -> Iterator[Callable[[
             context.load_cert_chain(certificate)
         with context.wrap_socket(plain, server_hostname=host) as connection:
 
-            def ask(request: bytes) -> wire.Answer:
+            def ask(request: bytes) -> wire.BookieResponse:
                 connection.sendall(request)
                 return wire.decode_response(frame_of(connection))
 

@@ -35,7 +35,7 @@ TAKES = re.compile(r"kvstore \w+ (remove|revoke) ")
 LOOK = re.compile(r"kvstore status|/metrics")
 """No node is healthy at each moment: a ledger may owe a copy. Numbers are up to a second old."""
 REFUSED = re.compile(
-    r"access found NAME|lacks the right|NOPERM|WRONGPASS|username-password|the token is not|error: 40[13]"
+    r"access found NAME|lacks the right|NOPERM|WRONGPASS|username-password|the token is unknown|error: 40[13]"
 )
 PATIENT = (("snapshot create", "snapshot create --nice 0"), (r"kvstore (get|put|scan) ", r"kvstore \1 --timeout 60 "))
 """On a machine whose processors others use, too, what has the lowest priority takes minutes to start, and five seconds

@@ -83,7 +83,7 @@ async def _a_lock_changes_hands(first: AsyncSession, second: AsyncSession) -> No
     mine, other = AsyncLock(first, b"l"), AsyncLock(second, b"l")
     token = await mine.acquire()
     assert mine.is_held
-    with pytest.raises(InvalidRequest, match="one for each that waits"):
+    with pytest.raises(InvalidRequest, match="one instance for each caller that waits"):
         await mine.acquire()
     with pytest.raises(NotInTime):
         await other.acquire(timeout_s=0.3)

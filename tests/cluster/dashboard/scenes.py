@@ -58,7 +58,7 @@ def fill(cluster: Cluster) -> None:
 @contextmanager
 def all_well(cluster: Cluster) -> Iterator[Shown]:
     fill(cluster)
-    yield Shown(("healthy: 3 nodes, 3 partitions, all is served", "clients' batches: p50, p99"))
+    yield Shown(("healthy: 3 nodes, 3 partitions, all is served", "client batches: p50, p99"))
 
 
 @contextmanager
@@ -70,10 +70,10 @@ def dead_node(cluster: Cluster) -> Iterator[Shown]:
             (
                 "degraded, all is served: node n3: n3 refuses connections: ",
                 "; it has 3 replicas",
-                "Next: start n3, or look at its log",
+                "Next: start n3, or read its log",
                 "no answer: n3 refuses connections",
-                "n3: away",
-                "2 of 3 bookies can be written to, 3 copies are wanted of each entry",
+                "n3: down",
+                "2 of 3 bookies accept writes, but each entry should have 3 copies",
             )
         )
     finally:
@@ -87,12 +87,12 @@ def metadata_store_away(cluster: Cluster) -> Iterator[Shown]:
     try:
         yield Shown(
             (
-                "degraded, all is served: ZooKeeper: no node reaches it; what they know is ",
-                "What is served goes on, but no leader, ledger or bookie can be replaced",
+                "degraded, all is served: ZooKeeper: no node reaches it; their knowledge is ",
+                "Clients are still served, but no leader, ledger or bookie can be replaced",
                 f"Next: start ZooKeeper at {cluster.file.zookeeper}",
                 "suspended, read ",
             ),
-            ledgers=("The metadata store is away: this is what the leader knows of its log now.", "OPEN", "n1-"),
+            ledgers=("The metadata store is unavailable: this is the leader's present view of its log.", "OPEN", "n1-"),
         )
     finally:
         cluster.resume_zookeeper()
@@ -109,7 +109,7 @@ def full_disk(cluster: Cluster) -> Iterator[Shown]:
     cluster.start_node("n3")
     cluster.wait_ready()
     try:
-        yield Shown(("it is read-only, its disk is full: ", "make room on its disk, or add a bookie", "readonly"))
+        yield Shown(("it is read-only, its disk is full: ", "free space on its disk, or add a bookie", "readonly"))
     finally:
         cluster.terminate("n3")
         config.write_text(before)
@@ -137,9 +137,9 @@ def stuck_move(cluster: Cluster) -> Iterator[Shown]:
     command(cluster, "ring", "move", P2, "--source", P1, "--share", "0.1")
     yield Shown(
         (
-            ", p1 → p2: no step of it has gone well for ",
+            ", p1 → p2: no step has succeeded for ",
             "were not what was counted twice",
-            ", run kvstore fsck, look at its target's log",
+            ", run kvstore fsck, and read its target's log",
             "copying, stuck",
         ),
         node=leader,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.meta.address import Kind
+from kvstore.meta.address import MetadataKind
 from tests.cluster.hanging.faults import blocked_loop, frozen, may_freeze, mounted
 from tests.cluster.harness import Cluster, running_cluster
 from tests.cluster.pulse import Pulse
@@ -37,12 +37,12 @@ def disk_of_victim(directory: Path) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def kind() -> Kind:
-    return Kind.ZOOKEEPER
+def kind() -> MetadataKind:
+    return MetadataKind.ZOOKEEPER
 
 
 @pytest.fixture(scope="module")
-def started(tmp_path_factory: pytest.TempPathFactory, kind: Kind) -> Iterator[Cluster]:
+def started(tmp_path_factory: pytest.TempPathFactory, kind: MetadataKind) -> Iterator[Cluster]:
     directory = tmp_path_factory.mktemp("cluster")
     with disk_of_victim(directory), running_cluster(directory, metadata=kind) as cluster:
         yield cluster

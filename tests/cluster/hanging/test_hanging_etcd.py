@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvstore.meta.address import Kind
+from kvstore.meta.address import MetadataKind
 from tests.cluster.hanging.test_hanging import (
     cluster,
     started,
@@ -23,5 +23,5 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def kind() -> Kind:
-    return Kind.ETCD
+def kind() -> MetadataKind:
+    return MetadataKind.ETCD

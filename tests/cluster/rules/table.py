@@ -49,7 +49,7 @@ def python(request: str, answer: str = NO) -> Ask:
 RULES = (
     Rule(
         "A key has at least one byte",
-        redis=Ask("SET '' v", "ERR empty keys are not allowed"),
+        redis=Ask("SET '' v", "ERR expected a key of at least 1 byte, got an empty key"),
         grpc=Ask('Put(key=b"", value=b"v")', INVALID),
         http=Ask("PUT /v1/keys/ | v", BAD),
         python=python('put(b"", b"v")'),
@@ -58,7 +58,7 @@ RULES = (
     ),
     Rule(
         "A key has at most 4,096 bytes",
-        redis=Ask(f"SET {LONG_KEY} v", "ERR key is too long: at most 4096 bytes"),
+        redis=Ask(f"SET {LONG_KEY} v", "ERR expected a key of at most 4096 bytes, got more"),
         grpc=Ask(f'Put(key=b"{LONG_KEY}", value=b"v")', INVALID),
         http=Ask(f"PUT /v1/keys/{LONG_KEY} | v", BAD),
         python=python(f'put(b"{LONG_KEY}", b"v")'),
@@ -67,7 +67,7 @@ RULES = (
     ),
     Rule(
         "A value has at most 1 MiB",
-        redis=Ask(f"SET k {LARGE_VALUE}", "ERR value is too large: at most 1048576 bytes"),
+        redis=Ask(f"SET k {LARGE_VALUE}", "ERR expected a value of at most 1048576 bytes, got more"),
         grpc=Ask(f'Put(key=b"k", value=b"{LARGE_VALUE}")', INVALID),
         http=Ask(f"PUT /v1/keys/k | {LARGE_VALUE}", "413 INVALID_REQUEST"),
         python=python(f'put(b"k", b"{LARGE_VALUE}")'),
@@ -76,12 +76,12 @@ RULES = (
     ),
     Rule(
         "A request has at most 16 MiB over Redis, and 4 MiB over gRPC",
-        redis=Ask("MSET <17 pairs of 1 MiB>", "ERR too large a command: at most 16777216 bytes"),
+        redis=Ask("MSET <17 pairs of 1 MiB>", "ERR expected a command of at most 16777216 bytes, got more"),
         grpc=Ask('Put(key=b"k", value=b"<4,194,305 bytes>")', "RESOURCE_EXHAUSTED"),
     ),
     Rule(
         "An append leaves a value of at most 1 MiB",
-        redis=Ask("APPEND k <1,048,576 bytes>", "ERR want a value of at most 1048576 bytes, got 1048595"),
+        redis=Ask("APPEND k <1,048,576 bytes>", "ERR expected a value of at most 1048576 bytes, got 1048595"),
         grpc=Ask('Batch(operations=[Operation(code=APPEND, key=b"k", value=b"<1,048,576 bytes>")])', INVALID),
         http=Ask("POST /v1/append/k | <1,048,576 bytes>", BAD),
         python=python('append(b"k", b"<1,048,576 bytes>")'),
@@ -241,7 +241,7 @@ RULES = (
         "A batch has at most 1 MiB of keys and values",
         redis=Ask(
             "MULTI; SET k <1,048,576 bytes>; EXEC",
-            "ERR transaction is too large: 1048577 bytes of keys and values, at most 1048576",
+            "ERR expected at most 1048576 bytes of keys and values in a transaction, got 1048577",
         ),
         grpc=Ask('Batch(operations=[Operation(code=PUT, key=b"k", value=b"<1,048,576 bytes>")])', INVALID),
         http=Ask(

@@ -30,7 +30,7 @@ from kazoo.security import OPEN_ACL_UNSAFE
 from kvstore.access import AddUser
 from kvstore.client import Client
 from kvstore.devcluster import authority
-from kvstore.devcluster.authority import Authority
+from kvstore.devcluster.authority import CertificateAuthority
 from kvstore.devcluster.local import secure_folder
 from kvstore.devcluster.secure_folder import HOSTS, SecureFolder
 from kvstore.env.files.private import write_private
@@ -125,7 +125,7 @@ def test_what_it_prints_is_done_word_for_word_and_shows_no_password(
     put, locate, fsck, set_by_redis, page, _ = said
     assert put.strip() == "hello"
     assert locate.split()[:3] == ["TOKEN", "PARTITION", "LEADER"]
-    assert "All is well" in fsck or "Nothing is lost" in fsck
+    assert "Healthy" in fsck or "Nothing is lost" in fsck
     assert set_by_redis == "OK\n"
     assert json.loads(page)["id"] == "n1"
     assert shell(f"{enters}\n{commands[1].split('&&')[1].replace('greeting', 'answer')}").stdout == "42"
@@ -238,7 +238,7 @@ def test_its_zookeeper_shows_nothing_to_others(cluster: Cluster) -> None:
     assert len(files) == len(environment(cluster)) - len(of_metadata)
     answer = kvstore("ledger", "list", "--metadata", cluster.file.zookeeper, environ=files)
     assert answer.returncode == 1
-    assert "ZooKeeper does not let us" in answer.stderr
+    assert "ZooKeeper denies access" in answer.stderr
 
 
 def test_other_clients_create_nothing_beside_its_root_in_zookeeper(cluster: Cluster) -> None:
@@ -318,7 +318,7 @@ def replace_certificate(cluster: Cluster, days: int, monkeypatch: pytest.MonkeyP
     folder = folder_of(cluster)
     monkeypatch.setattr(authority, "ISSUED_DAYS", days)
     monkeypatch.setattr(authority, "_BEFORE", timedelta(days=3))
-    write_private(folder.path / "n1.pem", Authority(folder.path)._issued("n1", HOSTS))
+    write_private(folder.path / "n1.pem", CertificateAuthority(folder.path)._issued("n1", HOSTS))
     os.kill(cluster.pid("n1"), signal.SIGHUP)
 
 
@@ -370,4 +370,4 @@ def test_up_refuses_to_make_a_plain_cluster_of_it_or_a_secure_one_of_a_plain(clu
     text = json.dumps(document | {"secure": False}).replace(str(cluster.local.data_dir), str(tmp_path))
     (tmp_path / "cluster.json").write_text(text)
     answer = kvstore("up", "--secure", "--detach", "--data-dir", str(tmp_path))
-    assert (answer.returncode, "was made without it" in answer.stderr) == (1, True)
+    assert (answer.returncode, "was created without it" in answer.stderr) == (1, True)

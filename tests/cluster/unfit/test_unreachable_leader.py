@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from kvstore.meta.address import Kind
+from kvstore.meta.address import MetadataKind
 from tests.cluster.harness import Cluster, running_cluster
 from tests.cluster.pulse import Pulse
 from tests.cluster.unfit.relay import Relays, running_relays
@@ -63,7 +63,7 @@ class Writing(threading.Thread):
         self.join()
 
 
-@pytest.fixture(scope="module", params=[Kind.ZOOKEEPER, Kind.ETCD])
+@pytest.fixture(scope="module", params=[MetadataKind.ZOOKEEPER, MetadataKind.ETCD])
 def setting(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Cluster, Relays]]:

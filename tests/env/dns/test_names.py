@@ -28,11 +28,11 @@ SHORT_S = 0.1
 
 
 class Service:
-    """What the system's lookup answers. A lookup that hangs ends when the service is let go."""
+    """The system's lookup, scripted. A lookup that hangs ends when the service is released."""
 
     def __init__(self) -> None:
         self.answers: dict[Any, list[str] | OSError | None] = {V4: ["127.0.0.1"], V6: ABSENT}
-        """None: it hangs."""
+        """None: the lookup hangs."""
         self.asked: Counter[str] = Counter()
         self.let_go = threading.Event()
         self.now = 100.0
@@ -50,7 +50,7 @@ class Service:
 
 
 class TickingService(Service):
-    """The same, and time passes."""
+    """Look up, and let time pass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ def test_address_needs_no_lookup(service: Service) -> None:
     assert not service.asked
 
 
-def test_answer_is_used_for_a_while_and_then_asked_for_again(service: Service) -> None:
+def test_answer_is_used_for_a_while_and_then_looked_up_again(service: Service) -> None:
     assert service.names.find("n1") == ("127.0.0.1",)
     service.answers[V4] = ["127.0.0.2"]
     assert service.names.find("n1") == ("127.0.0.1",)
@@ -86,7 +86,7 @@ def test_answer_is_used_for_a_while_and_then_asked_for_again(service: Service) -
     assert service.names.find("n1") == ("127.0.0.2",)
 
 
-def test_absence_is_told_and_forgotten_soon(service: Service) -> None:
+def test_absence_is_returned_and_forgotten_soon(service: Service) -> None:
     service.answers[V4] = ABSENT
     for _ in range(3):
         with pytest.raises(socket.gaierror, match="n1: no such host"):
@@ -107,7 +107,7 @@ def test_old_answer_is_used_while_the_name_service_fails(service: Service) -> No
         service.names.find("n1")
 
 
-def test_old_answer_is_not_used_when_the_name_has_gone(service: Service) -> None:
+def test_old_answer_is_not_used_when_the_name_was_deleted(service: Service) -> None:
     service.names.find("n1")
     service.answers[V4] = ABSENT
     service.now += FOUND_S
@@ -115,16 +115,16 @@ def test_old_answer_is_not_used_when_the_name_has_gone(service: Service) -> None
         service.names.find("n1")
 
 
-def test_one_family_that_hangs_does_not_hold_up_the_other(ticking: TickingService) -> None:
+def test_family_that_hangs_does_not_delay_the_other(ticking: TickingService) -> None:
     ticking.answers[V6] = None
     begun = time.monotonic()
     for _ in range(20):
         assert ticking.names.find("n1", PATIENCE_S) == ("127.0.0.1",)
     assert time.monotonic() - begun < PATIENCE_S / 2
-    assert ticking.asked["n1"] == 2, "the one that hangs is waited for, not asked for again"
+    assert ticking.asked["n1"] == 2, "the hanging lookup is awaited, not repeated"
 
 
-def test_lookup_that_hangs_ends_in_time_for_everybody(ticking: TickingService) -> None:
+def test_lookup_that_hangs_ends_in_time_for_all_callers(ticking: TickingService) -> None:
     ticking.answers[V4] = ticking.answers[V6] = None
 
     async def both() -> None:
@@ -147,7 +147,7 @@ def test_old_answer_is_used_soon_while_a_lookup_hangs(ticking: TickingService) -
     assert time.monotonic() - begun < PATIENCE_S / 2
 
 
-def test_lookups_that_hang_are_bounded(ticking: TickingService) -> None:
+def test_hanging_lookups_are_bounded(ticking: TickingService) -> None:
     ticking.answers[V4] = ticking.answers[V6] = None
     for number in range(THREADS_MAX):
         with pytest.raises(NoAnswer):
@@ -158,7 +158,7 @@ def test_lookups_that_hang_are_bounded(ticking: TickingService) -> None:
     assert ticking.asked["another"] == 0
 
 
-def test_names_that_hang_again_and_again_leave_half_of_the_lookups_to_others() -> None:
+def test_names_that_hang_repeatedly_leave_half_of_the_lookups_to_others() -> None:
     gates, ahead_s = [threading.Event()], [0.0]
 
     def lookup(host: str, family: socket.AddressFamily) -> Sequence[str]:
@@ -184,7 +184,7 @@ def test_names_that_hang_again_and_again_leave_half_of_the_lookups_to_others() -
     gates[-1].set()
 
 
-def test_names_that_are_remembered_are_bounded(service: Service) -> None:
+def test_remembered_names_are_bounded(service: Service) -> None:
     for number in range(NAMES_MAX + 10):
         service.names.find(f"n{number}")
     assert len(service.names._names) == NAMES_MAX
@@ -196,16 +196,16 @@ def test_child_of_a_fork_looks_names_up_itself(ticking: TickingService) -> None:
         ticking.names.find("n1", 0.01)
     ticking.answers[V4] = ["127.0.0.1"]
     ticking.answers[V6] = ABSENT
-    ticking.names.leave_to_parent()
+    ticking.names.after_fork_in_child()
     assert ticking.names.find("n1") == ("127.0.0.1",)
 
 
 @pytest.mark.parametrize("run", [on_asyncio, on_uvloop])
-def test_lookup_that_fails_after_its_caller_has_left_is_no_error_of_the_loop(
+def test_failed_lookup_of_a_cancelled_caller_is_no_error_of_the_loop(
     run: Callable[[Any], None], ticking: TickingService, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The event loop's own lookup left "Future exception was never retrieved" behind for each connection that was given
-    up while its name was looked up."""
+    """The event loop's own lookup left "Future exception was never retrieved" behind for each connection that was
+    cancelled while its name was looked up."""
     ticking.answers[V4] = ticking.answers[V6] = None
     problems: list[Any] = []
 

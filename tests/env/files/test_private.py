@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from kvstore.devcluster.authority import Authority
+from kvstore.devcluster.authority import CertificateAuthority
 from kvstore.env.certificates import Certificates
 from kvstore.env.files.private import open_private, private_folder, private_opener, read_private, write_private
 from kvstore.env.secret import make_secret, read_secret
@@ -34,13 +34,13 @@ def open_umask() -> Iterator[None]:
 
 @pytest.fixture
 def secrets(tmp_path: Path) -> Path:
-    """A folder with one file of each kind of secret, of mode 0600."""
+    """Create a folder with one file of each kind of secret, of mode 0600."""
     issued = trustme.CA().issue_cert("127.0.0.1")
     write_private(tmp_path / "own.pem", issued.private_key_and_cert_chain_pem.bytes())
     write_private(tmp_path / "password", b"word\n")
     make_secret(tmp_path / "cluster.secret")
     private_folder(tmp_path / "authority")
-    Authority(tmp_path / "authority")
+    CertificateAuthority(tmp_path / "authority")
     return tmp_path
 
 
@@ -59,7 +59,10 @@ READERS: dict[str, tuple[str, Reader]] = {
     "key of a client": ("own.pem", lambda it: tls_of(it).client_context()),
     "key for gRPC": ("own.pem", lambda it: tls_of(it).contents()),
     "key of a node": ("own.pem", lambda it: Certificates(tls_of(it))),
-    "key of the authority": ("authority/ca.key", lambda it: Authority(it / "authority").issue(f"n{next(NUMBERS)}", ())),
+    "key of the authority": (
+        "authority/ca.key",
+        lambda it: CertificateAuthority(it / "authority").issue(f"n{next(NUMBERS)}", ()),
+    ),
 }
 
 
@@ -98,7 +101,7 @@ def test_secret_of_root_may_be_readable_by_its_group_only(tmp_path: Path, monkey
             open_private(path)
 
 
-def test_files_and_folders_are_created_for_their_owner_alone_with_any_umask(tmp_path: Path) -> None:
+def test_files_and_folders_are_created_for_their_owner_with_any_umask(tmp_path: Path) -> None:
     private_folder(tmp_path / "parent" / "folder")
     write_private(tmp_path / "file", b"x")
     with open(tmp_path / "opened", "wb", opener=private_opener):

@@ -1,5 +1,4 @@
-"""Whether a directory takes files is found out by making one: on real file systems that are read-only or full, and
-with each step failing."""
+"""Trials of directories: on real file systems that are read-only or full, and with each step failing."""
 
 from __future__ import annotations
 
@@ -24,13 +23,13 @@ print("writable" if fault is None else f"{'full' if fault.is_full else 'unwritab
 """
 
 
-def test_directory_that_takes_files_has_no_fault_and_nothing_is_left(tmp_path: Path) -> None:
+def test_usable_directory_has_no_fault_and_nothing_is_left(tmp_path: Path) -> None:
     assert write_fault(tmp_path) is None
     assert write_fault(tmp_path / "made" / "later") is None
     assert list(tmp_path.iterdir()) == []
 
 
-def test_file_is_no_directory(tmp_path: Path) -> None:
+def test_file_is_not_a_directory(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for place in (tmp_path / "file", tmp_path / "file" / "below"):
         assert str(write_fault(place)) == (
@@ -63,7 +62,7 @@ MOUNTS = {
 
 
 @pytest.mark.parametrize("name", MOUNTS)
-def test_file_system_is_told_by_a_real_write(tmp_path: Path, name: str) -> None:
+def test_file_system_is_tested_by_a_real_write(tmp_path: Path, name: str) -> None:
     need_mounts(tmp_path)
     mounts, wanted = MOUNTS[name]
     found = run_mounted(mounts, TELL, tmp_path)
@@ -83,7 +82,7 @@ def failing(number: int) -> Callable[..., Any]:
     [("open", "create a file"), ("write", "write to a file"), ("fsync", "sync a file")],
 )
 @pytest.mark.parametrize("number", [errno.EIO, errno.EROFS, errno.EACCES, errno.EDQUOT])
-def test_step_that_fails_is_named_and_leaves_nothing(
+def test_failed_step_is_named_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, step: str, number: int
 ) -> None:
     with monkeypatch.context() as patch:
@@ -96,7 +95,7 @@ def test_step_that_fails_is_named_and_leaves_nothing(
 
 
 @pytest.mark.parametrize(("name", "step"), [("rename", "rename a file"), ("unlink", "delete a file")])
-def test_directory_that_lets_nothing_be_renamed_or_deleted_is_named(
+def test_directory_that_forbids_rename_or_delete_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, step: str
 ) -> None:
     with monkeypatch.context() as patch:

@@ -1,4 +1,4 @@
-"""Lines of the log are written by a thread of their own: callers never wait for it, and what is dropped is counted."""
+"""A thread of its own writes the lines of the log: callers never wait for it, and dropped lines are counted."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ log = logging.getLogger("kvstore.tests.log_writer")
 
 
 class PipeSink:
-    """Writes into a pipe; nobody reads it before the test does."""
+    """Writes into a pipe that nobody reads before the test does."""
 
     def __init__(self) -> None:
         self.reader, self._writer = os.pipe()
@@ -52,7 +52,7 @@ def test_log_writer_drops_and_counts_lines_while_a_pipe_is_full() -> None:
     began = time.monotonic()
     accepted = sum(writer.put(sink, "x" * 1000) for _ in range(LINES_MAX))
     assert BYTES_MAX // 1000 <= accepted < LINES_MAX
-    # A full pipe holds 64 lines: if calls waited for it, thousands would.
+    # A full pipe holds 64 lines. If calls waited for it, thousands of them would.
     assert time.monotonic() - began < PATIENCE_S
     assert writer.dropped == LINES_MAX - accepted
     with open(sink.reader, "rb") as reader:
@@ -100,7 +100,7 @@ def test_audit_lines_are_queued_while_log_lines_fill_the_queue() -> None:
 
 
 class HeldSink:
-    """Writes into a list once the test lets it."""
+    """Writes into a list once the test allows it."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -114,7 +114,7 @@ class HeldSink:
 
 
 @pytest.mark.usefixtures("loggers")
-def test_flush_under_the_lock_of_the_handler_waits_for_no_report_of_dropped_lines(
+def test_flush_under_the_handlers_lock_does_not_deadlock(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(log_writer, "LINES_MAX", 1)
@@ -124,7 +124,7 @@ def test_flush_under_the_lock_of_the_handler_waits_for_no_report_of_dropped_line
     monkeypatch.setattr(log_writer.log, "propagate", False)
     assert writer.put(sink, "kept")
     assert not writer.put(sink, "dropped")
-    with handler.lock or nullcontext():  # as logging.shutdown holds it
+    with handler.lock or nullcontext():  # as logging.shutdown does
         sink.let.set()
         wait_until_blocking(lambda: len(sink.lines) == 2, what="the report of dropped lines")
         assert writer.flush()
@@ -134,7 +134,7 @@ def test_flush_under_the_lock_of_the_handler_waits_for_no_report_of_dropped_line
 
 
 class ClosedSink:
-    """A stream that somebody has closed."""
+    """A stream that was closed."""
 
     def write(self, line: str) -> None:
         raise ValueError("I/O operation on closed file")
@@ -152,7 +152,7 @@ def test_log_writer_survives_a_sink_that_is_closed(tmp_path: Path) -> None:
     writer.close()
 
 
-async def test_audit_line_fails_when_its_file_takes_no_line() -> None:
+async def test_audit_line_fails_when_its_file_cannot_be_written() -> None:
     writer = LogWriter()
     handler = QueuedHandler(writer, ClosedSink())
     with pytest.raises(OSError, match="the write of the line failed"):
@@ -201,7 +201,7 @@ sink.write("after")
 """
 
 
-def test_file_of_lines_holds_no_part_of_a_line_that_the_disk_did_not_take(tmp_path: Path) -> None:
+def test_rotated_file_holds_no_partial_line_after_a_failed_write(tmp_path: Path) -> None:
     """The next line was appended to the part: neither could be read, and the audit log lacked both."""
     path = tmp_path / "n1.audit.jsonl"
     command = [sys.executable, "-c", FILLING, str(path)]
@@ -264,7 +264,7 @@ print("goes on", flush=True)
 """
 
 
-def test_exception_that_nobody_catches_blocks_no_thread_when_nobody_reads_the_log() -> None:
+def test_uncaught_exception_blocks_no_thread_when_nobody_reads_the_log() -> None:
     reader, writer = os.pipe()
     program = IGNORING.replace("LINES", "200")
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=writer) as process:
@@ -277,9 +277,9 @@ def test_exception_that_nobody_catches_blocks_no_thread_when_nobody_reads_the_lo
         os.close(end)
 
 
-def test_exception_that_nobody_catches_is_logged() -> None:
+def test_uncaught_exception_is_logged() -> None:
     program = IGNORING.replace("LINES", "0")
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert "ERROR kvstore.env.log_output an exception is ignored: " in ended.stderr
+    assert "ERROR kvstore.env.log_output ignored an exception: " in ended.stderr
     assert "ERROR kvstore.env.log_output thread " in ended.stderr
     assert ended.stderr.count("ValueError: in a") == 2

@@ -14,7 +14,7 @@ from tests.waiting import wait_until_blocking
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 
 
-def test_askers_and_answerers_share_none_if_there_are_two() -> None:
+def test_callers_and_servers_share_no_processor_if_there_are_two() -> None:
     usable = os.sched_getaffinity(0)
     askers, answerers = processors.of_askers(), processors.of_answerers()
     assert len(askers) == 1
@@ -22,14 +22,14 @@ def test_askers_and_answerers_share_none_if_there_are_two() -> None:
     assert askers.isdisjoint(answerers) == (len(usable) > 1)
 
 
-def test_what_is_started_stays_where_it_was_started() -> None:
+def test_a_started_process_stays_on_its_processors() -> None:
     before = os.sched_getaffinity(0)
     with processors.on(processors.of_askers()):
         assert os.sched_getaffinity(0) == processors.of_askers()
     assert os.sched_getaffinity(0) == before
 
 
-def test_processors_are_kept_awake_by_what_gives_way_to_all_others() -> None:
+def test_processors_are_kept_awake_by_the_lowest_priority() -> None:
     def keeps_awake(process: psutil.Process) -> bool:
         try:
             return "loadtest.bench.processors" in process.cmdline()

@@ -10,11 +10,11 @@ MNTR = "zk_version\t3.9.5-x\nzk_packets_received\t1200\nzk_znode_count\t65\nzk_w
 SRVR = "Zookeeper version: 3.9.5-x\nReceived: 1200\nZxid: 0x1f4\nMode: standalone\nNode count: 65\n"
 
 
-def test_a_zookeepers_counts_are_read_from_what_it_says() -> None:
+def test_zookeeper_counts_are_read_from_its_answer() -> None:
     assert store_counts(MNTR, SRVR) == {"znodes": 65, "watches": 144, "requests": 1200, "writes": 500}
 
 
 @pytest.mark.parametrize(("mntr", "srvr"), [("", ""), (MNTR, ""), ("", SRVR)])
-def test_one_that_does_not_answer_is_no_store_without_load(mntr: str, srvr: str) -> None:
+def test_a_store_that_does_not_answer_is_not_idle(mntr: str, srvr: str) -> None:
     with pytest.raises(RuntimeError, match="want a ZooKeeper's counts"):
         store_counts(mntr, srvr)

@@ -14,13 +14,13 @@ import pytest
 from kvstore.client import ClientConfig
 from kvstore.devcluster.layout import ClusterFile, Wish
 from kvstore.errors import ConfigError, Unavailable
-from kvstore.loadtest.loads import Load, Outcome
+from kvstore.loadtest.loads import LoadResult, LoadSpec
 from loadtest.bench import redis_lines, suite
 from loadtest.bench.redis_lines import Figure, Line
 
 
 @pytest.mark.parametrize("failure", [Unavailable("n2 ended while starting"), KeyboardInterrupt()], ids=repr)
-def test_what_was_started_before_the_cluster_failed_is_ended(
+def test_processes_started_before_the_cluster_failed_are_ended(
     failure: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running: set[str] = set()
@@ -51,7 +51,7 @@ def test_what_was_started_before_the_cluster_failed_is_ended(
     assert running == set()
 
 
-def test_lines_that_are_not_there_are_told_in_one_line(
+def test_unknown_lines_are_refused_in_one_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def subject(_file: ClusterFile) -> None:
@@ -92,7 +92,7 @@ def test_the_store_and_the_floors_take_turns_and_ratios_are_of_one_turn(monkeypa
     ]
 
 
-def test_who_asks_for_lines_of_the_store_starts_no_floor() -> None:
+def test_measuring_only_store_lines_starts_no_floor() -> None:
     subject = suite.Subject.__new__(suite.Subject)
     for only in ("SET, 50 connections", "GET", "nothing", "floor: nothing"):
         assert list(suite._beside_floor(subject, 1, 1.0, only)) == []
@@ -131,11 +131,11 @@ def test_a_suite_of_nothing_is_refused(
     assert "want 1 run or more" in capsys.readouterr().err
 
 
-def test_operations_that_failed_are_told_in_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_operations_are_in_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rate of those that were done stood in it alone."""
-    outcome = Outcome(Load(), took_s=1.0, errors=Counter({"Unavailable": 3}))
+    outcome = LoadResult(LoadSpec(), took_s=1.0, errors=Counter({"Unavailable": 3}))
 
-    async def run_load(_client: Any, _load: Load) -> Outcome:
+    async def run_load(_client: Any, _load: LoadSpec) -> LoadResult:
         return outcome
 
     monkeypatch.setattr(suite, "run_load", run_load)
@@ -143,5 +143,5 @@ def test_operations_that_failed_are_told_in_the_report(monkeypatch: pytest.Monke
     monkeypatch.setattr(suite, "_on_loop", lambda work: asyncio.run(work()))
     subject = suite.Subject(ClusterFile.__new__(ClusterFile), "", "", ClientConfig(endpoints=("a:1",)))
     measured = suite.Measured("put")
-    suite._async_client(subject, Load(), measured)
+    suite._async_client(subject, LoadSpec(), measured)
     assert measured.row()["note"] == "errors: {'Unavailable': 3}"

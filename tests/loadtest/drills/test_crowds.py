@@ -80,18 +80,18 @@ async def wrong_of(crowd: str, store: Store) -> list[str]:
         ("huge_transactions", 3 * COUNT),
     ],
 )
-async def test_an_acknowledged_write_that_is_gone_is_wrong(crowd: str, until: int) -> None:
+async def test_a_lost_acknowledged_write_is_wrong(crowd: str, until: int) -> None:
     """Without the first ones nothing is there; without later ones it is the value before them."""
     assert await wrong_of(crowd, Forgetful(until)) != []
 
 
 @pytest.mark.parametrize("crowd", CROWDS)
 @pytest.mark.parametrize("store", [Store, partial(Store, "broken"), Refusing, Unsure], ids=str)
-async def test_what_is_refused_or_not_known_is_not_wrong(crowd: str, store: Callable[[], Store]) -> None:
+async def test_a_refused_or_unknown_operation_is_not_wrong(crowd: str, store: Callable[[], Store]) -> None:
     assert await wrong_of(crowd, store()) == []
 
 
-async def test_a_crowd_ends_with_a_line_where_nobody_answers_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_clients_end_with_one_line_where_no_server_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nemesis, "PATIENCE_S", 0.0)
     field = field_at(("127.0.0.1", free_ports(1)[0]))
     await FAULTS["hot_key"](field)
@@ -99,7 +99,7 @@ async def test_a_crowd_ends_with_a_line_where_nobody_answers_any_more(monkeypatc
     assert "nobody tells what is stored: not connected" in line
 
 
-async def test_a_pipeline_tells_of_each_command_what_became_of_it() -> None:
+async def test_a_pipeline_returns_the_result_of_each_command() -> None:
     server = await asyncio.start_server(Refusing().serve, "127.0.0.1", 0)
     door = Door(server.sockets[0].getsockname()[:2])
     written, read = await door.ask_all([b"SET", b"k", b"v"], [b"GET", b"k"], timeout_s=5)

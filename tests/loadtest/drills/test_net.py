@@ -58,7 +58,7 @@ def test_nothing_stays_of_a_network_that_cannot_be_made(
     assert machine.names == OTHERS
 
 
-def test_who_may_not_make_networks_is_told_so_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_permission_for_networks_is_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     on(Machine("bridge"), monkeypatch)
     with pytest.raises(subprocess.CalledProcessError):
         Network(["n1"])

@@ -124,7 +124,7 @@ def problems_of(lie: str) -> Counter[str]:
     return load_on(lie).problems
 
 
-def test_of_a_store_that_does_not_lie_nothing_is_said() -> None:
+def test_a_correct_store_gives_no_findings() -> None:
     assert problems_of("") == {}
 
 
@@ -140,7 +140,7 @@ def test_of_a_store_that_does_not_lie_nothing_is_said() -> None:
         ("scanned twice", "doubled"),
     ],
 )
-def test_a_lie_is_found_out(lie: str, found: str) -> None:
+def test_a_wrong_answer_is_detected(lie: str, found: str) -> None:
     assert problems_of(lie)[found] > 0
 
 

@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_hand_over_is_told_by_both_nodes_from_its_last_freeze_on_and_an_open_move_has_none(folder: Path) -> None:
+def test_a_hand_over_begins_at_its_last_freeze_and_an_open_move_has_none(folder: Path) -> None:
     found = hand_overs(read_logs(folder))
     assert set(found) == {7}
     assert found[7].freezes == 2

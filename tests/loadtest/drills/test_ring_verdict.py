@@ -20,7 +20,7 @@ def test_the_worst_move_and_the_worst_change_decide() -> None:
     assert not slow.is_met
 
 
-def test_it_names_the_figures_what_is_wanted_and_what_the_machine_adds() -> None:
+def test_the_text_names_figures_limits_and_the_machine_allowance() -> None:
     verdict = Verdict([Longest(0.1, 0.07), Longest(0.2, None)], [Longest(0.01, 0.01)], [1, 3], loads(0.85))
     writes, reads, throughput, loops, freezes, rates = verdict.text().splitlines()
     assert writes.startswith("PASS  longest write wait of any key of a range")
@@ -39,5 +39,5 @@ def test_it_names_the_figures_what_is_wanted_and_what_the_machine_adds() -> None
     assert rates.endswith(": 800/s with 50 %")
 
 
-def test_what_nobody_measured_is_not_met() -> None:
+def test_a_goal_without_measurements_is_not_met() -> None:
     assert verdicts(Verdict()) == ["FAIL", "FAIL", "FAIL"]

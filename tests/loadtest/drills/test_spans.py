@@ -22,7 +22,7 @@ NEW = f"""2026-01-01 10:00:00,115 INFO {REPLICA} partition=p1 FOLLOWING -> CLAIM
 """
 
 
-def test_a_change_of_leader_is_told_by_both_nodes_and_counted_once(tmp_path: Path) -> None:
+def test_a_leader_change_logged_by_both_nodes_is_counted_once(tmp_path: Path) -> None:
     (tmp_path / "n1.log").write_text(NEW)
     (tmp_path / "n2.log").write_text(OLD)
     found = spans(read_logs(tmp_path))

@@ -1,15 +1,15 @@
-"""A locustfile with one more user, whose door has a fault that nobody expects."""
+"""A locustfile with one more user, whose endpoint has a fault that nobody expects."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from kvstore.loadtest.generator.doors import Stopwatch
-from kvstore.loadtest.generator.users import PacedUser, Session
+from kvstore.loadtest.generator.endpoints import Stopwatch
+from kvstore.loadtest.generator.users import PacedUser, RunContext
 from kvstore.loadtest.locustfile import *  # noqa: F403
 
 
-class BrokenDoor:
+class BrokenEndpoint:
     name = "broken"
 
     def __init__(self) -> None:
@@ -23,5 +23,5 @@ class BrokenDoor:
 
 
 class BrokenUser(PacedUser):
-    def open_door(self, session: Session, number: int) -> Any:
-        return BrokenDoor()
+    def open_endpoint(self, session: RunContext, number: int) -> Any:
+        return BrokenEndpoint()

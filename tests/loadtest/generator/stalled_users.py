@@ -16,11 +16,11 @@ import gevent
 from locust.env import Environment
 
 from kvstore.client import Client, Level
-from kvstore.loadtest.generator.doors import Stopwatch
+from kvstore.loadtest.generator.endpoints import Stopwatch
 from kvstore.loadtest.generator.expectations import Expectations
 from kvstore.loadtest.generator.grpc_user import GrpcUser
 from kvstore.loadtest.generator.resp_user import RespUser
-from kvstore.loadtest.generator.users import PacedUser, Session, record
+from kvstore.loadtest.generator.users import PacedUser, RunContext, record
 from kvstore.loadtest.generator.values import WrongValue
 from kvstore.loadtest.generator.workloads import Draws, Keyspace, workloads_of
 from kvstore.loadtest.report.recorder import Recorder
@@ -31,7 +31,7 @@ HOG_S = 0.2
 FOR_EVER_S = 600.0
 
 
-class SlowDoor:
+class SlowEndpoint:
     """Every second read is wrong."""
 
     name = "slow"
@@ -41,9 +41,9 @@ class SlowDoor:
         self.watch = Stopwatch()
 
     def read(self, key: bytes) -> int:
-        self.watch.sends()
+        self.watch.mark_sent()
         gevent.sleep(ANSWER_S)
-        self.watch.hears()
+        self.watch.mark_received()
         self._reads += 1
         if self._reads % 2 == 0:
             raise WrongValue(f"{key!r} is not what it was")
@@ -54,12 +54,12 @@ class SlowDoor:
 
 
 class SlowUser(PacedUser):
-    def open_door(self, session: Session, number: int) -> Any:
-        return SlowDoor()
+    def open_endpoint(self, session: RunContext, number: int) -> Any:
+        return SlowEndpoint()
 
 
-class SilentDoor:
-    """A read of it is heard; then nothing is, and it fails."""
+class SilentEndpoint:
+    """A read of it is received; then nothing is, and it fails."""
 
     name = "silent"
 
@@ -67,10 +67,10 @@ class SilentDoor:
         self.watch, self._silent_s = Stopwatch(), silent_s
 
     def read(self, key: bytes) -> int:
-        self.watch.sends()
-        self.watch.hears()
+        self.watch.mark_sent()
+        self.watch.mark_received()
         gevent.sleep(self._silent_s)
-        raise OSError("nothing was heard")
+        raise OSError("nothing was received")
 
     def close(self) -> None:
         pass
@@ -79,8 +79,8 @@ class SilentDoor:
 class SilentUser(PacedUser):
     silent_s = SILENT_S
 
-    def open_door(self, session: Session, number: int) -> Any:
-        return SilentDoor(self.silent_s)
+    def open_endpoint(self, session: RunContext, number: int) -> Any:
+        return SilentEndpoint(self.silent_s)
 
 
 class WaitingUser(SilentUser):
@@ -89,7 +89,7 @@ class WaitingUser(SilentUser):
 
 def environment_of(recorder: Recorder, *, workloads: str = "ycsb-c", per_s: float = 1_000.0) -> Environment:
     environment = Environment(user_classes=[SlowUser], stop_timeout=5)
-    environment.kvstore_session = Session(
+    environment.kvstore_session = RunContext(
         client=Client("kv://127.0.0.1:9"),  # never opened
         resp=["a:1", "b:1", "c:1"],
         level=Level.LINEARIZABLE,
@@ -138,9 +138,9 @@ def started() -> dict[str, Any]:
         for name, kind in kinds.items():
             user = kind(environment)
             user.on_start()
-            deeds = user._deeds
-            found[name].append([deeds._draws.workload.name, getattr(deeds.door, "_next", None)])
-            drawn.append(deeds._random.random())
+            operations = user._operations
+            found[name].append([operations._draws.workload.name, getattr(operations.endpoint, "_next", None)])
+            drawn.append(operations._random.random())
     return found | {"drawn": drawn}
 
 

@@ -23,7 +23,7 @@ def test_one_node_is_down_at_a_time_and_all_are_up_at_the_end(seconds: float, se
     assert down == []
 
 
-def test_ten_minutes_kill_every_node_and_add_a_partition_before_the_snapshot() -> None:
+def test_ten_minutes_kill_every_node_and_add_a_partition() -> None:
     faults = plan(NODES, 600.0, 5.0, 1)
     assert {fault.node for fault in faults if fault.what == KILL} == set(NODES)
     order = [fault.what for fault in faults if fault.what in (ADD_PARTITION, SNAPSHOT)]

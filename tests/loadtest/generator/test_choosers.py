@@ -47,23 +47,23 @@ def test_one_seed_gives_one_row_of_keys_and_another_seed_another(name: str) -> N
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("size", [1, 2, 3, 10, 997])
-def test_every_pick_is_a_key_that_is_there(name: str, size: int) -> None:
+def test_every_pick_is_an_existing_key(name: str, size: int) -> None:
     chooser, random = chooser_of(name, size), Random(3)
     assert {chooser.pick(random, size) for _ in range(500)} <= set(range(size))
 
 
-def test_uniform_wants_every_key_alike() -> None:
+def test_uniform_picks_every_key_equally() -> None:
     assert misfit(draws(Uniform(), 100), dict.fromkeys(range(100), 1 / 100)) < 1.5
 
 
-def test_zipfian_wants_the_kth_key_in_proportion_to_its_rank() -> None:
+def test_zipfian_picks_the_kth_key_in_proportion_to_its_rank() -> None:
     chooser = Zipfian(200)
     found = draws(chooser, 200)
     assert misfit(found, {chooser.key_of(rank): expected_share(rank, 200) for rank in range(200)}) < 1.5
     assert misfit(found, dict.fromkeys(range(200), 1 / 200)) > 100
 
 
-def test_a_higher_constant_makes_the_first_key_more_wanted() -> None:
+def test_a_higher_constant_makes_the_first_key_more_frequent() -> None:
     shares = [Ranks(1_000, constant).share(0) for constant in (0.5, 0.99, 1.5)]
     assert shares == sorted(shares)
     assert shares[1] == pytest.approx(expected_share(0, 1_000))
@@ -75,12 +75,12 @@ def test_scattering_gives_each_rank_a_key_of_its_own(size: int) -> None:
     assert len({rank * stride % size for rank in range(size)}) == size
 
 
-def test_the_most_wanted_zipfian_keys_are_not_neighbours() -> None:
+def test_the_most_frequent_zipfian_keys_are_not_neighbours() -> None:
     first = [Zipfian(1_000).key_of(rank) for rank in range(5)]
     assert min(abs(a - b) for a in first for b in first if a != b) > 50
 
 
-def test_latest_wants_the_newest_key_most_and_follows_inserts() -> None:
+def test_latest_picks_the_newest_key_most_and_follows_inserts() -> None:
     chooser = Latest(200)
     for count in (200, 350):
         found = draws(chooser, count)
@@ -98,6 +98,6 @@ def test_a_hot_set_gets_its_share_evenly_and_the_others_the_rest() -> None:
     "text",
     ["", "zipf", "zipfian:x", "zipfian:0", "hotset:2:0.5", "hotset:0.1", "uniform:3", "zipfian:1000", "latest:nan"],
 )
-def test_a_chooser_that_is_none_is_refused_with_its_name(text: str) -> None:
+def test_an_unknown_key_chooser_is_refused_with_its_name(text: str) -> None:
     with pytest.raises(ValueError, match=f"{text!r}"):
         chooser_of(text, 10)

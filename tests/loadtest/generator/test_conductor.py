@@ -63,7 +63,7 @@ def seconds_of(conductor: Conductor, *ats: float, running: int, per_s: int = 100
 
 
 def finished(conductor: Conductor) -> tuple[int, dict[str, Any]]:
-    code = conductor.finish(doors="GrpcUser")
+    code = conductor.finish(endpoints="GrpcUser")
     return code, json.loads(conductor.options.figures.read_text())
 
 
@@ -76,14 +76,14 @@ def whole_run(folder: Path, clock: Clock, *, busy: float = 0.1, **options: Any) 
     return finished(conductor)
 
 
-def test_a_rate_is_judged_when_all_its_users_have_run_for_a_whole_trial(tmp_path: Path, clock: Clock) -> None:
+def test_a_rate_is_judged_when_all_users_have_run_for_a_complete_trial(tmp_path: Path, clock: Clock) -> None:
     conductor = led(tmp_path, shape="knee")
     assert seconds_of(conductor, *range(1, 31), running=19) == [20] * 30
     assert seconds_of(conductor, *range(31, 45), running=20) == [20] * 14
     assert seconds_of(conductor, 45, running=20) == [30]
 
 
-def test_a_rate_with_fewer_operations_than_its_users_have_due_is_not_carried(tmp_path: Path, clock: Clock) -> None:
+def test_a_rate_with_fewer_operations_than_due_is_not_carried(tmp_path: Path, clock: Clock) -> None:
     """101 a second take 21 users, who want 105."""
     conductor = led(tmp_path, shape="knee", rate=101.0)
     seconds_of(conductor, *range(1, 20), running=21, per_s=102)
@@ -92,7 +92,7 @@ def test_a_rate_with_fewer_operations_than_its_users_have_due_is_not_carried(tmp
 
 
 @pytest.mark.usefixtures("clock")
-def test_a_steady_rate_costs_no_look_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_steady_rate_needs_no_recent_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     conductor = led(tmp_path)
     monkeypatch.delattr(Recorder, "between")
     assert seconds_of(conductor, *range(1, 30), running=20) == [20] * 29
@@ -104,14 +104,14 @@ def test_a_knee_that_was_not_found_fails_the_run(tmp_path: Path, capsys: pytest.
     seconds_of(conductor, *range(1, 21), running=20)
     code, made = finished(conductor)
     assert code == 1
-    assert made["verdict"]["reasons"] == ["the knee was not found: the run was over while 100/s were still carried"]
+    assert made["verdict"]["reasons"] == ["the knee was not found: the run ended while 100/s were still sustained"]
     said = capsys.readouterr().err
     assert "the knee was not found" in said
     assert "loadtest: the knee:" not in said
 
 
 @pytest.mark.parametrize(("busy", "is_told"), [(0.95, True), (0.85, False)])
-def test_a_saturated_generator_is_told_and_fails_nothing(
+def test_a_saturated_generator_is_reported_and_fails_nothing(
     busy: float, *, is_told: bool, tmp_path: Path, clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, made = whole_run(tmp_path, clock, busy=busy)
@@ -129,8 +129,8 @@ def test_a_knee_of_a_saturated_generator_may_be_its_own(tmp_path: Path) -> None:
     conductor.ended = BEGAN + 32
     _, made = finished(conductor)
     knee, saturated = made["verdict"]["notes"]
-    assert knee == "the knee: 100/s were carried, 150/s not"
-    assert "the knee may be its own" in saturated
+    assert knee == "the knee: 100/s were sustained, 150/s were not"
+    assert "the knee may be the generator's" in saturated
 
 
 def test_a_run_is_judged_by_its_baseline(tmp_path: Path, clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,14 +143,14 @@ def test_a_run_is_judged_by_its_baseline(tmp_path: Path, clock: Clock, capsys: p
     path.write_text(json.dumps(stored))
     code, made = whole_run(tmp_path, clock, baseline=path)
     assert code == 1
-    assert made["verdict"]["reasons"] == ["per_s has fallen: 100, baseline 1000, limit 700"]
+    assert made["verdict"]["reasons"] == ["per_s got worse: 100, baseline 1000, limit 700"]
     assert made["verdict"]["is_met"], "the run itself was as it must be"
-    assert "✗ per_s has fallen" in (tmp_path / "report.html").read_text()
+    assert "✗ per_s got worse" in (tmp_path / "report.html").read_text()
     whole_run(tmp_path, clock, baseline=path, keys=7)
     assert "not compared with" in capsys.readouterr().err
 
 
-def test_a_run_that_its_own_machine_spoiled_ends_with_a_code_of_its_own(
+def test_a_run_spoiled_by_its_own_machine_has_its_own_exit_code(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Whatever its figures say against the store: they are not the store's."""
@@ -166,11 +166,11 @@ def test_a_run_that_its_own_machine_spoiled_ends_with_a_code_of_its_own(
     verdict = made["verdict"]
     assert (verdict["is_met"], verdict["reasons"]) == (False, [])
     assert verdict["spoiled"] == [
-        "the load generator starved: it was ready to run and waited for a processor 50% of the time; the most is 25%"
+        "the load generator starved: it was runnable but waited for a processor 50% of the time; the limit is 25%"
     ]
-    assert [note.partition(": ")[0] for note in verdict["notes"]] == ["not judged, since the run was spoiled"] * 2
+    assert [note.partition(": ")[0] for note in verdict["notes"]] == ["not judged because the run was spoiled"] * 2
     assert "loadtest: SPOILED: the load generator starved" in capsys.readouterr().err
-    assert "Spoiled, neither good nor bad" in (tmp_path / "report.html").read_text()
+    assert "Spoiled, says nothing about the store" in (tmp_path / "report.html").read_text()
     code, made = whole_run(tmp_path, clock, shape="knee")
     assert any("starved" in note for note in made["verdict"]["notes"]), "a knee overloads everything"
 
@@ -178,7 +178,7 @@ def test_a_run_that_its_own_machine_spoiled_ends_with_a_code_of_its_own(
 @pytest.mark.parametrize(
     ("part", "told"), [("figures", "'figures' is missing"), ("operations", "'operations' is missing"), ("", "format 3")]
 )
-def test_a_baseline_that_lacks_something_costs_no_report(
+def test_an_incomplete_baseline_does_not_prevent_the_report(
     part: str, told: str, tmp_path: Path, clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, made = whole_run(tmp_path, clock)
@@ -194,7 +194,7 @@ def test_a_baseline_that_lacks_something_costs_no_report(
     assert len([line for line in capsys.readouterr().err.splitlines() if told in line]) == 1
 
 
-def test_the_document_says_how_the_load_was_made(tmp_path: Path, clock: Clock) -> None:
+def test_the_document_contains_the_options_of_the_load(tmp_path: Path, clock: Clock) -> None:
     options = whole_run(tmp_path, clock)[1]["options"]
     assert (options["workers"], options["nodes"], options["partitions"]) == (0, None, None)
 
@@ -223,7 +223,7 @@ def test_the_pulse_is_taken_before_anything_is_written(tmp_path: Path, monkeypat
         ({"report": Path("/dev/null/r.html")}, "cannot write /dev/null/r.html"),
     ],
 )
-def test_what_cannot_be_read_or_written_is_told_before_the_run(
+def test_unreadable_and_unwritable_paths_are_refused_before_the_run(
     given: dict[str, Any], told: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ValueError, match=told):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvstore.client import Level
-from kvstore.loadtest.generator.expectations import NO_FLOOR, UNKNOWN_MAX, Expectations, Known, next_generation
+from kvstore.loadtest.generator.expectations import NO_FLOOR, UNKNOWN_MAX, Expectations, KeyHistory, next_generation
 from kvstore.loadtest.generator.values import Stamp, WrongValue, encode, writer_of
 
 KEY = b"key"
@@ -28,7 +28,7 @@ def test_an_older_version_than_was_acknowledged_is_wrong() -> None:
     mine.acknowledged(mine.begin(KEY), version=10)
     floor = mine.floor(KEY)
     mine.check(KEY, ours(1), floor, version=10)
-    with pytest.raises(WrongValue, match="version 9, after version 10"):
+    with pytest.raises(WrongValue, match="version 9 after version 10"):
         mine.check(KEY, ours(1), floor, version=9)
 
 
@@ -39,7 +39,7 @@ def test_an_older_version_than_was_read_is_wrong() -> None:
         mine.check(KEY, ours(3, writer=2), mine.floor(KEY), version=8)
 
 
-def test_a_read_that_began_before_the_acknowledgement_may_give_the_older_version() -> None:
+def test_a_read_that_began_before_the_acknowledgement_may_be_older() -> None:
     mine = Expectations(1)
     mine.acknowledged(mine.begin(KEY), version=5)
     floor = mine.floor(KEY)
@@ -47,15 +47,15 @@ def test_a_read_that_began_before_the_acknowledgement_may_give_the_older_version
     mine.check(KEY, ours(1), floor, version=5)
 
 
-def test_a_write_is_given_a_newer_version_than_was_seen_before_it_began() -> None:
+def test_a_write_gets_a_newer_version_than_any_read_before_it_began() -> None:
     for version in (9, 10):
         mine = Expectations(1)
         write(mine, version=10)
-        with pytest.raises(WrongValue, match=f"written as version {version}, after version 10"):
+        with pytest.raises(WrongValue, match=f"written as version {version} after version 10"):
             write(mine, version=version)
 
 
-def test_of_two_writes_under_way_together_either_may_have_the_newer_version() -> None:
+def test_of_two_concurrent_writes_either_may_have_the_newer_version() -> None:
     mine = Expectations(1)
     first, second = mine.begin(KEY), mine.begin(KEY)
     mine.acknowledged(second, version=6)
@@ -72,7 +72,7 @@ def test_reads_that_may_be_stale_by_choice_may_be_old() -> None:
     mine.check(KEY, ours(1, writer=EARLIER), floor, version=1)
 
 
-def test_that_some_reads_may_be_stale_excuses_no_others() -> None:
+def test_allowed_stale_reads_excuse_no_others() -> None:
     mine = Expectations(1)
     first = write(mine, version=10)
     write(mine, version=11)
@@ -81,14 +81,14 @@ def test_that_some_reads_may_be_stale_excuses_no_others() -> None:
         mine.check(KEY, ours(first), mine.floor(KEY))
 
 
-def test_a_session_knows_what_came_with_a_version_and_nothing_else() -> None:
+def test_a_session_records_only_values_that_came_with_a_version() -> None:
     """Those are told through gRPC alone, to the one client of this process."""
     mine = Expectations(1)
     first = write(mine)
     write(mine)
     mine.check(KEY, ours(first), mine.floor(KEY, Level.SESSION), version=5)
     mine.check(KEY, ours(1, writer=EARLIER), mine.floor(KEY, Level.SESSION), version=5)
-    with pytest.raises(WrongValue, match="version 4, after version 5"):
+    with pytest.raises(WrongValue, match="version 4 after version 5"):
         mine.check(KEY, ours(first), mine.floor(KEY, Level.SESSION), version=4)
 
 
@@ -131,7 +131,7 @@ def test_without_versions_an_overwritten_value_of_ours_is_wrong() -> None:
         mine.check(KEY, ours(first.number), mine.floor(KEY))
 
 
-def test_of_two_writes_under_way_together_either_may_be_the_last() -> None:
+def test_of_two_concurrent_writes_either_may_be_the_last() -> None:
     mine = Expectations(1)
     first, second = mine.begin(KEY), mine.begin(KEY)
     mine.acknowledged(second)
@@ -140,7 +140,7 @@ def test_of_two_writes_under_way_together_either_may_be_the_last() -> None:
         mine.check(KEY, ours(write.number), mine.floor(KEY))
 
 
-def test_a_write_of_unknown_outcome_may_show_later() -> None:
+def test_a_write_of_unknown_outcome_may_appear_later() -> None:
     mine = Expectations(1)
     unknown = mine.begin(KEY)
     write(mine)
@@ -173,8 +173,8 @@ def test_no_write_of_unknown_outcome_is_called_wrong_once_there_were_many() -> N
         mine.check(KEY, ours(last - 1), mine.floor(KEY))
 
 
-def test_so_many_numbers_of_unknown_outcome_are_kept() -> None:
-    known = Known()
+def test_a_limited_number_of_unknown_outcomes_is_kept() -> None:
+    known = KeyHistory()
     for number in range(2 * UNKNOWN_MAX):
         known.note_unknown(number)
     assert known.unknown == list(range(UNKNOWN_MAX, 2 * UNKNOWN_MAX))
@@ -204,7 +204,7 @@ def test_a_refused_write_hides_nothing() -> None:
         mine.check(KEY, ours(first.number), mine.floor(KEY))
 
 
-def test_another_writers_numbers_say_nothing_about_ours() -> None:
+def test_the_numbers_of_another_writer_are_independent() -> None:
     mine = Expectations(1)
     for _ in range(3):
         mine.acknowledged(mine.begin(KEY))
@@ -235,17 +235,17 @@ def test_a_counter_that_does_not_rise_is_wrong() -> None:
         mine.counted(KEY, 7, mine.count_floor(KEY))
 
 
-def test_two_increments_that_gave_the_same_are_wrong() -> None:
+def test_two_increments_with_the_same_result_are_wrong() -> None:
     """Though they were under way together: one of them is lost."""
     mine = Expectations(1)
     early = mine.count_floor(KEY)
     mine.counted(KEY, 6, early)
     mine.counted(b"other", 6, early)
-    with pytest.raises(WrongValue, match="two increments both gave 6"):
+    with pytest.raises(WrongValue, match="two increments both returned 6"):
         mine.counted(KEY, 6, early)
 
 
-def test_a_key_that_is_gone_is_told_with_what_was_known_of_it() -> None:
+def test_a_lost_key_is_reported_with_its_history() -> None:
     mine = Expectations(1)
     mine.acknowledged(mine.begin(KEY), version=12)
     assert "version 12" in str(mine.absent(KEY))
@@ -263,7 +263,7 @@ def test_a_scan_that_passes_over_a_key_that_was_there_is_wrong() -> None:
     mine.scanned(there, {b"a", KEY, b"key-2", b"new"}, None)
     mine.scanned(there, {b"a", KEY}, KEY)
     for found, last in (({b"a", KEY}, None), ({b"a", b"key-2"}, b"key-2"), ({b"a"}, KEY)):
-        with pytest.raises(WrongValue, match="a scan passed over b'key"):
+        with pytest.raises(WrongValue, match="a scan missed b'key"):
             mine.scanned(there, found, last)
 
 

@@ -42,7 +42,7 @@ def run(cluster: Cluster, folder: Path, *options: str, file: Path = LOCUSTFILE) 
     return run_locust(folder, *words, *options, file=file)
 
 
-def test_a_kill_is_marked_in_the_report_of_two_workers_and_no_value_is_wrong(cluster: Cluster, tmp_path: Path) -> None:
+def test_two_workers_report_a_kill_and_no_wrong_value(cluster: Cluster, tmp_path: Path) -> None:
     mixes = ("--workload", "ycsb-a,ycsb-d,ycsb-f,cas,ycsb-e", "--errors-max", "0.2")
     code, made, page, said = run(cluster, tmp_path, "--shape", "chaos", "--seconds", "18", "--processes", "2", *mixes)
     assert code == 0, said
@@ -72,8 +72,8 @@ def test_a_value_that_was_changed_behind_its_back_fails_the_run(cluster: Cluster
     assert made["total"]["wrong"] > 0
     assert all("load/r/0000000000" in told and "checksum" in told for told in made["wrong"])
     assert {told.split()[0] for told in made["wrong"]} == {"grpc", "resp"}
-    assert "reads gave wrong values" in page
-    assert "reads gave wrong values" in said
+    assert "reads returned wrong values" in page
+    assert "reads returned wrong values" in said
 
 
 @pytest.mark.parametrize("processes", [(), ("--processes", "2")], ids=["alone", "workers"])
@@ -86,7 +86,7 @@ def test_a_user_that_breaks_fails_the_run(cluster: Cluster, tmp_path: Path, proc
     assert "broken_users.py" in reason
 
 
-def test_a_workload_of_ones_own_has_its_operations_in_the_report(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_custom_workload_has_its_operations_in_the_report(cluster: Cluster, tmp_path: Path) -> None:
     options = ("--seconds", "6", "--prefix", "own/", "--p99-ms", "look=60000,buy=60000", "Shop")
     code, made, _, said = run(cluster, tmp_path, *options, file=OWN)
     assert code in (0, 3), said  # 3: this machine was late
@@ -100,14 +100,14 @@ def test_a_workload_of_ones_own_has_its_operations_in_the_report(cluster: Cluste
     assert sum(left) <= 50 * 1_000_000 - figures["Shop", "buy"]["count"]
 
 
-def test_a_workload_that_names_what_it_has_not_is_told_before_it_starts(cluster: Cluster) -> None:
+def test_a_workload_with_an_unknown_operation_is_refused_before_the_run(cluster: Cluster) -> None:
     command = [*COMMAND, "-f", str(OWN), "--data-dir", str(cluster.local.data_dir), "Careless"]
     answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert answer.returncode == 2
     assert "loadtest: Careless.operations names what is no method of it: steal" in answer.stderr
 
 
-def test_each_run_of_the_pages_is_prepared_judged_and_reported_by_itself(cluster: Cluster, tmp_path: Path) -> None:
+def test_each_run_of_the_web_pages_is_reported_separately(cluster: Cluster, tmp_path: Path) -> None:
     (port,) = free_ports(1)
     options = ("--data-dir", str(cluster.local.data_dir), "--report", str(tmp_path / "report.html"), "--seconds", "600")
     words = ("--keys", str(KEYS), "--rate", "50", "--warmup", "1", "--prefix", "pages/", "--errors-max", "1")
@@ -148,11 +148,11 @@ def test_each_run_of_the_pages_is_prepared_judged_and_reported_by_itself(cluster
     assert [made["options"]["seconds"] for made in (first, second)] == [6, 4]
     assert all(made["total"]["done"] > 20 for made in (first, second)), "both have measured"
     assert all(made["total"]["wrong"] == 0 for made in (first, second))
-    assert not any("was ended after" in reason for made in (first, second) for reason in made["verdict"]["reasons"])
+    assert not any("ended after" in reason for made in (first, second) for reason in made["verdict"]["reasons"])
     assert len(second["timeline"]) <= 12, "nothing of the first run is in it"
 
 
-def test_a_run_that_is_interrupted_says_so(cluster: Cluster, tmp_path: Path) -> None:
+def test_an_interrupted_run_is_reported_as_interrupted(cluster: Cluster, tmp_path: Path) -> None:
     """As one does whose workers are gone."""
     options = ("--data-dir", str(cluster.local.data_dir), "--report", str(tmp_path / "report.html"), "--seconds", "600")
     command = [*COMMAND, "-f", str(LOCUSTFILE), "--keys", str(KEYS), "--rate", "20", *options]
@@ -165,7 +165,7 @@ def test_a_run_that_is_interrupted_says_so(cluster: Cluster, tmp_path: Path) -> 
     assert "of 600 s" in json.loads((tmp_path / "report.json").read_text())["verdict"]["reasons"][0]
 
 
-def test_a_run_that_loses_a_worker_says_so(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_run_that_loses_a_worker_reports_it(cluster: Cluster, tmp_path: Path) -> None:
     options = ("--data-dir", str(cluster.local.data_dir), "--report", str(tmp_path / "report.html"), "--seconds", "12")
     command = [*COMMAND, "-f", str(LOCUSTFILE), "--keys", str(KEYS), "--rate", "20", "--processes", "2", *options]
     with started(command, stderr=subprocess.PIPE) as process:
@@ -178,9 +178,9 @@ def test_a_run_that_loses_a_worker_says_so(cluster: Cluster, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("words", "says"), [((), "127.0.0.1:9"), (("--p99-ms", "look=5"), "--p99-ms: want operations of read, ")]
+    ("words", "says"), [((), "127.0.0.1:9"), (("--p99-ms", "look=5"), "--p99-ms: expected operations of read, ")]
 )
-def test_what_keeps_a_run_from_starting_is_told_in_one_line(words: tuple[str, ...], says: str) -> None:
+def test_a_run_that_cannot_start_reports_why_in_one_line(words: tuple[str, ...], says: str) -> None:
     """A cluster that cannot be reached; a goal of an operation that no user has."""
     command = [*COMMAND, "-f", str(LOCUSTFILE), "--store", "kv://127.0.0.1:9?timeout=500ms", *words, "GrpcUser"]
     answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)

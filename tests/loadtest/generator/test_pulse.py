@@ -11,7 +11,7 @@ def test_the_figures_are_quantiles_in_milliseconds() -> None:
     assert figures([number / 1000 for number in range(100, 0, -1)]) == {"pulse_p50_ms": 51.0, "pulse_p95_ms": 96.0}
 
 
-def test_a_few_times_say_nothing() -> None:
+def test_a_few_samples_give_no_verdict() -> None:
     assert figures([0.001] * 9) == {}
 
 
@@ -21,6 +21,6 @@ def test_it_is_over_after_its_seconds_and_leaves_nothing(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_pulse_that_is_too_short_says_nothing_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_pulse_that_is_too_short_gives_no_result_and_leaves_no_file(tmp_path: Path) -> None:
     assert measure(tmp_path, 0.0) == {}
     assert list(tmp_path.iterdir()) == []

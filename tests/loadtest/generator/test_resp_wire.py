@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import pytest
 
 from kvstore.errors import Unavailable
-from kvstore.loadtest.generator.doors import Stopwatch
-from kvstore.loadtest.generator.resp_wire import RespConnection, Unreachable, load_records
+from kvstore.loadtest.generator.endpoints import Stopwatch
+from kvstore.loadtest.generator.resp_wire import BlockingRespConnection, Unreachable, load_records
 from kvstore.loadtest.resp import Lost, ReplyError
 
 
@@ -35,10 +35,10 @@ def answering(*pieces: bytes) -> Iterator[str]:
 
 
 @contextmanager
-def connected(*pieces: bytes) -> Iterator[tuple[RespConnection, Stopwatch]]:
+def connected(*pieces: bytes) -> Iterator[tuple[BlockingRespConnection, Stopwatch]]:
     watch = Stopwatch()
     with answering(*pieces) as address:
-        connection = RespConnection(address, watch, connect_s=30, patience_s=30)
+        connection = BlockingRespConnection(address, watch, connect_s=30, patience_s=30)
         yield connection, watch
         connection.close()
 
@@ -61,31 +61,31 @@ def test_many_commands_are_sent_together_and_each_has_its_answer() -> None:
 def test_a_connection_that_ends_leaves_the_outcome_open() -> None:
     with connected() as (connection, watch), pytest.raises(Lost):
         connection.ask(b"SET", b"k", b"v")
-    assert watch.heard
+    assert watch.received
 
 
 def test_the_time_is_from_the_first_send_to_the_latest_answer() -> None:
     with connected(b"+OK\r\n", b"+OK\r\n") as (connection, watch):
-        assert (watch.sent, watch.heard) == (0.0, 0.0)
+        assert (watch.sent, watch.received) == (0.0, 0.0)
         connection.ask(b"PING")
-        first = watch.sent, watch.heard
+        first = watch.sent, watch.received
         assert 0 < first[0] <= first[1]
         connection.ask(b"PING")
         assert watch.sent == first[0]
-        assert watch.heard >= first[1]
+        assert watch.received >= first[1]
         watch.reset()
-        assert (watch.sent, watch.heard) == (0.0, 0.0)
+        assert (watch.sent, watch.received) == (0.0, 0.0)
 
 
-def test_where_nobody_listens_nothing_was_sent() -> None:
+def test_without_a_listener_nothing_was_sent() -> None:
     with socket.create_server(("127.0.0.1", 0)) as unused:
         address = f"127.0.0.1:{unused.getsockname()[1]}"
     with pytest.raises(Unreachable, match=address):
-        RespConnection(address, Stopwatch(), connect_s=30, patience_s=30)
+        BlockingRespConnection(address, Stopwatch(), connect_s=30, patience_s=30)
 
 
 @pytest.mark.parametrize("answers", [b"-READONLY no writes here\r\n", b""])
-def test_records_that_cannot_be_loaded_are_told(answers: bytes) -> None:
+def test_records_that_cannot_be_loaded_are_reported(answers: bytes) -> None:
     def load(pieces: Sequence[bytes]) -> None:
         with answering(*pieces) as address:
             load_records(address, [{b"k": b"v"}])

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import pytest
 
-from kvstore.loadtest.generator.shapes import NAMES, Knee, Limits, Look, Seen, Shape, shape_of
+from kvstore.loadtest.generator.shapes import (
+    NAMES,
+    KneeLimits,
+    KneeShape,
+    RecentResults,
+    RecentResultsOf,
+    Shape,
+    shape_of,
+)
 
 
-def nothing(seconds: float) -> Seen | None:
+def nothing(seconds: float) -> RecentResults | None:
     """It is too early to tell."""
     return None
 
 
-def looks(seen: Seen) -> Look:
+def looks(seen: RecentResults) -> RecentResultsOf:
     return lambda seconds: seen
 
 
-GOOD, BAD = looks(Seen(100.0, 100.0, 1.0, 0)), looks(Seen(100.0, 60.0, 900.0, 0))
+GOOD, BAD = looks(RecentResults(100.0, 100.0, 1.0, 0)), looks(RecentResults(100.0, 60.0, 900.0, 0))
 
 
 def rates(shape: Shape, *ats: float) -> list[float | None]:
@@ -24,7 +32,7 @@ def rates(shape: Shape, *ats: float) -> list[float | None]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_shape_begins_above_nothing_and_ends_in_time(name: str) -> None:
+def test_every_shape_begins_above_zero_and_ends_in_time(name: str) -> None:
     shape = shape_of(name, 100.0, 60.0)
     assert (shape.rate(0.0, nothing) or 0) > 0
     assert shape.rate(60.0, nothing) is None
@@ -34,7 +42,7 @@ def test_steps_are_equal_and_end_at_the_rate() -> None:
     assert rates(shape_of("step", 100, 50), 0, 9, 10, 29, 49) == [20, 20, 40, 60, 100]
 
 
-def test_a_spike_is_several_times_the_rate_and_goes_away() -> None:
+def test_a_spike_is_several_times_the_rate_and_ends() -> None:
     assert rates(shape_of("spike", 100, 100), 0, 39, 40, 59, 60, 99) == [100, 100, 400, 400, 100, 100]
 
 
@@ -47,14 +55,14 @@ def test_an_unknown_shape_is_refused() -> None:
         shape_of("find-it", 1, 1)
 
 
-def search(capacity: float, *, start: float = 100.0, seconds: float = 10_000.0) -> Knee:
+def search(capacity: float, *, start: float = 100.0, seconds: float = 10_000.0) -> KneeShape:
     """Against a store that carries `capacity`. What it does not carry stays due, and makes later rates late."""
-    knee = Knee(start, seconds)
+    knee = KneeShape(start, seconds)
     at, rate, since, late = 0.0, knee.rate(0.0, nothing), 0.0, 0.0
     while rate is not None:
         at += 1.0
         late = max(0.0, late + rate - capacity)
-        seen = Seen(rate, rate * 0.6, 900.0, 0) if late else Seen(rate, rate, 5.0, 0)
+        seen = RecentResults(rate, rate * 0.6, 900.0, 0) if late else RecentResults(rate, rate, 5.0, 0)
         held_s = at - since
         following = knee.rate(at, lambda seconds, held_s=held_s, seen=seen: seen if held_s > 4 + seconds else None)
         if following != rate:
@@ -86,14 +94,14 @@ def test_a_finer_rate_is_tried_when_nothing_is_late_any_more() -> None:
     ]
 
 
-def test_after_an_overload_half_the_carried_rate_is_held_until_it_is_carried() -> None:
-    knee = Knee(100.0, 1_000.0)
+def test_after_an_overload_half_the_carried_rate_is_held() -> None:
+    knee = KneeShape(100.0, 1_000.0)
     assert [knee.rate(20.0, GOOD), knee.rate(40.0, BAD)] == [150.0, 50.0]
     assert [knee.rate(at, look) for at, look in ((41.0, nothing), (50.0, BAD), (60.0, GOOD))] == [50.0, 50.0, 125.0]
 
 
 def test_a_store_that_does_not_come_back_ends_the_search() -> None:
-    knee = Knee(100.0, 1_000.0, Limits(rest_s_max=30.0))
+    knee = KneeShape(100.0, 1_000.0, KneeLimits(rest_s_max=30.0))
     assert [knee.rate(20.0, GOOD), knee.rate(40.0, BAD)] == [150.0, 50.0]
     assert [knee.rate(69.0, BAD), knee.rate(70.0, BAD)] == [50.0, None]
 
@@ -101,12 +109,12 @@ def test_a_store_that_does_not_come_back_ends_the_search() -> None:
 def test_the_search_ends_when_its_time_is_over_and_found_nothing() -> None:
     knee = search(1e9, seconds=50.0)
     assert len(knee.trials) == 3
-    assert knee.missing == "the knee was not found: the run was over while 225/s were still carried"
+    assert knee.missing == "the knee was not found: the run ended while 225/s were still sustained"
 
 
 def test_a_search_that_judged_nothing_or_carried_nothing_found_nothing() -> None:
     assert "before any rate was judged" in str(search(1e9, seconds=5.0).missing)
-    assert "no rate was carried, not even 100/s" in str(search(1.0).missing)
+    assert "no rate was sustained, not even 100/s" in str(search(1.0).missing)
 
 
 def test_a_knee_is_between_a_rate_that_was_carried_and_one_that_was_not() -> None:
@@ -117,31 +125,36 @@ def test_a_knee_is_between_a_rate_that_was_carried_and_one_that_was_not() -> Non
 
 @pytest.mark.parametrize(
     "seen",
-    [Seen(100.0, 98.0, 5.0, 0), Seen(104.0, 100.0, 5.0, 0), Seen(100.0, 100.0, 101.0, 0), Seen(100.0, 100.0, 5.0, 1)],
+    [
+        RecentResults(100.0, 98.0, 5.0, 0),
+        RecentResults(104.0, 100.0, 5.0, 0),
+        RecentResults(100.0, 100.0, 101.0, 0),
+        RecentResults(100.0, 100.0, 5.0, 1),
+    ],
 )
-def test_a_rate_is_not_carried_if_it_is_missed_or_slow_or_fails(seen: Seen) -> None:
+def test_a_rate_is_not_carried_if_it_is_missed_or_slow_or_fails(seen: RecentResults) -> None:
     """Missed is what the users that run have due, which may be more than the rate."""
-    knee = Knee(100.0, 1_000.0)
+    knee = KneeShape(100.0, 1_000.0)
     knee.rate(20.0, looks(seen))
     assert [trial.is_carried for trial in knee.trials] == [False]
 
 
-def test_a_rate_is_held_until_there_is_a_whole_trial_to_look_at() -> None:
-    knee = Knee(100.0, 1_000.0, Limits(trial_s=10.0))
+def test_a_rate_is_held_until_a_complete_trial_was_measured() -> None:
+    knee = KneeShape(100.0, 1_000.0, KneeLimits(trial_s=10.0))
     assert [knee.rate(at, nothing) for at in (1.0, 30.0)] == [100.0, 100.0]
     asked = []
 
-    def look(seconds: float) -> Seen:
+    def look(seconds: float) -> RecentResults:
         asked.append(seconds)
-        return Seen(100.0, 100.0, 1.0, 0)
+        return RecentResults(100.0, 100.0, 1.0, 0)
 
     assert knee.rate(31.0, look) == 150.0
     assert asked == [10.0]
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "knee"])
-def test_only_the_search_looks_at_what_came_of_it(name: str) -> None:
-    def look(seconds: float) -> Seen:
+def test_only_the_search_uses_recent_results(name: str) -> None:
+    def look(seconds: float) -> RecentResults:
         raise AssertionError("looked")
 
     assert shape_of(name, 100.0, 60.0).rate(30.0, look)

@@ -40,7 +40,7 @@ def test_a_mix_keeps_its_weights() -> None:
     assert 0.015 < found[16_000] / 20_000 < 0.025
 
 
-def test_nothing_is_larger_than_the_store_takes() -> None:
+def test_no_value_is_larger_than_the_store_accepts() -> None:
     assert max(drawn("lognormal:900000:3.0")) == VALUE_BYTES_MAX
 
 
@@ -60,6 +60,6 @@ def test_nothing_is_larger_than_the_store_takes() -> None:
         "lognormal:9:1000",
     ],
 )
-def test_what_is_no_distribution_is_refused(text: str) -> None:
+def test_an_unknown_distribution_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="value sizes"):
         sizes_of(text)

@@ -31,9 +31,7 @@ def run(redis: SmallRedis, folder: Path, *options: str, file: Path = LOCUSTFILE)
 
 
 @pytest.mark.parametrize("processes", [(), ("--processes", "2")], ids=["alone", "workers"])
-def test_what_was_due_and_never_begun_is_told_and_so_are_the_last_operations(
-    tmp_path: Path, processes: tuple[str, ...]
-) -> None:
+def test_operations_never_begun_and_the_last_ones_are_reported(tmp_path: Path, processes: tuple[str, ...]) -> None:
     """Each user has five operations per second due. Its second one is under way at the end, and for longer than
     Locust's master listens. A busy machine may take seconds to start it: the first one ends in time all the same."""
     options = ("--workload", "ycsb-c", "--rate", "20", "--seconds", "12", "--achieved-min", "0.9")
@@ -45,7 +43,7 @@ def test_what_was_due_and_never_begun_is_told_and_so_are_the_last_operations(
     assert made["seconds"] < 15.5, "the last ones ended after 16"
 
 
-def test_a_store_that_forgets_the_first_write_to_every_key_is_found_out(tmp_path: Path) -> None:
+def test_a_store_that_loses_the_first_write_to_every_key_is_detected(tmp_path: Path) -> None:
     """It gives what was loaded before the run."""
     with small_redis(is_forgetful=True) as redis:
         code, made, said = run(redis, tmp_path, "--workload", "ycsb-a", "--rate", "50", "--seconds", "3")
@@ -54,7 +52,7 @@ def test_a_store_that_forgets_the_first_write_to_every_key_is_found_out(tmp_path
     assert all("an earlier run" in told for told in made["wrong"])
 
 
-def test_what_two_workers_write_is_of_one_run(tmp_path: Path) -> None:
+def test_two_workers_write_values_of_one_run(tmp_path: Path) -> None:
     options = ("--workload", "writes", "--rate", "50", "--seconds", "3", "--processes", "2", "--no-preload")
     with small_redis() as redis:
         code, _, said = run(redis, tmp_path, *options)
@@ -64,7 +62,7 @@ def test_what_two_workers_write_is_of_one_run(tmp_path: Path) -> None:
     assert len({run_of(writer) for writer in writers}) == 1
 
 
-def test_a_generator_that_stands_still_again_and_again_has_spoiled_its_run(tmp_path: Path) -> None:
+def test_a_generator_that_stalls_repeatedly_spoils_its_run(tmp_path: Path) -> None:
     """The store answers at once; what callers would have waited for is the machine of the load."""
     report = tmp_path / "report.html"
     words = ("--workload", "ycsb-c", "--keys", "20", "--rate", "50", "--seconds", "8", "--warmup", "1")

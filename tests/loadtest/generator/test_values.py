@@ -17,7 +17,7 @@ GOLDEN = "6c743188c8028500000000000000070000000000000009000161"
     st.integers(0, 2**64 - 1),
     st.integers(0, 3_000),
 )
-def test_what_was_written_is_read(key: bytes, writer: int, number: int, size: int) -> None:
+def test_a_written_value_is_read(key: bytes, writer: int, number: int, size: int) -> None:
     value = encode(key, Stamp(writer, number), size)
     assert decode(key, value) == Stamp(writer, number)
     assert len(value) == max(size, BYTES_MIN + len(key))
@@ -48,8 +48,8 @@ def test_each_changed_byte_is_noticed(at: int) -> None:
 
 
 @pytest.mark.parametrize("value", [b"", b"lt1", b"something else that is long enough to be one"])
-def test_what_is_no_value_of_ours_is_noticed(value: bytes) -> None:
-    with pytest.raises(WrongValue, match="none of us wrote"):
+def test_a_foreign_value_is_detected(value: bytes) -> None:
+    with pytest.raises(WrongValue, match="no load test wrote"):
         decode(b"key", value)
 
 

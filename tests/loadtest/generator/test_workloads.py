@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from kvstore.loadtest.generator.doors import first_values
+from kvstore.loadtest.generator.endpoints import first_values
 from kvstore.loadtest.generator.expectations import Expectations
 from kvstore.loadtest.generator.workloads import WORKLOADS, Draws, Keyspace, workloads_of
 from kvstore.loadtest.report.goals import INSERT, MODIFY, READ, SCAN, UPDATE
@@ -33,7 +33,7 @@ def test_each_core_workload_draws_ycsbs_shares(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_each_workload_can_be_drawn_from(name: str) -> None:
+def test_operations_can_be_drawn_from_each_workload(name: str) -> None:
     draws, random = Draws(WORKLOADS[name], 50), Random(1)
     assert 0 <= draws.key(random, 50) < 50
     assert draws.size(random) > 0
@@ -46,7 +46,7 @@ def test_keys_and_sizes_can_be_others() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "ycsb-z", "ycsb-a,nothing"])
-def test_an_unknown_workload_is_refused_with_those_there_are(text: str) -> None:
+def test_an_unknown_workload_is_refused_with_the_known_ones(text: str) -> None:
     with pytest.raises(ValueError, match="ycsb-f"):
         workloads_of(text)
 
@@ -67,7 +67,7 @@ def test_two_processes_never_insert_one_key() -> None:
     assert len(set(keys)) == 200
 
 
-def test_registers_and_counters_are_no_records() -> None:
+def test_registers_and_counters_are_not_records() -> None:
     keyspace = Keyspace(b"p/", 10, writer=1)
     names = {keyspace.record(3), keyspace.register(3), keyspace.counter(3)}
     assert len(names) == 3
@@ -75,7 +75,7 @@ def test_registers_and_counters_are_no_records() -> None:
 
 
 @pytest.mark.parametrize(("keys", "size", "lengths"), [(2_500, 100, [1_000, 1_000, 500]), (20, 1 << 20, [8, 8, 4])])
-def test_records_to_begin_with_come_in_parts_that_can_be_sent_at_once(keys: int, size: int, lengths: list[int]) -> None:
+def test_initial_records_are_split_into_parts_of_one_message(keys: int, size: int, lengths: list[int]) -> None:
     """A thousand values of a mebibyte were one call, in which a client's time ran out."""
     draws, keyspace = Draws(replace(WORKLOADS["ycsb-a"], sizes=str(size)), keys), Keyspace(b"t/", keys, 1)
     parts = list(first_values(keyspace, draws, Expectations(1), Random(1)))

@@ -61,14 +61,14 @@ def fallen(document: dict[str, Any], stored: dict[str, Any] = RUN) -> list[str]:
     return [line.figure for line in compare(baseline_of(stored), document, Tolerance()).lines if line.is_fallen]
 
 
-def test_the_same_run_has_not_fallen() -> None:
+def test_the_same_run_is_not_worse() -> None:
     assert fallen(RUN) == []
     assert differences(baseline_of(RUN), RUN) == []
     assert compare(baseline_of(RUN), RUN, Tolerance()).notes == []
 
 
 @pytest.mark.parametrize(("figure", "still", "no_more"), [("per_s", 281.0, 279.0), ("achieved", 0.71, 0.69)])
-def test_each_rate_may_fall_so_far_and_no_further(figure: str, still: float, no_more: float) -> None:
+def test_each_rate_has_its_tolerance(figure: str, still: float, no_more: float) -> None:
     assert fallen(changed("total", **{figure: still})) == []
     assert fallen(changed("total", **{figure: no_more})) == [figure]
 
@@ -83,20 +83,22 @@ def test_each_rate_may_fall_so_far_and_no_further(figure: str, still: float, no_
         ("resp", "p99_ms", 6.9, 7.1),
     ],
 )
-def test_each_operation_of_each_door_is_judged_by_itself(door: str, figure: str, still: float, no_more: float) -> None:
+def test_each_operation_of_each_endpoint_is_judged_separately(
+    door: str, figure: str, still: float, no_more: float
+) -> None:
     """Medians may rise by a millisecond whatever they were, tails by five."""
     assert fallen(with_read(door, **{figure: still})) == []
     assert fallen(with_read(door, **{figure: no_more})) == [f"{door} read {figure}"]
 
 
-def test_an_operation_that_is_gone_has_fallen() -> None:
+def test_a_missing_operation_is_worse() -> None:
     gone = deepcopy(RUN)
     del gone["operations"][0]
     assert fallen(gone) == ["grpc read per_s"]
 
 
 @pytest.mark.parametrize(("then", "now"), [(COUNT_MIN - 1, 9_000), (9_000, COUNT_MIN - 1)])
-def test_an_operation_that_was_seldom_done_is_shown_and_not_judged(then: int, now: int) -> None:
+def test_a_rare_operation_is_shown_and_not_judged(then: int, now: int) -> None:
     compared = compare(
         baseline_of(with_read("grpc", count=then)), with_read("grpc", count=now, p99_ms=900), Tolerance()
     )
@@ -104,12 +106,12 @@ def test_an_operation_that_was_seldom_done_is_shown_and_not_judged(then: int, no
     assert (line.now, line.is_fallen, line.row()[""]) == (900, False, "too few")
 
 
-def test_a_better_run_has_not_fallen() -> None:
+def test_a_better_run_is_not_worse() -> None:
     assert fallen(changed("total", per_s=900.0)) == []
     assert fallen(with_read("grpc", p50_ms=0.1, p99_ms=1.0)) == []
 
 
-def test_on_a_machine_that_is_slower_just_now_latencies_may_be_as_much_longer_and_no_more() -> None:
+def test_a_slower_machine_excuses_equally_longer_latencies() -> None:
     slow = changed("machine", pulse_p50_ms=2.0, pulse_p95_ms=6.0)
     slow["operations"][0] |= {"p50_ms": 15.9, "p99_ms": 119.9}
     assert fallen(slow) == []
@@ -117,15 +119,15 @@ def test_on_a_machine_that_is_slower_just_now_latencies_may_be_as_much_longer_an
     assert fallen(slow) == ["grpc read p50_ms", "grpc read p99_ms"]
 
 
-def test_a_slow_machine_excuses_three_times_as_much_at_most_and_that_is_told() -> None:
+def test_a_slow_machine_excuses_at_most_three_times_as_much() -> None:
     slow = changed("machine", pulse_p50_ms=50.0)
     slow["operations"][0]["p50_ms"] = 24.1
     assert fallen(slow) == ["grpc read p50_ms"]
     (note,) = compare(baseline_of(RUN), slow, Tolerance()).notes
-    assert note == "pulse_p50_ms is 50.00 times the baseline's and counts as 3 times"
+    assert note == "pulse_p50_ms is 50.00 times the baseline's, and is limited to 3 times"
 
 
-def test_a_quicker_machine_makes_no_unchanged_run_fall() -> None:
+def test_a_faster_machine_makes_no_unchanged_run_worse() -> None:
     quick = changed("machine", pulse_p50_ms=0.3, pulse_p95_ms=0.6)
     assert fallen(quick) == []
     assert len(compare(baseline_of(RUN), quick, Tolerance()).notes) == 2
@@ -157,7 +159,7 @@ def test_another_run_or_machine_is_not_compared(part: str, name: str) -> None:
     assert reason.startswith(f"{name} was 7")
 
 
-def test_a_run_of_another_length_is_compared_at_a_steady_rate_and_nowhere_else() -> None:
+def test_runs_of_different_length_are_compared_only_at_a_steady_rate() -> None:
     """A short run beside the stored one was not judged at all."""
     short = changed("options", seconds=30.0, warmup=3.0)
     assert differences(baseline_of(RUN), short) == []
@@ -186,7 +188,7 @@ def test_where_the_report_goes_makes_no_difference() -> None:
     assert differences(baseline_of(RUN), changed("options", report="y.html", seed=2, errors_max=0.5)) == []
 
 
-def test_the_command_ends_with_1_on_a_fall_and_2_if_it_cannot_compare(
+def test_the_command_exits_with_1_if_worse_and_2_if_it_cannot_compare(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     results, baseline = tmp_path / "results.json", tmp_path / "baseline.json"
@@ -204,13 +206,15 @@ def test_the_command_ends_with_1_on_a_fall_and_2_if_it_cannot_compare(
         assert run_compare(results, baseline, Tolerance()) == 2
 
 
-def test_a_baseline_of_another_format_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_baseline_of_another_format_is_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     results, baseline = tmp_path / "results.json", tmp_path / "baseline.json"
     results.write_text(json.dumps(RUN))
     baseline.write_text('{"format": 2, "made": {}, "machine": {}, "figures": {}}')
     assert run_compare(results, baseline, Tolerance()) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "want a baseline of format 3, got 2: store a new one" in line
+    assert "expected a baseline of format 3, got 2; store a new one" in line
 
 
 @pytest.mark.parametrize("rate", [400.0, 9.0], ids=["alike", "not alike"])
@@ -219,25 +223,25 @@ def test_a_run_that_failed_does_not_pass_because_nothing_is_slower(
 ) -> None:
     results, baseline = tmp_path / "results.json", tmp_path / "baseline.json"
     baseline.write_text(json.dumps(baseline_of(RUN)))
-    failed = changed("verdict", is_met=False, reasons=["3 reads gave wrong values"])
+    failed = changed("verdict", is_met=False, reasons=["3 reads returned wrong values"])
     failed["options"]["rate"] = rate
     results.write_text(json.dumps(failed))
     assert run_compare(results, baseline, Tolerance()) == 1
-    assert "the run failed: 3 reads gave wrong values" in capsys.readouterr().err
+    assert "the run failed: 3 reads returned wrong values" in capsys.readouterr().err
 
 
 def test_a_run_that_failed_is_not_stored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results, baseline = tmp_path / "results.json", tmp_path / "baseline.json"
-    failed = changed("verdict", is_met=False, reasons=["3 reads gave wrong values", "kill -9 n1: no cluster"])
+    failed = changed("verdict", is_met=False, reasons=["3 reads returned wrong values", "kill -9 n1: no cluster"])
     results.write_text(json.dumps(failed))
     baseline.write_text("as it was")
     assert run_compare(results, baseline, Tolerance(), save=True) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "3 reads gave wrong values" in line
+    assert "3 reads returned wrong values" in line
     assert baseline.read_text() == "as it was"
 
 
-def test_a_run_whose_baseline_was_of_no_use_can_be_the_next(tmp_path: Path) -> None:
+def test_a_run_with_an_unusable_baseline_can_become_the_next_one(tmp_path: Path) -> None:
     """That the baseline cannot be read is nothing that the run did."""
     results, baseline = tmp_path / "results.json", tmp_path / "baseline.json"
     results.write_text(json.dumps(changed("verdict", reasons=["cannot compare with the baseline"])))

@@ -53,7 +53,7 @@ def test_a_wrong_value_fails_the_run_whatever_the_goals() -> None:
     recorder.is_wrong("b'key' holds another's value")
     made = document(recorder, run(goals=Goals(errors_max=1.0)))
     assert made["verdict"]["is_met"] is False
-    assert "1 reads gave wrong values" in made["verdict"]["reasons"]
+    assert "1 reads returned wrong values" in made["verdict"]["reasons"]
     assert made["wrong"] == ["b'key' holds another's value"]
 
 
@@ -78,10 +78,10 @@ def test_a_goal_for_p99_is_not_met_by_those_alone_that_were_done() -> None:
     recorder.abandoned(BEGAN + 10 + number / 10 for number in range(100))
     assert document(recorder, run())["verdict"]["is_met"]
     (reason,) = document(recorder, run(goals=Goals(p99_ms={"": 50.0})))["verdict"]["reasons"]
-    assert "60.00% of the due operations were done, and those that were not are in no percentile" in reason
+    assert "60.00% of the due operations were done, and the missing ones are in no percentile" in reason
 
 
-def test_an_event_after_the_run_was_seen_by_nobody() -> None:
+def test_an_event_after_the_run_affected_no_caller() -> None:
     """It said that no operation was done in its second."""
     events = [Event(BEGAN + 25, "remove partition p7", "done after 9.0 s", ended=BEGAN + 34)]
     (event,) = document(measured(), run(events=events))["events"]
@@ -120,16 +120,16 @@ def test_a_run_whose_generator_was_late_is_neither_good_nor_bad() -> None:
     made = document(late(measured(), late_s=0.12), run(goals=Goals(p99_ms={"": 50.0}, achieved_min=1.0)))
     verdict = made["verdict"]
     assert (verdict["is_met"], verdict["reasons"]) == (False, [])
-    assert "the load generator was late: one request in a hundred went out 120" in verdict["spoiled"][0]
+    assert "the load generator was late: 1 % of the requests were sent 120" in verdict["spoiled"][0]
     (note,) = verdict["notes"]
-    assert note.startswith("not judged, since the run was spoiled: resp read: p99 is 187")
+    assert note.startswith("not judged because the run was spoiled: resp read: p99 is 187")
 
 
-def test_what_no_generator_can_spoil_fails_a_spoiled_run_all_the_same() -> None:
+def test_a_wrong_value_fails_a_spoiled_run_too() -> None:
     recorder = late(measured(), late_s=0.12)
     recorder.is_wrong("b'key' holds another's value")
     verdict = document(recorder, run())["verdict"]
-    assert (len(verdict["spoiled"]), verdict["reasons"]) == (1, ["1 reads gave wrong values"])
+    assert (len(verdict["spoiled"]), verdict["reasons"]) == (1, ["1 reads returned wrong values"])
 
 
 def test_where_everything_is_overloaded_on_purpose_lateness_is_a_note() -> None:
@@ -146,7 +146,7 @@ def test_a_slow_store_misses_its_goal_and_spoils_nothing() -> None:
     assert document(recorder, run())["verdict"]["is_met"]
 
 
-def test_an_event_shows_what_callers_saw_until_the_next_one() -> None:
+def test_an_event_shows_the_results_of_callers_until_the_next_one() -> None:
     kill, start = Event(BEGAN + 10, "kill -9 n1"), Event(BEGAN + 16, "start n1", ended=BEGAN + 18)
     made = document(measured(down=range(10, 13)), run(events=[start, kill]))
     first, second = made["events"]

@@ -30,12 +30,14 @@ def test_goals_are_for_all_operations_or_for_some(text: str, goals: dict[str, fl
 @pytest.mark.parametrize(
     "text", ["0", "-1", "x", "inf", "nan", "read=", "re ad=20", "1a=20", "=20", "20,30", "read=1,read=2"]
 )
-def test_what_is_no_goal_is_told(text: str) -> None:
-    with pytest.raises(ValueError, match="want milliseconds, or OPERATION=milliseconds once for some of read, update"):
+def test_an_invalid_goal_is_refused(text: str) -> None:
+    with pytest.raises(
+        ValueError, match="expected milliseconds, or OPERATION=milliseconds once per operation of read, update"
+    ):
         p99_goals(text)
 
 
-def test_a_goal_is_of_an_operation_that_there_is() -> None:
+def test_a_goal_must_name_an_existing_operation() -> None:
     assert unknown(p99_goals("read=20,look=5,50"), ["look"]) == ""
     assert unknown(p99_goals("raed=20,look=5"), ["buy"]).endswith("compare-and-set, buy, got raed, look")
 
@@ -51,7 +53,7 @@ def line(operation: str, p99_ms: float, count: int = COUNT_MIN) -> dict[str, Any
     return {"door": "grpc", "operation": operation, "p99_ms": p99_ms, "count": count}
 
 
-def test_what_is_slower_than_its_goal_is_told_and_what_was_seldom_done_is_not_judged() -> None:
+def test_missed_goals_are_reported_and_rare_operations_not_judged() -> None:
     lines = [line("read", 21.0), line("update", 99.0), line("scan", 101.0), line("insert", 900.0, COUNT_MIN - 1)]
     assert slow(lines, Goals(p99_ms={"read": 20.0, "": 100.0})) == [
         "grpc read: p99 is 21 ms; the goal is 20 ms",

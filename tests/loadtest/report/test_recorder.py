@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.loadtest.report.recorder import WRONG_MAX, Cell, Recorder
+from kvstore.loadtest.report.recorder import WRONG_MAX, Recorder, TimelineSecond
 
 
 def measure(recorder: Recorder, seed: int, count: int = 500) -> None:
@@ -64,7 +64,7 @@ def test_each_measurement_is_reported_once() -> None:
     assert figures(master) == figures(one)
 
 
-def test_latencies_below_a_millisecond_are_told_apart() -> None:
+def test_latencies_below_a_millisecond_are_distinguished() -> None:
     recorder = Recorder()
     for number in range(1, 1_001):
         recorder.done("resp", "read", intended=5.0, ended=5.0 + number * 1e-6, service_s=number * 1e-6)
@@ -73,7 +73,7 @@ def test_latencies_below_a_millisecond_are_told_apart() -> None:
     assert histogram.get_value_at_percentile(99) == pytest.approx(990, abs=2)
 
 
-def test_what_began_late_is_measured_from_when_it_should_have_begun() -> None:
+def test_late_operations_are_measured_from_their_due_time() -> None:
     recorder = Recorder()
     for number in range(20):  # a stall of two seconds, then all at once
         recorder.done("grpc", "read", intended=10.0 + number / 10, ended=12.0, service_s=0.001)
@@ -95,13 +95,13 @@ def test_the_warm_up_is_in_the_timeline_and_in_no_table() -> None:
     assert (recorder.cell(10).due, recorder.cell(11).done, recorder.cell(11).errors) == (2, 1, 1)
 
 
-def test_what_was_never_begun_was_due_all_the_same() -> None:
+def test_operations_never_begun_count_as_due() -> None:
     recorder = Recorder()
     recorder.abandoned([10.1, 10.2, 11.0])
     assert (recorder.cell(10).due, recorder.cell(11).due) == (2, 1)
 
 
-def test_a_run_of_hours_forgets_nothing() -> None:
+def test_a_run_of_hours_loses_no_samples() -> None:
     recorder, hours = Recorder(), 8_000
     for second in range(hours):
         recorder.done("grpc", "read", intended=float(second), ended=second + 0.002, service_s=0.002)
@@ -119,7 +119,7 @@ def test_a_run_of_hours_forgets_nothing() -> None:
     )
 
 
-def test_all_wrong_values_are_counted_and_some_told() -> None:
+def test_all_wrong_values_are_counted_and_some_described() -> None:
     master = Recorder()
     for _ in range(3):
         worker = Recorder()
@@ -147,7 +147,7 @@ def test_a_busy_second_or_warm_up_is_no_saturation() -> None:
     assert recorder.busiest == pytest.approx(0.4, abs=0.01)
 
 
-def test_a_look_at_the_latest_seconds_touches_no_others() -> None:
+def test_reading_the_latest_seconds_changes_no_others() -> None:
     recorder = Recorder()
     for second in range(1_000):
         recorder.done("grpc", "read", intended=float(second), ended=second + 0.002, service_s=0.002)
@@ -156,10 +156,10 @@ def test_a_look_at_the_latest_seconds_touches_no_others() -> None:
     assert recorder.cells.touched == {990, 991, 992, 993, 994}
 
 
-class TouchedCells(dict[int, Cell]):
+class TouchedCells(dict[int, TimelineSecond]):
     """Notes which seconds are asked for."""
 
-    def __init__(self, cells: dict[int, Cell]) -> None:
+    def __init__(self, cells: dict[int, TimelineSecond]) -> None:
         super().__init__(cells)
         self.touched: set[int] = set()
 
@@ -168,7 +168,7 @@ class TouchedCells(dict[int, Cell]):
         return super().get(second, default)
 
 
-def test_the_wait_for_a_processor_is_a_share_of_the_time_after_the_warm_up_and_of_the_worst_process(
+def test_the_processor_wait_is_the_share_of_the_worst_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("kvstore.loadtest.report.recorder.queued_or_none", lambda: None)
@@ -182,7 +182,7 @@ def test_the_wait_for_a_processor_is_a_share_of_the_time_after_the_warm_up_and_o
     assert master.queued == one.queued
 
 
-def test_linux_tells_how_long_a_process_waited_for_a_processor() -> None:
+def test_the_processor_wait_of_a_process_is_read_from_linux() -> None:
     """Two that are busy on one processor wait half of the time."""
     told = subprocess.run([sys.executable, "-c", STARVED], capture_output=True, text=True, timeout=60, check=True)
     assert float(told.stdout) > 0.2, "seconds of one"

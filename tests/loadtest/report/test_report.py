@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from kvstore.loadtest.report.baseline import Line as Beside
-from kvstore.loadtest.report.charts import BOTTOM, HEIGHT, RIGHT, TOP, WIDTH, Line, Mark, timeline
+from kvstore.loadtest.report.baseline import FigureChange
+from kvstore.loadtest.report.charts import BOTTOM, HEIGHT, RIGHT, TOP, WIDTH, Curve, EventMark, timeline
 from kvstore.loadtest.report.figures import Event, Run, document
 from kvstore.loadtest.report.goals import Goals
 from kvstore.loadtest.report.recorder import Recorder
@@ -57,7 +57,7 @@ def test_every_timeline_is_well_formed_and_marks_every_event() -> None:
         assert [mark.find("rect") is not None for mark in marks] == [False, True]
 
 
-def test_an_event_after_the_run_is_told_and_on_no_chart() -> None:
+def test_an_event_after_the_run_is_listed_and_on_no_chart() -> None:
     """Its mark was beside the chart, with a band of a negative width."""
     document = made()
     document["events"].append(
@@ -78,47 +78,47 @@ def test_an_event_after_the_run_is_told_and_on_no_chart() -> None:
 
 
 def test_an_event_that_ends_after_the_run_stays_on_the_chart() -> None:
-    drawn = timeline("t", [Line("l", [(0.0, 1.0)], "one")], [Mark(1, 50.0, 900.0, "x")], seconds=100)
+    drawn = timeline("t", [Curve("l", [(0.0, 1.0)], "one")], [EventMark(1, 50.0, 900.0, "x")], seconds=100)
     x, width = map(float, re.findall(r'<rect class="band" x="([\d.]+)".*? width="([\d.]+)"', drawn)[0])
     assert width > 0
     assert x + width <= WIDTH - RIGHT + 0.1
 
 
-def test_the_page_needs_nothing_from_elsewhere() -> None:
+def test_the_page_loads_no_external_resource() -> None:
     text = page(made())
     assert not re.search(r"<(script|link|img|iframe)|@import|url\(|https?://", text)
 
 
-def test_the_page_tells_operations_errors_events_and_the_knee() -> None:
-    text = page(made(), [Beside("p99_ms", stored=3.0, pace=1.0, now=9.0, limit=8.0, is_fallen=True)])
+def test_the_page_shows_operations_errors_events_and_the_knee() -> None:
+    text = page(made(), [FigureChange("p99_ms", stored=3.0, pace=1.0, now=9.0, limit=8.0, is_fallen=True)])
     for told in (
         "OutcomeUnknown",
         "kill -9 n2",
         "ready after 1.5 s",
         "900/s",
-        "not carried: 1,000/s",
-        "FALLEN",
-        "✓ as it must be",
+        "lowest rate not sustained: 1,000/s",
+        "WORSE",
+        "✓ all goals met",
     ):
         assert told in text
     assert "<p>Note: a process of it used 97% of a processor</p>" in text
 
 
 def test_a_knee_that_was_not_found_is_no_highest_rate() -> None:
-    text = page(made(missing="the knee was not found: no rate was carried"))
-    assert "the knee was not found: no rate was carried" in text
-    assert "Highest rate carried" not in text
+    text = page(made(missing="the knee was not found: no rate was sustained"))
+    assert "the knee was not found: no rate was sustained" in text
+    assert "Highest sustained rate" not in text
 
 
 def test_a_failed_run_says_so_and_its_wrong_values_are_text() -> None:
     text = page(made(wrong="b'k' holds <script>alert(1)</script>"))
-    assert "✗ 1 reads gave wrong values" in text
+    assert "✗ 1 reads returned wrong values" in text
     assert "✓" not in text
     assert "&lt;script&gt;" in text
     assert "<script>" not in text
 
 
-def test_a_baseline_that_cannot_be_read_is_told_in_the_head_too() -> None:
+def test_an_unreadable_baseline_is_shown_in_the_report_header_too() -> None:
     """The exit code is 1, whatever the run itself did."""
     document = made()
     document["verdict"]["reasons"].append("the baseline x.json cannot be read")
@@ -131,7 +131,7 @@ def test_a_baseline_that_cannot_be_read_is_told_in_the_head_too() -> None:
 @pytest.mark.parametrize("values", [[], [0.0], [0.0, 0.004, 9_000.0], [5.0], [None, 3.0, None, 4.0]])
 def test_curves_stay_inside_the_chart(values: list[float | None], *, is_log: bool) -> None:
     chart = timeline(
-        "t", [Line("l", list(enumerate(values)), "one")], [Mark(1, 1.0, None, "x")], seconds=3, is_log=is_log
+        "t", [Curve("l", list(enumerate(values)), "one")], [EventMark(1, 1.0, None, "x")], seconds=3, is_log=is_log
     )
     curve = next(each for each in ElementTree.fromstring(chart).iter("path") if each.find("title") is not None)
     heights = [float(y) for y in re.findall(r"[ML][\d.]+ ([\d.-]+)", curve.get("d", ""))]

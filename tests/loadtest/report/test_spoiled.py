@@ -26,7 +26,7 @@ def total(*, p99_ms: float, late_p99_ms: float) -> dict[str, float]:
         (2.0, 0.3, None, []),
     ],
 )
-def test_late_requests_and_a_wait_for_processors_spoil_and_a_slow_store_does_not(
+def test_late_requests_spoil_a_run_and_a_slow_store_does_not(
     p99_ms: float, late_p99_ms: float, queued: float | None, words: list[str]
 ) -> None:
     found = spoils(total(p99_ms=p99_ms, late_p99_ms=late_p99_ms), queued)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvstore.meta.etcd import EtcdStore
-from kvstore.meta.etcd.link import Link
+from kvstore.meta.etcd.link import EtcdLink
 from kvstore.meta.store import MetadataStore, SessionState
 from tests.meta.drivers import SESSION_S, States
 from tests.waiting import PATIENCE_S
@@ -28,9 +28,9 @@ class EtcdDriver:
         await states.wait_for(SessionState.CONNECTED)
 
     async def expire(self, store: MetadataStore) -> None:
-        """As an expiry ends it: the lease goes, and all keys that are tied to it."""
+        """End the session as an expiry does: the lease and all keys on it are deleted."""
         states = States(store)
-        link = Link(self._address.partition("/")[0], None)
+        link = EtcdLink(self._address.partition("/")[0], None)
         await link.revoke(store.session)
         await link.close()
         await states.wait_for(SessionState.LOST)

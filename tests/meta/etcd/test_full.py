@@ -1,5 +1,5 @@
-"""What a write comes to at an etcd that has no room left. It says "no space" of transactions that it has made as well:
-those that were on their way when the room ran out. Real servers."""
+"""Outcomes of writes at an etcd that is out of space. It also reports "no space" for transactions that it has carried
+out: those that were in flight when the space ran out. Real servers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AT_ONCE, ROUNDS_MAX = 40, 30
 
 @pytest.fixture
 def small_etcd(tmp_path: Path) -> Iterator[EtcdProcess]:
-    """A server that takes 3 MiB."""
+    """A server with a quota of 3 MiB."""
     process = start_standalone(tmp_path / "etcd", settings=("--quota-backend-bytes", str(3 << 20)))
     yield process
     process.kill()
@@ -31,13 +31,15 @@ def small_etcd(tmp_path: Path) -> Iterator[EtcdProcess]:
 @pytest.fixture
 async def store(small_etcd: EtcdProcess) -> AsyncIterator[EtcdStore]:
     address = f"{small_etcd.address}/full"
-    store = await EtcdStore.connect(address, session_timeout_s=60, call_timeout_s=PATIENCE_S)  # so it says all itself
+    store = await EtcdStore.connect(
+        address, session_timeout_s=60, call_timeout_s=PATIENCE_S
+    )  # it reports all of that itself
     yield store
     await store.close()
 
 
 async def outcomes(store: EtcdStore, first: int) -> dict[str, BaseException | None]:
-    """What became of many creates at once."""
+    """Return the outcomes of many concurrent creates."""
 
     async def outcome(name: str) -> tuple[str, BaseException | None]:
         try:
@@ -57,7 +59,7 @@ async def is_there(store: EtcdStore, name: str) -> bool:
     return True
 
 
-async def test_what_is_said_not_to_be_done_is_not_done(store: EtcdStore) -> None:
+async def test_refused_write_is_not_done_when_etcd_is_full(store: EtcdStore) -> None:
     done: dict[str, BaseException | None] = {}
     for each in range(ROUNDS_MAX):
         done |= await outcomes(store, each * AT_ONCE)
@@ -69,7 +71,7 @@ async def test_what_is_said_not_to_be_done_is_not_done(store: EtcdStore) -> None
     assert {name for name, error in done.items() if error is None} <= there
 
 
-async def test_a_write_that_certainly_was_refused_is_said_so_and_costs_no_connection(store: EtcdStore) -> None:
+async def test_certainly_refused_write_is_reported_and_keeps_the_connection(store: EtcdStore) -> None:
     states: list[SessionState] = []
     store.on_state(states.append)
     for each in range(ROUNDS_MAX):

@@ -1,4 +1,4 @@
-"""The etcd driver on paper: keys of nodes, bytes of values, and what its stream of watches goes on from."""
+"""The etcd driver without a server: keys of nodes, bytes of values, and where its watch stream continues."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from grpc.aio import AioRpcError, Metadata
 
 from kvstore.errors import MetadataError, MetadataUnavailable, MetadataUnknown, UndecodableNode
 from kvstore.meta import paths
-from kvstore.meta.address import Address, Kind, parse
+from kvstore.meta.address import Address, MetadataKind, parse
 from kvstore.meta.etcd import values
-from kvstore.meta.etcd.keys import Keys, Span
-from kvstore.meta.etcd.link import Link
-from kvstore.meta.etcd.plan import Plan
-from kvstore.meta.etcd.session import Session
-from kvstore.meta.etcd.watches import Watches
-from kvstore.meta.memory_tree import Node
+from kvstore.meta.etcd.keys import EtcdKeys, KeySpan
+from kvstore.meta.etcd.link import EtcdLink
+from kvstore.meta.etcd.plan import TransactionPlan
+from kvstore.meta.etcd.session import EtcdSession
+from kvstore.meta.etcd.watches import EtcdWatches
+from kvstore.meta.memory_tree import TreeNode
 from kvstore.meta.store import Create
 from kvstore.proto.etcd_pb2 import Compare, Event, KeyValue, TxnRequest, WatchResponse
 from kvstore.types import BookieId, LedgerId
 from tests.meta.drivers import Hint
 
-KEYS = Keys("kv")
+KEYS = EtcdKeys("kv")
 
 
 @pytest.mark.parametrize(
@@ -49,10 +49,10 @@ KEYS = Keys("kv")
         (paths.ledger(LedgerId(2**63 - 1)), b"/kv/ledgers/ledgers/9223372036854775807"),
     ],
 )
-def test_each_node_has_the_key_that_the_formats_say(path: str, key: bytes) -> None:
+def test_each_node_has_the_documented_key(path: str, key: bytes) -> None:
     assert (KEYS.key(path), KEYS.path_or_none(key)) == (key, path)
-    assert Keys("").key(path) == key.removeprefix(b"/kv")
-    assert Keys("").path_or_none(key.removeprefix(b"/kv")) == path
+    assert EtcdKeys("").key(path) == key.removeprefix(b"/kv")
+    assert EtcdKeys("").path_or_none(key.removeprefix(b"/kv")) == path
     assert KEYS.everything().start <= key < KEYS.everything().end
 
 
@@ -66,71 +66,73 @@ def test_each_node_has_the_key_that_the_formats_say(path: str, key: bytes) -> No
         b"/kv/\xff",
     ],
 )
-def test_what_is_no_nodes_key_is_none(key: bytes) -> None:
+def test_key_of_no_node_is_none(key: bytes) -> None:
     assert KEYS.path_or_none(key) is None
 
 
-def test_sessions_and_counters_have_keys_that_no_path_can_have() -> None:
+def test_sessions_and_counters_have_keys_that_no_path_has() -> None:
     assert KEYS.session(255) == b"/kv//sessions/00000000000000ff"
     assert KEYS.births("/servers") == b"/kv//births/servers"
 
 
-def test_a_prefix_is_the_same_with_slashes_around_it() -> None:
-    assert [Keys(prefix).key("/a") for prefix in ("", "/", "a/b", "/a/b/")] == [b"/a", b"/a", b"/a/b/a", b"/a/b/a"]
+def test_prefix_ignores_slashes_around_it() -> None:
+    assert [EtcdKeys(prefix).key("/a") for prefix in ("", "/", "a/b", "/a/b/")] == [b"/a", b"/a", b"/a/b/a", b"/a/b/a"]
 
 
-def test_a_parent_of_ledgers_finds_its_own_and_no_others() -> None:
+def test_parent_of_ledgers_finds_only_its_own() -> None:
     short, long = "/ledgers/21/4748", "/ledgers/000/0000/0021/4748"
     keys = [KEYS.key(paths.ledger(LedgerId(number))) for number in (2147483646, 2147483647, 2147480000)]
     for path in (short, long):
-        assert KEYS.spans(path)[1] == Span(
+        assert KEYS.spans(path)[1] == KeySpan(
             b"/kv/ledgers/ledgers/0000000002147480000", b"/kv/ledgers/ledgers/0000000002147490000"
         )
     assert [KEYS.child_or_none(short, key) for key in keys] == ["L3646", None, "L0000"]
     assert [KEYS.child_or_none(long, key) for key in keys] == [None, "L3647", None]
 
 
-def test_a_value_is_the_bytes_that_the_formats_say() -> None:
-    node = Node(b"data", created=7, owner=3, modified_ms=1_700_000_000_000, version=2)
+def test_value_has_the_documented_bytes() -> None:
+    node = TreeNode(b"data", created=7, owner=3, modified_ms=1_700_000_000_000, version=2)
     data = bytes.fromhex("01 00000002 0000000000000007 0000018bcfe56800") + b"data"
     assert values.encode(node) == data
     assert values.decode(KeyValue(key=b"k", value=data, lease=3, mod_revision=9)) == node
 
 
-def test_a_node_that_its_value_has_created_is_of_that_values_revision() -> None:
-    data = values.encode(Node(b"", created=values.OWN_REVISION, owner=0, modified_ms=1))
+def test_node_created_by_its_value_has_that_values_revision() -> None:
+    data = values.encode(TreeNode(b"", created=values.OWN_REVISION, owner=0, modified_ms=1))
     assert values.decode(KeyValue(value=data, mod_revision=9)).created == 9
 
 
 @pytest.mark.parametrize(
-    ("value", "fault"), [(b"\2" + bytes(20), "has format 2"), (b"\1", "want a header of 21 bytes")]
+    ("value", "fault"), [(b"\2" + bytes(20), "has format 2"), (b"\1", "expected a header of 21 bytes")]
 )
-def test_a_value_that_is_none_is_refused(value: bytes, fault: str) -> None:
+def test_malformed_value_is_refused(value: bytes, fault: str) -> None:
     with pytest.raises(UndecodableNode, match=fault):
         values.decode(KeyValue(key=b"k", value=value))
 
 
-def test_more_changes_than_etcd_takes_at_once_are_refused_before_they_are_sent() -> None:
-    with pytest.raises(MetadataError, match="130 changes in one call take 131 of etcd's operations, at most 128"):
-        Plan(KEYS, [Create(f"/n{number}") for number in range(130)]).reads()
+def test_too_many_changes_are_refused_before_they_are_sent() -> None:
+    with pytest.raises(
+        MetadataError, match="expected at most 128 etcd operations in one call, got 131 for 130 changes"
+    ):
+        TransactionPlan(KEYS, [Create(f"/n{number}") for number in range(130)]).reads()
 
 
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("z:1", Address(Kind.ZOOKEEPER, ("z:1",), "")),
-        ("z:1,[::1]:2/a/b/", Address(Kind.ZOOKEEPER, ("z:1", "[::1]:2"), "a/b")),
-        ("zookeeper://z:1/a", Address(Kind.ZOOKEEPER, ("z:1",), "a")),
-        ("etcd://e:1,f:2/a", Address(Kind.ETCD, ("e:1", "f:2"), "a")),
+        ("z:1", Address(MetadataKind.ZOOKEEPER, ("z:1",), "")),
+        ("z:1,[::1]:2/a/b/", Address(MetadataKind.ZOOKEEPER, ("z:1", "[::1]:2"), "a/b")),
+        ("zookeeper://z:1/a", Address(MetadataKind.ZOOKEEPER, ("z:1",), "a")),
+        ("etcd://e:1,f:2/a", Address(MetadataKind.ETCD, ("e:1", "f:2"), "a")),
     ],
 )
-def test_an_address_says_which_kind_of_store_it_is(text: str, found: Address) -> None:
+def test_address_names_the_kind_of_store(text: str, found: Address) -> None:
     assert parse(text) == found
     assert parse(found.connection).hosts == found.hosts
 
 
 class ScriptedLink:
-    """Answers each watch by the next list of answers; breaks when there are no more."""
+    """Answers each watch with the next list of answers, and breaks when there are no more."""
 
     endpoint = "scripted"
 
@@ -140,7 +142,7 @@ class ScriptedLink:
         self.broken = asyncio.Event()
         self.guard = Compare(key=KEYS.session(1))
 
-    async def watch(self, span: Span, revision: int) -> AsyncGenerator[WatchResponse, None]:
+    async def watch(self, span: KeySpan, revision: int) -> AsyncGenerator[WatchResponse, None]:
         self.asked.append(revision)
         for answer in self.script.pop(0):
             yield answer
@@ -156,15 +158,17 @@ def changed(path: str, revision: int) -> WatchResponse:
     return WatchResponse(events=[Event(type=Event.PUT, kv=kv)])
 
 
-async def followed(link: ScriptedLink, watches: Watches) -> Session:
-    session = Session(["127.0.0.1:1"], 6, tls=None, login=None, keys=KEYS, watches=watches, changed=lambda state: None)
+async def followed(link: ScriptedLink, watches: EtcdWatches) -> EtcdSession:
+    session = EtcdSession(
+        ["127.0.0.1:1"], 6, tls=None, login=None, keys=KEYS, watches=watches, changed=lambda state: None
+    )
     any_link: Any = link
     await session._follow(any_link, 5)
     return session
 
 
-async def test_a_stream_that_ends_is_begun_again_where_it_was() -> None:
-    watches, hint = Watches(KEYS), Hint()
+async def test_ended_stream_is_restarted_where_it_was() -> None:
+    watches, hint = EtcdWatches(KEYS), Hint()
     watches.add("/a", hint)
     link = ScriptedLink([WatchResponse(created=True), changed("/b", 8)], [changed("/a", 9)])
     session = await followed(link, watches)
@@ -173,8 +177,8 @@ async def test_a_stream_that_ends_is_begun_again_where_it_was() -> None:
     await session.close()
 
 
-async def test_after_a_compaction_everybody_reads_and_the_stream_goes_on_from_there() -> None:
-    watches, hint = Watches(KEYS), Hint()
+async def test_all_watches_are_called_after_a_compaction() -> None:
+    watches, hint = EtcdWatches(KEYS), Hint()
     watches.add("/never-changed", hint)
     link = ScriptedLink(
         [WatchResponse(created=True), WatchResponse(canceled=True, compact_revision=40)], [WatchResponse(created=True)]
@@ -185,10 +189,10 @@ async def test_after_a_compaction_everybody_reads_and_the_stream_goes_on_from_th
     await session.close()
 
 
-async def test_a_stream_that_etcd_refuses_ends_the_connection() -> None:
-    """Asked for again at once, it would be refused as often as this process can ask."""
+async def test_refused_stream_ends_the_connection() -> None:
+    """A watch that is requested again at once would be refused as often as this process can ask."""
     link = ScriptedLink([WatchResponse(canceled=True, cancel_reason="permission denied")], [], [])
-    session = await followed(link, Watches(KEYS))
+    session = await followed(link, EtcdWatches(KEYS))
     assert (link.asked, link.broken.is_set()) == ([5], True)
     await session.close()
 
@@ -197,13 +201,13 @@ async def test_a_stream_that_etcd_refuses_ends_the_connection() -> None:
     ("details", "kind"),
     [("etcdserver: mvcc: database space exceeded", MetadataUnavailable), ("Bandwidth exhausted", MetadataUnknown)],
 )
-async def test_a_refusal_that_etcd_has_not_said_itself_leaves_open_what_became_of_the_call(
+async def test_refusal_that_is_not_etcds_own_leaves_the_outcome_unknown(
     details: str, kind: type[MetadataError]
 ) -> None:
     async def refuse(_: TxnRequest, **_options: Any) -> None:
         raise AioRpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, Metadata(), Metadata(), details)
 
-    link = Link("127.0.0.1:1", None)
+    link = EtcdLink("127.0.0.1:1", None)
     link._kv = SimpleNamespace(Txn=refuse)
     with pytest.raises(kind, match=details):
         await link.txn(TxnRequest())

@@ -1,4 +1,4 @@
-"""Users and passwords of etcd. A real server that asks for them."""
+"""Users and passwords of etcd. A real server that requires them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TOKEN_TTL_S = 1
 
 def etcdctl(address: str, *arguments: str) -> None:
     tool = find_etcd().with_name("etcdctl")
-    patience = (f"--command-timeout={PATIENCE_S:g}s", f"--dial-timeout={PATIENCE_S:g}s")  # of its own it has little
+    patience = (f"--command-timeout={PATIENCE_S:g}s", f"--dial-timeout={PATIENCE_S:g}s")  # its own environment is small
     command = [str(tool), f"--endpoints=http://{address}", *patience, *arguments]
     environ = os.environ | {"ETCDCTL_API": "3"}
     subprocess.run(command, check=True, capture_output=True, timeout=2 * PATIENCE_S, env=environ)
@@ -36,7 +36,7 @@ def etcdctl(address: str, *arguments: str) -> None:
 
 @pytest.fixture
 def guarded(tmp_path: Path) -> Iterator[EtcdProcess]:
-    """A server where the user kvstore may do all below /kv, and nothing beside it."""
+    """A server where the user kvstore may do everything below /kv, and nothing elsewhere."""
     process = start_standalone(tmp_path / "etcd", settings=("--auth-token-ttl", str(TOKEN_TTL_S)))
     for arguments in (
         ("user", "add", "root:admin"),
@@ -58,13 +58,13 @@ async def opened(process: EtcdProcess, login: MetadataLogin | None, prefix: str 
     return store
 
 
-async def test_a_wrong_password_nobody_and_a_place_of_others_are_refused_at_once(guarded: EtcdProcess) -> None:
+async def test_wrong_password_user_and_prefix_are_refused_at_once(guarded: EtcdProcess) -> None:
     for login, prefix in ((MetadataLogin("kvstore", b"wrong"), "kv"), (None, "kv"), (OURS, "elsewhere")):
-        with pytest.raises(MetadataDenied, match="etcd does not let"):
+        with pytest.raises(MetadataDenied, match="etcd refuses"):
             await opened(guarded, login, prefix)
 
 
-async def test_all_that_a_session_does_it_does_as_its_user(guarded: EtcdProcess) -> None:
+async def test_session_does_everything_as_its_user(guarded: EtcdProcess) -> None:
     store, other = await opened(guarded, OURS), await opened(guarded, OURS)
     try:
         seen = asyncio.Event()
@@ -82,7 +82,7 @@ async def test_all_that_a_session_does_it_does_as_its_user(guarded: EtcdProcess)
         await store.close()
 
         async def is_over() -> bool:
-            """At once, unless etcd takes longer than a close waits: then with the lease."""
+            """At once, unless etcd takes longer than a close waits; then with the lease."""
             return await other.children("/") == ["n-0000000001"]
 
         await wait_until(is_over, what="the session's node is gone")
@@ -91,7 +91,7 @@ async def test_all_that_a_session_does_it_does_as_its_user(guarded: EtcdProcess)
         await other.close()
 
 
-async def test_a_token_that_etcd_has_forgotten_is_asked_for_anew_by_the_call_that_learns_of_it(
+async def test_forgotten_token_is_replaced_by_the_call_that_finds_out(
     guarded: EtcdProcess,
 ) -> None:
     store = await opened(guarded, OURS)
@@ -109,7 +109,7 @@ async def test_a_token_that_etcd_has_forgotten_is_asked_for_anew_by_the_call_tha
         await store.close()
 
 
-async def test_a_user_that_loses_its_role_is_told_so_and_comes_back_with_it(guarded: EtcdProcess) -> None:
+async def test_user_that_loses_its_role_gets_an_error_and_recovers_with_it(guarded: EtcdProcess) -> None:
     store = await opened(guarded, OURS)
     try:
         await store.create("/a", b"1")
@@ -128,7 +128,7 @@ async def test_a_user_that_loses_its_role_is_told_so_and_comes_back_with_it(guar
         await store.close()
 
 
-async def test_a_session_goes_on_when_the_server_comes_back_without_its_tokens(guarded: EtcdProcess) -> None:
+async def test_session_continues_when_the_server_restarts_without_tokens(guarded: EtcdProcess) -> None:
     store = await opened(guarded, OURS)
     try:
         await store.create("/a", b"1")

@@ -1,4 +1,4 @@
-"""In which order the etcd driver does what is asked of it at once, or asked and given up. Real servers."""
+"""The order in which the etcd driver carries out concurrent and cancelled calls. Real servers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["connect"]
 pytestmark = pytest.mark.needs_etcd
 
 
-async def test_a_number_that_another_takes_meanwhile_is_not_taken_twice(etcd_prefix: str, connect: Connect) -> None:
+async def test_sequential_number_of_another_writer_is_not_used_twice(etcd_prefix: str, connect: Connect) -> None:
     store, other = await connect(etcd_prefix), await connect(etcd_prefix)
     await store.create("/d")
     before_its_next_commit(store, lambda: other.create("/d/x-", sequential=True))
@@ -29,8 +29,8 @@ async def test_a_number_that_another_takes_meanwhile_is_not_taken_twice(etcd_pre
     assert len(set(created)) == 40
 
 
-async def test_numbers_are_given_one_after_the_other_within_a_process(etcd_prefix: str, connect: Connect) -> None:
-    """All at once, each would be given by the last of a hundred attempts: whenever all partitions begin a ledger."""
+async def test_sequential_numbers_of_a_process_are_assigned_one_by_one(etcd_prefix: str, connect: Connect) -> None:
+    """Concurrent calls would each be the last of a hundred attempts, for example when all partitions begin a ledger."""
     store = await connect(etcd_prefix)
     await store.create("/d")
     link = store._session.link
@@ -47,7 +47,7 @@ async def test_numbers_are_given_one_after_the_other_within_a_process(etcd_prefi
     assert (created, commits) == ([f"/d/z-{number:010d}" for number in range(50)], 50)
 
 
-async def test_a_given_up_call_disturbs_no_other(etcd_prefix: str, connect: Connect) -> None:
+async def test_cancelled_call_disturbs_no_other(etcd_prefix: str, connect: Connect) -> None:
     store = await connect(etcd_prefix)
     call = asyncio.ensure_future(store.create("/a"))
     await asyncio.sleep(0)
@@ -57,10 +57,8 @@ async def test_a_given_up_call_disturbs_no_other(etcd_prefix: str, connect: Conn
     assert store.state is SessionState.CONNECTED
 
 
-async def test_what_a_call_that_was_given_up_has_asked_for_is_done_before_later_calls(
-    etcd_prefix: str, connect: Connect
-) -> None:
-    """As in ZooKeeper. A replica that is stopped while it claims looks for its claim, to take it back."""
+async def test_cancelled_write_is_done_before_later_calls(etcd_prefix: str, connect: Connect) -> None:
+    """As in ZooKeeper. A replica that is stopped while it claims looks for its claim, to withdraw it."""
     store, other = await connect(etcd_prefix), await connect(etcd_prefix)
     link = store._session.link
     assert link is not None
@@ -92,10 +90,10 @@ async def test_what_a_call_that_was_given_up_has_asked_for_is_done_before_later_
     await store.delete("/a", 0)
 
 
-async def test_a_call_that_was_given_up_and_has_no_answer_holds_up_no_other_for_ever(
+async def test_cancelled_call_without_an_answer_blocks_no_other_forever(
     own_etcd: EtcdProcess, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nor is what became of it an error that nobody has seen."""
+    """Its outcome must not be reported as an exception that nobody retrieved, either."""
     store = await connect(f"{own_etcd.address}/kv", session_timeout_s=1000)
     is_sent = asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""Whether a write that etcd refuses for want of room is done. No server."""
+"""The outcome of a write that etcd refuses for lack of space. No server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvstore.proto.etcd_pb2 import Compare, RangeRequest, TxnRequest, TxnRespons
 
 
 class _Link:
-    """One that notes what it is asked."""
+    """A link that records its requests."""
 
     def __init__(self, *, is_as_it_was: bool) -> None:
         self.guard, self.asked = Compare(key=b"/kv/session"), list[TxnRequest]()
@@ -24,15 +24,15 @@ class _Link:
 
 
 def is_serializable(request: TxnRequest) -> bool:
-    """As etcd decides it: such a transaction any member answers by what it has so far, however far it lags. No read of
-    ours is serializable: the messages do not even have the field."""
+    """Decide as etcd does: any member may answer such a transaction from its own state, however far it lags. None of
+    our reads is serializable: the messages do not even have the field."""
     assert "serializable" not in RangeRequest.DESCRIPTOR.fields_by_name
     return not request.success and not request.failure
 
 
 @pytest.mark.parametrize("is_as_it_was", [True, False])
-async def test_whether_a_refused_write_is_done_is_asked_of_no_member_that_may_lag(is_as_it_was: bool) -> None:
-    """One that had not heard of the write said that nothing had changed, so that it was told as not done."""
+async def test_outcome_of_a_refused_write_is_not_read_from_a_lagging_member(is_as_it_was: bool) -> None:
+    """A member without the write reported that nothing had changed, so the write was reported as not done."""
     store: Any = object.__new__(EtcdStore)
     link: Any = _Link(is_as_it_was=is_as_it_was)
     wanted = TxnRequest(compare=[link.guard, Compare(key=b"/kv/a")])
@@ -40,7 +40,7 @@ async def test_whether_a_refused_write_is_done_is_asked_of_no_member_that_may_la
     if is_as_it_was:
         await store._check_not_done(link, wanted, refusal)
     else:
-        with pytest.raises(MetadataUnknown, match="may be done"):
+        with pytest.raises(MetadataUnknown, match="may have been done"):
             await store._check_not_done(link, wanted, refusal)
     (asked,) = link.asked
     assert list(asked.compare) == list(wanted.compare)

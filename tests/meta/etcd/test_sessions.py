@@ -1,4 +1,4 @@
-"""The etcd driver when etcd is in trouble: killed, silent, compacted, or gone for long; and two who write at once. Real
+"""The etcd driver when etcd is killed, silent, compacted, or away for long; and two concurrent writers. Real
 servers."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from kvstore.errors import (
 from kvstore.meta.etcd import EtcdStore, listing
 from kvstore.meta.etcd import session as session_module
 from kvstore.meta.etcd import store as module
-from kvstore.meta.etcd.link import Link
+from kvstore.meta.etcd.link import EtcdLink
 from kvstore.meta.store import Create, Delete, SessionState, ensure_path
 from kvstore.proto.etcd_pb2 import CompactionRequest, RangeRequest, RangeResponse, TxnRequest, TxnResponse
 from tests.meta.drivers import Hint, States, wait_until_gone
@@ -58,7 +58,7 @@ async def connect() -> AsyncIterator[Connect]:
 
 
 def before_its_next_commit(store: EtcdStore, action: Action) -> None:
-    """Let another be first: between what the store's next write reads and its commit."""
+    """Let another writer be first: between the reads of the store's next write and its commit."""
     link = store._session.link
     assert link is not None
     txn, waiting = link.txn, [action]
@@ -74,9 +74,7 @@ def before_its_next_commit(store: EtcdStore, action: Action) -> None:
 # ── two who write at once ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_write_whose_version_is_another_ones_meanwhile_is_a_conflict(
-    etcd_prefix: str, connect: Connect
-) -> None:
+async def test_write_of_a_version_changed_meanwhile_is_a_conflict(etcd_prefix: str, connect: Connect) -> None:
     store, other = await connect(etcd_prefix), await connect(etcd_prefix)
     await store.create("/a", b"0")
     before_its_next_commit(store, lambda: other.set("/a", b"other", 0))
@@ -86,7 +84,7 @@ async def test_a_write_whose_version_is_another_ones_meanwhile_is_a_conflict(
     assert await store.set("/a", b"whatever", -1) == 3
 
 
-async def test_a_parent_that_gets_a_child_meanwhile_is_not_deleted(etcd_prefix: str, connect: Connect) -> None:
+async def test_parent_that_gets_a_child_meanwhile_is_not_deleted(etcd_prefix: str, connect: Connect) -> None:
     store, other = await connect(etcd_prefix), await connect(etcd_prefix)
     await store.create("/d")
     before_its_next_commit(store, lambda: other.create("/d/child"))
@@ -95,7 +93,7 @@ async def test_a_parent_that_gets_a_child_meanwhile_is_not_deleted(etcd_prefix: 
     assert await store.children("/d") == ["child"]
 
 
-async def test_a_child_whose_parent_goes_meanwhile_is_not_created(etcd_prefix: str, connect: Connect) -> None:
+async def test_child_whose_parent_is_deleted_meanwhile_is_not_created(etcd_prefix: str, connect: Connect) -> None:
     store, other = await connect(etcd_prefix), await connect(etcd_prefix)
     await store.create("/d")
     before_its_next_commit(store, lambda: other.delete("/d", 0))
@@ -107,7 +105,7 @@ async def test_a_child_whose_parent_goes_meanwhile_is_not_created(etcd_prefix: s
         await store.create("/d/child")
 
 
-async def test_a_path_that_another_creates_meanwhile_is_there(etcd_prefix: str, connect: Connect) -> None:
+async def test_path_that_another_creates_meanwhile_exists(etcd_prefix: str, connect: Connect) -> None:
     store, other = await connect(etcd_prefix), await connect(etcd_prefix)
     before_its_next_commit(store, lambda: other.create("/a", b"other"))
     with pytest.raises(NodeExists):
@@ -115,8 +113,8 @@ async def test_a_path_that_another_creates_meanwhile_is_there(etcd_prefix: str, 
     assert (await store.get("/a"))[0] == b"other"
 
 
-async def test_a_node_replaced_in_one_step_is_a_new_one(etcd_prefix: str, connect: Connect) -> None:
-    """For etcd it is one key put once more."""
+async def test_node_replaced_in_one_step_is_a_new_one(etcd_prefix: str, connect: Connect) -> None:
+    """For etcd it is one key that is put again."""
     store = await connect(etcd_prefix)
     await store.create("/a")
     await store.set("/a", b"1", 0)
@@ -128,7 +126,7 @@ async def test_a_node_replaced_in_one_step_is_a_new_one(etcd_prefix: str, connec
     assert (await store.get("/a"))[1].created == after.created
 
 
-async def test_children_are_found_over_pages_and_past_what_is_below_them(
+async def test_children_are_found_over_pages_without_their_descendants(
     etcd_prefix: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listing, "PAGE", 3)
@@ -145,7 +143,7 @@ async def test_children_are_found_over_pages_and_past_what_is_below_them(
 
 
 async def listed_by_pages(store: EtcdStore, before_page: Callable[[int], Awaitable[object]]) -> list[str]:
-    """The children of /d, with something done before each page but the first."""
+    """The children of /d, with an action before each page but the first."""
     link = store._session.link
     assert link is not None
     pages, read = 0, link.range
@@ -163,7 +161,7 @@ async def listed_by_pages(store: EtcdStore, before_page: Callable[[int], Awaitab
         link.range = read  # type: ignore[method-assign]
 
 
-async def test_a_long_list_may_take_longer_than_a_call(
+async def test_long_list_may_take_longer_than_a_call(
     etcd_prefix: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listing, "PAGE", 1)
@@ -176,12 +174,12 @@ async def test_a_long_list_may_take_longer_than_a_call(
         await listed_by_pages(store, lambda page: wait_within(never, 0.25 if page < 5 else 9.0))
 
 
-async def test_a_list_whose_revision_is_compacted_meanwhile_is_read_anew(
+async def test_list_whose_revision_is_compacted_is_read_again(
     etcd_prefix: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listing, "PAGE", 2)
     store, other = await connect(etcd_prefix), await connect(etcd_prefix)
-    raw = Link(etcd_prefix.partition("/")[0], None)
+    raw = EtcdLink(etcd_prefix.partition("/")[0], None)
     await store.multi([Create("/d"), *(Create(f"/d/n{number}") for number in range(6))])
 
     async def compact(page: int) -> None:
@@ -198,12 +196,12 @@ async def test_a_list_whose_revision_is_compacted_meanwhile_is_read_anew(
 # ── sessions ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_what_an_earlier_connection_asks_for_late_is_not_done(etcd_prefix: str, connect: Connect) -> None:
-    """Its caller was told that the outcome is unknown, has read since, and acts on what it saw."""
+async def test_late_request_of_an_earlier_connection_is_not_done(etcd_prefix: str, connect: Connect) -> None:
+    """The caller got an unknown outcome, has read since, and acts on what it saw."""
     store = await connect(etcd_prefix)
     assert store._session.link is not None
     earlier = store._session.link.guard
-    raw = Link(etcd_prefix.partition("/")[0], None)
+    raw = EtcdLink(etcd_prefix.partition("/")[0], None)
     assert (await raw.txn(TxnRequest(compare=[earlier]))).succeeded
     states = States(store)
     store.break_connection()
@@ -213,19 +211,19 @@ async def test_what_an_earlier_connection_asks_for_late_is_not_done(etcd_prefix:
     await raw.close()
 
 
-async def test_a_session_that_has_expired_writes_nothing_more(etcd_prefix: str, connect: Connect) -> None:
+async def test_expired_session_writes_nothing(etcd_prefix: str, connect: Connect) -> None:
     store, other = await connect(etcd_prefix), await connect(etcd_prefix)
     await store.create("/a")
-    raw = Link(etcd_prefix.partition("/")[0], None)
+    raw = EtcdLink(etcd_prefix.partition("/")[0], None)
     lease = store.session
     before_its_next_commit(store, lambda: raw.revoke(lease))
-    with pytest.raises(MetadataError):  # refused by etcd, or by the driver, which hears of it at the same time
+    with pytest.raises(MetadataError):  # refused by etcd, or by the driver, which learns of it at the same time
         await store.set("/a", b"late", 0)
     assert (await other.get("/a"))[0] == b""
     await raw.close()
 
 
-async def test_over_a_killed_and_restarted_server_the_session_goes_on(own_etcd: EtcdProcess, connect: Connect) -> None:
+async def test_session_survives_a_killed_and_restarted_server(own_etcd: EtcdProcess, connect: Connect) -> None:
     store = await connect(f"{own_etcd.address}/kv")
     await store.create("/e", b"1", ephemeral=True)
     hint, states, session = Hint(), States(store), store.session
@@ -245,7 +243,7 @@ async def test_over_a_killed_and_restarted_server_the_session_goes_on(own_etcd: 
 
 
 async def kill_and_replace(store: EtcdStore, etcd: EtcdProcess, replace: Callable[[Path], object]) -> EtcdProcess:
-    """Restart it on what `replace` has made of its directory."""
+    """Restart the server on a directory that `replace` has changed."""
     states = States(store)
     etcd.kill()
     if store.state is SessionState.CONNECTED:
@@ -255,10 +253,10 @@ async def kill_and_replace(store: EtcdStore, etcd: EtcdProcess, replace: Callabl
 
 
 # docs/protocol.md B29
-async def test_an_older_copy_of_etcd_is_not_used_and_the_later_one_is(
+async def test_older_copy_of_etcd_is_not_used_and_the_later_one_is(
     own_etcd: EtcdProcess, connect: Connect, tmp_path: Path
 ) -> None:
-    """Ids would be given again, and what was made since would be taken for deleted."""
+    """Ids would be assigned again, and later ledgers would count as deleted."""
     store, older, later = await connect(f"{own_etcd.address}/kv"), tmp_path / "older", tmp_path / "later"
     process = await kill_and_replace(store, own_etcd, lambda data: shutil.copytree(data, older))
 
@@ -284,7 +282,7 @@ async def test_an_older_copy_of_etcd_is_not_used_and_the_later_one_is(
     assert sorted(await store.children("/")) == ["a", "b", "c"]
 
 
-async def test_calls_under_way_when_the_server_dies_are_unknown_and_none_is_sent_late(
+async def test_calls_in_flight_at_a_server_death_are_unknown_and_not_sent_late(
     own_etcd: EtcdProcess, connect: Connect
 ) -> None:
     store = await connect(f"{own_etcd.address}/kv")
@@ -303,8 +301,8 @@ async def test_calls_under_way_when_the_server_dies_are_unknown_and_none_is_sent
     assert await store.children("/") == ["a"]
 
 
-async def test_a_silent_server_is_noticed_and_calls_end_in_time(own_etcd: EtcdProcess, connect: Connect) -> None:
-    """For longer than the session lives: whether it has outlived that, etcd decides once it runs again."""
+async def test_silent_server_is_noticed_and_calls_end_in_time(own_etcd: EtcdProcess, connect: Connect) -> None:
+    """For longer than the session lives. etcd decides whether the session has expired once it runs again."""
     store = await connect(f"{own_etcd.address}/kv", session_timeout_s=3)
     await store.create("/e", ephemeral=True)
     states, loop, store._call_timeout_s = States(store), asyncio.get_running_loop(), 0.2
@@ -334,8 +332,8 @@ async def test_a_silent_server_is_noticed_and_calls_end_in_time(own_etcd: EtcdPr
     await wait_until(holds_it)
 
 
-async def test_a_call_without_an_answer_ends_its_connection(own_etcd: EtcdProcess, connect: Connect) -> None:
-    """Before a renewal of the lease finds out: this one's is due in minutes."""
+async def test_call_without_an_answer_ends_its_connection(own_etcd: EtcdProcess, connect: Connect) -> None:
+    """Before a renewal of the lease finds out: the next one is due in minutes."""
     store = await connect(f"{own_etcd.address}/kv", session_timeout_s=1000, call_timeout_s=0.2)
     states = States(store)
     own_etcd.pause()
@@ -344,7 +342,7 @@ async def test_a_call_without_an_answer_ends_its_connection(own_etcd: EtcdProces
     await states.wait_for(SessionState.SUSPENDED)
 
 
-async def test_an_idle_session_notices_a_silent_server(own_etcd: EtcdProcess, connect: Connect) -> None:
+async def test_idle_session_notices_a_silent_server(own_etcd: EtcdProcess, connect: Connect) -> None:
     store = await connect(f"{own_etcd.address}/kv", session_timeout_s=3)
     states = States(store)
     own_etcd.pause()
@@ -353,7 +351,7 @@ async def test_an_idle_session_notices_a_silent_server(own_etcd: EtcdProcess, co
     await states.wait_for(SessionState.CONNECTED)
 
 
-async def test_a_session_that_expired_unnoticed_is_lost_when_the_server_can_be_reached_again(
+async def test_session_that_expired_unnoticed_is_lost_at_the_next_connection(
     etcd: str, etcd_prefix: str, connect: Connect
 ) -> None:
     async with Proxy(etcd) as proxy:
@@ -374,7 +372,7 @@ async def test_a_session_that_expired_unnoticed_is_lost_when_the_server_can_be_r
             await store.get("/e")
 
 
-async def test_an_endpoint_that_goes_away_is_replaced_by_another_in_the_same_session(
+async def test_lost_endpoint_is_replaced_by_another_in_the_same_session(
     etcd: str, etcd_prefix: str, connect: Connect
 ) -> None:
     async with Proxy(etcd) as first, Proxy(etcd) as second:
@@ -394,10 +392,10 @@ async def test_an_endpoint_that_goes_away_is_replaced_by_another_in_the_same_ses
         assert (await store.get("/e"))[1].owner == store.session == session
 
 
-async def test_an_endpoint_that_does_not_answer_is_not_given_the_patience_for_a_slow_one(
+async def test_dead_endpoint_does_not_get_the_time_of_a_slow_one(
     etcd_prefix: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A host that is down takes no connection; after a long outage the others would be found too late for a lease."""
+    """A host that is down accepts no connection; after a long outage the others would be found too late for a lease."""
     monkeypatch.setattr(session_module, "ATTACH_FIRST_S", 1000.0)
     monkeypatch.setattr(session_module, "OPEN_MAX_S", 0.1)
     monkeypatch.setattr(Random, "randrange", lambda self, count: 0)
@@ -406,7 +404,7 @@ async def test_an_endpoint_that_does_not_answer_is_not_given_the_patience_for_a_
 
 
 @pytest.mark.slow
-async def test_a_member_of_an_ensemble_that_dies_costs_no_session(tmp_path: Path, connect: Connect) -> None:
+async def test_dead_member_of_an_ensemble_costs_no_session(tmp_path: Path, connect: Connect) -> None:
     members = start_ensemble(tmp_path)
     try:
         store = await connect(",".join(member.address for member in members) + "/kv", connect_timeout_s=PATIENCE_S)
@@ -438,12 +436,12 @@ async def test_a_member_of_an_ensemble_that_dies_costs_no_session(tmp_path: Path
 # ── watches ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_watch_from_before_a_compaction_has_everybody_read(etcd_prefix: str, connect: Connect) -> None:
+async def test_watch_from_before_a_compaction_calls_everybody(etcd_prefix: str, connect: Connect) -> None:
     store, other = await connect(etcd_prefix), await connect(etcd_prefix)
     await store.create("/a")
     for version in range(5):
         await store.set("/a", b"", version)
-    raw = Link(etcd_prefix.partition("/")[0], None)
+    raw = EtcdLink(etcd_prefix.partition("/")[0], None)
     raw.guard.key = b"nobody's"
     now = (await raw.txn(TxnRequest())).header.revision
     await raw._kv.Compact(CompactionRequest(revision=now, physical=True))
@@ -462,14 +460,14 @@ async def test_a_watch_from_before_a_compaction_has_everybody_read(etcd_prefix: 
 # ── bounds ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_no_server_is_said_so_in_time_and_why(connect: Connect) -> None:
+async def test_missing_server_is_reported_in_time_with_the_reason(connect: Connect) -> None:
     address = f"127.0.0.1:{free_port()}"
     with pytest.raises(MetadataUnavailable, match=rf"no etcd answers at {address} within 3 s: .*Connection refused"):
         await connect(address, connect_timeout_s=3)
 
 
-async def test_a_server_that_refuses_this_client_is_quoted(own_etcd: EtcdProcess, connect: Connect) -> None:
-    """Not for a server that is away would its operator look at who may ask it."""
+async def test_error_quotes_a_server_that_refuses_this_client(own_etcd: EtcdProcess, connect: Connect) -> None:
+    """The operator must not search for a server that is down when the problem is a permission."""
     channel = grpc.aio.insecure_channel(own_etcd.address)
     for method, request in (
         ("UserAdd", {1: "root", 2: "secret"}),
@@ -483,7 +481,7 @@ async def test_a_server_that_refuses_this_client_is_quoted(own_etcd: EtcdProcess
         await connect(own_etcd.address, connect_timeout_s=PATIENCE_S)
 
 
-async def test_calls_under_way_are_bounded(etcd_prefix: str, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_calls_in_flight_are_bounded(etcd_prefix: str, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CALLS_MAX", 10)
     store = await connect(etcd_prefix)
     results = await asyncio.gather(*(store.children("/") for _ in range(20)), return_exceptions=True)
@@ -491,7 +489,7 @@ async def test_calls_under_way_are_bounded(etcd_prefix: str, connect: Connect, m
     assert await store.children("/") == []
 
 
-async def test_closing_while_the_server_is_silent_does_not_wait_for_it(own_etcd: EtcdProcess) -> None:
+async def test_close_does_not_wait_for_a_silent_server(own_etcd: EtcdProcess) -> None:
     store = await EtcdStore.connect(f"{own_etcd.address}/kv")
     await ensure_path(store, "/a/b")
     own_etcd.pause()

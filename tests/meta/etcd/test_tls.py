@@ -23,7 +23,7 @@ pytestmark = pytest.mark.needs_etcd
 
 
 class Secured:
-    """A server that speaks TLS only with those who have a certificate of its authority."""
+    """A server that accepts only clients with a certificate of its authority."""
 
     def __init__(self, folder: Path, host: str) -> None:
         self.folder, self.authority = folder, trustme.CA()
@@ -46,7 +46,7 @@ def secured(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Secured]
     secured.process.kill()
 
 
-async def test_a_client_with_a_certificate_works_also_after_a_broken_connection(secured: Secured) -> None:
+async def test_client_with_a_certificate_works_after_a_broken_connection(secured: Secured) -> None:
     store = await connect(f"etcd://{secured.address}", tls=secured.client())
     try:
         await store.create("/a", bytes(100_000))
@@ -59,32 +59,30 @@ async def test_a_client_with_a_certificate_works_also_after_a_broken_connection(
 
 
 @pytest.mark.parametrize("secured", ["etcd.test"], indirect=True)
-async def test_etcd_is_reached_by_a_name_that_its_certificate_shows(
-    secured: Secured, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_etcd_is_reached_by_a_name_in_its_certificate(secured: Secured, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(NAMES, "_lookup", lambda host, family: ["127.0.0.1"] if family == socket.AF_INET else [])
-    NAMES.leave_to_parent()
+    NAMES.after_fork_in_child()
     named = secured.address.replace("127.0.0.1", "etcd.test")
     store = await connect(f"etcd://{named}", tls=secured.client())
     await store.create("/a", b"1")
     await store.close()
     with pytest.raises(MetadataUnavailable):
         await connect(f"etcd://{named.replace('etcd.test', 'other.test')}", tls=secured.client(), timeout_s=2)
-    NAMES.leave_to_parent()
+    NAMES.after_fork_in_child()
 
 
-async def test_a_client_of_another_authority_or_without_tls_is_refused(secured: Secured) -> None:
+async def test_client_of_another_authority_or_without_tls_is_refused(secured: Secured) -> None:
     for tls in (secured.client(trustme.CA()), None):
         with pytest.raises(MetadataUnavailable):
             await EtcdStore.connect(secured.address, tls=tls, connect_timeout_s=2)
 
 
 @pytest.mark.parametrize("secured", ["another.example"], indirect=True)
-async def test_a_server_with_another_hosts_certificate_is_refused(secured: Secured) -> None:
+async def test_server_with_another_hosts_certificate_is_refused(secured: Secured) -> None:
     with pytest.raises(MetadataUnavailable):
         await EtcdStore.connect(secured.address, tls=secured.client(), connect_timeout_s=2)
 
 
-async def test_files_that_are_no_certificates_are_named(secured: Secured, tmp_path: Path) -> None:
+async def test_unusable_certificate_files_are_named(secured: Secured, tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file"):
         await EtcdStore.connect(secured.address, tls=Tls(ca=tmp_path / "none"))

@@ -18,7 +18,7 @@ from kvstore.meta.history.seen import SeenVersions, Version
 from kvstore.meta.history.verified import VerifiedStore
 from kvstore.meta.layout import LayoutStore
 from kvstore.meta.memory import MemoryStore, MemoryTree
-from kvstore.meta.memory_tree import Node
+from kvstore.meta.memory_tree import TreeNode
 from kvstore.meta.store import Create, SessionState, SetData, Stat
 from tests.meta.drivers import FaultyStore, Hint, LaggingStore, States, TestNursery
 from tests.waiting import wait_until
@@ -28,7 +28,7 @@ SAID = "older copy of itself"
 
 
 class Ensemble:
-    """A metadata store that can be restored to a copy, under sessions that go on."""
+    """A metadata store that can be restored to a copy, under sessions that continue."""
 
     def __init__(self) -> None:
         self.tree = MemoryTree()
@@ -38,11 +38,11 @@ class Ensemble:
         self.stores.append(FaultyStore(self.tree))
         return self.stores[-1]
 
-    def copy(self) -> dict[str, Node]:
+    def copy(self) -> dict[str, TreeNode]:
         return dict(self.tree._nodes)
 
-    def restore(self, copy: dict[str, Node], *, reconnects: bool = True) -> None:
-        """Sessions live on, as ZooKeeper's do, and transactions are above all that were before."""
+    def restore(self, copy: dict[str, TreeNode], *, reconnects: bool = True) -> None:
+        """Restore a copy. Sessions continue, as ZooKeeper's do, and transactions are above all former ones."""
         for store in self.stores:
             store.suspend()
         self.tree._nodes = dict(copy)
@@ -71,7 +71,7 @@ async def opened(inner: MemoryStore, directory: Path, node: str = "n1") -> Async
 
 
 async def settled(store: VerifiedStore) -> None:
-    """Until the store has acknowledged a mark of all that has happened."""
+    """Wait until the store has acknowledged a mark of everything that has happened."""
 
     async def is_settled() -> bool:
         mark = store._verifier.mark
@@ -82,7 +82,7 @@ async def settled(store: VerifiedStore) -> None:
 
 
 # docs/protocol.md B29
-async def test_older_copy_is_refused_before_the_first_call_and_later_copy_is_used(
+async def test_older_copy_is_refused_before_the_first_call_and_later_one_is_used(
     ensemble: Ensemble, tmp_path: Path
 ) -> None:
     inner = ensemble.session()
@@ -135,7 +135,7 @@ async def test_older_copy_is_recognised_at_the_start_by_the_file(ensemble: Ensem
 
 # docs/protocol.md B29
 async def test_version_below_one_seen_before_is_an_older_copy(ensemble: Ensemble, tmp_path: Path) -> None:
-    """Also where the copy has the mark: nothing was new to this process when it was made."""
+    """Also if the copy has the mark: nothing was new to this process when the copy was made."""
     inner, other = ensemble.session(), ensemble.session()
     async with opened(inner, tmp_path) as store:
         await other.create("/list", b"0")
@@ -145,7 +145,7 @@ async def test_version_below_one_seen_before_is_an_older_copy(ensemble: Ensemble
         ensemble.restore(older)
         states = States(store)
         await states.wait_for(SessionState.CONNECTED)
-        with pytest.raises(OlderMetadata, match="version 0 of /list, and version 1 was seen"):
+        with pytest.raises(OlderMetadata, match="/list has version 0, and version 1 was seen"):
             await store.get("/list")
 
 
@@ -191,8 +191,8 @@ async def test_process_that_writes_sees_its_own_versions(ensemble: Ensemble, tmp
 
 
 class Lagging(LaggingStore):
-    """A member that is behind, until it has taken part in a request on which all agree. A sync does not suffice, as
-    with one that a deposed leader answers."""
+    """A member that lags until it takes part in a request on which all agree. A sync does not suffice, as with a
+    deposed leader."""
 
     async def sync(self, path: str) -> None:
         await MemoryStore.sync(self, path)
@@ -203,7 +203,7 @@ class Lagging(LaggingStore):
 
 
 # docs/protocol.md B29
-async def test_server_that_lags_is_not_taken_for_an_older_copy(ensemble: Ensemble, tmp_path: Path) -> None:
+async def test_server_that_lags_is_not_an_older_copy(ensemble: Ensemble, tmp_path: Path) -> None:
     inner = Lagging(ensemble.tree)
     async with opened(inner, tmp_path) as store:
         await store.create("/list", b"0")
@@ -225,7 +225,7 @@ async def test_server_that_lags_is_not_taken_for_an_older_copy(ensemble: Ensembl
 
 
 # docs/protocol.md B29
-async def test_write_of_unknown_outcome_is_not_taken_for_acknowledged(ensemble: Ensemble, tmp_path: Path) -> None:
+async def test_write_of_unknown_outcome_does_not_count_as_acknowledged(ensemble: Ensemble, tmp_path: Path) -> None:
     inner = ensemble.session()
     assert isinstance(inner, FaultyStore)
     async with opened(inner, tmp_path) as store:
@@ -258,7 +258,7 @@ async def test_mark_of_another_process_ends_the_use_of_the_store(ensemble: Ensem
 
 # docs/protocol.md B29
 async def test_damaged_file_does_not_make_the_store_an_older_copy(ensemble: Ensemble, tmp_path: Path) -> None:
-    """One bit that turns over would stop every node of the cluster."""
+    """A single flipped bit would stop every node of the cluster."""
     async with opened(ensemble.session(), tmp_path) as store:
         await store.create("/a")
         await settled(store)
@@ -294,7 +294,7 @@ OTHERS = _line(b"another-cluster", b"n1", 9), _line(CLUSTER.encode(), b"n2", 9)
 
 
 @pytest.mark.parametrize("said", [*OTHERS, b"torn", b""])
-async def test_file_of_another_cluster_or_node_says_nothing(ensemble: Ensemble, tmp_path: Path, said: bytes) -> None:
+async def test_file_of_another_cluster_or_node_proves_nothing(ensemble: Ensemble, tmp_path: Path, said: bytes) -> None:
     (tmp_path / FILE).write_bytes(said)
     async with opened(ensemble.session(), tmp_path) as store:
         await store.create("/a")
@@ -302,7 +302,7 @@ async def test_file_of_another_cluster_or_node_says_nothing(ensemble: Ensemble, 
     assert (tmp_path / FILE).read_text().split("\n")[0].split()[:3] == [CLUSTER, "n1", "1"]
 
 
-async def test_metadata_that_stay_as_they_are_cost_no_writes(ensemble: Ensemble, tmp_path: Path) -> None:
+async def test_unchanged_metadata_cost_no_writes(ensemble: Ensemble, tmp_path: Path) -> None:
     inner = ensemble.session()
     assert isinstance(inner, FaultyStore)
     async with opened(inner, tmp_path) as store:
@@ -319,8 +319,8 @@ async def test_metadata_that_stay_as_they_are_cost_no_writes(ensemble: Ensemble,
         assert set(inner.calls) == {"get"}
 
 
-async def test_store_without_the_cluster_is_judged_by_others(ensemble: Ensemble, tmp_path: Path) -> None:
-    """docs/protocol.md G23: a place that was formatted is another cluster, or none, and no copy."""
+async def test_store_without_the_cluster_is_judged_by_other_checks(ensemble: Ensemble, tmp_path: Path) -> None:
+    """docs/protocol.md G23: a store that was formatted is another cluster or none, and not a copy."""
     async with opened(ensemble.session(), tmp_path) as store:
         await store.create("/a")
         await settled(store)
@@ -369,7 +369,7 @@ async def test_high_water_is_confirmed_again_after_every_node_was_replaced(
     assert not await ring("x"), "three nodes now"
 
 
-def test_seen_versions_are_bounded_and_know_a_node_made_again() -> None:
+def test_seen_versions_are_bounded_and_recognise_a_recreated_node() -> None:
     seen = SeenVersions(paths_max=2)
     assert seen.note("/a", Stat(5, 10, 0, 0))
     assert not seen.note("/a", Stat(4, 10, 0, 0))

@@ -29,11 +29,11 @@ from tests.waiting import PATIENCE_S
 HASH = encoded(b"secret", bytes(16), p=1)
 
 
-async def test_a_cluster_without_a_table_asks_nobody(store: MetadataStore) -> None:
+async def test_cluster_without_a_table_requires_no_login(store: MetadataStore) -> None:
     assert await AccessStore(store).read() == AccessTable()
 
 
-async def test_changes_of_two_writers_are_all_there(store: MetadataStore, other: MetadataStore) -> None:
+async def test_changes_of_two_writers_are_all_applied(store: MetadataStore, other: MetadataStore) -> None:
     one, two = AccessStore(store), AccessStore(other)
     await one.change(AddUser("root", HASH))
     await asyncio.gather(*(each.change(AddRole(f"r{number}")) for number, each in enumerate((one, two) * 3)))
@@ -47,14 +47,14 @@ async def test_changes_of_two_writers_are_all_there(store: MetadataStore, other:
     assert await one.read() == table
 
 
-async def test_a_change_is_told(store: MetadataStore, other: MetadataStore) -> None:
+async def test_change_calls_the_watch(store: MetadataStore, other: MetadataStore) -> None:
     told = asyncio.Event()
     AccessStore(other).watch(told.set)
     await AccessStore(store).change(AddUser("root", HASH))
     await asyncio.wait_for(told.wait(), PATIENCE_S)
 
 
-async def test_what_cannot_be_done_changes_nothing(store: MetadataStore) -> None:
+async def test_impossible_change_changes_nothing(store: MetadataStore) -> None:
     access = AccessStore(store)
     with pytest.raises(InvalidRequest, match="role admin"):
         await access.change(Switch(True))
@@ -63,9 +63,7 @@ async def test_what_cannot_be_done_changes_nothing(store: MetadataStore) -> None
     assert await access.read() == AccessTable()
 
 
-async def test_a_removal_whose_outcome_was_unknown_is_found_done(
-    store: MetadataStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_removal_of_unknown_outcome_counts_as_done(store: MetadataStore, monkeypatch: pytest.MonkeyPatch) -> None:
     access = AccessStore(store)
     await access.change(AddUser("root", HASH))
     await access.change(AddUser("anna", HASH))
@@ -81,7 +79,7 @@ async def test_a_removal_whose_outcome_was_unknown_is_found_done(
     assert [each.name for each in (await access.change(RemoveUser("anna"))).users] == ["root"]
 
 
-async def test_a_table_of_a_later_build_is_not_taken_for_none(store: MetadataStore) -> None:
+async def test_table_of_a_later_build_does_not_count_as_none(store: MetadataStore) -> None:
     await store.create(paths.ACCESS, codec.encode(AccessTable(is_on=True), format=2))
     with pytest.raises(UndecodableNode):
         await AccessStore(store).read()
@@ -93,7 +91,7 @@ def right(number: int) -> GrantRight:
 
 @cache
 def nearly_full() -> tuple[AccessTable, int]:
-    """A table, and the number of the first right that it has no room for."""
+    """Return a table, and the number of the first permission that does not fit."""
     table = AccessTable(roles=tuple(Role(f"r{number}") for number in range(9)))
     for number in range(540):
         larger = applied(table, right(number))
@@ -103,7 +101,7 @@ def nearly_full() -> tuple[AccessTable, int]:
     raise AssertionError("it is never full")
 
 
-async def test_a_table_that_would_be_too_large_is_refused(store: MetadataStore) -> None:
+async def test_oversized_access_table_is_refused(store: MetadataStore) -> None:
     table, number = nearly_full()
     await store.create(paths.ACCESS, codec.encode(table))
     access = AccessStore(store)
@@ -113,7 +111,7 @@ async def test_a_table_that_would_be_too_large_is_refused(store: MetadataStore) 
     assert (await access.read()).roles == table.roles
 
 
-def test_the_bytes_in_the_metadata_store_stay_as_they_are() -> None:
+def test_stored_bytes_of_the_table_are_stable() -> None:
     data = (
         b'{"format":1,"is_on":true,"users":[{"name":"root","password":"' + HASH.encode() + b'","roles":["admin"]}],'
         b'"roles":[{"name":"r","grants":[{"right":"read","prefix":"YS8="}]}]}'

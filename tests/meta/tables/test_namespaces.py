@@ -1,4 +1,4 @@
-"""The table of namespaces in the metadata store, and what is the same for every table."""
+"""The table of namespaces in the metadata store, and the behaviour of every table."""
 
 from contextlib import suppress
 
@@ -33,14 +33,14 @@ def remove_without_an_answer(store: MetadataStore, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(store, "set", set_another)
 
 
-async def test_a_removal_whose_outcome_was_unknown_is_found_done(
+async def test_namespace_removal_of_unknown_outcome_counts_as_done(
     store: MetadataStore, table: NamespaceStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remove_without_an_answer(store, monkeypatch)
     assert await table.change(Remove("shop")) == NamespaceTable()
 
 
-async def test_a_change_of_what_went_meanwhile_is_not_found_done(
+async def test_change_of_a_namespace_removed_meanwhile_fails(
     store: MetadataStore, table: NamespaceStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remove_without_an_answer(store, monkeypatch)
@@ -49,7 +49,7 @@ async def test_a_change_of_what_went_meanwhile_is_not_found_done(
     assert await table.read() == NamespaceTable()
 
 
-async def test_a_table_that_does_not_say_what_there_is_is_not_taken_for_none(store: MetadataStore) -> None:
+async def test_namespace_table_without_its_part_does_not_count_as_empty(store: MetadataStore) -> None:
     await store.create(paths.NAMESPACES, b'{"format":1}')
     with pytest.raises(UndecodableNode):
         await NamespaceStore(store).read()

@@ -1,4 +1,4 @@
-"""What kazoo leaves behind is collected where it was left."""
+"""Collects what kazoo leaves behind in the test that left it."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import pytest
 
 @pytest.fixture(scope="module", autouse=True)
 def frozen_heap() -> None:
-    """Let the collections below look only at objects of their own tests: to look through all that a run of tests keeps
-    took one to two seconds for each test."""
+    """Limit the collections below to objects of their own tests: scanning everything that a run of tests keeps took one
+    to two seconds for each test."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def collected_sockets() -> Iterator[None]:
-    """Kazoo closes no socket whose connecting fails. Left to the collector these would fail whichever test of ours runs
-    when it comes."""
+    """Kazoo does not close a socket whose connecting fails. Left to the garbage collector, it would fail whichever test
+    runs then."""
     yield
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)

@@ -15,7 +15,7 @@ from tests.waiting import PATIENCE_S
 
 class ZooKeeperDriver:
     def __init__(self, address: str, login: MetadataLogin | None = None) -> None:
-        """With a login every node has an ACL that names its user alone."""
+        """With a login every node has an ACL that names only its user."""
         self._address, self._login = address, login
         self._stores: list[ZooKeeperStore] = []
 
@@ -37,7 +37,7 @@ class ZooKeeperDriver:
         await states.wait_for(SessionState.CONNECTED)
 
     async def expire(self, store: MetadataStore) -> None:
-        """As ZooKeeper's own tests do it: enter the same session from elsewhere and close it."""
+        """End the session as ZooKeeper's own tests do: enter the same session from elsewhere and close it."""
         assert isinstance(store, ZooKeeperStore)
         identity = store._session.client.client_id
         states = States(store)

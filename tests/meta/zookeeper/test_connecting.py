@@ -1,4 +1,4 @@
-"""The first connection with ZooKeeper, where what kazoo's threads know is ahead of the event loop. No server."""
+"""The first connection with ZooKeeper, when kazoo's threads know more than the event loop. No server."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ TURNS_MAX = 10_000
 
 
 class Ended(Exception):
-    """The event loop had no turn for so long."""
+    """Raised when the event loop had no turn for this long."""
 
 
 class _Broken:
-    """A client whose thread has just lost its connection, which the event loop has not been told yet."""
+    """A client whose thread has just lost its connection, before the event loop is notified."""
 
     def __init__(self) -> None:
         self.refused = 0
@@ -37,7 +37,7 @@ class _Broken:
 
 
 class _Session:
-    """One that still says that it is connected."""
+    """A session that still reports that it is connected."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.state, self.id, self.user = SessionState.CONNECTED, 7, "nobody"
@@ -48,10 +48,11 @@ class _Session:
 
 
 @pytest.mark.parametrize("chroot", ["", "/kvstore"])
-async def test_a_connection_that_breaks_while_the_first_node_is_made_leaves_the_event_loop_its_turns(
+async def test_broken_connection_at_the_first_node_does_not_block_the_loop(
     monkeypatch: pytest.MonkeyPatch, chroot: str
 ) -> None:
-    """Without one nobody would learn that it is broken, no deadline would end the wait, and no signal the process."""
-    monkeypatch.setattr(module, "Session", _Session)
+    """Without a turn of the loop nobody would learn that the connection is broken, no deadline would end the wait, and
+    no signal the process."""
+    monkeypatch.setattr(module, "ZooKeeperSession", _Session)
     with pytest.raises(MetadataUnavailable, match="no ZooKeeper answers"):
         await ZooKeeperStore.connect(f"h:1{chroot}", connect_timeout_s=0.2)

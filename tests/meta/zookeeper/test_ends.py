@@ -15,7 +15,14 @@ from kazoo.protocol.states import KeeperState
 
 from kvstore.meta.store import SessionState
 from kvstore.meta.zookeeper import session as module
-from kvstore.meta.zookeeper.session import LOGIN_ATTEMPTS, GuardedClient, PipeEnd, PipeHandler, Resumable, Session
+from kvstore.meta.zookeeper.session import (
+    LOGIN_ATTEMPTS,
+    GuardedClient,
+    PipeEnd,
+    PipeHandler,
+    Resumable,
+    ZooKeeperSession,
+)
 from tests.waiting import wait_until
 
 NOBODY = "127.0.0.1:1"
@@ -27,11 +34,11 @@ def client() -> GuardedClient:
 
 
 def dropped(*_: object) -> None:
-    """What kazoo makes of a server that goes away within a login, and of one that refuses it."""
+    """Kazoo's behaviour with a server that goes away within a login, and with one that refuses it."""
     raise AuthFailedError("Connection dropped in SASL") from ConnectionDropped("socket connection broken")
 
 
-def test_a_server_that_goes_away_within_a_login_has_not_refused_it(client: GuardedClient) -> None:
+def test_server_that_goes_away_within_a_login_has_not_refused_it(client: GuardedClient) -> None:
     """A node ended because its ZooKeeper was restarted while the node logged in."""
     for _ in range(3):
         client._authenticate = dropped
@@ -42,7 +49,7 @@ def test_a_server_that_goes_away_within_a_login_has_not_refused_it(client: Guard
         client._authenticate_or_fail("h", 1.0)
 
 
-def test_one_that_drops_each_login_refuses_it(client: GuardedClient) -> None:
+def test_server_that_drops_each_login_refuses_it(client: GuardedClient) -> None:
     client._authenticate = dropped
     for _ in range(LOGIN_ATTEMPTS - 1):
         with pytest.raises(ConnectionDropped):
@@ -51,7 +58,7 @@ def test_one_that_drops_each_login_refuses_it(client: GuardedClient) -> None:
         client._authenticate_or_fail("h", 1.0)
 
 
-def test_a_client_whose_thread_ends_leaves_its_session_unless_that_is_over(client: GuardedClient) -> None:
+def test_client_whose_thread_ends_leaves_its_session_unless_that_is_over(client: GuardedClient) -> None:
     client._session_id, client._session_passwd, client.last_zxid = 7, b"p" * 16, 9
     client._session_callback(KeeperState.CONNECTED)
     client._session_callback(KeeperState.CLOSED)
@@ -69,10 +76,10 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-async def test_the_next_client_goes_on_with_the_session_once_there_is_a_descriptor_for_it(
+async def test_next_client_continues_the_session_once_there_is_a_descriptor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Where there was none for a moment nobody tried again."""
+    """If there was no descriptor for a moment, nobody tried again."""
     make, failures = PipeHandler.create_socket_pair, [OSError(EMFILE, "too many open files")] * 2
 
     def make_or_fail(handler: PipeHandler) -> tuple[PipeEnd, PipeEnd]:
@@ -80,7 +87,7 @@ async def test_the_next_client_goes_on_with_the_session_once_there_is_a_descript
             raise failures.pop()
         return make(handler)
 
-    session = Session(NOBODY, 6.0, tls=None, login=None, changed=lambda _: None)
+    session = ZooKeeperSession(NOBODY, 6.0, tls=None, login=None, changed=lambda _: None)
     former = session.client
     former.resumable = Resumable((7, b"p" * 16), 9)
     session._on_state(former, KeeperState.CONNECTED, 7)
@@ -99,10 +106,10 @@ async def test_the_next_client_goes_on_with_the_session_once_there_is_a_descript
     await session.close()
 
 
-async def test_a_server_that_never_answers_a_connection_is_asked_again_before_the_session_is_over(
+async def test_server_that_answers_no_connection_is_left_before_the_session_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """ZooKeeper does so while it starts; with one server each session was lost that met that moment."""
+    """ZooKeeper does so while it starts. With one server, each session that met that moment was lost."""
     timeout_s, came, waited_s, invoke = 3.0, list[int](), list[float](), ConnectionHandler._invoke
 
     def asked(handler: ConnectionHandler, timeout_s: float, *what: Any) -> Any:
@@ -117,7 +124,7 @@ async def test_a_server_that_never_answers_a_connection_is_asked_again_before_th
     monkeypatch.setattr(ConnectionHandler, "_invoke", asked)
     async with await asyncio.start_server(stay_silent, "127.0.0.1", 0) as server:
         host, port = server.sockets[0].getsockname()
-        session = Session(f"{host}:{port}", timeout_s, tls=None, login=None, changed=lambda _: None)
+        session = ZooKeeperSession(f"{host}:{port}", timeout_s, tls=None, login=None, changed=lambda _: None)
 
         async def has_come_again() -> bool:
             return len(came) > 1
@@ -127,16 +134,16 @@ async def test_a_server_that_never_answers_a_connection_is_asked_again_before_th
     assert waited_s[0] + module.RECONNECT_DELAY_MAX_S + module.RECONNECT_JITTER < 0.9 * timeout_s
 
 
-def test_a_host_that_is_off_leaves_some_of_the_sessions_time_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_that_is_off_leaves_some_of_the_sessions_time_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[float] = []
     monkeypatch.setattr(utils, "create_tcp_connection", lambda *_, timeout, **__: asked.append(timeout))
     GuardedClient(lambda *_: None, hosts=NOBODY, timeout=6.0).handler.create_connection(("h", 1), timeout=6.0)
     assert asked == [2.0]
 
 
-async def test_after_a_refused_login_the_next_one_is_not_soon() -> None:
-    """Its thread ends then, too, and that started the next client at once."""
-    session = Session(NOBODY, 6.0, tls=None, login=None, changed=lambda _: None)
+async def test_next_login_after_a_refused_one_is_delayed() -> None:
+    """The thread ends then, too, and that started the next client at once."""
+    session = ZooKeeperSession(NOBODY, 6.0, tls=None, login=None, changed=lambda _: None)
     loop, delays = session._loop, list[float]()
     session._loop = cast("Any", SimpleNamespace(call_later=lambda delay_s, *_: delays.append(delay_s)))
     for state in (KeeperState.AUTH_FAILED, KeeperState.CLOSED):

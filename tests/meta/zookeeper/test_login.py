@@ -1,4 +1,4 @@
-"""Logins and ACLs in ZooKeeper: who made a node may use it, and nobody else. Real servers."""
+"""Logins and ACLs in ZooKeeper: only the creator of a node may use it. Real servers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def connected(address: str, login: MetadataLogin | None) -> AsyncIterator[
         await store.close()
 
 
-async def test_whoever_is_not_the_creator_may_not_even_connect_to_its_tree(zookeeper_chroot: str) -> None:
+async def test_other_user_cannot_connect_to_the_creators_tree(zookeeper_chroot: str) -> None:
     async with connected(zookeeper_chroot, OURS) as store:
         await store.create("/a", b"1")
         for login in (None, OTHERS, MetadataLogin("kvstore", b"wrong")):
@@ -49,7 +49,7 @@ async def test_whoever_is_not_the_creator_may_not_even_connect_to_its_tree(zooke
                 await ZooKeeperStore.connect(zookeeper_chroot, login=login)
 
 
-async def test_every_way_to_make_a_node_closes_it(zookeeper: str, zookeeper_chroot: str) -> None:
+async def test_every_way_to_create_a_node_restricts_it(zookeeper: str, zookeeper_chroot: str) -> None:
     chroot = zookeeper_chroot.removeprefix(zookeeper)
     async with connected(zookeeper_chroot, OURS) as store, connected(zookeeper, None) as stranger:
         made = [
@@ -75,7 +75,7 @@ async def test_every_way_to_make_a_node_closes_it(zookeeper: str, zookeeper_chro
                     await refused
 
 
-async def test_a_session_says_who_it_is_on_every_connection(zookeeper_chroot: str) -> None:
+async def test_session_logs_in_on_every_connection(zookeeper_chroot: str) -> None:
     async with connected(zookeeper_chroot, OURS) as store, connected(zookeeper_chroot, OURS) as other:
         await store.create("/a", b"1")
         seen = asyncio.Event()
@@ -91,7 +91,7 @@ async def test_a_session_says_who_it_is_on_every_connection(zookeeper_chroot: st
             await seen.wait()
 
 
-async def test_a_folder_of_somebody_else_need_not_be_made_by_us(zookeeper: str, zookeeper_chroot: str) -> None:
+async def test_parent_of_another_user_need_not_be_created(zookeeper: str, zookeeper_chroot: str) -> None:
     chroot = zookeeper_chroot.removeprefix(zookeeper)
     async with connected(zookeeper, OTHERS) as admin:
         await admin.create(chroot)
@@ -103,7 +103,7 @@ async def test_a_folder_of_somebody_else_need_not_be_made_by_us(zookeeper: str, 
         await ZooKeeperStore.connect(f"{zookeeper_chroot}/mine", login=OURS)
 
 
-async def test_an_open_tree_is_closed_while_it_is_used_and_opened_again(zookeeper_chroot: str) -> None:
+async def test_open_tree_is_closed_while_in_use_and_opened_again(zookeeper_chroot: str) -> None:
     async with connected(zookeeper_chroot, None) as before:
         for number in range(100):
             await before.create(f"/{number}")
@@ -125,7 +125,7 @@ async def test_an_open_tree_is_closed_while_it_is_used_and_opened_again(zookeepe
         await after.delete("/8/below", 0)
 
 
-async def test_a_node_made_open_during_the_first_pass_is_closed_by_the_second(
+async def test_node_created_open_during_the_first_pass_is_closed_by_the_second(
     zookeeper_chroot: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with connected(zookeeper_chroot, NOT_YET) as running, connected(zookeeper_chroot, OURS) as store:
@@ -169,7 +169,7 @@ async def test_nodes_of_another_user_are_named_and_left(zookeeper_chroot: str) -
 
 @pytest.fixture
 def sasl_zookeeper(tmp_path: Path) -> Iterator[ZooKeeperProcess]:
-    """A server that takes nobody who does not log in by SASL."""
+    """A server that accepts only logins by SASL."""
     pytest.importorskip("puresasl", reason="the extra sasl is not installed")
     jaas = tmp_path / "jaas.conf"
     jaas.write_text(JAAS.format())
@@ -185,7 +185,7 @@ def sasl_zookeeper(tmp_path: Path) -> Iterator[ZooKeeperProcess]:
     process.kill()
 
 
-async def test_sasl_logs_in_over_reconnects_and_its_nodes_are_its_own(sasl_zookeeper: ZooKeeperProcess) -> None:
+async def test_sasl_logs_in_again_on_reconnect_and_owns_its_nodes(sasl_zookeeper: ZooKeeperProcess) -> None:
     address = f"{sasl_zookeeper.address}/kv"
     login = MetadataLogin("kvstore", b"s3cret", Mechanism.SASL)
     async with connected(address, login) as store:
@@ -199,10 +199,10 @@ async def test_sasl_logs_in_over_reconnects_and_its_nodes_are_its_own(sasl_zooke
         assert (acl.id.scheme, acl.id.id) == ("sasl", "kvstore")
 
 
-async def test_a_login_that_sasl_refuses_is_said_at_once(sasl_zookeeper: ZooKeeperProcess) -> None:
+async def test_login_that_sasl_refuses_is_reported_at_once(sasl_zookeeper: ZooKeeperProcess) -> None:
     address, wrong = f"{sasl_zookeeper.address}/kv", MetadataLogin("kvstore", b"wrong", Mechanism.SASL)
     async with asyncio.timeout(PATIENCE_S):
         with pytest.raises(MetadataDenied, match="refuses the login"):
             await ZooKeeperStore.connect(address, login=wrong, connect_timeout_s=2 * PATIENCE_S)
-        with pytest.raises(MetadataDenied, match="wants a login"):
+        with pytest.raises(MetadataDenied, match="requires a login"):
             await ZooKeeperStore.connect(address, connect_timeout_s=2 * PATIENCE_S)

@@ -1,4 +1,4 @@
-"""ZooKeeper's servers by name: one whose lookup hangs keeps nobody from the others."""
+"""ZooKeeper's servers by name: a lookup that hangs keeps nobody from the other servers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from kvstore.meta.zookeeper.session import GuardedClient
 from tests.waiting import PATIENCE_S
 
 HANGING = 5
-"""Servers whose names hang: one lookup after the other would take so many times as long as one."""
+"""Servers whose names hang: one lookup after the other would take this many times as long as one."""
 
 
-def test_zookeeper_server_whose_name_hangs_keeps_nobody_from_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_whose_name_hangs_does_not_block_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     let_go = threading.Event()
 
     def lookup(host: str, family: Any) -> list[str]:
@@ -28,7 +28,7 @@ def test_zookeeper_server_whose_name_hangs_keeps_nobody_from_the_others(monkeypa
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(NAMES, "_lookup", lookup)
-    NAMES.leave_to_parent()
+    NAMES.after_fork_in_child()
     try:
         hanging = ",".join(f"hangs{number}.test:1" for number in range(HANGING))
         client = GuardedClient(lambda *_: None, hosts=f"{hanging},zk3.test:3,absent.test:4,[::1]:5")
@@ -38,4 +38,4 @@ def test_zookeeper_server_whose_name_hangs_keeps_nobody_from_the_others(monkeypa
         assert sorted(found) == [("::1", "::1", 5), ("zk3.test", "127.0.0.1", 3)]
     finally:
         let_go.set()
-        NAMES.leave_to_parent()
+        NAMES.after_fork_in_child()

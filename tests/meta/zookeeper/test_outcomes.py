@@ -1,4 +1,4 @@
-"""What an error of kazoo's says of the call that it ends: refused, not sent, or perhaps done. No server."""
+"""The meaning of kazoo's errors for a call: refused, not sent, or possibly done. No server."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from kvstore.wal.lists import LedgerLists
         (kazoo.NoChildrenForEphemeralsError(), MetadataError),
         (kazoo.QuotaExceededError(), MetadataError),
         (kazoo.ConnectionLoss(), MetadataUnknown),
-        (kazoo.MarshallingError(), MetadataUnknown),  # of any error of the server's once the change is made
+        (kazoo.MarshallingError(), MetadataUnknown),  # of any error of the server's after the change
         (kazoo.SystemZookeeperError(), MetadataUnknown),
         (kazoo.RequestTimeoutError(), MetadataUnknown),
         (RuntimeError("xids do not match"), MetadataUnknown),
         (ValueError("an answer that cannot be decoded"), MetadataUnknown),
     ],
 )
-def test_a_call_is_told_as_refused_only_where_that_is_certain(error: Exception, said: type[MetadataError]) -> None:
+def test_call_is_reported_as_refused_only_when_that_is_certain(error: Exception, said: type[MetadataError]) -> None:
     assert type(_error("/a", error)) is said
     assert str(_error("/a", error)).startswith("/a")
 
 
-async def test_a_transaction_whose_results_are_not_all_there_may_be_done() -> None:
+async def test_transaction_with_missing_results_may_have_been_done() -> None:
     store: Any = object.__new__(ZooKeeperStore)
     store._chroot = ""
 
@@ -46,13 +46,13 @@ async def test_a_transaction_whose_results_are_not_all_there_may_be_done() -> No
         return []
 
     store._call = answered
-    with pytest.raises(MetadataUnknown, match="want 1 results, got 0"):
+    with pytest.raises(MetadataUnknown, match="expected 1 results, got 0"):
         await store.multi([SetData("/a", b"", 0)])
 
 
 # docs/protocol.md G12
-async def test_a_list_that_was_written_is_found_though_its_answer_could_not_be_understood() -> None:
-    """It was told as refused, and the ledger that had just been listed was deleted."""
+async def test_written_list_is_found_although_its_answer_was_unreadable() -> None:
+    """The write was reported as refused, and the ledger that had just been listed was deleted."""
 
     class Store(MemoryStore):
         is_choking = True

@@ -1,4 +1,4 @@
-"""Requests never block the event loop, however many wait for kazoo's thread, and not more wait than are allowed."""
+"""Requests never block the event loop, however many wait for kazoo's thread, and their number is bounded."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ ENDED_S = 30.0
 
 
 def connected() -> tuple[GuardedClient, Any]:
-    """A client that believes that it is connected and whose thread takes nothing, and what would wake that thread."""
+    """A client that believes that it is connected and whose thread takes nothing, and its wake-up pipe."""
     client = GuardedClient(lambda *_: None, hosts="127.0.0.1:1")
     reader, client._connection._write_sock = client.handler.create_socket_pair()
     client._state = KeeperState.CONNECTED
     return client, reader
 
 
-def test_as_many_requests_as_may_wait_are_taken_without_blocking_and_one_more_is_refused() -> None:
+def test_requests_up_to_the_limit_do_not_block_and_one_more_is_refused() -> None:
     client, reader = connected()
     refused: list[NotSent] = []
 
@@ -33,7 +33,7 @@ def test_as_many_requests_as_may_wait_are_taken_without_blocking_and_one_more_is
             except NotSent as error:
                 refused.append(error)
 
-    # In a thread, since one that blocks would never end.
+    # In a thread, because a call that blocks would never end.
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(ENDED_S)
@@ -44,7 +44,7 @@ def test_as_many_requests_as_may_wait_are_taken_without_blocking_and_one_more_is
     client._connection._write_sock.close()
 
 
-def test_what_is_taken_from_the_queue_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_taken_from_the_queue_frees_a_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "QUEUED_MAX", 1)
     client, reader = connected()
     client._call("a", client.handler.async_result())
@@ -56,7 +56,7 @@ def test_what_is_taken_from_the_queue_makes_room(monkeypatch: pytest.MonkeyPatch
     client._connection._write_sock.close()
 
 
-def test_a_connection_is_given_up_however_many_requests_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_is_abandoned_however_many_requests_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "QUEUED_MAX", 0)
     client, reader = connected()
     client.drop_connection()
@@ -65,7 +65,7 @@ def test_a_connection_is_given_up_however_many_requests_wait_for_it(monkeypatch:
     client._connection._write_sock.close()
 
 
-def test_a_watch_is_armed_however_many_requests_wait_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watch_is_armed_however_many_requests_wait_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "QUEUED_MAX", 0)
     client, reader = connected()
     client.get_async("/a", watch=print)
@@ -76,7 +76,7 @@ def test_a_watch_is_armed_however_many_requests_wait_before_it(monkeypatch: pyte
     client._connection._write_sock.close()
 
 
-def test_an_end_that_is_closed_writes_into_no_other_file() -> None:
+def test_closed_pipe_end_writes_into_no_other_file() -> None:
     reader, writer = session.PipeHandler().create_socket_pair()
     writer.close()
     writer.close()

@@ -1,4 +1,4 @@
-"""The ZooKeeper driver when ZooKeeper is in trouble: killed, silent, forgetful, or gone for long. Real servers."""
+"""The ZooKeeper driver when ZooKeeper is killed, silent, restarted without data, or away for long. Real servers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def connect() -> AsyncIterator[Connect]:
     stores: list[ZooKeeperStore] = []
 
     async def connect(address: str, **options: float) -> ZooKeeperStore:
-        """With a session that outlives a start of ZooKeeper, and a process that stands still, unless the test wants a
+        """The session outlives a start of ZooKeeper and a process that stands still, unless the test wants a
         short one."""
         stores.append(await ZooKeeperStore.connect(address, **({"session_timeout_s": SESSION_S} | options)))
         return stores[-1]
@@ -42,7 +42,7 @@ async def connect() -> AsyncIterator[Connect]:
         await store.close()
 
 
-async def test_a_chroot_is_made_and_keeps_apart(zookeeper_chroot: str, connect: Connect) -> None:
+async def test_chroot_is_created_and_separates_trees(zookeeper_chroot: str, connect: Connect) -> None:
     inner = await connect(f"{zookeeper_chroot}/a/b")
     outer = await connect(zookeeper_chroot)
     assert await inner.create("/x", sequential=True) == "/x0000000000"
@@ -53,27 +53,27 @@ async def test_a_chroot_is_made_and_keeps_apart(zookeeper_chroot: str, connect: 
     assert (await inner.get("/"))[0] == b"top"
 
 
-async def test_without_a_chroot_the_whole_tree_is_seen(zookeeper: str, connect: Connect) -> None:
+async def test_whole_tree_is_seen_without_a_chroot(zookeeper: str, connect: Connect) -> None:
     store = await connect(zookeeper)
     assert "zookeeper" in await store.children("/")
     assert await store.children("/zookeeper") == ["config", "quota"]
 
 
-async def test_no_server_is_said_so_in_time(connect: Connect) -> None:
+async def test_missing_server_is_reported_in_time(connect: Connect) -> None:
     address = f"127.0.0.1:{free_port()}"
     with pytest.raises(MetadataUnavailable, match=address):
         await connect(address, connect_timeout_s=0.5)
 
 
-async def test_an_attempt_to_connect_that_is_given_up_leaves_no_task(connect: Connect) -> None:
-    """A node that waits for its ZooKeeper logged an error for each: a task that was destroyed while it was pending."""
+async def test_abandoned_attempt_to_connect_leaves_no_task(connect: Connect) -> None:
+    """A node that waits for its ZooKeeper logged an error for each attempt: a task that was destroyed while pending."""
     before = asyncio.all_tasks()
     with pytest.raises(MetadataUnavailable):
         await connect(f"127.0.0.1:{free_port()}/x", connect_timeout_s=0.1)
     assert [task.get_name() for task in asyncio.all_tasks() - before] == []
 
 
-async def test_a_given_up_call_disturbs_no_other(zookeeper_chroot: str, connect: Connect) -> None:
+async def test_cancelled_zookeeper_call_disturbs_no_other(zookeeper_chroot: str, connect: Connect) -> None:
     store = await connect(zookeeper_chroot)
     call = asyncio.ensure_future(store.create("/a"))
     await asyncio.sleep(0)
@@ -83,7 +83,7 @@ async def test_a_given_up_call_disturbs_no_other(zookeeper_chroot: str, connect:
     assert store.state is SessionState.CONNECTED
 
 
-async def test_calls_under_way_are_bounded(
+async def test_zookeeper_calls_in_flight_are_bounded(
     zookeeper_chroot: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "CALLS_MAX", 10)
@@ -93,7 +93,7 @@ async def test_calls_under_way_are_bounded(
     assert await store.children("/") == []
 
 
-async def test_over_a_killed_and_restarted_server_the_session_goes_on(
+async def test_zookeeper_session_survives_a_killed_and_restarted_server(
     own_zookeeper: ZooKeeperProcess, connect: Connect
 ) -> None:
     store = await connect(f"{own_zookeeper.address}/kv")
@@ -116,7 +116,7 @@ async def test_over_a_killed_and_restarted_server_the_session_goes_on(
         again.kill()
 
 
-async def test_calls_under_way_when_the_server_dies_are_unknown_and_none_is_sent_late(
+async def test_zookeeper_calls_at_a_server_death_are_unknown_and_not_sent_late(
     own_zookeeper: ZooKeeperProcess, connect: Connect
 ) -> None:
     store = await connect(f"{own_zookeeper.address}/kv")
@@ -138,7 +138,7 @@ async def test_calls_under_way_when_the_server_dies_are_unknown_and_none_is_sent
         again.kill()
 
 
-async def test_a_call_between_the_break_and_the_news_of_it_is_refused_and_never_sent(
+async def test_call_between_a_break_and_its_report_is_refused_and_never_sent(
     own_zookeeper: ZooKeeperProcess, connect: Connect
 ) -> None:
     store = await connect(f"{own_zookeeper.address}/kv")
@@ -158,7 +158,7 @@ async def test_a_call_between_the_break_and_the_news_of_it_is_refused_and_never_
         again.kill()
 
 
-async def test_a_session_that_expired_unnoticed_is_lost_when_the_server_can_be_reached_again(
+async def test_zookeeper_session_that_expired_unnoticed_is_lost(
     zookeeper: str, zookeeper_chroot: str, connect: Connect
 ) -> None:
     async with Proxy(zookeeper) as proxy:
@@ -181,7 +181,7 @@ async def test_a_session_that_expired_unnoticed_is_lost_when_the_server_can_be_r
 
 
 class Proxy:
-    """Stands between a client and its server, and can be cut: connections break, and new ones are refused."""
+    """A proxy between a client and its server that can be cut: connections break, and new ones are refused."""
 
     def __init__(self, target: str) -> None:
         self._target = target
@@ -220,7 +220,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 async def recovers_from_silence(store: ZooKeeperStore, server: ZooKeeperProcess, *, silent_s: float) -> None:
-    """Pause the server, see SUSPENDED although nothing breaks, and CONNECTED after it goes on."""
+    """Pause the server, and see SUSPENDED although nothing breaks, and CONNECTED after it continues."""
     states, loop = States(store), asyncio.get_running_loop()
     server.pause()
     paused_at = loop.time()
@@ -248,7 +248,7 @@ async def recovers_from_silence(store: ZooKeeperStore, server: ZooKeeperProcess,
 
 
 @pytest.mark.slow
-async def test_an_idle_session_notices_a_silent_server_and_recovers(
+async def test_idle_session_notices_a_silent_server_and_recovers(
     own_zookeeper: ZooKeeperProcess, connect: Connect
 ) -> None:
     store = await connect(f"{own_zookeeper.address}/kv", session_timeout_s=6.0)
@@ -256,7 +256,7 @@ async def test_an_idle_session_notices_a_silent_server_and_recovers(
 
 
 @pytest.mark.slow
-async def test_a_busy_session_notices_a_silent_server_and_recovers(
+async def test_busy_session_notices_a_silent_server_and_recovers(
     own_zookeeper: ZooKeeperProcess, connect: Connect
 ) -> None:
     """Each request counts as a ping, so pings alone would never find out."""
@@ -291,11 +291,11 @@ async def test_a_busy_session_notices_a_silent_server_and_recovers(
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-async def test_a_dead_client_thread_is_replaced(
+async def test_dead_client_thread_is_replaced(
     zookeeper_chroot: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Kazoo's connection thread ends for good at an answer that it does not understand. The session goes on: its
-    ephemerals would be in the way of the next one for as long as a session lasts."""
+    """Kazoo's connection thread ends for good at an answer that it does not understand. The session must continue: its
+    ephemerals would block the next one for as long as a session lasts."""
     monkeypatch.setattr(zookeeper_session, "RESTART_DELAY_S", 0.05)
     store = await connect(zookeeper_chroot)
     await store.create("/e", ephemeral=True)
@@ -326,10 +326,10 @@ async def hint_after(store: ZooKeeperStore, path: str) -> None:
     await hint.wait()
 
 
-async def test_closing_while_the_server_is_away_does_not_wait_for_it(
+async def test_close_does_not_wait_for_an_absent_server(
     own_zookeeper: ZooKeeperProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who did would wait two thirds of the session's time."""
+    """A caller that waits would wait two thirds of the session's time."""
     monkeypatch.setattr(zookeeper_session, "CLOSE_TIMEOUT_S", 0.1)
     store = await ZooKeeperStore.connect(f"{own_zookeeper.address}/kv", session_timeout_s=60)
     own_zookeeper.pause()
@@ -341,7 +341,7 @@ async def test_closing_while_the_server_is_away_does_not_wait_for_it(
 
 
 @pytest.mark.slow
-async def test_a_member_of_an_ensemble_that_dies_costs_no_session(tmp_path: Path, connect: Connect) -> None:
+async def test_dead_member_of_a_zookeeper_ensemble_costs_no_session(tmp_path: Path, connect: Connect) -> None:
     members = start_ensemble(tmp_path)
     try:
         store = await connect(",".join(member.address for member in members) + "/kv")

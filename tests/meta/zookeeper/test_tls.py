@@ -25,7 +25,7 @@ pytestmark = [
 
 
 def write(folder: Path, ca: trustme.CA, name: str, *hosts: str) -> Path:
-    """A certificate with its key in one file; the key in PKCS #8, the form that ZooKeeper reads."""
+    """Write a certificate with its key into one file, the key in PKCS #8, which ZooKeeper reads."""
     issued = ca.issue_cert(*hosts)
     key = serialization.load_pem_private_key(issued.private_key_pem.bytes(), None).private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -36,7 +36,7 @@ def write(folder: Path, ca: trustme.CA, name: str, *hosts: str) -> Path:
 
 
 class Secured:
-    """A server that speaks TLS only with those who have a certificate of its authority."""
+    """A server that accepts only clients with a certificate of its authority."""
 
     def __init__(self, folder: Path, hosts: tuple[str, ...]) -> None:
         self.folder, self.authority = folder, trustme.CA()
@@ -71,13 +71,13 @@ def _listens(port: int) -> bool:
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Secured]:
-    """One for all tests that want the same hosts in its certificate."""
+    """One server for all tests that want the same hosts in its certificate."""
     secured = Secured(tmp_path_factory.mktemp("secured"), getattr(request, "param", ("127.0.0.1", "localhost")))
     yield secured
     secured.process.kill()
 
 
-async def test_a_client_with_a_certificate_works_also_after_a_broken_connection(secured: Secured) -> None:
+async def test_zookeeper_client_with_a_certificate_reconnects(secured: Secured) -> None:
     store = await ZooKeeperStore.connect(secured.address, tls=secured.client())
     try:
         await store.create("/a", bytes(100_000))
@@ -89,8 +89,9 @@ async def test_a_client_with_a_certificate_works_also_after_a_broken_connection(
         await store.close()
 
 
-async def test_each_connection_shows_the_certificate_that_is_in_the_file_then(secured: Secured) -> None:
-    """So that one is replaced without a restart. One that cannot be used costs the connection, and not the session."""
+async def test_each_connection_uses_the_present_certificate_file(secured: Secured) -> None:
+    """So that a certificate can be replaced without a restart. An unusable one costs the connection, and not the
+    session."""
     store = await ZooKeeperStore.connect(secured.address, tls=secured.client(), session_timeout_s=30)
     try:
         for spoil in (lambda: secured.client(trustme.CA()), lambda: (secured.folder / "client.pem").write_text("half")):
@@ -104,17 +105,17 @@ async def test_each_connection_shows_the_certificate_that_is_in_the_file_then(se
         await store.close()
 
 
-async def test_a_client_of_another_authority_is_refused(secured: Secured) -> None:
+async def test_client_of_another_authority_is_refused(secured: Secured) -> None:
     with pytest.raises(MetadataUnavailable):
         await ZooKeeperStore.connect(secured.address, tls=secured.client(trustme.CA()), connect_timeout_s=2)
 
 
-async def test_a_client_without_tls_is_refused(secured: Secured) -> None:
+async def test_client_without_tls_is_refused(secured: Secured) -> None:
     with pytest.raises(MetadataUnavailable):
         await ZooKeeperStore.connect(secured.address, connect_timeout_s=2)
 
 
 @pytest.mark.parametrize("secured", [("another.example",)], indirect=True)
-async def test_a_server_with_another_hosts_certificate_is_refused(secured: Secured) -> None:
+async def test_zookeeper_server_with_another_hosts_certificate_is_refused(secured: Secured) -> None:
     with pytest.raises(MetadataUnavailable):
         await ZooKeeperStore.connect(secured.address, tls=secured.client(), connect_timeout_s=2)

@@ -12,7 +12,7 @@ from kvstore.partition.election.leader_znode import Claims
 from kvstore.partition.election.ranking import LeaderRecord
 from kvstore.partition.election.role_events import RemoveStale
 from kvstore.partition.state.engine_memory import MemoryEngine
-from kvstore.partition.state.state import State
+from kvstore.partition.state.state import ReplicaState
 from kvstore.types import PartitionId, ServerId
 
 P, ME = PartitionId("p1"), ServerId("n1")
@@ -26,11 +26,11 @@ async def claims_of(tree: MemoryTree) -> Claims:
 
 
 # docs/protocol.md H12
-async def test_the_znode_of_a_process_of_the_same_id_that_goes_on_is_not_removed_as_fast_as_it_claims() -> None:
+async def test_claiming_waits_between_removals_of_a_live_twins_znode() -> None:
     tree = MemoryTree()
     mine, twins = await claims_of(tree), await claims_of(tree)
     reread, is_gone = asyncio.Event(), asyncio.Event()
-    state = State(P, MemoryEngine(), PartitionConfig())
+    state = ReplicaState(P, MemoryEngine(), PartitionConfig())
     made = Claiming(mine, state, ME, "mine", feed=lambda _: None, reread=reread, is_stopped=lambda: False)
 
     async def remove_what_is_there() -> None:

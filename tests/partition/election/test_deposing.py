@@ -12,7 +12,7 @@ from kvstore.env.real import real_env
 from kvstore.errors import InvalidRequest, OutcomeUnknown
 from kvstore.meta.memory import MemoryStore
 from kvstore.partition.election import deposing
-from kvstore.partition.election.deposing import CONFIRM_S, SEES, LeaderWatch, Sight, is_gone, may_depose
+from kvstore.partition.election.deposing import CONFIRM_S, SEES, LeaderWatch, ReachReport, is_gone, may_depose
 from kvstore.partition.election.leader_znode import Claims
 from kvstore.partition.election.peer_replicas import HOLD, PeerReplicas
 from kvstore.partition.election.ranking import LeaderRecord
@@ -23,10 +23,10 @@ from tests.waiting import PATIENCE_S
 P1 = PartitionId("p1")
 ME, LEADER = ServerId("me"), ServerId("leader")
 B, C, D = ServerId("b"), ServerId("c"), ServerId("d")
-AGREES = Sight(CONFIRM_S, reaches_me=True)
-HEARS = Sight(None, reaches_me=True)
-HEARD_A_MOMENT_AGO = Sight(CONFIRM_S - 0.5, reaches_me=True)
-CUT_OFF_FROM_ME = Sight(9.0, reaches_me=False)
+AGREES = ReachReport(CONFIRM_S, reaches_me=True)
+HEARS = ReachReport(None, reaches_me=True)
+HEARD_A_MOMENT_AGO = ReachReport(CONFIRM_S - 0.5, reaches_me=True)
+CUT_OFF_FROM_ME = ReachReport(9.0, reaches_me=False)
 
 
 # docs/protocol.md P40
@@ -46,7 +46,9 @@ CUT_OFF_FROM_ME = Sight(9.0, reaches_me=False)
         (5, {B: AGREES, C: CUT_OFF_FROM_ME, D: CUT_OFF_FROM_ME}, False),
     ],
 )
-def test_silent_leader_is_deposed_by_a_majority_alone(replicas: int, sights: dict[ServerId, Sight], may: bool) -> None:
+def test_leader_is_deposed_by_majority_only_when_silent(
+    replicas: int, sights: dict[ServerId, ReachReport], may: bool
+) -> None:
     assert may_depose(replicas, sights) is may
 
 
@@ -55,7 +57,7 @@ def test_silent_leader_is_deposed_by_a_majority_alone(replicas: int, sights: dic
     ("others", "sights", "registered", "gone"),
     [
         ([], {}, [], True),  # two replicas: there is nobody to ask
-        ([B], {B: Sight(0.01, reaches_me=True)}, [B], True),  # its link broke a moment ago
+        ([B], {B: ReachReport(0.01, reaches_me=True)}, [B], True),  # its link broke a moment ago
         ([B], {B: CUT_OFF_FROM_ME}, [B], False),  # nobody would reach the asker
         ([B], {B: HEARS}, [B], False),
         ([B], {}, [B], False),  # it lives and does not answer: this replica may be the one that is cut off
@@ -63,18 +65,18 @@ def test_silent_leader_is_deposed_by_a_majority_alone(replicas: int, sights: dic
         ([B, C, D], {B: AGREES, C: AGREES, D: HEARS}, [B, C, D], False),
     ],
 )
-def test_refused_connection_counts_unless_another_replica_may_hear_the_leader(
-    others: list[ServerId], sights: dict[ServerId, Sight], registered: list[ServerId], gone: bool
+def test_refused_connection_counts_unless_another_replica_reaches_leader(
+    others: list[ServerId], sights: dict[ServerId, ReachReport], registered: list[ServerId], gone: bool
 ) -> None:
     assert is_gone(others, sights, registered) is gone
 
 
-def test_sight_survives_the_wire_and_garbage_is_refused() -> None:
+def test_reach_report_round_trips_and_refuses_garbage() -> None:
     for sight in (AGREES, HEARS, CUT_OFF_FROM_ME):
-        assert Sight.decode(sight.encode()) == sight
+        assert ReachReport.decode(sight.encode()) == sight
     for garbage in (b"", b"1", b"[1]", b'["x", true]', b"{}"):
         with pytest.raises(InvalidRequest, match="expected"):
-            Sight.decode(garbage)
+            ReachReport.decode(garbage)
 
 
 class Wedged:
@@ -97,7 +99,7 @@ async def _never(timeout_s: float) -> None:
 
 
 # docs/protocol.md P40
-async def test_leader_that_answers_nothing_on_a_living_link_is_lost(
+async def test_leader_is_lost_when_it_answers_nothing_on_a_live_link(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deposing, "HOLD_PATIENCE_S", 0.1)

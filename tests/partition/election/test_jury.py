@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
 
-from kvstore.partition.election.jury import PATIENCE_S, Trial, Trusted, Verdict, is_borne_out, judge
+from kvstore.partition.election.jury import PATIENCE_S, Investigation, StateVerdict, Trusted, is_copy_confirmed, judge
 from kvstore.types import Seq, ServerId
 
 SINCE = Seq(100)
@@ -27,163 +27,166 @@ def cases() -> Iterator[tuple[list[ServerId], dict[ServerId, int], set[ServerId]
                 yield replicas, has, {server for server, is_heard in zip(replicas, bits, strict=True) if is_heard}
 
 
-def verdict_on(me: ServerId, replicas: list[ServerId], has: dict[ServerId, int], heard: set[ServerId]) -> Verdict:
+def verdict_on(me: ServerId, replicas: list[ServerId], has: dict[ServerId, int], heard: set[ServerId]) -> StateVerdict:
     checks = {server: {SINCE: has[server]} if server in heard or server == me else {} for server in replicas}
     return judge(me, SINCE, replicas, checks)
 
 
-def test_no_two_minds_are_ever_both_right_whoever_is_heard_by_whom() -> None:
+def test_two_different_states_are_never_both_right() -> None:
     right: dict[tuple[int, tuple[int, ...]], set[int]] = {}
     for replicas, has, heard in cases():
         for me in replicas:
-            if verdict_on(me, replicas, has, heard) is Verdict.RIGHT:
+            if verdict_on(me, replicas, has, heard) is StateVerdict.RIGHT:
                 right.setdefault((len(replicas), tuple(has.values())), set()).add(has[me])
     assert right
     assert all(len(minds) == 1 for minds in right.values())
 
 
-def test_one_is_outvoted_only_by_a_majority_that_is_of_one_other_mind() -> None:
+def test_replica_is_outvoted_only_by_a_majority_with_one_other_state() -> None:
     for replicas, has, heard in cases():
         for me in replicas:
-            if verdict_on(me, replicas, has, heard) is Verdict.OUTVOTED:
+            if verdict_on(me, replicas, has, heard) is StateVerdict.OUTVOTED:
                 minds = [has[server] for server in replicas if server in heard and has[server] != has[me]]
                 assert max(map(minds.count, minds)) >= max(2, len(replicas) // 2 + 1)
 
 
-def test_with_all_heard_nothing_stays_open() -> None:
+def test_verdict_is_never_open_when_all_have_reported() -> None:
     for replicas, has, heard in cases():
         if len(heard) == len(replicas):
-            assert Verdict.OPEN not in {verdict_on(me, replicas, has, heard) for me in replicas}
+            assert StateVerdict.OPEN not in {verdict_on(me, replicas, has, heard) for me in replicas}
 
 
-def test_nobody_is_right_alone() -> None:
+def test_single_replica_is_never_right() -> None:
     for count in (1, 2):
         has = dict(zip(names(count), MINDS, strict=False))
         for me in names(count):
-            assert verdict_on(me, names(count), has, set(names(count))) is Verdict.SPLIT
+            assert verdict_on(me, names(count), has, set(names(count))) is StateVerdict.SPLIT
 
 
-def test_what_all_had_before_they_differed_says_nothing() -> None:
+def test_checks_before_the_difference_prove_nothing() -> None:
     a, b, c = replicas = names(3)
     before = Seq(90)
     checks = {a: {before: 7, SINCE: 1}, b: {before: 7, SINCE: 2}, c: {before: 7}}
-    assert judge(a, SINCE, replicas, checks) is Verdict.OPEN
+    assert judge(a, SINCE, replicas, checks) is StateVerdict.OPEN
 
 
-def test_any_later_check_tells_as_well_as_the_first() -> None:
+def test_later_checks_decide_like_the_first() -> None:
     a, b, c = replicas = names(3)
     checks = {a: {SINCE: 1, Seq(120): 11}, b: {Seq(120): 22}, c: {SINCE: 2, Seq(120): 22, Seq(140): 33}}
     assert [judge(each, SINCE, replicas, checks) for each in replicas] == [
-        Verdict.OUTVOTED, Verdict.RIGHT, Verdict.RIGHT,
+        StateVerdict.OUTVOTED, StateVerdict.RIGHT, StateVerdict.RIGHT,
     ]  # fmt: skip
 
 
-def test_what_an_operator_declares_counts_for_this_difference_and_for_no_later_one() -> None:
+def test_operators_declaration_counts_for_this_difference_only() -> None:
     a, b = replicas = names(2)
     checks = {a: {SINCE: 1}, b: {SINCE: 2}}
     trusted = Trusted(b, SINCE, 2)
-    assert [judge(each, SINCE, replicas, checks, trusted) for each in replicas] == [Verdict.OUTVOTED, Verdict.RIGHT]
+    assert [judge(each, SINCE, replicas, checks, trusted) for each in replicas] == [
+        StateVerdict.OUTVOTED,
+        StateVerdict.RIGHT,
+    ]
     later = Seq(SINCE + 1)
     again = {a: {later: 1}, b: {later: 2}}
-    assert judge(a, later, replicas, again, trusted) is Verdict.SPLIT
+    assert judge(a, later, replicas, again, trusted) is StateVerdict.SPLIT
 
 
-def test_one_that_differs_from_its_log_is_barred_at_once_and_one_that_hears_of_it_after_a_while() -> None:
-    mine, others = Trial(), Trial()
+def test_replica_is_barred_at_once_for_own_doubt_and_later_for_anothers() -> None:
+    mine, others = Investigation(), Investigation()
     mine.doubt(SINCE, 5.0)
-    others.hear(SINCE, 5.0)
+    others.note_report(SINCE, 5.0)
     assert (mine.is_barred, others.is_barred) == (True, False)
-    others.decide(Verdict.OPEN, 5.0 + PATIENCE_S / 2, differs=False, has_met=True)
+    others.decide(StateVerdict.OPEN, 5.0 + PATIENCE_S / 2, differs=False, has_met=True)
     assert not others.is_barred
-    others.decide(Verdict.OPEN, 5.0 + PATIENCE_S, differs=False, has_met=True)
+    others.decide(StateVerdict.OPEN, 5.0 + PATIENCE_S, differs=False, has_met=True)
     assert others.is_barred, "it may be the one that is damaged, and nobody can tell"
     for trial in (mine, others):
-        trial.decide(Verdict.RIGHT, 20.0, differs=trial is mine, has_met=True)
+        trial.decide(StateVerdict.RIGHT, 20.0, differs=trial is mine, has_met=True)
         trial.check()
         assert (trial.is_barred, trial.since) == (False, 0)
 
 
 # docs/protocol.md P35
-def test_replica_that_has_not_met_the_check_of_the_difference_is_not_barred_by_hearing_of_it() -> None:
+def test_replica_before_the_differing_check_is_not_barred_by_a_report() -> None:
     """Both replicas that could read the log to its end were barred, so nobody ever read the check of the difference
     (seed 30 with another order of messages): the partition had no leader until an operator came."""
-    trial = Trial()
-    trial.hear(SINCE, 5.0)
-    trial.decide(Verdict.OPEN, 100.0, differs=False, has_met=False)
+    trial = Investigation()
+    trial.note_report(SINCE, 5.0)
+    trial.decide(StateVerdict.OPEN, 100.0, differs=False, has_met=False)
     assert not trial.is_barred
-    trial.decide(Verdict.OPEN, 100.0, differs=False, has_met=True)
+    trial.decide(StateVerdict.OPEN, 100.0, differs=False, has_met=True)
     assert trial.is_barred
     trial.resume(SINCE, 110.0, is_barred=True)
-    trial.decide(Verdict.OPEN, 111.0, differs=False, has_met=False)
+    trial.decide(StateVerdict.OPEN, 111.0, differs=False, has_met=False)
     assert not trial.is_barred, "also if it was barred before a restart"
-    trial.decide(Verdict.OPEN, 112.0, differs=True, has_met=False)
+    trial.decide(StateVerdict.OPEN, 112.0, differs=True, has_met=False)
     assert trial.is_barred
 
 
-def test_without_a_majority_nobody_leads() -> None:
-    trial = Trial()
-    trial.hear(SINCE, 5.0)
-    trial.decide(Verdict.SPLIT, 5.0, differs=False, has_met=True)
+def test_no_replica_leads_without_a_majority() -> None:
+    trial = Investigation()
+    trial.note_report(SINCE, 5.0)
+    trial.decide(StateVerdict.SPLIT, 5.0, differs=False, has_met=True)
     assert trial.is_barred
 
 
-def test_a_restart_frees_nobody_and_bars_nobody() -> None:
+def test_restart_keeps_bars() -> None:
     """Whatever came before it. What differs from its log itself has that in another row."""
-    events: list[Callable[[Trial], None]] = [
-        lambda trial: trial.hear(SINCE, 5.0),
-        lambda trial: trial.hear(Seq(SINCE + 1), 20.0),
-        *(partial(_decide, verdict=verdict, now=now) for verdict in Verdict for now in (5.0, 40.0)),
+    events: list[Callable[[Investigation], None]] = [
+        lambda trial: trial.note_report(SINCE, 5.0),
+        lambda trial: trial.note_report(Seq(SINCE + 1), 20.0),
+        *(partial(_decide, verdict=verdict, now=now) for verdict in StateVerdict for now in (5.0, 40.0)),
     ]
     for length in range(1, 5):
         for chosen in product(events, repeat=length):
-            trial = Trial()
+            trial = Investigation()
             for event in chosen:
                 event(trial)
-            again = Trial()
+            again = Investigation()
             again.resume(trial.since, 50.0, is_barred=trial.is_barred)
             again.check()
             assert (again.since, again.is_barred) == (trial.since, trial.is_barred)
 
 
-def _decide(trial: Trial, verdict: Verdict, now: float) -> None:
+def _decide(trial: Investigation, verdict: StateVerdict, now: float) -> None:
     if trial.since:
         trial.decide(verdict, now, differs=False, has_met=True)
 
 
-def test_a_copy_and_its_donor_are_one_witness_until_all_have_agreed_since() -> None:
+def test_copy_and_donor_count_once_until_all_have_agreed() -> None:
     a, b, c = replicas = names(3)
     before, origins = Seq(90), {b: frozenset({a})}
     checks = {a: {SINCE: 1}, b: {SINCE: 1}, c: {before: 7, SINCE: 2}}
-    assert {judge(each, SINCE, replicas, checks, None, origins) for each in replicas} == {Verdict.SPLIT}
+    assert {judge(each, SINCE, replicas, checks, None, origins) for each in replicas} == {StateVerdict.SPLIT}
     checks = {server: {before: 7, **had} for server, had in checks.items()}
     verdicts = [judge(each, SINCE, replicas, checks, None, origins) for each in replicas]
-    assert verdicts == [Verdict.RIGHT, Verdict.RIGHT, Verdict.OUTVOTED]
+    assert verdicts == [StateVerdict.RIGHT, StateVerdict.RIGHT, StateVerdict.OUTVOTED]
 
 
-def test_copies_of_one_that_was_declared_right_stay_in_no_doubt() -> None:
+def test_copies_of_a_trusted_replica_are_not_in_doubt() -> None:
     """One of them, made anew, may hear of the other's difference just before that is made anew, too."""
     a, b, c = replicas = (ServerId("a"), ServerId("b"), ServerId("c"))
     origins = {b: frozenset({a}), c: frozenset({a})}
     checks: dict[ServerId, dict[Seq, int]] = {a: {SINCE: 7}, b: {SINCE: 7}, c: {SINCE: 8}}
-    assert judge(b, SINCE, replicas, checks, None, origins) is Verdict.SPLIT
+    assert judge(b, SINCE, replicas, checks, None, origins) is StateVerdict.SPLIT
     checks[c] = {SINCE: 7}
-    assert {judge(each, SINCE, replicas, checks, None, origins) for each in replicas} == {Verdict.RIGHT}
+    assert {judge(each, SINCE, replicas, checks, None, origins) for each in replicas} == {StateVerdict.RIGHT}
 
 
-def test_a_copy_is_borne_out_by_a_replica_of_another_origin_only() -> None:
+def test_copy_is_confirmed_only_by_a_replica_of_another_origin() -> None:
     a, b, c = replicas = names(3)
     checks = {each: {SINCE: 1} for each in replicas}
-    assert is_borne_out(b, replicas, checks, {b: frozenset({a})})
-    assert not is_borne_out(b, replicas, checks, {b: frozenset({a}), c: frozenset({a})})
-    assert not is_borne_out(b, replicas, checks | {c: {}}, {b: frozenset({a})})
-    assert not is_borne_out(b, replicas, checks | {a: {SINCE: 2}}, {b: frozenset({a})})
+    assert is_copy_confirmed(b, replicas, checks, {b: frozenset({a})})
+    assert not is_copy_confirmed(b, replicas, checks, {b: frozenset({a}), c: frozenset({a})})
+    assert not is_copy_confirmed(b, replicas, checks | {c: {}}, {b: frozenset({a})})
+    assert not is_copy_confirmed(b, replicas, checks | {a: {SINCE: 2}}, {b: frozenset({a})})
 
 
-def test_copies_through_one_replica_are_one_witness_whoever_of_them_is_gone_or_was_borne_out() -> None:
+def test_copies_through_one_replica_count_once() -> None:
     a, b, c, d, e = replicas = names(5)
     checks = {each: {SINCE: 1 if each in (a, b, c) else 2} for each in replicas}
-    assert judge(e, SINCE, replicas, checks) is Verdict.OUTVOTED
+    assert judge(e, SINCE, replicas, checks) is StateVerdict.OUTVOTED
     through_d = {b: frozenset({d, a}), c: frozenset({d, a})}
-    assert judge(e, SINCE, replicas, checks, None, through_d) is Verdict.SPLIT
+    assert judge(e, SINCE, replicas, checks, None, through_d) is StateVerdict.SPLIT
     donor_borne_out_since = {b: frozenset({a, d}), c: frozenset({b, a, d})}
-    assert judge(e, SINCE, replicas, checks, None, donor_borne_out_since) is Verdict.SPLIT
+    assert judge(e, SINCE, replicas, checks, None, donor_borne_out_since) is StateVerdict.SPLIT

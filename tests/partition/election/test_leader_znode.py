@@ -28,7 +28,7 @@ async def claims_of(tree: MemoryTree, server: ServerId) -> tuple[Claims, MemoryS
     return claims, store
 
 
-async def test_of_two_that_claim_only_the_first_leads(tree: MemoryTree) -> None:
+async def test_first_of_two_claims_wins(tree: MemoryTree) -> None:
     a, _ = await claims_of(tree, A)
     b, _ = await claims_of(tree, B)
     assert await a.claim(FIRST)
@@ -36,7 +36,7 @@ async def test_of_two_that_claim_only_the_first_leads(tree: MemoryTree) -> None:
     assert await b.leader() == FIRST
 
 
-async def test_a_leaders_znode_ends_with_its_session(tree: MemoryTree) -> None:
+async def test_leader_znode_ends_with_its_session(tree: MemoryTree) -> None:
     a, store = await claims_of(tree, A)
     b, _ = await claims_of(tree, B)
     await a.claim(FIRST)
@@ -45,7 +45,7 @@ async def test_a_leaders_znode_ends_with_its_session(tree: MemoryTree) -> None:
     assert await b.claim(SECOND)
 
 
-async def test_a_stale_leader_is_removed_but_never_its_successor(tree: MemoryTree) -> None:
+async def test_stale_leader_is_removed_but_never_its_successor(tree: MemoryTree) -> None:
     a, store = await claims_of(tree, A)
     b, _ = await claims_of(tree, B)
     await a.claim(FIRST)
@@ -59,9 +59,7 @@ async def test_a_stale_leader_is_removed_but_never_its_successor(tree: MemoryTre
 
 
 # docs/protocol.md P24
-async def test_a_remover_that_read_the_term_before_the_succession_removes_nothing(
-    tree: MemoryTree, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_remover_with_an_old_term_removes_nothing(tree: MemoryTree, monkeypatch: pytest.MonkeyPatch) -> None:
     a, _ = await claims_of(tree, A)
     b, store = await claims_of(tree, B)
     await a.claim(FIRST)
@@ -80,9 +78,7 @@ async def test_a_remover_that_read_the_term_before_the_succession_removes_nothin
     assert await a.leader() == reborn
 
 
-async def test_a_claim_of_unknown_outcome_is_recognised_as_ones_own(
-    tree: MemoryTree, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_claim_of_unknown_outcome_is_recognised_as_own(tree: MemoryTree, monkeypatch: pytest.MonkeyPatch) -> None:
     a, store = await claims_of(tree, A)
     multi = store.multi
 
@@ -94,9 +90,7 @@ async def test_a_claim_of_unknown_outcome_is_recognised_as_ones_own(
     assert await a.claim(FIRST)
 
 
-async def test_a_claim_that_never_arrived_is_not_taken_for_ones_own(
-    tree: MemoryTree, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_claim_that_never_arrived_is_not_taken_for_own(tree: MemoryTree, monkeypatch: pytest.MonkeyPatch) -> None:
     a, store = await claims_of(tree, A)
 
     async def lost(changes: object) -> None:
@@ -106,7 +100,7 @@ async def test_a_claim_that_never_arrived_is_not_taken_for_ones_own(
     assert not await a.claim(FIRST)
 
 
-async def test_the_same_claim_of_an_earlier_session_is_not_taken_for_one_of_unknown_outcome(
+async def test_claim_of_an_earlier_session_is_not_taken_for_own(
     tree: MemoryTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It goes with that session: the leader would serve, and nobody would be told of it."""
@@ -126,7 +120,7 @@ async def test_the_same_claim_of_an_earlier_session_is_not_taken_for_one_of_unkn
 
 
 # docs/protocol.md P23
-async def test_a_claim_of_unknown_outcome_is_withdrawn_also_where_a_metadata_server_has_not_heard_of_it(
+async def test_claim_of_unknown_outcome_is_withdrawn_from_a_lagging_server(
     tree: MemoryTree,
 ) -> None:
     store = LaggingStore(tree)
@@ -140,7 +134,7 @@ async def test_a_claim_of_unknown_outcome_is_withdrawn_also_where_a_metadata_ser
     assert paths.partition_leader(P) not in tree.paths()
 
 
-async def test_what_replicas_publish_is_read_by_the_others_and_ends_with_them(tree: MemoryTree) -> None:
+async def test_published_progress_is_readable_and_ends_with_the_replica(tree: MemoryTree) -> None:
     a, store = await claims_of(tree, A)
     b, _ = await claims_of(tree, B)
     await a.publish(Published(Seq(7), Seq(5), 1, "one"))
@@ -153,7 +147,7 @@ async def test_what_replicas_publish_is_read_by_the_others_and_ends_with_them(tr
     assert await b.published_by(A) is None
 
 
-async def test_a_restarted_replica_replaces_what_its_former_process_published(tree: MemoryTree) -> None:
+async def test_restarted_replica_replaces_its_former_publication(tree: MemoryTree) -> None:
     former, _ = await claims_of(tree, A)
     await former.publish(Published(Seq(7), Seq(5), 1, "one"))
     again, store = await claims_of(tree, A)
@@ -162,14 +156,14 @@ async def test_a_restarted_replica_replaces_what_its_former_process_published(tr
     assert stat.owner == store.session
 
 
-async def test_without_a_connection_nothing_is_claimed(tree: MemoryTree) -> None:
+async def test_nothing_is_claimed_without_a_connection(tree: MemoryTree) -> None:
     a, store = await claims_of(tree, A)
     store.suspend()
     with pytest.raises(MetadataUnavailable):
         await a.claim(FIRST)
 
 
-async def test_a_successor_takes_the_place_of_who_offers_it_without_a_moment_in_between(tree: MemoryTree) -> None:
+async def test_successor_replaces_leader_znode_without_a_gap(tree: MemoryTree) -> None:
     a, _ = await claims_of(tree, A)
     b, _ = await claims_of(tree, B)
     await a.claim(FIRST)
@@ -180,7 +174,7 @@ async def test_a_successor_takes_the_place_of_who_offers_it_without_a_moment_in_
     assert await b.leader_seen(SECOND.nonce) == (SECOND, False)
 
 
-async def test_an_offer_is_void_once_anybody_has_claimed_since(tree: MemoryTree) -> None:
+async def test_offer_is_void_after_any_claim(tree: MemoryTree) -> None:
     a, _ = await claims_of(tree, A)
     b, _ = await claims_of(tree, B)
     await a.claim(FIRST)
@@ -190,7 +184,7 @@ async def test_an_offer_is_void_once_anybody_has_claimed_since(tree: MemoryTree)
     assert await a.leader() == FIRST
 
 
-async def test_a_process_makes_the_znode_of_its_lost_session_its_own_again(tree: MemoryTree) -> None:
+async def test_process_recreates_its_znode_of_a_lost_session(tree: MemoryTree) -> None:
     former, _ = await claims_of(tree, A)
     await former.claim(FIRST)
     a, _ = await claims_of(tree, A)

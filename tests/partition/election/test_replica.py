@@ -15,16 +15,16 @@ from kvstore.errors import NoSuchLedger, Unavailable
 from kvstore.meta.memory import MemoryStore
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.election import role_events
-from kvstore.partition.election.handover import PREPARE, Prepare, Turns
+from kvstore.partition.election.handover import PREPARE, HandoverTurns, Prepare
 from kvstore.partition.election.leader_znode import Claims
 from kvstore.partition.election.ranking import LeaderRecord
 from kvstore.partition.election.replica import Replica
-from kvstore.partition.election.role_machine import Role
+from kvstore.partition.election.role_machine import ReplicaRole
 from kvstore.partition.election.tail import Tail
-from kvstore.partition.election.trials import Trials
+from kvstore.partition.election.trials import Investigations
 from kvstore.partition.leading.leader import Leader
 from kvstore.partition.state.engine_memory import MemoryEngine
-from kvstore.partition.state.state import State
+from kvstore.partition.state.state import ReplicaState
 from kvstore.types import PartitionId, Position, Seq, ServerId
 from kvstore.wal.ledger_list import BEGINNING
 from tests.waiting import PATIENCE_S
@@ -73,7 +73,7 @@ class World:
         self.env, self.store, self.log = real_env(root), MemoryStore(), Log()
         self.begun: list[Leader] = []
         self.has_begun = asyncio.Event()
-        state, nobody, logs = State(P1, MemoryEngine(), PartitionConfig()), None, self.log
+        state, nobody, logs = ReplicaState(P1, MemoryEngine(), PartitionConfig()), None, self.log
         self.replica = Replica(
             self.env,
             PartitionConfig(),
@@ -86,9 +86,9 @@ class World:
             Tail(P1, state, logs, self._nothing),  # type: ignore[arg-type]
             lambda: (ME,),
             lambda leader: None,
-            Turns(),
+            HandoverTurns(),
             self._begin,
-            Trials(self.env, P1, ME, nobody, state, lambda: (ME,), Claims(self.store, P1, ME).trusted),  # type: ignore[arg-type]
+            Investigations(self.env, P1, ME, nobody, state, lambda: (ME,), Claims(self.store, P1, ME).trusted),  # type: ignore[arg-type]
         )
 
     async def _nothing(self) -> None:
@@ -106,12 +106,12 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     await made.env.nursery.close()
 
 
-async def test_a_candidate_that_is_told_of_another_leader_while_its_tail_ends_tails_on(world: World) -> None:
+async def test_candidate_tails_on_when_told_of_another_leader(world: World) -> None:
     """It went on to lead, and never tailed again."""
     world.replica.start()
     async with asyncio.timeout(PATIENCE_S):
         await world.log.reader_closes.wait()
-    assert world.replica.role is Role.OPENING
+    assert world.replica.role is ReplicaRole.OPENING
     opening = world.replica._opening
     assert opening is not None
     world.replica._feed(role_events.LeaderRead(LeaderRecord(OTHER, 1, "nonce"), False))
@@ -122,7 +122,7 @@ async def test_a_candidate_that_is_told_of_another_leader_while_its_tail_ends_ta
     assert world.replica.following.is_running
 
 
-async def test_why_nobody_could_take_the_lead_is_told_until_somebody_leads(world: World) -> None:
+async def test_lead_failure_is_reported_until_there_is_a_leader(world: World) -> None:
     world.log.reader_closes.set()
     world.log.unopened = NoSuchLedger("ledger 7: no metadata is stored")
     world.replica.start()
@@ -135,9 +135,7 @@ async def test_why_nobody_could_take_the_lead_is_told_until_somebody_leads(world
 
 
 # docs/protocol.md P26
-async def test_only_the_process_that_is_meant_says_that_it_is_ready_to_lead(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_prepare_is_accepted_only_by_the_intended_process(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another one of the same server has only just started: it is not known what it has."""
     prepared: list[PartitionId] = []
 
@@ -170,7 +168,7 @@ async def test_replica_that_cannot_write_refuses_the_lead(
         await world.replica.answer(OTHER, PREPARE, asked)
 
 
-async def test_a_replica_that_ends_watches_nothing_any_more(world: World) -> None:
+async def test_stopped_replica_watches_nothing(world: World) -> None:
     world.replica.start()
     async with asyncio.timeout(PATIENCE_S):
         await world.log.reader_closes.wait()
@@ -182,9 +180,7 @@ async def test_a_replica_that_ends_watches_nothing_any_more(world: World) -> Non
 
 # docs/protocol.md P35
 @pytest.mark.parametrize("said", [(True, False), (False, True)])
-async def test_what_is_found_out_last_within_a_turn_of_the_event_loop_bars_or_frees(
-    world: World, said: tuple[bool, bool]
-) -> None:
+async def test_last_finding_within_a_turn_bars_or_frees(world: World, said: tuple[bool, bool]) -> None:
     """A replica whose trial had ended stayed barred for good, or one in doubt went free."""
     world.replica._owner.is_barred = said[1]
     for each in said:
@@ -210,7 +206,7 @@ class Proving:
 
 
 # docs/protocol.md P23
-async def test_a_leader_whose_znode_names_another_appends_and_reads_no_key(world: World) -> None:
+async def test_leader_proves_itself_when_znode_names_another(world: World) -> None:
     """A read of a key of another partition went there, and proved nothing."""
     leader = world.replica.leader = Proving()  # type: ignore[assignment]
     world.replica._prove()
@@ -223,7 +219,7 @@ async def test_a_leader_whose_znode_names_another_appends_and_reads_no_key(world
     world.replica.leader = None
 
 
-async def test_a_replica_that_stops_ends_its_leader_also_one_that_has_nothing_under_way(world: World) -> None:
+async def test_stopping_replica_ends_an_idle_leader(world: World) -> None:
     """Its timers went off after the engine was closed."""
     world.log.reader_closes.set()
     world.replica.start()

@@ -14,8 +14,8 @@ from kvstore.partition.election.snapshots import IDLE_S, Exports, best_sources, 
 from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.engine_rocks import RocksEngine
 from kvstore.partition.state.rows import ALL_DATA
-from kvstore.partition.state.state import State
-from kvstore.partition.state.transfer import Import
+from kvstore.partition.state.state import ReplicaState
+from kvstore.partition.state.transfer import StateImport
 from kvstore.types import PartitionId, Seq, ServerId
 from tests.partition.effects import P1, Writer, state_over
 from tests.waiting import wait_until
@@ -40,19 +40,19 @@ class StillClock(Unjudged):
         return 0
 
 
-def test_the_furthest_replica_is_asked_first_and_the_leader_last() -> None:
+def test_furthest_replica_is_asked_first_and_leader_last() -> None:
     known = {A: published(9), B: published(5), C: published(7)}
     assert best_sources(ServerId("me"), A, known, (A, B, C, ServerId("me"))) == [C, B, A]
 
 
 # docs/protocol.md V4
-def test_one_that_has_stopped_is_asked_last() -> None:
+def test_stopped_replica_is_asked_last() -> None:
     """The log may not reach back to its state: with the leader's, which is asked behind others, it does."""
     known = {A: published(9), B: replace(published(20), is_stopped=True)}
     assert best_sources(C, A, known, (A, B, C)) == [A, B]
 
 
-def test_a_replica_that_is_down_or_empty_is_not_asked() -> None:
+def test_absent_or_empty_replica_is_not_asked() -> None:
     assert best_sources(A, None, {B: published(0)}, (A, B, C)) == []
 
 
@@ -86,23 +86,23 @@ def writer(monkeypatch: pytest.MonkeyPatch) -> Writer:
 
 
 @pytest.fixture
-def source(writer: Writer) -> State:
+def source(writer: Writer) -> ReplicaState:
     state = empty()
     state.apply(writer.put(**{f"k{i}": f"v{i}" for i in range(50)}))
     return state
 
 
-def empty() -> State:
+def empty() -> ReplicaState:
     return state_over(MemoryEngine())
 
 
-def with_something_old() -> State:
+def with_something_old() -> ReplicaState:
     state = empty()
     state.apply(Writer(seed=2).put(old="gone"))
     return state
 
 
-async def test_what_is_installed_is_the_exporters_state(source: State) -> None:
+async def test_installed_state_equals_exporters_state(source: ReplicaState) -> None:
     target = with_something_old()
     await install(OneReplica(Exports(source, StillClock())), P1, A, target)
     assert (target.position, target.seq, target.crc) == (source.position, source.seq, source.crc)
@@ -114,20 +114,20 @@ async def test_what_is_installed_is_the_exporters_state(source: State) -> None:
     assert target.installed_bytes == came, "what came of an attempt before does not count"
 
 
-async def test_an_export_shows_nothing_that_came_later(writer: Writer, source: State) -> None:
+async def test_export_shows_no_later_writes(writer: Writer, source: ReplicaState) -> None:
     exports = Exports(source, StillClock())
     before = source.seq
     number = orjson.loads(exports.begin())["export"]
     source.apply(writer.put(later="x"))
     early = empty()
-    incoming = Import(early, frozenset({A}))
+    incoming = StateImport(early, frozenset({A}))
     while not incoming.add(exports.next(number)):
         continue
     assert early.seq == before
     assert early.get(b"later") is None
 
 
-async def test_a_state_that_is_replaced_ends_its_exports(source: State, tmp_path: Path) -> None:
+async def test_exports_end_when_their_state_is_replaced(source: ReplicaState, tmp_path: Path) -> None:
     """They hold the engine's files, which go with it."""
     replaced = state_over(RocksEngine(str(tmp_path)))
     replaced.apply(Writer(seed=2).put(old="gone"))
@@ -141,7 +141,7 @@ async def test_a_state_that_is_replaced_ends_its_exports(source: State, tmp_path
 
 
 # docs/protocol.md P5
-async def test_an_export_ends_when_its_state_is_found_to_differ(source: State) -> None:
+async def test_export_ends_when_its_state_is_in_doubt(source: ReplicaState) -> None:
     """Else a damaged copy and what was made of it would be two of three, and the good one outvoted."""
     exports = Exports(source, StillClock())
     number = orjson.loads(exports.begin())["export"]
@@ -151,7 +151,7 @@ async def test_an_export_ends_when_its_state_is_found_to_differ(source: State) -
         exports.next(number)
 
 
-async def test_an_install_that_breaks_off_leaves_an_empty_state(source: State) -> None:
+async def test_interrupted_install_leaves_an_empty_state(source: ReplicaState) -> None:
     peers = OneReplica(Exports(source, StillClock()))
     peers.break_at = 3
     target = with_something_old()
@@ -161,7 +161,7 @@ async def test_an_install_that_breaks_off_leaves_an_empty_state(source: State) -
     assert (target.position, target.seq, target.get(b"k1")) == (None, 0, None)
 
 
-async def test_an_export_is_closed_with_its_last_chunk(source: State) -> None:
+async def test_export_is_closed_with_its_last_chunk(source: ReplicaState) -> None:
     """It holds the engine's space, and whoever installs asks for nothing behind it."""
     exports = Exports(source, StillClock())
     for served in (1, 2, 3):
@@ -169,8 +169,8 @@ async def test_an_export_is_closed_with_its_last_chunk(source: State) -> None:
         assert (exports.served, len(exports._open)) == (served, 0)
 
 
-async def test_an_export_that_nobody_asks_of_is_closed_also_if_none_is_begun(
-    source: State, monkeypatch: pytest.MonkeyPatch
+async def test_idle_export_is_closed_without_another_request(
+    source: ReplicaState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snapshots, "IDLE_S", 0.01)
     exports = Exports(source, SystemClock())
@@ -182,7 +182,7 @@ async def test_an_export_that_nobody_asks_of_is_closed_also_if_none_is_begun(
     await wait_until(is_closed)
 
 
-async def test_exports_are_bounded_and_idle_ones_make_room(source: State) -> None:
+async def test_exports_are_bounded_and_idle_ones_are_replaced(source: ReplicaState) -> None:
     clock = StillClock()
     exports = Exports(source, clock)
     exports.begin()
@@ -196,6 +196,6 @@ async def test_exports_are_bounded_and_idle_ones_make_room(source: State) -> Non
     exports.close()
 
 
-def test_an_empty_replica_has_nothing_to_export() -> None:
+def test_empty_replica_has_nothing_to_export() -> None:
     with pytest.raises(Unavailable):
         Exports(empty(), StillClock()).begin()

@@ -74,7 +74,7 @@ async def installs(error: type[StoreError], position: Position | None, caplog: p
         (UndecodableNode, None, True),
     ],
 )
-async def test_replica_gives_no_state_up_for_a_lost_ledger(
+async def test_replica_keeps_its_state_when_a_ledger_is_lost(
     error: type[StoreError],
     position: Position | None,
     is_installed: bool,

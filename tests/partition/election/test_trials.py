@@ -12,12 +12,18 @@ import pytest
 from kvstore.env.real import real_env
 from kvstore.errors import WrittenByNewer
 from kvstore.partition.config import PartitionConfig
-from kvstore.partition.election.trials import Trials
+from kvstore.partition.election.trials import Investigations
 from kvstore.partition.state.checksum import Doubt
 from kvstore.partition.state.engine_memory import MemoryEngine
-from kvstore.partition.state.rows import HEARD_KEY, NOTHING_HEARD, Heard, encode_heard, heard_of
-from kvstore.partition.state.state import State
-from kvstore.partition.state.transfer import Import
+from kvstore.partition.state.rows import (
+    NOTHING_REPORTED,
+    REPORTED_KEY,
+    ReportedDifference,
+    encode_reported,
+    reported_of,
+)
+from kvstore.partition.state.state import ReplicaState
+from kvstore.partition.state.transfer import StateImport
 from kvstore.proto import entry_pb2
 from kvstore.types import PartitionId, Seq, ServerId
 from tests.waiting import PATIENCE_S, wait_until
@@ -36,12 +42,12 @@ class World:
         self.has = {FIRST: 7}
         self.asked: list[ServerId] = []
         self.on_asked: Callable[[], None] = lambda: None
-        self.state = State(P1, MemoryEngine(), PartitionConfig())
+        self.state = ReplicaState(P1, MemoryEngine(), PartitionConfig())
         self.try_again()
 
     def try_again(self) -> None:
         """As a new process does."""
-        self.trials = Trials(self.env, P1, ME, self, self.state, lambda: (ME, *OTHERS), self._nothing)  # type: ignore[arg-type]
+        self.trials = Investigations(self.env, P1, ME, self, self.state, lambda: (ME, *OTHERS), self._nothing)  # type: ignore[arg-type]
 
     async def _nothing(self) -> None:
         return None
@@ -67,7 +73,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     await made.env.nursery.close()
 
 
-async def test_those_that_are_silent_delay_nobody(world: World) -> None:
+async def test_silent_replicas_delay_no_investigation(world: World) -> None:
     """The leader is told that it is doubted by whoever doubts it, who may have asked the others first."""
     world.silent = set(OTHERS[:2])
     world.meet(FIRST, 7, 8)
@@ -80,7 +86,7 @@ async def test_those_that_are_silent_delay_nobody(world: World) -> None:
     asking.cancel()
 
 
-async def test_a_verdict_says_nothing_about_a_check_that_comes_while_the_others_are_asked(world: World) -> None:
+async def test_verdict_ignores_a_check_that_comes_meanwhile(world: World) -> None:
     """It let one in doubt go free, until the log's next check."""
     world.meet(FIRST, 7, 8)
     once = [lambda: world.meet(LATER, 1, 2)]
@@ -93,23 +99,23 @@ async def test_a_verdict_says_nothing_about_a_check_that_comes_while_the_others_
     assert world.state.is_suspect
 
 
-async def test_a_bar_is_on_disk_without_waiting_for_the_next_flush() -> None:
+async def test_bar_is_written_without_waiting_for_the_next_flush() -> None:
     engine = MemoryEngine()
-    state = State(P1, engine, PartitionConfig())
-    state.keep_heard(Heard(FIRST, True))
+    state = ReplicaState(P1, engine, PartitionConfig())
+    state.keep_reported(ReportedDifference(FIRST, True))
 
     async def is_durable() -> bool:
         return not engine._unflushed
 
     await wait_until(is_durable, what="it is flushed")
     engine.crash()
-    assert heard_of(engine.get(HEARD_KEY)) == (FIRST, True)
+    assert reported_of(engine.get(REPORTED_KEY)) == (FIRST, True)
 
 
-async def test_one_that_was_barred_is_barred_after_its_restart_before_it_has_asked_anybody(world: World) -> None:
+async def test_bar_survives_restart_before_other_replicas_answer(world: World) -> None:
     told: list[bool] = []
     world.silent = set(OTHERS)
-    world.state.keep_heard(Heard(FIRST, True))
+    world.state.keep_reported(ReportedDifference(FIRST, True))
     world.trials.on_barred = told.append
     asking = asyncio.create_task(world.trials.run())
     await asyncio.sleep(0)
@@ -118,24 +124,24 @@ async def test_one_that_was_barred_is_barred_after_its_restart_before_it_has_ask
 
 
 @pytest.mark.parametrize("how", ["doubts itself", "has heard another"])
-async def test_one_that_was_barred_gives_nothing_from_the_moment_in_which_it_is_there(world: World, how: str) -> None:
+async def test_barred_replica_answers_nothing_from_its_start(world: World, how: str) -> None:
     """Other servers may ask before it has had a turn of the event loop."""
     if how == "doubts itself":
         world.state.doubt = Doubt(FIRST, 7, 8)
     else:
-        world.state.keep_heard(Heard(FIRST, True))
+        world.state.keep_reported(ReportedDifference(FIRST, True))
     assert not world.state.is_suspect
     world.try_again()
     assert world.state.is_suspect
 
 
-async def test_what_a_majority_has_settled_is_no_bar_after_a_restart(world: World) -> None:
+async def test_settled_difference_is_no_bar_after_restart(world: World) -> None:
     world.state.checks[FIRST] = 7
-    world.state.keep_heard(Heard(FIRST, True))
+    world.state.keep_reported(ReportedDifference(FIRST, True))
     asking = asyncio.create_task(world.trials.run())
 
     async def is_settled() -> bool:
-        return world.state.engine.get(HEARD_KEY) is None
+        return world.state.engine.get(REPORTED_KEY) is None
 
     await wait_until(is_settled, what="it is settled")
     assert not world.trials.trial.is_barred
@@ -143,7 +149,7 @@ async def test_what_a_majority_has_settled_is_no_bar_after_a_restart(world: Worl
     asking.cancel()
 
 
-async def test_who_is_no_replica_by_the_ring_has_no_say(world: World) -> None:
+async def test_replica_outside_the_ring_has_no_vote(world: World) -> None:
     """It was replaced, and has not heard of that: with the others down it would have barred one that is well."""
     body = orjson.dumps({"since": FIRST})
     world.trials.answer(ServerId("n9"), body)
@@ -152,11 +158,11 @@ async def test_who_is_no_replica_by_the_ring_has_no_say(world: World) -> None:
     assert world.trials.trial.since == FIRST
 
 
-async def test_a_bar_was_about_the_state_that_another_replicas_has_replaced(world: World) -> None:
+async def test_bar_ends_when_the_state_is_replaced(world: World) -> None:
     """The next check, which would tell, may be long in coming."""
     world.has = {}
     world.state.checks[FIRST] = 7
-    world.state.keep_heard(Heard(FIRST, True))
+    world.state.keep_reported(ReportedDifference(FIRST, True))
     asking = asyncio.create_task(world.trials.run())
 
     async def is_tried() -> bool:
@@ -164,7 +170,7 @@ async def test_a_bar_was_about_the_state_that_another_replicas_has_replaced(worl
 
     await wait_until(is_tried, what="the trial is held")
     assert world.state.is_suspect
-    Import(world.state, frozenset({OTHERS[0]})).add(entry_pb2.Chunk(format=1).SerializeToString())
+    StateImport(world.state, frozenset({OTHERS[0]})).add(entry_pb2.Chunk(format=1).SerializeToString())
 
     async def is_free() -> bool:
         return not world.state.is_suspect
@@ -174,10 +180,12 @@ async def test_a_bar_was_about_the_state_that_another_replicas_has_replaced(worl
     asking.cancel()
 
 
-def test_what_was_heard_has_golden_bytes() -> None:
-    row = encode_heard(Heard(Seq(7), True))
-    assert (HEARD_KEY, row.hex()) == (b"h", "01" + "0000000000000007" + "01"), "docs/reference/formats.md, State store"
-    assert heard_of(row) == (7, True)
-    assert heard_of(None) == NOTHING_HEARD
+def test_reported_difference_has_golden_bytes() -> None:
+    row = encode_reported(ReportedDifference(Seq(7), True))
+    assert (REPORTED_KEY, row.hex()) == (b"h", "01" + "0000000000000007" + "01"), (
+        "docs/reference/formats.md, State store"
+    )
+    assert reported_of(row) == (7, True)
+    assert reported_of(None) == NOTHING_REPORTED
     with pytest.raises(WrittenByNewer, match="format 2"):
-        heard_of(b"\x02" + row[1:])
+        reported_of(b"\x02" + row[1:])

@@ -11,8 +11,8 @@ import pytest
 
 from kvstore.env import Env
 from kvstore.partition.config import PartitionConfig
-from kvstore.partition.election.retention import Retention
-from kvstore.partition.election.upkeep import LOOKS_SKIPPED_MAX, Upkeep
+from kvstore.partition.election.retention import LogRetention
+from kvstore.partition.election.upkeep import LOOKS_SKIPPED_MAX, ReplicaUpkeep
 from kvstore.types import PartitionId, Seq, ServerId
 
 ROUNDS = 3
@@ -32,7 +32,9 @@ def flushes_of(partition: str, server: str, flush_s: float, monkeypatch: pytest.
     state = SimpleNamespace(durable_seq=0, seq=1, submit_flush=lambda done: done(None))
     replica: Any = SimpleNamespace(state=state)
     config = PartitionConfig(flush_s=flush_s)
-    one = Upkeep(env, config, PartitionId(partition), ServerId(server), replica, nothing, nothing, nothing, nothing)
+    one = ReplicaUpkeep(
+        env, config, PartitionId(partition), ServerId(server), replica, nothing, nothing, nothing, nothing
+    )
     with monkeypatch.context() as patched:
         patched.setattr(asyncio, "sleep", sleep)
         with pytest.raises(asyncio.CancelledError):
@@ -41,7 +43,7 @@ def flushes_of(partition: str, server: str, flush_s: float, monkeypatch: pytest.
     return [sum(slept[: number + 1]) for number in range(ROUNDS)]
 
 
-def test_replicas_that_were_started_together_do_not_write_their_files_at_one_moment(
+def test_replicas_started_together_flush_at_different_times(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """All compacted at one moment, and no quorum was left that answered."""
@@ -69,8 +71,8 @@ class Idle:
         self.looks += 1
         return {server: SimpleNamespace(durable_seq=seq, is_stopped=False) for server, seq in self.durable.items()}
 
-    async def load(self) -> Retention:
-        return Retention({})
+    async def load(self) -> LogRetention:
+        return LogRetention({})
 
     async def save(self, away: object) -> None:
         """Nobody reads it."""
@@ -89,7 +91,9 @@ class Idle:
 
         servers, this, nothing = tuple(self.durable), cast(Any, self), cast(Any, None)
         env = Env(this, nothing, nothing, nothing, nothing, nothing)
-        one = Upkeep(env, PartitionConfig(), PartitionId("p1"), servers[0], this, this, lambda: servers, nothing, this)
+        one = ReplicaUpkeep(
+            env, PartitionConfig(), PartitionId("p1"), servers[0], this, this, lambda: servers, nothing, this
+        )
         with monkeypatch.context() as patched:
             patched.setattr(asyncio, "sleep", sleep)
             with pytest.raises(asyncio.CancelledError):
@@ -97,16 +101,14 @@ class Idle:
         return self.looks
 
 
-async def test_a_leader_looks_rarely_at_replicas_that_have_all_while_nothing_is_written(
+async def test_idle_leader_rarely_checks_replicas_that_have_everything(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert await Idle().looks_in(1 + 3 * (LOOKS_SKIPPED_MAX + 1), monkeypatch) == 1 + 3
 
 
 @pytest.mark.parametrize("busy", ["behind", "trimming", "away"])
-async def test_a_leader_that_waits_for_replicas_or_trims_leaves_out_no_look(
-    busy: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_leader_that_waits_or_trims_skips_no_check(busy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     idle = Idle()
     match busy:
         case "behind":
@@ -115,7 +117,7 @@ async def test_a_leader_that_waits_for_replicas_or_trims_leaves_out_no_look(
             idle.trimmed = 1
         case "away":
             gone = ServerId("n3")
-            monkeypatch.setattr(Retention, "floor", lambda *_: Seq(7))
+            monkeypatch.setattr(LogRetention, "floor", lambda *_: Seq(7))
             monkeypatch.setattr(idle, "published", _without(idle, gone))
     assert await idle.looks_in(20, monkeypatch) == 20
 

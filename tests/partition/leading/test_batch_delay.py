@@ -17,7 +17,7 @@ from kvstore.partition.leading.batch_delay import (
 from kvstore.partition.leading.range_delete import RANGE_KEYS_MAX
 from kvstore.partition.state.commands import Flag, delete_range, get, put
 from kvstore.partition.state.engine import BEHIND_S
-from kvstore.partition.state.marks import Mark
+from kvstore.partition.state.marks import MarkRecord
 from tests.partition.one_partition import P1, Partition
 
 TOOK_S = 0.0015
@@ -37,13 +37,13 @@ def used_to(took_s: float) -> BatchDelay:
 
 
 @pytest.mark.parametrize(("starved", "part"), [(0.0, 0.0), (0.1, 0.0), (0.175, 0.5), (0.25, 1.0), (1.0, 1.0)])
-def test_a_leader_rests_as_far_as_its_process_lacks_processors(starved: float, part: float) -> None:
+def test_delay_grows_as_processors_run_short(starved: float, part: float) -> None:
     rest = used_to(TOOK_S)
     rest.begin(10.0, 2, starved)
     assert rest.left(10.0, 1, 100, 0) == pytest.approx(part * FULL_S)
 
 
-def test_beside_reads_of_all_of_it_a_partition_that_lacks_processors_rests_as_long_as_it_may() -> None:
+def test_delay_is_full_while_the_partition_is_pinned() -> None:
     rest = used_to(0.0)
     rest.begin(10.0, 2, 1.0, is_pinned=True)
     assert rest.left(10.0, 1, 100, 0) == REST_MAX_S
@@ -51,7 +51,7 @@ def test_beside_reads_of_all_of_it_a_partition_that_lacks_processors_rests_as_lo
     assert rest.left(20.0, 1, 100, 0) == 0, "with processors to spare nobody waits"
 
 
-def test_a_rest_ends_in_time() -> None:
+def test_delay_ends_in_time() -> None:
     rest = used_to(TOOK_S)
     rest.begin(10.0, 2, 1.0)
     assert rest.left(10.0 + FULL_S - 2 * TICK_S, 1, 100, 0) == pytest.approx(2 * TICK_S)
@@ -59,35 +59,35 @@ def test_a_rest_ends_in_time() -> None:
     assert rest.left(10.0 + FULL_S, 1, 100, 0) == 0
 
 
-def test_before_the_first_entry_and_where_entries_are_quick_there_is_no_rest() -> None:
+def test_delay_is_zero_at_first_and_while_entries_are_quick() -> None:
     assert BatchDelay().left(10.0, 1, 100, 0) == 0
     rest = used_to(0.0)
     rest.begin(10.0, 2, 1.0)
     assert rest.left(10.0, 1, 100, 0) == 0
 
 
-def test_no_rest_is_longer_than_its_bound_whatever_entries_took_and_clocks_do() -> None:
+def test_delay_is_bounded_for_any_durations_and_clocks() -> None:
     rest = used_to(30.0)
     rest.begin(10.0, 2, 1.0)
     assert rest.left(10.0, 1, 100, 0) == REST_MAX_S
     assert rest.left(-1000.0, 1, 100, 0) == REST_MAX_S
 
 
-def test_an_entry_that_is_large_enough_waits_for_nothing() -> None:
+def test_large_entry_is_not_delayed() -> None:
     rest = used_to(TOOK_S)
     rest.begin(10.0, 2, 1.0)
     assert rest.left(10.0, ENOUGH_ITEMS - 1, ENOUGH_BYTES - 1, 0) > 0
     assert rest.left(10.0, ENOUGH_ITEMS, 100, 0) == rest.left(10.0, 1, ENOUGH_BYTES, 0) == 0
 
 
-def test_one_slow_entry_among_quick_ones_does_little() -> None:
+def test_single_slow_entry_hardly_raises_the_delay() -> None:
     rest = used_to(0.0)
     rest.last_took = 0.03
     rest.begin(10.0, 2, 1.0)
     assert rest.left(10.0, 1, 100, 0) == pytest.approx(RESTS * SMOOTHING * 0.03)
 
 
-def test_who_waits_for_each_answer_is_rested_for_once_in_a_while_only() -> None:
+def test_single_caller_is_delayed_only_now_and_then() -> None:
     rest = used_to(TOOK_S)
     held = 0
     for number in range(10 * (CUT_SHORT_MAX + 1)):
@@ -99,7 +99,7 @@ def test_who_waits_for_each_answer_is_rested_for_once_in_a_while_only() -> None:
     assert held == 10
 
 
-def test_a_rest_ends_when_as_many_are_here_as_at_the_end_of_the_last_whole_one() -> None:
+def test_delay_ends_when_as_many_are_pending_as_at_the_last_full_delay() -> None:
     rest = used_to(TOOK_S)
     rest.begin(10.0, 3, 1.0)
     assert rest.left(10.0 + FULL_S / 2, 8, 100, 0) > 0, "nobody knows how many there are"
@@ -108,7 +108,7 @@ def test_a_rest_ends_when_as_many_are_here_as_at_the_end_of_the_last_whole_one()
     assert rest.left(10.0 + FULL_S, 3, 100, 5) == rest.left(10.0 + FULL_S, 8, 100, 0) == 0
 
 
-def test_what_ended_a_rest_early_does_not_count_as_all_that_come() -> None:
+def test_early_end_does_not_count_as_the_number_of_callers() -> None:
     rest = used_to(TOOK_S)
     rest.begin(10.0, 3, 1.0)
     assert rest.left(10.0, 2, 100, 0) > 0
@@ -117,7 +117,7 @@ def test_what_ended_a_rest_early_does_not_count_as_all_that_come() -> None:
     assert rest.left(10.0 + FULL_S / 2, 2, 100, 0) > 0
 
 
-def test_more_callers_are_found_out_by_the_next_whole_rest() -> None:
+def test_next_full_delay_finds_more_callers() -> None:
     rest = used_to(TOOK_S)
     now = 10.0
     for here in (1, 1, 40):
@@ -151,7 +151,7 @@ def slow(p: Partition) -> None:
     p.starved = 1.0
 
 
-def test_after_an_entry_operations_gather_and_leave_together(p: Partition) -> None:
+def test_operations_gather_after_an_entry_and_leave_in_one(p: Partition) -> None:
     p.submit(put(b"a", b"1"))
     assert [entry.keys for entry in p.under_way()] == [[b"a"]], "nothing has left lately: this one goes at once"
     p.submit(put(b"b", b"1"))
@@ -166,7 +166,7 @@ def test_after_an_entry_operations_gather_and_leave_together(p: Partition) -> No
     assert p.result(tokens[0]) == 103
 
 
-def test_with_processors_to_spare_each_leaves_at_once(p: Partition) -> None:
+def test_operations_leave_at_once_with_idle_processors(p: Partition) -> None:
     p.starved = 0.0
     p.submit(put(b"a", b"1"))
     p.submit(put(b"b", b"1"))
@@ -179,7 +179,7 @@ def test_many_operations_leave_at_once(p: Partition) -> None:
     assert [len(entry.keys) for entry in p.under_way()] == [1, ENOUGH_ITEMS]
 
 
-def test_a_read_that_waits_for_an_append_ends_the_rest() -> None:
+def test_read_that_waits_for_an_append_ends_the_delay() -> None:
     p = Partition(PartitionConfig(expiry_sweep_s=0, lease_ms=0)).start()
     slow(p)
     p.submit(put(b"a", b"1"))
@@ -190,7 +190,7 @@ def test_a_read_that_waits_for_an_append_ends_the_rest() -> None:
     assert p.result(read) != "waits"
 
 
-def test_who_lets_go_does_not_rest(p: Partition) -> None:
+def test_releasing_leader_does_not_delay(p: Partition) -> None:
     p.submit(put(b"a", b"1"))
     (token,) = p.submit(put(b"b", b"1"))
     released = p.loop.create_task(p.leader.release())
@@ -203,7 +203,7 @@ def test_who_lets_go_does_not_rest(p: Partition) -> None:
     assert released.done()
 
 
-def test_records_that_follow_each_other_do_not_prolong_the_rest(p: Partition) -> None:
+def test_consecutive_records_do_not_prolong_the_delay(p: Partition) -> None:
     p.submit(put(b"a", b"1"))
     p.submit(put(b"b", b"1"))
     for _ in range(3):
@@ -215,7 +215,7 @@ def test_records_that_follow_each_other_do_not_prolong_the_rest(p: Partition) ->
     assert p.caller.results[max(p.caller.results)] == 102, "the write has left in time"
 
 
-def test_a_renewal_of_the_lease_is_the_write_that_rests(p: Partition) -> None:
+def test_delayed_write_renews_the_lease(p: Partition) -> None:
     p.submit(put(b"a", b"1"))
     p.acknowledge()
     p.submit(put(b"b", b"1"))
@@ -225,7 +225,7 @@ def test_a_renewal_of_the_lease_is_the_write_that_rests(p: Partition) -> None:
     assert [entry.keys for entry in p.under_way()] == [[b"b"]]
 
 
-def test_a_read_of_an_expired_key_does_not_wait_for_a_rest(p: Partition) -> None:
+def test_read_of_an_expired_key_is_not_delayed(p: Partition) -> None:
     p.do(put(b"brief", b"1", expires_ms=p.wall_ms() + 100))
     p.wait(0.2)
     p.submit(put(b"a", b"1"))
@@ -235,7 +235,7 @@ def test_a_read_of_an_expired_key_does_not_wait_for_a_rest(p: Partition) -> None
     assert p.result(read) is None
 
 
-def test_the_parts_of_what_is_too_large_for_one_entry_do_not_rest(p: Partition) -> None:
+def test_parts_of_an_oversized_batch_are_not_delayed(p: Partition) -> None:
     p.starved = 0.0
     p.do(*(put(b"r%04d" % number, b"1") for number in range(RANGE_KEYS_MAX + 500)))
     p.starved = 1.0
@@ -244,7 +244,7 @@ def test_the_parts_of_what_is_too_large_for_one_entry_do_not_rest(p: Partition) 
     assert [len(entry.keys) for entry in p.under_way()] == [RANGE_KEYS_MAX, 500]
 
 
-def test_a_leader_that_ends_while_it_rests_refuses_what_has_gathered(p: Partition) -> None:
+def test_leader_that_ends_during_a_delay_refuses_what_has_gathered(p: Partition) -> None:
     p.submit(put(b"a", b"1"))
     (token,) = p.submit(put(b"b", b"1"))
     p.leader.stop(NotLeader(P1))
@@ -254,7 +254,7 @@ def test_a_leader_that_ends_while_it_rests_refuses_what_has_gathered(p: Partitio
     assert [entry.keys for entry in p.under_way()] == [[b"a"]]
 
 
-def test_an_engine_that_is_behind_is_waited_for_after_a_rest_too(p: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_that_is_behind_is_awaited_after_a_delay(p: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
     p.submit(put(b"a", b"1"))
     p.submit(put(b"b", b"1"))
     monkeypatch.setattr(p.engine, "is_behind", lambda: True)
@@ -265,8 +265,8 @@ def test_an_engine_that_is_behind_is_waited_for_after_a_rest_too(p: Partition, m
     assert [entry.keys for entry in p.under_way()] == [[b"a"], [b"b"]]
 
 
-def test_a_leader_rests_longer_while_its_partition_is_pinned(p: Partition) -> None:
-    pinned = p.loop.create_task(p.leader.append_record(Mark("pin", p.wall_ms() + 60_000, takes=True)))
+def test_leader_delays_longer_while_pinned(p: Partition) -> None:
+    pinned = p.loop.create_task(p.leader.append_record(MarkRecord("pin", p.wall_ms() + 60_000, takes=True)))
     p.settle()
     p.acknowledge()
     assert pinned.done()

@@ -77,7 +77,7 @@ def decisions_of(p: Partition, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 # docs/protocol.md P10
-def test_the_values_of_writes_that_log_nothing_are_bounded_while_an_entry_is_stuck() -> None:
+def test_values_of_effectless_writes_are_bounded_while_an_entry_is_stuck() -> None:
     bound = 4 << 20
     p = stuck(queue_bytes_max=bound, queue_items_max=1000)
     tokens = p.submit(*(put(b"k", b"", flags=ABSENT_OR_OLD) for _ in range(3000)))
@@ -94,7 +94,7 @@ def test_the_values_of_writes_that_log_nothing_are_bounded_while_an_entry_is_stu
 
 
 # docs/protocol.md P10
-def test_what_logs_nothing_is_refused_when_it_has_waited_for_an_entry_for_too_long() -> None:
+def test_writes_without_effects_are_refused_after_waiting_too_long() -> None:
     p = stuck()
     tokens: list[int] = []
     for _ in range(20):
@@ -107,7 +107,7 @@ def test_what_logs_nothing_is_refused_when_it_has_waited_for_an_entry_for_too_lo
     assert p.leader._observed.count == len(results) - len(answered)
 
 
-def test_a_recognised_retry_that_has_waited_for_too_long_is_of_unknown_outcome() -> None:
+def test_recognised_retry_is_unknown_after_waiting_too_long() -> None:
     p = stuck()
     again = put(b"other2", b"1", request=RequestId(b"c" * 16, 1, 1, TIME_MS))
     p.submit(again)
@@ -119,7 +119,7 @@ def test_a_recognised_retry_that_has_waited_for_too_long_is_of_unknown_outcome()
 
 # docs/protocol.md P10
 @pytest.mark.parametrize("read", [get(b"k"), range_(b"", b"", 10, int(Flag.BARE))], ids=["key", "range"])
-def test_a_read_that_waits_for_a_delete_in_a_stuck_entry_is_refused_in_time(p: Partition, read: Op) -> None:
+def test_read_waiting_for_a_stuck_delete_is_refused_in_time(p: Partition, read: Op) -> None:
     p.do(put(b"k", b"v", 300, RELATIVE), put(b"z", b"1"))
     p.wait(0.31)
     tokens = p.submit(read)
@@ -136,7 +136,7 @@ def test_a_read_that_waits_for_a_delete_in_a_stuck_entry_is_refused_in_time(p: P
 
 # docs/protocol.md P4
 @pytest.mark.parametrize("read", [get(b"k"), range_(b"", b"", 10, int(Flag.BARE))], ids=["key", "range"])
-def test_a_read_of_an_expired_key_needs_no_delete_once_record_time_has_passed(read: Op) -> None:
+def test_read_of_an_expired_key_needs_no_delete_once_record_time_passed(read: Op) -> None:
     p = Partition(PartitionConfig(expiry_sweep_s=0, lease_ms=500)).start()
     p.do(put(b"k", b"v", 1000, RELATIVE))
     p.wait(0.8)
@@ -150,7 +150,7 @@ def test_a_read_of_an_expired_key_needs_no_delete_once_record_time_has_passed(re
     assert p.result(token) in (None, ([b"z"], None))
 
 
-def test_a_read_whose_delete_was_never_tried_says_so_and_not_that_nobody_leads() -> None:
+def test_read_reports_that_its_delete_was_never_tried() -> None:
     p = Partition(PartitionConfig(expiry_sweep_s=0, lease_ms=500)).start()
     p.do(put(b"k", b"v", 300, RELATIVE))
     p.wait(0.25)
@@ -163,7 +163,7 @@ def test_a_read_whose_delete_was_never_tried_says_so_and_not_that_nobody_leads()
     assert p.leader.serving
 
 
-def test_operations_that_log_nothing_are_decided_on_in_more_than_one_turn(
+def test_operations_without_effects_are_evaluated_in_several_turns(
     p: Partition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     p.do(put(b"k", b"v"))
@@ -188,7 +188,7 @@ def test_operations_that_log_nothing_are_decided_on_in_more_than_one_turn(
     assert max(turns) == 1
 
 
-def test_to_change_large_records_each_is_read_about_once(p: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_large_record_is_read_about_once(p: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = fill(p, 128, 64 << 10)
     sizes = reads_of(p, monkeypatch)
     assert all(p.do(*(expire(key, 60_000, RELATIVE) for key in keys)))
@@ -196,9 +196,7 @@ def test_to_change_large_records_each_is_read_about_once(p: Partition, monkeypat
 
 
 @pytest.mark.parametrize("how", ["delete_range", "puts", "batches"])
-def test_what_is_read_at_a_time_and_for_one_entry_is_bounded(
-    p: Partition, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
+def test_reads_per_call_and_per_entry_are_bounded(p: Partition, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     keys = fill(p, 96, 512 << 10)
     before = len(p.log.acknowledged)
     sizes = reads_of(p, monkeypatch)
@@ -215,7 +213,7 @@ def test_what_is_read_at_a_time_and_for_one_entry_is_bounded(
     assert p.state.key_count == (0 if how == "delete_range" else len(keys))
 
 
-def test_deletes_of_large_expired_records_go_on_in_the_next_entry(p: Partition) -> None:
+def test_deletes_of_large_expired_records_continue_in_the_next_entry(p: Partition) -> None:
     for number in range(12):
         p.do(put(b"k%02d" % number, b"x" * (1 << 20), 60_000, RELATIVE))
     before = len(p.log.acknowledged)

@@ -9,7 +9,7 @@ from kvstore.errors import InvalidRequest, Overloaded
 from kvstore.partition.config import IN_FLIGHT_LIMIT, PartitionConfig
 from kvstore.partition.leading.entry_in_flight import ALL_IN_FLIGHT_MAX
 from kvstore.partition.state.commands import Level, get, put
-from kvstore.partition.state.marks import Mark
+from kvstore.partition.state.marks import MarkRecord
 from kvstore.wal.leading.leader_log import IN_FLIGHT_MAX
 from tests.partition.one_partition import Partition
 
@@ -19,11 +19,11 @@ def p() -> Partition:
     return Partition().start()
 
 
-def test_records_beyond_what_may_be_under_way_are_refused_and_leave_nothing_behind(p: Partition) -> None:
+def test_records_beyond_the_limit_are_refused_without_effects(p: Partition) -> None:
     """The log refused them behind the leader's back: it waited for them ever after, and answered nobody."""
     assert ALL_IN_FLIGHT_MAX < IN_FLIGHT_MAX
     count = ALL_IN_FLIGHT_MAX + 4
-    records = [p.loop.create_task(p.leader.append_record(Mark("pin", 0, takes=False))) for _ in range(count)]
+    records = [p.loop.create_task(p.leader.append_record(MarkRecord("pin", 0, takes=False))) for _ in range(count)]
     proof = p.loop.create_task(p.leader.prove())
     p.settle()
     assert len(p.log.under_way) == ALL_IN_FLIGHT_MAX
@@ -34,7 +34,7 @@ def test_records_beyond_what_may_be_under_way_are_refused_and_leave_nothing_behi
     assert p.do(get(b"b", Level.STRICT)).value == b"1"
 
 
-def test_leader_with_the_most_entries_in_flight_leaves_slots_for_records() -> None:
+def test_leader_keeps_slots_for_records() -> None:
     """The disks are slow: nothing is acknowledged."""
     p = Partition(PartitionConfig(expiry_sweep_s=0, entries_in_flight_max=IN_FLIGHT_LIMIT)).start()
     tokens = []
@@ -42,7 +42,7 @@ def test_leader_with_the_most_entries_in_flight_leaves_slots_for_records() -> No
         tokens += p.submit(put(b"%d" % number, b"1"))
         p.settle()
     assert len(p.log.under_way) == IN_FLIGHT_LIMIT
-    record = p.loop.create_task(p.leader.append_record(Mark("pin", 0, takes=False)))
+    record = p.loop.create_task(p.leader.append_record(MarkRecord("pin", 0, takes=False)))
     p.settle()
     assert len(p.log.under_way) == IN_FLIGHT_LIMIT + 1
     while p.log.under_way:
@@ -52,7 +52,7 @@ def test_leader_with_the_most_entries_in_flight_leaves_slots_for_records() -> No
     assert not p.fatal
 
 
-def test_many_that_came_with_a_malformed_operation_go_out_no_faster_than_the_log_takes_them(p: Partition) -> None:
+def test_batch_with_malformed_operation_is_sent_as_fast_as_the_log_takes(p: Partition) -> None:
     """They are decided on one by one, an entry each: the log would refuse what its leader counts as sent."""
     many = ALL_IN_FLIGHT_MAX + 50
     malformed: Any = put(b"bad", "text")  # type: ignore[arg-type]
@@ -65,7 +65,7 @@ def test_many_that_came_with_a_malformed_operation_go_out_no_faster_than_the_log
     assert p.state.position == p.log.acknowledged[-1].position
 
 
-def test_an_engine_that_cannot_be_read_behind_an_acknowledgement_ends_the_process(
+def test_unreadable_engine_after_an_acknowledgement_ends_the_process(
     p: Partition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     p.do(put(b"a", b"1"))
@@ -79,5 +79,5 @@ def test_an_engine_that_cannot_be_read_behind_an_acknowledgement_ends_the_proces
     monkeypatch.setattr(p.engine, "get", broken)
     p.acknowledge()
     assert len(p.fatal) == 1
-    assert "cannot be read" in p.fatal[0]
+    assert "cannot read the engine" in p.fatal[0]
     assert not p.leader.serving

@@ -17,7 +17,7 @@ from kvstore.errors import (
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.state.commands import Code, Flag, delete, expire, get, increment, put, scan
 from kvstore.partition.state.engine_memory import MemoryEngine
-from kvstore.partition.state.entry import Kind
+from kvstore.partition.state.entry import EntryKind
 from tests.partition.one_partition import TIME_MS, UNKNOWN, Partition
 
 
@@ -26,11 +26,11 @@ def p() -> Partition:
     return Partition().start()
 
 
-def test_a_leader_serves_once_its_first_record_is_acknowledged_and_applied() -> None:
+def test_leader_serves_once_its_first_record_is_applied() -> None:
     p = Partition()
     started = p.loop.create_task(p.leader.start())
     p.settle()
-    assert p.sent_kinds() == [Kind.EPOCH_START]
+    assert p.sent_kinds() == [EntryKind.EPOCH_START]
     (early,) = p.submit(get(b"k"))
     assert isinstance(p.result(early), NotLeader)
     assert not p.leader.serving
@@ -40,7 +40,7 @@ def test_a_leader_serves_once_its_first_record_is_acknowledged_and_applied() -> 
     assert (p.state.epoch, p.state.seq) == (1, 0)
 
 
-def test_a_leader_whose_first_record_is_lost_does_not_serve() -> None:
+def test_leader_does_not_serve_when_its_first_record_is_lost() -> None:
     p = Partition()
     started = p.loop.create_task(p.leader.start())
     p.settle()
@@ -54,13 +54,13 @@ def test_a_leader_whose_first_record_is_lost_does_not_serve() -> None:
 # ── group commit ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_first_mutation_on_an_idle_partition_leaves_at_once(p: Partition) -> None:
+def test_first_mutation_on_an_idle_partition_leaves_at_once(p: Partition) -> None:
     p.submit(put(b"a", b"1"))
     assert [entry.keys for entry in p.under_way()] == [[b"a"]]
     assert p.loop.time() == 0
 
 
-def test_mutations_of_one_turn_share_an_entry_and_its_first_sequence(p: Partition) -> None:
+def test_mutations_of_one_turn_share_an_entry(p: Partition) -> None:
     tokens = p.submit(put(b"a", b"1"), put(b"b", b"2"), put(b"a", b"3"))
     (entry,) = p.under_way()
     assert (entry.keys, entry.first_seq) == ([b"a", b"b", b"a"], 1)
@@ -68,7 +68,7 @@ def test_mutations_of_one_turn_share_an_entry_and_its_first_sequence(p: Partitio
     assert [p.result(token) for token in tokens] == [1, 2, 3]
 
 
-def test_reads_and_puts_of_one_call_take_their_own_ways(p: Partition) -> None:
+def test_reads_and_puts_of_one_call_take_separate_paths(p: Partition) -> None:
     p.leader.submit((put(b"a", b"1"), scan(b"", b"", 10), put(b"b", b"2")), p.caller, (101, 102, 103))
     p.settle()
     (entry,) = p.under_way()
@@ -78,7 +78,7 @@ def test_reads_and_puts_of_one_call_take_their_own_ways(p: Partition) -> None:
     assert not isinstance(p.result(102), Exception)
 
 
-def test_with_all_slots_taken_mutations_gather_until_one_frees(p: Partition) -> None:
+def test_mutations_gather_while_all_slots_are_taken(p: Partition) -> None:
     for number in range(8):
         p.submit(put(b"k%d" % number, b"v"))
     assert [entry.keys for entry in p.under_way()] == [[b"k0"], [b"k1"], [b"k2"], [b"k3"]]
@@ -86,13 +86,13 @@ def test_with_all_slots_taken_mutations_gather_until_one_frees(p: Partition) -> 
     assert [entry.keys for entry in p.under_way()] == [[b"k1"], [b"k2"], [b"k3"], [b"k4", b"k5", b"k6", b"k7"]]
 
 
-def test_an_entry_holds_no_more_than_its_bound_and_one_operation_may_go_beyond(p: Partition) -> None:
+def test_entry_is_bounded_and_one_operation_may_exceed_it(p: Partition) -> None:
     large = b"x" * (200 << 10)
     p.submit(*(put(b"k%d" % number, large) for number in range(6)), put(b"huge", b"x" * (1 << 20)))
     assert [len(entry.keys) for entry in p.under_way()] == [2, 2, 2, 1]
 
 
-def test_nobody_is_answered_before_the_entry_is_acknowledged_and_applied(p: Partition) -> None:
+def test_answers_wait_until_the_entry_is_applied(p: Partition) -> None:
     (token,) = p.submit(put(b"a", b"1"))
     assert p.result(token) == "waits"
     seen: list[Any] = []
@@ -102,13 +102,13 @@ def test_nobody_is_answered_before_the_entry_is_acknowledged_and_applied(p: Part
     assert seen[0].value == b"1"
 
 
-def test_what_is_not_acknowledged_is_not_applied(p: Partition) -> None:
+def test_unacknowledged_entry_is_not_applied(p: Partition) -> None:
     p.submit(put(b"a", b"1"))
     assert p.state.get(b"a") is None
     assert p.state.seq == 0
 
 
-def test_the_sink_is_never_called_from_inside_submit(p: Partition) -> None:
+def test_sink_is_never_called_from_inside_submit(p: Partition) -> None:
     for op in (get(b"k"), put(b"", b""), (99, b"k"), put(b"k", b"")):
         p.leader.submit((op,), p.caller, (p.tokens,))
         assert p.result(p.tokens) == "waits"
@@ -121,7 +121,7 @@ def test_the_sink_is_never_called_from_inside_submit(p: Partition) -> None:
     assert isinstance(p.result(p.tokens), NotLeader)
 
 
-def test_a_sink_is_told_when_a_group_of_its_results_is_complete(p: Partition) -> None:
+def test_sink_is_flushed_after_a_group_of_results(p: Partition) -> None:
     tokens = p.submit(put(b"a", b"1"), put(b"b", b"2"), get(b"c"))
     assert p.caller.flushed == {tokens[2]}
     p.acknowledge()
@@ -131,7 +131,7 @@ def test_a_sink_is_told_when_a_group_of_its_results_is_complete(p: Partition) ->
 # ── answers that depend on state ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_failed_condition_waits_for_what_it_was_computed_from(p: Partition) -> None:
+def test_failed_condition_waits_for_the_entries_it_depends_on(p: Partition) -> None:
     first, second = p.submit(put(b"a", b"1"))[0], p.submit(put(b"a", b"2", flags=Flag.IF_ABSENT))[0]
     assert p.result(second) == "waits"
     p.acknowledge()
@@ -140,7 +140,7 @@ def test_a_failed_condition_waits_for_what_it_was_computed_from(p: Partition) ->
     assert p.state.seq == 1
 
 
-def test_a_failed_condition_on_a_lost_entry_is_never_told(p: Partition) -> None:
+def test_failed_condition_on_a_lost_entry_is_not_reported(p: Partition) -> None:
     p.submit(put(b"a", b"1"))
     (failed,) = p.submit(put(b"a", b"2", flags=Flag.IF_ABSENT))
     p.log.fail(UNKNOWN)
@@ -148,24 +148,24 @@ def test_a_failed_condition_on_a_lost_entry_is_never_told(p: Partition) -> None:
     assert isinstance(p.result(failed), NotLeader)
 
 
-def test_a_failed_condition_needs_the_lease(p: Partition) -> None:
+def test_failed_condition_needs_the_lease(p: Partition) -> None:
     p.do(put(b"a", b"1"))
     p.wait(0.6)
     (failed,) = p.submit(put(b"a", b"2", flags=Flag.IF_ABSENT))
     assert p.result(failed) == "waits"
-    assert p.sent_kinds() == [Kind.EMPTY]
+    assert p.sent_kinds() == [EntryKind.EMPTY]
     p.acknowledge()
     assert isinstance(p.result(failed), ConditionFailed)
 
 
-def test_an_operation_without_effect_logs_nothing(p: Partition) -> None:
+def test_operation_without_effect_logs_nothing(p: Partition) -> None:
     p.do(put(b"a", b"1"))
     assert p.do(delete(b"b")) == 0
     assert isinstance(p.do(put(b"a", b"2", flags=Flag.IF_VERSION, version=9)), ConditionFailed)
     assert (p.state.seq, len(p.log.acknowledged)) == (1, 2)
 
 
-def test_operations_see_those_before_them_that_are_still_under_way(p: Partition) -> None:
+def test_operations_see_earlier_ones_in_flight(p: Partition) -> None:
     first = p.submit(increment(b"n", 1))[0]
     second, third = p.submit(increment(b"n", 1), increment(b"n", 1))
     p.acknowledge(2)
@@ -183,7 +183,7 @@ def fill(p: Partition) -> tuple[list[int], list[int]]:
 
 # docs/protocol.md P9
 @pytest.mark.parametrize("error", [UNKNOWN, LedgerFenced("x"), Unavailable("y")])
-def test_what_was_in_flight_is_unknown_and_what_was_queued_is_not_done(p: Partition, error: Any) -> None:
+def test_lost_lead_makes_in_flight_unknown_and_queued_not_done(p: Partition, error: Any) -> None:
     flying, queued = fill(p)
     p.log.fail(error)
     p.settle()
@@ -194,7 +194,7 @@ def test_what_was_in_flight_is_unknown_and_what_was_queued_is_not_done(p: Partit
     assert p.log.closed
 
 
-def test_an_entry_of_which_nothing_was_sent_is_not_done(p: Partition) -> None:
+def test_unsent_entry_is_not_done(p: Partition) -> None:
     (token,) = p.submit(put(b"a", b"1"))
     p.log.fail(NotEnoughBookies("2 of 3"))
     p.settle()
@@ -202,7 +202,7 @@ def test_an_entry_of_which_nothing_was_sent_is_not_done(p: Partition) -> None:
 
 
 # docs/protocol.md P41, G13
-def test_lead_ends_for_the_reason_for_which_its_log_was_lost(p: Partition) -> None:
+def test_lead_ends_for_the_reason_of_its_log(p: Partition) -> None:
     (token,) = p.submit(put(b"a", b"1"))
     p.log.lost = NotEnoughBookies("no ack quorum for 6 s")
     p.log.fail(UNKNOWN)
@@ -211,7 +211,7 @@ def test_lead_ends_for_the_reason_for_which_its_log_was_lost(p: Partition) -> No
     assert p.stopped == [p.log.lost]
 
 
-def test_a_log_that_is_lost_ends_the_lead(p: Partition) -> None:
+def test_lost_log_ends_the_lead(p: Partition) -> None:
     flying, queued = fill(p)
     p.log.tell_lost(OutcomeUnknown("fenced"))
     p.settle()
@@ -223,7 +223,7 @@ def test_a_log_that_is_lost_ends_the_lead(p: Partition) -> None:
     assert len(p.stopped) == 1
 
 
-def test_stop_answers_everything_at_once_and_tells_nobody(p: Partition) -> None:
+def test_stop_answers_everything_and_notifies_nobody(p: Partition) -> None:
     flying, queued = fill(p)
     p.wait(1)
     (read,) = p.submit(get(b"k0"))
@@ -233,7 +233,7 @@ def test_stop_answers_everything_at_once_and_tells_nobody(p: Partition) -> None:
     assert p.stopped == []
 
 
-def test_an_entry_that_cannot_be_applied_ends_the_process(p: Partition) -> None:
+def test_entry_that_cannot_be_applied_ends_the_process(p: Partition) -> None:
     (token,) = p.submit(put(b"a", b"1"))
     p.state.seq = type(p.state.seq)(7)
     p.acknowledge()
@@ -245,7 +245,7 @@ def test_an_entry_that_cannot_be_applied_ends_the_process(p: Partition) -> None:
 # ── bounds ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_full_queue_refuses_and_says_so() -> None:
+def test_full_queue_refuses() -> None:
     p = Partition(PartitionConfig(queue_items_max=10, entries_in_flight_max=1)).start()
     p.submit(put(b"a", b"1"))
     tokens = p.submit(*(put(b"k%d" % number, b"v") for number in range(12)))
@@ -257,7 +257,7 @@ def test_a_full_queue_refuses_and_says_so() -> None:
     assert [p.result(token) for token in tokens[:10]] == list(range(2, 12))
 
 
-def test_a_queue_full_of_bytes_refuses() -> None:
+def test_queue_full_of_bytes_refuses() -> None:
     p = Partition(PartitionConfig(queue_bytes_max=4 << 20, entries_in_flight_max=1)).start()
     p.submit(put(b"a", b"1"))
     tokens = p.submit(*(put(b"k%d" % number, b"v" * (1 << 20)) for number in range(5)))
@@ -265,13 +265,13 @@ def test_a_queue_full_of_bytes_refuses() -> None:
     assert p.result(tokens[0]) == "waits"
 
 
-def test_a_thousand_connections_of_sixteen_fit() -> None:
+def test_queue_fits_a_thousand_connections_of_sixteen() -> None:
     p = Partition().start()
     ops = [put(b"%d" % number, b"v" * 100) for number in range(16_000)]
     assert not [each for each in p.do(*ops) if not isinstance(each, int)]
 
 
-def test_while_the_engine_is_behind_its_disk_nothing_more_is_sent_and_reads_go_on() -> None:
+def test_leader_pauses_writes_while_the_engine_is_behind() -> None:
     engine = MemoryEngine()
     p = Partition(engine=engine).start()
     p.do(put(b"a", b"1"))
@@ -287,7 +287,7 @@ def test_while_the_engine_is_behind_its_disk_nothing_more_is_sent_and_reads_go_o
 
 
 # docs/protocol.md P10
-def test_what_has_waited_for_too_long_is_refused_and_not_appended() -> None:
+def test_expired_queue_items_are_refused_and_not_appended() -> None:
     p = Partition(PartitionConfig(entries_in_flight_max=1, queue_wait_max_s=5)).start()
     flying = p.submit(put(b"a", b"1"))[0]
     late = p.submit(put(b"b", b"1"))[0]
@@ -310,7 +310,7 @@ def test_what_has_waited_for_too_long_is_refused_and_not_appended() -> None:
         (Code.BATCH, b"k", (), 0, None),
     ],
 )
-def test_what_can_never_be_done_is_refused(p: Partition, op: Any) -> None:
+def test_impossible_operations_are_refused(p: Partition, op: Any) -> None:
     assert isinstance(p.do(op), InvalidRequest)
     assert p.state.seq == 0
 
@@ -331,7 +331,7 @@ def test_what_can_never_be_done_is_refused(p: Partition, op: Any) -> None:
         expire(b"a", (1 << 64) - 1),
     ],
 )
-def test_a_malformed_operation_is_refused_and_takes_no_other_with_it(p: Partition, op: Any) -> None:
+def test_malformed_operation_is_refused_alone(p: Partition, op: Any) -> None:
     before, bad, after = p.do(put(b"a", b"1"), op, put(b"c", b"1"))
     assert isinstance(bad, InvalidRequest)
     assert (before, after) == (1, 2)
@@ -343,7 +343,7 @@ def test_a_malformed_operation_is_refused_and_takes_no_other_with_it(p: Partitio
 # ── handing over ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_release_drains_then_stops_answering_then_sends_the_record(p: Partition) -> None:
+def test_release_drains_then_stops_answering_then_logs(p: Partition) -> None:
     flying, queued = fill(p)
     release = p.loop.create_task(p.leader.release())
     p.settle()
@@ -355,7 +355,7 @@ def test_a_release_drains_then_stops_answering_then_sends_the_record(p: Partitio
     p.log.on_append = lambda entry: None
     p.acknowledge()
     assert [p.result(token) for token in (*flying, *queued)] == [1, 2, 3, 4, 5, 6]
-    assert p.sent_kinds() == [Kind.RELEASE_LEAD]
+    assert p.sent_kinds() == [EntryKind.RELEASE_LEAD]
     assert p.leader._read_lease.lease_until < p.now()
     p.acknowledge()
     assert release.done()
@@ -366,7 +366,7 @@ def test_a_release_drains_then_stops_answering_then_sends_the_record(p: Partitio
     assert p.stopped == []
 
 
-def test_the_lease_is_gone_when_the_release_record_is_sent(p: Partition) -> None:
+def test_lease_is_gone_when_the_release_record_is_sent(p: Partition) -> None:
     p.do(put(b"a", b"1"))
     leases: list[float] = []
     p.log.on_append = lambda entry: leases.append(p.leader._read_lease.lease_until)
@@ -377,7 +377,7 @@ def test_the_lease_is_gone_when_the_release_record_is_sent(p: Partition) -> None
     assert not p.leader._read_lease.proves(0)
 
 
-def test_a_release_that_is_lost_says_so(p: Partition) -> None:
+def test_lost_release_is_reported(p: Partition) -> None:
     release = p.loop.create_task(p.leader.release())
     p.settle()
     p.log.fail(UNKNOWN)
@@ -385,7 +385,7 @@ def test_a_release_that_is_lost_says_so(p: Partition) -> None:
     assert isinstance(release.exception(), OutcomeUnknown)
 
 
-def test_a_release_that_nobody_acknowledges_ends_in_bounded_time(p: Partition) -> None:
+def test_unacknowledged_release_ends_in_bounded_time(p: Partition) -> None:
     (token,) = p.submit(put(b"a", b"1"))
     release = p.loop.create_task(p.leader.release())
     p.wait(11)
@@ -393,7 +393,7 @@ def test_a_release_that_nobody_acknowledges_ends_in_bounded_time(p: Partition) -
     assert isinstance(p.result(token), OutcomeUnknown)
 
 
-def test_a_leader_takes_over_where_the_former_one_ended(p: Partition) -> None:
+def test_leader_continues_where_the_former_one_ended(p: Partition) -> None:
     p.do(put(b"a", b"1"), put(b"b", b"1"))
     p.leader.stop(NotLeader("p1"))
     p.open()
@@ -404,14 +404,14 @@ def test_a_leader_takes_over_where_the_former_one_ended(p: Partition) -> None:
     assert (p.state.epoch, p.state.key_count) == (2, 2)
 
 
-def test_statistics_count() -> None:
+def test_leader_statistics_count() -> None:
     p = Partition().start()
     p.do(put(b"a", b"1"), get(b"a"))
     told = p.leader.statistics()
     assert (told["entries"], told["mutations"], told["epoch"]) == (2, 1, 1)
 
 
-def test_a_release_that_is_cancelled_while_it_drains_leaves_a_leader_that_serves(p: Partition) -> None:
+def test_release_cancelled_while_draining_keeps_the_leader_serving(p: Partition) -> None:
     """It neither served nor had stopped, and what waited was never answered."""
     p.submit(put(b"a", b"1"))
     release = p.loop.create_task(p.leader.release(0.25))

@@ -10,15 +10,15 @@ from kvstore.partition.leading import plain_puts, range_reads
 from kvstore.partition.leading.evaluate import Evaluator, NextEntry
 from kvstore.partition.leading.leader import Leader
 from kvstore.partition.leading.leader_reads import LeaderReads
-from kvstore.partition.leading.queue import Taken
+from kvstore.partition.leading.queue import QueuedBatch
 from kvstore.partition.leading.read_lease import ReadLease
 from kvstore.partition.state import operations, rows
 from kvstore.partition.state.commands import Flag, check
 from kvstore.partition.state.draft import Draft
 from kvstore.partition.state.overlay import UNTOUCHED, Overlay
 from kvstore.partition.state.retry_table import RetryTable
-from kvstore.partition.state.state import State
-from kvstore.partition.state.transfer import Export
+from kvstore.partition.state.state import ReplicaState
+from kvstore.partition.state.transfer import StateExport
 from kvstore.types import EntryId, LedgerId, Position
 from tests.partition.leading import test_leader, test_new_requests, test_plain_puts, test_read_lease, test_retries
 from tests.partition.one_partition import Partition
@@ -28,14 +28,14 @@ Patch = pytest.MonkeyPatch
 
 
 def apply_before_the_acknowledgement(patch: Patch) -> None:
-    append, apply = Leader._append, State.apply_decoded
+    append, apply = Leader._append, ReplicaState.apply_decoded
 
     def early(self: Leader, made: NextEntry, replies: list[Any], *arrived: float) -> None:
         apply(self._state, Position(LedgerId(self.epoch), EntryId(self._entries)), made.entry, made.data_keys)
         append(self, made, replies, *arrived)
 
     patch.setattr(Leader, "_append", early)
-    patch.setattr(State, "apply_decoded", lambda self, position, entry, data_keys: None)
+    patch.setattr(ReplicaState, "apply_decoded", lambda self, position, entry, data_keys: None)
 
 
 def let_a_check_fail_by_itself(patch: Patch) -> None:
@@ -114,7 +114,7 @@ def count_none_of_many_requests(patch: Patch) -> None:
 
 
 def tell_a_failed_condition_at_once(patch: Patch) -> None:
-    def dirty(self: Leader, taken: Taken) -> None:
+    def dirty(self: Leader, taken: QueuedBatch) -> None:
         decided = self._evaluator.evaluate(taken.items, self._env.clock.wall_ms())
         if decided.entry is not None:
             self._append(decided.entry, decided.replies)
@@ -148,14 +148,14 @@ def follow_in_flight_by_the_engines_creation(patch: Patch) -> None:
 
 
 def leave_request_ids_out_of_a_snapshot(patch: Patch) -> None:
-    begin = Export.__init__
+    begin = StateExport.__init__
 
-    def without(self: Export, state: State) -> None:
+    def without(self: StateExport, state: ReplicaState) -> None:
         begin(self, state)
         given = self._rows
         self._rows = (each for each in given if not each[0].startswith(rows.ALL_RETRY[0]))
 
-    patch.setattr(Export, "__init__", without)
+    patch.setattr(StateExport, "__init__", without)
 
 
 def take_each_key_for_another(patch: Patch) -> None:
@@ -234,17 +234,17 @@ def leave_keys_out_before_their_deletes_are_logged(patch: Patch) -> None:
 def listed_past_expiry() -> None:
     with Patch.context() as patch:
         partition = Partition().start()
-        test_range_reads.test_keys_past_their_expiry_are_gone_for_good_before_keys_alone_or_a_count_leave_them_out(
+        test_range_reads.test_expired_keys_are_deleted_before_keys_or_counts_omit_them(
             partition, patch, Flag.BARE, False
         )
 
 
 def together() -> None:
-    test_plain_puts.test_plain_puts_that_come_together_answer_and_log_what_they_would_one_by_one(0)
+    test_plain_puts.test_grouped_plain_puts_match_single_evaluation(0)
 
 
 def asked_together(bounds: dict[str, int]) -> Callable[[], None]:
-    test = test_new_requests.test_puts_with_request_ids_answer_log_and_leave_what_they_would_one_by_one
+    test = test_new_requests.test_puts_with_request_ids_match_single_evaluation
     return lambda: test(0, bounds)
 
 
@@ -252,43 +252,43 @@ leader, reads, retries, expiry = test_leader, test_read_lease, test_retries, tes
 CAUGHT: list[tuple[Callable[[Patch], None], Callable[[], None]]] = [
     (list_keys_that_are_past_their_expiry_as_if_they_were_there, listed_past_expiry),
     (leave_keys_out_before_their_deletes_are_logged, listed_past_expiry),
-    (apply_before_the_acknowledgement, with_a_key(reads.test_reads_see_acknowledged_entries_only)),
-    (apply_before_the_acknowledgement, served(leader.test_what_is_not_acknowledged_is_not_applied)),
-    (answer_before_it_is_applied, served(leader.test_nobody_is_answered_before_the_entry_is_acknowledged_and_applied)),
+    (apply_before_the_acknowledgement, with_a_key(reads.test_reads_see_only_acknowledged_entries)),
+    (apply_before_the_acknowledgement, served(leader.test_unacknowledged_entry_is_not_applied)),
+    (answer_before_it_is_applied, served(leader.test_answers_wait_until_the_entry_is_applied)),
     (
         answer_before_the_acknowledgement,
-        served(leader.test_nobody_is_answered_before_the_entry_is_acknowledged_and_applied),
+        served(leader.test_answers_wait_until_the_entry_is_applied),
     ),
     (
         count_the_lease_from_the_acknowledgement,
-        with_a_key(reads.test_the_lease_ends_by_the_clock_that_counts_from_the_send_not_from_the_acknowledgement),
+        with_a_key(reads.test_lease_ends_by_the_clock_of_the_send),
     ),
-    (cache_the_verdict_on_the_lease, with_a_key(reads.test_the_lease_is_asked_anew_for_each_read)),
-    (use_a_proof_again, with_a_key(reads.test_a_proof_is_never_used_for_a_later_read)),
-    (use_a_proof_again, with_a_key(reads.test_a_strict_read_waits_for_an_append_sent_after_it_arrived)),
-    (renew_the_lease_after_the_release, reads.test_a_closed_gate_stays_closed),
-    (read_on_until_the_release_is_acknowledged, served(leader.test_the_lease_is_gone_when_the_release_record_is_sent)),
+    (cache_the_verdict_on_the_lease, with_a_key(reads.test_lease_is_checked_for_each_read)),
+    (use_a_proof_again, with_a_key(reads.test_proof_is_never_used_for_a_later_read)),
+    (use_a_proof_again, with_a_key(reads.test_strict_read_waits_for_an_append_sent_after_it)),
+    (renew_the_lease_after_the_release, reads.test_closed_lease_stays_closed),
+    (read_on_until_the_release_is_acknowledged, served(leader.test_lease_is_gone_when_the_release_record_is_sent)),
     (
         retry_without_the_table,
-        with_two_keys(retries.test_a_retry_gets_the_first_answer_and_changes_nothing, retries.OPS[6], True),
+        with_two_keys(retries.test_retry_gets_the_first_answer_and_changes_nothing, retries.OPS[6], True),
     ),
     (
         retry_without_what_is_in_flight,
-        with_two_keys(retries.test_a_retry_while_the_first_is_under_way_gets_its_answer, retries.OPS[6]),
+        with_two_keys(retries.test_retry_gets_the_answer_of_an_attempt_in_flight, retries.OPS[6]),
     ),
     (
         retry_without_what_is_in_flight,
-        with_two_keys(retries.test_a_late_duplicate_is_refused_while_the_acknowledging_request_is_under_way),
+        with_two_keys(retries.test_late_duplicate_is_refused_while_acknowledgement_is_in_flight),
     ),
     (take_each_of_many_requests_for_new, asked_together({})),
     (count_none_of_many_requests, asked_together({"retry_results_max": 60})),
-    (tell_a_failed_condition_at_once, served(leader.test_a_failed_condition_waits_for_what_it_was_computed_from)),
-    (tell_a_failed_condition_at_once, served(leader.test_a_failed_condition_on_a_lost_entry_is_never_told)),
-    (tell_a_failed_condition_without_a_lease, served(leader.test_a_failed_condition_needs_the_lease)),
-    (tell_a_failed_condition_without_a_lease, with_two_keys(retries.test_a_retry_hit_needs_the_lease)),
+    (tell_a_failed_condition_at_once, served(leader.test_failed_condition_waits_for_the_entries_it_depends_on)),
+    (tell_a_failed_condition_at_once, served(leader.test_failed_condition_on_a_lost_entry_is_not_reported)),
+    (tell_a_failed_condition_without_a_lease, served(leader.test_failed_condition_needs_the_lease)),
+    (tell_a_failed_condition_without_a_lease, with_two_keys(retries.test_retry_answer_needs_the_lease)),
     (
         decide_without_what_is_in_flight,
-        served(leader.test_operations_see_those_before_them_that_are_still_under_way),
+        served(leader.test_operations_see_earlier_ones_in_flight),
     ),
     (follow_the_engine_alone, together),
     (follow_in_flight_by_the_engines_creation, together),
@@ -296,23 +296,23 @@ CAUGHT: list[tuple[Callable[[Patch], None], Callable[[], None]]] = [
     (take_each_key_for_another, together),
     (
         forget_effectless_requests,
-        with_two_keys(retries.test_a_retry_gets_the_first_answer_and_changes_nothing, retries.OPS[5], False),
+        with_two_keys(retries.test_retry_gets_the_first_answer_and_changes_nothing, retries.OPS[5], False),
     ),
     (
         call_a_key_absent_by_the_wall_clock,
-        served(expiry.test_a_key_is_absent_from_its_expiry_on_and_its_delete_is_logged_first),
+        served(expiry.test_expired_key_is_absent_and_its_delete_is_logged_first),
     ),
     (
         call_a_key_absent_by_the_wall_clock,
-        served(expiry.test_an_expired_key_stays_absent_at_a_leader_whose_clock_is_behind),
+        served(expiry.test_expired_key_stays_absent_at_a_leader_with_a_late_clock),
     ),
-    (tell_lost_writes_as_not_done, served(leader.test_stop_answers_everything_at_once_and_tells_nobody)),
-    (go_on_after_the_lead_is_lost, served(leader.test_a_log_that_is_lost_ends_the_lead)),
-    (number_control_records, served(leader.test_mutations_of_one_turn_share_an_entry_and_its_first_sequence)),
+    (tell_lost_writes_as_not_done, served(leader.test_stop_answers_everything_and_notifies_nobody)),
+    (go_on_after_the_lead_is_lost, served(leader.test_lost_log_ends_the_lead)),
+    (number_control_records, served(leader.test_mutations_of_one_turn_share_an_entry)),
     (
         let_a_check_fail_by_itself,
         served(
-            test_operations.test_a_batch_is_done_only_if_every_check_in_it_holds,
+            test_operations.test_batch_is_done_only_if_every_check_holds,
             *(Flag.INDEPENDENT, check(b"a", Flag.IF_ABSENT), False),
         ),
     ),
@@ -322,7 +322,7 @@ CAUGHT: list[tuple[Callable[[Patch], None], Callable[[], None]]] = [
 @pytest.mark.parametrize(
     ("mutant", "sentence"), CAUGHT, ids=[f"{number}-{mutant.__name__}" for number, (mutant, _) in enumerate(CAUGHT)]
 )
-def test_a_broken_leader_is_noticed(
+def test_broken_leader_is_detected(
     mutant: Callable[[Patch], None], sentence: Callable[[], None], monkeypatch: Patch
 ) -> None:
     sentence()

@@ -12,7 +12,7 @@ from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading import evaluate
 from kvstore.partition.state import retry_table
 from kvstore.partition.state.commands import Flag, Op, RequestId, batch, delete, increment, put
-from kvstore.partition.state.state import State
+from kvstore.partition.state.state import ReplicaState
 from tests.partition.one_partition import P1, TIME_MS, Partition
 
 KEYS = [b"key-%d" % number for number in range(60)]
@@ -111,7 +111,7 @@ def asking_history(seed: int) -> list[Step]:
     return [[come_together(TIME_MS + number * STEP_MS) for _ in range(random.randrange(1, 5))] for number in range(40)]
 
 
-def table_of(state: State) -> dict[bytes, Any]:
+def table_of(state: ReplicaState) -> dict[bytes, Any]:
     """All that is remembered, as values."""
     names = ("count", "first_unacked", "results", "row", "seen_ms")
     return {each: {name: getattr(client, name) for name in names} for each, client in state.retries._clients.items()}
@@ -127,11 +127,11 @@ def told(steps: list[Step], config: PartitionConfig) -> tuple[list[str], list[by
             partition.acknowledge()
             partition.state.retries.check()
         partition.wait(STEP_MS / 1000)
-    replica = State(P1, type(partition.engine)(), config)
+    replica = ReplicaState(P1, type(partition.engine)(), config)
     for logged in partition.log.acknowledged:
         replica.apply(logged)
     assert table_of(replica) == table_of(partition.state)
-    assert table_of(State(P1, partition.engine, config)) == table_of(partition.state)
+    assert table_of(ReplicaState(P1, partition.engine, config)) == table_of(partition.state)
     payloads = [each.payload for each in partition.log.acknowledged]
     return (
         list(map(repr, partition.caller.results.values())),
@@ -179,15 +179,13 @@ BOUNDS: list[dict[str, int]] = [{}, {"retry_results_max": 60}, {"retry_bytes_max
 
 @pytest.mark.parametrize("bounds", [*BOUNDS, {"retry_results_max": 400}], ids=str)
 @pytest.mark.parametrize("seed", range(3))
-def test_of_more_than_are_looked_up_at_once_each_is_what_it_would_be_alone(seed: int, bounds: dict[str, int]) -> None:
+def test_more_requests_than_one_lookup_evaluate_as_if_alone(seed: int, bounds: dict[str, int]) -> None:
     compared(crowded_history(seed), bounds)
 
 
 @pytest.mark.parametrize("bounds", BOUNDS, ids=str)
 @pytest.mark.parametrize("seed", range(4))
-def test_puts_with_request_ids_answer_log_and_leave_what_they_would_one_by_one(
-    seed: int, bounds: dict[str, int]
-) -> None:
+def test_puts_with_request_ids_match_single_evaluation(seed: int, bounds: dict[str, int]) -> None:
     in_columns, at_once, lone = compared(asking_history(seed), bounds)
     assert in_columns > 5
     assert at_once > 5
@@ -234,7 +232,7 @@ def asked(sequence: int, first_unacked: int = 1) -> RequestId:
     return RequestId(bytes(CLIENT_BYTES), sequence, first_unacked, TIME_MS)
 
 
-def test_late_duplicates_that_come_together_are_refused_while_the_acknowledging_request_is_under_way() -> None:
+def test_late_duplicates_are_refused_while_acknowledgement_is_in_flight() -> None:
     partition = Partition().start()
     partition.submit(put(b"a", b"1", request=asked(9, 9)))
     late = partition.submit(*(put(KEYS[number], b"2", request=asked(number)) for number in range(1, 7)))
@@ -242,7 +240,7 @@ def test_late_duplicates_that_come_together_are_refused_while_the_acknowledging_
     assert {type(partition.result(token)) for token in late} == {RequestExpired}
 
 
-def test_an_id_that_cannot_be_logged_is_refused_also_where_many_come_together() -> None:
+def test_invalid_request_id_is_refused_in_a_group() -> None:
     partition = Partition().start()
     results = partition.do(*(put(KEYS[number], b"1", request=asked(number, 0)) for number in range(6)))
     assert [type(each) for each in results] == [InvalidRequest, int, int, int, int, int]

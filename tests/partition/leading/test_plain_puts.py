@@ -52,9 +52,7 @@ def told(steps: list[list[Op]]) -> tuple[list[str], list[bytes]]:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_batch_of_plain_puts_answers_and_logs_what_its_puts_would_one_by_one(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batch_of_plain_puts_matches_single_evaluation(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     steps, in_columns = history(seed), 0
 
     def counted(*arguments: object) -> list[int] | None:
@@ -94,9 +92,7 @@ def lone_history(seed: int) -> list[list[Op]]:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_lone_plain_put_answers_and_logs_what_it_would_among_others(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lone_plain_put_matches_group_evaluation(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     steps, alone, lone = lone_history(seed), 0, evaluate.Evaluator._evaluate_lone
 
     def counted(*arguments: object) -> object:
@@ -113,7 +109,7 @@ def test_a_lone_plain_put_answers_and_logs_what_it_would_among_others(
 
 
 @pytest.mark.parametrize("key", [b"", bytes(KEY_BYTES_MAX + 1)])
-def test_a_batch_with_a_key_that_is_refused_writes_nothing(key: bytes) -> None:
+def test_batch_with_a_refused_key_writes_nothing(key: bytes) -> None:
     partition = Partition().start()
     assert isinstance(partition.do(batch(b"a", (put(b"a", b"1"), put(key, b"1")))), InvalidRequest)
     assert partition.state.key_count == 0
@@ -161,7 +157,7 @@ def told_together(steps: list[list[list[Op]]]) -> tuple[list[str], list[bytes]]:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_plain_puts_that_come_together_answer_and_log_what_they_would_one_by_one(seed: int) -> None:
+def test_grouped_plain_puts_match_single_evaluation(seed: int) -> None:
     steps, together, in_columns, followed = crowded_history(seed), evaluate.put_together, 0, 0
 
     def counted(*arguments: Any) -> Sequence[int] | None:

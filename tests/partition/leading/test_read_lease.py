@@ -11,7 +11,7 @@ from kvstore.partition.leading import queries, range_reads
 from kvstore.partition.leading.leader_reads import AT_ONCE, STEPPING_MAX, TURN_BYTES, LeaderReads
 from kvstore.partition.leading.read_lease import ReadLease
 from kvstore.partition.state.commands import Flag, Level, count, get, meta, put, range_, scan
-from kvstore.partition.state.entry import Kind
+from kvstore.partition.state.entry import EntryKind
 from kvstore.partition.state.rows import ORDER
 from tests.partition.one_partition import Partition
 
@@ -33,7 +33,7 @@ def value(record: Any) -> Any:
 
 
 # docs/protocol.md P17
-def test_a_lease_counts_from_the_first_send_of_an_acknowledged_append() -> None:
+def test_lease_counts_from_the_first_send_of_an_acknowledged_append() -> None:
     gate = ReadLease(0.5)
     gate.send()
     assert not gate.has_lease(100.0)
@@ -42,7 +42,7 @@ def test_a_lease_counts_from_the_first_send_of_an_acknowledged_append() -> None:
     assert not gate.has_lease(100.5)
 
 
-def test_a_later_acknowledgement_of_an_earlier_send_does_not_shorten_the_lease() -> None:
+def test_late_acknowledgement_of_an_earlier_send_keeps_the_lease() -> None:
     gate = ReadLease(0.5)
     for sent_at in (100.0, 99.0):
         gate.send()
@@ -50,7 +50,7 @@ def test_a_later_acknowledgement_of_an_earlier_send_does_not_shorten_the_lease()
     assert gate.lease_until == 100.5
 
 
-def test_only_an_append_sent_after_the_read_had_arrived_proves_it() -> None:
+def test_only_an_append_sent_after_the_read_proves_it() -> None:
     gate = ReadLease(0.5)
     gate.send()
     ticket = gate.sent
@@ -64,7 +64,7 @@ def test_only_an_append_sent_after_the_read_had_arrived_proves_it() -> None:
 
 
 # docs/protocol.md P21
-def test_a_closed_gate_stays_closed() -> None:
+def test_closed_lease_stays_closed() -> None:
     gate = ReadLease(0.5)
     gate.send()
     gate.send()
@@ -76,7 +76,7 @@ def test_a_closed_gate_stays_closed() -> None:
     assert not gate.wants_renewal(101)
 
 
-def test_without_a_lease_length_there_is_never_a_lease() -> None:
+def test_lease_never_exists_with_length_zero() -> None:
     gate = ReadLease(0)
     gate.send()
     gate.acknowledge(100.0)
@@ -87,14 +87,14 @@ def test_without_a_lease_length_there_is_never_a_lease() -> None:
 # ── leases ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_with_a_lease_a_read_is_answered_in_its_turn(p: Partition) -> None:
+def test_leased_read_is_answered_in_its_turn(p: Partition) -> None:
     p.wait(0.1)
     (token,) = p.submit(get(b"a"))
     assert value(p.result(token)) == b"1"
     assert p.under_way() == []
 
 
-def test_the_lease_ends_by_the_clock_that_counts_from_the_send_not_from_the_acknowledgement(p: Partition) -> None:
+def test_lease_ends_by_the_clock_of_the_send(p: Partition) -> None:
     p.wait(0.6)
     p.submit(put(b"a", b"2"))
     p.wait(0.4)
@@ -105,11 +105,11 @@ def test_the_lease_ends_by_the_clock_that_counts_from_the_send_not_from_the_ackn
     assert p.result(token) == "waits"
 
 
-def test_without_a_lease_a_read_waits_for_one_and_an_empty_append_brings_it(p: Partition) -> None:
+def test_read_without_lease_waits_for_an_empty_append(p: Partition) -> None:
     p.wait(0.6)
     first, second = p.submit(get(b"a"), get(b"b"))
     assert p.result(first) == "waits"
-    assert p.sent_kinds() == [Kind.EMPTY]
+    assert p.sent_kinds() == [EntryKind.EMPTY]
     p.submit(get(b"a"))
     p.acknowledge()
     assert value(p.result(first)) == b"1"
@@ -118,7 +118,7 @@ def test_without_a_lease_a_read_waits_for_one_and_an_empty_append_brings_it(p: P
 
 
 # docs/protocol.md P18
-def test_the_lease_is_asked_anew_for_each_read(p: Partition) -> None:
+def test_lease_is_checked_for_each_read(p: Partition) -> None:
     assert value(p.result(p.submit(get(b"a"))[0])) == b"1"
     p.wait(0.499)
     assert value(p.result(p.submit(get(b"a"))[0])) == b"1"
@@ -127,7 +127,7 @@ def test_the_lease_is_asked_anew_for_each_read(p: Partition) -> None:
 
 
 # docs/protocol.md P20
-def test_reads_without_writes_renew_the_lease_before_it_runs_out(p: Partition) -> None:
+def test_reads_without_writes_renew_the_lease_in_time(p: Partition) -> None:
     renewals = 0
     for _ in range(100):
         p.wait(0.02)
@@ -138,29 +138,29 @@ def test_reads_without_writes_renew_the_lease_before_it_runs_out(p: Partition) -
     assert 4 <= renewals <= 8, "2 s of reads under a lease of 0.5 s"
 
 
-def test_without_reads_nothing_is_renewed(p: Partition) -> None:
+def test_lease_is_not_renewed_without_reads(p: Partition) -> None:
     p.wait(10)
     assert p.under_way() == []
 
 
-def test_with_leases_off_every_read_has_an_append_of_its_own_time() -> None:
+def test_every_read_appends_when_leases_are_off() -> None:
     p = Partition(PartitionConfig(lease_ms=0, expiry_sweep_s=0)).start()
     (token,) = p.submit(get(b"a"))
-    assert p.sent_kinds() == [Kind.EMPTY]
+    assert p.sent_kinds() == [EntryKind.EMPTY]
     p.acknowledge()
     assert p.result(token) is None
     (token,) = p.submit(get(b"a"))
     assert p.result(token) == "waits"
 
 
-def test_reads_see_acknowledged_entries_only(p: Partition) -> None:
+def test_reads_see_only_acknowledged_entries(p: Partition) -> None:
     p.submit(put(b"a", b"2"))
     assert value(p.result(p.submit(get(b"a"))[0])) == b"1"
     p.acknowledge()
     assert value(p.result(p.submit(get(b"a"))[0])) == b"2"
 
 
-def test_a_read_that_waited_sees_all_that_was_acknowledged_before_its_answer(p: Partition) -> None:
+def test_waiting_read_sees_everything_acknowledged_before_its_answer(p: Partition) -> None:
     p.wait(0.6)
     write, read = p.submit(put(b"a", b"2"), get(b"a"))
     p.acknowledge()
@@ -168,7 +168,7 @@ def test_a_read_that_waited_sees_all_that_was_acknowledged_before_its_answer(p: 
     assert value(p.result(read)) == b"2"
 
 
-def test_a_read_that_waits_too_long_is_refused(p: Partition) -> None:
+def test_read_is_refused_after_waiting_too_long(p: Partition) -> None:
     p.wait(0.6)
     lease, strict = p.submit(get(b"a"), get(b"a", STRICT))
     p.wait(7)
@@ -176,7 +176,7 @@ def test_a_read_that_waits_too_long_is_refused(p: Partition) -> None:
     assert isinstance(p.result(strict), Unavailable)
 
 
-def test_reads_of_a_leader_that_stops_are_refused(p: Partition) -> None:
+def test_reads_are_refused_when_the_leader_stops(p: Partition) -> None:
     (strict,) = p.submit(get(b"a", STRICT))
     p.leader.stop(NotLeader("p1"))
     assert isinstance(p.result(strict), NotLeader)
@@ -185,17 +185,17 @@ def test_reads_of_a_leader_that_stops_are_refused(p: Partition) -> None:
 # ── strict ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_strict_read_waits_for_an_append_sent_after_it_arrived(p: Partition) -> None:
+def test_strict_read_waits_for_an_append_sent_after_it(p: Partition) -> None:
     p.submit(put(b"a", b"2"))
     (token,) = p.submit(get(b"a", STRICT))
-    assert p.sent_kinds() == [Kind.EMPTY]
+    assert p.sent_kinds() == [EntryKind.EMPTY]
     p.acknowledge()
     assert p.result(token) == "waits", "the put was sent before the read arrived"
     p.acknowledge()
     assert value(p.result(token)) == b"2"
 
 
-def test_strict_reads_of_one_turn_share_an_append_and_a_write_serves_as_one(p: Partition) -> None:
+def test_strict_reads_of_one_turn_share_an_append(p: Partition) -> None:
     reads = p.submit(get(b"a", STRICT), get(b"b", STRICT))
     assert len(p.under_way()) == 1
     p.acknowledge()
@@ -207,7 +207,7 @@ def test_strict_reads_of_one_turn_share_an_append_and_a_write_serves_as_one(p: P
 
 
 # docs/protocol.md P19
-def test_a_proof_is_never_used_for_a_later_read(p: Partition) -> None:
+def test_proof_is_never_used_for_a_later_read(p: Partition) -> None:
     (first,) = p.submit(get(b"a", STRICT))
     (second,) = p.submit(get(b"a", STRICT))
     assert len(p.under_way()) == 2
@@ -220,12 +220,12 @@ def test_a_proof_is_never_used_for_a_later_read(p: Partition) -> None:
     assert p.result(third) == "waits"
 
 
-def test_with_all_slots_taken_strict_reads_wait_for_the_next_append(p: Partition) -> None:
+def test_strict_reads_wait_for_a_slot_when_all_are_taken(p: Partition) -> None:
     for number in range(4):
         p.submit(put(b"k%d" % number, b"v"))
     (token,) = p.submit(get(b"k3", STRICT))
     p.acknowledge()
-    assert p.sent_kinds() == [Kind.EMPTY]
+    assert p.sent_kinds() == [EntryKind.EMPTY]
     p.acknowledge(3)
     assert p.result(token) == "waits"
     p.acknowledge()
@@ -237,7 +237,7 @@ def test_with_all_slots_taken_strict_reads_wait_for_the_next_append(p: Partition
 
 # docs/protocol.md P22
 @pytest.mark.parametrize("op", [get(b"a", seq=2), meta(b"a", seq=2), scan(b"", b"", 9, seq=2), get(b"a", SESSION, 2)])
-def test_a_leader_below_what_the_request_has_seen_refuses(p: Partition, op: Any) -> None:
+def test_leader_behind_the_requests_sequence_refuses(p: Partition, op: Any) -> None:
     assert isinstance(p.do(op), NotCaughtUp)
     p.do(put(b"b", b"1"))
     assert not isinstance(p.do(op), NotCaughtUp)
@@ -272,7 +272,7 @@ def test_every_kind_of_read_waits_for_the_lease(p: Partition) -> None:
     "op",
     [(1, "a", 0, 0), (1, b"a"), (1, b"a", 0, None), (1, b"a", None, 0), (10, "a", b"", 1, 0, 0, 0), (11, "t", 1, 0)],
 )
-def test_a_malformed_read_is_refused_and_takes_no_other_with_it(p: Partition, op: Any) -> None:
+def test_malformed_read_is_refused_alone(p: Partition, op: Any) -> None:
     good, bad, also_good = p.submit(get(b"a"), op, get(b"a"))
     assert isinstance(p.result(bad), InvalidRequest)
     assert value(p.result(good)) == value(p.result(also_good)) == b"1"
@@ -282,7 +282,7 @@ def test_a_malformed_read_is_refused_and_takes_no_other_with_it(p: Partition, op
 # ── memory ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_many_reads_of_large_values_take_many_turns_and_what_was_read_leaves_between_them(p: Partition) -> None:
+def test_large_values_are_read_over_many_turns(p: Partition) -> None:
     p.do(put(b"fat", bytes(1 << 20)))
     most = unsent = 0
 
@@ -304,7 +304,7 @@ def test_many_reads_of_large_values_take_many_turns_and_what_was_read_leaves_bet
     assert most <= 2 * TURN_BYTES
 
 
-def test_many_reads_of_small_values_take_one_turn(p: Partition) -> None:
+def test_small_values_are_read_in_one_turn(p: Partition) -> None:
     flushes = 0
 
     def flush() -> None:
@@ -335,7 +335,7 @@ def scans_begun(p: Partition, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return begun
 
 
-def test_a_turn_begins_few_scans_however_many_wait(p: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_turn_begins_few_scans(p: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
     p.do(put(b"b", b"2"))
     begun = scans_begun(p, monkeypatch)
     tokens = p.submit(*[scan(b"", b"", 10)] * 5 * STEPPING_MAX)
@@ -345,7 +345,7 @@ def test_a_turn_begins_few_scans_however_many_wait(p: Partition, monkeypatch: py
     assert sum(begun) == len(tokens)
 
 
-def test_scans_that_wait_are_refused_when_the_leader_stops(p: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_scans_are_refused_when_the_leader_stops(p: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LeaderReads, "_begin", lambda self: None)
     tokens = p.submit(*[scan(b"", b"", 10)] * 3)
     assert [p.result(token) for token in tokens] == ["waits"] * 3
@@ -355,7 +355,7 @@ def test_scans_that_wait_are_refused_when_the_leader_stops(p: Partition, monkeyp
 
 
 # docs/protocol.md P37
-def test_reads_of_several_turns_end_when_the_leader_stops(p: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_multi_turn_reads_end_when_the_leader_stops(p: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has an iterator of an engine that may be closed next."""
     monkeypatch.setattr(range_reads, "ROWS_PER_STEP", 1)
     p.do(put(b"b", b"2"))

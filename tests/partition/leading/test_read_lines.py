@@ -41,14 +41,14 @@ def lines_of(*counts: int) -> tuple[ReadLines, list[Read]]:
     return lines, reads
 
 
-def test_one_of_each_line_is_taken_in_turn() -> None:
+def test_take_alternates_between_lines() -> None:
     lines, reads = lines_of(3, 1, 2)
     taken = lines.take(10)
     assert [reads.index(each) for each in taken] == [0, 3, 4, 1, 5, 2]
     assert (lines.count, list(lines)) == (0, [])
 
 
-def test_what_is_put_back_is_taken_first_and_in_its_order() -> None:
+def test_put_back_reads_are_taken_first_in_order() -> None:
     lines, _ = lines_of(5, 5, 5)
     before = list(lines_of_tokens(lines))
     taken = lines.take(4)
@@ -62,7 +62,7 @@ def lines_of_tokens(lines: ReadLines) -> list[int]:
     return [token for _, _, token in lines]
 
 
-def test_reads_of_a_line_keep_their_order_however_they_come_and_go() -> None:
+def test_line_keeps_the_order_of_its_reads() -> None:
     random = Random(4711)
     for _ in range(300):
         lines, callers = ReadLines(), [Caller() for _ in range(random.randint(1, 5))]
@@ -83,7 +83,7 @@ def test_reads_of_a_line_keep_their_order_however_they_come_and_go() -> None:
         assert sum(map(len, given.values())) == number
 
 
-def test_what_stands_between_a_caller_and_the_leader_has_the_callers_line() -> None:
+def test_wrapped_sink_has_the_callers_line() -> None:
     caller = Caller()
     assert TracedSink(caller, cast(Any, None)).line is caller
     assert Redirected(caller, 0.0).line is caller
@@ -95,7 +95,7 @@ def test_what_stands_between_a_caller_and_the_leader_has_the_callers_line() -> N
 
 
 @pytest.mark.parametrize("is_gone", [False, True])
-def test_what_stands_between_a_caller_and_the_leader_tells_that_the_caller_is_gone(is_gone: bool) -> None:
+def test_wrapped_sink_reports_that_the_caller_is_gone(is_gone: bool) -> None:
     caller = Leaving()
     caller.left = is_gone
     batch = (Code.BATCH, b"{t}a", [get(b"{t}a"), get(b"{t}b")], None)
@@ -115,7 +115,7 @@ class Leaving(Caller):
         return self.left
 
 
-def test_what_waits_for_callers_that_have_left_is_not_read(p: Partition) -> None:
+def test_reads_of_absent_callers_are_dropped(p: Partition) -> None:
     """Clients that asked for very much and are gone keep the leader from nothing."""
     p.do(put(b"fat", bytes(FAT)), put(b"small", b"v"))
     gone = [Leaving() for _ in range(4)]
@@ -142,7 +142,7 @@ def test_what_waits_for_callers_that_have_left_is_not_read(p: Partition) -> None
     assert p.do(get(b"small")).value == b"w"
 
 
-def test_scans_of_callers_that_have_left_are_not_begun_and_those_under_way_end(p: Partition) -> None:
+def test_scans_of_absent_callers_are_dropped_or_ended(p: Partition) -> None:
     p.do(*(put(b"fat%d" % number, bytes(FAT)) for number in range(20)))
     caller, other = Leaving(), Caller()
     scans = 3 * STEPPING_MAX
@@ -158,7 +158,7 @@ def test_scans_of_callers_that_have_left_are_not_begun_and_those_under_way_end(p
     assert sum(1 for each in caller.results.values() if isinstance(each, Unavailable)) >= scans - STEPPING_MAX
 
 
-def test_thousands_of_reads_are_dropped_a_few_thousand_in_a_turn() -> None:
+def test_drops_per_turn_are_bounded() -> None:
     lines, gone, other = ReadLines(), [Leaving() for _ in range(3)], Caller()
     for each in gone:
         each.left = True
@@ -172,7 +172,7 @@ def test_thousands_of_reads_are_dropped_a_few_thousand_in_a_turn() -> None:
     assert (lines.take(1), lines.dropped, lines.count) == ([(get(b"k"), other, 0)], [], 0)
 
 
-def test_one_who_asks_for_hundreds_of_large_values_keeps_only_himself_waiting(p: Partition) -> None:
+def test_client_with_many_large_reads_delays_only_itself(p: Partition) -> None:
     p.do(put(b"fat", bytes(FAT)), put(b"small", b"v"))
     other, first = Caller(), []
     other.on_complete = lambda token, result: first.append(len(p.caller.results))
@@ -188,7 +188,7 @@ def test_one_who_asks_for_hundreds_of_large_values_keeps_only_himself_waiting(p:
     assert sorted(p.caller.results) == list(range(p.tokens, p.tokens + GREEDY))
 
 
-def test_all_who_wait_in_lines_are_refused_when_the_lead_ends(p: Partition) -> None:
+def test_reads_in_lines_are_refused_when_the_lead_ends(p: Partition) -> None:
     p.do(put(b"fat", bytes(FAT)))
     p.caller.results.clear()
     p.caller.on_complete = lambda token, result: token or p.log.tell_lost(Unavailable("lost"))
@@ -202,7 +202,7 @@ def test_all_who_wait_in_lines_are_refused_when_the_lead_ends(p: Partition) -> N
 
 
 # docs/protocol.md P19
-def test_reads_that_wait_for_proofs_keep_their_order_while_values_are_large() -> None:
+def test_reads_waiting_for_proofs_keep_their_order() -> None:
     """What has its proof and no place in a turn is read before what has come later, and needs no other proof."""
     p = Partition(PartitionConfig(expiry_sweep_s=0, lease_ms=0)).start()
     p.do(put(b"fat", bytes(FAT)), put(b"k", b"old"))
@@ -220,7 +220,7 @@ def test_reads_that_wait_for_proofs_keep_their_order_while_values_are_large() ->
     assert of_k[first] == b"old"
 
 
-def test_what_has_its_proof_waits_behind_what_has_had_it_and_in_front_of_the_rest() -> None:
+def test_proved_read_waits_behind_earlier_proved_reads() -> None:
     lines, caller, other = ReadLines(), Caller(), Caller()
     lines.add([(get(b"k"), caller, 8), (get(b"k"), other, 9)])
     lines.add_proved([(get(b"k"), caller, 1)])
@@ -234,7 +234,7 @@ def test_what_has_its_proof_waits_behind_what_has_had_it_and_in_front_of_the_res
     ]
 
 
-def test_a_read_that_has_waited_for_a_delete_is_done_before_those_behind_it(p: Partition) -> None:
+def test_read_that_waited_for_a_delete_comes_first(p: Partition) -> None:
     p.do(put(b"fat", bytes(FAT)), put(b"k", b"old", p.date_ms() + 10))
     p.wait(0.02)
     (first,) = p.submit(get(b"k"))
@@ -255,9 +255,7 @@ def test_a_read_that_has_waited_for_a_delete_is_done_before_those_behind_it(p: P
 
 # docs/protocol.md P18, P19
 @pytest.mark.parametrize("seed", range(24))
-def test_whatever_reads_of_a_caller_wait_for_none_tells_an_older_value_than_one_before_it(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reads_of_a_line_never_return_older_values(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Leases that run out, proofs that come late, large values, keys that expire, and writes in between."""
     for name, value in (("TURN_BYTES", 1_000), ("AT_ONCE", 4), ("AT_ONCE_LARGE", 2)):
         monkeypatch.setattr(leader_reads, name, value)

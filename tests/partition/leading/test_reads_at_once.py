@@ -11,7 +11,7 @@ from kvstore.partition.state.commands import NOT_NOW, get, put
 from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.move_records import Founded, Freeze, Release
 from kvstore.partition.state.rows import record_of
-from kvstore.partition.state.tokens import Span
+from kvstore.partition.state.tokens import TokenSpan
 from kvstore.ring.hashing import TOKENS
 from kvstore.types import EntryId, LedgerId, PartitionId, Position
 from tests.partition.one_partition import TIME_MS, Partition
@@ -27,12 +27,12 @@ def p() -> Partition:
     return p
 
 
-def test_what_is_acknowledged_is_read_at_once(p: Partition) -> None:
+def test_read_now_returns_acknowledged_values(p: Partition) -> None:
     assert p.read_now(b"k") == p.do(get(b"k"))
     assert p.read_now(b"absent") is None
 
 
-def test_what_is_not_acknowledged_is_not_seen(p: Partition) -> None:
+def test_read_now_ignores_unacknowledged_values(p: Partition) -> None:
     p.submit(put(b"k", b"new"))
     found = p.read_now(b"k")
     assert found is not None
@@ -40,14 +40,14 @@ def test_what_is_not_acknowledged_is_not_seen(p: Partition) -> None:
     assert found[0] == b"v"
 
 
-def test_a_lease_that_is_old_or_over_is_not_enough(p: Partition) -> None:
+def test_read_now_needs_a_fresh_lease(p: Partition) -> None:
     p.wait(LEASE_MS / 1000 * 0.6)
     assert p.read_now(b"k") is NOT_NOW, "the read that is submitted instead renews it"
     p.wait(LEASE_MS / 1000)
     assert p.read_now(b"k") is NOT_NOW
 
 
-def test_while_a_renewal_is_under_way_the_rest_of_the_lease_is_used(p: Partition) -> None:
+def test_read_now_uses_the_lease_while_a_renewal_is_in_flight(p: Partition) -> None:
     p.wait(LEASE_MS / 1000 * 0.6)
     p.submit(get(b"k"))
     assert len(p.log.under_way) == 1
@@ -56,19 +56,19 @@ def test_while_a_renewal_is_under_way_the_rest_of_the_lease_is_used(p: Partition
     assert p.read_now(b"k") is NOT_NOW
 
 
-def test_nothing_is_read_after_the_lead(p: Partition) -> None:
+def test_read_now_returns_nothing_after_the_lead(p: Partition) -> None:
     p.leader.stop(NotLeader(PartitionId("p1")))
     assert p.read_now(b"k") is NOT_NOW
 
 
-def test_expiries_and_large_values_wait_for_their_turn(p: Partition) -> None:
+def test_read_now_leaves_expiries_and_large_values_to_the_turn(p: Partition) -> None:
     p.do(put(b"short", b"v", expires_ms=TIME_MS + 100), put(b"large", b"x" * NOW_BYTES))
     assert p.read_now(b"short") is NOT_NOW
     assert p.read_now(b"large") is NOT_NOW
     assert p.read_now(b"k") is not NOT_NOW
 
 
-def test_many_are_read_together_or_none(p: Partition) -> None:
+def test_read_now_reads_all_or_none(p: Partition) -> None:
     p.do(put(b"short", b"v", expires_ms=TIME_MS + 100), put(b"large", b"x" * NOW_BYTES), put(b"l", b"w"))
     found = p.read_all_now(b"k", b"absent", b"l", b"k")
     assert isinstance(found, list)
@@ -78,7 +78,7 @@ def test_many_are_read_together_or_none(p: Partition) -> None:
     assert p.read_all_now(b"large", b"absent", b"k") is NOT_NOW
 
 
-def test_many_do_not_overtake_a_read_that_has_just_arrived(p: Partition) -> None:
+def test_read_now_of_many_does_not_overtake_an_arrived_read(p: Partition) -> None:
     """It may see no more than what is there now, and they would see no less."""
     p.leader.submit((get(b"k"),), p.caller, (90,))
     assert p.read_all_now(b"absent", b"k") is NOT_NOW
@@ -86,7 +86,7 @@ def test_many_do_not_overtake_a_read_that_has_just_arrived(p: Partition) -> None
     assert isinstance(p.read_all_now(b"absent", b"k"), list)
 
 
-def test_many_do_not_overtake_a_read_that_waits_while_values_are_large(p: Partition) -> None:
+def test_read_now_of_many_does_not_overtake_a_queued_large_read(p: Partition) -> None:
     reads = p.leader.reads
     reads.lines.add([(get(b"k"), p.caller, 91)])
     assert p.read_all_now(b"absent", b"k") is NOT_NOW
@@ -94,7 +94,7 @@ def test_many_do_not_overtake_a_read_that_waits_while_values_are_large(p: Partit
     assert isinstance(p.read_all_now(b"absent", b"k"), list)
 
 
-def test_many_do_not_overtake_a_read_that_waits_for_a_delete(p: Partition) -> None:
+def test_read_now_of_many_does_not_overtake_a_read_waiting_for_a_delete(p: Partition) -> None:
     p.do(put(b"short", b"v", expires_ms=TIME_MS + 100))
     p.wait(0.2)
     p.submit(get(b"short"))
@@ -104,8 +104,8 @@ def test_many_do_not_overtake_a_read_that_waits_for_a_delete(p: Partition) -> No
     assert isinstance(p.read_all_now(b"absent", b"k"), list)
 
 
-def test_keys_of_others_are_not_answered_for() -> None:
-    moving, staying = Span(0, TOKENS // 2 - 1), Span(TOKENS // 2, TOKENS - 1)
+def test_read_now_refuses_keys_of_other_partitions() -> None:
+    moving, staying = TokenSpan(0, TOKENS // 2 - 1), TokenSpan(TOKENS // 2, TOKENS - 1)
     (moved,), (kept,) = keys_in(moving, 1, b"m"), keys_in(staying, 1, b"s")
     p = Partition(PartitionConfig(expiry_sweep_s=0, lease_ms=100_000))
     p.loop.create_task(p.leader.start(Founded((moving, staying))))
@@ -123,7 +123,7 @@ def test_keys_of_others_are_not_answered_for() -> None:
     assert freeze.result() == Position(LedgerId(1), EntryId(1))
 
 
-def test_an_engine_that_cannot_be_read_is_left_to_the_turn(p: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_now_leaves_an_unreadable_engine_to_the_turn(p: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(self: MemoryEngine, key: bytes) -> bytes:
         raise OSError("a bad block")
 

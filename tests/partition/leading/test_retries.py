@@ -65,7 +65,7 @@ OPS = [
 # docs/protocol.md P12
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("other_leader", [False, True])
-def test_a_retry_gets_the_first_answer_and_changes_nothing(p: Partition, op: Any, other_leader: bool) -> None:
+def test_retry_gets_the_first_answer_and_changes_nothing(p: Partition, op: Any, other_leader: bool) -> None:
     first = p.do(op)
     p.do(put(b"absent", b"now"), put(b"a", b"later"))
     if other_leader:
@@ -78,7 +78,7 @@ def test_a_retry_gets_the_first_answer_and_changes_nothing(p: Partition, op: Any
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_a_retry_while_the_first_is_under_way_gets_its_answer(p: Partition, op: Any) -> None:
+def test_retry_gets_the_answer_of_an_attempt_in_flight(p: Partition, op: Any) -> None:
     first = p.submit(op)[0]
     again = p.submit(op)[0]
     assert p.result(again) == "waits"
@@ -87,12 +87,12 @@ def test_a_retry_while_the_first_is_under_way_gets_its_answer(p: Partition, op: 
     assert len(p.log.under_way) == 0
 
 
-def test_a_retry_within_the_same_entry_gets_the_same_answer(p: Partition) -> None:
+def test_retry_within_one_entry_gets_the_same_answer(p: Partition) -> None:
     op = increment(b"n", 1, request=request(1))
     assert p.do(op, op, op) == [(6, 3)] * 3
 
 
-def test_a_retry_of_a_write_that_was_lost_is_applied_by_the_next_leader(p: Partition) -> None:
+def test_retry_of_a_lost_write_is_applied_by_the_next_leader(p: Partition) -> None:
     op = put(b"a", b"2", request=request(1))
     (token,) = p.submit(op)
     p.log.fail(UNKNOWN)
@@ -102,7 +102,7 @@ def test_a_retry_of_a_write_that_was_lost_is_applied_by_the_next_leader(p: Parti
     assert p.do(op) == 3
 
 
-def test_a_retry_hit_on_an_entry_that_is_lost_is_unknown(p: Partition) -> None:
+def test_retry_of_a_lost_entry_is_unknown(p: Partition) -> None:
     op = put(b"a", b"2", request=request(1))
     p.submit(op)
     (again,) = p.submit(op)
@@ -111,7 +111,7 @@ def test_a_retry_hit_on_an_entry_that_is_lost_is_unknown(p: Partition) -> None:
     assert isinstance(p.result(again), OutcomeUnknown)
 
 
-def test_a_retry_hit_needs_the_lease(p: Partition) -> None:
+def test_retry_answer_needs_the_lease(p: Partition) -> None:
     op = put(b"a", b"2", request=request(1))
     p.do(op)
     p.wait(1)
@@ -122,21 +122,21 @@ def test_a_retry_hit_needs_the_lease(p: Partition) -> None:
 
 
 # docs/protocol.md P13
-def test_a_refused_request_is_not_remembered(p: Partition) -> None:
+def test_refused_request_is_not_remembered(p: Partition) -> None:
     op = put(b"a", b"2", flags=Flag.IF_ABSENT, request=request(1))
     assert isinstance(p.do(op), ConditionFailed)
     p.do(delete(b"a"))
     assert p.do(op) == 4
 
 
-def test_a_late_duplicate_of_what_its_client_has_acknowledged_is_refused(p: Partition) -> None:
+def test_late_duplicate_of_an_acknowledged_request_is_refused(p: Partition) -> None:
     p.do(put(b"a", b"2", request=request(1)))
     p.do(put(b"a", b"3", request=request(2, first_unacked=2)))
     assert isinstance(p.do(put(b"a", b"2", request=request(1))), RequestExpired)
     assert p.do(get(b"a")).value == b"3"
 
 
-def test_a_late_duplicate_is_refused_while_the_acknowledging_request_is_under_way(p: Partition) -> None:
+def test_late_duplicate_is_refused_while_acknowledgement_is_in_flight(p: Partition) -> None:
     """Request 1 was refused, and its client told so; request 2 says so."""
     p.submit(put(b"a", b"3", request=request(2, first_unacked=2)))
     (late,) = p.submit(put(b"a", b"2", request=request(1)))
@@ -144,7 +144,7 @@ def test_a_late_duplicate_is_refused_while_the_acknowledging_request_is_under_wa
     assert isinstance(p.result(late), RequestExpired)
 
 
-def test_the_same_sequence_on_another_key_is_another_request(p: Partition) -> None:
+def test_same_sequence_on_another_key_is_another_request(p: Partition) -> None:
     assert p.do(put(b"a", b"2", request=request(1)), put(b"b", b"2", request=request(1))) == [3, 4]
 
 
@@ -165,9 +165,7 @@ REUSES = [
 
 @pytest.mark.parametrize("first", REUSES)
 @pytest.mark.parametrize("second", REUSES)
-def test_a_request_id_used_for_another_operation_never_gets_an_answer_of_another_kind(
-    p: Partition, first: Any, second: Any
-) -> None:
+def test_reused_request_id_never_gets_an_answer_of_another_kind(p: Partition, first: Any, second: Any) -> None:
     """Whoever puts answers into words by the operation that was asked would fall over them."""
     given = p.do(first)
     answer = p.do(second)
@@ -176,7 +174,7 @@ def test_a_request_id_used_for_another_operation_never_gets_an_answer_of_another
     assert p.do(first) == given
 
 
-def test_nothing_forgotten_is_applied_again() -> None:
+def test_forgotten_request_is_never_applied_again() -> None:
     p = Partition(PartitionConfig(retry_window_ms=1000, expiry_sweep_s=0)).start()
     op = put(b"a", b"1", request=request(1))
     p.do(op)
@@ -187,11 +185,11 @@ def test_nothing_forgotten_is_applied_again() -> None:
     assert p.do(get(b"a")).value == b"2"
 
 
-def test_a_client_that_tells_no_time_is_refused(p: Partition) -> None:
+def test_client_without_a_time_is_refused(p: Partition) -> None:
     assert isinstance(p.do(put(b"a", b"1", request=request(1, seen_ms=0))), RequestExpired)
 
 
-def test_a_full_table_refuses_new_clients_retryably() -> None:
+def test_full_table_refuses_new_clients_retryably() -> None:
     p = Partition(PartitionConfig(retry_bytes_max=1000, expiry_sweep_s=0)).start()
     assert p.do(put(b"a", b"1", request=request(1))) == 1
     assert p.do(put(b"a", b"1", request=request(2))) == 2
@@ -199,7 +197,7 @@ def test_a_full_table_refuses_new_clients_retryably() -> None:
     assert p.do(put(b"a", b"1", request=request(3, first_unacked=3))) == 3
 
 
-def test_a_batch_is_remembered_with_the_tokens_of_all_its_keys(p: Partition) -> None:
+def test_batch_is_remembered_with_the_tokens_of_its_keys(p: Partition) -> None:
     p.do(batch(b"a", (put(b"a", b"1"), put(b"b", b"1"), get(b"c")), request=request(1)))
     entry = p.log.acknowledged[-1]
     from kvstore.partition.state.entry import decode
@@ -226,7 +224,7 @@ def test_a_batch_is_remembered_with_the_tokens_of_all_its_keys(p: Partition) -> 
         [1, (2, 3), None, ConditionFailed(7), Record(b"", 1, 1, 1, 0), NotLeader("p1", "n1", "h:1")],
     ],
 )
-def test_a_result_comes_back_from_the_log(result: Any) -> None:
+def test_result_round_trips_through_the_log(result: Any) -> None:
     decoded = decode_result(encode_result(result))
     assert repr(decoded) == repr(result)
     assert type(decoded) is type(result)

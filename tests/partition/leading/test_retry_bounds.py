@@ -12,7 +12,7 @@ from kvstore.partition.config import PartitionConfig
 from kvstore.partition.state.commands import Flag, Op, RequestId, batch, delete_range, increment, put
 from kvstore.partition.state.entry import Requests
 from kvstore.partition.state.retry_table import BYTES_PER_CLIENT, BYTES_PER_RESULT, RetryTable, key_hash
-from kvstore.partition.state.state import State
+from kvstore.partition.state.state import ReplicaState
 from tests.partition.one_partition import P1, TIME_MS, Partition
 
 X = b"x" * 16
@@ -23,7 +23,7 @@ CONFIG = PartitionConfig(
 U64 = (1 << 64) - 1
 
 
-def remembered(state: State) -> dict[bytes, int]:
+def remembered(state: ReplicaState) -> dict[bytes, int]:
     """Client -> results that are kept of it."""
     counts: dict[bytes, int] = {}
     for client, known in state.retries._clients.items():
@@ -41,7 +41,7 @@ def check(p: Partition) -> None:
     assert p.state.retries.bytes <= 2 * BYTES_MAX + len(p.state.retries) * BYTES_PER_CLIENT
 
 
-def test_a_client_that_raises_what_it_has_acknowledged_stays_within_its_bound() -> None:
+def test_client_that_raises_its_acknowledgement_stays_within_bounds() -> None:
     """Each request acknowledges one sequence more, none of which it has ever sent."""
     p = Partition(CONFIG).start()
     for number in range(300):
@@ -49,14 +49,14 @@ def test_a_client_that_raises_what_it_has_acknowledged_stays_within_its_bound() 
     check(p)
 
 
-def test_one_sequence_for_many_keys_is_as_many_results() -> None:
+def test_sequence_on_many_keys_counts_as_many_results() -> None:
     p = Partition(CONFIG).start()
     for number in range(300):
         p.do(put(b"k%d" % number, b"v", request=RequestId(X, 1, 1, TIME_MS)))
     check(p)
 
 
-def test_what_is_under_way_counts() -> None:
+def test_results_in_flight_count_towards_the_bound() -> None:
     p = Partition(CONFIG).start()
     tokens = p.submit(*(put(b"k%d" % n, b"v", request=RequestId(X, n + 1, 1, TIME_MS)) for n in range(300)))
     while p.log.under_way:
@@ -66,7 +66,7 @@ def test_what_is_under_way_counts() -> None:
     check(p)
 
 
-def test_deletes_of_ranges_that_end_together_keep_the_bound() -> None:
+def test_range_deletes_that_end_together_keep_the_bound() -> None:
     """They were let in while nothing of theirs was remembered."""
     p = Partition(CONFIG).start()
     p.do(*(put(b"k%05d" % n, b"v") for n in range(1_100)))
@@ -76,7 +76,7 @@ def test_deletes_of_ranges_that_end_together_keep_the_bound() -> None:
     check(p)
 
 
-def test_a_client_that_acknowledges_what_it_has_had_goes_on_at_its_bound() -> None:
+def test_acknowledging_client_continues_at_its_bound() -> None:
     p = Partition(CONFIG).start()
     for number in range(1, 100):
         first_unacked = max(1, number - RESULTS_MAX + 1)
@@ -85,7 +85,7 @@ def test_a_client_that_acknowledges_what_it_has_had_goes_on_at_its_bound() -> No
     check(p)
 
 
-def test_a_client_from_the_future_is_refused_because_it_could_never_be_forgotten() -> None:
+def test_client_with_a_future_time_is_refused() -> None:
     p = Partition(CONFIG).start()
     result = p.do(put(b"k", b"v", request=RequestId(X, 1, 1, TIME_MS + (1 << 50))))
     assert isinstance(result, InvalidRequest)
@@ -97,7 +97,7 @@ def test_a_client_from_the_future_is_refused_because_it_could_never_be_forgotten
     assert len(p.state.retries) == 0
 
 
-def test_whatever_the_log_says_the_bounds_hold_and_what_is_dropped_is_refused() -> None:
+def test_bounds_hold_for_any_log_and_dropped_requests_are_refused() -> None:
     """An import brings results of other partitions, which its leader cannot refuse; so may an older leader's entry."""
     table = RetryTable(window_ms=WINDOW_MS, bytes_max=BYTES_MAX, results_max=RESULTS_MAX)
     count = 100
@@ -120,7 +120,7 @@ def test_whatever_the_log_says_the_bounds_hold_and_what_is_dropped_is_refused() 
     assert 0 < refused < count
 
 
-def test_the_tokens_of_a_batch_cost_what_they_take() -> None:
+def test_tokens_of_a_batch_count_towards_the_bound() -> None:
     table = RetryTable(window_ms=WINDOW_MS, bytes_max=BYTES_MAX, results_max=RESULTS_MAX)
     tokens = b"1234" * 100
     table.apply(70, TIME_MS, Requests([X], [1], [TIME_MS], [0], [1], [key_hash(b"k")], [0], [], [tokens]))
@@ -165,7 +165,7 @@ OPS = st.builds(_op, st.integers(0, 5), KEYS, REQUESTS)
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.lists(OPS, min_size=5, max_size=60), min_size=2, max_size=8))
-def test_bounds_hold_over_any_stream_of_requests_and_nothing_is_applied_twice(turns: list[list[Op]]) -> None:
+def test_bounds_hold_for_any_requests_and_nothing_is_applied_twice(turns: list[list[Op]]) -> None:
     p = Partition(CONFIG).start()
     p.do(put(b"n", b"0"))
     counted: set[tuple[bytes, int]] = set()
@@ -179,7 +179,7 @@ def test_bounds_hold_over_any_stream_of_requests_and_nothing_is_applied_twice(tu
             assert result != "waits"
             if op[0] == increment(b"n", 1)[0] and not isinstance(result, StoreError):
                 counted.add((op[-1].client, op[-1].sequence))
-    rebuilt = State(P1, p.engine, CONFIG)
+    rebuilt = ReplicaState(P1, p.engine, CONFIG)
     rebuilt.retries.check()
     assert rebuilt.retries.bytes == p.state.retries.bytes
     found = p.state.get(b"n")

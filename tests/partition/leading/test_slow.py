@@ -22,14 +22,14 @@ def p() -> Partition:
     return Partition().start()
 
 
-def test_a_write_that_is_acknowledged_in_time_is_not_slow(p: Partition) -> None:
+def test_write_acknowledged_in_time_is_not_slow(p: Partition) -> None:
     p.submit(put(KEY, b"1"))
     p.wait(0.09)
     p.acknowledge()
     assert p.slow.latest() == []
 
 
-def test_a_slow_entry_tells_how_long_it_waited_and_how_long_the_log_took(p: Partition) -> None:
+def test_slow_entry_reports_queue_and_log_time(p: Partition) -> None:
     room = p.config.entries_in_flight_max
     for number in range(room):
         p.submit(put(b"%d" % number, b"1"))
@@ -46,7 +46,7 @@ def test_a_slow_entry_tells_how_long_it_waited_and_how_long_the_log_took(p: Part
     assert round(last.took_s, 3) == 0.13
 
 
-def test_a_read_that_waits_long_for_its_proof_is_slow(p: Partition) -> None:
+def test_read_that_waits_long_for_its_proof_is_slow(p: Partition) -> None:
     p.do(put(KEY, b"1"))
     p.submit(get(KEY, Level.STRICT))
     p.wait(0.2)
@@ -55,7 +55,7 @@ def test_a_read_that_waits_long_for_its_proof_is_slow(p: Partition) -> None:
     assert (found.operation, found.key, round(found.parts["proof"], 3)) == ("GET", hash_of(KEY), 0.2)
 
 
-def test_what_is_refused_after_its_time_is_slow() -> None:
+def test_operation_refused_for_its_age_is_slow() -> None:
     config = PartitionConfig(expiry_sweep_s=0, lease_ms=500, queue_wait_max_s=1.0)
     p = Partition(config).start()
     for number in range(config.entries_in_flight_max):
@@ -67,7 +67,7 @@ def test_what_is_refused_after_its_time_is_slow() -> None:
     assert (found.operation, found.key, found.operations, found.took_s) == ("refused", hash_of(KEY), 2, 1.0)
 
 
-def test_an_operation_that_cannot_be_decided_on_is_logged_without_its_key_and_value(
+def test_malformed_operation_is_logged_without_key_and_value(
     p: Partition, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(self: Evaluator, items: list[Any], date_ms: int) -> Any:
@@ -77,7 +77,7 @@ def test_an_operation_that_cannot_be_decided_on_is_logged_without_its_key_and_va
     with caplog.at_level(logging.INFO):
         (token,) = p.submit(put(KEY, b"who-they-are"))
     assert isinstance(p.result(token), InvalidRequest)
-    assert f"operation=3 key={hash_of(KEY)} cannot be decided on" in caplog.text
+    assert f"operation=3 key={hash_of(KEY)} cannot be evaluated" in caplog.text
     assert "in broken" in caplog.text, "where it happened"
     assert "4711" not in caplog.text
     assert "who-they-are" not in caplog.text

@@ -8,7 +8,7 @@ import pytest
 
 from kvstore.errors import ConditionFailed, QuotaExceeded, StoreError
 from kvstore.namespaces import Book, Namespace, NamespaceTable
-from kvstore.namespaces.book import Amount, Report
+from kvstore.namespaces.book import Amount, UsageReport
 from kvstore.partition.leading import usage
 from kvstore.partition.state.commands import (
     Code,
@@ -74,7 +74,7 @@ def counted(p: Partition) -> dict[str, Amount]:
 # ── quotas ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_write_above_the_quota_of_keys_is_refused_and_says_how_much() -> None:
+def test_write_above_the_key_quota_is_refused_with_numbers() -> None:
     p, _ = led(keys_max=2)
     assert p.do(put(b"a/1", b"x")) == 1
     assert p.do(put(b"a/2", b"x")) == 2
@@ -88,7 +88,7 @@ def test_a_write_above_the_quota_of_keys_is_refused_and_says_how_much() -> None:
     assert p.do(put(b"a/3", b"x")) == 6
 
 
-def test_a_write_above_the_quota_of_bytes_is_refused_and_a_smaller_one_is_not() -> None:
+def test_write_above_the_byte_quota_is_refused_and_a_smaller_one_is_not() -> None:
     p, _ = led(bytes_max=20)
     assert p.do(put(b"a/1", b"x" * 17)) == 1
     for op in (put(b"a/1", b"x" * 18), append(b"a/1", b"x"), put(b"a/2", b"")):
@@ -100,7 +100,7 @@ def test_a_write_above_the_quota_of_bytes_is_refused_and_a_smaller_one_is_not() 
     assert p.do(increment(b"a/2", 1)) == (6, 5)
 
 
-def test_what_is_above_a_lowered_quota_stays_and_can_shrink() -> None:
+def test_usage_above_a_lowered_quota_stays_and_can_shrink() -> None:
     p, book = led(keys_max=3)
     p.do(*(put(b"a/%d" % number, b"x" * 9) for number in range(3)))
     book.take(table(keys_max=1, bytes_max=1))
@@ -113,7 +113,7 @@ def test_what_is_above_a_lowered_quota_stays_and_can_shrink() -> None:
     assert counted(p) == {}
 
 
-def test_entries_in_flight_count() -> None:
+def test_entries_in_flight_count_towards_the_quota() -> None:
     p, _ = led(keys_max=2)
     tokens = [*p.submit(put(b"a/1", b"")), *p.submit(put(b"a/2", b"")), *p.submit(put(b"a/3", b""))]
     assert len(p.log.under_way) == 2
@@ -121,13 +121,13 @@ def test_entries_in_flight_count() -> None:
     assert isinstance(p.result(tokens[2]), QuotaExceeded)
 
 
-def test_writes_that_come_together_are_refused_from_the_first_that_does_not_fit() -> None:
+def test_grouped_writes_are_refused_from_the_first_that_does_not_fit() -> None:
     p, _ = led(keys_max=3)
     results = p.do(*(put(b"a/%d" % number, b"") for number in range(6)), put(b"c", b""))
     assert [isinstance(each, QuotaExceeded) for each in results] == [False] * 3 + [True] * 3 + [False]
 
 
-def test_a_batch_is_judged_by_what_it_comes_to() -> None:
+def test_batch_is_judged_by_its_total() -> None:
     p, _ = led(keys_max=1)
     p.do(put(b"a/1", b"x"))
     rename = batch(b"a/1", (put(b"a/2", b"x"), delete(b"a/1")))
@@ -142,7 +142,7 @@ def test_a_batch_is_judged_by_what_it_comes_to() -> None:
     assert counted(p) == in_engine(p)
 
 
-def test_a_batch_that_is_undone_counts_for_nothing_in_the_entry_of_others() -> None:
+def test_undone_batch_does_not_count() -> None:
     p, _ = led(keys_max=5)
     undone = batch(b"a/1", (put(b"a/1", b"x"), put(b"a/2", b"x", flags=Flag.IF_PRESENT)))
     first, second = p.do(undone, put(b"a/3", b"x"))
@@ -151,7 +151,7 @@ def test_a_batch_that_is_undone_counts_for_nothing_in_the_entry_of_others() -> N
     assert counted(p) == in_engine(p) == {"a": Amount(1, 4)}
 
 
-def test_a_refused_request_is_not_remembered_and_one_that_was_done_is() -> None:
+def test_request_refused_for_a_quota_is_not_remembered() -> None:
     p, _ = led(keys_max=1)
     first, second = RequestId(CLIENT, 1, 1, TIME_MS), RequestId(CLIENT, 2, 1, TIME_MS)
     assert p.do(put(b"a/1", b"x", request=first)) == 1
@@ -161,7 +161,7 @@ def test_a_refused_request_is_not_remembered_and_one_that_was_done_is() -> None:
     assert p.do(put(b"a/2", b"x", request=second)) == 3
 
 
-def test_what_expires_makes_room() -> None:
+def test_expiry_frees_quota() -> None:
     p, _ = led(keys_max=1)
     p.do(put(b"a/1", b"x", 1_000, Flag.RELATIVE_TTL))
     assert isinstance(p.do(put(b"a/2", b"x")), QuotaExceeded)
@@ -170,15 +170,15 @@ def test_what_expires_makes_room() -> None:
     assert counted(p) == in_engine(p)
 
 
-def test_a_condition_that_is_not_met_is_told_before_a_quota() -> None:
+def test_failed_condition_is_reported_before_a_quota() -> None:
     p, _ = led(keys_max=1)
     p.do(put(b"a/1", b"x"))
     assert isinstance(p.do(put(b"a/2", b"x", flags=Flag.IF_PRESENT)), ConditionFailed)
 
 
-def test_other_leaders_use_counts() -> None:
+def test_usage_at_other_leaders_counts() -> None:
     p, book = led(keys_max=10)
-    book.hear([Report(P1, 0, {"a": Amount(500, 5)}), Report("p2", 1, {"a": Amount(9, 99)})])  # type: ignore[arg-type]
+    book.take_reports([UsageReport(P1, 0, {"a": Amount(500, 5)}), UsageReport("p2", 1, {"a": Amount(9, 99)})])  # type: ignore[arg-type]
     assert p.do(put(b"a/1", b"x")) == 1
     refused = p.do(put(b"a/2", b"x"))
     assert isinstance(refused, QuotaExceeded)
@@ -193,7 +193,7 @@ def expiry_of(p: Partition, key: bytes) -> int:
 
 
 # docs/protocol.md N4
-def test_a_write_that_names_no_ttl_gets_that_of_the_namespace() -> None:
+def test_write_without_ttl_gets_that_of_its_namespace() -> None:
     p, _ = led()
     p.do(put(b"b1", b"x"), increment(b"b2", 1), append(b"b3", b"x"), batch(b"b4", (put(b"b4", b"x"),)), put(b"c", b"x"))
     assert [expiry_of(p, b"b%d" % number) - TIME_MS for number in range(1, 5)] == [5_000] * 4
@@ -215,7 +215,7 @@ def test_a_write_that_names_no_ttl_gets_that_of_the_namespace() -> None:
 # ── counting ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_new_leader_goes_by_what_was_known_until_it_has_counted() -> None:
+def test_new_leader_uses_the_known_count_until_it_has_counted() -> None:
     p, book = led(keys_max=3)
     p.do(put(b"a/1", b"x"), put(b"a/2", b"x"), put(b"a/3", b"x"))
     p.leader.stop(ConditionFailed(0))
@@ -224,7 +224,7 @@ def test_a_new_leader_goes_by_what_was_known_until_it_has_counted() -> None:
     p.start()
     assert not p.leader.usage.is_counted
     assert isinstance(p.do(put(b"a/4", b"x")), QuotaExceeded)
-    book.heard.clear()  # a server that has never heard of the former leader
+    book.reported.clear()  # a server that has never heard of the former leader
     p.leader.stop(ConditionFailed(0))
     book.keep_only([])
     p.open()
@@ -237,7 +237,7 @@ def test_a_new_leader_goes_by_what_was_known_until_it_has_counted() -> None:
 
 
 # docs/protocol.md N2
-def test_what_a_leader_admits_counts_from_its_first_write_on_whoever_looks_while_it_begins() -> None:
+def test_admitted_writes_count_from_the_first_one() -> None:
     p, book = Partition(), Book()
     book.take(table(keys_max=2))
     p.leader.usage.join(book)
@@ -247,7 +247,7 @@ def test_what_a_leader_admits_counts_from_its_first_write_on_whoever_looks_while
     assert [isinstance(each, QuotaExceeded) for each in results] == [False, False, True, True]
 
 
-def test_nothing_of_a_lead_that_has_ended_is_read_or_kept() -> None:
+def test_ended_lead_reads_and_keeps_nothing() -> None:
     p, book = led(keys_max=10)
     p.do(put(b"a/1", b"x"))
     book.take(NamespaceTable(namespaces=(Namespace(name="c", prefix=b"c"),)))
@@ -259,7 +259,7 @@ def test_nothing_of_a_lead_that_has_ended_is_read_or_kept() -> None:
     assert book.led == {}
 
 
-def test_a_namespace_that_comes_later_is_counted() -> None:
+def test_later_namespace_is_counted() -> None:
     p, book = led()
     book.take(NamespaceTable())
     p.do(*(put(b"a/%d" % number, b"x") for number in range(50)))
@@ -298,9 +298,7 @@ def operation(random: Random, number: int) -> Op:
 
 # docs/protocol.md N1
 @pytest.mark.parametrize("seed", range(40))
-def test_the_count_is_that_of_the_state_whatever_is_written_while_it_is_made(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_count_equals_the_state_despite_concurrent_writes(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counting begins anew now and then, goes on in steps of some keys between entries, and entries stay in flight."""
     monkeypatch.setattr(usage, "KEYS_PER_STEP", 3)
     monkeypatch.setattr(usage, "KEYS_PER_READ", 2)

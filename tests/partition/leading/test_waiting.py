@@ -8,8 +8,8 @@ from kvstore.partition.leading.waiting import WaitingWrites
 from kvstore.partition.state import commands
 from kvstore.partition.state.commands import Op
 from kvstore.partition.state.engine_memory import MemoryEngine
-from kvstore.partition.state.state import State
-from kvstore.partition.state.tokens import EVERYTHING, Span
+from kvstore.partition.state.state import ReplicaState
+from kvstore.partition.state.tokens import EVERYTHING, TokenSpan
 from kvstore.ring.hashing import token_of
 from kvstore.types import PartitionId
 
@@ -19,8 +19,8 @@ GONE, KEPT = b"gone", b"kept"
 
 def serving_ranges() -> ServingRanges:
     """Owns all but GONE."""
-    found = ServingRanges(State(PartitionId("p1"), MemoryEngine(), CONFIG))
-    found.readable = EVERYTHING.without(Span(token_of(GONE), token_of(GONE)))
+    found = ServingRanges(ReplicaState(PartitionId("p1"), MemoryEngine(), CONFIG))
+    found.readable = EVERYTHING.without(TokenSpan(token_of(GONE), token_of(GONE)))
     return found
 
 
@@ -42,36 +42,36 @@ def waiting_of(queued: list[Op], frozen: list[Op]) -> WaitingWrites:
     return waiting
 
 
-def test_what_is_not_owned_leaves_in_order_and_the_rest_stays_in_order() -> None:
+def test_keys_not_owned_leave_in_order_and_the_others_stay_in_order() -> None:
     queued = [commands.put(KEPT, b"1"), commands.put(GONE, b"2"), commands.delete(KEPT), commands.delete(GONE)]
     frozen = [commands.put(GONE, b"0"), commands.put(KEPT, b"0")]
     assert expel(queued, frozen) == ([0, 3, 5], [1, 2, 4])
 
 
-def test_a_batch_leaves_when_one_of_its_keys_is_not_owned() -> None:
+def test_batch_leaves_when_one_of_its_keys_is_not_owned() -> None:
     batch = commands.batch(KEPT, (commands.put(KEPT, b"1"), commands.put(GONE, b"1")))
     assert expel([batch, commands.batch(KEPT, (commands.put(KEPT, b"1"),))], []) == ([0], [1])
 
 
-def test_what_names_no_key_and_what_is_malformed_is_decided_on_as_ever() -> None:
+def test_keyless_and_malformed_operations_stay() -> None:
     assert expel([commands.delete_range(b"a", b"z"), (3, 7), (8, b"k", b"no operations")], []) == ([], [0, 1, 2])
 
 
-def test_what_is_unfrozen_is_decided_on_before_what_is_queued() -> None:
+def test_unfrozen_operations_are_evaluated_before_queued_ones() -> None:
     waiting = waiting_of([commands.put(KEPT, b"2")], [commands.put(KEPT, b"0"), commands.put(KEPT, b"1")])
     waiting.unfreeze()
     assert [item[2] for item in waiting.queue.take(1.0).items] == [0, 1, 2]
     assert not waiting
 
 
-def test_what_is_too_old_leaves_wherever_it_waits() -> None:
+def test_overdue_operations_are_removed_from_queue_and_range() -> None:
     waiting = waiting_of([commands.put(KEPT, b"1")], [commands.put(KEPT, b"0")])
     assert waiting.take_older(0.0) == []
     assert [item[2] for item in waiting.take_older(0.1)] == [1, 0]
     assert not waiting
 
 
-def test_what_is_unfrozen_and_freezes_again_and_goes_to_and_fro_keeps_the_time_of_its_arrival() -> None:
+def test_refrozen_operation_keeps_its_arrival_time() -> None:
     waiting = waiting_of([commands.put(KEPT, b"2")], [commands.put(KEPT, b"0"), commands.put(KEPT, b"1")])
     waiting.queue.offer((commands.put(KEPT, b"3"), None, 3))
     waiting.queue.stamp(4.0)
@@ -85,7 +85,7 @@ def test_what_is_unfrozen_and_freezes_again_and_goes_to_and_fro_keeps_the_time_o
     assert [item[2] for item in waiting.take_older(4.1)] == [3]
 
 
-def test_what_stands_before_older_ones_does_not_keep_them_from_being_refused() -> None:
+def test_newer_operation_in_front_does_not_protect_older_ones() -> None:
     """The deletes of keys past their expiry come first, and each is new."""
     waiting = waiting_of([commands.put(KEPT, b"0")], [])
     waiting.queue.put_back([(9.0, (commands.put(KEPT, b"1"), None, 1))])
@@ -94,7 +94,7 @@ def test_what_stands_before_older_ones_does_not_keep_them_from_being_refused() -
     assert [item[2] for item in waiting.queue.take(10.0).items] == [1, 2]
 
 
-def test_what_goes_on_with_an_operation_begins_to_wait_then() -> None:
+def test_continuation_starts_its_own_wait() -> None:
     """The rest of a delete of a range has not waited: a part of it is done."""
     waiting = waiting_of([commands.delete_range(b"a", b"z"), commands.put(KEPT, b"1")], [])
     taken = waiting.queue.take(4.0)
@@ -103,7 +103,7 @@ def test_what_goes_on_with_an_operation_begins_to_wait_then() -> None:
     assert len(waiting.queue) == 1
 
 
-def test_a_part_of_what_came_together_keeps_its_time() -> None:
+def test_part_of_a_group_keeps_its_arrival_time() -> None:
     waiting = WaitingWrites(CONFIG)
     for number in range(1500):
         waiting.queue.offer((commands.put(KEPT, b"1"), None, number))

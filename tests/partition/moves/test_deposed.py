@@ -15,15 +15,15 @@ from kvstore.partition.leading.leader import Leader
 from kvstore.partition.moves.import_driver import Halted, ImportDriver
 from kvstore.partition.moves.source import FREEZE_S, Source
 from kvstore.partition.state.move_records import Founded
-from kvstore.partition.state.tokens import Span
+from kvstore.partition.state.tokens import TokenSpan
 from kvstore.ring import Member, Ring, new_ring, plan, steps
 from kvstore.ring.moves import MoveId, MoveState
 from kvstore.types import PartitionId, ServerId
 from tests.partition.one_partition import UNKNOWN, Partition
 
 P1, P2 = PartitionId("p1"), PartitionId("p2")
-SPAN = Span(100, 199)
-REST = (Span(0, 99), Span(200, (1 << 32) - 1))
+SPAN = TokenSpan(100, 199)
+REST = (TokenSpan(0, 99), TokenSpan(200, (1 << 32) - 1))
 
 
 def ring_with_move() -> Ring:
@@ -37,7 +37,7 @@ def ring_with_move() -> Ring:
 class Carried:
     """The move as `partition`'s leader carries it, with what that one's state owns."""
 
-    def __init__(self, partition: PartitionId, owned: tuple[Span, ...], ring: Ring) -> None:
+    def __init__(self, partition: PartitionId, owned: tuple[TokenSpan, ...], ring: Ring) -> None:
         self.partition = part = Partition(partition=partition)
         self.ring = ring
         started = part.loop.create_task(part.leader.start(Founded(owned)))
@@ -102,8 +102,8 @@ FLIPPED = steps.flip(COPYING, MoveId(1))
         pytest.param(P1, REST, FLIPPED, None, id="ends a move whose release it does not know of"),
     ],
 )
-def test_the_ring_is_told_by_whoever_has_proved_that_it_leads(
-    partition: PartitionId, owned: tuple[Span, ...], ring: Ring, after: MoveState | None
+def test_deposed_leader_does_not_change_the_ring(
+    partition: PartitionId, owned: tuple[TokenSpan, ...], ring: Ring, after: MoveState | None
 ) -> None:
     deposed = Carried(partition, owned, ring)
     assert deposed.step(is_deposed=True) is ring.moves[MoveId(1)].state, "the ring is as it was"

@@ -13,18 +13,18 @@ from kvstore import versions
 from kvstore.errors import NotLeader, Unavailable
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.moves import pages, source
-from kvstore.partition.moves.catch_up import STEADY_READS, Following
+from kvstore.partition.moves.catch_up import STEADY_READS, SourceFollower
 from kvstore.partition.moves.import_driver import ImportDriver, MoveStand
-from kvstore.partition.moves.import_steps import Step
+from kvstore.partition.moves.import_steps import ImportStep
 from kvstore.partition.state import move_records
 from kvstore.partition.state.commands import Flag, RequestId, delete, put
 from kvstore.partition.state.engine_memory import MemoryEngine
-from kvstore.partition.state.entry import Kind, control
+from kvstore.partition.state.entry import EntryKind, control
 from kvstore.partition.state.move_records import ImportRows, LogVersion
-from kvstore.partition.state.ownership import Import, Ownership
+from kvstore.partition.state.ownership import ImportedRange, Ownership
 from kvstore.partition.state.retry_table import decode_row
 from kvstore.partition.state.rows import ALL_RETRY
-from kvstore.partition.state.tokens import EVERYTHING, NOTHING, Span
+from kvstore.partition.state.tokens import EVERYTHING, NOTHING, TokenSpan
 from kvstore.ring import Pace
 from kvstore.ring.hashing import TOKENS, token_of
 from kvstore.ring.moves import Move, MoveId
@@ -40,7 +40,7 @@ PIN = Position(LedgerId(1), EntryId(5))
 class Copying(ImportDriver):
     """One whose source gives these pages."""
 
-    def __init__(self, *given: pages.Page) -> None:
+    def __init__(self, *given: pages.RangePage) -> None:
         self.given, self.asked = list(given), list[tuple[Position, bytes]]()
         self.logged: list[ImportRows] = []
         self.cursor = pages.BEGINNING
@@ -61,8 +61,8 @@ class Copying(ImportDriver):
         super().__init__(means, MOVE.id)
         self._pin._held = (P1, "held")
 
-    def _import(self) -> Import:
-        return Import(1, 1, P1, Span(0, 99), PIN, self.cursor, PIN, None)
+    def _import(self) -> ImportedRange:
+        return ImportedRange(1, 1, P1, TokenSpan(0, 99), PIN, self.cursor, PIN, None)
 
     async def _call(self, move: Move, method: str, **asked: Any) -> bytes:
         self.asked.append((asked["position"], asked["cursor"]))
@@ -77,11 +77,11 @@ class Copying(ImportDriver):
             asyncio.run(self._copy(self, MOVE))  # type: ignore[arg-type]
 
 
-def page(entry: int, cursor: bytes) -> pages.Page:
-    return pages.Page([], [], b"", cursor, Position(LedgerId(1), EntryId(entry)))
+def page(entry: int, cursor: bytes) -> pages.RangePage:
+    return pages.RangePage([], [], b"", cursor, Position(LedgerId(1), EntryId(entry)))
 
 
-def test_each_page_comes_from_a_replica_that_stands_at_least_where_the_one_before_came_from() -> None:
+def test_pages_never_come_from_an_earlier_position() -> None:
     copying = Copying(page(7, pages.RETRIES), page(8, b"r3"), page(9, b""))
     copying.copy()
     assert [position.entry for position, _ in copying.asked] == [5, 7, 8]
@@ -89,14 +89,14 @@ def test_each_page_comes_from_a_replica_that_stands_at_least_where_the_one_befor
 
 
 @pytest.mark.parametrize(("left_at", "again_at"), [(b"d5", b"d5"), (b"r3", pages.RETRIES)])
-def test_a_new_leader_goes_on_with_rows_and_begins_again_with_request_ids(left_at: bytes, again_at: bytes) -> None:
+def test_new_leader_keeps_rows_and_restarts_request_ids(left_at: bytes, again_at: bytes) -> None:
     copying = Copying(page(7, b""))
     copying.cursor = left_at
     copying.copy()
     assert copying.asked == [(PIN, again_at)]
 
 
-def test_what_was_answered_is_said_only_where_its_client_asked_last() -> None:
+def test_acknowledgement_is_only_in_the_clients_latest_row() -> None:
     """So a page of an older state behind one of a newer state could lack both the result and that it is forgotten."""
     part = Partition(PartitionConfig(expiry_sweep_s=0)).start()
     client = b"c" * 16
@@ -108,13 +108,11 @@ def test_what_was_answered_is_said_only_where_its_client_asked_last() -> None:
     assert min(after) > max(before)
     assert [decode_row(row)[1].first_unacked for row in after.values()] == [[6]]
     span = EVERYTHING.spans[0]
-    assert pages.page_of(part.state, Span(*span), max(before)).requests
+    assert pages.page_of(part.state, TokenSpan(*span), max(before)).requests
 
 
 @pytest.mark.parametrize("is_in_range", [True, False])
-def test_a_page_of_request_ids_reads_no_more_large_results_than_it_may_give(
-    is_in_range: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_page_of_request_ids_bounds_large_results(is_in_range: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     part = Partition(PartitionConfig(expiry_sweep_s=0)).start()
     for number in range(8):
         request = RequestId(bytes((number,)) * 16, 1, 1, TIME_MS)
@@ -128,7 +126,7 @@ def test_a_page_of_request_ids_reads_no_more_large_results_than_it_may_give(
 
     monkeypatch.setattr(part.engine, "iterate", counted)
     token = token_of(b"k")
-    cursor, span = pages.RETRIES, Span(token, token) if is_in_range else Span(token + 1, token + 1)
+    cursor, span = pages.RETRIES, TokenSpan(token, token) if is_in_range else TokenSpan(token + 1, token + 1)
     found = 0
     while cursor:
         read.clear()
@@ -150,7 +148,7 @@ class Stepping(Copying):
         means.rings.ring, means.state.ownership = ring, Ownership(NOTHING, True)
         means.reached = lambda *_: None
 
-    async def _perform(self, step: Step, leader: Any, move: Move) -> None:
+    async def _perform(self, step: ImportStep, leader: Any, move: Move) -> None:
         if self.error:
             raise Unavailable(self.error)
 
@@ -163,7 +161,7 @@ class Stepping(Copying):
             self.failure = str(failed)
 
 
-def test_a_move_fails_from_its_last_good_step_until_another_one_goes_well() -> None:
+def test_move_reports_failure_until_a_step_succeeds() -> None:
     move = Stepping()
     move.step_after(5)
     assert move.stand(0.0) == MoveStand(0.0)
@@ -174,7 +172,7 @@ def test_a_move_fails_from_its_last_good_step_until_another_one_goes_well() -> N
     assert move.stand(0.0) == MoveStand(0.0)
 
 
-def test_how_long_a_move_takes_goes_by_what_has_come_since_it_was_taken_up() -> None:
+def test_eta_counts_from_when_the_leader_took_up_the_move() -> None:
     move = Stepping()
     move._began_with = 0.25
     move.step_after(10)
@@ -184,7 +182,7 @@ def test_how_long_a_move_takes_goes_by_what_has_come_since_it_was_taken_up() -> 
 
 
 # docs/protocol.md V4
-def test_rows_of_a_later_version_wait_until_the_targets_log_says_that_it_has_it() -> None:
+def test_rows_of_a_later_version_wait_for_the_targets_log() -> None:
     copying = Copying(later := page(7, b"")._replace(version=2))
     with pytest.raises(Unavailable, match=r"written by cluster version 1, rows of version 2 wait"):
         copying.copy()
@@ -194,19 +192,19 @@ def test_rows_of_a_later_version_wait_until_the_targets_log_says_that_it_has_it(
     assert len(copying.logged) == 1
 
 
-def test_what_the_sources_log_says_behind_its_version_waits_too() -> None:
+def test_entries_behind_the_sources_version_wait() -> None:
     state: Any = SimpleNamespace(log_version=1, partition=P2)
-    following = Following(state, None, None)  # type: ignore[arg-type]
-    record = control(P1, 1, 1, TIME_MS, Kind.LOG_VERSION, move_records.encode(LogVersion(2)))
+    following = SourceFollower(state, None, None)  # type: ignore[arg-type]
+    record = control(P1, 1, 1, TIME_MS, EntryKind.LOG_VERSION, move_records.encode(LogVersion(2)))
     logged: Any = SimpleNamespace(position=PIN, payload=record.encode())
     found = Copying()._import()
     with pytest.raises(Unavailable, match="rows of version 2 wait"):
-        following._take(pages.Changes(Span(0, 99)), logged, found)
+        following._take(pages.RangeChanges(TokenSpan(0, 99)), logged, found)
     state.log_version = 2
-    following._take(pages.Changes(Span(0, 99)), logged, found)
+    following._take(pages.RangeChanges(TokenSpan(0, 99)), logged, found)
 
 
-def test_a_page_of_the_first_version_has_the_bytes_that_the_first_release_knows() -> None:
+def test_page_of_version_one_has_golden_bytes() -> None:
     first = pages.encode(page(7, b"r"))
     assert first.hex() == "959090c400c40172920107"
     assert pages.decode(first) == page(7, b"r")
@@ -240,7 +238,7 @@ class Asking(Copying):
         return self.called
 
 
-def test_a_replica_that_is_silent_holds_up_one_page_a_minute_and_not_each() -> None:
+def test_silent_replica_delays_one_page_a_minute() -> None:
     asking = Asking()
     assert asking.ask(source.PIN) == ["off", "follows", "leads"]
     assert [asking.ask(source.PAGE) for _ in range(3)] == [["follows"]] * 3, "and the leader is spared"
@@ -249,7 +247,7 @@ def test_a_replica_that_is_silent_holds_up_one_page_a_minute_and_not_each() -> N
     assert [asking.ask(source.PAGE) for _ in range(2)] == [["off", "follows"], ["follows"]]
 
 
-def test_a_replica_that_refuses_at_once_is_asked_first_again() -> None:
+def test_refusing_replica_is_asked_first_again() -> None:
     """It may only lag a moment behind; the leader would give all pages."""
     asking = Asking()
     asking.ask(source.PIN)
@@ -265,7 +263,7 @@ def test_a_replica_that_refuses_at_once_is_asked_first_again() -> None:
     assert [asking.ask(source.PAGE) for _ in range(2)] == [["off", "follows", "leads"]] * 2
 
 
-async def test_the_pin_is_given_back_though_a_replica_stops_while_its_reader_ends() -> None:
+async def test_pin_is_released_when_a_replica_stops_during_a_read() -> None:
     copying, ends, given_back = Copying(), asyncio.Event(), list[str]()
 
     async def forget() -> None:
@@ -303,7 +301,7 @@ class Busy:
         pass
 
 
-class Followed(Following):
+class Followed(SourceFollower):
     """One that follows a busy log in which nothing is about the range."""
 
     def __init__(self, busy: Busy) -> None:
@@ -314,7 +312,7 @@ class Followed(Following):
         super().__init__(state, busy, lambda: SimpleNamespace(append_record=append_record))  # type: ignore[arg-type, return-value]
         self.found = Copying()._import()
 
-    def _take(self, changes: pages.Changes, logged: Any, found: Import) -> None:
+    def _take(self, changes: pages.RangeChanges, logged: Any, found: ImportedRange) -> None:
         pass
 
     async def is_close(self, reads: int) -> list[bool]:
@@ -322,7 +320,7 @@ class Followed(Following):
 
 
 @pytest.mark.parametrize(("entries", "size"), [(1, 300_000), (20, 100), (4, 300_000)])
-async def test_a_source_that_always_has_more_under_way_is_frozen_all_the_same(entries: int, size: int) -> None:
+async def test_busy_source_is_frozen_eventually(entries: int, size: int) -> None:
     following = Followed(Busy(entries, size))
     first = await following.is_close(STEADY_READS + 1)
     assert first == [False] * (STEADY_READS - 1) + [True, True]
@@ -331,9 +329,9 @@ async def test_a_source_that_always_has_more_under_way_is_frozen_all_the_same(en
 
 
 @pytest.mark.parametrize(("entries", "size"), [(64, 100), (14, 300_000)])
-async def test_a_target_that_is_far_behind_follows_on(entries: int, size: int) -> None:
+async def test_target_that_is_far_behind_follows_on(entries: int, size: int) -> None:
     assert not any(await Followed(Busy(entries, size)).is_close(3 * STEADY_READS))
 
 
-async def test_a_target_that_reads_little_is_close() -> None:
+async def test_target_that_reads_little_is_close() -> None:
     assert await Followed(Busy(2, 100)).is_close(2) == [True, True]

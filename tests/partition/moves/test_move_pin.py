@@ -38,7 +38,7 @@ class Away:
         self.names.discard(name)
 
 
-async def test_a_pin_goes_when_the_metadata_store_is_back_although_the_replica_has_stopped(
+async def test_pin_is_released_when_the_store_returns_after_a_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(move_pin, "RELEASE_S", 0.01)
@@ -67,9 +67,7 @@ async def test_a_pin_goes_when_the_metadata_store_is_back_although_the_replica_h
 
 
 @pytest.mark.parametrize("gives_back", [False, True])
-async def test_a_pin_goes_though_its_replica_is_closed_while_it_is_made_or_given_back(
-    tmp_path: Path, gives_back: bool
-) -> None:
+async def test_pin_is_released_when_closed_during_hold_or_release(tmp_path: Path, gives_back: bool) -> None:
     server_env, store = real_env(tmp_path), Away()
     pins: Any = store
     replica = server_env.nursery.child("replica")

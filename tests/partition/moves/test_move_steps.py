@@ -15,11 +15,11 @@ from kvstore.partition.state.effects import remove
 from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.entry import Requests, requests_message
 from kvstore.partition.state.move_records import Drop, ImportBegin, Release
-from kvstore.partition.state.ownership import Frozen, Ownership
+from kvstore.partition.state.ownership import FrozenRange, Ownership
 from kvstore.partition.state.retry_table import ROW_FORMAT, _row_head, key_hash
 from kvstore.partition.state.rows import ALL_DATA, ALL_RETRY, data_key, encode_record, retry_key, token_of_data
-from kvstore.partition.state.state import State
-from kvstore.partition.state.tokens import EVERYTHING, NOTHING, Span
+from kvstore.partition.state.state import ReplicaState
+from kvstore.partition.state.tokens import EVERYTHING, NOTHING, TokenSpan
 from kvstore.types import EntryId, LedgerId, PartitionId, Position
 
 P1, P2 = PartitionId("p1"), PartitionId("p2")
@@ -43,9 +43,9 @@ class Reading(MemoryEngine):
             yield key, row
 
 
-def filled(count: int, size: int) -> tuple[State, Reading]:
+def filled(count: int, size: int) -> tuple[ReplicaState, Reading]:
     engine = Reading()
-    state = State(P1, engine, PartitionConfig())
+    state = ReplicaState(P1, engine, PartitionConfig())
     batch = engine.batch()
     for number in range(count):
         batch.put(data_key(b"%d" % number), encode_record(bytes(size), 1, 1, 1, 0))
@@ -56,7 +56,7 @@ def filled(count: int, size: int) -> tuple[State, Reading]:
     return state, engine
 
 
-def test_counting_large_records_reads_little_in_each_step() -> None:
+def test_counting_large_records_reads_little_per_step() -> None:
     _, engine = filled(64, 1 << 18)
     digest = RangeDigest(engine, ALL)
     while not digest.step():
@@ -66,10 +66,10 @@ def test_counting_large_records_reads_little_in_each_step() -> None:
 
 
 @pytest.mark.parametrize(("count", "size"), [(2000, 10), (30, 1 << 18)], ids=("many", "large"))
-def test_each_drop_removes_little_and_reads_nothing_of_what_is_gone(count: int, size: int) -> None:
+def test_drop_removes_little_and_reads_no_removed_rows(count: int, size: int) -> None:
     """An engine goes over what was deleted each time that it reads there."""
     state, engine = filled(count, size)
-    frozen = Frozen(7, P2, ALL, AT)
+    frozen = FrozenRange(7, P2, ALL, AT)
     state.ownership = Ownership(EVERYTHING, True, (), (frozen,), ()).after(Release(7, AT, count), AT, 1, 1)
     former = b""
     while (left := state.ownership.droppable(7)) is not None:
@@ -88,15 +88,15 @@ def test_each_drop_removes_little_and_reads_nothing_of_what_is_gone(count: int, 
     assert list(engine.iterate(*ALL_DATA)) == []
 
 
-def test_what_is_given_up_of_an_import_goes_in_parts_from_where_the_last_one_ended() -> None:
-    begun = Ownership(NOTHING, True).after(ImportBegin(3, 1, P2, Span(0, 100), AT), AT, 1, 1)
+def test_abandoned_import_is_dropped_in_parts() -> None:
+    begun = Ownership(NOTHING, True).after(ImportBegin(3, 1, P2, TokenSpan(0, 100), AT), AT, 1, 1)
     some = begun.after(Drop(3, data_key(b"x")), AT, 1, 1)
     left = some.droppable(3)
     assert left is not None
     assert left[0] == data_key(b"x")
 
 
-def test_a_page_of_request_ids_looks_at_few() -> None:
+def test_page_of_request_ids_reads_few() -> None:
     state, engine = filled(0, 0)
     batch = engine.batch()
     client = b"c" * 16
@@ -107,7 +107,7 @@ def test_a_page_of_request_ids_looks_at_few() -> None:
         head = _row_head.pack(ROW_FORMAT, 1)
         batch.put(retry_key(row * 1000), head + requests_message(requests).SerializeToString())
     engine.write(batch)
-    span, cursor, found, count = Span(0, 1 << 28), ALL_RETRY[0], 0, 0
+    span, cursor, found, count = TokenSpan(0, 1 << 28), ALL_RETRY[0], 0, 0
     while cursor:
         page = page_of(state, span, cursor)
         following = page.cursor or ALL_RETRY[1]

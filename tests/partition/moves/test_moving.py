@@ -43,14 +43,14 @@ from kvstore.partition.state.overlay import Layer
 from kvstore.partition.state.retry_table import key_hash
 from kvstore.partition.state.rows import ALL_DATA, ALL_EXPIRY, ALL_ORDER
 from kvstore.partition.state.scope import bound
-from kvstore.partition.state.state import State
-from kvstore.partition.state.tokens import Span, Tokens
+from kvstore.partition.state.state import ReplicaState
+from kvstore.partition.state.tokens import Tokens, TokenSpan
 from kvstore.ring.hashing import TOKENS, token_of
 from kvstore.types import EntryId, LedgerId, PartitionId, Position
 from tests.partition.one_partition import TIME_MS, Partition
 from tests.sim.moving.moves import keys_in
 
-MOVING, STAYING = Span(0, TOKENS // 2 - 1), Span(TOKENS // 2, TOKENS - 1)
+MOVING, STAYING = TokenSpan(0, TOKENS // 2 - 1), TokenSpan(TOKENS // 2, TOKENS - 1)
 M1, M2 = keys_in(MOVING, 2, b"m")
 S1, S2 = keys_in(STAYING, 2, b"s")
 P2 = PartitionId("p2")
@@ -58,7 +58,7 @@ CLIENT = b"c" * 16
 PIN = Position(LedgerId(9), EntryId(4))
 
 
-def founded(*spans: Span, **how: Any) -> Partition:
+def founded(*spans: TokenSpan, **how: Any) -> Partition:
     """A leader of a partition that owns these ranges."""
     p = Partition(PartitionConfig(expiry_sweep_s=0, lease_ms=100_000), **how)
     started = p.loop.create_task(p.leader.start(Founded(spans)))
@@ -98,16 +98,16 @@ def request(sequence: int) -> RequestId:
 
 
 # docs/protocol.md M2
-def test_the_first_record_of_a_log_says_what_is_owned() -> None:
+def test_first_record_of_a_log_names_the_owned_tokens() -> None:
     p = founded(STAYING)
     assert p.state.ownership.is_founded
     assert p.state.ownership.owned.spans == (STAYING,)
-    again = State(p.state.partition, p.engine, p.config)
+    again = ReplicaState(p.state.partition, p.engine, p.config)
     assert again.ownership == p.state.ownership, "it is durable with the state"
 
 
 # docs/protocol.md M1
-def test_nobody_answers_for_a_key_that_is_not_owned() -> None:
+def test_key_that_is_not_owned_is_not_answered() -> None:
     p = founded(STAYING)
     reads = [get(M1), get(M1, Level.STRICT), get(M1, Level.STALE)]
     writes = [put(M1, b"1"), delete(M1), put(M1, b"1", request=request(1)), batch(S1, (put(S1, b"1"), put(M1, b"1")))]
@@ -116,7 +116,7 @@ def test_nobody_answers_for_a_key_that_is_not_owned() -> None:
     assert p.do(put(S1, b"1")) == 1
 
 
-def test_what_is_turned_away_goes_to_whoever_takes_it() -> None:
+def test_moved_operation_is_redirected() -> None:
     p = Partition()
     taken: list[Any] = []
     started = p.loop.create_task(p.leader.start(Founded((STAYING,)), lambda *each: taken.append(each)))
@@ -133,7 +133,7 @@ def test_what_is_turned_away_goes_to_whoever_takes_it() -> None:
 # ── the source ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_writes_wait_from_the_send_of_a_freeze_and_reads_go_on(p: Partition) -> None:
+def test_freeze_stops_writes_from_its_send_and_reads_continue(p: Partition) -> None:
     freezing = send(p, Freeze(1, P2, MOVING))
     write, other = p.submit(put(M1, b"3"), put(S1, b"4"))
     assert [entry.keys for entry in p.under_way()] == [[], [S1]], "the freeze, and the write that it does not touch"
@@ -149,7 +149,7 @@ def test_writes_wait_from_the_send_of_a_freeze_and_reads_go_on(p: Partition) -> 
     assert p.do(get(M1)).value == b"3"
 
 
-def test_what_touches_a_frozen_range_waits_whole(p: Partition) -> None:
+def test_batch_touching_a_frozen_range_waits_as_a_whole(p: Partition) -> None:
     log(p, Freeze(1, P2, MOVING))
     both, everything = p.submit(batch(S1, (put(S1, b"5"), put(M1, b"5"))), delete_range(b"", b""))
     assert p.result(both) == p.result(everything) == "waits"
@@ -161,7 +161,7 @@ def test_what_touches_a_frozen_range_waits_whole(p: Partition) -> None:
     assert p.result(everything) == 2
 
 
-def test_a_retry_is_recognised_although_its_range_is_frozen_or_gone(p: Partition) -> None:
+def test_retry_is_recognised_in_a_frozen_or_released_range(p: Partition) -> None:
     first = p.do(put(M1, b"7", request=request(1)))
     freeze = log(p, Freeze(1, P2, MOVING))
     assert p.do(put(M1, b"7", request=request(1))) == first
@@ -170,7 +170,7 @@ def test_a_retry_is_recognised_although_its_range_is_frozen_or_gone(p: Partition
     assert isinstance(p.do(put(M1, b"8", request=request(2))), Moved)
 
 
-def test_a_key_that_expires_while_frozen_is_absent_and_not_deleted(p: Partition) -> None:
+def test_expired_key_in_a_frozen_range_is_absent_and_not_deleted(p: Partition) -> None:
     p.do(put(M1, b"short", expires_ms=TIME_MS + 1000))
     log(p, Freeze(1, P2, MOVING))
     p.wall_offset_ms = 2000
@@ -181,7 +181,7 @@ def test_a_key_that_expires_while_frozen_is_absent_and_not_deleted(p: Partition)
     assert p.state.key_count == 2
 
 
-def test_what_waited_for_a_frozen_range_goes_on_to_its_new_owner(p: Partition) -> None:
+def test_waiting_writes_go_to_the_new_owner(p: Partition) -> None:
     freeze = log(p, Freeze(1, P2, MOVING))
     (write,) = p.submit(put(M1, b"9"))
     log(p, Release(1, freeze, 1))
@@ -191,7 +191,7 @@ def test_what_waited_for_a_frozen_range_goes_on_to_its_new_owner(p: Partition) -
     assert p.do(get(M1)).partition == P2
 
 
-def test_a_freeze_and_what_ends_it_exclude_each_other_while_under_way(p: Partition) -> None:
+def test_freeze_and_its_end_exclude_each_other_in_flight(p: Partition) -> None:
     freeze = log(p, Freeze(1, P2, MOVING))
     serving_ranges = p.leader.serving_ranges
     frozen = serving_ranges.ownership.frozen_by(1)
@@ -205,7 +205,7 @@ def test_a_freeze_and_what_ends_it_exclude_each_other_while_under_way(p: Partiti
     assert serving_ranges.may_freeze(1, MOVING)
 
 
-def test_drops_remove_rows_and_indexes_of_what_was_released(p: Partition) -> None:
+def test_drops_remove_rows_and_indexes(p: Partition) -> None:
     p.do(put(M2, b"x", expires_ms=TIME_MS + 60_000))
     freeze = log(p, Freeze(1, P2, MOVING))
     log(p, Release(1, freeze, 2))
@@ -242,7 +242,7 @@ def owned(p: Partition, source: Partition) -> None:
     log(p, Own(1, PIN, PIN, state.seq, state.record_time_ms))
 
 
-def test_imported_rows_are_seen_once_they_are_owned_with_their_versions(p: Partition) -> None:
+def test_imported_rows_appear_with_their_versions_once_owned(p: Partition) -> None:
     p.do(put(M1, b"newer"), *(put(S1, b"%d" % number) for number in range(20)))
     record = p.state.get(M1)
     target = founded(STAYING)
@@ -260,7 +260,7 @@ def test_imported_rows_are_seen_once_they_are_owned_with_their_versions(p: Parti
 
 
 # docs/protocol.md N1
-def test_a_range_that_went_and_came_back_between_two_looks_is_counted_anew(p: Partition) -> None:
+def test_range_that_left_and_returned_is_recounted(p: Partition) -> None:
     """It makes the tokens that were counted, with the records that others have written."""
     usage, book = p.leader.usage, Book()
     book.take(NamespaceTable(namespaces=(Namespace(name="moving", prefix=b"m"),)))
@@ -281,7 +281,7 @@ def test_a_range_that_went_and_came_back_between_two_looks_is_counted_anew(p: Pa
     assert usage.amounts["moving"].bytes == len(M1) + len(b"longer")
 
 
-def test_record_time_goes_on_behind_the_sources(p: Partition) -> None:
+def test_record_time_continues_behind_the_sources(p: Partition) -> None:
     """By a date that is behind, the target would show again what had expired (docs/protocol.md, M9)."""
     p.do(put(M1, b"short", 1_000, Flag.RELATIVE_TTL))
     p.wait(2.0)
@@ -297,7 +297,7 @@ def test_record_time_goes_on_behind_the_sources(p: Partition) -> None:
     assert target.do(put(M1, b"new", flags=Flag.IF_ABSENT)) > p.state.seq
 
 
-def test_results_come_along_with_the_keys_of_a_request_or_a_batch(p: Partition) -> None:
+def test_results_move_with_the_keys_of_a_request_or_batch(p: Partition) -> None:
     one = p.do(put(M1, b"a", request=request(1)))
     two = p.do(batch(S1, (put(S1, b"b"), put(M1, b"b")), request=request(2)))
     p.do(put(S1, b"c", request=request(3)))
@@ -319,7 +319,7 @@ def test_results_come_along_with_the_keys_of_a_request_or_a_batch(p: Partition) 
     assert table.find(request(3), key_hash(S1), TIME_MS) is None
 
 
-def test_a_client_is_forgotten_a_window_after_it_asked_however_often_what_is_known_of_it_moves(p: Partition) -> None:
+def test_moved_client_is_forgotten_one_window_after_its_request(p: Partition) -> None:
     window_s = p.config.retry_window_ms / 1000
     source, target = p, founded(STAYING)
     p.do(put(M1, b"a", request=request(1)))
@@ -333,22 +333,22 @@ def test_a_client_is_forgotten_a_window_after_it_asked_however_often_what_is_kno
     target.do(put(S2, b"later"))
     assert len(table) == 0
     assert isinstance(target.do(put(M1, b"again", request=request(1))), RequestExpired)
-    again = State(target.state.partition, target.engine, target.config)
+    again = ReplicaState(target.state.partition, target.engine, target.config)
     assert len(again.retries) == 0, "nor after a restart"
 
 
-def test_a_client_that_is_moved_is_remembered_over_a_restart_by_when_it_asked(p: Partition) -> None:
+def test_moved_client_is_remembered_over_restart_by_its_request_time(p: Partition) -> None:
     target = founded(STAYING)
     p.do(put(M1, b"a", request=request(1)))
     imported(target, p)
     owned(target, p)
-    again = State(target.state.partition, target.engine, target.config)
+    again = ReplicaState(target.state.partition, target.engine, target.config)
     assert again.retries.find(request(1), key_hash(M1), TIME_MS) is not None
     again.retries.check()
     assert [since for since, _ in again.retries.idle] == [since for since, _ in target.state.retries.idle]
 
 
-def test_a_delete_of_a_range_at_one_partition_is_not_taken_for_that_at_another() -> None:
+def test_range_delete_at_one_partition_is_not_taken_for_another() -> None:
     """A client that has one numbering for all partitions asks each of them under the same id. What one has answered
     comes to another with the range of the first key."""
     source, target = founded(MOVING, partition=P2), founded(STAYING)
@@ -363,7 +363,7 @@ def test_a_delete_of_a_range_at_one_partition_is_not_taken_for_that_at_another()
     assert target.do(get(S1)) is None
 
 
-def test_an_import_that_begins_again_begins_with_nothing(p: Partition) -> None:
+def test_restarted_import_begins_empty(p: Partition) -> None:
     target = founded(STAYING)
     imported(target, p)
     log(target, ImportBegin(1, 2, P2, MOVING, PIN))
@@ -371,11 +371,11 @@ def test_an_import_that_begins_again_begins_with_nothing(p: Partition) -> None:
     assert target.state.ownership.imports[0].cursor == pages.BEGINNING
 
 
-def test_replicas_agree_on_an_import_to_the_byte(p: Partition) -> None:
+def test_replicas_agree_on_an_import_byte_for_byte(p: Partition) -> None:
     target = founded(STAYING)
     imported(target, p)
     owned(target, p)
-    follower = State(target.state.partition, MemoryEngine(), target.config)
+    follower = ReplicaState(target.state.partition, MemoryEngine(), target.config)
     for entry in target.log.acknowledged:
         follower.apply(entry)
     assert follower.fingerprint() == target.state.fingerprint()
@@ -398,12 +398,12 @@ def test_replicas_agree_on_an_import_to_the_byte(p: Partition) -> None:
     ],
     ids=lambda record: type(record).__name__,
 )
-def test_a_record_that_does_not_fit_is_damage(p: Partition, record: MoveRecord) -> None:
+def test_contradicting_move_record_is_corruption(p: Partition, record: MoveRecord) -> None:
     with pytest.raises(Corrupted):
         p.state.ownership.after(record, PIN, 1, 1)
 
 
-def test_own_takes_the_freeze_that_the_import_ended_at(p: Partition) -> None:
+def test_own_requires_the_freeze_of_its_import(p: Partition) -> None:
     target = founded(STAYING)
     imported(target, p)
     log(target, ImportEnd(1, PIN, 1, 0))
@@ -417,10 +417,10 @@ def test_own_takes_the_freeze_that_the_import_ended_at(p: Partition) -> None:
 # ── what follows the log, and what is counted ─────────────────────────────────────────────────────────────────────────
 
 
-def test_the_part_of_a_log_about_a_range_holds_its_deletes(p: Partition) -> None:
+def test_range_changes_contain_deletes(p: Partition) -> None:
     p.do(put(M1, b"a"), put(M2, b"b"), put(S1, b"c"))
     p.do(delete(M1))
-    changes = pages.Changes(MOVING)
+    changes = pages.RangeChanges(MOVING)
     for logged in p.log.acknowledged:
         entry = decode(logged.payload)
         if not entry.is_control:
@@ -428,7 +428,7 @@ def test_the_part_of_a_log_about_a_range_holds_its_deletes(p: Partition) -> None
     assert {key[5:]: bool(row) for key, row in zip(changes.keys, changes.rows, strict=True)} == {M1: False, M2: True}
 
 
-def test_a_count_that_began_early_is_that_of_the_end(p: Partition) -> None:
+def test_early_count_equals_the_final_count(p: Partition) -> None:
     early = RangeDigest(p.engine, MOVING)
     p.state.watch(early)
     p.do(put(M1, b"changed"), put(M2, b"new"), put(S2, b"other"))
@@ -445,13 +445,13 @@ def test_a_count_that_began_early_is_that_of_the_end(p: Partition) -> None:
 # ── what concerns all keys ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_scans_and_counts_are_about_what_the_asker_thinks_is_owned() -> None:
+def test_scans_and_counts_cover_the_assigned_tokens() -> None:
     p = founded(STAYING)
     p.do(put(S1, b"1"))
     assert isinstance(p.do(bound(count(), Tokens([MOVING, STAYING]))), Moved)
     assert isinstance(p.do(bound(scan(b"", b"", 0), Tokens([MOVING, STAYING]))), Moved)
     assert isinstance(p.do(bound(delete_range(b"", b""), Tokens([MOVING, STAYING]))), Moved)
-    half = Tokens([Span(STAYING.first, token_of(S1) - 1)])
+    half = Tokens([TokenSpan(STAYING.first, token_of(S1) - 1)])
     assert p.do(bound(scan(b"", b"", 0), half)).items == []
     assert p.do(bound(count(), Tokens([STAYING]))) == 1
     p.submit(put(S1, b"under way"))
@@ -460,7 +460,7 @@ def test_scans_and_counts_are_about_what_the_asker_thinks_is_owned() -> None:
     assert isinstance(p.do((99, b"")), InvalidRequest)
 
 
-def test_what_follows_a_batch_that_waits_for_a_range_waits_behind_it(p: Partition) -> None:
+def test_operations_behind_a_waiting_batch_wait(p: Partition) -> None:
     """On any of its keys: else the batch would undo what was written after it."""
     freeze = log(p, Freeze(1, P2, MOVING))
     first, second, other = p.submit(

@@ -44,7 +44,7 @@ def answer_of(work: range_reads.Steps) -> object:
 
 
 @pytest.mark.parametrize("level", [Level.LINEARIZABLE, Level.STRICT])
-def test_a_released_range_is_not_read_from_the_send_on(p: Partition, level: Level) -> None:
+def test_released_range_is_not_read_from_the_send(p: Partition, level: Level) -> None:
     named = freeze(p)
     assert p.do(get(M1)).value == b"1", "what is frozen is read"
     releasing = send(p, Release(1, named, 2))
@@ -55,7 +55,7 @@ def test_a_released_range_is_not_read_from_the_send_on(p: Partition, level: Leve
     assert p.do(get(S1, level)).value == b"2"
 
 
-def test_a_read_that_waits_for_a_proof_is_not_answered_once_the_release_is_sent(p: Partition) -> None:
+def test_read_waiting_for_a_proof_is_not_answered_after_the_release(p: Partition) -> None:
     named = freeze(p)
     (read,) = p.submit(get(M1, Level.STRICT))
     releasing = send(p, Release(1, named, 2))
@@ -64,7 +64,7 @@ def test_a_read_that_waits_for_a_proof_is_not_answered_once_the_release_is_sent(
     assert isinstance(p.result(read), Moved)
 
 
-def test_a_released_range_is_not_read_however_little_time_has_passed_and_without_leases_neither() -> None:
+def test_released_range_is_not_read_with_or_without_leases() -> None:
     for lease_ms in (0, 100_000):
         p = Partition(PartitionConfig(expiry_sweep_s=0, lease_ms=lease_ms)).start()
         p.do(put(M1, b"1"))
@@ -75,7 +75,7 @@ def test_a_released_range_is_not_read_however_little_time_has_passed_and_without
 
 
 # docs/protocol.md M1
-def test_a_count_counts_no_key_that_is_dropped_before_it_ends(p: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_count_excludes_keys_dropped_before_it_ends(p: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
     """It goes through the keys as they were when it began."""
     monkeypatch.setattr(range_reads, "ROWS_PER_STEP", 1)
     release(p)
@@ -84,17 +84,17 @@ def test_a_count_counts_no_key_that_is_dropped_before_it_ends(p: Partition, monk
     next(work)
     log(p, Drop(1, b""))
     assert p.state.ownership.owned == owned
-    assert answer_of(work) == range_reads.Page(1, None)
+    assert answer_of(work) == range_reads.ScanPage(1, None)
 
 
-def test_nothing_else_is_done_with_what_is_released(p: Partition) -> None:
+def test_released_range_takes_no_other_operations(p: Partition) -> None:
     release(p)
     assert isinstance(p.do(put(M1, b"3")), Moved)
     for op in (bound(scan(b"", b"", 0), EVERYTHING), bound(count(Level.LINEARIZABLE), EVERYTHING)):
         assert isinstance(p.do(op), Moved)
 
 
-def test_no_other_leader_reads_what_is_released(p: Partition) -> None:
+def test_no_other_leader_reads_a_released_range(p: Partition) -> None:
     release(p)
     p.leader.stop(NotLeader(p.state.partition))
     p.open()
@@ -102,7 +102,7 @@ def test_no_other_leader_reads_what_is_released(p: Partition) -> None:
     assert isinstance(p.do(get(M1)), Moved)
 
 
-def test_a_release_of_unknown_outcome_ends_its_leader_and_all_reads(p: Partition) -> None:
+def test_release_of_unknown_outcome_ends_leader_and_reads(p: Partition) -> None:
     releasing = send(p, Release(1, freeze(p), 2))
     (read,) = p.submit(get(M1))
     assert isinstance(p.result(read), Moved)
@@ -115,7 +115,7 @@ def test_a_release_of_unknown_outcome_ends_its_leader_and_all_reads(p: Partition
 # ── the target ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_target_answers_once_it_owns_the_range_and_waits_for_nothing(p: Partition) -> None:
+def test_target_answers_as_soon_as_it_owns_the_range(p: Partition) -> None:
     release(p)
     target = founded(STAYING)
     imported(target, p)

@@ -26,15 +26,15 @@ from kvstore.partition.state.move_records import (
     Own,
     Release,
 )
-from kvstore.partition.state.state import State
-from kvstore.partition.state.tokens import Span
+from kvstore.partition.state.state import ReplicaState
+from kvstore.partition.state.tokens import TokenSpan
 from kvstore.ring.hashing import TOKENS, token_of
 from kvstore.types import PartitionId, Position
 from tests.partition.effects import all_records, check_indexes
 from tests.partition.one_partition import TIME_MS, UNKNOWN, Partition
 from tests.sim.moving.moves import keys_in
 
-MOVING, STAYING = Span(0, TOKENS // 2 - 1), Span(TOKENS // 2, TOKENS - 1)
+MOVING, STAYING = TokenSpan(0, TOKENS // 2 - 1), TokenSpan(TOKENS // 2, TOKENS - 1)
 MOVING_KEYS, STAYING_KEYS = keys_in(MOVING, 4, b"m"), keys_in(STAYING, 3, b"s")
 KEYS = MOVING_KEYS * 2 + STAYING_KEYS
 P1, P2 = PartitionId("p1"), PartitionId("p2")
@@ -157,7 +157,7 @@ class Story:
         """Log what the source's log says, some entries at a time."""
         acknowledged = self.source.log.acknowledged
         while self.followed < len(acknowledged):
-            changes = pages.Changes(MOVING)
+            changes = pages.RangeChanges(MOVING)
             some = acknowledged[self.followed : self.followed + self.random.randrange(1, 5)]
             for logged in some:
                 entry = entries.decode(logged.payload)
@@ -174,7 +174,7 @@ class Story:
         target.leader.stop(NotLeader("p2"))
         target.settle()
         if is_restarted:
-            target.state = State(P2, target.engine, target.config)
+            target.state = ReplicaState(P2, target.engine, target.config)
         target.open()
         begin(target, None)
 
@@ -195,9 +195,7 @@ class Story:
 
 
 @pytest.mark.parametrize("seed", range(16))
-def test_what_was_done_at_the_source_is_not_done_again_at_the_target(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_request_done_at_the_source_is_not_repeated_at_the_target(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     story = Story(seed)
     monkeypatch.setattr(pages, "PAGE_ROWS_MAX", story.random.choice([1, 2, 1000]))
     monkeypatch.setattr(pages, "RETRY_ROWS_MAX", story.random.choice([8, 200]))

@@ -19,7 +19,7 @@ from kvstore.partition.in_time import ANSWER_S
 from kvstore.partition.leading.leader import Leader
 from kvstore.partition.moves import source
 from kvstore.partition.moves.counting import COPIES_MAX
-from kvstore.partition.moves.source import Asked, Source, Verdict
+from kvstore.partition.moves.source import MoveRequest, ReleaseVerdict, Source
 from kvstore.partition.partition import Partition as Stopping
 from kvstore.partition.state.commands import put
 from kvstore.partition.state.digest import ROWS_PER_STEP, RangeDigest
@@ -35,15 +35,15 @@ from kvstore.partition.state.move_records import (
     Unfreeze,
 )
 from kvstore.partition.state.rows import data_key
-from kvstore.partition.state.state import State
-from kvstore.partition.state.tokens import EVERYTHING, Span
+from kvstore.partition.state.state import ReplicaState
+from kvstore.partition.state.tokens import EVERYTHING, TokenSpan
 from kvstore.ring.hashing import TOKENS, token_of
 from kvstore.types import EntryId, LedgerId, PartitionId, Position
 from kvstore.wal.ledger_list import BEGINNING as NOWHERE
 from tests.partition.one_partition import UNKNOWN, Partition
 
 P2 = PartitionId("p2")
-SPAN, OTHER = Span(0, 1 << 30), Span((1 << 30) + 1, 1 << 31)
+SPAN, OTHER = TokenSpan(0, 1 << 30), TokenSpan((1 << 30) + 1, 1 << 31)
 FREEZE_S = 1.0
 
 
@@ -70,7 +70,7 @@ class Moving:
         assert started.done()
         return self
 
-    def ask(self, method: str, asked: Asked) -> asyncio.Task[bytes]:
+    def ask(self, method: str, asked: MoveRequest) -> asyncio.Task[bytes]:
         return self.partition.loop.create_task(self.source.answer(method, msgspec.msgpack.encode(asked)))
 
     def finish(self) -> None:
@@ -80,7 +80,7 @@ class Moving:
             part.acknowledge()
         part.settle()
 
-    def freeze(self, asked: Asked) -> Position:
+    def freeze(self, asked: MoveRequest) -> Position:
         """Asked again until it has counted."""
         while True:
             task = self.ask(source.FREEZE, asked)
@@ -89,42 +89,42 @@ class Moving:
                 return msgspec.msgpack.decode(task.result(), type=Position)
             assert isinstance(task.exception(), StoreError)
 
-    def freeze_once(self, asked: Asked) -> None:
+    def freeze_once(self, asked: MoveRequest) -> None:
         """Ask once, and wait for the answer."""
         task = self.ask(source.FREEZE, asked)
         self.finish()
         task.result()
 
-    def release(self, asked: Asked, freeze: Position) -> asyncio.Task[bytes]:
+    def release(self, asked: MoveRequest, freeze: Position) -> asyncio.Task[bytes]:
         digest = self.source.counts.find(asked.move)
         count, hash_ = (digest.count, digest.hash) if digest else (0, 0)
         return self.ask(source.RELEASE, asked._replace(position=freeze, records=count, hash=hash_))
 
 
-def verdict(answer: asyncio.Task[bytes]) -> Verdict:
-    return msgspec.msgpack.decode(answer.result(), type=Verdict)
+def verdict(answer: asyncio.Task[bytes]) -> ReleaseVerdict:
+    return msgspec.msgpack.decode(answer.result(), type=ReleaseVerdict)
 
 
-def test_a_freeze_whose_time_is_up_while_its_release_comes_in_ends_once() -> None:
+def test_lapsing_freeze_ends_once_when_its_release_arrives() -> None:
     moving = Moving().start()
     part = moving.partition
     part.do(put(b"a", b"1"))
     answers: list[asyncio.Task[bytes]] = []
     # In the turn in which the time is up the request is read from its connection.
-    part.loop.call_later(FREEZE_S, lambda: answers.append(moving.release(Asked(1, P2, SPAN), freeze)))
-    freeze = moving.freeze(Asked(1, P2, SPAN))
+    part.loop.call_later(FREEZE_S, lambda: answers.append(moving.release(MoveRequest(1, P2, SPAN), freeze)))
+    freeze = moving.freeze(MoveRequest(1, P2, SPAN))
     part.wait(FREEZE_S)
     moving.finish()
     assert not part.fatal
     assert len(answers) == 1
 
 
-def test_each_freeze_of_a_move_may_last_twice_as_long_as_the_one_before() -> None:
+def test_each_freeze_lasts_twice_as_long_as_the_one_before() -> None:
     """Users wait little where all is well, and where it is slow moves end all the same."""
     moving = Moving().start()
     part = moving.partition
     for lasts_s in (FREEZE_S, 2 * FREEZE_S, 4 * FREEZE_S, 8 * FREEZE_S, 8 * FREEZE_S):
-        moving.freeze(Asked(1, P2, SPAN))
+        moving.freeze(MoveRequest(1, P2, SPAN))
         part.wait(lasts_s - 0.05)
         moving.finish()
         assert part.state.ownership.frozen_by(1) is not None
@@ -133,33 +133,33 @@ def test_each_freeze_of_a_move_may_last_twice_as_long_as_the_one_before() -> Non
         assert part.state.ownership.frozen_by(1) is None
 
 
-def test_a_new_leader_unfreezes_nothing_twice() -> None:
+def test_new_leader_unfreezes_once() -> None:
     moving = Moving().start()
     part = moving.partition
     freezes = {}
     for move, span in ((1, SPAN), (2, OTHER)):
-        freezes[move] = moving.freeze(Asked(move, P2, span))
+        freezes[move] = moving.freeze(MoveRequest(move, P2, span))
     moving.source.keep(())
     part.leader.stop(StoreError("deposed"))
     part.open()
     moving.start()
     unfreezing = part.loop.create_task(moving.source.unfreeze_all(part.leader))
     part.settle()
-    answer = moving.release(Asked(2, P2, OTHER), freezes[2])
+    answer = moving.release(MoveRequest(2, P2, OTHER), freezes[2])
     part.settle()
     part.log.acknowledge(len(part.log.under_way))  # both in one turn
     moving.finish()
     assert not part.fatal
     assert unfreezing.done()
-    assert msgspec.msgpack.decode(answer.result(), type=Verdict).released is None
+    assert msgspec.msgpack.decode(answer.result(), type=ReleaseVerdict).released is None
     assert part.state.ownership.frozen == ()
 
 
-def test_a_leader_of_before_has_its_freezes_ended_though_it_leads_again() -> None:
+def test_former_leaders_freezes_end_when_it_leads_again() -> None:
     """It has counted the range, but not what stands in the log since."""
     moving = Moving().start()
     part = moving.partition
-    moving.freeze(Asked(1, P2, SPAN))
+    moving.freeze(MoveRequest(1, P2, SPAN))
     part.leader.stop(StoreError("deposed"))
     part.open()
     moving.start()
@@ -168,10 +168,10 @@ def test_a_leader_of_before_has_its_freezes_ended_though_it_leads_again() -> Non
     assert part.state.ownership.frozen == ()
 
 
-def test_a_freeze_whose_time_is_up_while_its_leader_tries_to_let_go_ends_when_it_goes_on() -> None:
+def test_freeze_lapses_when_a_leader_fails_to_release_the_lead() -> None:
     moving = Moving().start()
     part = moving.partition
-    moving.freeze(Asked(1, P2, SPAN))
+    moving.freeze(MoveRequest(1, P2, SPAN))
     part.wait(FREEZE_S - 0.01)
     moving.is_serving = False
     part.wait(0.1)
@@ -182,51 +182,51 @@ def test_a_freeze_whose_time_is_up_while_its_leader_tries_to_let_go_ends_when_it
     assert part.state.ownership.frozen == ()
 
 
-def test_a_pin_comes_from_a_leader_that_has_proved_that_it_leads() -> None:
+def test_pin_comes_from_a_proved_leader() -> None:
     """A follower may stand before the range went away and came back: it owns it there, and lacks what others wrote."""
     moving = Moving().start()
     part = moving.partition
-    asked = moving.ask(source.PIN, Asked(1, P2, SPAN))
+    asked = moving.ask(source.PIN, MoveRequest(1, P2, SPAN))
     part.settle()
     assert not asked.done()
     part.acknowledge()
     assert msgspec.msgpack.decode(asked.result(), type=Position) == part.state.position
-    deposed = moving.ask(source.PIN, Asked(1, P2, SPAN))
+    deposed = moving.ask(source.PIN, MoveRequest(1, P2, SPAN))
     part.settle()
     part.log.fail(UNKNOWN)
     part.settle()
     assert isinstance(deposed.exception(), StoreError)
     moving.is_serving = False
-    follower = moving.ask(source.PIN, Asked(1, P2, SPAN))
+    follower = moving.ask(source.PIN, MoveRequest(1, P2, SPAN))
     part.settle()
     assert isinstance(follower.exception(), NotLeader)
 
 
 @pytest.mark.parametrize("method", [source.RELEASE, source.CANCEL])
-def test_only_who_has_proved_that_it_leads_says_that_a_range_is_kept(method: str) -> None:
+def test_only_a_proved_leader_keeps_the_range(method: str) -> None:
     """A leader that was deposed does not know what its successor has released: the target would drop its copy, and the
     range would be nobody's."""
     moving = Moving().start()
     part = moving.partition
     answers = []
     for is_deposed in (False, True):
-        answers.append(moving.ask(method, Asked(1, P2, SPAN, position=Position(LedgerId(1), EntryId(7)))))
+        answers.append(moving.ask(method, MoveRequest(1, P2, SPAN, position=Position(LedgerId(1), EntryId(7)))))
         part.settle()
         assert not answers[-1].done(), "it waits for its proof"
         if is_deposed:
             part.log.fail(UNKNOWN)
         moving.finish()
     kept, unknown = answers
-    assert verdict(kept) == Verdict(None)
+    assert verdict(kept) == ReleaseVerdict(None)
     assert isinstance(unknown.exception(), StoreError)
 
 
-@pytest.mark.parametrize("second", [Freeze(2, P2, Span(5, 9)), Unfreeze(1), Release(1, NOWHERE, 0), Drop(1, b"")])
-def test_no_record_is_sent_that_could_not_be_applied_behind_what_is_under_way(second: MoveRecord) -> None:
+@pytest.mark.parametrize("second", [Freeze(2, P2, TokenSpan(5, 9)), Unfreeze(1), Release(1, NOWHERE, 0), Drop(1, b"")])
+def test_record_that_contradicts_records_in_flight_is_not_sent(second: MoveRecord) -> None:
     """No replica could apply it, nor anything behind it: the partition would be lost."""
     moving = Moving().start()
     part = moving.partition
-    freeze = moving.freeze(Asked(1, P2, SPAN))
+    freeze = moving.freeze(MoveRequest(1, P2, SPAN))
     first = Release(1, freeze, 0) if isinstance(second, Unfreeze) else Unfreeze(1)
     sent = part.loop.create_task(part.leader.append_record(first))
     part.settle()
@@ -241,7 +241,7 @@ def test_no_record_is_sent_that_could_not_be_applied_behind_what_is_under_way(se
     assert not part.fatal
 
 
-def test_what_waits_for_a_frozen_range_is_refused_in_time_whatever_else_is_logged() -> None:
+def test_writes_waiting_for_a_frozen_range_are_refused_in_time() -> None:
     """Rows that come in from elsewhere change nothing for it: it is not decided on again for each of them."""
     part = Partition(PartitionConfig(expiry_sweep_s=0, queue_wait_max_s=1.0))
     started = part.loop.create_task(part.leader.start(Founded((SPAN,))))
@@ -262,7 +262,7 @@ def test_what_waits_for_a_frozen_range_is_refused_in_time_whatever_else_is_logge
     assert isinstance(part.result(waiting), Unavailable)
 
 
-def test_what_is_unfrozen_while_nothing_can_be_sent_is_refused_in_time() -> None:
+def test_unfrozen_writes_that_cannot_be_sent_are_refused_in_time() -> None:
     """It keeps the time of its arrival (docs/protocol.md, P10)."""
     part = Partition(PartitionConfig(expiry_sweep_s=0, queue_wait_max_s=1.0))
     started = part.loop.create_task(part.leader.start(Founded((SPAN,))))
@@ -296,8 +296,8 @@ def moving() -> Moving:
     return moving
 
 
-def ask_release(moving: Moving, *, records: int, hash_of_rows: int) -> Verdict:
-    asked = Asked(1, P2, SPAN)
+def ask_release(moving: Moving, *, records: int, hash_of_rows: int) -> ReleaseVerdict:
+    asked = MoveRequest(1, P2, SPAN)
     freeze = moving.freeze(asked)
     answer = moving.ask(source.RELEASE, asked._replace(position=freeze, records=records, hash=hash_of_rows))
     moving.finish()
@@ -311,8 +311,8 @@ def counted(moving: Moving) -> tuple[int, int]:
     return digest.count, digest.hash
 
 
-def test_a_count_that_was_wrong_here_is_corrected_and_the_range_goes(moving: Moving) -> None:
-    moving.freeze(Asked(1, P2, SPAN))
+def test_wrong_count_is_corrected_and_the_range_moves(moving: Moving) -> None:
+    moving.freeze(MoveRequest(1, P2, SPAN))
     kept = moving.source.counts.find(1)
     assert kept is not None
     kept.count += 1
@@ -326,7 +326,7 @@ def test_a_count_that_was_wrong_here_is_corrected_and_the_range_goes(moving: Mov
     assert (moving.source.counts.corrected, moving.source.counts.copies_wrong) == (1, 0)
 
 
-def test_a_copy_that_is_wrong_is_made_anew_and_after_some_somebody_has_to_look(moving: Moving) -> None:
+def test_wrong_copy_is_repeated_and_then_needs_an_operator(moving: Moving) -> None:
     counts = moving.source.counts
     for copies in range(COPIES_MAX):
         assert counts.copies_wrong == copies
@@ -334,20 +334,20 @@ def test_a_copy_that_is_wrong_is_made_anew_and_after_some_somebody_has_to_look(m
         first, again = (ask_release(moving, records=records, hash_of_rows=hash_of_rows + 1) for _ in range(2))
         assert (first.differs, again.differs) == (False, True), "only what was counted twice calls a copy wrong"
     assert (counts.corrected, counts.copies_wrong, counts.stuck) == (0, COPIES_MAX, [1])
-    refused = moving.ask(source.FREEZE, Asked(1, P2, SPAN))
+    refused = moving.ask(source.FREEZE, MoveRequest(1, P2, SPAN))
     moving.finish()
     assert "ring cancel 1" in str(refused.exception())
     assert moving.partition.state.ownership.frozen == (), "whatever becomes of the move, the range serves"
-    cancelled = moving.ask(source.CANCEL, Asked(1, P2, SPAN))
+    cancelled = moving.ask(source.CANCEL, MoveRequest(1, P2, SPAN))
     moving.finish()
     assert verdict(cancelled).released is None
     assert counts.stuck == []
 
 
-def test_a_count_that_is_stopped_before_its_first_step_is_compared_with_nothing(moving: Moving) -> None:
+def test_count_stopped_before_its_first_step_compares_nothing(moving: Moving) -> None:
     """The move may be cancelled in the turn in which its copy is found to differ."""
     counts = moving.source.counts
-    moving.freeze(Asked(1, P2, SPAN))
+    moving.freeze(MoveRequest(1, P2, SPAN))
 
     async def differ_and_stop() -> None:
         assert not counts.doubt(1)
@@ -359,20 +359,20 @@ def test_a_count_that_is_stopped_before_its_first_step_is_compared_with_nothing(
 
 
 # docs/protocol.md M8
-def test_an_answer_that_waits_for_a_stuck_entry_ends_and_its_freeze_lapses_all_the_same() -> None:
+def test_freeze_lapses_when_its_answer_times_out_on_a_stuck_entry() -> None:
     moving = Moving().start()
     part = moving.partition
-    with pytest.raises(StoreError, match="counted"):
-        moving.freeze_once(Asked(1, P2, SPAN))
+    with pytest.raises(StoreError, match="counting"):
+        moving.freeze_once(MoveRequest(1, P2, SPAN))
     asked = []
     for method in (source.FREEZE, source.PIN, source.CANCEL):
-        asked.append(moving.ask(method, Asked(1, P2, SPAN)))
+        asked.append(moving.ask(method, MoveRequest(1, P2, SPAN)))
         part.settle()
     part.wait(ANSWER_S - 0.1)
     assert not any(each.done() for each in asked)
     part.wait(0.2)
     assert [type(each.exception()) for each in asked] == [OutcomeUnknown] * 3
-    again = moving.ask(source.FREEZE, Asked(1, P2, SPAN))
+    again = moving.ask(source.FREEZE, MoveRequest(1, P2, SPAN))
     part.settle()
     assert isinstance(again.exception(), Unavailable), "it is under way"
     moving.finish()
@@ -383,30 +383,30 @@ def test_an_answer_that_waits_for_a_stuck_entry_ends_and_its_freeze_lapses_all_t
     assert not moving.failed
 
 
-def test_a_freeze_of_a_replica_that_stops_is_of_unknown_outcome() -> None:
+def test_freeze_of_a_stopping_replica_is_unknown() -> None:
     moving = Moving().start()
     part = moving.partition
-    with pytest.raises(StoreError, match="counted"):
-        moving.freeze_once(Asked(1, P2, SPAN))
-    asked = moving.ask(source.FREEZE, Asked(1, P2, SPAN))
+    with pytest.raises(StoreError, match="counting"):
+        moving.freeze_once(MoveRequest(1, P2, SPAN))
+    asked = moving.ask(source.FREEZE, MoveRequest(1, P2, SPAN))
     part.settle()
     part.run(moving.nursery.close())
     part.settle()
     assert isinstance(asked.exception(), OutcomeUnknown)
 
 
-async def test_a_count_under_way_keeps_no_files_of_a_replica_that_stops(tmp_path: Path) -> None:
+async def test_running_count_holds_no_files_of_a_stopped_replica(tmp_path: Path) -> None:
     path, nursery = str(tmp_path / "engine"), TaskNursery("test")
     engine = RocksEngine(path)
-    state = State(P2, engine, PartitionConfig())
+    state = ReplicaState(P2, engine, PartitionConfig())
     batch = engine.batch()
     for number in range(4 * ROWS_PER_STEP):
         batch.put(data_key(b"%d" % number), bytes(20))
     engine.write(batch)
     env: Any = SimpleNamespace(nursery=nursery)
     counting = Source(env, P2, state, lambda: None, FREEZE_S)
-    with pytest.raises(Unavailable, match="is being counted"):
-        counting.counts.start(1, Span(0, TOKENS - 1))
+    with pytest.raises(Unavailable, match="still counting"):
+        counting.counts.start(1, TokenSpan(0, TOKENS - 1))
     await asyncio.sleep(0)
 
     async def stopped(**_: bool) -> None:

@@ -12,10 +12,10 @@ import pytest
 from kvstore.errors import Corrupted
 from kvstore.partition.state import rows
 from kvstore.partition.state import state as module
-from kvstore.partition.state.engine import Batch
+from kvstore.partition.state.engine import EngineBatch
 from kvstore.partition.state.engine_memory import MemoryEngine
-from kvstore.partition.state.entry import Entry, Kind, decode
-from kvstore.partition.state.state import State
+from kvstore.partition.state.entry import Entry, EntryKind, decode
+from kvstore.partition.state.state import ReplicaState
 from kvstore.types import Position, Seq
 from kvstore.wal.ports import LogEntry
 from tests.partition.effects import Writer, all_records, check_indexes, state_over
@@ -32,14 +32,14 @@ class Counting(MemoryEngine):
         self.batches = 0
         self.is_full = False
 
-    def write(self, batch: Batch) -> None:
+    def write(self, batch: EngineBatch) -> None:
         if self.is_full:
             raise OSError(errno.ENOSPC, "no room")
         self.batches += 1
         super().write(batch)
 
 
-def standing(state: State) -> tuple[Any, ...]:
+def standing(state: ReplicaState) -> tuple[Any, ...]:
     """All that a state is."""
     return (
         *(state.position, state.seq, state.epoch, state.record_time_ms, state.key_count, state.crc, state.released),
@@ -74,7 +74,7 @@ def chunks(log: list[LogEntry], random: Random) -> list[list[LogEntry]]:
 
 
 @every_seed
-def test_entries_applied_together_amount_to_the_same_as_one_by_one(seed: int) -> None:
+def test_grouped_entries_apply_like_single_ones(seed: int) -> None:
     _, log = history(seed)
     one_by_one, together = state_over(MemoryEngine()), state_over(MemoryEngine())
     for chunk in chunks(log, Random(seed)):
@@ -86,7 +86,7 @@ def test_entries_applied_together_amount_to_the_same_as_one_by_one(seed: int) ->
 
 
 @every_seed
-def test_after_a_crash_the_state_is_that_at_some_entry(seed: int) -> None:
+def test_crash_leaves_the_state_at_some_entry(seed: int) -> None:
     writer, log = history(seed)
     engine, random = MemoryEngine(), Random(seed)
     applied = 0
@@ -107,12 +107,12 @@ def test_after_a_crash_the_state_is_that_at_some_entry(seed: int) -> None:
     assert standing(state_over(engine))[:9] == standing(whole)[:9]
 
 
-def test_puts_that_stand_together_are_one_batch_and_control_records_stand_alone() -> None:
+def test_adjacent_puts_share_a_batch_and_control_records_do_not() -> None:
     writer, engine = Writer(0), Counting()
     state, before = state_over(engine), 0
     for _ in range(5):
         writer.put(a="1")
-    writer.control(Kind.EMPTY)
+    writer.control(EntryKind.EMPTY)
     for _ in range(5):
         writer.put(b="1")
     before = engine.batches
@@ -121,7 +121,7 @@ def test_puts_that_stand_together_are_one_batch_and_control_records_stand_alone(
     assert (state.seq, state.key_count) == (10, 2)
 
 
-def test_what_was_applied_before_is_ignored() -> None:
+def test_entries_applied_before_are_ignored() -> None:
     writer, state = Writer(0), state_over(MemoryEngine())
     log = [writer.put(a=str(number)) for number in range(6)]
     state.apply_all(log[:4])
@@ -131,7 +131,7 @@ def test_what_was_applied_before_is_ignored() -> None:
 
 
 @pytest.mark.parametrize("good", [0, 1, 2, 5])
-def test_what_stands_before_an_entry_that_is_refused_is_applied(good: int) -> None:
+def test_entries_before_a_refused_one_are_applied(good: int) -> None:
     writer, state = Writer(0), state_over(MemoryEngine())
     log = [writer.put(a=str(number), b=str(number)) for number in range(good)]
     writer.put(b="lost")
@@ -146,16 +146,16 @@ def test_what_stands_before_an_entry_that_is_refused_is_applied(good: int) -> No
 
 
 @pytest.mark.parametrize("good", [0, 1, 2, 5])
-def test_what_stands_before_an_entry_that_cannot_be_read_is_applied(good: int) -> None:
+def test_entries_before_an_undecodable_one_are_applied(good: int) -> None:
     writer, state = Writer(0), state_over(MemoryEngine())
     log = [writer.put(a=str(number)) for number in range(good)]
-    with pytest.raises(Corrupted, match="is no entry"):
+    with pytest.raises(Corrupted, match="cannot be decoded"):
         state.apply_all([*log, LogEntry(writer.put(c="1").position, b"\xff"), writer.put(d="1")])
     assert state.seq == good
     assert all_records(state) == writer.models[good]
 
 
-def test_a_batch_that_the_engine_refuses_changes_nothing_and_is_applied_again() -> None:
+def test_refused_engine_batch_changes_nothing_and_can_be_repeated() -> None:
     writer, engine = Writer(0), Counting()
     state = state_over(engine)
     state.apply_all([writer.put(a="1"), writer.put(b="1")])
@@ -184,7 +184,7 @@ def leave_one_out(patch: Patch) -> None:
     """The effects of one entry of several are lost, and its sequence counts."""
     change, calls = module.change, iter(range(1 << 30))
 
-    def forgetful(batch: Batch, entry: Entry, data_keys: list[bytes], crc: int) -> tuple[int, int]:
+    def forgetful(batch: EngineBatch, entry: Entry, data_keys: list[bytes], crc: int) -> tuple[int, int]:
         if next(calls) % 7 == 3:
             return 0, crc
         return change(batch, entry, data_keys, crc)
@@ -193,9 +193,9 @@ def leave_one_out(patch: Patch) -> None:
 
 
 def write_the_position_ahead(patch: Patch) -> None:
-    apply_run = State.apply_run
+    apply_run = ReplicaState.apply_run
 
-    def ahead(self: State, run: Run) -> None:
+    def ahead(self: ReplicaState, run: Run) -> None:
         if self.position is not None:
             at, entry = run[-1]
             batch = self.engine.batch()
@@ -204,35 +204,35 @@ def write_the_position_ahead(patch: Patch) -> None:
             self.engine.write(batch)
         apply_run(self, run)
 
-    patch.setattr(State, "apply_run", ahead)
+    patch.setattr(ReplicaState, "apply_run", ahead)
 
 
 def forget_the_request_ids(patch: Patch) -> None:
-    apply_run = State.apply_run
+    apply_run = ReplicaState.apply_run
 
-    def forgetful(self: State, run: Run) -> None:
+    def forgetful(self: ReplicaState, run: Run) -> None:
         for _, entry in run[:-1]:
             entry.requests = None
         apply_run(self, run)
 
-    patch.setattr(State, "apply_run", forgetful)
+    patch.setattr(ReplicaState, "apply_run", forgetful)
 
 
 def forget_the_checksums_between(patch: Patch) -> None:
-    stand_at = State._stand_at
+    stand_at = ReplicaState._stand_at
 
-    def stand(self: State, *values: Any) -> None:
+    def stand(self: ReplicaState, *values: Any) -> None:
         stand_at(self, *values)
         while len(self._crcs) > 1 and self._crcs[-2][0] > self.seq - 12:
             del self._crcs[-2]
 
-    patch.setattr(State, "_stand_at", stand)
+    patch.setattr(ReplicaState, "_stand_at", stand)
 
 
 def count_what_is_refused(patch: Patch) -> None:
-    apply_run = State.apply_run
+    apply_run = ReplicaState.apply_run
 
-    def careless(self: State, run: Run) -> None:
+    def careless(self: ReplicaState, run: Run) -> None:
         try:
             apply_run(self, run)
         except OSError:
@@ -240,29 +240,29 @@ def count_what_is_refused(patch: Patch) -> None:
             self._stand_at(at, entry.last_seq, entry.epoch, entry.time_ms, self.key_count, self.crc, False)
             raise
 
-    patch.setattr(State, "apply_run", careless)
+    patch.setattr(ReplicaState, "apply_run", careless)
 
 
 def admit_every_run(patch: Patch) -> None:
-    patch.setattr(State, "_admit", lambda *_: None)
+    patch.setattr(ReplicaState, "_admit", lambda *_: None)
 
 
 @pytest.mark.parametrize(
     ("breakage", "sentence"),
     [
-        (leave_one_out, lambda: test_entries_applied_together_amount_to_the_same_as_one_by_one(1)),
+        (leave_one_out, lambda: test_grouped_entries_apply_like_single_ones(1)),
         (
             write_the_position_ahead,
-            lambda: [test_after_a_crash_the_state_is_that_at_some_entry(each) for each in (1, 2)],
+            lambda: [test_crash_leaves_the_state_at_some_entry(each) for each in (1, 2)],
         ),
-        (forget_the_request_ids, lambda: test_entries_applied_together_amount_to_the_same_as_one_by_one(1)),
-        (forget_the_checksums_between, lambda: test_entries_applied_together_amount_to_the_same_as_one_by_one(1)),
-        (count_what_is_refused, test_a_batch_that_the_engine_refuses_changes_nothing_and_is_applied_again),
-        (admit_every_run, lambda: test_what_stands_before_an_entry_that_is_refused_is_applied(2)),
+        (forget_the_request_ids, lambda: test_grouped_entries_apply_like_single_ones(1)),
+        (forget_the_checksums_between, lambda: test_grouped_entries_apply_like_single_ones(1)),
+        (count_what_is_refused, test_refused_engine_batch_changes_nothing_and_can_be_repeated),
+        (admit_every_run, lambda: test_entries_before_a_refused_one_are_applied(2)),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_a_broken_state_is_noticed(
+def test_broken_state_is_detected(
     breakage: Callable[[Patch], None], sentence: Callable[[], object], monkeypatch: Patch
 ) -> None:
     sentence()

@@ -36,7 +36,7 @@ def folded(crc: int, entry: Entry) -> int:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_a_states_checksum_is_that_of_the_values_in_its_log(seed: int) -> None:
+def test_checksum_covers_the_values_in_the_log(seed: int) -> None:
     writer, state, crc = Writer(seed), state_over(MemoryEngine()), 0
     for _ in range(60):
         logged = writer.any()
@@ -46,7 +46,7 @@ def test_a_states_checksum_is_that_of_the_values_in_its_log(seed: int) -> None:
         assert state.crc == crc
 
 
-def test_the_checksum_of_one_entry_has_golden_bytes() -> None:
+def test_checksum_of_an_entry_has_golden_bytes() -> None:
     assert ENCODING == 1, "another form takes another number, and golden bytes of its own"
     writer, state = Writer(0), state_over(MemoryEngine())
     state.apply(writer.put(a="1", b="22"))
@@ -54,7 +54,7 @@ def test_the_checksum_of_one_entry_has_golden_bytes() -> None:
     assert f"{state.crc:08x}" == "b1e7c13b"
 
 
-def test_a_check_of_an_encoding_that_is_not_known_is_not_compared() -> None:
+def test_check_of_an_unknown_encoding_is_not_compared() -> None:
     writer, state = Writer(0), state_over(MemoryEngine())
     state.apply(writer.put(a="1"))
     entry = decode(writer.put(b="2").payload)
@@ -64,7 +64,7 @@ def test_a_check_of_an_encoding_that_is_not_known_is_not_compared() -> None:
     assert not state.checks
 
 
-def test_the_encoding_stands_in_the_check_but_for_the_first() -> None:
+def test_check_names_its_encoding_unless_it_is_the_first() -> None:
     writer = Writer(0)
     entry = decode(writer.put(a="1").payload)
     entry.check_seq, entry.check_crc = 1, 2
@@ -73,7 +73,7 @@ def test_the_encoding_stands_in_the_check_but_for_the_first() -> None:
     assert decode(entry.encode()).check_encoding == 9
 
 
-def test_what_is_remembered_of_checks_has_golden_bytes() -> None:
+def test_remembered_checks_have_golden_bytes() -> None:
     doubt = Doubt(Seq(7), 0x0A0B0C0D, 0x01020304)
     row = encode_checks(doubt, {Seq(7): 0x0A0B0C0D})
     assert row.hex() == "01" + "0000000000000007" + "0a0b0c0d" + "01020304" + "0000000000000007" + "0a0b0c0d"
@@ -81,7 +81,7 @@ def test_what_is_remembered_of_checks_has_golden_bytes() -> None:
     assert decode_checks(b"\x02" + row[1:]) == (None, {})
 
 
-def test_a_difference_is_remembered_over_a_restart_and_until_it_is_acquitted() -> None:
+def test_difference_survives_restart_until_it_is_cleared() -> None:
     writer, engine = Writer(0), MemoryEngine()
     state = state_over(engine)
     state.apply(writer.put(a="1"))
@@ -90,7 +90,7 @@ def test_a_difference_is_remembered_over_a_restart_and_until_it_is_acquitted() -
     state.apply(LogEntry(writer.log[1].position, entry.encode()))
     again = state_over(engine)
     assert again.doubt == state.doubt == Doubt(Seq(1), again.checks[Seq(1)], entry.check_crc)
-    again.acquit()
+    again.clear_doubt()
     assert state_over(engine).doubt is None
     assert state_over(engine).checks == state.checks
     assert rows.CHECKS_KEY == b"c"

@@ -29,7 +29,7 @@ def damaged(payload: bytes, random: Random) -> bytes:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_damaged_entry_is_refused_or_applied_whole(seed: int) -> None:
+def test_damaged_entry_is_refused_or_applied_completely(seed: int) -> None:
     random, writer = Random(seed), Writer(seed)
     log = [writer.any() for _ in range(BEFORE + 1)]
     *before, last = log
@@ -47,15 +47,15 @@ def test_a_damaged_entry_is_refused_or_applied_whole(seed: int) -> None:
         assert state.is_whole
         state.retries.check()
         with suppress(StoreError):
-            changes.logged(bad)
+            changes.feed_entry_of(bad)
         with suppress(StoreError):
             found = decode(bad.payload)
             if not found.is_control:
-                pages.Changes(EVERYTHING.spans[0]).add(found)
+                pages.RangeChanges(EVERYTHING.spans[0]).add(found)
 
 
 @pytest.mark.parametrize(("ages", "is_right"), [([6], True), ([7], False), ([1 << 63], False)])
-def test_no_record_was_created_before_the_first_sequence(ages: list[int], is_right: bool) -> None:
+def test_record_created_before_the_first_sequence_is_refused(ages: list[int], is_right: bool) -> None:
     for kinds, first in ((bytes((OVERWRITE,)), 7), (bytes((CREATE, OVERWRITE)), 6)):
         made = Entry(PartitionId("p1"), 1, first, TIME_MS, kinds)
         made.keys, made.values, made.ages = [b"a", b"b"][: len(kinds)], [b"1", b"2"][: len(kinds)], ages
@@ -66,7 +66,7 @@ def test_no_record_was_created_before_the_first_sequence(ages: list[int], is_rig
                 decode(made.encode())
 
 
-def test_what_the_writer_writes_is_decoded_as_it_was() -> None:
+def test_encoded_entry_decodes_to_the_same_values() -> None:
     writer = Writer(3)
     state = state_over(MemoryEngine())
     for _ in range(200):

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from kvstore.partition.state import engine_rocks
-from kvstore.partition.state.engine import Cursor, Engine, ViewClosed
+from kvstore.partition.state.engine import Engine, ViewClosed, ViewCursor
 from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.engine_rocks import (
     FILES_TO_COMPACT,
@@ -49,14 +49,14 @@ async def flushed(engine: Engine) -> None:
     assert await done is None
 
 
-def test_what_was_never_written_is_absent(engine: Engine) -> None:
+def test_unwritten_key_is_absent(engine: Engine) -> None:
     assert engine.get(b"a") is None
     assert engine.multi_get([b"a", b"b"]) == [None, None]
     assert engine.multi_get([]) == []
     assert contents(engine) == []
 
 
-def test_a_batch_takes_effect_in_its_order(engine: Engine) -> None:
+def test_batch_applies_in_order(engine: Engine) -> None:
     write(engine, (b"a", b"1"), (b"b", b"1"), (b"c", b"1"))
     batch = engine.batch()
     batch.put(b"a", b"2")
@@ -69,19 +69,19 @@ def test_a_batch_takes_effect_in_its_order(engine: Engine) -> None:
     assert contents(engine) == [(b"b", b"3"), (b"d", b"")]
 
 
-def test_values_come_in_the_order_of_the_keys_asked_for(engine: Engine) -> None:
+def test_multi_get_keeps_the_order_of_keys(engine: Engine) -> None:
     write(engine, (b"a", b"1"), (b"b", b"2"))
     assert engine.multi_get([b"b", b"x", b"a", b"b"]) == [b"2", None, b"1", b"2"]
 
 
-def test_a_range_has_its_begin_and_not_its_end(engine: Engine) -> None:
+def test_range_includes_its_begin_and_not_its_end(engine: Engine) -> None:
     write(engine, *((key, b"") for key in (b"a", b"a\0", b"b", b"b\xff", b"c")))
     assert [key for key, _ in engine.iterate(b"a\0", b"c")] == [b"a\0", b"b", b"b\xff"]
     assert list(engine.iterate(b"c", b"a")) == []
 
 
 @pytest.mark.parametrize("backwards", [False, True])
-def test_a_bound_that_nobody_else_holds_stays_the_bound(engine: Engine, backwards: bool) -> None:
+def test_iterator_keeps_its_bound_alive(engine: Engine, backwards: bool) -> None:
     """RocksDB has a pointer to it: an iterator whose bound was freed ends early, as if there were no more rows."""
     write(engine, *((b"order/%05d" % number, b"") for number in range(2000)))
     for length in range(2, 40):
@@ -91,7 +91,7 @@ def test_a_bound_that_nobody_else_holds_stays_the_bound(engine: Engine, backward
         assert sum(1 for _ in rows) == 2000, others[0]
 
 
-def test_a_range_is_read_backwards_without_its_end(engine: Engine) -> None:
+def test_backward_range_excludes_its_end(engine: Engine) -> None:
     keys = (b"a", b"a\0", b"b", b"b\xff", b"c")
     write(engine, *((key, key * 2) for key in keys))
     for begin, end in ((b"a\0", b"c"), (b"", b"\xff"), (b"a", b"b\0"), (b"b", b"b"), (b"c", b"a"), (b"d", b"e")):
@@ -102,13 +102,13 @@ def test_a_range_is_read_backwards_without_its_end(engine: Engine) -> None:
     assert [value for _, value in rows] == [key * 2 for key in reversed(keys)], "as they were when it was made"
 
 
-def test_keys_stand_in_the_order_of_unsigned_bytes(engine: Engine) -> None:
+def test_keys_sort_as_unsigned_bytes(engine: Engine) -> None:
     keys = [bytes((0, 255)), bytes((127,)), bytes((128,)), bytes((254, 255))]
     write(engine, *((key, b"") for key in reversed(keys)))
     assert [key for key, _ in contents(engine)] == keys
 
 
-def test_an_iterator_shows_the_rows_as_they_were_when_it_was_made(engine: Engine) -> None:
+def test_iterator_shows_rows_as_of_its_creation(engine: Engine) -> None:
     write(engine, *((b"%03d" % number, b"old") for number in range(300)))
     rows = engine.iterate(b"", b"\xff")
     batch = engine.batch()
@@ -121,14 +121,14 @@ def test_an_iterator_shows_the_rows_as_they_were_when_it_was_made(engine: Engine
     assert len(contents(engine)) == 201
 
 
-def taken(cursor: Cursor, rows_max: int = 7, bytes_max: int = 1 << 20) -> list[tuple[bytes, bytes]]:
+def taken(cursor: ViewCursor, rows_max: int = 7, bytes_max: int = 1 << 20) -> list[tuple[bytes, bytes]]:
     found: list[tuple[bytes, bytes]] = []
     while pairs := list(zip(*cursor.take(rows_max, bytes_max), strict=True)):
         found += pairs
     return found
 
 
-async def test_a_view_shows_its_ranges_as_they_were_however_late_and_often_they_are_read(engine: Engine) -> None:
+async def test_view_shows_rows_as_of_its_creation(engine: Engine) -> None:
     write(engine, *((b"%03d" % number, b"old") for number in range(300)), (b"o", b"outside"))
     view = engine.view([(b"0", b"3"), (b"x", b"y")])
     batch = engine.batch()
@@ -145,7 +145,7 @@ async def test_a_view_shows_its_ranges_as_they_were_however_late_and_often_they_
     assert taken(view.cursor(b"x", b"y")) == []
 
 
-def test_readers_of_a_view_do_not_disturb_each_other(engine: Engine) -> None:
+def test_cursors_of_a_view_are_independent(engine: Engine) -> None:
     pairs = [(b"%03d" % number, b"v") for number in range(100)]
     write(engine, *pairs)
     view = engine.view([(b"", b"\xff")])
@@ -157,7 +157,7 @@ def test_readers_of_a_view_do_not_disturb_each_other(engine: Engine) -> None:
     assert found == {1: pairs[:50], 2: pairs[25:]}
 
 
-def test_a_view_gives_at_most_so_many_rows_and_ends_with_the_one_that_fills_the_bytes(engine: Engine) -> None:
+def test_cursor_bounds_rows_and_bytes(engine: Engine) -> None:
     write(engine, *((b"%d" % number, b"x" * 100) for number in range(9)))
     cursor = engine.view([(b"", b"\xff")]).cursor(b"", b"\xff")
     assert cursor.take(2, 1000)[0] == [b"0", b"1"]
@@ -168,7 +168,7 @@ def test_a_view_gives_at_most_so_many_rows_and_ends_with_the_one_that_fills_the_
 
 
 @pytest.mark.parametrize("end", ["view", "clear"])
-def test_a_view_that_is_closed_says_so_and_lets_the_engine_go_on(engine: Engine, end: str) -> None:
+def test_closed_view_raises_and_frees_the_engine(engine: Engine, end: str) -> None:
     write(engine, (b"a", b"1"))
     view = engine.view([(b"", b"\xff")])
     cursor = view.cursor(b"", b"\xff")
@@ -182,7 +182,7 @@ def test_a_view_that_is_closed_says_so_and_lets_the_engine_go_on(engine: Engine,
     assert engine.get(b"b") == b"2"
 
 
-def test_an_engine_is_closed_and_opened_again_although_views_were_left_open(tmp_path: Path) -> None:
+def test_engine_closes_and_reopens_with_open_views(tmp_path: Path) -> None:
     first = RocksEngine(str(tmp_path / "engine"))
     view = first.view([(b"", b"\xff")])
     cursor = view.cursor(b"", b"\xff")
@@ -192,18 +192,18 @@ def test_an_engine_is_closed_and_opened_again_although_views_were_left_open(tmp_
         cursor.take(1, 1)
 
 
-def test_large_and_binary_rows_come_back(engine: Engine) -> None:
+def test_large_and_binary_rows_round_trip(engine: Engine) -> None:
     rows = [(b"\0" * 4096, bytes(range(256)) * 4096), (b"e", b"")]
     write(engine, *rows)
     assert contents(engine) == sorted(rows)
 
 
-def test_an_idle_engine_is_not_behind(engine: Engine) -> None:
+def test_idle_engine_is_not_behind(engine: Engine) -> None:
     write(engine, (b"a", b"1"))
     assert not engine.is_behind()
 
 
-async def test_an_engine_that_is_asked_to_pause_before_each_write_never_makes_one_wait(tmp_path: Path) -> None:
+async def test_engine_never_blocks_a_writer_that_pauses_when_asked(tmp_path: Path) -> None:
     engine = RocksEngine(str(tmp_path / "engine"), write_buffer_bytes=64 << 10)
     pauses = 0
     for number in range(20_000):  # a quick disk keeps up with many
@@ -218,7 +218,7 @@ async def test_an_engine_that_is_asked_to_pause_before_each_write_never_makes_on
     engine.close()
 
 
-async def test_few_small_files_are_not_written_again_at_once(tmp_path: Path) -> None:
+async def test_few_small_files_are_not_compacted_at_once(tmp_path: Path) -> None:
     engine = RocksEngine(str(tmp_path / "engine"))
     for number in range(FILES_TO_COMPACT - 1):
         write(engine, (b"a", b"%d" % number))
@@ -228,7 +228,7 @@ async def test_few_small_files_are_not_written_again_at_once(tmp_path: Path) -> 
     engine.close()
 
 
-async def test_a_file_that_is_full_of_deletes_is_compacted_by_itself(tmp_path: Path) -> None:
+async def test_file_full_of_deletes_is_compacted(tmp_path: Path) -> None:
     """Each look over them would step over them."""
     engine = RocksEngine(str(tmp_path / "engine"))
     keys = [b"x%08d" % number for number in range(2 * engine_rocks.DELETES_TOGETHER_MAX)]
@@ -244,9 +244,7 @@ async def test_a_file_that_is_full_of_deletes_is_compacted_by_itself(tmp_path: P
     engine.close()
 
 
-def test_an_engine_that_has_kept_up_looks_again_after_a_table_of_writes_or_a_while(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_engine_checks_again_after_a_memtable_or_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = RocksEngine(str(tmp_path / "engine"), write_buffer_bytes=MEMTABLES_PER_FILE * MEMTABLE_BYTES_MIN)
     now = 1.0
     monkeypatch.setattr(engine, "_now", lambda: now)
@@ -265,9 +263,7 @@ def test_an_engine_that_has_kept_up_looks_again_after_a_table_of_writes_or_a_whi
     engine.close()
 
 
-async def test_an_engine_on_a_full_disk_waits_for_room_and_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_engine_on_a_full_disk_waits_for_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that finds no room would cost it: no write would be taken afterwards, whatever is made free."""
     engine = RocksEngine(str(tmp_path / "engine"))
     monkeypatch.setattr(engine_rocks, "ROOM_BYTES", 1 << 62)
@@ -285,14 +281,14 @@ async def test_an_engine_on_a_full_disk_waits_for_room_and_goes_on(
     engine.close()
 
 
-async def test_a_flush_tells_when_it_is_done_and_changes_nothing(engine: Engine) -> None:
+async def test_flush_reports_completion_and_changes_nothing(engine: Engine) -> None:
     write(engine, (b"a", b"1"))
     await flushed(engine)
     await flushed(engine)
     assert contents(engine) == [(b"a", b"1")]
 
 
-async def test_a_flush_that_cannot_look_for_room_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_flush_reports_a_failed_space_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits for it, as a replica that stops does, would wait for ever."""
     engine, failure = RocksEngine(str(tmp_path / "engine")), OSError(errno.EIO, "a test")
 
@@ -306,7 +302,7 @@ async def test_a_flush_that_cannot_look_for_room_says_so(tmp_path: Path, monkeyp
     engine.close()
 
 
-async def test_a_cleared_engine_is_empty_and_goes_on(engine: Engine) -> None:
+async def test_cleared_engine_is_empty_and_usable(engine: Engine) -> None:
     write(engine, (b"a", b"1"))
     await flushed(engine)
     engine.clear()
@@ -316,7 +312,7 @@ async def test_a_cleared_engine_is_empty_and_goes_on(engine: Engine) -> None:
     assert contents(engine) == [(b"b", b"2")]
 
 
-async def test_what_was_flushed_is_there_when_the_engine_is_opened_again(tmp_path: Path) -> None:
+async def test_flushed_rows_survive_a_reopen(tmp_path: Path) -> None:
     first = RocksEngine(str(tmp_path / "engine"))
     write(first, (b"a", b"1"))
     await flushed(first)
@@ -326,14 +322,14 @@ async def test_what_was_flushed_is_there_when_the_engine_is_opened_again(tmp_pat
     second.close()
 
 
-def test_an_engine_that_is_open_elsewhere_cannot_be_opened(tmp_path: Path) -> None:
+def test_engine_open_elsewhere_cannot_be_opened(tmp_path: Path) -> None:
     first = RocksEngine(str(tmp_path / "engine"))
     with pytest.raises(OSError, match="engine"):
         RocksEngine(str(tmp_path / "engine"))
     first.close()
 
 
-async def test_a_crash_of_the_memory_engine_keeps_what_was_flushed() -> None:
+async def test_memory_engine_keeps_flushed_rows_over_a_crash() -> None:
     engine = MemoryEngine()
     write(engine, (b"a", b"1"), (b"b", b"1"))
     await flushed(engine)
@@ -346,7 +342,7 @@ async def test_a_crash_of_the_memory_engine_keeps_what_was_flushed() -> None:
     assert contents(engine) == [(b"a", b"1"), (b"b", b"1")]
 
 
-async def test_a_crash_of_the_memory_engine_may_keep_some_batches_after_the_mark() -> None:
+async def test_memory_engine_may_keep_batches_after_the_mark() -> None:
     engine = MemoryEngine()
     for number in range(4):
         write(engine, (b"a", b"%d" % number), (b"b%d" % number, b""))
@@ -354,7 +350,7 @@ async def test_a_crash_of_the_memory_engine_may_keep_some_batches_after_the_mark
     assert contents(engine) == [(b"a", b"1"), (b"b0", b""), (b"b1", b"")]
 
 
-async def test_a_flush_holds_what_was_written_before_it_and_not_what_came_later() -> None:
+async def test_flush_covers_only_earlier_writes() -> None:
     engine = MemoryEngine()
     write(engine, (b"a", b"1"))
     done: asyncio.Future[OSError | None] = asyncio.get_running_loop().create_future()
@@ -365,7 +361,7 @@ async def test_a_flush_holds_what_was_written_before_it_and_not_what_came_later(
     assert contents(engine) == [(b"a", b"1")]
 
 
-async def test_a_flush_that_a_crash_interrupts_is_never_done() -> None:
+async def test_flush_interrupted_by_a_crash_never_completes() -> None:
     engine = MemoryEngine()
     write(engine, (b"a", b"1"))
     told: list[OSError | None] = []
@@ -378,7 +374,7 @@ async def test_a_flush_that_a_crash_interrupts_is_never_done() -> None:
     assert contents(engine) == [(b"b", b"1")]
 
 
-async def test_a_damaged_block_is_an_error_to_every_read_and_never_the_end(tmp_path: Path) -> None:
+async def test_damaged_block_is_an_error_to_every_read(tmp_path: Path) -> None:
     engine = RocksEngine(str(tmp_path))
     rows = [(b"k%04d" % number, Random(number).randbytes(100)) for number in range(2000)]
     write(engine, *rows)

@@ -15,7 +15,7 @@ from kvstore.partition.state.entry import (
     OVERWRITE,
     REPLACES,
     Entry,
-    Kind,
+    EntryKind,
     Mutation,
     Requests,
     control,
@@ -55,32 +55,32 @@ def full_entry() -> Entry:
     return entry
 
 
-def test_the_bytes_of_an_entry_stay_as_they_are() -> None:
+def test_entry_has_golden_bytes() -> None:
     assert full_entry().encode().hex() == GOLDEN
     assert fields(decode(bytes.fromhex(GOLDEN))) == fields(full_entry())
 
 
-def test_the_bytes_of_a_release_record_stay_as_they_are() -> None:
-    payload = control(P1, 3, 101, TIME_MS, Kind.RELEASE_LEAD).encode()
+def test_release_record_has_golden_bytes() -> None:
+    payload = control(P1, 3, 101, TIME_MS, EntryKind.RELEASE_LEAD).encode()
     assert payload.hex() == "080112027031180320652880d095ffbc31320111"
     assert is_release(payload)
 
 
-def test_only_a_release_record_is_one() -> None:
-    others = [control(P1, 3, 101, TIME_MS, kind).encode() for kind in (Kind.EPOCH_START, Kind.EMPTY)]
+def test_only_a_release_record_counts_as_release() -> None:
+    others = [control(P1, 3, 101, TIME_MS, kind).encode() for kind in (EntryKind.EPOCH_START, EntryKind.EMPTY)]
     unreadable = b"\xff\xff"
     put = Entry(P1, 1, 1, TIME_MS, bytes((CREATE,)))
     put.keys, put.values = [b"a"], [b"1"]
     assert not any(map(is_release, (*others, unreadable, put.encode(), b"")))
 
 
-def test_a_release_record_of_another_format_does_not_spare_the_wait() -> None:
-    message = entry_pb2.Entry.FromString(control(P1, 3, 101, TIME_MS, Kind.RELEASE_LEAD).encode())
+def test_release_record_of_another_format_does_not_skip_the_wait() -> None:
+    message = entry_pb2.Entry.FromString(control(P1, 3, 101, TIME_MS, EntryKind.RELEASE_LEAD).encode())
     message.format = 2
     assert not is_release(message.SerializeToString())
 
 
-def test_an_unknown_format_is_refused_by_number() -> None:
+def test_entry_of_an_unknown_format_is_refused_by_number() -> None:
     message = entry_pb2.Entry.FromString(full_entry().encode())
     message.format = 7
     with pytest.raises(Corrupted, match="format 7"):
@@ -89,16 +89,22 @@ def test_an_unknown_format_is_refused_by_number() -> None:
 
 @pytest.mark.parametrize(
     "kinds",
-    [b"\x09", bytes((Kind.IMPORT_BEGIN,)), bytes((CREATE, Kind.RELEASE_LEAD)), b"\x80", bytes((CREATE | 0x80,))],
+    [
+        b"\x09",
+        bytes((EntryKind.IMPORT_BEGIN,)),
+        bytes((CREATE, EntryKind.RELEASE_LEAD)),
+        b"\x80",
+        bytes((CREATE | 0x80,)),
+    ],
 )
-def test_a_kind_that_this_program_does_not_know_is_refused(kinds: bytes) -> None:
+def test_unknown_kind_is_refused(kinds: bytes) -> None:
     message = entry_pb2.Entry(format=1, partition="p1", kinds=kinds, keys=[b"a"] * len(kinds), values=[b"1"])
     with pytest.raises(Corrupted):
         decode(message.SerializeToString())
 
 
 @pytest.mark.parametrize("column", ["keys", "values", "ages", "expires_ms", "replaced_ms"])
-def test_columns_that_do_not_fit_the_kinds_are_refused(column: str) -> None:
+def test_columns_inconsistent_with_kinds_are_refused(column: str) -> None:
     message = entry_pb2.Entry.FromString(full_entry().encode())
     getattr(message, column).pop()
     with pytest.raises(Corrupted, match="columns"):
@@ -106,14 +112,14 @@ def test_columns_that_do_not_fit_the_kinds_are_refused(column: str) -> None:
 
 
 @pytest.mark.parametrize("column", ["first_unacked", "seen_ms", "client", "hashes", "mutations", "results", "touched"])
-def test_request_columns_that_do_not_fit_are_refused(column: str) -> None:
+def test_inconsistent_request_columns_are_refused(column: str) -> None:
     message = entry_pb2.Entry.FromString(full_entry().encode())
     getattr(message.requests, column).pop()
     with pytest.raises(Corrupted, match="request"):
         decode(message.SerializeToString())
 
 
-def test_a_request_of_a_mutation_that_is_not_there_is_refused() -> None:
+def test_request_of_an_absent_mutation_is_refused() -> None:
     message = entry_pb2.Entry.FromString(full_entry().encode())
     message.requests.mutations[1] = 4
     with pytest.raises(Corrupted, match="mutation"):
@@ -121,12 +127,12 @@ def test_a_request_of_a_mutation_that_is_not_there_is_refused() -> None:
 
 
 @given(st.binary(max_size=200))
-def test_bytes_that_are_no_entry_raise_corrupted_and_nothing_else(payload: bytes) -> None:
+def test_undecodable_bytes_raise_corrupted_only(payload: bytes) -> None:
     with contextlib.suppress(Corrupted):
         decode(payload)
 
 
-def test_a_mutation_has_its_share_of_each_column() -> None:
+def test_mutation_takes_its_share_of_each_column() -> None:
     assert list(full_entry().mutations()) == [
         Mutation(CREATE, Seq(100), b"a", b"1", 100, TIME_MS + 5, 0),
         Mutation(OVERWRITE, Seq(101), b"b", b"22", 94, 0, TIME_MS + 9),
@@ -136,12 +142,12 @@ def test_a_mutation_has_its_share_of_each_column() -> None:
 
 
 def test_control_records_take_no_sequence() -> None:
-    record = decode(control(P1, 3, 101, TIME_MS, Kind.EMPTY).encode())
+    record = decode(control(P1, 3, 101, TIME_MS, EntryKind.EMPTY).encode())
     assert (record.is_control, record.first_seq, record.last_seq) == (True, 101, 100)
     assert full_entry().last_seq == 103
 
 
-def test_a_single_put_with_an_expiry_is_no_control_record() -> None:
+def test_single_put_with_expiry_is_no_control_record() -> None:
     entry = Entry(P1, 3, 100, TIME_MS, bytes((CREATE | EXPIRES,)))
     assert not entry.is_control
 

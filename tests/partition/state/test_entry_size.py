@@ -48,14 +48,14 @@ def ask(number: int) -> RequestId:
     ],
     ids=["expire", "append", "return old", "batch"],
 )
-def test_many_small_operations_on_large_values_are_more_than_one_entry(p: Partition, change: object) -> None:
+def test_small_operations_on_large_values_take_several_entries(p: Partition, change: object) -> None:
     keys = fill(p, 12)
     results = p.do(*(change(key, number) for number, key in enumerate(keys, 1)))  # type: ignore[operator]
     assert not [each for each in results if isinstance(each, Exception)]
     assert max(sizes(p)) <= PAYLOAD_MAX
 
 
-def test_what_has_no_room_in_an_entry_goes_into_the_next_one_in_order(p: Partition) -> None:
+def test_operations_that_do_not_fit_go_into_the_next_entry_in_order(p: Partition) -> None:
     keys = fill(p, 8)
     ops: list[Op] = [append(key, b"%d" % number) for number in range(5) for key in keys]
     p.do(*ops, *(append(keys[0], b"a") for _ in range(4)), put(b"last", b"v"))
@@ -65,7 +65,7 @@ def test_what_has_no_room_in_an_entry_goes_into_the_next_one_in_order(p: Partiti
 
 
 @pytest.mark.parametrize("flags", [0, Flag.INDEPENDENT])
-def test_a_batch_whose_effects_no_entry_holds_is_refused_whole(p: Partition, flags: int) -> None:
+def test_batch_with_too_many_effects_is_refused_as_a_whole(p: Partition, flags: int) -> None:
     keys = fill(p, 8)
     before = p.state.seq
     refused = p.do(batch(keys[0], tuple(append(key, b"!") for key in keys), flags))
@@ -75,7 +75,7 @@ def test_a_batch_whose_effects_no_entry_holds_is_refused_whole(p: Partition, fla
     assert max(sizes(p)) <= PAYLOAD_MAX
 
 
-def test_a_batch_with_a_request_id_has_no_more_to_remember_than_an_entry_holds(p: Partition) -> None:
+def test_remembered_results_of_a_batch_fit_into_an_entry(p: Partition) -> None:
     keys = fill(p, 20)
     reads = tuple(get(key) for key in keys)
     assert isinstance(p.do(batch(keys[0], reads[:8], request=ask(1))), InvalidRequest)
@@ -85,7 +85,7 @@ def test_a_batch_with_a_request_id_has_no_more_to_remember_than_an_entry_holds(p
     assert max(sizes(p)) <= PAYLOAD_MAX
 
 
-def test_a_range_of_long_keys_goes_entry_by_entry(p: Partition) -> None:
+def test_range_of_long_keys_is_deleted_entry_by_entry(p: Partition) -> None:
     keys = [b"%04d" % number + b"k" * (KEY_BYTES_MAX - 4) for number in range(1500)]
     for begin in range(0, len(keys), 50):
         p.do(*(put(key, b"") for key in keys[begin : begin + 50]))
@@ -96,7 +96,7 @@ def test_a_range_of_long_keys_goes_entry_by_entry(p: Partition) -> None:
 @pytest.mark.parametrize(
     ("read", "after"), [(commands.scan_tokens(0, 1000), None), (commands.scan(b"", b"", 1000), None)]
 )
-def test_a_read_has_no_more_deletes_logged_at_a_time_than_an_entry_holds(
+def test_read_requests_no_more_deletes_than_fit_into_an_entry(
     p: Partition, monkeypatch: pytest.MonkeyPatch, read: Op, after: object
 ) -> None:
     """They stand in an entry of this time, so those left out are past their expiry at its time too."""
@@ -110,12 +110,12 @@ def test_a_read_has_no_more_deletes_logged_at_a_time_than_an_entry_holds(
     assert p.state.key_count == 86
 
 
-def test_an_entry_cannot_be_set_larger_than_bookies_take() -> None:
+def test_entry_size_cannot_exceed_what_bookies_accept() -> None:
     with pytest.raises(ValueError, match="entry_bytes_max"):
         PartitionConfig(entry_bytes_max=8 << 20)
 
 
-def test_a_delete_of_a_range_that_entries_under_way_fill_is_more_than_one_entry(p: Partition) -> None:
+def test_range_delete_over_entries_in_flight_takes_several_entries(p: Partition) -> None:
     keys = iter([(b"%08d" % number).ljust(KEY_BYTES_MAX, b"x") for number in range(1400)])
 
     def some() -> Op:

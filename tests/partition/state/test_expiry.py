@@ -25,7 +25,7 @@ from kvstore.partition.state.commands import (
     scan_tokens,
 )
 from kvstore.partition.state.entry import CREATE, DELETE, KIND, decode
-from kvstore.partition.state.tokens import EVERYTHING, Span
+from kvstore.partition.state.tokens import EVERYTHING, TokenSpan
 from kvstore.ring.hashing import token_of
 from tests.partition.one_partition import TIME_MS, Partition
 
@@ -41,7 +41,7 @@ def last_kinds(p: Partition) -> list[int]:
     return [kind & KIND for kind in decode(p.log.acknowledged[-1].payload).kinds]
 
 
-def test_a_key_is_absent_from_its_expiry_on_and_its_delete_is_logged_first(p: Partition) -> None:
+def test_expired_key_is_absent_and_its_delete_is_logged_first(p: Partition) -> None:
     p.do(put(b"a", b"1", 300, RELATIVE))
     p.wait(0.299)
     assert p.do(get(b"a")).value == b"1"
@@ -55,7 +55,7 @@ def test_a_key_is_absent_from_its_expiry_on_and_its_delete_is_logged_first(p: Pa
     assert list(p.engine.iterate(*rows.EVERYTHING))[1:] == []
 
 
-def test_a_key_past_its_expiry_at_record_time_is_absent_at_once(p: Partition) -> None:
+def test_key_expired_at_record_time_is_absent_at_once(p: Partition) -> None:
     p.do(put(b"a", b"1", 300, RELATIVE))
     p.wait(0.3)
     p.do(put(b"b", b"1"))
@@ -63,7 +63,7 @@ def test_a_key_past_its_expiry_at_record_time_is_absent_at_once(p: Partition) ->
     assert p.result(token) is None
 
 
-def test_an_expired_key_stays_absent_at_a_leader_whose_clock_is_behind(p: Partition) -> None:
+def test_expired_key_stays_absent_at_a_leader_with_a_late_clock(p: Partition) -> None:
     p.do(put(b"a", b"1", 100, RELATIVE))
     p.wait(0.1)
     assert p.do(get(b"a")) is None
@@ -75,7 +75,7 @@ def test_an_expired_key_stays_absent_at_a_leader_whose_clock_is_behind(p: Partit
     assert p.do(put(b"a", b"2", flags=Flag.IF_ABSENT)) == 3
 
 
-def test_a_key_that_a_refused_batch_found_expired_stays_absent_too(p: Partition) -> None:
+def test_key_found_expired_by_a_refused_batch_stays_absent(p: Partition) -> None:
     p.do(put(b"a", b"1", 100, RELATIVE))
     p.wait(0.1)
     refused = p.do(batch(b"b", (put(b"b", b"1"), put(b"a", b"2", flags=Flag.IF_PRESENT))))
@@ -88,7 +88,7 @@ def test_a_key_that_a_refused_batch_found_expired_stays_absent_too(p: Partition)
     assert p.do(get(b"a"), get(b"b")) == [None, None]
 
 
-def test_a_put_over_an_expired_key_creates_it_anew(p: Partition) -> None:
+def test_put_over_an_expired_key_creates_it_again(p: Partition) -> None:
     p.do(put(b"a", b"1", 300, RELATIVE))
     p.wait(0.3)
     assert p.do(put(b"a", b"2")) == 3
@@ -100,14 +100,14 @@ def test_a_put_over_an_expired_key_creates_it_anew(p: Partition) -> None:
 @pytest.mark.parametrize(
     "op", [put(b"a", b"2", flags=Flag.IF_PRESENT), delete(b"a"), expire(b"a", 0), increment(b"a", 0)]
 )
-def test_operations_take_an_expired_key_for_absent(p: Partition, op: Any) -> None:
+def test_operations_treat_an_expired_key_as_absent(p: Partition, op: Any) -> None:
     p.do(put(b"a", b"1", 300, RELATIVE))
     p.wait(0.3)
     result = p.do(op)
     assert result in (0, False, (0, 3)) or isinstance(result, ConditionFailed)
 
 
-def test_a_scan_leaves_out_expired_keys_and_has_their_deletes_logged_first(p: Partition) -> None:
+def test_scan_skips_expired_keys_and_has_their_deletes_logged(p: Partition) -> None:
     p.do(*(put(b"k%d" % number, b"v", 300 if number % 2 else 0, RELATIVE) for number in range(6)))
     p.wait(0.3)
     page, by_token = p.do(scan(b"", b"", 10), scan_tokens(0, 10))
@@ -116,7 +116,7 @@ def test_a_scan_leaves_out_expired_keys_and_has_their_deletes_logged_first(p: Pa
     assert p.state.key_count == 3
 
 
-def test_keys_that_nobody_asks_for_are_deleted_after_their_expiry() -> None:
+def test_unread_keys_are_deleted_after_their_expiry() -> None:
     p = Partition(PartitionConfig(expiry_sweep_s=1)).start()
     p.do(*(put(b"k%d" % number, b"v", 300, RELATIVE) for number in range(3)), put(b"z", b"v", 9000, RELATIVE))
     assert p.do(count()) == 4
@@ -125,7 +125,7 @@ def test_keys_that_nobody_asks_for_are_deleted_after_their_expiry() -> None:
     assert p.do(count()) == 1
 
 
-def test_keys_past_their_expiry_are_deleted_as_fast_as_they_come_also_under_load() -> None:
+def test_expired_keys_are_deleted_as_fast_as_they_come_under_load() -> None:
     """Else a store whose keys all expire would grow for as long as it is busy."""
     p = Partition(PartitionConfig(expiry_sweep_s=1)).start()
     for begin in range(0, 5000, 500):
@@ -160,12 +160,12 @@ def test_expire_changes_removes_and_deletes(p: Partition) -> None:
         (0, Flag.IF_SHORTER, True), (100, Flag.IF_SHORTER, False), (500, Flag.IF_SHORTER, True),
     ],
 )  # fmt: skip
-def test_the_conditions_of_expire_are_redis_s(p: Partition, had: int, flag: Flag, done: bool) -> None:
+def test_expire_conditions_match_redis(p: Partition, had: int, flag: Flag, done: bool) -> None:
     p.do(put(b"a", b"1", had, RELATIVE))
     assert p.do(expire(b"a", 300, RELATIVE | flag)) is done
 
 
-def test_keep_ttl_keeps_it_and_a_plain_put_does_not(p: Partition) -> None:
+def test_keep_ttl_keeps_it_and_plain_put_does_not(p: Partition) -> None:
     p.do(put(b"a", b"1", 300, RELATIVE))
     p.do(put(b"a", b"2", flags=Flag.KEEP_TTL))
     assert p.do(get(b"a")).expires_ms == TIME_MS + 300
@@ -174,14 +174,14 @@ def test_keep_ttl_keeps_it_and_a_plain_put_does_not(p: Partition) -> None:
     assert list(p.engine.iterate(*rows.ALL_EXPIRY)) == []
 
 
-def test_a_put_that_is_past_its_expiry_leaves_nothing(p: Partition) -> None:
+def test_put_past_its_expiry_leaves_nothing(p: Partition) -> None:
     assert p.do(put(b"a", b"1", TIME_MS)) == 1
     p.do(put(b"a", b"2"))
     assert p.do(put(b"a", b"3", TIME_MS - 1)) == 3
     assert (p.do(get(b"a")), p.state.key_count) == (None, 0)
 
 
-def test_keys_that_may_not_be_deleted_do_not_keep_others_from_being_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_undeletable_keys_do_not_hide_others_from_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are on their way to or from another partition, and there may be many of them."""
     monkeypatch.setattr(queries, "OVERDUE_MAX", 4)
     p = Partition(PartitionConfig(expiry_sweep_s=1)).start()
@@ -191,7 +191,7 @@ def test_keys_that_may_not_be_deleted_do_not_keep_others_from_being_found(monkey
     serving_ranges: ServingRanges = p.leader.serving_ranges
     tokens = EVERYTHING
     for key in kept:
-        tokens = tokens.without(Span(token_of(key), token_of(key)))
+        tokens = tokens.without(TokenSpan(token_of(key), token_of(key)))
     serving_ranges.writable = tokens
     for _ in range(30):
         p.wait(0.1)
@@ -218,7 +218,7 @@ def begins_of(p: Partition, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     return begins
 
 
-def test_what_has_expired_and_is_deleted_is_not_stepped_over_again_by_each_sweep(
+def test_sweeps_do_not_step_over_old_deletes_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An engine steps over what is left of each delete, on the event loop."""
@@ -236,7 +236,7 @@ def test_what_has_expired_and_is_deleted_is_not_stepped_over_again_by_each_sweep
     assert begins[-1] > rows.expiry_key(p.date_ms() - 13_000, b"")
     before = len(begins)
     serving_ranges: ServingRanges = p.leader.serving_ranges
-    serving_ranges.writable = EVERYTHING.without(Span(0, 9))
+    serving_ranges.writable = EVERYTHING.without(TokenSpan(0, 9))
     run(3)
     assert set(begins[before:]) == {rows.ALL_EXPIRY[0]}, "what could not be deleted is looked for again"
     serving_ranges.writable = EVERYTHING

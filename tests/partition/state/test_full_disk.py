@@ -17,7 +17,7 @@ from kvstore.errors import OutcomeUnknown
 from kvstore.partition.election.tail import Tail
 from kvstore.partition.state import engine_rocks
 from kvstore.partition.state.commands import put
-from kvstore.partition.state.engine import Batch
+from kvstore.partition.state.engine import EngineBatch
 from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.engine_rocks import RocksEngine
 from kvstore.types import Position
@@ -35,7 +35,7 @@ class SmallDisk(MemoryEngine):
         self.is_full = False
         self.error = errno.ENOSPC
 
-    def write(self, batch: Batch) -> None:
+    def write(self, batch: EngineBatch) -> None:
         if self.is_full:
             raise OSError(self.error, "no room")
         super().write(batch)
@@ -78,7 +78,7 @@ def full_under_way() -> tuple[Partition, SmallDisk, int]:
     return p, engine, late
 
 
-def test_a_leader_that_finds_no_room_loses_the_lead_and_the_process_goes_on() -> None:
+def test_leader_without_disk_space_loses_lead_and_process_continues() -> None:
     p, _, late = full_under_way()
     assert p.fatal == []
     assert len(p.stopped) == 1
@@ -88,7 +88,7 @@ def test_a_leader_that_finds_no_room_loses_the_lead_and_the_process_goes_on() ->
     assert record.value == b"1"
 
 
-def test_a_disk_that_fails_otherwise_ends_the_process() -> None:
+def test_other_disk_failure_ends_the_process() -> None:
     engine = SmallDisk()
     p = Partition(engine=engine).start()
     p.submit(put(b"a", b"1"))
@@ -98,7 +98,7 @@ def test_a_disk_that_fails_otherwise_ends_the_process() -> None:
 
 
 @pytest.mark.parametrize("log", [Logged, Given])
-def test_when_there_is_room_again_the_replica_goes_on_from_its_log(log: type[Logged]) -> None:
+def test_replica_continues_from_its_log_when_space_returns(log: type[Logged]) -> None:
     p, engine, _ = full_under_way()
     durable = p.state.durable_seq
     tail = Tail(P1, p.state, cast(Any, log(p.log.acknowledged)), cast(Any, None))
@@ -119,7 +119,7 @@ def test_when_there_is_room_again_the_replica_goes_on_from_its_log(log: type[Log
 
 @pytest.mark.parametrize("log", [Logged, Given])
 @pytest.mark.parametrize("error", [errno.EIO, errno.EROFS])
-def test_a_tail_ends_when_its_disk_fails_otherwise(error: int, log: type[Logged]) -> None:
+def test_tail_ends_on_another_disk_failure(error: int, log: type[Logged]) -> None:
     p, engine, _ = full_under_way()
     engine.error = error
     tail = Tail(P1, p.state, cast(Any, log(p.log.acknowledged)), cast(Any, None))
@@ -144,7 +144,7 @@ def fill(path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_engine_whose_flush_found_no_room_takes_writes_again_when_there_is_room(
+def test_engine_takes_writes_again_after_a_flush_without_space(
     small_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """RocksDB does this by itself, about 5 s later; the leader and the tail rely on it."""

@@ -57,20 +57,20 @@ def alone(sentence: Callable[[Path], Awaitable[None]]) -> Sentence:
 @pytest.mark.parametrize(
     ("breakage", "sentence"),
     [
-        (flush_nothing, alone(tests.test_a_hundred_engines_under_writes_stay_within_the_budget_and_lose_nothing)),
-        (flush_nothing, alone(tests.test_a_busy_engine_makes_no_small_files_because_idle_ones_hold_much)),
-        (flush_the_smallest_first, alone(tests.test_only_the_largest_is_flushed_if_that_is_enough)),
-        (let_nobody_wait, tests.test_a_writer_waits_while_buffers_beyond_the_second_bound_are_flushed_and_only_then),
+        (flush_nothing, alone(tests.test_hundred_engines_stay_within_the_budget)),
+        (flush_nothing, alone(tests.test_busy_engine_makes_no_small_files_beside_idle_ones)),
+        (flush_the_smallest_first, alone(tests.test_largest_buffer_alone_is_flushed_if_that_suffices)),
+        (let_nobody_wait, tests.test_writer_waits_only_while_flushes_beyond_the_pause_share_run),
         (
             wait_for_no_flush,
-            alone(tests.test_what_a_view_holds_of_flushed_buffers_causes_no_flushes_and_stops_no_writer),
+            alone(tests.test_buffers_held_by_views_cause_no_flushes_and_no_pause),
         ),
-        (open_as_it_was, alone(tests.test_an_engine_that_is_opened_again_has_the_filters_and_the_shared_cache)),
-        (clear_beside_a_flush, tests.test_a_state_is_cleared_while_it_is_flushed),
+        (open_as_it_was, alone(tests.test_reopened_engine_has_filters_and_the_shared_cache)),
+        (clear_beside_a_flush, tests.test_state_can_be_cleared_during_a_flush),
     ],
     ids=lambda each: getattr(each, "__name__", ""),
 )
-async def test_a_broken_budget_is_noticed(
+async def test_broken_budget_is_detected(
     breakage: Callable[[Patch], None], sentence: Sentence, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     breakage(monkeypatch)

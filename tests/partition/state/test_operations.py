@@ -32,7 +32,7 @@ from kvstore.partition.state.commands import (
     scan,
     scan_tokens,
 )
-from kvstore.partition.state.entry import Kind, decode
+from kvstore.partition.state.entry import EntryKind, decode
 from kvstore.ring.hashing import token_of
 from tests.partition.one_partition import TIME_MS, Partition
 
@@ -47,7 +47,7 @@ def p() -> Partition:
 # ── conditions, counters, appends ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_condition_on_version_or_absence_is_met_or_names_the_version_found(p: Partition) -> None:
+def test_condition_is_met_or_reports_the_version_found(p: Partition) -> None:
     assert p.do(put(b"a", b"1", flags=Flag.IF_VERSION, version=0)) == 1
     assert p.do(put(b"a", b"2", flags=Flag.IF_VERSION, version=1)) == 2
     for op in (
@@ -62,7 +62,7 @@ def test_a_condition_on_version_or_absence_is_met_or_names_the_version_found(p: 
     assert p.do(delete(b"a", Flag.IF_VERSION, 2)) == 3
 
 
-def test_return_old_gives_the_record_before_also_when_not_applied(p: Partition) -> None:
+def test_return_old_gives_the_record_even_when_not_applied(p: Partition) -> None:
     assert p.do(put(b"a", b"1", flags=Flag.RETURN_OLD)) == (True, 1, None)
     old = Record(b"1", 1, 1, TIME_MS, 0)
     assert p.do(put(b"a", b"2", flags=Flag.RETURN_OLD | Flag.IF_ABSENT)) == (False, 1, old)
@@ -80,7 +80,7 @@ def test_only_a_64_bit_integer_can_be_incremented(p: Partition, value: bytes) ->
     assert p.do(get(b"n")).value == value
 
 
-def test_counters_reach_both_ends_and_go_no_further(p: Partition) -> None:
+def test_counters_reach_both_ends_of_the_range(p: Partition) -> None:
     p.do(put(b"n", b"9223372036854775806"), put(b"m", b"-9223372036854775807"))
     assert p.do(increment(b"n", 1)) == (2**63 - 1, 3)
     assert p.do(increment(b"m", -1)) == (-(2**63), 4)
@@ -88,7 +88,7 @@ def test_counters_reach_both_ends_and_go_no_further(p: Partition) -> None:
     assert isinstance(p.do(increment(b"m", -1)), InvalidRequest)
 
 
-def test_an_append_keeps_the_expiry_and_stays_within_the_bound(p: Partition) -> None:
+def test_append_keeps_the_expiry_and_the_size_bound(p: Partition) -> None:
     p.do(put(b"a", b"x" * (1 << 20), 500, RELATIVE))
     assert isinstance(p.do(append(b"a", b"y")), InvalidRequest)
     p.do(put(b"a", b"x", 500, RELATIVE))
@@ -99,7 +99,7 @@ def test_an_append_keeps_the_expiry_and_stays_within_the_bound(p: Partition) -> 
 # ── batches ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_batch_is_all_or_nothing(p: Partition) -> None:
+def test_batch_is_all_or_nothing(p: Partition) -> None:
     p.do(put(b"a", b"1"), put(b"n", b"x"))
     fingerprint = p.state.fingerprint()
     failing = (put(b"b", b"1"), delete(b"a"), put(b"a", b"2"), increment(b"n", 1))
@@ -110,14 +110,14 @@ def test_a_batch_is_all_or_nothing(p: Partition) -> None:
     assert p.state.key_count == 4
 
 
-def test_what_came_before_a_failed_batch_in_its_entry_stands(p: Partition) -> None:
+def test_operations_before_a_failed_batch_in_its_entry_stand(p: Partition) -> None:
     failing = batch(b"a", (put(b"a", b"22"), put(b"a", b"333"), put(b"b", b"x"), increment(b"b", 1)))
     results = p.do(put(b"a", b"1"), failing, append(b"a", b"x"), put(b"b", b"1", flags=Flag.IF_ABSENT))
     assert isinstance(results.pop(1), InvalidRequest)
     assert results == [1, (2, 2), 3]
 
 
-def test_independent_operations_of_a_batch_fail_each_for_itself(p: Partition) -> None:
+def test_independent_operations_of_a_batch_fail_separately(p: Partition) -> None:
     p.do(put(b"n", b"x"))
     results = p.do(batch(b"a", (put(b"a", b"1"), increment(b"n", 1), get(b"a"), meta(b"a")), Flag.INDEPENDENT))
     assert results[0] == 2
@@ -139,9 +139,7 @@ def test_independent_operations_of_a_batch_fail_each_for_itself(p: Partition) ->
         (check(b"b", Flag.IF_ABSENT), True),
     ],
 )
-def test_a_batch_is_done_only_if_every_check_in_it_holds(
-    p: Partition, flags: int, condition: Any, is_met: bool
-) -> None:
+def test_batch_is_done_only_if_every_check_holds(p: Partition, flags: int, condition: Any, is_met: bool) -> None:
     p.do(put(b"a", b"1"))
     found = p.do(batch(b"c", (put(b"c", b"3"), condition, put(b"d", b"4")), flags))
     assert found == [2, int(condition[1] == b"a"), 3] if is_met else isinstance(found, ConditionFailed)
@@ -149,7 +147,7 @@ def test_a_batch_is_done_only_if_every_check_in_it_holds(
 
 
 # docs/protocol.md P11
-def test_a_batch_stands_in_one_entry(p: Partition) -> None:
+def test_batch_is_in_one_entry(p: Partition) -> None:
     p.do(batch(b"a", tuple(put(b"k%d" % number, b"v" * 50_000) for number in range(20))))
     assert len(decode(p.log.acknowledged[-1].payload).keys) == 20
 
@@ -164,7 +162,7 @@ def test_a_batch_stands_in_one_entry(p: Partition) -> None:
         (batch(b"a", (get(b"a"),)),),
     ],
 )
-def test_a_batch_that_cannot_be_is_refused_whole(p: Partition, ops: Any) -> None:
+def test_invalid_batch_is_refused_as_a_whole(p: Partition, ops: Any) -> None:
     assert isinstance(p.do(batch(b"a", (put(b"a", b"1"), *ops) if ops else ())), InvalidRequest)
     assert p.state.seq == 0
 
@@ -176,7 +174,7 @@ def test_one_value_may_fill_a_batch(p: Partition) -> None:
 # ── ranges ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_range_is_deleted_with_what_is_under_way_in_it(p: Partition) -> None:
+def test_range_delete_includes_keys_in_flight(p: Partition) -> None:
     p.do(*(put(b"k%d" % number, b"v") for number in range(6)))
     p.submit(put(b"k35", b"v"), delete(b"k4"))
     (token,) = p.submit(delete_range(b"k3", b"k6"))
@@ -185,9 +183,7 @@ def test_a_range_is_deleted_with_what_is_under_way_in_it(p: Partition) -> None:
     assert [key for key, _ in p.do(scan(b"", b"", 9))[0]] == [b"k0", b"k1", b"k2"]
 
 
-def test_a_long_range_goes_entry_by_entry_and_ends_with_the_whole_count(
-    p: Partition, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_range_delete_returns_the_total_count(p: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluate, "RANGE_KEYS_MAX", 10)
     p.do(*(put(b"%03d" % number, b"v") for number in range(95)))
     before = len(p.log.acknowledged)
@@ -203,7 +199,7 @@ def test_a_long_range_goes_entry_by_entry_and_ends_with_the_whole_count(
     assert p.state.key_count == 0
 
 
-def test_a_long_range_that_is_broken_off_is_of_unknown_outcome(p: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_range_delete_is_unknown(p: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluate, "RANGE_KEYS_MAX", 10)
     p.do(*(put(b"%03d" % number, b"v") for number in range(95)))
     (token,) = p.submit(delete_range(b"", b""))
@@ -212,9 +208,7 @@ def test_a_long_range_that_is_broken_off_is_of_unknown_outcome(p: Partition, mon
     assert isinstance(p.result(token), OutcomeUnknown)
 
 
-def test_a_long_range_whose_last_part_is_not_sent_is_of_unknown_outcome(
-    p: Partition, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_range_delete_whose_last_part_is_unsent_is_unknown(p: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluate, "RANGE_KEYS_MAX", 10)
     p.do(*(put(b"%03d" % number, b"v") for number in range(15)))
     (token,) = p.submit(delete_range(b"", b""))
@@ -224,9 +218,7 @@ def test_a_long_range_whose_last_part_is_not_sent_is_of_unknown_outcome(
     assert isinstance(p.result(token), OutcomeUnknown)
 
 
-def test_a_long_range_is_known_as_under_way_whatever_its_retry_says_of_the_client(
-    p: Partition, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_range_delete_in_flight_is_recognised(p: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluate, "RANGE_KEYS_MAX", 10)
     p.do(*(put(b"%03d" % number, b"v") for number in range(95)))
     (first,) = p.submit(delete_range(b"", b"", RequestId(b"c" * 16, 7, 1, TIME_MS)))
@@ -237,7 +229,7 @@ def test_a_long_range_is_known_as_under_way_whatever_its_retry_says_of_the_clien
     assert isinstance(p.result(again), Overloaded)
 
 
-def test_a_long_range_that_came_with_a_malformed_operation_is_done_once(
+def test_range_delete_grouped_with_a_malformed_operation_runs_once(
     p: Partition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What came together is decided on again, one by one: the range must not be taken for one that is under way."""
@@ -253,9 +245,7 @@ def test_a_long_range_that_came_with_a_malformed_operation_is_done_once(
     assert p.do(delete_range(b"", b"", request)) == 95
 
 
-def test_a_long_range_that_has_waited_for_too_long_can_be_asked_for_again(
-    p: Partition, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_overdue_range_delete_can_be_retried(p: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluate, "RANGE_KEYS_MAX", 10)
     p.do(*(put(b"%03d" % number, b"v") for number in range(95)))
     request = RequestId(b"c" * 16, 7, 1, TIME_MS)
@@ -269,7 +259,7 @@ def test_a_long_range_that_has_waited_for_too_long_can_be_asked_for_again(
 # ── scans ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_scans_go_on_where_the_page_before_ended(p: Partition) -> None:
+def test_scan_continues_after_the_previous_page(p: Partition) -> None:
     keys = [b"%03d" % number for number in range(50)]
     p.do(*(put(key, b"v") for key in keys))
     found, start = [], b"005"
@@ -280,7 +270,7 @@ def test_scans_go_on_where_the_page_before_ended(p: Partition) -> None:
     assert found == keys[5:45]
 
 
-def test_scans_by_token_keep_the_keys_of_a_token_together(p: Partition) -> None:
+def test_scan_by_token_keeps_the_keys_of_a_token_together(p: Partition) -> None:
     keys = [b"{%d}%d" % (tag, number) for tag in range(10) for number in range(5)]
     p.do(*(put(key, b"v") for key in keys))
     found: list[bytes] = []
@@ -293,7 +283,7 @@ def test_scans_by_token_keep_the_keys_of_a_token_together(p: Partition) -> None:
     assert found == sorted(keys, key=lambda key: (token_of(key), key))
 
 
-def test_a_page_is_bounded_in_keys_and_bytes(p: Partition) -> None:
+def test_page_is_bounded_in_keys_and_bytes(p: Partition) -> None:
     p.do(*(put(b"%04d" % number, b"v") for number in range(1100)))
     items, following = p.do(scan(b"", b"", 0))
     assert (len(items), following) == (1000, b"1000")
@@ -304,7 +294,7 @@ def test_a_page_is_bounded_in_keys_and_bytes(p: Partition) -> None:
     assert ([record.value for _, record in items], following) == ([b""] * 5, None)
 
 
-def test_a_long_scan_by_token_shows_one_moment_and_does_not_stop_the_loop(p: Partition) -> None:
+def test_long_scan_by_token_is_consistent_and_yields_to_the_loop(p: Partition) -> None:
     p.do(*(put(b"{t}%05d" % number, b"old") for number in range(3000)))
     tokens = p.submit(scan_tokens(0, 10, Level.LINEARIZABLE, Flag.KEYS_ONLY), put(b"{t}02999", b"new"))
     p.acknowledge()
@@ -314,9 +304,7 @@ def test_a_long_scan_by_token_shows_one_moment_and_does_not_stop_the_loop(p: Par
     assert items[-1][1].version == 3000
 
 
-def test_a_scan_that_finds_expired_keys_after_its_leader_has_stopped_is_answered(
-    p: Partition, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scan_that_finds_expired_keys_after_a_stop_is_answered(p: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queries, "ROWS_PER_STEP", 1)
     p.do(*(put(b"%03d" % number, b"v", 100, RELATIVE) for number in range(200)))
     p.wait(0.2)
@@ -328,13 +316,13 @@ def test_a_scan_that_finds_expired_keys_after_its_leader_has_stopped_is_answered
     assert isinstance(p.result(token), NotLeader)
 
 
-def test_a_token_with_more_keys_than_a_page_holds_is_refused(p: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_with_too_many_keys_for_a_page_is_refused(p: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queries, "TOKEN_KEYS_MAX", 5)
     p.do(*(put(b"{t}%d" % number, b"v") for number in range(7)))
     assert isinstance(p.do(scan_tokens(0, 1)), InvalidRequest)
 
 
-def test_now_and_then_an_entry_says_what_the_state_was() -> None:
+def test_entries_carry_checks_regularly() -> None:
     p = Partition(PartitionConfig(check_every=5, expiry_sweep_s=0)).start()
     for number in range(20):
         p.do(put(b"a", b"%d" % number))
@@ -344,4 +332,4 @@ def test_now_and_then_an_entry_says_what_the_state_was() -> None:
     p.open()
     p.start()
     first = decode(p.log.acknowledged[0].payload)
-    assert (first.kinds[0], first.check_seq, first.check_crc) == (Kind.EPOCH_START, 20, p.state.crc)
+    assert (first.kinds[0], first.check_seq, first.check_crc) == (EntryKind.EPOCH_START, 20, p.state.crc)

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.partition.state import move_records
-from kvstore.partition.state.entry import Kind
+from kvstore.partition.state.entry import EntryKind
 from kvstore.partition.state.move_records import Founded, Freeze, ImportBegin, ImportRows, Release
 from kvstore.partition.state.ownership import Ownership
-from kvstore.partition.state.tokens import EVERYTHING, PART, WHOLE, Span, Tokens, spans_of
+from kvstore.partition.state.tokens import EVERYTHING, PART, WHOLE, Tokens, TokenSpan, spans_of
 from kvstore.ring import new_ring
 from kvstore.ring.hashing import TOKENS
 from kvstore.types import EntryId, LedgerId, PartitionId, Position, ServerId
@@ -20,12 +20,12 @@ AT = Position(LedgerId(3), EntryId(7))
 edges = st.lists(st.integers(0, TOKENS - 1), min_size=2, max_size=12, unique=True).map(sorted)
 
 
-def spans(bounds: list[int]) -> list[Span]:
-    return [Span(first, last) for first, last in zip(bounds[::2], bounds[1::2], strict=False)]
+def spans(bounds: list[int]) -> list[TokenSpan]:
+    return [TokenSpan(first, last) for first, last in zip(bounds[::2], bounds[1::2], strict=False)]
 
 
 @given(edges, st.integers(0, TOKENS - 1))
-def test_a_token_is_held_if_a_range_holds_it(bounds: list[int], token: int) -> None:
+def test_tokens_hold_exactly_their_ranges(bounds: list[int], token: int) -> None:
     given_spans = spans(bounds)
     tokens = Tokens(given_spans)
     for each in (token, *bounds, *(bound + 1 for bound in bounds if bound + 1 < TOKENS)):
@@ -37,7 +37,7 @@ def test_a_token_is_held_if_a_range_holds_it(bounds: list[int], token: int) -> N
 
 
 @given(edges, edges)
-def test_what_is_taken_away_and_given_back_is_as_before(bounds: list[int], others: list[int]) -> None:
+def test_removing_and_adding_a_span_restores_the_tokens(bounds: list[int], others: list[int]) -> None:
     tokens, other = Tokens(spans(bounds)), spans(others)[0]
     left = tokens.without(other)
     assert not left.meets(other)
@@ -48,7 +48,7 @@ def test_what_is_taken_away_and_given_back_is_as_before(bounds: list[int], other
         assert left.with_(other) == tokens
 
 
-def test_a_ring_gives_each_token_to_one_partition() -> None:
+def test_ring_gives_each_token_to_one_partition() -> None:
     ring = new_ring([PartitionId(f"p{number}") for number in range(5)], {ServerId("n1"): ""}, 1)
     given = sorted(span for partition in ring.partitions for span in spans_of(ring, partition))
     assert given[0].first == 0
@@ -57,14 +57,14 @@ def test_a_ring_gives_each_token_to_one_partition() -> None:
     assert all(ring.owner_of(span.last) == p for p in ring.partitions for span in spans_of(ring, p))
 
 
-def test_a_territory_is_read_back_as_it_was_written() -> None:
-    half = Span(0, TOKENS // 2 - 1)
+def test_ownership_round_trips() -> None:
+    half = TokenSpan(0, TOKENS // 2 - 1)
     ownership = Ownership().after(Founded((half,)), AT, 0, 0)
-    quarter, rest = Span(0, TOKENS // 4 - 1), Span(TOKENS // 4, TOKENS // 2 - 1)
+    quarter, rest = TokenSpan(0, TOKENS // 4 - 1), TokenSpan(TOKENS // 4, TOKENS // 2 - 1)
     ownership = ownership.after(Freeze(1, PartitionId("p2"), quarter), AT, 5, 6)
     ownership = ownership.after(Release(1, AT, 10), AT, 7, 8)
     ownership = ownership.after(Freeze(2, PartitionId("p2"), rest), AT, 9, 10)
-    begun = ImportBegin(3, 1, PartitionId("p3"), Span(TOKENS // 2, TOKENS - 1), AT)
+    begun = ImportBegin(3, 1, PartitionId("p3"), TokenSpan(TOKENS // 2, TOKENS - 1), AT)
     ownership = ownership.after(begun, AT, 11, 12)
     assert Ownership.decode(ownership.encode()) == ownership
     assert ownership.owned.spans == (rest,)
@@ -86,13 +86,13 @@ def test_a_territory_is_read_back_as_it_was_written() -> None:
     assert Ownership.decode(before_drops_were_noted) == ownership
 
 
-def test_records_are_these_bytes() -> None:
-    assert move_records.encode(Freeze(1, PartitionId("p2"), Span(0, 9))).hex() == "9301a27032920009"
+def test_move_records_have_golden_bytes() -> None:
+    assert move_records.encode(Freeze(1, PartitionId("p2"), TokenSpan(0, 9))).hex() == "9301a27032920009"
     rows = ImportRows(2, [b"d\0\0\0\1k"], [b""], b"", AT)
-    assert move_records.decode(Kind.IMPORT, move_records.encode(rows)) == rows
+    assert move_records.decode(EntryKind.IMPORT, move_records.encode(rows)) == rows
     assert move_records.encode(rows).hex() == "950291c40664000000016b91c400c400920307"
 
 
-def test_a_log_that_never_said_it_owns_everything() -> None:
+def test_log_without_ownership_owns_everything() -> None:
     assert Ownership().owned == EVERYTHING
     assert not Ownership().is_founded

@@ -9,17 +9,17 @@ from kvstore.partition.state import rows
 from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.pinned_scan import FEW_KEYS, SAMPLE_ROWS, PinnedScan, sample, stretches
 from kvstore.partition.state.pinned_scan import sizes as sizes_of
-from kvstore.partition.state.pinned_views import Held
-from kvstore.partition.state.tokens import EVERYTHING, Span, Tokens
+from kvstore.partition.state.pinned_views import PinnedView
+from kvstore.partition.state.tokens import EVERYTHING, Tokens, TokenSpan
 from kvstore.proto import data_pb2, pinned_page
-from kvstore.proto.pinned_page import Row
+from kvstore.proto.pinned_page import PinnedRow
 from kvstore.ring.hashing import TOKENS, token_of
 from kvstore.types import EntryId, LedgerId, Position, Seq
 
-ALL = Span(0, TOKENS - 1)
+ALL = TokenSpan(0, TOKENS - 1)
 
 
-def held_of(values: dict[bytes, bytes], owned: Tokens = EVERYTHING) -> Held:
+def held_of(values: dict[bytes, bytes], owned: Tokens = EVERYTHING) -> PinnedView:
     engine = MemoryEngine()
     batch = engine.batch()
     for number, (key, value) in enumerate(values.items()):
@@ -27,7 +27,7 @@ def held_of(values: dict[bytes, bytes], owned: Tokens = EVERYTHING) -> Held:
         batch.put(rows.ORDER + key, b"")
     engine.write(batch)
     view = engine.view((rows.ALL_DATA, rows.ALL_ORDER))
-    return Held("pin", 1, Position(LedgerId(1), EntryId(1)), Seq(1), 1, owned, len(values), view, False)
+    return PinnedView("pin", 1, Position(LedgerId(1), EntryId(1)), Seq(1), 1, owned, len(values), view, False)
 
 
 def values_of(count: int, seed: int = 1) -> dict[bytes, bytes]:
@@ -35,7 +35,9 @@ def values_of(count: int, seed: int = 1) -> dict[bytes, bytes]:
     return {b"key%d" % number: random.randbytes(random.randrange(200)) for number in range(count)}
 
 
-def pages(held: Held, span: Span = ALL, page_bytes: int = 2_000, **options: bytes | bool) -> list[data_pb2.PinnedPage]:
+def pages(
+    held: PinnedView, span: TokenSpan = ALL, page_bytes: int = 2_000, **options: bytes | bool
+) -> list[data_pb2.PinnedPage]:
     scan = PinnedScan(held, span, page_bytes=page_bytes, **options)  # type: ignore[arg-type]
     found: list[data_pb2.PinnedPage] = []
     while not found or not found[-1].ends:
@@ -45,11 +47,11 @@ def pages(held: Held, span: Span = ALL, page_bytes: int = 2_000, **options: byte
     return found
 
 
-def sizes(held: Held, split_bytes: int) -> tuple[int, list[int]]:
+def sizes(held: PinnedView, split_bytes: int) -> tuple[int, list[int]]:
     return sizes_of(held, [sample(held.view, span) for span in stretches(held)], split_bytes)
 
 
-def rows_of(found: list[data_pb2.PinnedPage]) -> list[Row]:
+def rows_of(found: list[data_pb2.PinnedPage]) -> list[PinnedRow]:
     return [row for page in found for row in pinned_page.rows_of(pinned_page.columns_of(page))]
 
 
@@ -57,7 +59,7 @@ def in_order(values: dict[bytes, bytes]) -> list[tuple[bytes, bytes]]:
     return sorted(values.items(), key=lambda pair: rows.data_key(pair[0]))
 
 
-def test_a_scan_gives_every_record_in_the_order_of_token_and_key() -> None:
+def test_scan_returns_records_in_token_and_key_order() -> None:
     values = values_of(1_000)
     found = pages(held_of(values))
     assert [(row.key, row.value) for row in rows_of(found)] == in_order(values)
@@ -65,7 +67,7 @@ def test_a_scan_gives_every_record_in_the_order_of_token_and_key() -> None:
     assert max(len(page.rows) for page in found) < 2_300
 
 
-def test_a_scan_goes_on_behind_any_page() -> None:
+def test_pinned_scan_continues_behind_any_page() -> None:
     held = held_of(values_of(300))
     whole = pages(held)
     for place, page in enumerate(whole[:-1]):
@@ -73,30 +75,30 @@ def test_a_scan_goes_on_behind_any_page() -> None:
     assert rows_of(pages(held, after=whole[-1].last)) == []
 
 
-def test_only_what_is_owned_and_asked_for_is_read() -> None:
+def test_scan_reads_only_owned_and_requested_records() -> None:
     values = values_of(500)
-    owned = Tokens([Span(1 << 28, 1 << 29), Span(1 << 30, 3 << 30)])
-    span = Span(3 << 27, 2 << 30)
+    owned = Tokens([TokenSpan(1 << 28, 1 << 29), TokenSpan(1 << 30, 3 << 30)])
+    span = TokenSpan(3 << 27, 2 << 30)
     wanted = {key: value for key, value in values.items() if owned.holds(token_of(key)) and span.holds(token_of(key))}
     assert 50 < len(wanted) < 400
     assert [row.key for row in rows_of(pages(held_of(values, owned), span))] == [key for key, _ in in_order(wanted)]
 
 
 @pytest.mark.parametrize("number", range(5))
-def test_a_record_whose_token_is_the_last_of_a_split_is_in_that_one(number: int) -> None:
+def test_last_token_of_a_split_belongs_to_it(number: int) -> None:
     values = values_of(200)
     held, token = held_of(values), token_of(b"key%d" % number)
-    before, behind = (rows_of(pages(held, span)) for span in (Span(0, token), Span(token + 1, TOKENS - 1)))
+    before, behind = (rows_of(pages(held, span)) for span in (TokenSpan(0, token), TokenSpan(token + 1, TOKENS - 1)))
     assert before[-1].key == b"key%d" % number
     assert [(row.key, row.value) for row in before + behind] == in_order(values)
-    owned = held_of(values, Tokens([Span(0, token)]))
+    owned = held_of(values, Tokens([TokenSpan(0, token)]))
     assert rows_of(pages(owned)) == before
 
 
 @pytest.mark.parametrize(
     ("start", "end"), [(b"key5", b""), (b"", b"key5"), (b"key42", b"key43"), (b"zzz", b""), (b"key7", b"key70")]
 )
-def test_keys_outside_the_bounds_are_left_out_whether_few_or_many_are_inside(start: bytes, end: bytes) -> None:
+def test_keys_outside_the_bounds_are_left_out(start: bytes, end: bytes) -> None:
     values = values_of(3_000)
     wanted = {key: value for key, value in values.items() if start <= key and (not end or key < end)}
     held = held_of(values)
@@ -106,16 +108,16 @@ def test_keys_outside_the_bounds_are_left_out_whether_few_or_many_are_inside(sta
         assert rows_of(pages(held, start=start, end=end, after=found[1].last)) == rows_of(found[2:])
 
 
-def test_few_keys_within_the_bounds_are_only_those_that_are_owned_and_asked_for() -> None:
+def test_few_keys_within_the_bounds_are_looked_up() -> None:
     values = values_of(900)
-    owned, span = Tokens([Span(1 << 28, 3 << 30)]), Span(1 << 29, TOKENS - 1)
+    owned, span = Tokens([TokenSpan(1 << 28, 3 << 30)]), TokenSpan(1 << 29, TOKENS - 1)
     wanted = {key: value for key, value in values.items() if owned.holds(token_of(key)) and span.holds(token_of(key))}
     assert [row.key for row in rows_of(pages(held_of(values, owned), span, start=b"key"))] == [
         key for key, _ in in_order(wanted)
     ]
 
 
-def test_a_scan_in_which_hardly_any_key_fits_still_tells_where_it_is() -> None:
+def test_sparse_scan_reports_its_progress() -> None:
     values = {b"k%d" % number: b"" for number in range(40_000)}
     wanted = [key for key in values if b"k38" <= key < b"k391"]
     assert FEW_KEYS < len(wanted) < 2_000
@@ -125,28 +127,28 @@ def test_a_scan_in_which_hardly_any_key_fits_still_tells_where_it_is() -> None:
     assert found[0].last < found[1].last
 
 
-def test_without_values_a_row_is_its_header() -> None:
+def test_row_without_value_is_its_header() -> None:
     values = values_of(100)
     found = rows_of(pages(held_of(values), keys_only=True))
     assert [(row.key, row.value) for row in found] == [(key, b"") for key, _ in in_order(values)]
     assert all(row.version for row in found)
 
 
-def test_a_page_holds_a_value_that_is_larger_than_a_page() -> None:
+def test_page_may_hold_a_larger_value() -> None:
     values = {b"a": b"x" * 1_000_000, b"b": b"y" * 1_000_000, b"c": b""}
     found = pages(held_of(values), page_bytes=4_096)
     assert [(row.key, row.value) for row in rows_of(found)] == in_order(values)
     assert all(len(page.rows) < 1_100_000 for page in found)
 
 
-def test_sizes_are_those_of_keys_and_values() -> None:
+def test_sizes_estimate_keys_and_values() -> None:
     values = {b"key%06d" % number: b"x" * 91 for number in range(5_000)}
     total, _ = sizes(held_of(values), 0)
     assert total == 5_000 * 100
 
 
-@pytest.mark.parametrize("spans", [[ALL], [Span(0, 1 << 30), Span(5 << 28, 3 << 30)]])
-def test_splits_have_about_the_same_bytes(spans: list[Span]) -> None:
+@pytest.mark.parametrize("spans", [[ALL], [TokenSpan(0, 1 << 30), TokenSpan(5 << 28, 3 << 30)]])
+def test_splits_have_similar_sizes(spans: list[TokenSpan]) -> None:
     owned = Tokens(spans)
     values = {key: value for key, value in values_of(20_000).items() if owned.holds(token_of(key))}
     held = held_of(values, owned)
@@ -161,7 +163,7 @@ def test_splits_have_about_the_same_bytes(spans: list[Span]) -> None:
     assert max(parts) < 2 * sum(parts) / len(parts)
 
 
-def test_a_dense_stretch_of_tokens_gets_more_splits() -> None:
+def test_dense_tokens_get_more_splits() -> None:
     crowd = [key for number in range(60_000) if token_of(key := b"k%d" % number) < 1 << 28]
     values = dict.fromkeys(crowd, b"x" * 100) | dict.fromkeys((b"other%d" % number for number in range(300)), b"x")
     _, ends = sizes(held_of(values), 50_000)
@@ -170,6 +172,6 @@ def test_a_dense_stretch_of_tokens_gets_more_splits() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, SAMPLE_ROWS])
-def test_a_small_state_is_one_split(count: int) -> None:
+def test_small_state_is_one_split(count: int) -> None:
     assert sizes(held_of(values_of(count)), 1 << 20)[1] == []
     assert sizes(held_of(values_of(count), Tokens([])), 1)[1] == []

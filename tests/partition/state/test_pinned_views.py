@@ -8,11 +8,11 @@ from kvstore.errors import NoSuchPin, Overloaded
 from kvstore.partition.state import move_records, rows
 from kvstore.partition.state.engine import ViewClosed
 from kvstore.partition.state.engine_memory import MemoryEngine
-from kvstore.partition.state.entry import Kind, control
-from kvstore.partition.state.marks import Mark
-from kvstore.partition.state.pinned_views import HELD_MAX, Held
-from kvstore.partition.state.state import State
-from kvstore.partition.state.transfer import Import
+from kvstore.partition.state.entry import EntryKind, control
+from kvstore.partition.state.marks import MarkRecord
+from kvstore.partition.state.pinned_views import HELD_MAX, PinnedView
+from kvstore.partition.state.state import ReplicaState
+from kvstore.partition.state.transfer import StateImport
 from kvstore.proto import entry_pb2
 from kvstore.types import Position, ServerId
 from tests.partition.effects import P1, TIME_MS, Writer, state_over
@@ -32,8 +32,8 @@ class Replica:
     def mark(self, pin: str, *, after_ms: int = 1_000, takes: bool = True) -> Position:
         """Log a MARK whose deadline is so much later than its record time; 0: that gives the pin back."""
         deadline_ms = self.writer.time_ms + after_ms if after_ms else 0
-        entry = control(P1, self.writer.epoch, self.writer.seq + 1, self.writer.time_ms, Kind.MARK)
-        entry.control = move_records.encode(Mark(pin, deadline_ms, takes))
+        entry = control(P1, self.writer.epoch, self.writer.seq + 1, self.writer.time_ms, EntryKind.MARK)
+        entry.control = move_records.encode(MarkRecord(pin, deadline_ms, takes))
         self.writer.add(entry)
         self.catch_up()
         assert self.state.position is not None
@@ -47,20 +47,20 @@ def replica() -> Iterator[Replica]:
     made.state.held.close()
 
 
-def records(held: Held) -> dict[bytes, bytes]:
+def records(held: PinnedView) -> dict[bytes, bytes]:
     keys, found = held.view.cursor(*rows.ALL_DATA).take(1000, 1 << 20)
     return {rows.key_of_data(key): rows.record_of(row).value for key, row in zip(keys, found, strict=True)}
 
 
-def test_the_bytes_of_a_mark_are_these() -> None:
-    said = move_records.encode(Mark("nightly", 1_700_000_600_000, True))
+def test_mark_has_golden_bytes() -> None:
+    said = move_records.encode(MarkRecord("nightly", 1_700_000_600_000, True))
     assert said.hex() == "93a76e696768746c79cf0000018bcfee8fc0c3"
-    assert move_records.decode(Kind.MARK, said) == Mark("nightly", 1_700_000_600_000, True)
-    assert Kind.MARK == 28
+    assert move_records.decode(EntryKind.MARK, said) == MarkRecord("nightly", 1_700_000_600_000, True)
+    assert EntryKind.MARK == 28
 
 
 # docs/protocol.md K1
-def test_a_state_is_kept_as_it_was_at_its_mark(replica: Replica) -> None:
+def test_state_is_kept_as_of_its_mark(replica: Replica) -> None:
     replica.writer.put(a="1", b="1")
     position = replica.mark("pin")
     replica.writer.put(a="2", c="2")
@@ -71,17 +71,17 @@ def test_a_state_is_kept_as_it_was_at_its_mark(replica: Replica) -> None:
     assert (held.seq, held.records, held.time_ms) == (2, 2, TIME_MS)
 
 
-def test_a_mark_takes_no_sequence_and_changes_nothing_of_the_state(replica: Replica) -> None:
+def test_mark_takes_no_sequence_and_changes_no_state(replica: Replica) -> None:
     replica.writer.put(a="1")
     replica.catch_up()
     state = replica.state
     before = (state.seq, state.crc, state.key_count, state.ownership, state.fingerprint())
     replica.mark("pin")
     assert (state.seq, state.crc, state.key_count, state.ownership, state.fingerprint()) == before
-    assert State(P1, state.engine, state._config).position == state.position
+    assert ReplicaState(P1, state.engine, state._config).position == state.position
 
 
-def test_another_position_than_the_pinned_one_is_not_given(replica: Replica) -> None:
+def test_view_at_another_position_is_not_returned(replica: Replica) -> None:
     first = replica.mark("pin")
     second = replica.mark("pin")
     with pytest.raises(NoSuchPin):
@@ -91,7 +91,7 @@ def test_another_position_than_the_pinned_one_is_not_given(replica: Replica) -> 
         replica.state.held.get("other", second)
 
 
-def test_what_is_kept_ends_when_it_is_given_back_and_no_other_does(replica: Replica) -> None:
+def test_released_pin_ends_its_view_only(replica: Replica) -> None:
     first, second = replica.mark("one"), replica.mark("two")
     cursor = replica.state.held.get("one", first).view.cursor(*rows.ALL_DATA)
     replica.mark("one", after_ms=0, takes=False)
@@ -102,7 +102,7 @@ def test_what_is_kept_ends_when_it_is_given_back_and_no_other_does(replica: Repl
     assert replica.state.held.get("two", second)
 
 
-def test_what_is_kept_ends_with_its_deadline_by_record_time(replica: Replica) -> None:
+def test_view_ends_with_its_deadline_by_record_time(replica: Replica) -> None:
     position = replica.mark("pin", after_ms=1_000)
     replica.writer.time_ms += 999
     replica.mark("other")
@@ -113,7 +113,7 @@ def test_what_is_kept_ends_with_its_deadline_by_record_time(replica: Replica) ->
         replica.state.held.get("pin", position)
 
 
-def test_a_renewed_pin_lives_until_its_new_deadline(replica: Replica) -> None:
+def test_renewed_pin_lives_until_its_new_deadline(replica: Replica) -> None:
     position = replica.mark("pin", after_ms=1_000)
     replica.writer.time_ms += 900
     replica.mark("pin", after_ms=1_000, takes=False)
@@ -122,12 +122,12 @@ def test_a_renewed_pin_lives_until_its_new_deadline(replica: Replica) -> None:
     assert replica.state.held.get("pin", position).position == position
 
 
-def test_a_renewal_does_not_bring_back_what_is_not_kept(replica: Replica) -> None:
+def test_renewal_does_not_restore_an_ended_view(replica: Replica) -> None:
     replica.mark("pin", takes=False)
     assert not replica.state.held.by_pin
 
 
-def test_a_mark_that_is_applied_again_after_its_deadline_keeps_nothing(replica: Replica) -> None:
+def test_mark_replayed_after_its_deadline_keeps_nothing(replica: Replica) -> None:
     replica.mark("old", after_ms=1_000)
     position = replica.mark("young", after_ms=10_000)
     again = state_over(MemoryEngine())
@@ -138,31 +138,31 @@ def test_a_mark_that_is_applied_again_after_its_deadline_keeps_nothing(replica: 
     assert again.held.get("young", position)
 
 
-def test_at_most_so_many_states_are_kept_and_the_oldest_stay(replica: Replica) -> None:
+def test_number_of_views_is_bounded_and_the_oldest_stay(replica: Replica) -> None:
     for number in range(HELD_MAX + 2):
         replica.mark(f"pin{number:03}")
     assert [held.pin for held in replica.state.held.all] == [f"pin{number:03}" for number in range(HELD_MAX)]
     assert replica.state.held.refused == 2
 
 
-def test_a_pin_that_was_one_too_many_is_told_so_and_not_that_it_has_ended(replica: Replica) -> None:
+def test_pin_beyond_the_limit_raises_overloaded(replica: Replica) -> None:
     """Two that were asked for together have both found room."""
     for number in range(HELD_MAX):
         replica.mark(f"pin{number:03}")
     replica.state.held.check_room("pin000")
-    with pytest.raises(Overloaded, match="32 pins are there, at most 32"):
+    with pytest.raises(Overloaded, match="32 of at most 32 pins"):
         replica.state.held.taken("late", replica.mark("late"))
 
 
-def test_a_state_that_is_replaced_by_another_replicas_keeps_nothing(replica: Replica) -> None:
+def test_replaced_state_keeps_no_views(replica: Replica) -> None:
     position = replica.mark("pin")
-    Import(replica.state, frozenset({ServerId("donor")})).add(entry_pb2.Chunk(format=1).SerializeToString())
+    StateImport(replica.state, frozenset({ServerId("donor")})).add(entry_pb2.Chunk(format=1).SerializeToString())
     with pytest.raises(NoSuchPin):
         replica.state.held.get("pin", position)
 
 
 # docs/protocol.md K6
-def test_it_is_known_whether_expired_records_are_in_the_way(replica: Replica) -> None:
+def test_view_knows_whether_it_hides_expired_records(replica: Replica) -> None:
     writer, state = replica.writer, replica.state
     writer.put(a="1")
     assert not state.held.get("pin", replica.mark("pin")).hides_expired

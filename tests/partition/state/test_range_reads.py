@@ -12,7 +12,7 @@ from kvstore.errors import NotLeader
 from kvstore.partition.leading import queries, range_reads
 from kvstore.partition.leading.range_reads import COUNT_KEYS_MAX, PAGE_BYTES_MAX, READ_BYTES_MAX
 from kvstore.partition.state.commands import Flag, Level, Op, count, put, range_, scan, scan_tokens
-from kvstore.partition.state.tokens import EVERYTHING, Span, Tokens
+from kvstore.partition.state.tokens import EVERYTHING, Tokens, TokenSpan
 from kvstore.ring.hashing import token_of
 from tests.partition.one_partition import Partition
 
@@ -51,7 +51,7 @@ def read_of(p: Partition, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_pages_of_any_range_and_size_are_what_a_sorted_list_has(p: Partition, seed: int) -> None:
+def test_range_pages_match_a_sorted_list(p: Partition, seed: int) -> None:
     random = Random(seed)
     keys = sorted({random.choice((b"a", b"b\xff", b"c")) + random.randbytes(random.randint(0, 2)) for _ in range(120)})
     p.do(*(put(key, b"v" * random.randint(0, 9), 100 if random.random() < 0.2 else 0, RELATIVE) for key in keys))
@@ -75,7 +75,7 @@ def walk_all(p: Partition) -> list[tuple[bytes, Any]]:
 
 
 # docs/protocol.md P37
-def test_keys_alone_and_counts_read_no_record(p: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_and_counts_read_no_records(p: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
     p.do(*(put(b"%04d" % number, b"v") for number in range(1500)))
     sizes = read_of(p, monkeypatch)
     keys, following = p.do(range_(b"", b"", 0, BARE))
@@ -86,7 +86,7 @@ def test_keys_alone_and_counts_read_no_record(p: Partition, monkeypatch: pytest.
     assert sizes == []
 
 
-def test_a_count_goes_on_where_it_stopped_and_gives_others_their_turn(p: Partition) -> None:
+def test_count_continues_and_yields_to_the_loop(p: Partition) -> None:
     p.do(*(put(b"%05d" % number, b"") for number in range(COUNT_KEYS_MAX + 3)))
     op = range_(b"", b"", 0, COUNTED)
     work = queries.steps(p.state, op, p.state.record_time_ms, p.state.ownership.owned)
@@ -105,7 +105,7 @@ def test_a_count_goes_on_where_it_stopped_and_gives_others_their_turn(p: Partiti
 # docs/protocol.md P4 P37
 @pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize("flags", [BARE, BARE | BACK, COUNTED])
-def test_keys_past_their_expiry_are_gone_for_good_before_keys_alone_or_a_count_leave_them_out(
+def test_expired_keys_are_deleted_before_keys_or_counts_omit_them(
     p: Partition, monkeypatch: pytest.MonkeyPatch, flags: int, many: bool
 ) -> None:
     """Another leader, whose clock is behind, would show them again if their deletes were not logged."""
@@ -122,7 +122,7 @@ def test_keys_past_their_expiry_are_gone_for_good_before_keys_alone_or_a_count_l
     assert p.do(count()) == 1, "the deletes are logged"
 
 
-def test_a_page_is_bounded_in_bytes_both_ways(p: Partition) -> None:
+def test_page_is_bounded_in_bytes_in_both_directions(p: Partition) -> None:
     p.do(*(put(b"big%d" % number, b"v" * (1 << 19)) for number in range(5)))
     for flags in (0, BACK):
         assert [len(page) for page in walk(p, b"", b"", 0, flags)] == [2, 2, 1]
@@ -145,7 +145,7 @@ def test_large_values_are_not_read_in_vain(p: Partition, monkeypatch: pytest.Mon
     assert sum(sizes) <= READ_BYTES_MAX + 2 * sizes[0], "what was begun within the bound ends"
 
 
-def test_large_values_behind_small_ones_are_no_stall(p: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_values_behind_small_ones_cause_no_stall(p: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
     p.do(*(put(b"a%02d" % number, b"") for number in range(56)))
     p.do(*(put(b"b%02d" % number, b"v" * (1 << 18)) for number in range(64)))
     sizes = read_of(p, monkeypatch)
@@ -155,7 +155,7 @@ def test_large_values_behind_small_ones_are_no_stall(p: Partition, monkeypatch: 
     assert sum(sizes) <= 2 * range_reads._KEYS_PER_READ_MAX * (1 << 18)
 
 
-def test_a_scan_by_token_gives_others_their_turn_when_values_are_large(p: Partition) -> None:
+def test_scan_by_token_yields_to_the_loop_with_large_values(p: Partition) -> None:
     p.do(*(put(b"{t}%02d" % number, b"v" * (1 << 20)) for number in range(12)))
     op = (queries.Code.SCAN_TOKENS, 0, 10, 0, int(Flag.KEYS_ONLY))
     turns = sum(1 for _ in queries.steps(p.state, op, p.state.record_time_ms, p.state.ownership.owned))
@@ -177,9 +177,9 @@ def looked_at(p: Partition, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
 
 # docs/protocol.md P37
-def test_a_scan_by_token_does_not_look_at_what_is_not_owned(p: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scan_by_token_skips_tokens_that_are_not_owned(p: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
     p.do(*(put(b"%d" % number, b"v") for number in range(3000)))
-    half = Tokens([Span(0, 1 << 30), Span(3 << 30, (1 << 32) - 1)])
+    half = Tokens([TokenSpan(0, 1 << 30), TokenSpan(3 << 30, (1 << 32) - 1)])
     keys = {b"%d" % number for number in range(3000) if half.holds(token_of(b"%d" % number))}
     seen = looked_at(p, monkeypatch)
     found: list[bytes] = []
@@ -193,7 +193,7 @@ def test_a_scan_by_token_does_not_look_at_what_is_not_owned(p: Partition, monkey
 
 
 # docs/protocol.md P37
-def test_a_token_with_many_keys_is_the_leaders_to_page(p: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_with_many_keys_is_paged_by_the_leader(p: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
     """A replica that does not lead has one turn for an answer, in which no lease is renewed and no bookie answers."""
     monkeypatch.setattr(queries, "STEP_BYTES", 1000)
     p.do(*(put(b"{t}%d" % number, b"v" * 1000) for number in range(100)), put(b"k", b"v" * 1000))
@@ -211,9 +211,7 @@ def test_a_token_with_many_keys_is_the_leaders_to_page(p: Partition, monkeypatch
 
 
 # docs/protocol.md P37
-def test_a_scan_by_token_over_many_expired_keys_ends_early_and_says_where_to_go_on(
-    p: Partition, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scan_by_token_over_expired_keys_ends_early(p: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queries, "PAGE_ROWS_MAX", 500)
     p.do(*(put(b"%d" % number, b"v", 100, RELATIVE) for number in range(2000)))
     p.wait(1)

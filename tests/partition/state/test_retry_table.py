@@ -31,7 +31,7 @@ def outcome(retries: RetryTable, request: RequestId, hash_of_key: int, now_ms: i
         return RequestExpired
 
 
-def test_what_was_applied_is_found_with_its_result() -> None:
+def test_applied_request_is_found_with_its_result() -> None:
     retries = table()
     retries.apply(70, 5000, one(X, 1, 1, 5000))
     retries.apply(71, 5000, one(X, 2, 1, 5000, b"r"))
@@ -41,7 +41,7 @@ def test_what_was_applied_is_found_with_its_result() -> None:
     assert retries.find(RequestId(Y, 1, 1, 5000), KEY, 5000) is None
 
 
-def test_what_a_batch_touches_costs_its_tokens_also_where_its_result_is_a_sequence() -> None:
+def test_batch_costs_its_tokens_with_a_plain_result() -> None:
     retries, requests = table(), one(X, 1, 1, 5000)
     requests.touched = [b"tokens"]
     retries.apply(70, 5000, requests)
@@ -49,7 +49,7 @@ def test_what_a_batch_touches_costs_its_tokens_also_where_its_result_is_a_sequen
     retries.check()
 
 
-def test_one_sequence_may_stand_for_several_keys() -> None:
+def test_sequence_may_belong_to_several_keys() -> None:
     retries, other = table(), key_hash(b"other")
     retries.apply(70, 5000, one(X, 1, 1, 5000))
     assert retries.find(RequestId(X, 1, 1, 5000), other, 5000) is None
@@ -62,7 +62,7 @@ def test_one_sequence_may_stand_for_several_keys() -> None:
 
 
 # docs/protocol.md P14
-def test_what_the_client_has_acknowledged_is_dropped_and_its_late_duplicates_are_refused() -> None:
+def test_acknowledged_results_are_dropped_and_their_duplicates_refused() -> None:
     retries = table()
     for sequence in range(1, 6):
         retries.apply(69 + sequence, 5000, one(X, sequence, 1, 5000))
@@ -73,14 +73,14 @@ def test_what_the_client_has_acknowledged_is_dropped_and_its_late_duplicates_are
 
 
 # docs/protocol.md P15
-def test_a_request_that_carries_a_time_before_the_window_is_refused() -> None:
+def test_request_older_than_the_window_is_refused() -> None:
     retries = table()
     assert outcome(retries, RequestId(X, 1, 1, 4000), KEY, 5000) is None
     assert outcome(retries, RequestId(X, 1, 1, 3999), KEY, 5000) is RequestExpired
     assert outcome(retries, RequestId(X, 1, 1, 0), KEY, 5000) is RequestExpired
 
 
-def test_a_client_idle_for_the_window_is_forgotten_and_its_rows_go() -> None:
+def test_idle_client_is_forgotten_with_its_rows() -> None:
     retries = table()
     retries.apply(70, 5000, one(X, 1, 1, 5000))
     assert retries.forget(6000) == []
@@ -88,7 +88,7 @@ def test_a_client_idle_for_the_window_is_forgotten_and_its_rows_go() -> None:
     assert (len(retries), retries.bytes) == (0, 0)
 
 
-def test_a_client_that_carried_a_later_time_is_remembered_until_its_duplicates_are_refused() -> None:
+def test_client_with_a_later_time_is_remembered_for_its_duplicates() -> None:
     """The time comes from another partition whose clock runs ahead."""
     retries = table()
     retries.apply(70, 5000, one(X, 1, 1, 9000))
@@ -100,7 +100,7 @@ def test_a_client_that_carried_a_later_time_is_remembered_until_its_duplicates_a
     assert now > 10_000
 
 
-def test_a_client_that_carried_a_later_time_is_forgotten_at_the_same_entry_after_a_restart() -> None:
+def test_client_with_a_later_time_is_forgotten_alike_after_restart() -> None:
     """Replicas stay equal however often each was restarted: a table is a function of its log (P12)."""
     live = table()
     live.apply(70, 5000, one(X, 1, 1, 5600))
@@ -113,7 +113,7 @@ def test_a_client_that_carried_a_later_time_is_forgotten_at_the_same_entry_after
         assert live.rows() == rebuilt.rows(), now
 
 
-def test_one_client_ahead_of_time_keeps_no_other_from_being_forgotten() -> None:
+def test_client_ahead_of_time_does_not_block_forgetting() -> None:
     retries = table()
     retries.apply(70, 5000, one(X, 1, 1, 1 << 60))
     retries.apply(71, 5000, one(Y, 1, 1, 5000))
@@ -123,7 +123,7 @@ def test_one_client_ahead_of_time_keeps_no_other_from_being_forgotten() -> None:
 
 
 # docs/protocol.md P16
-def test_a_full_table_refuses_new_clients_and_serves_those_it_knows() -> None:
+def test_full_table_refuses_new_clients_and_serves_known_ones() -> None:
     retries = table(bytes_max=2 * BYTES_PER_CLIENT)
     retries.apply(70, 5000, one(X, 1, 1, 5000, b"r" * BYTES_PER_CLIENT))
     with pytest.raises(Overloaded):
@@ -131,7 +131,7 @@ def test_a_full_table_refuses_new_clients_and_serves_those_it_knows() -> None:
     retries.admit(RequestId(X, 2, 1, 5000), 5000, 0, 0)
 
 
-def test_a_client_that_acknowledges_nothing_is_refused_at_its_bound() -> None:
+def test_client_without_acknowledgements_is_refused_at_its_bound() -> None:
     retries = table(results_max=2)
     for sequence in (1, 2):
         retries.apply(69 + sequence, 5000, one(X, sequence, 1, 5000))
@@ -144,7 +144,7 @@ def test_a_client_that_acknowledges_nothing_is_refused_at_its_bound() -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_no_request_is_ever_taken_for_new_once_it_was_logged(seed: int) -> None:
+def test_logged_request_is_never_taken_for_new(seed: int) -> None:
     writer, state = Writer(seed), state_over(MemoryEngine())
     for _ in range(80):
         state.apply(writer.any())
@@ -153,7 +153,7 @@ def test_no_request_is_ever_taken_for_new_once_it_was_logged(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_a_table_rebuilt_from_the_engine_answers_as_the_one_that_saw_the_log(seed: int) -> None:
+def test_rebuilt_table_answers_like_the_original(seed: int) -> None:
     writer, engine = Writer(seed), MemoryEngine()
     live = state_over(engine)
     for _ in range(80):
@@ -166,7 +166,7 @@ def test_a_table_rebuilt_from_the_engine_answers_as_the_one_that_saw_the_log(see
                 assert outcome(rebuilt.retries, request, hash_of_key, now_ms) == expected
 
 
-def test_a_row_holds_what_earlier_rows_said_of_its_client() -> None:
+def test_row_carries_the_clients_largest_values() -> None:
     """Row 70 is gone when the table is rebuilt; that the client had acknowledged all below 9 is not."""
     retries = table()
     retries.apply(70, 5000, one(X, 5, 9, 5600))
@@ -179,13 +179,13 @@ def test_a_row_holds_what_earlier_rows_said_of_its_client() -> None:
     assert outcome(rebuilt, RequestId(X, 9, 1, 5600), KEY, 6500) == 71
 
 
-def test_the_hash_of_a_key_begins_with_its_token() -> None:
+def test_key_hash_begins_with_the_token() -> None:
     assert key_hash(b"{a}b") >> 32 == token_of(b"a") == key_hash(b"{a}c") >> 32
     assert key_hash(b"{a}b") != key_hash(b"{a}c")
     assert key_hash(b"k") == 0xCFBDA5D1D347A94A
 
 
-def test_the_bytes_of_a_row_stay_as_they_are() -> None:
+def test_retry_row_has_golden_bytes() -> None:
     retries = table()
     requests = one(X, 3, 2, 5001, b"r")
     retries.apply(70, 5000, requests)

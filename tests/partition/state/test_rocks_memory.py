@@ -22,7 +22,7 @@ TABLE = 64 << 10
 """Of an engine with a write buffer of 1 MiB: it is looked at again after so many bytes of writes."""
 
 
-def test_the_largest_go_first_and_only_as_many_as_it_takes() -> None:
+def test_largest_buffers_are_chosen_and_no_more_than_needed() -> None:
     sizes = {"a": 5, "b": 9, "c": 7, "d": 1}
     assert largest_first(sizes, excess=9) == ["b"]
     assert largest_first(sizes, excess=10) == ["b", "c"]
@@ -30,16 +30,16 @@ def test_the_largest_go_first_and_only_as_many_as_it_takes() -> None:
     assert largest_first(sizes, excess=0) == []
 
 
-def test_what_is_empty_frees_nothing_and_of_one_size_the_first_goes_first() -> None:
+def test_empty_buffers_are_skipped_and_ties_keep_order() -> None:
     assert largest_first({"a": 0, "b": 2, "c": 2}, excess=100) == ["b", "c"]
 
 
-def test_indexes_leave_the_cache_its_least_share() -> None:
+def test_indexes_leave_the_cache_its_minimum() -> None:
     assert cache_bytes(100, index_bytes=30, least=25) == 70
     assert cache_bytes(100, index_bytes=90, least=25) == 25
 
 
-async def test_only_the_largest_is_flushed_if_that_is_enough(tmp_path: Path) -> None:
+async def test_largest_buffer_alone_is_flushed_if_that_suffices(tmp_path: Path) -> None:
     memory = RocksMemory(BUDGET)
     engines = [RocksEngine(str(tmp_path / name), memory=memory, write_buffer_bytes=8 * BUDGET) for name in "abcd"]
     for engine, size in zip(engines, (2, 3, 12, 1), strict=True):
@@ -92,7 +92,7 @@ class Engines:
             engine.close()
 
 
-async def test_a_hundred_engines_under_writes_stay_within_the_budget_and_lose_nothing(tmp_path: Path) -> None:
+async def test_hundred_engines_stay_within_the_budget(tmp_path: Path) -> None:
     engines = Engines(tmp_path)
     engines.add(60)
     for turn in range(8):
@@ -113,7 +113,7 @@ async def test_a_hundred_engines_under_writes_stay_within_the_budget_and_lose_no
         engine.close()
 
 
-async def test_a_busy_engine_makes_no_small_files_because_idle_ones_hold_much(tmp_path: Path) -> None:
+async def test_busy_engine_makes_no_small_files_beside_idle_ones(tmp_path: Path) -> None:
     engines = Engines(tmp_path)
     engines.add(31)
     for number in range(30):
@@ -126,7 +126,7 @@ async def test_a_busy_engine_makes_no_small_files_because_idle_ones_hold_much(tm
     await engines.close()
 
 
-async def test_a_writer_waits_while_buffers_beyond_the_second_bound_are_flushed_and_only_then(
+async def test_writer_waits_only_while_flushes_beyond_the_pause_share_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory = RocksMemory(BUDGET)
@@ -146,7 +146,7 @@ async def test_a_writer_waits_while_buffers_beyond_the_second_bound_are_flushed_
     other.close()
 
 
-async def test_what_a_view_holds_of_flushed_buffers_causes_no_flushes_and_stops_no_writer(tmp_path: Path) -> None:
+async def test_buffers_held_by_views_cause_no_flushes_and_no_pause(tmp_path: Path) -> None:
     memory = RocksMemory(BUDGET)
     engine = RocksEngine(str(tmp_path / "a"), memory=memory, write_buffer_bytes=256 * MIB)
     for number in range(28):
@@ -163,7 +163,7 @@ async def test_what_a_view_holds_of_flushed_buffers_causes_no_flushes_and_stops_
     engine.close()
 
 
-def test_indexes_take_their_room_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_indexes_take_memory_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1.0
     memory = RocksMemory(BUDGET, lambda: now)
     capacities: list[int] = []
@@ -206,7 +206,7 @@ async def test_each_kind_of_memory_is_counted(tmp_path: Path) -> None:
     engine.close()
 
 
-async def test_an_engine_that_is_opened_again_has_the_filters_and_the_shared_cache(tmp_path: Path) -> None:
+async def test_reopened_engine_has_filters_and_the_shared_cache(tmp_path: Path) -> None:
     """The library goes by options that stand beside the files, unless it is told ours: a cache for each engine, and no
     filters."""
     rows = [(b"%05d" % number, Random(number).randbytes(1000)) for number in range(4000)]
@@ -224,7 +224,7 @@ async def test_an_engine_that_is_opened_again_has_the_filters_and_the_shared_cac
     engine.close()
 
 
-async def test_a_state_is_cleared_while_it_is_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_state_can_be_cleared_during_a_flush(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = RocksEngine(str(tmp_path / "a"), memory=RocksMemory(8 * BUDGET), write_buffer_bytes=8 * BUDGET)
     for _ in range(5):
         begun = Event()
@@ -242,9 +242,7 @@ async def test_a_state_is_cleared_while_it_is_flushed(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("end", [RocksEngine.close, RocksEngine.clear])
-async def test_no_flush_is_asked_of_an_engine_that_is_closed(
-    tmp_path: Path, end: Callable[[RocksEngine], None]
-) -> None:
+async def test_closed_engine_is_not_asked_to_flush(tmp_path: Path, end: Callable[[RocksEngine], None]) -> None:
     memory = RocksMemory(BUDGET)
     engines = [RocksEngine(str(tmp_path / name), memory=memory, write_buffer_bytes=256 * MIB) for name in "ab"]
     for engine, size in zip(engines, (5, 17), strict=True):

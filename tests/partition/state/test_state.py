@@ -9,8 +9,8 @@ from kvstore.errors import Corrupted, WrittenByNewer
 from kvstore.partition.state import rows
 from kvstore.partition.state.checksum import Doubt
 from kvstore.partition.state.engine_memory import MemoryEngine
-from kvstore.partition.state.entry import Kind, decode
-from kvstore.partition.state.state import State
+from kvstore.partition.state.entry import EntryKind, decode
+from kvstore.partition.state.state import ReplicaState
 from kvstore.types import EntryId, Position, Seq
 from kvstore.wal.ports import LogEntry
 from tests.partition.effects import P1, TIME_MS, Writer, all_records, check_indexes, state_over
@@ -18,7 +18,7 @@ from tests.partition.effects import P1, TIME_MS, Writer, all_records, check_inde
 every_seed = pytest.mark.parametrize("seed", range(30))
 
 
-def check(state: State, writer: Writer, entries: int) -> None:
+def check(state: ReplicaState, writer: Writer, entries: int) -> None:
     """The state is the model after so many entries, and its indexes agree with its records."""
     model = writer.models[entries]
     assert all_records(state) == model
@@ -26,7 +26,7 @@ def check(state: State, writer: Writer, entries: int) -> None:
 
 
 @every_seed
-def test_a_state_is_its_log_folded(seed: int) -> None:
+def test_state_is_its_folded_log(seed: int) -> None:
     writer, state = Writer(seed), state_over(MemoryEngine())
     for number in range(60):
         state.apply(writer.any())
@@ -36,7 +36,7 @@ def test_a_state_is_its_log_folded(seed: int) -> None:
 
 
 @every_seed
-def test_after_a_crash_the_state_is_the_log_up_to_its_position_and_goes_on_from_there(seed: int) -> None:
+def test_state_after_a_crash_continues_from_its_position(seed: int) -> None:
     writer, engine, random = Writer(seed), MemoryEngine(), Random(seed)
     reference = state_over(MemoryEngine())
     for _ in range(80):
@@ -59,7 +59,7 @@ def test_after_a_crash_the_state_is_the_log_up_to_its_position_and_goes_on_from_
     check(state, writer, 80)
 
 
-def test_an_entry_applied_before_is_ignored() -> None:
+def test_entry_applied_before_is_ignored() -> None:
     writer, state = Writer(0), state_over(MemoryEngine())
     first, second = writer.put(a="1"), writer.put(a="2")
     for logged in (first, second, first, second):
@@ -69,7 +69,7 @@ def test_an_entry_applied_before_is_ignored() -> None:
 
 
 # docs/protocol.md P3
-def test_a_gap_in_the_sequences_is_refused_and_changes_nothing() -> None:
+def test_gap_in_sequences_is_refused_without_changes() -> None:
     writer, state = Writer(0), state_over(MemoryEngine())
     state.apply(writer.put(a="1"))
     writer.put(b="2")
@@ -79,10 +79,10 @@ def test_a_gap_in_the_sequences_is_refused_and_changes_nothing() -> None:
     assert state.seq == 1
 
 
-def test_an_epoch_never_falls() -> None:
+def test_epoch_never_falls() -> None:
     writer, state = Writer(0), state_over(MemoryEngine())
     writer.epoch = 5
-    state.apply(writer.control(Kind.EPOCH_START))
+    state.apply(writer.control(EntryKind.EPOCH_START))
     late = writer.put(a="1")
     message = decode(late.payload)
     message.epoch = 4
@@ -98,11 +98,11 @@ def test_record_time_never_goes_back() -> None:
         state.apply(writer.put(a="2"))
 
 
-def test_another_partitions_entry_is_refused() -> None:
+def test_entry_of_another_partition_is_refused() -> None:
     writer, state = Writer(0), state_over(MemoryEngine())
     message = decode(writer.put(a="1").payload)
     message.partition = type(P1)("p2")
-    with pytest.raises(Corrupted, match="p2 in the log of p1"):
+    with pytest.raises(Corrupted, match=r"the log of p1 contains entry .* of p2"):
         state.apply(LogEntry(writer.log[0].position, message.encode()))
 
 
@@ -113,7 +113,7 @@ def with_check(logged: LogEntry, seq: int, crc: int) -> LogEntry:
 
 
 # docs/protocol.md P5
-def test_a_check_record_tells_a_state_that_it_differs() -> None:
+def test_check_record_reveals_a_difference() -> None:
     writer, state, other = Writer(0), state_over(MemoryEngine()), state_over(MemoryEngine())
     state.apply(writer.put(a="1"))
     other.apply(Writer(0).put(a="2"))
@@ -128,17 +128,17 @@ def test_a_check_record_tells_a_state_that_it_differs() -> None:
     assert told == [2], "it applies on: any later check tells who is right"
 
 
-def test_a_check_may_name_any_recent_entry_but_not_the_middle_of_one() -> None:
+def test_check_may_name_a_recent_entry_but_not_its_middle() -> None:
     writer, state = Writer(0), state_over(MemoryEngine())
     state.apply(writer.put(a="1", b="2"))
     crc = state.crc
     state.apply(writer.put(c="3"))
     state.apply(with_check(writer.put(d="4"), 2, crc))
-    with pytest.raises(Corrupted, match="no entry ended at 1"):
+    with pytest.raises(Corrupted, match="check at 1, where no entry ended"):
         state.apply(with_check(writer.put(e="5"), 1, crc))
 
 
-def test_a_check_from_before_a_restart_is_passed_over() -> None:
+def test_check_from_before_a_restart_is_ignored() -> None:
     writer, engine = Writer(0), MemoryEngine()
     state = state_over(engine)
     for _ in range(3):
@@ -150,33 +150,33 @@ def test_a_check_from_before_a_restart_is_passed_over() -> None:
     assert state.doubt is not None
 
 
-def test_a_state_knows_whether_its_last_entry_is_a_release_record() -> None:
+def test_state_knows_whether_its_last_entry_is_a_release() -> None:
     writer, engine = Writer(0), MemoryEngine()
     state = state_over(engine)
     state.apply(writer.put(a="1"))
     assert not state.released
-    state.apply(writer.control(Kind.RELEASE_LEAD))
+    state.apply(writer.control(EntryKind.RELEASE_LEAD))
     assert state.released
     assert state_over(engine).released
-    state.apply(writer.control(Kind.EPOCH_START))
+    state.apply(writer.control(EntryKind.EPOCH_START))
     assert not state.released
 
 
-def test_a_key_is_absent_once_record_time_has_reached_its_expiry() -> None:
+def test_key_is_absent_once_record_time_reaches_its_expiry() -> None:
     writer, state = Writer(0), state_over(MemoryEngine())
     entry = writer._begin()
     writer._put(entry, b"a", b"1", TIME_MS + 100)
     state.apply(writer.add(entry))
     writer.time_ms = TIME_MS + 99
-    state.apply(writer.control(Kind.EMPTY))
+    state.apply(writer.control(EntryKind.EMPTY))
     assert state.get(b"a") is not None
     writer.time_ms = TIME_MS + 100
-    state.apply(writer.control(Kind.EMPTY))
+    state.apply(writer.control(EntryKind.EMPTY))
     assert state.get(b"a") is None
     assert state.key_count == 1
 
 
-async def test_durable_is_what_a_completed_flush_held() -> None:
+async def test_durable_sequence_is_that_of_a_completed_flush() -> None:
     writer, engine = Writer(0), MemoryEngine()
     state = state_over(engine)
     state.apply(writer.put(a="1"))
@@ -190,7 +190,7 @@ async def test_durable_is_what_a_completed_flush_held() -> None:
     assert state_over(engine).seq == 1
 
 
-async def test_a_flush_of_what_was_replaced_meanwhile_makes_nothing_durable() -> None:
+async def test_flush_of_a_replaced_state_makes_nothing_durable() -> None:
     """The log would be trimmed up to where only the former state had come."""
     writer, state = Writer(1), state_over(MemoryEngine())
     log = [writer.any() for _ in range(20)]
@@ -216,7 +216,7 @@ def test_rows_of_an_unknown_format_are_refused_by_number() -> None:
         state_over(engine)
 
 
-def test_rows_without_a_position_are_thrown_away() -> None:
+def test_rows_without_a_position_are_removed() -> None:
     engine = MemoryEngine()
     batch = engine.batch()
     batch.put(rows.data_key(b"a"), rows.encode_record(b"1", 1, 1, TIME_MS, 0))
@@ -228,12 +228,12 @@ def test_rows_without_a_position_are_thrown_away() -> None:
 @pytest.mark.parametrize("value", [b"", b"v"])
 @pytest.mark.parametrize("expires_ms", [0, 9])
 @pytest.mark.parametrize("created", [3, 5])
-def test_a_record_comes_back_from_its_row(value: bytes, created: int, expires_ms: int) -> None:
+def test_record_round_trips_through_its_row(value: bytes, created: int, expires_ms: int) -> None:
     row = rows.encode_record(value, 5, created, 7, expires_ms)
     assert rows.record_of(row) == (value, 5, created, 7, expires_ms)
 
 
-def test_the_bytes_of_engine_rows_stay_as_they_are() -> None:
+def test_engine_rows_have_golden_bytes() -> None:
     def u64(*numbers: int) -> str:
         return "".join(f"{number:016x}" for number in numbers)
 
@@ -244,6 +244,6 @@ def test_the_bytes_of_engine_rows_stay_as_they_are() -> None:
     assert rows.encode_record(b"v", 5, 3, 7, 0).hex() == "01" + u64(5, 7, 3) + "76"
     assert rows.encode_record(b"v", 5, 5, 7, 9).hex() == "02" + u64(5, 7, 9) + "76"
     assert rows.encode_record(b"v", 5, 3, 7, 9).hex() == "03" + u64(5, 7, 3, 9) + "76"
-    meta = rows.Meta(Position(rows.LedgerId(1), EntryId(2)), rows.Seq(3), 4, 5, 6, 0x0A0B0C0D, True)
+    meta = rows.StateMeta(Position(rows.LedgerId(1), EntryId(2)), rows.Seq(3), 4, 5, 6, 0x0A0B0C0D, True)
     assert rows.encode_meta(*meta).hex() == "01" + u64(1, 2, 3, 4, 5, 6) + "0a0b0c0d" + "01"
     assert rows.meta_of(rows.encode_meta(*meta)) == meta

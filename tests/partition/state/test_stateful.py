@@ -19,7 +19,7 @@ from kvstore.partition.leading.evaluate import REAP, Decided, Item
 from kvstore.partition.state import commands as c
 from kvstore.partition.state.commands import Code, Flag, Level, Op, RequestId
 from kvstore.partition.state.entry import Entry
-from kvstore.partition.state.state import State
+from kvstore.partition.state.state import ReplicaState
 from kvstore.wal.ports import LogEntry
 from tests.partition.effects import all_records, check_indexes
 from tests.partition.model import Model
@@ -217,7 +217,7 @@ class Leading(RuleBasedStateMachine):
         self.model = self.acknowledged.copy()
         if crash:
             self.p.engine.crash(keep)  # type: ignore[attr-defined]
-            self.p.state = State(P1, self.p.engine, self.p.config)
+            self.p.state = ReplicaState(P1, self.p.engine, self.p.config)
         for logged in self.log:
             self.p.state.apply(logged)
         self.p.open()

@@ -93,16 +93,14 @@ def stop_and_resume(engine: RocksEngine, refused: Any, expected: int) -> None:
 
 
 # docs/protocol.md P46
-def test_an_engine_that_met_a_limit_on_file_sizes_takes_writes_again(tmp_path: Path) -> None:
+def test_engine_resumes_after_a_file_size_limit(tmp_path: Path) -> None:
     """RocksDB itself would take none until it is opened again, as after EDQUOT."""
     stop_and_resume(RocksEngine(str(tmp_path)), file_size_limit(100_000), errno.EFBIG)
     assert not any((tmp_path / name).exists() for name in engine_rocks.TRIAL_NAMES)
 
 
 # docs/protocol.md P46
-def test_an_engine_that_met_a_disk_without_inodes_takes_writes_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_engine_resumes_after_running_out_of_inodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_rocks, "ROOM_INODES", 0)
     mount = ["mount", "-t", "tmpfs", "-o", "size=400m,nr_inodes=64", "tmpfs", str(tmp_path)]
     if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
@@ -113,7 +111,7 @@ def test_an_engine_that_met_a_disk_without_inodes_takes_writes_again(
         subprocess.run(["umount", str(tmp_path)], check=True)
 
 
-def test_an_engine_that_cannot_be_opened_again_is_tried_until_it_can(tmp_path: Path) -> None:
+def test_engine_that_cannot_reopen_is_retried(tmp_path: Path) -> None:
     engine = RocksEngine(str(tmp_path))
     write(engine, b"flushed")
     assert engine._flush() is None
@@ -135,7 +133,7 @@ def test_an_engine_that_cannot_be_opened_again_is_tried_until_it_can(tmp_path: P
 
 # docs/protocol.md P46
 @pytest.mark.parametrize("number", PASSING)
-def test_a_leader_whose_engine_stops_loses_the_lead_and_its_state_goes_on_from_the_log(number: int) -> None:
+def test_leader_with_a_stopped_engine_loses_the_lead_and_recovers(number: int) -> None:
     engine = MemoryEngine()
     p = Partition(engine=engine).start()
     for key in (b"a", b"b"):
@@ -165,7 +163,7 @@ def test_a_leader_whose_engine_stops_loses_the_lead_and_its_state_goes_on_from_t
     p.settle()
 
 
-def test_an_idle_tail_whose_engine_stops_resumes_without_another_entry() -> None:
+def test_idle_tail_resumes_its_engine_without_another_entry() -> None:
     engine = MemoryEngine()
     p = Partition(engine=engine).start()
     p.do(put(b"a", b"1"))
@@ -190,7 +188,7 @@ class Polled(Logged):
         return []
 
 
-async def test_who_waits_for_a_stopped_engine_is_told() -> None:
+async def test_waiting_for_a_stopped_engine_raises() -> None:
     engine = MemoryEngine()
     engine.stopped = OSError(errno.EDQUOT, "the disk quota is exceeded")
     with pytest.raises(OSError, match="quota"):

@@ -10,11 +10,11 @@ from kvstore.partition.state.commands import Code, Flag, Level, Op
 from kvstore.partition.state.operations import MUTATIONS
 
 
-def test_every_code_has_its_traits() -> None:
+def test_every_code_has_traits() -> None:
     assert list(traits.TRAITS) == list(Code)
 
 
-def test_levels_and_sequences_stand_where_the_constructors_put_them() -> None:
+def test_levels_and_sequences_match_the_constructors() -> None:
     level, seq = Level.SESSION, 77
     reads: list[Op] = [
         commands.get(b"k", level, seq),
@@ -29,19 +29,19 @@ def test_levels_and_sequences_stand_where_the_constructors_put_them() -> None:
     assert [op[traits.SEQ_AT[op[0]]] for op in reads if op[0] in traits.SEQ_AT] == [seq] * 4
 
 
-def test_every_write_but_the_delete_of_a_range_has_its_rule() -> None:
+def test_every_write_except_delete_range_has_a_rule() -> None:
     assert set(MUTATIONS) == traits.WRITES - {Code.DELETE_RANGE}
 
 
 # docs/protocol.md V3
-def test_no_write_of_a_later_release_is_without_a_rule_for_its_leader() -> None:
+def test_write_of_a_later_release_has_a_rule_for_its_leader() -> None:
     """A leader does what it knows. A read concerns no other server; a write of a later release is to be refused until
     its state's `log_version` allows it (V4). There is none: whoever adds one adds that, and the case to this test."""
     assert set(traits.SINCE) <= traits.READS
 
 
 @pytest.mark.parametrize("code", Code)
-def test_flags_that_an_operation_does_not_honour_are_refused(code: Code) -> None:
+def test_unsupported_flags_are_refused(code: Code) -> None:
     for flag in (*Flag, Flag(0)):
         if not flag or flag & traits.FLAGS[code]:
             expires_ms = 5 if flag == Flag.RELATIVE_TTL else 0
@@ -53,7 +53,7 @@ def test_flags_that_an_operation_does_not_honour_are_refused(code: Code) -> None
         traits.check_options(code, 1 << 20)
 
 
-def test_flags_that_contradict_each_other_are_refused() -> None:
+def test_contradicting_flags_are_refused() -> None:
     """Each pair, so that a new flag is either compatible with every other one or listed here."""
     refused = set()
     for code, (one, other) in itertools.product(Code, itertools.combinations(Flag, 2)):
@@ -77,7 +77,7 @@ def test_flags_that_contradict_each_other_are_refused() -> None:
 
 
 @pytest.mark.parametrize("code", Code)
-def test_options_that_would_not_be_honoured_are_refused(code: Code) -> None:
+def test_unsupported_options_are_refused(code: Code) -> None:
     """A time to live of 0 was stored as one without an end, and a version without its flag as no condition."""
     with pytest.raises(InvalidRequest, match="expected"):
         traits.check_options(code, int(Flag.RELATIVE_TTL), 0)

@@ -10,8 +10,8 @@ from google.protobuf.message import DecodeError
 from kvstore.errors import Corrupted, WrittenByNewer
 from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.rows import META_KEY, ORIGINS_KEY, encode_meta, meta_of, origins_of
-from kvstore.partition.state.state import State
-from kvstore.partition.state.transfer import Export, Import
+from kvstore.partition.state.state import ReplicaState
+from kvstore.partition.state.transfer import StateExport, StateImport
 from kvstore.proto import entry_pb2
 from kvstore.types import ServerId
 from tests.partition.effects import Writer, all_records, state_over
@@ -19,25 +19,25 @@ from tests.partition.effects import Writer, all_records, state_over
 DONOR = ServerId("donor")
 
 
-def exported(seed: int, entries: int) -> tuple[Writer, State]:
+def exported(seed: int, entries: int) -> tuple[Writer, ReplicaState]:
     writer, state = Writer(seed), state_over(MemoryEngine())
     for _ in range(entries):
         state.apply(writer.any())
     return writer, state
 
 
-def chunks(export: Export, limit_bytes: int = 200) -> Iterator[bytes]:
+def chunks(export: StateExport, limit_bytes: int = 200) -> Iterator[bytes]:
     while (chunk := export.next_chunk(limit_bytes)) is not None:
         yield chunk
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_what_arrives_is_what_left_and_goes_on_with_the_log(seed: int) -> None:
+def test_transferred_state_equals_the_original_and_follows_the_log(seed: int) -> None:
     writer, source = exported(seed, 60)
     _, target = exported(seed + 100, 5)
-    export = Export(source)
+    export = StateExport(source)
     sent = list(chunks(export))
-    arriving = Import(target, frozenset({DONOR}))
+    arriving = StateImport(target, frozenset({DONOR}))
     assert [arriving.add(chunk) for chunk in sent] == [False] * (len(sent) - 1) + [True]
     assert (target.position, target.seq, target.crc) == (source.position, source.seq, source.crc)
     assert target.durable_seq == 0
@@ -56,42 +56,42 @@ def test_transfer_carries_request_ids(seed: int) -> None:
     """They are compared before anything else is applied: twenty entries later all that travelled is forgotten."""
     _, source = exported(seed, 60)
     _, target = exported(seed + 100, 5)
-    arriving = Import(target, frozenset({DONOR}))
-    for chunk in chunks(Export(source)):
+    arriving = StateImport(target, frozenset({DONOR}))
+    for chunk in chunks(StateExport(source)):
         arriving.add(chunk)
     assert target.retries.rows() == source.retries.rows() != []
     assert remembered(target) == remembered(source)
     target.retries.check()
 
 
-def remembered(state: State) -> dict[bytes, tuple[int, int, dict[int, Any]]]:
+def remembered(state: ReplicaState) -> dict[bytes, tuple[int, int, dict[int, Any]]]:
     """Each client with what it has acknowledged, the time it has seen, and its results."""
     clients = state.retries._clients.items()
     return {client: (each.first_unacked, each.seen_ms, each.results) for client, each in clients}
 
 
-def test_an_export_shows_the_state_as_it_was_when_it_began() -> None:
+def test_export_shows_the_state_as_of_its_start() -> None:
     writer, source = exported(0, 30)
     model, seq = dict(writer.model), source.seq
-    export = Export(source)
+    export = StateExport(source)
     sent = [export.next_chunk(200)]
     while sent[-1] is not None:
         source.apply(writer.any())
         sent.append(export.next_chunk(200))
     target = state_over(MemoryEngine())
-    arriving = Import(target, frozenset({DONOR}))
+    arriving = StateImport(target, frozenset({DONOR}))
     for chunk in sent[:-1]:
         assert chunk is not None
         arriving.add(chunk)
     assert (all_records(target), target.seq, export.meta.seq) == (model, seq, seq)
 
 
-def test_an_import_that_was_broken_off_leaves_an_empty_state() -> None:
+def test_interrupted_import_leaves_an_empty_state() -> None:
     _, source = exported(0, 60)
     engine = MemoryEngine()
     target = state_over(engine)
-    arriving = Import(target, frozenset({DONOR}))
-    sent = list(chunks(Export(source)))
+    arriving = StateImport(target, frozenset({DONOR}))
+    sent = list(chunks(StateExport(source)))
     for chunk in sent[:-1]:
         arriving.add(chunk)
     assert target.position is None
@@ -100,34 +100,34 @@ def test_an_import_that_was_broken_off_leaves_an_empty_state() -> None:
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_chunk_that_is_lost_repeated_or_damaged_is_noticed(lost: int) -> None:
+def test_lost_repeated_or_damaged_chunk_is_detected(lost: int) -> None:
     _, source = exported(0, 60)
-    sent = list(chunks(Export(source)))
-    arriving = Import(state_over(MemoryEngine()), frozenset({DONOR}))
+    sent = list(chunks(StateExport(source)))
+    arriving = StateImport(state_over(MemoryEngine()), frozenset({DONOR}))
     if lost:
         arriving.add(sent[0])
     with pytest.raises(Corrupted):
         arriving.add(sent[lost + 1])
-    arriving = Import(state_over(MemoryEngine()), frozenset({DONOR}))
+    arriving = StateImport(state_over(MemoryEngine()), frozenset({DONOR}))
     arriving.add(sent[0])
     with pytest.raises(Corrupted):
         arriving.add(sent[0])
     damaged = bytearray(sent[0])
     damaged[len(damaged) // 2] ^= 1
     with pytest.raises(Corrupted):
-        Import(state_over(MemoryEngine()), frozenset({DONOR})).add(bytes(damaged))
+        StateImport(state_over(MemoryEngine()), frozenset({DONOR})).add(bytes(damaged))
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_damaged_chunk_is_refused_by_name_and_the_first_one_costs_nothing(seed: int) -> None:
+def test_damaged_chunk_is_refused_and_the_first_costs_no_state(seed: int) -> None:
     random = Random(seed)
     _, source = exported(seed, 30)
     _, target = exported(seed + 100, 10)
-    sent = list(chunks(Export(source)))
+    sent = list(chunks(StateExport(source)))
     stood = all_records(target), target.position
     for _ in range(150):
         number = random.choice((0, len(sent) - 1))
-        arriving = Import(target if number == 0 else state_over(MemoryEngine()), frozenset({DONOR}))
+        arriving = StateImport(target if number == 0 else state_over(MemoryEngine()), frozenset({DONOR}))
         for chunk in sent[:number]:
             arriving.add(chunk)
         damaged = bytearray(sent[number])
@@ -148,7 +148,7 @@ def says_the_same(one: bytes, other: bytes) -> bool:
     return found == wanted
 
 
-def test_a_state_whose_keys_are_not_as_many_as_it_says_is_refused() -> None:
+def test_state_with_a_wrong_key_count_is_refused() -> None:
     _, source = exported(0, 30)
     row = source.engine.get(META_KEY)
     assert row is not None
@@ -156,32 +156,32 @@ def test_a_state_whose_keys_are_not_as_many_as_it_says_is_refused() -> None:
     batch = source.engine.batch()
     batch.put(META_KEY, encode_meta(position, seq, epoch, record_time_ms, key_count + 1, crc, released))
     source.engine.write(batch)
-    arriving = Import(state_over(MemoryEngine()), frozenset({DONOR}))
-    *sent, last = chunks(Export(source))
+    arriving = StateImport(state_over(MemoryEngine()), frozenset({DONOR}))
+    *sent, last = chunks(StateExport(source))
     for chunk in sent:
         arriving.add(chunk)
-    with pytest.raises(Corrupted, match=f"has {key_count + 1} keys, {key_count} came"):
+    with pytest.raises(Corrupted, match=f"{key_count + 1} keys, got {key_count}"):
         arriving.add(last)
 
 
-def test_a_closed_export_gives_nothing_more() -> None:
+def test_closed_export_returns_nothing() -> None:
     _, source = exported(0, 60)
-    export = Export(source)
+    export = StateExport(source)
     export.next_chunk(100)
     export.close()
     assert export.next_chunk(100) is None
 
 
-def test_a_copy_remembers_over_a_restart_whose_it_is_until_it_is_borne_out() -> None:
+def test_copy_remembers_its_origins_over_restart_until_confirmed() -> None:
     _, source = exported(0, 20)
     engine = MemoryEngine()
-    arriving = Import(state_over(engine), frozenset({DONOR, ServerId("an-earlier-one")}))
-    for chunk in chunks(Export(source)):
+    arriving = StateImport(state_over(engine), frozenset({DONOR, ServerId("an-earlier-one")}))
+    for chunk in chunks(StateExport(source)):
         arriving.add(chunk)
     assert engine.get(ORIGINS_KEY) == b"\x01an-earlier-one\x00donor", "docs/reference/formats.md, State store"
     again = state_over(engine)
     assert again.origins == {DONOR, "an-earlier-one"}
-    again.be_borne_out()
+    again.mark_confirmed()
     assert (again.origins, state_over(engine).origins) == (frozenset(), frozenset())
     with pytest.raises(WrittenByNewer):
         origins_of(b"\x02donor")

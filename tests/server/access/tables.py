@@ -1,4 +1,4 @@
-"""An access table with one user of each kind; all of them have the password `secret`."""
+"""An access table with one user of each kind. The password of all of them is `secret`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CHANGES: tuple[Change, ...] = (
 
 
 def table(*more: Change) -> AccessTable:
-    """The table, after some changes more."""
+    """Return the table after some further changes."""
     found = AccessTable()
     for change in (*CHANGES, *more):
         found = applied(found, change)

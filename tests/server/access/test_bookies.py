@@ -1,4 +1,4 @@
-"""Users at a bookie's port, which knows no rights (docs/protocol.md B33)."""
+"""User certificates at a bookie's port, which knows no permissions (docs/protocol.md B33)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 import trustme
 
 from kvstore.access import RemoveUser, Switch
-from kvstore.access.principals import Kind
+from kvstore.access.principals import PrincipalKind
 from kvstore.env.real import real_env
 from kvstore.env.tls import Tls
 from kvstore.errors import BookieError
@@ -26,7 +26,7 @@ from kvstore.server.access.identities import Access
 from kvstore.server.composition import _is_no_client_of_bookies
 from kvstore.server.config import NodeConfig
 from kvstore.types import BookieId
-from kvstore.wal.bookies import Bookies
+from kvstore.wal.bookies import BookieClients
 from tests.bookie.test_start_tls import asked, served, within
 from tests.env.runners import on_asyncio
 from tests.server.access.tables import table
@@ -35,7 +35,7 @@ from tests.waiting import wait_until
 
 @pytest.fixture(scope="module")
 def issue(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tls]:
-    """Makes the certificate of a name, of one CA."""
+    """Return a function that issues certificates of one CA for a name."""
     folder, authority = tmp_path_factory.mktemp("users"), trustme.CA()
     authority.cert_pem.write_to_path(str(folder / "ca.pem"))
 
@@ -48,9 +48,9 @@ def issue(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tls]:
 
 
 def like_a_node(name: str) -> Access:
-    """Users of a cluster that has a node of this name."""
+    """Return the users of a cluster that has a node of this name."""
     access = Access(table())
-    access.cluster_names.take({name: Kind.NODE})
+    access.cluster_names.take({name: PrincipalKind.NODE})
     return access
 
 
@@ -67,7 +67,7 @@ def like_a_node(name: str) -> Access:
         (like_a_node("Tenant"), "tenant", True),
     ],
 )
-def test_a_users_certificate_is_refused_before_anything_is_read_and_others_are_not(
+def test_bookie_refuses_user_certificate_before_reading_a_request(
     tmp_path: Path, issue: Callable[[str], Tls], access: Access, name: str, is_let_in: bool
 ) -> None:
     async def go() -> None:
@@ -86,10 +86,10 @@ def test_a_users_certificate_is_refused_before_anything_is_read_and_others_are_n
 @pytest.mark.parametrize(
     ("name", "is_let_in"), [("n1", True), ("n2", False), ("tenant", False), ("a.kv.internal", True), ("repairs", True)]
 )
-def test_a_bookie_that_names_its_clients_lets_in_no_others(
+def test_bookie_with_client_list_refuses_other_certificates(
     tmp_path: Path, issue: Callable[[str], Tls], name: str, is_let_in: bool
 ) -> None:
-    """A client of the cluster's doors has a certificate of the same authority, and no business at a bookie."""
+    """A client of the cluster's endpoints may have a certificate of the same CA, and has no business at a bookie."""
     config = SimpleNamespace(bookie_clients=("n1", "*.kv.internal", "Repairs"))
     node: Any = SimpleNamespace(access=Access(table(Switch(False))), config=config)
 
@@ -106,14 +106,14 @@ def test_a_bookie_that_names_its_clients_lets_in_no_others(
     on_asyncio(within(go))
 
 
-def test_names_that_nobody_shows_are_a_fault_of_the_file(tmp_path: Path) -> None:
+def test_config_check_reports_client_names_without_a_certificate(tmp_path: Path) -> None:
     files = {"data_dir": tmp_path, "secret_file": tmp_path / "secret"}
-    with pytest.raises(WrongSettings, match=r"bookie_clients: want \[tls\] verify_clients"):
+    with pytest.raises(WrongSettings, match=r"bookie_clients: expected \[tls\] verify_clients"):
         NodeConfig(id="n1", zookeeper="zk:2181", bookie_clients=("n1",), **files)  # type: ignore[arg-type]
 
 
-def test_a_users_certificate_that_a_bookie_is_told_to_let_in_is_a_users_all_the_same() -> None:
-    """Its rights are at the doors of servers."""
+def test_bookie_treats_listed_user_certificate_as_a_user() -> None:
+    """The user's permissions apply at the endpoints of servers."""
     config = SimpleNamespace(bookie_clients=("tenant",))
     node: Any = SimpleNamespace(access=Access(table()), config=config)
     certificate = {"subject": ((("commonName", "tenant"),),)}
@@ -123,9 +123,7 @@ def test_a_users_certificate_that_a_bookie_is_told_to_let_in_is_a_users_all_the_
     assert not _is_no_client_of_bookies(node, nothing), "where TLS is only preferred what comes plain has none"
 
 
-def test_client_reports_a_bookie_that_refuses_it_until_the_bookie_accepts_it(
-    tmp_path: Path, issue: Callable[[str], Tls]
-) -> None:
+def test_bookie_client_reports_a_refusal_until_it_is_accepted(tmp_path: Path, issue: Callable[[str], Tls]) -> None:
     access, b1 = Access(table()), BookieId("b1-aaaa")
 
     async def go() -> None:
@@ -133,14 +131,14 @@ def test_client_reports_a_bookie_that_refuses_it_until_the_bookie_accepts_it(
         async with served(
             tmp_path / "bookie", replace(issue("bookie"), verify_clients=True), is_user=access.is_user
         ) as one:
-            bookies = Bookies(env, lambda _: one.address)
+            bookies = BookieClients(env, lambda _: one.address)
             with pytest.raises(BookieError):
                 await bookies.space(b1)
-            assert bookies.refusals()[b1].startswith("it closed the connection before it answered anything")
+            assert bookies.refusals()[b1].startswith("the bookie closed the connection before any answer")
             access.take(table(RemoveUser("tenant")))
 
             async def is_accepted() -> bool:
-                with suppress(BookieError):  # it waits a moment between two connections
+                with suppress(BookieError):  # the bookie waits between two connections
                     await bookies.space(b1)
                 return not bookies.refusals()
 

@@ -1,4 +1,5 @@
-"""Calls of a gRPC server that asks: all admin calls by a data user, and a watch whose role is taken away."""
+"""Calls of a gRPC server with access control: every admin call by a user without admin rights, and a watch whose
+role is revoked."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ ADMIN_CALLS = [each.name for each in admin_pb2.DESCRIPTOR.services_by_name["Admi
 
 
 class Services(kv_pb2_grpc.KVServicer):
-    """Answers whatever passes the gate."""
+    """Answers every call that passes the gate."""
 
     def __init__(self) -> None:
         self.admin_calls = 0
@@ -45,7 +46,7 @@ class Services(kv_pb2_grpc.KVServicer):
         self.is_done = False
 
     async def Put(self, request: Any, context: Any) -> kv_pb2.PutResponse:  # type: ignore[override]
-        """Done is a write once it is handed over, whatever becomes of its call."""
+        """A write is applied once it is submitted, whatever happens to its call."""
         self.is_done = True
         self.begun.set()
         await self.may_answer.wait()
@@ -110,7 +111,7 @@ async def world() -> AsyncIterator[World]:
 
 
 class Changes(feed_pb2_grpc.FeedServicer):
-    """Waits for news that never come."""
+    """Waits for news that never arrive."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -131,7 +132,7 @@ def request_of(method: str) -> Any:
 
 
 @pytest.mark.parametrize("user", ["tenant", "reader", "backup", "nothing"])
-async def test_no_admin_call_is_done_for_a_user_of_data(world: World, user: str) -> None:
+async def test_admin_calls_are_refused_for_users_without_admin_right(world: World, user: str) -> None:
     async with world.channel(user) as channel:
         stub: Any = admin_pb2_grpc.AdminStub(channel)
         for method in ADMIN_CALLS:
@@ -144,7 +145,7 @@ async def test_no_admin_call_is_done_for_a_user_of_data(world: World, user: str)
 @pytest.mark.parametrize(
     ("user", "password"), [(None, b""), ("root", b"wrong"), ("nobody", b"secret"), ("certified", b"")]
 )
-async def test_no_call_is_done_for_a_stranger(world: World, user: str | None, password: bytes) -> None:
+async def test_calls_are_refused_without_authentication(world: World, user: str | None, password: bytes) -> None:
     async with world.channel(user, password) as channel:
         stub: Any = admin_pb2_grpc.AdminStub(channel)
         for method in ADMIN_CALLS:
@@ -152,7 +153,7 @@ async def test_no_call_is_done_for_a_stranger(world: World, user: str | None, pa
     assert world.services.admin_calls == 0
 
 
-async def test_an_administrator_passes(world: World) -> None:
+async def test_administrator_may_make_every_admin_call(world: World) -> None:
     async with world.channel("root") as channel:
         stub: Any = admin_pb2_grpc.AdminStub(channel)
         for method in ADMIN_CALLS:
@@ -163,7 +164,7 @@ async def test_an_administrator_passes(world: World) -> None:
 @pytest.mark.parametrize(
     ("change", "kind"), [(RevokeRole("tenant", "owns"), PermissionDenied), (RemoveUser("tenant"), NotAuthenticated)]
 )
-async def test_a_watch_ends_with_the_right_to_it(world: World, change: Any, kind: type[Exception]) -> None:
+async def test_watch_ends_when_its_right_is_revoked(world: World, change: Any, kind: type[Exception]) -> None:
     async with world.channel("tenant") as channel, world.channel("reader") as other:
         stub, stays = kv_pb2_grpc.KVStub(channel), kv_pb2_grpc.KVStub(other)
         call: Any = stub.Watch(kv_pb2.WatchRequest(start=b"t/", end=b"t0"))
@@ -177,8 +178,8 @@ async def test_a_watch_ends_with_the_right_to_it(world: World, change: Any, kind
 
 
 @pytest.mark.parametrize("change", [RemoveUser("tenant"), SetPassword("tenant", OTHER_HASH)])
-async def test_a_write_that_has_begun_is_answered_when_its_user_is_gone(world: World, change: Any) -> None:
-    """NotAuthenticated would say that nothing was done, and whoever logs in again would do it twice."""
+async def test_started_write_is_answered_when_its_user_is_removed(world: World, change: Any) -> None:
+    """NotAuthenticated would mean that nothing was done, so a client that logs in again would repeat the write."""
     async with world.channel("tenant") as channel:
         call: Any = kv_pb2_grpc.KVStub(channel).Put(kv_pb2.PutRequest(key=b"t/k", value=b"v"))
         await asyncio.wait_for(world.services.begun.wait(), PATIENCE_S)
@@ -190,7 +191,7 @@ async def test_a_write_that_has_begun_is_answered_when_its_user_is_gone(world: W
         assert isinstance(await failure_of(later), NotAuthenticated)
 
 
-async def test_a_call_that_waits_for_changes_ends_with_the_right_to_them(world: World) -> None:
+async def test_changes_call_ends_when_its_right_is_revoked(world: World) -> None:
     async with world.channel("tenant") as channel:
         call: Any = feed_pb2_grpc.FeedStub(channel).Changes(feed_pb2.ChangesRequest(start=b"t/", end=b"t0"))
         await asyncio.wait_for(world.services.begun.wait(), PATIENCE_S)
@@ -198,7 +199,7 @@ async def test_a_call_that_waits_for_changes_ends_with_the_right_to_them(world: 
         assert isinstance(await failure_of(call), PermissionDenied)
 
 
-async def test_a_watch_of_a_stranger_ends_when_the_cluster_begins_to_ask(world: World) -> None:
+async def test_unauthenticated_watch_ends_when_access_control_is_enabled(world: World) -> None:
     world.access.take(table(Switch(False)))
     async with world.channel(None) as channel:
         call: Any = kv_pb2_grpc.KVStub(channel).Watch(kv_pb2.WatchRequest())
@@ -212,7 +213,7 @@ class Aborted(Exception):
 
 
 class Head:
-    """The context of a call whose head is on its way until `is_sent` is set. gRPC ends no call before that."""
+    """The context of a call whose metadata is in flight until `is_sent` is set. gRPC ends no call before that."""
 
     def __init__(self) -> None:
         self.is_sent, self.begun = asyncio.Event(), asyncio.Event()
@@ -236,7 +237,7 @@ class Head:
         raise Aborted
 
 
-async def test_a_call_that_may_not_go_on_while_its_head_is_sent_is_ended_behind_that(world: World) -> None:
+async def test_call_is_ended_after_its_metadata_when_the_right_is_revoked(world: World) -> None:
     world.access.take(table(Switch(False)))
     gate = CallGate(world.access, world.logins)
     context = Head()
@@ -259,10 +260,8 @@ async def test_a_call_that_may_not_go_on_while_its_head_is_sent_is_ended_behind_
 
 
 @pytest.mark.parametrize("change", [RemoveUser("tenant"), SetPassword("tenant", OTHER_HASH)])
-async def test_who_was_removed_while_nobody_was_asked_is_nobody_when_the_cluster_asks_again(
-    world: World, change: Any
-) -> None:
-    """His calls began as a user's. They must not go on with the rights of everybody."""
+async def test_user_removed_while_access_was_off_is_unknown_when_it_is_on(world: World, change: Any) -> None:
+    """The user's calls began while access control was off. They must not continue with the permissions of everyone."""
     async with world.channel("tenant") as channel:
         call: Any = kv_pb2_grpc.KVStub(channel).Watch(kv_pb2.WatchRequest(start=b"t/", end=b"t0"))
         assert await call.read() == kv_pb2.WatchResponse()
@@ -275,7 +274,7 @@ async def test_who_was_removed_while_nobody_was_asked_is_nobody_when_the_cluster
         assert isinstance(await failure_of(call.read()), NotAuthenticated)
 
 
-async def test_a_certificate_says_who_calls(tmp_path: Path) -> None:
+async def test_call_is_identified_by_client_certificate(tmp_path: Path) -> None:
     authority = trustme.CA()
 
     def issued(host: str, name: str) -> Tls:

@@ -1,4 +1,4 @@
-"""The names of nodes and bookies, which no user may have, as changes of the access table find them."""
+"""The names of nodes and bookies, which no user may have, in changes of the access table."""
 
 from __future__ import annotations
 

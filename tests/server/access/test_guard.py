@@ -1,4 +1,4 @@
-"""What a guard looks at for many keys together."""
+"""The guard's check of many keys at once."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ _some = st.lists(_byte, max_size=3).map(b"".join)
 @given(st.lists(_some, max_size=3).map(tuple), st.lists(_some, min_size=1, max_size=5))
 @example((), [b"a"])
 @example((b"a", b"c"), [b"a", b"b", b"c"])
-def test_many_keys_begin_with_prefixes_as_each_of_them_does(prefixes: tuple[bytes, ...], keys: list[bytes]) -> None:
+def test_all_begin_with_agrees_with_a_check_of_each_key(prefixes: tuple[bytes, ...], keys: list[bytes]) -> None:
     assert all_begin_with(prefixes, keys) == all(key.startswith(prefixes) for key in keys)

@@ -1,4 +1,4 @@
-"""Logins: what they cost, and what is refused without a cost; whom a certificate names; what the audit log says."""
+"""Logins: their cost, refusals without a hash, names in certificates, and lines in the audit log."""
 
 from __future__ import annotations
 
@@ -43,9 +43,7 @@ async def logins(access: Access, lines: KeptLines) -> AsyncIterator[Logins]:
     await nursery.close()
 
 
-async def test_what_was_verified_costs_no_second_hash_until_the_password_changes(
-    logins: Logins, access: Access
-) -> None:
+async def test_verified_login_is_not_hashed_again_until_the_password_changes(logins: Logins, access: Access) -> None:
     for _ in range(3):
         assert (await logins.login("tenant", PASSWORD, "a")).name == "tenant"
     assert logins.hashes == 1
@@ -56,13 +54,13 @@ async def test_what_was_verified_costs_no_second_hash_until_the_password_changes
     assert (await logins.login("tenant", b"another", "a")).name == "tenant"
 
 
-async def test_many_who_log_in_alike_share_a_hash(logins: Logins) -> None:
+async def test_identical_concurrent_logins_share_a_hash(logins: Logins) -> None:
     found = await asyncio.gather(*(logins.login("tenant", PASSWORD, "a") for _ in range(40)))
     assert {each.name for each in found} == {"tenant"}
     assert logins.hashes == 1
 
 
-async def test_guesses_of_one_address_cost_few_hashes_and_others_may_log_in(logins: Logins) -> None:
+async def test_guesses_of_one_address_cost_few_hashes(logins: Logins) -> None:
     async def guess(number: int) -> None:
         with pytest.raises(StoreError):
             await logins.login("root", b"%d" % number, "a")
@@ -75,10 +73,8 @@ async def test_guesses_of_one_address_cost_few_hashes_and_others_may_log_in(logi
     assert (await logins.login("tenant", PASSWORD, "b")).name == "tenant"
 
 
-async def test_a_client_that_goes_on_with_a_wrong_password_has_nobody_else_refused(
-    logins: Logins, access: Access
-) -> None:
-    """Of a user who was removed too. Whoever tries the same again guesses nothing."""
+async def test_repeated_wrong_password_does_not_block_other_clients(logins: Logins, access: Access) -> None:
+    """Also for a removed user. A client that repeats the same login guesses nothing."""
     assert (await logins.login("tenant", PASSWORD, "a")).name == "tenant"
     access.take(table(RemoveUser("tenant")))
     for user, wrong in (("tenant", PASSWORD), ("root", b"the former one")):
@@ -91,7 +87,7 @@ async def test_a_client_that_goes_on_with_a_wrong_password_has_nobody_else_refus
     assert (await logins.login("tenant", PASSWORD, "a")).name == "tenant"
 
 
-async def test_wrong_logins_that_are_remembered_are_bounded(logins: Logins, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_remembered_wrong_logins_are_bounded(logins: Logins, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "WRONG_MAX", 4)
     for number in range(7):
         with pytest.raises(NotAuthenticated):
@@ -100,15 +96,15 @@ async def test_wrong_logins_that_are_remembered_are_bounded(logins: Logins, monk
     assert sum(len(part) for each in logins._wrong for part in each) < 4_000, "whatever names strangers say"
 
 
-async def test_addresses_that_are_remembered_are_bounded(logins: Logins, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_remembered_addresses_are_bounded(logins: Logins, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ADDRESSES_MAX", 4)
     for number in range(20):
         logins._note_failure(str(number))
     assert list(logins._failures) == ["16", "17", "18", "19"]
 
 
-async def test_who_does_not_wait_for_his_own_login_has_not_failed(logins: Logins) -> None:
-    """A client with a short deadline: what it began is finished, and known when it comes again."""
+async def test_abandoned_right_login_does_not_count_as_a_failure(logins: Logins) -> None:
+    """The client has a short deadline: its login is completed, and known when the client returns."""
     attempt = asyncio.ensure_future(logins.login("tenant", PASSWORD, "a"))
     await asyncio.sleep(0)
     attempt.cancel()
@@ -120,7 +116,7 @@ async def test_who_does_not_wait_for_his_own_login_has_not_failed(logins: Logins
     assert logins._failures["a"].times == 0
 
 
-async def test_who_does_not_wait_for_a_guess_has_failed_all_the_same(logins: Logins) -> None:
+async def test_abandoned_guess_counts_as_a_failure(logins: Logins) -> None:
     for number in range(module.FAILURES_MAX):
         attempt = asyncio.ensure_future(logins.login("tenant", b"%d" % number, "a"))
         await asyncio.sleep(0)
@@ -132,7 +128,7 @@ async def test_who_does_not_wait_for_a_guess_has_failed_all_the_same(logins: Log
         await logins.login("tenant", b"one more", "a")
 
 
-async def test_a_hash_that_was_begun_for_another_password_lets_nobody_in(logins: Logins, access: Access) -> None:
+async def test_login_fails_when_the_password_changes_during_its_hash(logins: Logins, access: Access) -> None:
     attempt = asyncio.ensure_future(logins.login("tenant", PASSWORD, "a"))
     await asyncio.sleep(0)
     access.take(table(SetPassword("tenant", OTHER_HASH)))
@@ -144,21 +140,21 @@ async def test_a_hash_that_was_begun_for_another_password_lets_nobody_in(logins:
 @pytest.mark.parametrize(
     "header", ["Basic \u00e9", "Basic \udcff", "Basic", "", "Basic YQ=", "Bearer YTpi", "Basic //86eA=="]
 )
-def test_a_header_that_is_none_names_nobody(header: str) -> None:
+def test_malformed_authorization_header_has_no_credentials(header: str) -> None:
     assert module.basic_or_none(header) is None
 
 
-async def test_logins_that_wait_are_bounded(logins: Logins, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waiting_logins_are_bounded(logins: Logins, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PENDING_MAX", 2)
     found = await asyncio.gather(
         *(logins.login("root", b"%d" % number, str(number)) for number in range(6)), return_exceptions=True
     )
-    assert sum("wait to be checked" in str(each) for each in found) == 4
+    assert sum("waiting to be checked" in str(each) for each in found) == 4
     assert logins.hashes == 2
 
 
 def stand_still(logins: Logins, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """The thread has a login until the event is set; what comes meanwhile waits."""
+    """Block the thread with a login until the event is set. Later logins wait."""
     go_on, right = threading.Event(), Password.is_right
 
     def is_right(hashed: Password, password: bytes) -> bool:
@@ -169,7 +165,7 @@ def stand_still(logins: Logins, monkeypatch: pytest.MonkeyPatch) -> threading.Ev
     return go_on
 
 
-async def test_an_address_that_has_failed_waits_behind_those_that_have_not(
+async def test_login_of_failing_address_waits_behind_other_addresses(
     logins: Logins, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended: list[str] = []
@@ -193,7 +189,7 @@ async def test_an_address_that_has_failed_waits_behind_those_that_have_not(
     assert ended[2:] == ["bad"] * 4 + ["worse"] * 6
 
 
-async def test_where_too_many_wait_the_address_that_has_failed_most_gives_way(
+async def test_login_of_the_most_failing_address_is_displaced_at_the_limit(
     logins: Logins, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PENDING_MAX", 4)
@@ -211,10 +207,10 @@ async def test_where_too_many_wait_the_address_that_has_failed_most_gives_way(
     assert (logins._waiting, logins._under_way) == ([], {})
 
 
-async def test_logins_that_find_no_thread_are_refused_and_the_next_is_checked(
+async def test_logins_without_a_thread_are_refused_and_the_next_is_checked(
     logins: Logins, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where a process may have no more threads for a moment: nobody waits for a thread that never began."""
+    """As in a process that cannot start a thread for a moment: no login waits for a thread that never started."""
 
     def start(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -229,7 +225,7 @@ async def test_logins_that_find_no_thread_are_refused_and_the_next_is_checked(
     assert (await asyncio.wait_for(logins.login("tenant", PASSWORD, "a"), PATIENCE_S)).name == "tenant"
 
 
-async def test_a_login_for_which_there_is_no_memory_is_refused_and_those_that_wait_are_checked(
+async def test_login_without_memory_is_refused_and_waiting_ones_are_checked(
     logins: Logins, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right = Password.is_right
@@ -248,9 +244,7 @@ async def test_a_login_for_which_there_is_no_memory_is_refused_and_those_that_wa
     assert logins._times("a") == 0
 
 
-async def test_logins_are_checked_where_a_thread_may_not_say_how_urgent_it_is(
-    logins: Logins, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_logins_are_checked_when_niceness_cannot_be_set(logins: Logins, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*words: int) -> None:
         raise PermissionError("a sandbox")
 
@@ -258,14 +252,14 @@ async def test_logins_are_checked_where_a_thread_may_not_say_how_urgent_it_is(
     assert (await asyncio.wait_for(logins.login("tenant", PASSWORD, "a"), PATIENCE_S)).name == "tenant"
 
 
-async def test_the_thread_comes_after_what_the_machine_does_else(logins: Logins) -> None:
+async def test_login_thread_has_lower_priority(logins: Logins) -> None:
     await logins.login("tenant", PASSWORD, "a")
     assert logins._thread is not None
     nice = logins._thread.submit(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id())).result()
     assert nice == module.NICENESS
 
 
-async def test_a_user_without_a_password_comes_by_certificate_alone(logins: Logins, access: Access) -> None:
+async def test_user_without_password_authenticates_only_by_certificate(logins: Logins, access: Access) -> None:
     for password in (b"", b"secret"):
         with pytest.raises(NotAuthenticated):
             await logins.login("certified", password, "a")
@@ -277,7 +271,7 @@ async def test_a_user_without_a_password_comes_by_certificate_alone(logins: Logi
     assert access.of_certificate(["nobody", "n1"]) is None
 
 
-async def test_a_refusal_is_audited_without_the_secret(logins: Logins, access: Access, lines: KeptLines) -> None:
+async def test_audit_line_of_a_refused_login_has_no_secret(logins: Logins, access: Access, lines: KeptLines) -> None:
     with pytest.raises(NotAuthenticated):
         await logins.login("an\nna", b"guessed", "ipv4:10.0.0.7")
     access.refused("anna", "10.0.0.7:1", "get", PermissionDenied("user anna lacks the right read"))
@@ -296,7 +290,7 @@ async def test_a_refusal_is_audited_without_the_secret(logins: Logins, access: A
     assert "guessed" not in "".join(lines.lines)
 
 
-def test_an_access_table_that_cannot_be_read_lets_nobody_in(access: Access) -> None:
+def test_undecodable_access_table_refuses_everyone(access: Access) -> None:
     tenant = access.identity_or_none("tenant")
     assert tenant is not None
     access.shut()
@@ -308,7 +302,7 @@ def test_an_access_table_that_cannot_be_read_lets_nobody_in(access: Access) -> N
     assert access.nobody.refusal_or_none((1, b"t/a", 0, 0)) is None
 
 
-def test_failures_are_counted_by_network() -> None:
+def test_login_failures_are_counted_by_network() -> None:
     assert network_of("2001:db8::1") == network_of("2001:db8::2") != network_of("2001:db9::1")
     assert network_of("10.0.0.1") != network_of("10.0.0.2")
 
@@ -329,11 +323,11 @@ def test_failures_are_counted_by_network() -> None:
         ("?", "?"),
     ],
 )
-def test_the_audit_log_counts_a_client_as_one_at_all_doors(address: str, caller: str) -> None:
+def test_audit_counts_a_client_as_one_address_at_all_endpoints(address: str, caller: str) -> None:
     assert caller_of(address) == caller
 
 
-async def test_a_flood_of_failed_logins_hides_none_of_another_address(access: Access, lines: KeptLines) -> None:
+async def test_audit_keeps_lines_of_other_addresses_during_a_login_flood(access: Access, lines: KeptLines) -> None:
     nursery = TaskNursery("test")
     audit = AuditLog(lambda: 0.0, lambda: 5, lines)
     logins = Logins(env_of(nursery), access, audit)

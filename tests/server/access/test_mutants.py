@@ -1,4 +1,5 @@
-"""What a guard lets through, for every operation by every way in; and that each way to break it is noticed."""
+"""The operations that a guard lets through, for every operation and every method of a backend. Each way to break the
+guard is noticed."""
 
 from __future__ import annotations
 
@@ -14,14 +15,14 @@ from kvstore.partition.state import commands
 from kvstore.partition.state.commands import NOT_NOW, Code, Flag, Op
 from kvstore.server.access import identities
 from kvstore.server.access.guard import Guard
-from kvstore.server.access.identities import Access, Identity
+from kvstore.server.access.identities import Access, UserIdentity
 from tests.server.access.tables import HASH, table
 
 MINE, OTHERS = b"t/a", b"x"
 
 
 def ops_on(key: bytes, start: bytes, end: bytes) -> list[Op]:
-    """One operation of each code, and those whose flags matter."""
+    """Return one operation of each code, and operations with the flags that matter."""
     put = commands.put(key, b"v")
     return [
         commands.get(key),
@@ -46,7 +47,7 @@ WITHIN = ops_on(MINE, b"t/", b"t0")
 
 
 class Backend:
-    """Keeps what reaches it."""
+    """A backend that records the operations that reach it."""
 
     def __init__(self) -> None:
         self.reached: list[Op] = []
@@ -69,11 +70,11 @@ class Sink:
         self.results[token] = result
 
     def flush(self) -> None:
-        """Nothing is sent."""
+        """Do nothing, because nothing is sent."""
 
 
-async def let_through(identity: Identity, access: Access, ops: Sequence[Op]) -> tuple[list[Op], dict[int, Any]]:
-    """What reaches the backend by all ways in, and how the rest is answered."""
+async def let_through(identity: UserIdentity, access: Access, ops: Sequence[Op]) -> tuple[list[Op], dict[int, Any]]:
+    """Return the operations that reach the backend by every method, and the results of the others."""
     backend: Any = Backend()
     guard, sink = Guard(access, identity, backend), Sink()
     for token, op in enumerate(ops):
@@ -82,7 +83,7 @@ async def let_through(identity: Identity, access: Access, ops: Sequence[Op]) -> 
     puts = [more, *(op for op in ops if op[0] == Code.PUT)]
     guard.submit(puts, sink, range(100, 100 + len(puts)))  # type: ignore[arg-type]
     if more in backend.reached:
-        backend.reached.remove(more)  # allowed or not, it says nothing about the others
+        backend.reached.remove(more)  # whether allowed or not, it does not affect the other operations
     for op in ops:
         if op[0] == Code.GET and guard.read_now([op[1]]) is NOT_NOW:
             sink.results[200] = PermissionDenied("not now")
@@ -95,7 +96,7 @@ async def let_through(identity: Identity, access: Access, ops: Sequence[Op]) -> 
 
 
 async def leaks() -> list[Op]:
-    """What somebody may do who may not."""
+    """Return the operations that reach the backend without permission."""
     access = Access(
         table(AddUser("writer", HASH), AddRole("w"), GrantRight("w", Right.WRITE), GrantRole("writer", "w"))
     )
@@ -114,11 +115,11 @@ async def leaks() -> list[Op]:
     return found
 
 
-async def test_nothing_beyond_a_users_rights_reaches_the_backend() -> None:
+async def test_operations_beyond_the_rights_never_reach_the_backend() -> None:
     assert await leaks() == []
 
 
-async def test_what_is_refused_is_answered_and_what_is_allowed_is_not() -> None:
+async def test_refused_operations_are_answered_and_allowed_ones_are_submitted() -> None:
     access = Access(table())
     tenant = access.identity_or_none("tenant")
     assert tenant is not None
@@ -132,7 +133,7 @@ async def test_what_is_refused_is_answered_and_what_is_allowed_is_not() -> None:
     assert all(isinstance(each, NotAuthenticated | PermissionDenied) for each in answers.values())
 
 
-def _first_key_only(identity: Identity, op: Op) -> Any:
+def _first_key_only(identity: UserIdentity, op: Op) -> Any:
     return _whole(identity, (*op[:2], op[2][:1], *op[3:]) if op[0] == Code.BATCH else op)
 
 
@@ -143,20 +144,20 @@ def _submit_by_the_first(guard: Guard, ops: Sequence[Op], sink: Any, tokens: Seq
         _submit(guard, ops, sink, tokens)
 
 
-def _keep(identity: Identity, permissions: Any) -> None:
-    """Take rights once, and never lose them."""
+def _keep(identity: UserIdentity, permissions: Any) -> None:
+    """Add permissions once and never remove any."""
     if not hasattr(identity, "permissions"):
         _allow(identity, permissions)
 
 
-_allow = Identity.allow
+_allow = UserIdentity.allow
 _submit = Guard.submit
-_whole = Identity.refusal_or_none
-_may = Identity._may
+_whole = UserIdentity.refusal_or_none
+_may = UserIdentity._may
 BREAKAGES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    "a batch is judged by its first key": lambda patch: patch.setattr(Identity, "refusal_or_none", _first_key_only),
+    "a batch is judged by its first key": lambda patch: patch.setattr(UserIdentity, "refusal_or_none", _first_key_only),
     "a range is judged by its start": lambda patch: patch.setattr(
-        Identity,
+        UserIdentity,
         "_may",
         lambda self, right, op: (
             self.permissions.may(right, op[1]) if isinstance(op[1], bytes) else _may(self, right, op)
@@ -178,11 +179,11 @@ BREAKAGES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
         *(Guard, "read_now"),
         lambda self, keys: self._backend.read_now(keys) if keys[0].startswith(self._identity.read) else NOT_NOW,
     ),
-    "a removed user goes on": lambda patch: patch.setattr(Identity, "allow", _keep),
+    "a removed user goes on": lambda patch: patch.setattr(UserIdentity, "allow", _keep),
 }
 
 
 @pytest.mark.parametrize("name", sorted(BREAKAGES))
-async def test_a_broken_guard_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_broken_guard_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     BREAKAGES[name](monkeypatch)
     assert await leaks() != [], name

@@ -1,4 +1,4 @@
-"""Each RPC and each HTTP route has its row; what has none is an administrator's."""
+"""Every RPC and every HTTP route has its row; without one it requires an administrator."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from kvstore.proto import (
     feed_pb2,
     kv_pb2,
 )
-from kvstore.server.access.identities import Access, Identity
+from kvstore.server.access.identities import Access, UserIdentity
 from kvstore.server.access.needs import HTTP_NEEDS, RPC_NEEDS, nothing
-from kvstore.server.http.door import HEALTH, HttpDoor
+from kvstore.server.http.listener import HEALTH, HttpListener
 from tests.server.access.tables import table
 
 
@@ -30,26 +30,26 @@ def methods() -> list[str]:
     return sorted(f"/{service.full_name}/{method.name}" for service in services for method in service.methods)
 
 
-def test_each_rpc_has_a_row_and_no_row_is_of_none() -> None:
+def test_every_rpc_has_a_row_and_every_row_an_rpc() -> None:
     others = {each for each in RPC_NEEDS if each.startswith("/grpc.")}
     assert methods() == sorted(RPC_NEEDS.keys() - others)
 
 
-def test_each_http_route_has_a_row_and_no_row_is_of_none() -> None:
+def test_every_http_route_has_a_row_and_every_row_a_route() -> None:
     nothing_: Any = None
-    assert HttpDoor(nothing_, nothing_, Beat()).paths() == HTTP_NEEDS.keys()
+    assert HttpListener(nothing_, nothing_, Beat()).paths() == HTTP_NEEDS.keys()
 
 
-def test_each_operation_has_a_row() -> None:
+def test_every_operation_has_a_row() -> None:
     assert NEEDS.keys() == {int(code) for code in Code}
     assert all(needs or code == Code.BATCH for code, needs in NEEDS.items())
 
 
-def test_each_operation_needs_to_read_or_to_write_so_who_may_do_both_everywhere_has_no_guard() -> None:
+def test_every_operation_needs_read_or_write() -> None:
     assert {right for needs in NEEDS.values() for right in needs} == {Right.READ, Right.WRITE}
 
 
-def identity_of(name: str) -> Identity:
+def identity_of(name: str) -> UserIdentity:
     access = Access(table())
     return access.identity_or_none(name) or access.nobody
 
@@ -62,7 +62,7 @@ REQUESTS: dict[str, Callable[[], Any]] = {
 
 
 def allowed(name: str) -> set[str]:
-    """The methods, without the service's package, that a user of `table` may call."""
+    """Return the methods, without the service's package, that a user of `table` may call."""
     found = set()
     for method, need in RPC_NEEDS.items():
         try:
@@ -92,18 +92,18 @@ LOGGED_IN = OPEN | KV | REFLECTION
         ("root", {m.removeprefix("/kvstore.v1.") for m in methods() if "Admin" in m}),
     ],
 )
-def test_each_user_may_call_what_his_rights_are_for_and_no_more(name: str, more: set[str]) -> None:
+def test_users_may_call_exactly_what_their_rights_allow(name: str, more: set[str]) -> None:
     assert allowed(name) == LOGGED_IN | more
 
 
-def test_a_stranger_may_ask_for_health_and_nothing_else() -> None:
+def test_unauthenticated_caller_may_only_check_health() -> None:
     assert allowed("stranger") == OPEN
     probes = {"/heartbeat", *(f"/api/v1/bookie/{name}" for name in ("is_ready", "state", "state/readonly"))}
     of_http = {path for path, need in HTTP_NEEDS.items() if need is nothing}
     assert of_http == HEALTH == {"/healthz", "/readyz", "/clusterz"} | probes
 
 
-def test_a_watch_and_changes_beyond_the_prefix_are_refused() -> None:
+def test_watch_and_changes_beyond_the_prefix_are_refused() -> None:
     tenant = identity_of("tenant")
     for method, request in (
         ("/kvstore.v1.KV/Watch", kv_pb2.WatchRequest()),

@@ -1,5 +1,5 @@
-"""Each way to break who is let in, at bookies (docs/protocol.md B32, B33), by tokens, and with TLS that is preferred or
-required (S1): it is caught by the sentence beside it."""
+"""Each way to break authentication at bookies (docs/protocol.md B32, B33), by tokens, and with preferred or required
+TLS (S1) is caught by the test beside it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvstore.env import transport
 from kvstore.env.tls import Tls
 from kvstore.env.transport import TcpTransport
 from kvstore.server.access import identities, logins
-from kvstore.server.access.identities import Access, Identity
+from kvstore.server.access.identities import Access, UserIdentity
 from kvstore.wal.connection import Connection
 from tests.certificates import Files
 from tests.env import test_prefer
@@ -64,23 +64,23 @@ AT_BOOKIES: dict[str, tuple[Callable[[Patch], None], Access, str, bool]] = {
 
 
 @pytest.mark.parametrize("name", sorted(AT_BOOKIES))
-def test_a_broken_port_of_a_bookie_is_noticed(
+def test_broken_port_of_a_bookie_is_noticed(
     name: str, monkeypatch: Patch, tmp_path: Path, issue: Callable[[str], Tls]
 ) -> None:
     """docs/protocol.md B33"""
     breakage, *case = AT_BOOKIES[name]
     breakage(monkeypatch)
     with pytest.raises((*NOTICED, ConnectionError, EOFError, ssl.SSLError)):
-        test_bookies.test_a_users_certificate_is_refused_before_anything_is_read_and_others_are_not(
+        test_bookies.test_bookie_refuses_user_certificate_before_reading_a_request(
             tmp_path,
             issue,
             *case,  # type: ignore[arg-type]
         )
 
 
-def test_a_broken_caller_of_bookies_is_noticed(monkeypatch: Patch) -> None:
-    """docs/protocol.md B32: one that takes no refusal for what it is."""
-    monkeypatch.setattr(Connection, "_greeted", lambda self, answer: setattr(self, "_hello_txn", -1))
+def test_broken_caller_of_bookies_is_noticed(monkeypatch: Patch) -> None:
+    """docs/protocol.md B32: a caller that does not recognise a refusal."""
+    monkeypatch.setattr(Connection, "_hello_answered", lambda self, answer: setattr(self, "_hello_txn", -1))
     with pytest.raises(NOTICED):
         test_connection.test_a_bookie_of_another_cluster_refuses_adds_and_reads_by_an_error_that_says_so()
 
@@ -88,12 +88,12 @@ def test_a_broken_caller_of_bookies_is_noticed(monkeypatch: Patch) -> None:
 # ── tokens ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 Case = Callable[[Server], Awaitable[None]]
-_ends: Case = test_tokens.test_it_ends_with_its_time_and_so_does_what_came_with_it
+_ends: Case = test_tokens.test_token_and_its_connections_end_when_it_expires
 _is_revoked: Case = partial(
-    test_tokens.test_what_came_with_it_ends_when_it_is_revoked_and_with_its_user,
+    test_tokens.test_connections_of_a_token_end_when_it_or_its_user_is_removed,
     change=RemoveToken(test_tokens.ID),
 )
-_stays: Case = test_tokens.test_it_stays_while_other_things_change_and_follows_its_users_rights
+_stays: Case = test_tokens.test_token_survives_other_changes_and_follows_its_users_rights
 
 
 async def _wrong_secret(server: Server) -> None:
@@ -107,7 +107,7 @@ async def _another_name(server: Server) -> None:
 
 
 def _keep_what_came(patch: Patch) -> None:
-    patch.setattr(Identity, "end", lambda self, why: None)
+    patch.setattr(UserIdentity, "end", lambda self, why: None)
 
 
 def _look_at_no_name(patch: Patch) -> None:
@@ -153,7 +153,7 @@ OF_TOKENS: dict[str, tuple[Callable[[Patch], None], Case]] = {
 
 
 @pytest.mark.parametrize("name", sorted(OF_TOKENS))
-async def test_a_broken_token_is_noticed(name: str, monkeypatch: Patch, server: Server) -> None:
+async def test_broken_token_is_noticed(name: str, monkeypatch: Patch, server: Server) -> None:
     breakage, case = OF_TOKENS[name]
     breakage(monkeypatch)
     with pytest.raises((*NOTICED, logins.NotAuthenticated)):
@@ -164,7 +164,7 @@ async def test_a_broken_token_is_noticed(name: str, monkeypatch: Patch, server: 
 
 
 def _always(patch: Patch) -> None:
-    """Take what comes plain also where TLS is required."""
+    """Accept connections without TLS although it is required."""
     patch.setattr(TcpTransport, "__init__", lambda self, **options: _init(self, **{**options, "admits_plain": True}))
 
 
@@ -173,7 +173,7 @@ def _never(patch: Patch) -> None:
 
 
 def _go_without_at_once(patch: Patch) -> None:
-    """Call without TLS wherever it is only preferred."""
+    """Connect without TLS wherever it is only preferred."""
     connected = TcpTransport._connected
 
     async def plain(self: TcpTransport, address: str, handler: Any, tls: Any, prelude: Any) -> Any:
@@ -189,33 +189,35 @@ def _after_any_error(patch: Patch) -> None:
 WITH_TLS: dict[str, tuple[Callable[[Patch], None], Callable[[Files], Awaitable[None]]]] = {
     "a port that requires it takes what is plain": (
         _always,
-        partial(test_prefer.test_a_port_that_requires_it_takes_nothing_plain, prelude=None),
+        partial(test_prefer.test_port_that_requires_tls_accepts_no_plain_connection, prelude=None),
     ),
     "a bookie's port that requires it takes what is plain": (
         _always,
-        partial(test_prefer.test_a_port_that_requires_it_takes_nothing_plain, prelude=test_prefer.bookies_prelude),
+        partial(
+            test_prefer.test_port_that_requires_tls_accepts_no_plain_connection, prelude=test_prefer.bookies_prelude
+        ),
     ),
     "who requires it calls without": (
         _always,
-        partial(test_prefer.test_only_who_prefers_tls_calls_without_it_those_who_have_none, says=b"", says_first=None),
+        partial(test_prefer.test_only_a_caller_that_prefers_tls_calls_without_it, says=b"", says_first=None),
     ),
     "a port that prefers it takes nothing plain": (
         _never,
-        partial(test_prefer.test_a_port_that_prefers_tls_takes_both_and_counts_what_is_plain, prelude=None),
+        partial(test_prefer.test_port_that_prefers_tls_accepts_both_and_counts_plain_connections, prelude=None),
     ),
     "who prefers it calls without where there is some": (
         _go_without_at_once,
-        partial(test_prefer.test_a_call_goes_by_tls_wherever_there_is_any, prelude=None),
+        partial(test_prefer.test_call_uses_tls_when_the_server_has_it, prelude=None),
     ),
     "a certificate that is not trusted is a reason to go without": (
         _after_any_error,
-        test_prefer.test_a_certificate_that_is_not_trusted_is_no_reason_to_go_without,
+        test_prefer.test_untrusted_certificate_is_no_reason_to_call_without_tls,
     ),
 }
 
 
 @pytest.mark.parametrize("name", sorted(WITH_TLS))
-async def test_a_broken_preference_of_tls_is_noticed(name: str, monkeypatch: Patch, files: Files) -> None:
+async def test_broken_preference_of_tls_is_noticed(name: str, monkeypatch: Patch, files: Files) -> None:
     """docs/protocol.md S1"""
     breakage, case = WITH_TLS[name]
     breakage(monkeypatch)

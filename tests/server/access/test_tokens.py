@@ -1,4 +1,4 @@
-"""Tokens at a server: whom they let in, at which door, and for how long."""
+"""Tokens at a server: the user they authenticate, the endpoints that accept them, and their expiry."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from kvstore.server import table_follower
 from kvstore.server.access.audit import AuditLog
 from kvstore.server.access.follow import AccessFollower
 from kvstore.server.access.guard import Guard
-from kvstore.server.access.http_doorman import HttpDoorman
+from kvstore.server.access.http_authenticator import HttpAuthenticator
 from kvstore.server.access.identities import Access
 from kvstore.server.access.logins import FAILURES_MAX, Logins
 from tests.audited import KeptLines
@@ -46,7 +46,7 @@ from tests.client.serving import env_of
 from tests.server.access.tables import CHANGES, OTHER_HASH, PASSWORD, table
 from tests.server.access.test_call_gate import World, world
 from tests.server.access.test_mutants import Backend
-from tests.server.redis.door import redis_door
+from tests.server.redis.resp_port import redis_port
 from tests.server.redis.test_access import line_of
 from tests.waiting import wait_until
 
@@ -62,7 +62,7 @@ def add(now_ms: int = NOW_MS, ttl_ms: int = TTL_MS) -> AddToken:
 
 @dataclass
 class Dated:
-    """A clock that stands."""
+    """A clock that does not move by itself."""
 
     ms: int = NOW_MS
 
@@ -75,7 +75,7 @@ class Dated:
 
 @dataclass
 class Server:
-    """Its users and their logins."""
+    """A server's users and logins."""
 
     access: Access
     logins: Logins
@@ -98,7 +98,7 @@ async def server() -> AsyncIterator[Server]:
 
 
 @pytest.mark.parametrize("user", ["tenant", "", "default"])
-async def test_its_bearer_is_its_user_by_his_name_or_by_none_without_a_slow_hash(server: Server, user: str) -> None:
+async def test_token_is_accepted_with_its_user_or_none_without_a_slow_hash(server: Server, user: str) -> None:
     identity = await server.logins.login(user, WORD, "a")
     assert (identity.name, identity.who) == ("tenant", f"tenant#{ID}")
     identity.check(Right.READ, b"t/", b"t0", "a test")
@@ -107,9 +107,7 @@ async def test_its_bearer_is_its_user_by_his_name_or_by_none_without_a_slow_hash
 
 
 @pytest.mark.parametrize(("user", "word"), [("", FALSE), ("tenant", FALSE), ("root", WORD), ("nobody", WORD)])
-async def test_a_wrong_secret_and_another_name_let_nobody_in_and_are_written_down_without_it(
-    server: Server, user: str, word: bytes
-) -> None:
+async def test_wrong_token_is_refused_and_audited_without_its_secret(server: Server, user: str, word: bytes) -> None:
     with pytest.raises(NotAuthenticated) as failed:
         await server.logins.login(user, word, "a")
     (line,) = server.audit.documents()
@@ -117,7 +115,7 @@ async def test_a_wrong_secret_and_another_name_let_nobody_in_and_are_written_dow
     assert word.decode()[-64:] not in "".join(server.audit.lines) + str(failed.value)
 
 
-async def test_who_comes_with_a_token_is_let_in_whatever_others_of_his_address_have_done(server: Server) -> None:
+async def test_token_is_accepted_despite_failures_of_its_address(server: Server) -> None:
     for number in range(FAILURES_MAX + 1):
         with pytest.raises(NotAuthenticated):
             await server.logins.login("tenant", b"%d" % number, "a")
@@ -126,7 +124,7 @@ async def test_who_comes_with_a_token_is_let_in_whatever_others_of_his_address_h
     assert (await server.logins.login("", WORD, "a")).name == "tenant"
 
 
-async def test_it_ends_with_its_time_and_so_does_what_came_with_it(server: Server) -> None:
+async def test_token_and_its_connections_end_when_it_expires(server: Server) -> None:
     identity, told = await server.logins.login("", WORD, "a"), list[bool]()
     server.access.on_change(lambda: told.append(identity.is_gone))
     assert server.access.next_expiry_ms() == NOW_MS + TTL_MS
@@ -134,12 +132,12 @@ async def test_it_ends_with_its_time_and_so_does_what_came_with_it(server: Serve
     server.access.expire(server.clock.ms)
     assert (identity.is_gone, told) == (False, [])
     server.clock.ms += 1
-    with pytest.raises(NotAuthenticated, match="has expired"):  # also before anybody has looked
+    with pytest.raises(NotAuthenticated, match="has expired"):  # also before the expiry has been noticed
         await server.logins.login("", WORD, "a")
     server.access.expire(server.clock.ms)
     assert (identity.is_gone, told) == (True, [True])
     assert server.access.next_expiry_ms() is None
-    with pytest.raises(NotAuthenticated, match="revoked, or has expired"):
+    with pytest.raises(NotAuthenticated, match="revoked or has expired"):
         identity.check_known()
     server.access.take(table(add()))
     with pytest.raises(NotAuthenticated):
@@ -147,8 +145,8 @@ async def test_it_ends_with_its_time_and_so_does_what_came_with_it(server: Serve
     assert identity.is_gone, "for good"
 
 
-async def test_one_that_a_wrong_date_has_ended_lets_in_again_when_the_date_is_right(server: Server) -> None:
-    """It was refused until somebody changed a user: a machine may start with a clock that is a day ahead."""
+async def test_token_ended_by_a_wrong_date_works_when_the_date_is_corrected(server: Server) -> None:
+    """The token was refused until somebody changed a user: a machine may start with a clock that is a day ahead."""
     former, told = await server.logins.login("", WORD, "a"), list[bool]()
     server.access.on_change(lambda: told.append(True))
     server.access.expire(NOW_MS + TTL_MS)
@@ -166,7 +164,7 @@ async def test_one_that_a_wrong_date_has_ended_lets_in_again_when_the_date_is_ri
 
 
 @pytest.mark.parametrize("change", [RemoveToken(ID), RemoveUser("tenant"), SetPassword("tenant", OTHER_HASH)])
-async def test_what_came_with_it_ends_when_it_is_revoked_and_with_its_user(server: Server, change: Change) -> None:
+async def test_connections_of_a_token_end_when_it_or_its_user_is_removed(server: Server, change: Change) -> None:
     identity = await server.logins.login("", WORD, "a")
     server.access.take(table(add(), change))
     assert identity.is_gone
@@ -174,7 +172,7 @@ async def test_what_came_with_it_ends_when_it_is_revoked_and_with_its_user(serve
         await server.logins.login("", WORD, "a")
 
 
-async def test_it_stays_while_other_things_change_and_follows_its_users_rights(server: Server) -> None:
+async def test_token_survives_other_changes_and_follows_its_users_rights(server: Server) -> None:
     identity, own = await server.logins.login("", WORD, "a"), await server.logins.login("tenant", PASSWORD, "a")
     server.access.take(table(add(), RevokeRole("tenant", "owns")))
     assert not identity.is_gone
@@ -185,7 +183,7 @@ async def test_it_stays_while_other_things_change_and_follows_its_users_rights(s
     assert (identity.is_gone, own.is_gone) == (True, False), "only what came with the token"
 
 
-async def test_a_refusal_names_the_token_in_the_audit_log(server: Server) -> None:
+async def test_audit_line_of_a_refusal_names_the_token(server: Server) -> None:
     class Sink:
         def complete(self, token: int, result: object) -> None: ...
         def flush(self) -> None: ...
@@ -196,19 +194,19 @@ async def test_a_refusal_names_the_token_in_the_audit_log(server: Server) -> Non
     assert server.audit.documents()[-1]["who"] == f"tenant#{ID}"
 
 
-async def test_an_http_request_carries_it_as_bearer(server: Server) -> None:
-    doorman = HttpDoorman(server.access, server.logins)
+async def test_http_request_accepts_bearer_token(server: Server) -> None:
+    authenticator = HttpAuthenticator(server.access, server.logins)
     for header, status in ((Login("", WORD).header, 200), (Login("", FALSE).header, 401), ("Bearer x", 401)):
-        answer = await doorman.refusal_or_none(make_mocked_request("GET", "/metrics", {"Authorization": header}))
+        answer = await authenticator.refusal_or_none(make_mocked_request("GET", "/metrics", {"Authorization": header}))
         assert (200 if answer is None else answer.status) == status, header
     assert Login("", WORD).header == f"Bearer {WORD.decode()}"
     assert WORD.decode() not in repr(Login("", WORD))
 
 
-async def test_a_call_carries_it_as_bearer_and_one_that_lasts_ends_with_it(world: World) -> None:
+async def test_call_accepts_bearer_token_and_ends_when_it_expires(world: World) -> None:
     world.access.take(table(add(now_ms=world.logins._clock.date_ms())))
     async with world.channel("", FALSE) as channel:
-        with pytest.raises(Exception, match="token is not one") as failed:
+        with pytest.raises(Exception, match="token is unknown") as failed:
             await kv_pb2_grpc.KVStub(channel).Watch(kv_pb2.WatchRequest(start=b"t/", end=b"t0")).read()
         assert isinstance(from_rpc_error(failed.value), NotAuthenticated)  # type: ignore[arg-type]
     async with world.channel("", WORD) as channel:
@@ -221,11 +219,11 @@ async def test_a_call_carries_it_as_bearer_and_one_that_lasts_ends_with_it(world
 
 
 @pytest.mark.parametrize("words", [(b"tenant", WORD), (b"default", WORD), (WORD,)])
-async def test_a_redis_client_gives_it_as_a_password(tmp_path: Path, words: tuple[bytes, ...]) -> None:
+async def test_redis_login_accepts_token_as_password(tmp_path: Path, words: tuple[bytes, ...]) -> None:
     access = Access()
-    async with redis_door(tmp_path, access=access) as door:
-        access.take(table(add(now_ms=door.server.now_ms())))
-        async with door.raw() as raw:
+    async with redis_port(tmp_path, access=access) as resp:
+        access.take(table(add(now_ms=resp.server.now_ms())))
+        async with resp.raw() as raw:
             assert await line_of(raw, b"AUTH", *words) == b"+OK\r\n"
             assert await raw.ask(b"ACL WHOAMI\r\n", b"$6\r\ntenant\r\n") == b"$6\r\ntenant\r\n"
             assert await line_of(raw, b"SET", b"t/a", b"1") == b"+OK\r\n"
@@ -234,7 +232,7 @@ async def test_a_redis_client_gives_it_as_a_password(tmp_path: Path, words: tupl
             assert (await raw.read_to_end()).startswith(b"-NOAUTH ")
 
 
-async def test_a_server_notices_by_itself_that_one_has_expired() -> None:
+async def test_follower_ends_expired_tokens_by_itself() -> None:
     """Also while nothing changes in the metadata store."""
     nursery, store, clock = TaskNursery("test"), MemoryStore(), Dated(NOW_MS + TTL_MS - 1)
     env: Any = replace(env_of(nursery), clock=clock)  # type: ignore[arg-type]
@@ -255,10 +253,10 @@ async def test_a_server_notices_by_itself_that_one_has_expired() -> None:
 
 
 @pytest.mark.parametrize("is_silent", [True, False])
-async def test_one_expires_in_time_while_the_metadata_store_is_away(
+async def test_token_expires_while_the_metadata_store_is_unavailable(
     is_silent: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For as long as the store was away, what had come with it went on."""
+    """While the store was unavailable, connections of the token stayed open."""
 
     class Store(MemoryStore):
         is_away, failed = False, 0
@@ -282,7 +280,7 @@ async def test_one_expires_in_time_while_the_metadata_store_is_away(
     await follower.open()
     identity = await Logins(env, access, AuditLog(clock.now, clock.date_ms, AuditLines())).login("", WORD, "a")
     store.is_away = True
-    follower.look_again()
+    follower.reread()
     await wait_until(async_of(lambda: store.failed > (0 if is_silent else 3)), what="the store is away")
     assert not identity.is_gone
     clock.ms += 1_000
@@ -292,11 +290,11 @@ async def test_one_expires_in_time_while_the_metadata_store_is_away(
 
 
 @pytest.mark.parametrize("reread_s", [0.0, 0.01])
-async def test_a_right_that_is_taken_away_is_gone_also_where_the_watch_was_lost(
+async def test_revoked_right_is_gone_when_the_table_watch_was_lost(
     reread_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once a wait is over the table is read, though the clock may say that some of it is left: what is less than it can
-    tell apart would be waited for without end."""
+    """The table is read at the end of a wait although the clock may show that a little of it is left. Otherwise a
+    remainder below the clock's resolution would be waited for without end."""
 
     class Deaf(MemoryStore):
         def watch(self, path: str, changed: Callable[[], None]) -> Watch:
@@ -323,9 +321,7 @@ async def test_a_right_that_is_taken_away_is_gone_also_where_the_watch_was_lost(
 
 
 @pytest.mark.parametrize("is_hinted", [True, False])
-async def test_a_table_that_is_lost_while_access_control_is_on_does_not_switch_it_off(
-    is_hinted: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_lost_table_does_not_disable_access_control(is_hinted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     class Store(MemoryStore):
         def watch(self, path: str, changed: Callable[[], None]) -> Watch:
             return super().watch(path, changed if is_hinted else lambda: None)

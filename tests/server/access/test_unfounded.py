@@ -1,4 +1,4 @@
-"""A server that other machines reach, of a cluster that asks nobody who he is: it serves nobody, at no door."""
+"""A server that other machines can reach, in a cluster without access control: it serves no client at any endpoint."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import grpc
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
-from kvstore.access import AccessTable, Found, Switch, applied
+from kvstore.access import AccessTable, FoundAdmin, Switch, applied
 from kvstore.env.logs.audit_lines import AuditLines
 from kvstore.env.nursery import TaskNursery
 from kvstore.errors import AccessUnfounded, InvalidRequest, NotAuthenticated
@@ -25,14 +25,14 @@ from kvstore.rpc.status import from_rpc_error
 from kvstore.server.access import identities
 from kvstore.server.access.audit import AuditLog
 from kvstore.server.access.call_gate import CallGate
-from kvstore.server.access.http_doorman import HttpDoorman
+from kvstore.server.access.http_authenticator import HttpAuthenticator
 from kvstore.server.access.identities import Access
 from kvstore.server.access.logins import Logins
 from kvstore.server.grpc.access_admin import AccessAdmin
 from tests.client.serving import env_of
 from tests.server.access.tables import HASH, table
 from tests.server.access.test_mutants import WITHIN, let_through
-from tests.server.redis.door import redis_door
+from tests.server.redis.resp_port import redis_port
 from tests.server.redis.test_parser import packed
 from tests.waiting import PATIENCE_S
 
@@ -55,15 +55,15 @@ async def logins(access: Access) -> AsyncIterator[Logins]:
 
 
 async def leaks(access: Access) -> int:
-    """How many operations of somebody unknown reach the backend."""
+    """Return the number of operations of an unauthenticated client that reach the backend."""
     reached, _ = await let_through(access.nobody, access, WITHIN)
     return len(reached)
 
 
-async def test_no_operation_is_done_until_the_cluster_is_founded_and_none_after_it_is_off_again(access: Access) -> None:
+async def test_unfounded_server_serves_nothing_until_access_is_on(access: Access) -> None:
     assert access.is_on
     assert await leaks(access) == 0
-    access.take(applied(AccessTable(), Found("root", HASH)))
+    access.take(applied(AccessTable(), FoundAdmin("root", HASH)))
     assert access.is_on
     assert not access.is_unfounded
     assert await leaks(access) == 0
@@ -76,7 +76,7 @@ async def test_no_operation_is_done_until_the_cluster_is_founded_and_none_after_
 
 
 def _take_as_it_is(access: Access, found: AccessTable) -> None:
-    """Go by the table alone."""
+    """Apply the table alone."""
     access.is_wanted = False
     _take(access, found)
 
@@ -91,7 +91,7 @@ BREAKAGES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 
 
 @pytest.mark.parametrize("name", sorted(BREAKAGES))
-async def test_a_broken_door_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_broken_unfounded_check_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     BREAKAGES[name](monkeypatch)
     access = Access(is_wanted=True)
     before = await leaks(access)
@@ -99,8 +99,8 @@ async def test_a_broken_door_is_noticed(name: str, monkeypatch: pytest.MonkeyPat
     assert before + await leaks(access) > 0, name
 
 
-async def test_the_redis_door_says_which_command_to_type(tmp_path: Path, access: Access) -> None:
-    async with redis_door(tmp_path, access=access) as door, door.raw() as raw:
+async def test_unfounded_redis_port_names_the_command_to_run(tmp_path: Path, access: Access) -> None:
+    async with redis_port(tmp_path, access=access) as resp, resp.raw() as raw:
         for words in (
             [b"GET", b"a"],
             [b"SET", b"a", b"1"],
@@ -115,7 +115,7 @@ async def test_the_redis_door_says_which_command_to_type(tmp_path: Path, access:
             assert COMMAND in answer
 
 
-async def test_the_grpc_door_says_so_as_a_typed_error_with_a_login_and_without(access: Access, logins: Logins) -> None:
+async def test_unfounded_grpc_port_refuses_with_a_typed_error(access: Access, logins: Logins) -> None:
     gate = CallGate(access, logins)
     admin: Any = admin_pb2_grpc.AdminServicer()
     server = GrpcServer(
@@ -135,28 +135,28 @@ async def test_the_grpc_door_says_so_as_a_typed_error_with_a_login_and_without(a
     await server.stop(0)
 
 
-async def test_the_http_door_tells_health_and_nothing_else(access: Access, logins: Logins) -> None:
-    doorman = HttpDoorman(access, logins)
+async def test_unfounded_http_port_serves_only_health(access: Access, logins: Logins) -> None:
+    authenticator = HttpAuthenticator(access, logins)
     for path in ("/", "/metrics"):
         for headers in ({}, {"Authorization": Login("root", b"secret").header}):
-            answer = await doorman.refusal_or_none(make_mocked_request("GET", path, headers))
+            answer = await authenticator.refusal_or_none(make_mocked_request("GET", path, headers))
             assert answer is not None
             assert answer.status == 401
             assert COMMAND in str(answer.text)
     for path in ("/healthz", "/readyz"):
-        assert await doorman.refusal_or_none(make_mocked_request("GET", path)) is None
+        assert await authenticator.refusal_or_none(make_mocked_request("GET", path)) is None
 
 
-async def test_a_login_is_refused_with_a_type_of_its_own(access: Access, logins: Logins) -> None:
+async def test_login_at_unfounded_server_raises_access_unfounded(access: Access, logins: Logins) -> None:
     with pytest.raises(AccessUnfounded, match=COMMAND):
         await logins.login("root", b"secret", "a")
 
 
-async def test_an_administrator_cannot_lock_everybody_out_by_switching_it_off() -> None:
+async def test_access_control_cannot_be_disabled_when_it_would_lock_everyone_out() -> None:
     store = MemoryStore()
-    await AccessStore(store).change(Found("root", HASH))
+    await AccessStore(store).change(FoundAdmin("root", HASH))
     off = admin_pb2.ChangeAccessRequest(switch_on=False)
-    with pytest.raises(InvalidRequest, match="serve nobody"):
+    with pytest.raises(InvalidRequest, match="serve no client"):
         await AccessAdmin(store, Access(is_wanted=True), lambda: 0, lambda: 0).change(off)
     assert (await AccessStore(store).read()).is_on
     await AccessAdmin(store, Access(), lambda: 0, lambda: 0).change(off)

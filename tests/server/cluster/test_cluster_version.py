@@ -65,7 +65,7 @@ async def test_the_bytes_in_the_metadata_store() -> None:
 async def test_a_server_that_cannot_do_the_clusters_version_does_not_start(env: Env) -> None:
     store = MemoryStore()
     await ClusterVersionStore(store).rise(versions.LATEST + 7, "9.9.9")
-    with pytest.raises(ClusterTooNew, match=r"the cluster is at 9: install kvstore 9\.9\.9 or later"):
+    with pytest.raises(ClusterTooNew, match=r"the cluster is at version 9; install kvstore 9\.9\.9 or later"):
         await VersionFollower(env, store, N1).open()
 
 
@@ -87,7 +87,7 @@ async def test_that_the_metadata_store_is_away_is_told_once(
     with caplog.at_level(logging.INFO):
         follower.look()
         await wait_until(is_asked_often, what="it is asked again and again")
-    assert len([each for each in caplog.records if "cannot be read now" in each.message]) == 1
+    assert len([each for each in caplog.records if "cannot read the cluster version now" in each.message]) == 1
     await follower.close()
 
 
@@ -151,6 +151,6 @@ async def test_who_cannot_be_announced_yet_reads_the_version_again_once_it_is(en
         return placed == ["here:1"]
 
     await wait_until(is_placed, what="it is announced")
-    await announcement.tell_is_up()
+    await announcement.announce_up()
     assert not Member.decode((await own.get(paths.server(N1)))[0]).starting
     assert placed == ["here:1"] * 2

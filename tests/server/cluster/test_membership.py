@@ -177,7 +177,7 @@ async def test_a_node_that_cannot_be_decoded_is_told_once(world: World, caplog: 
     await membership.wait_ring()
     for _ in range(3):
         await membership._read_all()
-    assert len([each for each in caplog.messages if "cannot be read" in each]) == 1
+    assert len([each for each in caplog.messages if "cannot decode" in each]) == 1
 
 
 # docs/protocol.md H7

@@ -102,7 +102,7 @@ async def test_what_a_step_refuses_is_told_and_nothing_is_written(store: Flaky) 
 
 async def test_a_ring_too_large_for_its_znode_is_refused(store: Flaky, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ring_store, "RING_BYTES_MAX", 300)
-    with pytest.raises(Overloaded, match="plan less at once"):
+    with pytest.raises(Overloaded, match="plan fewer changes at once"):
         await change_ring(store, adding(P2))
     assert (await stored(store)).version == 1
 
@@ -206,7 +206,7 @@ async def test_what_is_planned_is_carried_out_though_no_more_can_be_planned(
     assert [type(each) for each in made] == [Ring, Overloaded]
     assert (await stored(store)).moves == flipped.moves
     monkeypatch.setattr(ring_store, "RING_STEP_BYTES_MAX", len(encode(copying)))
-    with pytest.raises(Overloaded, match="plan less at once"):
+    with pytest.raises(Overloaded, match="plan fewer changes at once"):
         await own.change(lambda ring: steps.set_pace(ring, Pace(paused=True, bytes_per_s=1 << 60)))
 
 

@@ -25,9 +25,9 @@ def up(**can: int) -> dict[ServerId, Member]:
     [
         (FIRST, up(n1=2, n2=2, n3=2), 2, "it rises within seconds"),
         (FIRST, up(n1=2, n2=2, n3=1), None, "n3 cannot do it yet"),
-        (FIRST, up(n1=2, n2=2), None, "n3 hold replicas and are not up"),
+        (FIRST, up(n1=2, n2=2), None, "n3 hold replicas but are not up"),
         (FIRST, up(n1=2, n2=2, n3=2, n4=1), None, "n4 cannot do it yet"),
-        (FIRST, up(), None, "n1, n2, n3 hold replicas and are not up"),
+        (FIRST, up(), None, "n1, n2, n3 hold replicas but are not up"),
         (ClusterVersion(1, "", True), up(n1=2, n2=2, n3=2), None, "it is held"),
         (SECOND, up(n1=2, n2=2, n3=2), None, ""),
         (SECOND, up(n1=1, n2=2, n3=2), None, ""),
@@ -57,7 +57,7 @@ def test_a_server_that_is_starting_counts_as_old_until_it_is_up() -> None:
 
 
 def test_a_server_of_which_nothing_can_be_read_is_named() -> None:
-    assert what_holds_it(FIRST, up(n1=2, n2=2), ALL, 2, [N3]).startswith("what n3 can do is not known")
+    assert what_holds_it(FIRST, up(n1=2, n2=2), ALL, 2, [N3]).startswith("the versions of n3 are unknown")
 
 
 def test_what_somebody_has_to_do_something_about_is_told_from_what_passes() -> None:

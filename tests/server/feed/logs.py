@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 
 from kvstore.errors import BookieError, NoSuchLedger
 from kvstore.partition.state import move_records
-from kvstore.partition.state.entry import CREATE, DELETE, EXPIRES, NOTE, OVERWRITE, REPLACES, Entry, Kind, control
+from kvstore.partition.state.entry import CREATE, DELETE, EXPIRES, NOTE, OVERWRITE, REPLACES, Entry, EntryKind, control
 from kvstore.partition.state.move_records import MoveRecord, Own
 from kvstore.types import EntryId, LedgerId, PartitionId, Position, Seq
 from kvstore.wal.ledger_list import BEGINNING, LedgerList, Listed, LogEnd
 from kvstore.wal.ports import LogEntry
-from kvstore.wal.seek import Found
+from kvstore.wal.seek import SeekResult
 
 
 class MemoryLog:
@@ -99,7 +99,7 @@ class MemoryLog:
         return self._append(entry)
 
     def empty(self) -> None:
-        self._append(control(self.partition, 1, self.seq + 1, self.time_ms, Kind.EMPTY))
+        self._append(control(self.partition, 1, self.seq + 1, self.time_ms, EntryKind.EMPTY))
 
     def _append(self, entry: Entry) -> Position:
         self._entry += 1
@@ -141,20 +141,20 @@ class MemorySeeker:
         self._logs = logs
         self.searches = 0
 
-    async def end(self, partition: PartitionId, *, for_good: bool = False) -> Found:
+    async def end(self, partition: PartitionId, *, for_good: bool = False) -> SeekResult:
         return self._last(partition, lambda _: True)
 
-    async def last(self, partition: PartitionId, is_before: Callable[[bytes], bool]) -> Found:
+    async def last(self, partition: PartitionId, is_before: Callable[[bytes], bool]) -> SeekResult:
         self.searches += 1
         return self._last(partition, is_before)
 
-    def _last(self, partition: PartitionId, is_before: Callable[[bytes], bool]) -> Found:
+    def _last(self, partition: PartitionId, is_before: Callable[[bytes], bool]) -> SeekResult:
         log = self._logs[partition]
         for entry in reversed(log.readable()):
             if is_before(entry.payload):
-                return Found(entry.position, entry.payload, log.listed)
+                return SeekResult(entry.position, entry.payload, log.listed)
         first = Position(log.ledgers[0].id, EntryId(-1)) if log.ledgers else BEGINNING
-        return Found(first, None, log.listed)
+        return SeekResult(first, None, log.listed)
 
 
 class MemoryReader:

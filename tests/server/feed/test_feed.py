@@ -16,15 +16,15 @@ from kvstore.client import FeedReader
 from kvstore.client.feed import PartitionFeed
 from kvstore.errors import InvalidRequest, Overloaded, PositionTrimmed, Unavailable
 from kvstore.meta import codec, paths
-from kvstore.partition.state.changes import Interest, Logged
+from kvstore.partition.state.changes import FeedEntry, Interest
 from kvstore.partition.state.move_records import Own, Release
-from kvstore.partition.state.tokens import Span
+from kvstore.partition.state.tokens import TokenSpan
 from kvstore.proto import feed_pb2, feed_pb2_grpc
 from kvstore.ring import PartitionState
 from kvstore.ring import codec as codec_of_ring
 from kvstore.rpc.server import GrpcServer
 from kvstore.server.feed import tail
-from kvstore.server.feed.pages import Bounds, Page
+from kvstore.server.feed.pages import FeedPage, PageBounds
 from kvstore.server.grpc import feed_service
 from kvstore.server.grpc.feed_service import FeedService
 from kvstore.types import EntryId, LedgerId, PartitionId, Position, Seq
@@ -159,8 +159,8 @@ async def test_bounds_that_rise_over_what_does_not_matter_are_reached(reading: R
 
 def test_a_page_reaches_its_bound_before_an_entry_that_stands_behind_it() -> None:
     """What came between is of no interest and was passed over: the reader must not ask for it for ever."""
-    page = Page(Interest(), Bounds(until=583, rows=10, bytes=1000), 579, keys_only=False)
-    assert not page.add(Logged(AT, Seq(583), Seq(717), 1_000))
+    page = FeedPage(Interest(), PageBounds(until=583, rows=10, bytes=1000), 579, keys_only=False)
+    assert not page.add(FeedEntry(AT, Seq(583), Seq(717), 1_000))
     assert (page.is_full, page.finish(717).next) == (True, 583)
 
 
@@ -196,7 +196,7 @@ async def test_a_reader_goes_on_without_a_search(reading: Reading) -> None:
 
 
 async def test_a_page_names_what_came_and_went(reading: Reading) -> None:
-    old, new, span = reading.world.logs["p1"], reading.world.logs["p2"], Span(7, 9)
+    old, new, span = reading.world.logs["p1"], reading.world.logs["p2"], TokenSpan(7, 9)
     old.put((b"a", b""), (b"b", b""))
     old.record(Release(4, AT, 1, P2, span))
     new.put((b"x", b""))
@@ -231,7 +231,7 @@ async def test_a_place_in_what_was_trimmed_goes_on_if_its_reader_has_had_all_of_
     log = reading.world.logs["p1"]
     log.put((b"a", b""))
     assert (await reading.page("p1", 0)).next == 1
-    log.record(Release(4, AT, 1, P2, Span(7, 9)))
+    log.record(Release(4, AT, 1, P2, TokenSpan(7, 9)))
     log.roll()
     log.put((b"a", b""), (b"b", b""))
     log.put((b"c", b""))
@@ -243,7 +243,7 @@ async def test_a_move_right_behind_a_page_is_told_to_each_reader_who_goes_on_the
     log = reading.world.logs["p1"]
     log.put((b"a", b""))
     assert (await reading.page("p1", 0)).next == 1
-    log.record(Release(4, AT, 1, P2, Span(7, 9)))
+    log.record(Release(4, AT, 1, P2, TokenSpan(7, 9)))
     for _ in range(2):
         assert [each.move for each in (await reading.page("p1", 1, wait_ms=300)).handovers] == [4]
 
@@ -424,7 +424,7 @@ async def test_names_of_holds_are_few_and_those_that_are_there_go_on(
     await world.store.create(paths.partition_log(P2), codec.encode(LedgerList(1, tuple(world.logs["p2"].ledgers))))
     for name in ("one", "two", "one"):
         await reading.hold(name, {"p2": 0}, 60)
-    with pytest.raises(Overloaded, match="partition p2: 2 names of holds, at most 2"):
+    with pytest.raises(Overloaded, match="partition p2: expected at most 2 names of holds"):
         await reading.hold("three", {"p2": 0}, 60, timeout_s=2.0)
     assert len(await world.store.children(paths.partition_pins(P2))) == 2
     await reading.hold("two", {"p2": 0}, 0)
@@ -449,7 +449,7 @@ async def test_a_hold_leaves_out_who_has_left_and_holds_the_others(reading: Read
 async def test_a_hold_of_a_partition_that_never_was_is_refused_and_harms_nobody(reading: Reading, name: str) -> None:
     """It ended the process: its name was asked for in the metadata store by a task that must not fail."""
     world = reading.world
-    with pytest.raises(InvalidRequest, match="no partition"):
+    with pytest.raises(InvalidRequest, match="one of the partitions"):
         await reading.hold("stream", {name: 1}, 60)
     assert world.feeds.known_tail(PartitionId(name)) is None
     assert (await reading.page("p1", 0)).next == 0

@@ -12,7 +12,7 @@ import pytest
 from kvstore.errors import PositionTrimmed
 from kvstore.partition.state.changes import Interest
 from kvstore.partition.state.move_records import Own, Release
-from kvstore.partition.state.tokens import Span
+from kvstore.partition.state.tokens import TokenSpan
 from kvstore.proto import kv_pb2
 from kvstore.ring.hashing import token_of
 from kvstore.server.feed import tail as feed_tail
@@ -23,7 +23,7 @@ from tests.waiting import PATIENCE_S
 
 KEY = b"k"
 AT = Position(LedgerId(1), EntryId(0))
-SPAN = Span(token_of(KEY), token_of(KEY))
+SPAN = TokenSpan(token_of(KEY), token_of(KEY))
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 
 from kvstore.errors import PositionTrimmed
 from kvstore.partition.state.move_records import Own, Release
-from kvstore.partition.state.tokens import Span
+from kvstore.partition.state.tokens import TokenSpan
 from kvstore.proto import feed_pb2
 from kvstore.server.feed import tail
 from kvstore.server.grpc.feed_service import FeedService
@@ -22,7 +22,7 @@ from tests.server.feed.world import World
 from tests.waiting import PATIENCE_S
 
 P1, P2 = PartitionId("p1"), PartitionId("p2")
-AT, SPAN = Position(LedgerId(1), EntryId(0)), Span(7, 9)
+AT, SPAN = Position(LedgerId(1), EntryId(0)), TokenSpan(7, 9)
 KEYS = [b"%02d" % number for number in range(12)]
 STEPS = 80
 

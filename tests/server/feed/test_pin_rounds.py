@@ -16,8 +16,8 @@ from kvstore.meta import paths
 from kvstore.meta.memory import MemoryStore
 from kvstore.meta.store import ensure_path
 from kvstore.partition import pinning
-from kvstore.partition.pinning import Taken
-from kvstore.partition.state.tokens import EVERYTHING, Span
+from kvstore.partition.pinning import PinnedState
+from kvstore.partition.state.tokens import EVERYTHING, TokenSpan
 from kvstore.proto import data_pb2
 from kvstore.ring import PartitionState, Ring, codec, new_ring, plan, steps
 from kvstore.ring.moves import MoveId
@@ -39,8 +39,8 @@ class Servers:
         self.ring = new_ring([A, B, C], {SERVER: ""}, 1)
         self.links = self
         self.servers: dict[ServerId, Any] = {SERVER: SimpleNamespace(grpc="h:1")}
-        self.owned: dict[PartitionId, tuple[Span, ...]] = {A: EVERYTHING.spans, B: (), C: ()}
-        self.kept: list[pinning.Told] = []
+        self.owned: dict[PartitionId, tuple[TokenSpan, ...]] = {A: EVERYTHING.spans, B: (), C: ()}
+        self.kept: list[pinning.HeldPin] = []
         self.taken: list[PartitionId] = []
         self.before_take: Callable[[PartitionId], Coroutine[Any, Any, None]] = self.nothing
         self.keeper = PinKeeper(self.env, self)  # type: ignore[arg-type]
@@ -67,7 +67,7 @@ class Servers:
                 await self.before_take(partition)
                 self.taken.append(partition)
                 position = Position(LedgerId(1), EntryId(len(self.taken)))
-                return pinning.encode(Taken(position, 1, 1, self.owned[partition], 1, 1, [], DEADLINE_MS))
+                return pinning.encode(PinnedState(position, 1, 1, self.owned[partition], 1, 1, [], DEADLINE_MS))
             case pinning.RENEW:
                 return pinning.encode(DEADLINE_MS)
             case pinning.TELL:

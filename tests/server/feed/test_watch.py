@@ -14,11 +14,11 @@ from kvstore.client import ClientConfig
 from kvstore.errors import InvalidRequest, NoSuchLedger, Overloaded, PositionTrimmed, Unavailable
 from kvstore.partition.state.changes import Interest
 from kvstore.partition.state.move_records import Own, Release
-from kvstore.partition.state.tokens import Span
+from kvstore.partition.state.tokens import TokenSpan
 from kvstore.ring.hashing import token_of
 from kvstore.server.feed import feeds, watch
 from kvstore.server.feed import tail as feed_tail
-from kvstore.server.feed.tail import Cursor
+from kvstore.server.feed.tail import FeedCursor
 from kvstore.types import EntryId, LedgerId, PartitionId, Position
 from kvstore.wal.ports import LogReader
 from tests.server.feed.logs import cannot_be_read
@@ -231,7 +231,7 @@ async def test_a_change_is_looked_for_where_there_is_one(tmp_path: Path, monkeyp
         await world.settle()
         advance, looked_through = watch.Watch._advance, list[PartitionId]()
 
-        def counted(self: watch.Watch, cursor: Cursor) -> AsyncIterator[Any]:
+        def counted(self: watch.Watch, cursor: FeedCursor) -> AsyncIterator[Any]:
             looked_through.append(cursor.partition)
             return advance(self, cursor)
 
@@ -273,7 +273,7 @@ async def test_places_in_many_logs_are_looked_for_together(tmp_path: Path) -> No
     async with World.open(tmp_path, *(f"p{number}" for number in range(3 * feeds.FOLLOWS_MAX))) as world:
         find, looking, most = world.feeds.cursor, 0, 0
 
-        async def found(*given: Any) -> Cursor:
+        async def found(*given: Any) -> FeedCursor:
             nonlocal looking, most
             looking += 1
             most = max(most, looking)
@@ -345,7 +345,7 @@ async def test_a_watch_is_woken_by_what_comes_after_its_log_could_not_be_read(
 def handed(world: World, key: bytes, *, seq: int) -> tuple[Release, Own]:
     """The range of a key goes from p1 to p2."""
     token = token_of(key)
-    span = Span(token, token)
+    span = TokenSpan(token, token)
     return Release(1, AT, 1, P2, span), Own(1, AT, AT, seq, world.logs["p1"].time_ms, P1, span)
 
 
@@ -397,7 +397,7 @@ async def test_one_key_is_found_again_by_who_was_away_while_it_moved(world: Worl
     release, own = handed(world, key, seq=2)
     old.record(release)
     old.put((b"another", b""))
-    old.record(Release(2, AT, 0, P2, Span(0, 0)))
+    old.record(Release(2, AT, 0, P2, TokenSpan(0, 0)))
     new.record(own)
     new.put((key, b"3"))
     following = await world.watch(Interest(key, key + b"\0"), of=key, after={"p1": after})

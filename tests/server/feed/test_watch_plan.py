@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvstore.ring import plan
 from kvstore.server.feed.pages import interest_in
-from kvstore.server.feed.watch_plan import Follow, Plan
+from kvstore.server.feed.watch_plan import FeedToFollow, WatchPlan
 from kvstore.types import PartitionId
 from tests.ring.rings import ids, members, ring_of, settle
 
@@ -15,8 +15,8 @@ def test_a_partition_that_has_left_is_not_new_to_a_watch_whose_server_has_not_he
     """It goes on after it, with what p2 got of it: p1's log from its beginning would be behind that."""
     both = settle(plan.join(ring_of(1), members(ids(2, 2))))
     left = settle(plan.leave(both, [P1]))
-    watch = Plan(interest_in(b"", b""))
-    assert watch.begin(left, {P2: 7}) == [Follow(P2, 7)]
+    watch = WatchPlan(interest_in(b"", b""))
+    assert watch.begin(left, {P2: 7}) == [FeedToFollow(P2, 7)]
     watch.positions[P2] = 7
     assert watch.joined(both) == []
     assert watch.joined(left) == []

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from kvstore.client.core.watching import Change, Reading, Watched
+from kvstore.client.core.watching import Change, WatchCursor, WatchedKeys
 from kvstore.env.real import real_env
 from kvstore.meta import paths
 from kvstore.meta.layout import LayoutStore
@@ -97,9 +97,9 @@ class World:
         is_reading: bool = True,
     ) -> Following:
         """A reader whose watch has begun. Raises what kept it from that."""
-        watched = Watched(interest.start, interest.end, heartbeat_s=heartbeat_s)
+        watched = WatchedKeys(interest.start, interest.end, heartbeat_s=heartbeat_s)
         assert of is None or watched.key == of
-        following = Following(self.feeds, Reading(watched, after, seen or {}))
+        following = Following(self.feeds, WatchCursor(watched, after, seen or {}))
         self._following.append(following)
         await following.begin()
         if is_reading:
@@ -115,7 +115,7 @@ class World:
 class Following:
     """One reader, and the stream between server and reader: takes one message at a time, when it reads."""
 
-    def __init__(self, feeds: Feeds, reading: Reading) -> None:
+    def __init__(self, feeds: Feeds, reading: WatchCursor) -> None:
         self.changes: list[Change] = []
         self._reading, self._feeds = reading, feeds
         self._given = 0

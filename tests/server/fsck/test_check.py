@@ -18,7 +18,7 @@ from kvstore.partition.state.entry import Entry
 from kvstore.ring import encode as encode_ring
 from kvstore.ring import new_ring
 from kvstore.server.fsck.check import Fsck, LedgerCopies
-from kvstore.server.fsck.findings import TOO_FEW_COPIES, Finding, Report, Severity
+from kvstore.server.fsck.findings import TOO_FEW_COPIES, FsckFinding, FsckReport, Severity
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, PartitionId, Quorum, Seq, ServerId
 from kvstore.wal.creator import OWNER_KEY
 from kvstore.wal.ledger_list import LedgerList, Listed
@@ -84,7 +84,7 @@ class Made:
             return EntryId(self.confirmed[copies.metadata.ledger])
         return EntryId(ENTRIES - 1)
 
-    async def checked(self) -> Report:
+    async def checked(self) -> FsckReport:
         return await Fsck(self.env, self.store).run()
 
 
@@ -105,13 +105,13 @@ async def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     await env.nursery.close()
 
 
-def about_ledgers(report: Report, least: Severity = Severity.ERROR) -> list[tuple[str, str]]:
+def about_ledgers(report: FsckReport, least: Severity = Severity.ERROR) -> list[tuple[str, str]]:
     worse = (Severity.ERROR, Severity.WARNING, Severity.NOTE)
     kept = worse[: worse.index(least) + 1]
     return [(each.where, _short(each)) for each in report.findings if "ledger" in each.where and each.severity in kept]
 
 
-def _short(finding: Finding) -> str:
+def _short(finding: FsckFinding) -> str:
     return finding.message.partition(";")[0]
 
 
@@ -139,8 +139,8 @@ async def test_what_was_given_up_is_a_note(made: Made) -> None:
     report = await made.checked()
     assert report.errors == 0
     assert about_ledgers(report, Severity.NOTE) == [
-        ("p1 ledger=7 entry 1", "was given up: nobody looks for copies of it any more"),
-        ("p1 ledger=8 entry 0", "was given up: nobody looks for copies of it any more"),
+        ("p1 ledger=7 entry 1", "is marked as lost: its copies are no longer searched for"),
+        ("p1 ledger=8 entry 0", "is marked as lost: its copies are no longer searched for"),
     ]
     made.lost.add((LEDGERS[0], 2))
     report = await made.checked()
@@ -174,4 +174,4 @@ async def test_the_ledgers_of_a_partition_that_joins_during_the_check_are_not_le
     monkeypatch.setattr(made, "read", read)
     await made.list(P2, [])
     found = about_ledgers(await made.checked(), Severity.WARNING)
-    assert found == [("p2 ledger=11", "was made for this partition and is not in its list")]
+    assert found == [("p2 ledger=11", "was created for this partition but is not in its list")]

@@ -10,7 +10,7 @@ from kvstore.proto.bookkeeper import Status
 from kvstore.server.fsck.check import SILENT_AFTER, LedgerCopies
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, Quorum
 from kvstore.wal import bookies
-from kvstore.wal.bookies import Bookies
+from kvstore.wal.bookies import BookieClients
 
 B1, B2 = BookieId("b1"), BookieId("b2")
 
@@ -33,7 +33,7 @@ async def test_a_bookie_of_damaged_entries_is_not_taken_for_one_that_is_away(
     monkeypatch.setattr(bookies, "READ_TIMEOUT_S", 0.01)
     metadata = LedgerMetadata(LedgerId(1), Quorum(2, 2, 2), (Fragment(EntryId(0), (B1, B2)),))
     own = B1, cast(Any, Answering(status))
-    copies = LedgerCopies(Bookies(cast(Any, SimpleNamespace(nursery=None)), lambda _: None, own=own), metadata)
+    copies = LedgerCopies(BookieClients(cast(Any, SimpleNamespace(nursery=None)), lambda _: None, own=own), metadata)
     found = await asyncio.gather(*(copies.read(B1, EntryId(entry)) for entry in range(SILENT_AFTER)))
     assert found == [None] * SILENT_AFTER
     assert copies.is_silent(B1) is (status is None)

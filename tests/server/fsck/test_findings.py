@@ -1,12 +1,12 @@
 """What a check of the whole cluster must notice."""
 
-from kvstore.partition.state.entry import Entry, Kind, control
+from kvstore.partition.state.entry import Entry, EntryKind, control
 from kvstore.partition.state.move_records import Own, encode
 from kvstore.server.fsck.findings import (
     START_BOOKIES,
     TOO_FEW_COPIES,
     WAIT_FOR_COPIES,
-    Report,
+    FsckReport,
     Sequences,
     Severity,
     check_copies,
@@ -38,32 +38,32 @@ def list_of(*numbers: int) -> LedgerList:
     return listed
 
 
-def findings(report: Report) -> list[tuple[Severity, str]]:
+def findings(report: FsckReport) -> list[tuple[Severity, str]]:
     return [(finding.severity, finding.where) for finding in report.findings]
 
 
 def test_a_list_whose_last_two_are_open_is_sound() -> None:
-    report = Report()
+    report = FsckReport()
     found = {LedgerId(1): closed(1), LedgerId(2): ledger(2), LedgerId(3): ledger(3)}
     check_list(report, P, list_of(1, 2, 3), found)
     assert report.findings == []
 
 
 def test_an_open_ledger_before_the_last_two_is_an_error() -> None:
-    report = Report()
+    report = FsckReport()
     found = {LedgerId(1): ledger(1), LedgerId(2): closed(2), LedgerId(3): ledger(3)}
     check_list(report, P, list_of(1, 2, 3), found)
     assert findings(report) == [(Severity.ERROR, "p1 ledger=1")]
 
 
 def test_a_listed_ledger_without_metadata_is_an_error() -> None:
-    report = Report()
+    report = FsckReport()
     check_list(report, P, list_of(1, 2), {LedgerId(2): ledger(2)})
     assert findings(report) == [(Severity.ERROR, "p1 ledger=1")]
 
 
 def test_copies_below_the_write_quorum_are_a_warning_and_below_the_ack_quorum_an_error() -> None:
-    report = Report()
+    report = FsckReport()
     check_copies(report, "p1", ledger(1), EntryId(0), {B1: b"x", B2: b"x", B3: b"x"})
     check_copies(report, "p1", ledger(1), EntryId(1), {B1: b"x", B2: None, B3: b"x"})
     check_copies(report, "p1", ledger(1), EntryId(2), {B1: b"x", B2: None, B3: None})
@@ -72,13 +72,13 @@ def test_copies_below_the_write_quorum_are_a_warning_and_below_the_ack_quorum_an
 
 
 def test_two_payloads_of_one_entry_are_an_error() -> None:
-    report = Report()
+    report = FsckReport()
     check_copies(report, "p1", ledger(1), EntryId(0), {B1: b"x", B2: b"y", B3: b"x"})
     assert findings(report) == [(Severity.ERROR, "p1 entry 0")]
 
 
 def test_the_same_about_many_entries_is_one_finding() -> None:
-    report = Report()
+    report = FsckReport()
     for entry in (0, 1, 2, 5, 6, 9):
         check_copies(report, "p1 ledger=1", ledger(1), EntryId(entry), {B1: b"x", B2: None, B3: b"x"})
     assert findings(report) == [(Severity.WARNING, "p1 ledger=1 entries 0-2,5-6,9 (6)")]
@@ -86,34 +86,34 @@ def test_the_same_about_many_entries_is_one_finding() -> None:
 
 
 def test_a_missing_copy_says_whether_its_bookie_is_up_and_what_to_do() -> None:
-    report = Report()
+    report = FsckReport()
     payloads = {B1: b"x", B2: None, B3: b"x"}
     check_copies(report, "p1", ledger(1), EntryId(0), payloads, lambda bookie: bookie != B2)
     check_copies(report, "p1", ledger(1), EntryId(1), payloads)
     check_copies(report, "p1", ledger(1), EntryId(2), {B1: b"x", B2: None, B3: None})
     assert [finding.message for finding in report.findings] == [
-        "1 of 3 copies; none at b2, b3; 2 are needed",
-        "2 of 3 copies; none at b2 (not up)",
-        "2 of 3 copies; none at b2",
+        "1 of 3 copies; none on b2, b3; 2 are needed",
+        "2 of 3 copies; none on b2 (not up)",
+        "2 of 3 copies; none on b2",
     ]
     assert report.verdict.startswith("AT RISK")
     assert report.advice() == [TOO_FEW_COPIES, START_BOOKIES, WAIT_FOR_COPIES]
 
 
 def test_two_copies_of_a_ledger_that_was_to_have_two_are_a_note_and_no_warning() -> None:
-    report = Report()
+    report = FsckReport()
     two = LedgerMetadata(LedgerId(1), Quorum(2, 2, 2), (Fragment(EntryId(0), (B1, B2)),))
     check_quorum(report, "p1 ledger=1", two, 3)
     assert report.findings == []
     check_quorum(report, "p1 ledger=1", two.closed(EntryId(4), 100), 3)
     check_quorum(report, "p1 ledger=2", closed(2), 3)
     assert findings(report) == [(Severity.NOTE, "p1 ledger=1")]
-    assert (report.errors, report.warnings, report.verdict) == (0, 0, "All is well")
+    assert (report.errors, report.warnings, report.verdict) == (0, 0, "Healthy")
 
 
 def test_a_closed_ledger_whose_entries_hold_more_than_it_says_is_an_error_and_less_a_warning() -> None:
     for found_bytes, errors, warnings in ((100, 0, 0), (99, 0, 1), (101, 1, 0)):
-        report = Report()
+        report = FsckReport()
         check_length(report, "p1 ledger=1", closed(1), found_bytes)
         check_length(report, "p1 ledger=2", ledger(2), found_bytes)
         assert (report.errors, report.warnings) == (errors, warnings)
@@ -127,10 +127,10 @@ def puts(first: int, count: int, *, epoch: int = 1, partition: PartitionId = P) 
 
 
 def test_a_log_without_gaps_is_sound_also_over_control_records() -> None:
-    report = Report()
+    report = FsckReport()
     log = Sequences(report, P)
     log.begin(1, exact=True)
-    for payload in (control(P, 1, 1, 1, Kind.EPOCH_START).encode(), puts(1, 3), puts(4, 1)):
+    for payload in (control(P, 1, 1, 1, EntryKind.EPOCH_START).encode(), puts(1, 3), puts(4, 1)):
         log.add("ledger", EntryId(0), payload)
     log.begin(5, exact=True)
     log.add("ledger", EntryId(3), puts(5, 2, epoch=2))
@@ -140,17 +140,17 @@ def test_a_log_without_gaps_is_sound_also_over_control_records() -> None:
 def test_sequences_jump_only_where_a_range_is_owned_behind_its_source() -> None:
     own = encode(Own(7, Position(LedgerId(1), EntryId(4)), Position(LedgerId(1), EntryId(6)), seq=900, time_ms=5))
     for said, after, errors in ((own, 901, 0), (own, 902, 1), (own, 3, 1), (b"garbage", 901, 1)):
-        report = Report()
+        report = FsckReport()
         log = Sequences(report, P)
         log.add("ledger", EntryId(0), puts(1, 2))
-        log.add("ledger", EntryId(1), control(P, 1, 3, 1, Kind.OWN, said).encode())
+        log.add("ledger", EntryId(1), control(P, 1, 3, 1, EntryKind.OWN, said).encode())
         log.add("ledger", EntryId(2), puts(after, 1))
         assert report.errors == errors, (said, after)
 
 
 def test_a_gap_a_falling_epoch_a_foreign_entry_and_garbage_are_errors() -> None:
     for bad in (puts(3, 1), puts(2, 1, epoch=0), puts(2, 1, partition=PartitionId("p2")), b"\xff"):
-        report = Report()
+        report = FsckReport()
         log = Sequences(report, P)
         log.add("ledger", EntryId(0), puts(1, 1))
         log.add("ledger", EntryId(1), bad)
@@ -158,7 +158,7 @@ def test_a_gap_a_falling_epoch_a_foreign_entry_and_garbage_are_errors() -> None:
 
 
 def test_a_list_that_names_another_first_sequence_is_an_error_once_it_is_exact() -> None:
-    report = Report()
+    report = FsckReport()
     log = Sequences(report, P)
     log.add("ledger", EntryId(0), puts(1, 3))
     log.begin(3, exact=False)
@@ -177,7 +177,7 @@ def test_copies_that_could_stand_in_distinct_zones_are_a_warning_once_their_ledg
     """docs/protocol.md, W10."""
     b4, zones = BookieId("b4"), {B1: "a", B2: "a", B3: "b"}
     better = LedgerMetadata(LedgerId(1), Quorum(3, 3, 2), (Fragment(EntryId(0), (B1, b4, B3)),))
-    report = Report()
+    report = FsckReport()
     check_zones(report, "p1 ledger=1", closed(1), None, zones)
     assert report.findings == []
     check_zones(report, "p1 ledger=1", closed(1), better, zones)

@@ -17,10 +17,10 @@ from kvstore.ring import PartitionState, new_ring
 from kvstore.ring import encode as encode_ring
 from kvstore.server.fsck import presence
 from kvstore.server.fsck.check import Fsck
-from kvstore.server.fsck.findings import TOO_FEW_COPIES, Report, Severity
+from kvstore.server.fsck.findings import TOO_FEW_COPIES, FsckReport, Severity
 from kvstore.server.fsck.presence import runs_lacking
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, Quorum, ServerId
-from kvstore.wal.bookies import Bookies
+from kvstore.wal.bookies import BookieClients
 from tests.server.fsck.test_check import BOOKIES, Made, P
 from tests.server.fsck.test_check import made as made  # the fixture
 
@@ -40,12 +40,12 @@ def held(monkeypatch: pytest.MonkeyPatch) -> dict[BookieId, range | None]:
     """What the bookies hold of every ledger; None: that bookie does not answer."""
     table: dict[BookieId, range | None] = dict.fromkeys(BOOKIES, range(10))
 
-    async def entries(_: Bookies, bookie: BookieId, ledger: LedgerId) -> HeldEntries:
+    async def entries(_: BookieClients, bookie: BookieId, ledger: LedgerId) -> HeldEntries:
         if (has := table[bookie]) is None:
             raise BookieError(f"{bookie} refuses connections")
         return HeldEntries.of_runs([(has.start, len(has))] if has else [])
 
-    monkeypatch.setattr(Bookies, "entries", entries)
+    monkeypatch.setattr(BookieClients, "entries", entries)
     monkeypatch.setattr(presence, "AGAIN_S", 0.0)
     return table
 
@@ -58,7 +58,7 @@ async def set_up(made: Made, *ledgers: LedgerMetadata) -> None:
         await LedgerStore(made.store).create(each)
 
 
-def shown(report: Report, severity: Severity = Severity.ERROR) -> list[tuple[str, str]]:
+def shown(report: FsckReport, severity: Severity = Severity.ERROR) -> list[tuple[str, str]]:
     return [
         (each.where, each.message) for each in report.findings if each.severity is severity and "pulsar" in each.subject
     ]
@@ -69,7 +69,7 @@ async def test_ledgers_of_another_client_are_checked_without_their_password(
 ) -> None:
     await set_up(made, pulsars(70), pulsars(71))
     report = await made.checked()
-    assert (report.others, report.verdict) == (2, "Nothing is lost, but something wants attention"), report.findings
+    assert (report.others, report.verdict) == (2, "No data is lost, but something needs attention"), report.findings
     assert not shown(report), "replicas of the partition are not up, and nothing else is amiss"
 
 
@@ -79,7 +79,7 @@ async def test_ledgers_of_another_client_with_too_few_copies_are_named(
     await set_up(made, pulsars(70), pulsars(71))
     held[B2] = held[B3] = None
     report = await made.checked()
-    message = "1 of 3 copies; none at b2 (not up), b3 (not up); 2 are needed"
+    message = "1 of 3 copies; none on b2 (not up), b3 (not up); 2 are needed"
     assert shown(report) == [(f"pulsar ledger={number} entries 0-9 (10)", message) for number in (70, 71)]
     assert report.verdict.startswith("AT RISK")
     assert TOO_FEW_COPIES in report.advice()
@@ -89,7 +89,7 @@ async def test_entries_that_a_bookie_lost_are_named_one_by_one(made: Made, held:
     await set_up(made, pulsars(70))
     held[B3] = range(4)
     report = await made.checked()
-    assert shown(report, Severity.WARNING) == [("pulsar ledger=70 entries 4-9 (6)", "2 of 3 copies; none at b3")]
+    assert shown(report, Severity.WARNING) == [("pulsar ledger=70 entries 4-9 (6)", "2 of 3 copies; none on b3")]
 
 
 async def test_open_ledger_of_another_client_is_named_with_what_is_not_known(
@@ -100,7 +100,7 @@ async def test_open_ledger_of_another_client_is_named_with_what_is_not_known(
     [(where, message)] = shown(report, Severity.NOTE)
     assert (where, message) == (
         "pulsar ledger=70",
-        "is OPEN: its copies from entry 0 on are its writer's to know",
+        "is OPEN: only its writer knows the copies from entry 0 on",
     )
 
 
@@ -110,7 +110,7 @@ async def test_open_ledger_whose_bookies_are_away_is_at_risk(made: Made, held: d
         await made.store.delete(paths.available(bookie), -1)
     report = await made.checked()
     [(_, message)] = shown(report)
-    assert message == "is OPEN and written to b2, b3 (not up); 2 copies of each entry are needed"
+    assert message == "is OPEN and is being written to b2, b3 (not up); 2 copies of each entry are needed"
 
 
 async def test_ledger_whose_metadata_cannot_be_read_is_named_as_unchecked(
@@ -120,7 +120,7 @@ async def test_ledger_whose_metadata_cannot_be_read_is_named_as_unchecked(
     await made.put(paths.ledger(LedgerId(70)), b"BookieMetadataFormatVersion\t9\n")
     report = await made.checked()
     [found] = [each for each in report.findings if each.subject == "ledger=70"]
-    assert (found.severity, found.message[:27]) == (Severity.WARNING, "its copies are not checked:")
+    assert (found.severity, found.message[:27]) == (Severity.WARNING, "its copies are not checked,")
 
 
 async def test_ledgers_are_checked_where_no_ring_was_founded(made: Made, held: dict[BookieId, range | None]) -> None:
@@ -138,7 +138,7 @@ async def test_retired_partition_is_a_note_and_lacks_no_replica(made: Made, held
     await made.put(paths.RING, encode_ring(replace(ring, partitions={P: gone})))
     report = await made.checked()
     assert report.warnings == 0, report.findings
-    assert any("has retired and needs no replica" in each.message for each in report.findings)
+    assert any("is retired and needs no replica" in each.message for each in report.findings)
 
 
 def test_runs_of_entries_are_found_whoever_lacks_them() -> None:
@@ -156,7 +156,7 @@ def test_runs_of_entries_are_found_whoever_lacks_them() -> None:
 
 def test_findings_of_status_make_the_verdict_of_fsck() -> None:
     def verdict(*findings: Finding) -> str:
-        report = Report()
+        report = FsckReport()
         report.add_health(findings)
         return report.verdict
 
@@ -164,8 +164,8 @@ def test_findings_of_status_make_the_verdict_of_fsck() -> None:
         grade=DEGRADED, code="node_silent", subject="node n3", reason="refuses connections", next_step="start"
     )
     down = Finding(grade=DOWN, code="no_leader", subject="partition p1", reason="no leader")
-    assert verdict() == "All is well"
-    assert verdict(lame) == "Nothing is lost, but something wants attention"
-    assert verdict(lame, down) == "NOT ALL IS SERVED: what is stored is sound"
-    report = Report(not_asked="no server can be reached")
-    assert "All is well" not in report.verdict
+    assert verdict() == "Healthy"
+    assert verdict(lame) == "No data is lost, but something needs attention"
+    assert verdict(lame, down) == "NOT ALL IS SERVED: the stored data is consistent"
+    report = FsckReport(not_asked="no server can be reached")
+    assert "Healthy" not in report.verdict

@@ -1,4 +1,4 @@
-"""Who may do what through the gateway: each route, by users of each kind; and that a way around it is noticed."""
+"""Permissions at the gateway: every route, by users of every kind. A way around the guard is noticed."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import orjson
 import pytest
 
 from kvstore.access import RevokeRight, RevokeRole, Right
-from kvstore.server.access import http_doorman
+from kvstore.server.access import http_authenticator
 from kvstore.server.gateway import routes
 from tests.server.access.tables import table
-from tests.server.gateway.world import Answer, World, gateway_world, login_of
+from tests.server.gateway.world import ResponseKind, World, gateway_world, login_of
 from tests.waiting import PATIENCE_S, wait_until
 
 MINE, OTHERS = "t/a", "x"
@@ -26,7 +26,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 
 async def each_route(world: World, user: str, key: str) -> dict[str, int]:
-    """The status of each route on a key, by a user."""
+    """Return the status of every route on a key, for a user."""
     found: dict[str, int] = {}
     for route in routes.ROUTES:
         target = route.template.replace("{key}", key)
@@ -48,11 +48,11 @@ async def each_route(world: World, user: str, key: str) -> dict[str, int]:
     return found
 
 
-async def head_of(world: World, target: str, user: str) -> Answer:
-    """Of an answer that goes on and on."""
+async def head_of(world: World, target: str, user: str) -> ResponseKind:
+    """Read the head of a response without an end."""
     headers = {"Authorization": login_of(user)} if user else {}
     async with asyncio.timeout(PATIENCE_S), world.http.get(f"{world.url}{target}", headers=headers) as answer:
-        return Answer(answer.status, b"", answer.headers)
+        return ResponseKind(answer.status, b"", answer.headers)
 
 
 ALL = {each.name for each in routes.ROUTES}
@@ -72,7 +72,7 @@ WRITES = {"put", "delete", "append", "expire"}
         ("", MINE, set()),
     ],
 )
-async def test_each_route_asks_for_its_rights(world: World, user: str, key: str, allowed: set[str]) -> None:
+async def test_every_route_checks_its_rights(world: World, user: str, key: str, allowed: set[str]) -> None:
     world.feeds.logs["p1"].put((b"x", b"1"))
     found = await each_route(world, user, key)
     refused = 403 if user else 401
@@ -81,7 +81,7 @@ async def test_each_route_asks_for_its_rights(world: World, user: str, key: str,
     assert WRITES <= ALL
 
 
-async def test_an_operation_of_a_batch_beyond_the_prefix_is_refused_with_all_of_it(world: World) -> None:
+async def test_batch_with_an_operation_beyond_the_prefix_is_refused_whole(world: World) -> None:
     mine, others = ({"operation": "put", "key": f"{{same}}{key}", "value": "v"} for key in (MINE, OTHERS))
     answer = await world.batch({**mine, "key": "t/{same}"}, others, user="tenant")
     assert (answer.status, answer.json["reason"]) == (403, "PERMISSION_DENIED")
@@ -89,13 +89,13 @@ async def test_an_operation_of_a_batch_beyond_the_prefix_is_refused_with_all_of_
     assert world.backend.submitted == []
 
 
-async def test_old_values_are_read_so_they_need_the_right_to_read(world: World) -> None:
+async def test_return_old_needs_the_right_to_read(world: World) -> None:
     for target in ("/v1/keys/x?return_old=true", "/v1/keys/t/a?return_old=true"):
         answer = await world.ask("PUT", target, b"v", user="tenant")
         assert answer.status == (403 if "x" in target.partition("?")[0] else 200)
 
 
-async def test_a_deletion_of_a_range_names_keys_so_it_needs_the_right_to_read(world: World) -> None:
+async def test_range_deletion_needs_the_right_to_read(world: World) -> None:
     world.access.take(table(RevokeRight("owns", Right.READ, b"t/")))
     assert (await world.ask("PUT", "/v1/keys/t/a", b"v", user="tenant")).status == 200
     answer = await world.ask("DELETE", "/v1/keys?prefix=t/", user="tenant")
@@ -105,13 +105,13 @@ async def test_a_deletion_of_a_range_names_keys_so_it_needs_the_right_to_read(wo
 
 
 @pytest.mark.parametrize("query", ["", "?prefix=u", "?start=t/&end=t1", "?start=s&end=t0"])
-async def test_a_scan_and_a_watch_beyond_the_prefix_are_refused(world: World, query: str) -> None:
+async def test_scan_and_watch_beyond_the_prefix_are_refused(world: World, query: str) -> None:
     assert (await world.ask("GET", f"/v1/keys{query}", user="tenant")).status == 403
     assert (await world.ask("GET", f"/v1/watch{query}", user="tenant")).status == 403
     assert world.backend.submitted == []
 
 
-async def test_whoever_is_not_known_is_asked_who_he_is_and_his_body_is_not_read(world: World) -> None:
+async def test_unauthenticated_request_gets_401_and_its_body_is_not_read(world: World) -> None:
     answer = await world.ask("PUT", "/v1/keys/k", b"v")
     assert (answer.status, answer.json["reason"]) == (401, "NOT_AUTHENTICATED")
     assert answer.headers["WWW-Authenticate"].startswith("Basic ")
@@ -120,7 +120,7 @@ async def test_whoever_is_not_known_is_asked_who_he_is_and_his_body_is_not_read(
     assert (await world.ask("GET", "/v1/nothing")).status == 404
 
 
-async def test_refusals_are_counted_and_in_the_audit_log(world: World) -> None:
+async def test_refusals_are_counted_and_audited(world: World) -> None:
     before = world.access.denied
     await world.ask("PUT", "/v1/keys/x", b"a value", user="tenant")
     await world.ask("PUT", "/v1/keys/x", b"a value")
@@ -138,7 +138,7 @@ async def test_refusals_are_counted_and_in_the_audit_log(world: World) -> None:
     assert "a value" not in "".join(world.audit.lines)
 
 
-async def test_a_watch_ends_when_its_right_is_taken_away(world: World) -> None:
+async def test_http_watch_ends_when_its_right_is_revoked(world: World) -> None:
     async with (
         asyncio.timeout(PATIENCE_S),
         world.http.get(f"{world.url}/v1/watch?prefix=t/", headers={"Authorization": login_of("tenant")}) as answer,
@@ -152,8 +152,8 @@ async def test_a_watch_ends_when_its_right_is_taken_away(world: World) -> None:
 
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:1"])
-async def test_a_page_of_another_site_gets_nothing_done(world: World, origin: str) -> None:
-    """A browser sends the login that it knows, whoever made the page."""
+async def test_request_from_a_page_of_another_site_is_refused(world: World, origin: str) -> None:
+    """A browser sends the login that it has stored, whoever wrote the page."""
     answer = await world.ask("POST", "/v1/increment/t/a", user="tenant", Origin=origin, Content_Type="text/plain")
     assert (answer.status, answer.json["reason"]) == (403, "PERMISSION_DENIED")
     assert world.backend.submitted == []
@@ -176,28 +176,26 @@ async def test_page_of_another_site_is_refused_without_an_origin(world: World, s
     [("evil.example", 403), ("evil.example:8401", 403), ("[", 403), ("", 403), ("localhost:8401", 200),
      ("LOCALHOST", 200), ("127.0.0.1", 200), ("[::1]:8401", 200), ("10.0.0.9:8401", 200)],
 )  # fmt: skip
-async def test_a_name_that_was_made_to_point_here_is_none_of_this_machine(
-    tmp_path: Path, host: str, status: int
-) -> None:
-    """A page of that name would be one of this server's own, and nobody is asked who he is."""
+async def test_rebound_host_name_is_refused(tmp_path: Path, host: str, status: int) -> None:
+    """A page of that name would count as one of this server, and access control is off."""
     async with gateway_world(tmp_path) as world:
         answer = await world.ask("PUT", "/v1/keys/k", b"v", Host=host)
         assert answer.status == status
         assert len(world.backend.submitted) == (status == 200)
 
 
-async def test_where_users_are_asked_a_node_may_have_any_name(world: World) -> None:
+async def test_any_host_name_is_accepted_when_access_control_is_on(world: World) -> None:
     assert (await world.ask("GET", "/v1/cluster", user="tenant", Host="kv.example")).status == 200
 
 
-async def test_a_gateway_without_its_guard_would_be_noticed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tests above look at what the guard does: without it the tenant reads and writes everywhere."""
-    monkeypatch.setattr(http_doorman, "Guard", lambda access, identity, backend, address: backend)
+async def test_gateway_without_a_guard_would_be_noticed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests above exercise the guard: without it, the tenant reads and writes everywhere."""
+    monkeypatch.setattr(http_authenticator, "Guard", lambda access, identity, backend, address: backend)
     found = await each_route(world, "tenant", OTHERS)
     assert {name for name in READS | WRITES if found[name] == 403} == set()
 
 
-async def test_while_nobody_is_asked_everybody_may(tmp_path: Path) -> None:
+async def test_every_request_is_allowed_when_access_control_is_off(tmp_path: Path) -> None:
     async with gateway_world(tmp_path) as world:
         assert (await world.ask("PUT", "/v1/keys/x", b"v")).status == 200
         await wait_until(lambda: _is_empty(world), what="nothing is under way")

@@ -20,7 +20,7 @@ def operation(name: str, key: str = "{t}a", **fields: Any) -> dict[str, Any]:
     return {"operation": name, "key": key, **fields}
 
 
-async def test_a_batch_is_done_as_a_whole_and_answers_each_of_its_operations(world: World) -> None:
+async def test_batch_is_applied_whole_and_answers_each_operation(world: World) -> None:
     answer = await world.batch(
         operation("put", value="7", if_absent=True),
         operation("increment", delta=-9),
@@ -47,7 +47,7 @@ async def test_a_batch_is_done_as_a_whole_and_answers_each_of_its_operations(wor
     assert answer.headers["Kvstore-Token"]
 
 
-async def test_an_unmet_condition_undoes_the_whole_batch_or_its_own_operation(world: World) -> None:
+async def test_unmet_condition_undoes_the_batch_or_its_own_operation(world: World) -> None:
     parts = (operation("put", value="1"), operation("put", "{t}b", value="2", if_present=True))
     whole = await world.batch(*parts)
     assert (whole.status, whole.json["reason"]) == (412, "CONDITION_FAILED")
@@ -58,7 +58,7 @@ async def test_an_unmet_condition_undoes_the_whole_batch_or_its_own_operation(wo
     assert (failure["code"], failure["reason"], failure["version"]) == (412, "CONDITION_FAILED", 0)
 
 
-async def test_a_batch_over_two_partitions_names_both(world: World) -> None:
+async def test_batch_over_two_partitions_is_refused_with_both_names(world: World) -> None:
     ring = world.backend.topology.ring
     keys = [next(k for n in range(99) if ring.partition_of((k := f"k{n}").encode()) == p) for p in ("p1", "p2")]
     answer = await world.batch(*(operation("put", key, value="v") for key in keys))
@@ -67,7 +67,7 @@ async def test_a_batch_over_two_partitions_names_both(world: World) -> None:
 
 
 # docs/protocol.md P16
-async def test_a_retried_batch_is_done_once(world: World) -> None:
+async def test_retried_batch_is_applied_once(world: World) -> None:
     await world.batch(operation("increment"))
     data, id_ = orjson.dumps({"operations": [operation("increment")]}), world.request_id(1)
     for _ in range(2):
@@ -81,13 +81,13 @@ async def test_a_retried_batch_is_done_once(world: World) -> None:
         ({"operation": "scan", "key": "k"}, "operation"),
         ({"operation": "get"}, "key or key_base64, got neither"),
         ({"operation": "get", "key": "k", "key_base64": "aw=="}, "got both"),
-        ({"operation": "get", "key": ""}, "at least one byte"),
+        ({"operation": "get", "key": ""}, "at least 1 byte"),
         ({"operation": "get", "key": "k" * 4097}, "4096"),
-        ({"operation": "get", "key": "k", "value": "v"}, "get in a batch has no ['value']"),
+        ({"operation": "get", "key": "k", "value": "v"}, "expected no ['value'] for get in a batch"),
         ({"operation": "put", "key": "k"}, "value or value_base64, got neither"),
         ({"operation": "put", "key": "k", "value": "v", "ttl": 1}, "ttl"),
         ({"operation": "put", "key": "k", "value": "v", "ttl_ms": "1"}, "$.operations[0].ttl_ms"),
-        ({"operation": "put", "key": "k", "value": "v", "ttl_ms": 1, "expires_ms": 2}, "want one of"),
+        ({"operation": "put", "key": "k", "value": "v", "ttl_ms": 1, "expires_ms": 2}, "expected one of"),
         ({"operation": "put", "key": "k", "value": "v", "if_absent": True, "if_version": 1}, "expected one of"),
         ({"operation": "put", "key": "k", "value": "v", "if_version": 0}, "if_version"),
         ({"operation": "expire", "key": "k"}, "got neither"),
@@ -96,31 +96,27 @@ async def test_a_retried_batch_is_done_once(world: World) -> None:
         ({"operation": "increment", "key": "k", "delta": 1.5}, "delta"),
     ],
 )
-async def test_a_batch_that_is_malformed_is_refused_and_says_where(
-    world: World, part: dict[str, Any], said: str
-) -> None:
+async def test_malformed_batch_is_refused_with_the_place(world: World, part: dict[str, Any], said: str) -> None:
     answer = await world.batch(part)
     assert (answer.status, answer.json["reason"]) == (400, "INVALID_REQUEST")
     assert said in answer.json["message"]
     assert world.backend.submitted == []
 
 
-async def test_a_batch_is_json_and_not_empty(world: World) -> None:
+async def test_batch_must_be_json_and_not_empty(world: World) -> None:
     answer = await world.ask("POST", "/v1/batch", b"{}", Content_Type="text/plain")
     assert (answer.status, "application/json" in answer.json["message"]) == (415, True)
     assert (await world.batch()).status == 400
 
 
-async def test_an_answer_that_is_larger_than_a_message_is_no_refusal(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_response_larger_than_a_message_is_not_a_refusal(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateway, "MESSAGE_BYTES_MAX", 300)
     await world.ask("PUT", "/v1/keys/k", b"v" * 200)
     answer = await world.batch(operation("get", "k"))
     assert (answer.status, answer.json["reason"], answer.json["outcome"]) == (504, "OUTCOME_UNKNOWN", "unknown")
 
 
-async def test_batches_may_read_so_much_together(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reads_of_batches_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise Overloaded("full")
 
@@ -140,7 +136,7 @@ async def filled(world: World, *keys: str) -> None:
 
 
 async def scanned(world: World, query: str) -> list[Any]:
-    """The items of all pages."""
+    """Return the items of all pages."""
     found: list[Any] = []
     cursor = ""
     for _ in range(100):
@@ -150,10 +146,10 @@ async def scanned(world: World, query: str) -> list[Any]:
         if "next" not in page.json:
             return found
         cursor = f"&cursor={page.json['next']}"
-    raise AssertionError("the scan goes on and on")
+    raise AssertionError("the scan does not end")
 
 
-async def test_a_scan_gives_each_key_once_and_in_order_whatever_the_pages(world: World) -> None:
+async def test_scan_returns_each_key_once_in_order_for_any_page_size(world: World) -> None:
     keys = sorted([f"a{number:02}" for number in range(25)])
     await filled(world, *keys, "b", "%FF", "%FF%00")
     for limit in (1, 3, 7, 1000):
@@ -166,7 +162,7 @@ async def test_a_scan_gives_each_key_once_and_in_order_whatever_the_pages(world:
     assert await scanned(world, "prefix=nothing") == []
 
 
-async def test_a_scan_of_keys_alone_leaves_the_values_out(world: World) -> None:
+async def test_keys_only_scan_omits_the_values(world: World) -> None:
     await filled(world, "a", "b")
     found = await scanned(world, "keys_only=true&level=strict&limit=1")
     assert [(each["key"], "value" in each) for each in found] == [("a", False), ("b", False)]
@@ -175,7 +171,7 @@ async def test_a_scan_of_keys_alone_leaves_the_values_out(world: World) -> None:
     assert {op[5] for op in scans} == {routes.LEVELS.index("strict")}
 
 
-async def test_a_page_ends_where_it_is_large(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_page_ends_early_when_it_is_large(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     await filled(world, "a", "b", "c")
     monkeypatch.setattr(gateway, "MESSAGE_BYTES", 1)
     monkeypatch.setattr("kvstore.server.grpc.scan.MESSAGE_BYTES", 1)
@@ -184,7 +180,7 @@ async def test_a_page_ends_where_it_is_large(world: World, monkeypatch: pytest.M
     assert [each["key"] for each in await scanned(world, "limit=1000")] == ["a", "b", "c"]
 
 
-async def test_a_scan_waits_for_a_place(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_scan_waits_for_a_slot(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scan_slots, "SCANS_MAX", 0)
     monkeypatch.setattr(scan_slots, "WAIT_S", 0.0)
     answer = await world.ask("GET", "/v1/keys")
@@ -196,12 +192,12 @@ async def test_a_scan_waits_for_a_place(world: World, monkeypatch: pytest.Monkey
     ["limit=0", "limit=1001", "prefix=a&start=b", "cursor=%2B", "cursor=abc%3D%3D%3D", "cursor=a", "keys_only=yes",
      "level=fresh", f"start={'k' * 4098}", "prefix", "key=a"],
 )  # fmt: skip
-async def test_a_scan_that_is_malformed_is_refused(world: World, query: str) -> None:
+async def test_malformed_scan_is_refused(world: World, query: str) -> None:
     answer = await world.ask("GET", f"/v1/keys?{query}")
     assert answer.status == (200 if query == "prefix" else 400), answer.body
 
 
-async def test_the_cluster_tells_who_leads_and_what_time_it_is(world: World) -> None:
+async def test_cluster_route_reports_leaders_and_times(world: World) -> None:
     await world.ask("PUT", "/v1/keys/k", b"v")
     found = (await world.ask("GET", "/v1/cluster")).json
     assert (found["server"], found["ring_version"]) == ("n1", world.backend.topology.ring.routed)

@@ -1,5 +1,5 @@
-"""Bounds of the gateway: sizes while they come, requests and bytes under way, whoever is slow or gone; and its
-numbers."""
+"""Bounds of the gateway: sizes while bodies arrive, requests and bytes in flight, slow and disconnected clients; and
+its metrics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aiohttp import web
 
 from kvstore.env.slow_log import SlowLog, hash_of
 from kvstore.limits import VALUE_BYTES_MAX
-from kvstore.server.gateway import gateway, room
+from kvstore.server.gateway import capacity, gateway
 from tests.server.gateway.world import World, gateway_world
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -40,14 +40,14 @@ HEAD = b"PUT /v1/keys/k HTTP/1.1\r\nHost: localhost\r\n"
         b"Content-Length: %d\r\nContent-Type: application/json\r\n\r\n" % (gateway.JSON_BYTES_MAX + 1),
     ],
 )
-async def test_what_is_too_large_is_refused_before_it_comes(world: World, head: bytes) -> None:
+async def test_too_large_body_is_refused_before_it_arrives(world: World, head: bytes) -> None:
     reader, writer = await connected(world, HEAD + head)
     assert await status_of(reader) == 413
     writer.close()
     assert world.backend.submitted == []
 
 
-async def test_a_body_of_unknown_length_is_refused_as_soon_as_it_is_too_large(world: World) -> None:
+async def test_body_of_unknown_length_is_refused_once_it_is_too_large(world: World) -> None:
     chunk = b"10000\r\n" + b"x" * 0x10000 + b"\r\n"
     reader, writer = await connected(world, HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
     for _ in range(VALUE_BYTES_MAX // 0x10000 + 1):
@@ -57,13 +57,13 @@ async def test_a_body_of_unknown_length_is_refused_as_soon_as_it_is_too_large(wo
     assert world.backend.submitted == []
 
 
-async def test_a_value_in_json_that_is_too_large_is_refused(world: World) -> None:
+async def test_too_large_value_in_json_is_refused(world: World) -> None:
     body = b'{"value": "%b"}' % (b"x" * (VALUE_BYTES_MAX + 1))
     answer = await world.ask("PUT", "/v1/keys/k", body, Content_Type="application/json")
     assert (answer.status, answer.json["reason"]) == (413, "INVALID_REQUEST")
 
 
-async def test_whoever_asks_whether_to_go_on_is_told(world: World) -> None:
+async def test_expect_100_continue_is_answered(world: World) -> None:
     reader, writer = await connected(world, HEAD + b"Content-Length: 1\r\nExpect: 100-continue\r\n\r\n")
     assert await status_of(reader) == 100
     assert await reader.readline() == b"\r\n"
@@ -72,15 +72,15 @@ async def test_whoever_asks_whether_to_go_on_is_told(world: World) -> None:
     writer.close()
 
 
-async def test_a_body_is_taken_as_it_is_and_not_unpacked(world: World) -> None:
+async def test_compressed_body_is_stored_unchanged(world: World) -> None:
     answer = await world.ask("PUT", "/v1/keys/k", b"\x1f\x8b", Content_Encoding="gzip")
     assert (answer.status, "Content-Encoding" in answer.json["message"]) == (415, True)
     assert world.backend.submitted == []
 
 
 @pytest.mark.parametrize("lines", [b"gzip, chunked", b"gzip\r\nTransfer-Encoding: chunked", b"identity, chunked"])
-async def test_a_transfer_coding_that_nobody_takes_away_is_refused(world: World, lines: bytes) -> None:
-    """What is left would be stored as if it were the value."""
+async def test_unknown_transfer_coding_is_refused(world: World, lines: bytes) -> None:
+    """The remaining encoding would be stored as the value."""
     body = b"\r\n\r\n2\r\n\x1f\x8b\r\n0\r\n\r\n"
     reader, writer = await connected(world, HEAD + b"Connection: close\r\nTransfer-Encoding: " + lines + body)
     assert await status_of(reader) in (400, 501)
@@ -91,8 +91,8 @@ async def test_a_transfer_coding_that_nobody_takes_away_is_refused(world: World,
     writer.close()
 
 
-async def test_a_condition_is_decided_when_all_of_the_body_has_come(world: World) -> None:
-    """And what is wrong with it is told before."""
+async def test_condition_is_decided_after_the_whole_body(world: World) -> None:
+    """Errors in the headers are reported before the body."""
     await world.ask("PUT", "/v1/keys/k", b"1")
     head = HEAD + b'Content-Length: 4\r\nIf-Match: "1"\r\n\r\n'
     reader, writer = await connected(world, head + b"ha")
@@ -108,8 +108,8 @@ async def test_a_condition_is_decided_when_all_of_the_body_has_come(world: World
     writer.close()
 
 
-async def test_half_a_body_stores_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client is gone, or does not go on."""
+async def test_incomplete_body_stores_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client disconnects or stops sending."""
     _, writer = await connected(world, HEAD + b"Content-Length: 10\r\n\r\nhalf")
     await wait_until(lambda: holds(world, 4), what="the half has come")
     writer.close()
@@ -125,10 +125,10 @@ async def test_half_a_body_stores_nothing(world: World, monkeypatch: pytest.Monk
 
 
 async def holds(world: World, size: int) -> bool:
-    return world.gateway._room.bytes == size
+    return world.gateway._capacity.bytes == size
 
 
-async def test_more_requests_than_there_may_be_are_refused_and_health_is_told(tmp_path: Path) -> None:
+async def test_requests_above_the_limit_are_refused_and_health_is_served(tmp_path: Path) -> None:
     async with gateway_world(tmp_path, connections_max=16) as world:
         world.backend.hold()
         async with asyncio.TaskGroup() as tasks:
@@ -147,9 +147,9 @@ async def requests(world: World, count: int) -> bool:
     return bool(world.gateway.statistics()["http_requests"] == count)
 
 
-async def test_bodies_and_answers_may_be_so_large_together(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bytes_of_bodies_and_responses_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     await world.ask("PUT", "/v1/keys/k", b"v" * 100)
-    monkeypatch.setattr(world.gateway._room, "_bytes_max", 120)
+    monkeypatch.setattr(world.gateway._capacity, "_bytes_max", 120)
     assert (await world.ask("GET", "/v1/keys/k")).status == 200, "one of any size is always done"
     _, writer = await connected(world, HEAD + b"Content-Length: 100\r\n\r\n" + b"x" * 50)
     await wait_until(lambda: holds(world, 50), what="the half has come")
@@ -161,8 +161,8 @@ async def test_bodies_and_answers_may_be_so_large_together(world: World, monkeyp
     await wait_until(lambda: holds(world, 0), what="nothing is held")
 
 
-def test_what_is_done_is_told_whatever_room_there_is() -> None:
-    bounds = room.Room(1, 1, bytes_max=10)
+def test_response_to_a_completed_write_is_always_sent() -> None:
+    bounds = capacity.GatewayCapacity(1, 1, bytes_max=10)
     with bounds.request() as load:
         load.take(10)
         load.take(50, must=True)
@@ -170,7 +170,7 @@ def test_what_is_done_is_told_whatever_room_there_is() -> None:
     assert bounds.bytes == 0
 
 
-async def test_an_answer_that_nobody_takes_is_given_up(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_response_that_the_client_does_not_read_is_aborted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     given_up, send = asyncio.Event(), gateway._send
 
     async def watched(request: web.BaseRequest, told: Any) -> web.Response:
@@ -195,14 +195,14 @@ async def is_free(world: World) -> bool:
     return not world.gateway.statistics()["http_requests"]
 
 
-async def test_a_gateway_that_closes_takes_nothing_more(world: World) -> None:
+async def test_closing_gateway_refuses_requests(world: World) -> None:
     world.gateway.close()
     answer = await world.ask("PUT", "/v1/keys/k", b"v")
     assert (answer.status, answer.json["outcome"]) == (503, "refused")
     assert world.backend.submitted == []
 
 
-async def test_each_route_is_timed_and_what_is_slow_is_noted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_every_route_is_timed_and_slow_requests_are_noted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     env: Any = world.gateway._env
     slow = SlowLog(1, env.clock.now, env.clock.date_ms)
     monkeypatch.setattr(slow, "limit_s", 0.0)
@@ -237,10 +237,10 @@ def _fields(env: Any) -> dict[str, Any]:
         ("PUT", "/v1/keys/k", {"X_HTTP_Method_Override": "DELETE"}),
     ],
 )
-async def test_a_condition_that_a_write_does_not_look_at_is_refused(
+async def test_condition_header_that_a_write_ignores_is_refused(
     world: World, method: str, target: str, headers: dict[str, str]
 ) -> None:
-    """Done all the same it would be a lie (RFC 9110, 13.1)."""
+    """To apply the write without the condition would be wrong (RFC 9110, 13.1)."""
     await world.ask("PUT", "/v1/keys/k", b"1")
     answer = await world.ask(method, target, b"2" if method != "DELETE" else b"", **headers)
     assert answer.status == 400
@@ -252,12 +252,12 @@ async def test_request_with_too_many_header_bytes_is_refused_unread(world: World
     tags = b"If-None-Match: " + b'"1",' * 4000 + b"\r\n"
     reader, writer = await connected(world, b"GET /v1/keys/k HTTP/1.1\r\nHost: localhost\r\n" + tags * 5 + b"\r\n")
     assert await status_of(reader) == 431
-    await reader.read()  # the connection ends: what follows is not read either
+    await reader.read()  # the connection ends: later bytes are not read
     writer.close()
     assert world.backend.submitted == []
 
 
-async def test_list_of_entity_tags_is_bounded(world: World) -> None:
+async def test_entity_tags_are_bounded(world: World) -> None:
     await world.ask("PUT", "/v1/keys/k", b"1")
     most = ", ".join(['"1"'] * 100)
     assert (await world.ask("GET", "/v1/keys/k", If_None_Match=most)).status == 304
@@ -265,8 +265,8 @@ async def test_list_of_entity_tags_is_bounded(world: World) -> None:
     assert (answer.status, "at most 100 entity tags" in answer.body.decode()) == (400, True)
 
 
-async def test_nothing_is_cut_off_a_key(world: World) -> None:
-    """A client that does not know of fragments sends the sign as it is."""
+async def test_key_is_never_truncated(world: World) -> None:
+    """A client that does not know of fragments sends the # as it is."""
     await world.ask("PUT", "/v1/keys/user", b"precious")
     host, _, port = world.url.removeprefix("http://").rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))

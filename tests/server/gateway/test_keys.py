@@ -20,7 +20,7 @@ from tests.waiting import wait_until
 EVERY_BYTE = bytes(range(256))
 
 
-async def test_a_value_comes_back_byte_for_byte(world: World) -> None:
+async def test_value_is_returned_byte_for_byte(world: World) -> None:
     put = await world.ask("PUT", "/v1/keys/k", EVERY_BYTE)
     got = await world.ask("GET", "/v1/keys/k")
     assert (put.status, put.json) == (200, {"version": 1})
@@ -29,7 +29,7 @@ async def test_a_value_comes_back_byte_for_byte(world: World) -> None:
     assert got.headers["X-Content-Type-Options"] == "nosniff"
 
 
-async def test_what_an_html_page_has_stored_is_no_page_of_this_server(world: World) -> None:
+async def test_stored_html_is_not_served_as_a_page(world: World) -> None:
     await world.ask("PUT", "/v1/keys/k", b"<script>alert(1)</script>", Content_Type="text/html")
     got = await world.ask("GET", "/v1/keys/k", Accept="text/html,*/*;q=0.8")
     assert got.headers["Content-Type"] == "application/octet-stream"
@@ -59,14 +59,14 @@ async def test_every_key_has_a_path(world: World, key: bytes, path: str) -> None
 
 
 @pytest.mark.parametrize("path", ["", "%FF" * (KEY_BYTES_MAX + 1), "a%", "a%g0", "a%4"])
-async def test_what_is_no_key_is_refused(world: World, path: str) -> None:
+async def test_invalid_key_is_refused(world: World, path: str) -> None:
     for method in ("GET", "PUT", "DELETE"):
         answer = await world.ask(method, f"/v1/keys/{path}")
         assert (answer.status, answer.json["reason"], answer.json["outcome"]) == (400, "INVALID_REQUEST", "refused")
     assert world.backend.submitted == []
 
 
-async def test_an_absent_key_is_not_found(world: World) -> None:
+async def test_absent_key_is_not_found(world: World) -> None:
     answer = await world.ask("GET", "/v1/keys/k")
     assert (answer.status, answer.json["code"], answer.json["reason"]) == (404, 404, "ABSENT")
     assert answer.json["partition"] in world.backend.partitions
@@ -74,7 +74,7 @@ async def test_an_absent_key_is_not_found(world: World) -> None:
     assert (await world.ask("DELETE", "/v1/keys/k")).json == {"sequence": 0}
 
 
-async def test_json_has_text_where_it_is_text_and_base64_elsewhere(world: World) -> None:
+async def test_json_uses_text_for_utf8_and_base64_otherwise(world: World) -> None:
     await world.ask("PUT", "/v1/keys/k", '{"value": "gr\\u00fcn \\u0000"}', Content_Type="application/json")
     got = (await world.ask("GET", "/v1/keys/k", Accept="application/json")).json
     assert {name: got[name] for name in ("key", "value", "version", "created", "expires_ms")} == {
@@ -94,14 +94,14 @@ async def test_json_has_text_where_it_is_text_and_base64_elsewhere(world: World)
     [b"", b"{", b"[]", b"{}", b'{"value": "a", "value_base64": "YQ=="}', b'{"value": 1}', b'{"a": 1}',
      b'{"value_base64": "\xc3\xa4"}', b'{"value_base64": "a"}', b'{"value": "\xff"}', b'{"value": "\\ud800"}'],
 )  # fmt: skip
-async def test_a_json_body_that_is_none_says_what_it_should_be(world: World, body: bytes) -> None:
+async def test_malformed_json_body_is_refused_with_the_reason(world: World, body: bytes) -> None:
     answer = await world.ask("PUT", "/v1/keys/k", body, Content_Type="application/json")
     assert (answer.status, answer.json["reason"]) == (400, "INVALID_REQUEST")
-    assert "want" in answer.json["message"]
+    assert "expected" in answer.json["message"]
     assert world.backend.submitted == []
 
 
-async def test_head_tells_all_but_the_value(world: World) -> None:
+async def test_head_returns_the_headers_without_the_value(world: World) -> None:
     await world.ask("PUT", "/v1/keys/k?ttl_ms=60000", b"12345")
     head, got = await world.ask("HEAD", "/v1/keys/k"), await world.ask("GET", "/v1/keys/k")
     assert (head.status, head.body, head.headers["Content-Length"]) == (200, b"", "5")
@@ -113,7 +113,7 @@ async def test_head_tells_all_but_the_value(world: World) -> None:
 # ── conditions ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_write_stands_under_its_condition(world: World) -> None:
+async def test_write_obeys_its_condition(world: World) -> None:
     missing = await world.ask("PUT", "/v1/keys/k", b"0", If_Match="*")
     first = await world.ask("PUT", "/v1/keys/k", b"1", If_None_Match="*")
     again = await world.ask("PUT", "/v1/keys/k", b"2", If_None_Match="*")
@@ -127,7 +127,7 @@ async def test_a_write_stands_under_its_condition(world: World) -> None:
     assert (await world.ask("DELETE", "/v1/keys/k", If_Match="*")).status == 412
 
 
-async def test_a_read_stands_under_its_condition(world: World) -> None:
+async def test_read_obeys_its_condition(world: World) -> None:
     assert (await world.ask("GET", "/v1/keys/k", If_Match="*")).status == 412
     assert (await world.ask("GET", "/v1/keys/k", If_None_Match="*")).status == 404
     await world.ask("PUT", "/v1/keys/k", b"1")
@@ -141,7 +141,7 @@ async def test_a_read_stands_under_its_condition(world: World) -> None:
             assert (await world.ask(method, "/v1/keys/k", If_Match=tags)).status == 412
 
 
-async def test_a_weak_tag_is_the_versions_for_a_reader_and_nobodys_for_a_condition_of_change(world: World) -> None:
+async def test_weak_tag_matches_for_reads_and_never_for_writes(world: World) -> None:
     """RFC 9110, 13.1: If-Match compares strongly, If-None-Match weakly."""
     await world.ask("PUT", "/v1/keys/k", b"1")
     assert (await world.ask("GET", "/v1/keys/k", If_None_Match='W/"1"')).status == 304
@@ -153,8 +153,8 @@ async def test_a_weak_tag_is_the_versions_for_a_reader_and_nobodys_for_a_conditi
     assert (await world.ask("PUT", "/v1/keys/k", b"2", If_Match='W/"1", "1"')).status == 200
 
 
-async def test_of_several_versions_a_change_wants_one(world: World) -> None:
-    """RFC 9110, 13.1.1: the condition is met if any of them is the key's."""
+async def test_if_match_with_several_versions_accepts_any(world: World) -> None:
+    """RFC 9110, 13.1.1: the condition is met if any of the tags is the key's version."""
     await world.ask("PUT", "/v1/keys/k", b"1")
     for tags in ('"1", "7"', '"7", "9", W/"2", "2"', '"3","2"'):
         assert (await world.ask("PUT", "/v1/keys/k", b"new", If_Match=tags)).status == 200, tags
@@ -167,8 +167,8 @@ async def test_of_several_versions_a_change_wants_one(world: World) -> None:
     assert (await world.ask("DELETE", "/v1/keys/k", If_Match='"3", "4"')).json["version"] == 0
 
 
-async def test_a_retry_with_several_versions_is_done_once(world: World) -> None:
-    """Its first attempt has changed the version, which none of them is any more."""
+async def test_retry_with_several_versions_is_applied_once(world: World) -> None:
+    """The first attempt changed the version, so none of the tags matches any more."""
     for _ in range(3):
         await world.ask("PUT", "/v1/keys/k", b"1")
     request = world.request_id(1)
@@ -181,13 +181,13 @@ async def test_a_retry_with_several_versions_is_done_once(world: World) -> None:
 
 
 async def lines(world: World, method: str, *headers: tuple[str, str]) -> int:
-    """The status of a request with these header lines, as they are."""
+    """Return the status of a request with exactly these header lines."""
     async with world.http.request(method, f"{world.url}/v1/keys/k", data=b"new", headers=CIMultiDict(headers)) as told:
         return told.status
 
 
-async def test_lines_of_one_list_are_one_list_and_of_any_other_header_there_is_one(world: World) -> None:
-    """RFC 9110, 5.3. The second would be left out, and what it forbids done."""
+async def test_list_headers_are_joined_and_other_repeated_headers_refused(world: World) -> None:
+    """RFC 9110, 5.3. The second line would be ignored, and the write that it forbids applied."""
     await world.ask("PUT", "/v1/keys/k", b"old")
     assert await lines(world, "PUT", ("If-Match", '"7"'), ("If-Match", 'W/"1"')) == 412
     assert await lines(world, "PUT", ("If-Match", '"8"'), ("If-Match", '"7"')) == 412
@@ -219,16 +219,14 @@ async def test_lines_of_one_list_are_one_list_and_of_any_other_header_there_is_o
         ("PUT", {"Kvstore-TTL-Ms": "0"}),
     ],
 )
-async def test_a_condition_that_is_none_is_refused_and_not_passed_over(
-    world: World, method: str, headers: dict[str, str]
-) -> None:
+async def test_malformed_condition_is_refused(world: World, method: str, headers: dict[str, str]) -> None:
     await world.ask("PUT", "/v1/keys/k", b"old")
     answer = await world.ask(method, "/v1/keys/k", b"new" if method == "PUT" else None, **headers)
     assert (answer.status, answer.json["reason"]) == (400, "INVALID_REQUEST")
     assert (await world.ask("GET", "/v1/keys/k")).body == b"old"
 
 
-async def test_old_values_come_when_asked_for(world: World) -> None:
+async def test_return_old_returns_the_previous_record(world: World) -> None:
     await world.ask("PUT", "/v1/keys/k", b"1")
     put = (await world.ask("PUT", "/v1/keys/k?return_old=true", b"2", If_Match='"1"')).json
     kept = await world.ask("PUT", "/v1/keys/k?return_old=true", b"3", If_Match='"1"')
@@ -253,7 +251,7 @@ async def test_old_values_come_when_asked_for(world: World) -> None:
         ("?keep_ttl=false", {}, (0, Flag.NONE)),
     ],
 )
-async def test_an_expiry_is_said_in_one_way(
+async def test_expiry_is_given_in_one_way(
     world: World, target: str, headers: dict[str, str], wanted: tuple[int, int]
 ) -> None:
     assert (await world.ask("PUT", f"/v1/keys/k{target}", b"v", **headers)).status == 200
@@ -266,14 +264,14 @@ async def test_an_expiry_is_said_in_one_way(
      "ttl_ms=1&expires_ms=2", "keep_ttl=true&ttl_ms=1", "keep_ttl=1", "level=stale", "timeout_ms=0",
      "timeout_ms=30001", "encoding=hex", "a", "&", "ttl%5Fms=x", "%FF=1"],
 )  # fmt: skip
-async def test_a_parameter_that_is_none_is_refused_and_not_passed_over(world: World, query: str) -> None:
-    """A time to live that nobody reads makes a key that lives for ever."""
+async def test_unknown_parameter_is_refused(world: World, query: str) -> None:
+    """An ignored time to live would create a key that lives forever."""
     answer = await world.ask("PUT", f"/v1/keys/k?{query}", b"v")
     assert (answer.status, answer.json["reason"]) == (400, "INVALID_REQUEST")
     assert world.backend.submitted == []
 
 
-async def test_numbers_are_added_to_and_values_appended_to(world: World) -> None:
+async def test_increment_adds_and_append_appends(world: World) -> None:
     assert (await world.ask("POST", "/v1/increment/a/b")).json == {"value": 1, "version": 1}
     assert (await world.ask("POST", "/v1/increment/a%2Fb?delta=-3")).json == {"value": -2, "version": 2}
     assert (await world.ask("POST", "/v1/append/a/b", b"x")).json == {"length": 3, "version": 3}
@@ -285,7 +283,7 @@ async def test_numbers_are_added_to_and_values_appended_to(world: World) -> None
     assert (await world.ask("POST", f"/v1/increment/k?delta={1 << 63}")).status == 400
 
 
-async def test_an_expiry_is_changed_and_taken_away(world: World) -> None:
+async def test_expiry_is_changed_and_removed(world: World) -> None:
     assert (await world.ask("POST", "/v1/expire/k?ttl_ms=60000")).json == {"changed": False}
     await world.ask("PUT", "/v1/keys/k", b"v")
     assert (await world.ask("POST", "/v1/expire/k?ttl_ms=60000")).json == {"changed": True}
@@ -296,9 +294,9 @@ async def test_an_expiry_is_changed_and_taken_away(world: World) -> None:
 
 
 @pytest.mark.parametrize("target", ["/v1/increment/k", "/v1/expire/k?ttl_ms=1"])
-async def test_a_body_that_nobody_would_read_is_refused(world: World, target: str) -> None:
+async def test_body_on_a_route_without_one_is_refused(world: World, target: str) -> None:
     answer = await world.ask("POST", target, b"delta=5")
-    assert (answer.status, "want no body" in answer.json["message"]) == (400, True)
+    assert (answer.status, "expected no body" in answer.json["message"]) == (400, True)
     assert world.backend.submitted == []
 
 
@@ -307,12 +305,12 @@ async def test_a_body_that_nobody_would_read_is_refused(world: World, target: st
 
 @pytest.mark.parametrize("level", list(Level))
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-async def test_a_read_is_as_fresh_as_it_asks_to_be(world: World, level: Level, method: str) -> None:
+async def test_read_has_the_requested_level(world: World, level: Level, method: str) -> None:
     await world.ask(method, f"/v1/keys/k?level={level.name.lower()}")
     assert world.backend.submitted[-1][2] == level
 
 
-async def test_a_token_goes_from_answer_to_request(world: World) -> None:
+async def test_token_travels_from_response_to_request(world: World) -> None:
     put = await world.ask("PUT", "/v1/keys/k", b"v", Kvstore_Token="=1,p1=9,p2=9,p3=9,gone=7")
     owner = world.backend.topology.ring.partition_of(b"k")
     ring = world.backend.topology.ring.routed
@@ -327,8 +325,9 @@ async def test_a_token_goes_from_answer_to_request(world: World) -> None:
 
 
 # docs/protocol.md M16
-async def test_a_token_forgets_nothing_of_a_ring_that_the_server_does_not_know_yet(world: World) -> None:
-    """What it has seen of a partition that has joined, a session would read too old at the next server."""
+async def test_token_keeps_partitions_of_a_ring_unknown_to_the_server(world: World) -> None:
+    """Without the sequences of a partition that has joined, the session's next read at another server could be
+    stale."""
     ring = world.backend.topology.ring.routed
     put = await world.ask("PUT", "/v1/keys/k", b"v", Kvstore_Token=f"={ring + 1},p4=700")
     token = dict(pair.split("=") for pair in put.headers["Kvstore-Token"].split(","))
@@ -337,9 +336,9 @@ async def test_a_token_forgets_nothing_of_a_ring_that_the_server_does_not_know_y
     assert "p4" not in later.headers["Kvstore-Token"]
 
 
-async def test_a_token_names_whoever_owns_the_key_by_the_ring_that_it_names(world: World) -> None:
-    """The ring may change while an answer is on its way: a token of the newer one that lacks the newer owner would have
-    the next session read go to a replica that lacks what was seen."""
+async def test_token_names_the_owner_by_its_own_ring(world: World) -> None:
+    """The ring may change while a response is in flight. If a token of the newer ring lacked the new owner, the next
+    session read could go to a replica that has not applied what the client has seen."""
     await world.ask("PUT", "/v1/keys/k", b"v")
     before = world.backend.topology
     owner = before.ring.partition_of(b"k")
@@ -361,12 +360,12 @@ async def is_held(world: World) -> bool:
 
 
 @pytest.mark.parametrize("token", ["p1", "p1=", "p1=x", "P1=1", "p1=1,p1=2", "p1=-1", f"p1={1 << 62}", "p1=1,,"])
-async def test_a_token_that_no_answer_told_is_refused(world: World, token: str) -> None:
+async def test_token_not_issued_by_a_server_is_refused(world: World, token: str) -> None:
     assert (await world.ask("GET", "/v1/keys/k", Kvstore_Token=token)).status == 400
 
 
 # docs/protocol.md P16
-async def test_a_retry_is_done_once(world: World) -> None:
+async def test_retried_request_is_applied_once(world: World) -> None:
     await world.ask("POST", "/v1/increment/k")
     id_ = world.request_id(1)
     first = await world.ask("POST", "/v1/increment/k", Kvstore_Request=id_)
@@ -380,7 +379,7 @@ async def test_a_retry_is_done_once(world: World) -> None:
     assert (kept.json["value"], again.json["value"]) == (4, 3)
 
 
-async def test_an_answer_tells_the_time_that_request_ids_need(world: World) -> None:
+async def test_response_carries_the_time_for_request_ids(world: World) -> None:
     old = f"client={CLIENT}; sequence=1; seen=1"
     await world.ask("PUT", "/v1/keys/k", b"v")
     late = await world.ask("PUT", "/v1/keys/k", b"w", Kvstore_Request=old)
@@ -396,7 +395,7 @@ async def test_an_answer_tells_the_time_that_request_ids_need(world: World) -> N
      f"client={CLIENT}; sequence=1; seen=1; time=2", f"client={'g' * 32}; sequence=1; seen=1",
      f"client={CLIENT}; sequence={1 << 62}; seen=1"],
 )  # fmt: skip
-async def test_a_request_id_that_is_none_is_refused_before_anything_is_done(world: World, id_: str) -> None:
+async def test_malformed_request_id_is_refused_before_the_operation(world: World, id_: str) -> None:
     answer = await world.ask("PUT", "/v1/keys/k", b"v", Kvstore_Request=id_)
     assert (answer.status, answer.json["reason"]) == (400, "INVALID_REQUEST")
     assert world.backend.submitted == []
@@ -413,7 +412,7 @@ async def test_a_request_id_that_is_none_is_refused_before_anything_is_done(worl
         (OutcomeUnknown("lost"), 504, "unknown"),
     ],
 )
-async def test_the_three_outcomes_are_told_apart(world: World, error: Any, status: int, outcome: str) -> None:
+async def test_three_outcomes_are_distinguished(world: World, error: Any, status: int, outcome: str) -> None:
     world.backend.failure = error
     for answer in (await world.ask("PUT", "/v1/keys/k", b"v"), await world.ask("DELETE", "/v1/keys/k")):
         assert (answer.status, answer.json["code"], answer.json["outcome"]) == (status, status, outcome)
@@ -422,7 +421,7 @@ async def test_the_three_outcomes_are_told_apart(world: World, error: Any, statu
         assert ("Retry-After" in answer.headers) == ("retry_after" in answer.json) == (outcome == "refused")
 
 
-async def test_a_write_without_an_answer_in_time_is_unknown_and_a_read_refused(world: World) -> None:
+async def test_timed_out_write_is_unknown_and_read_is_refused(world: World) -> None:
     world.backend.hold()
     put = await world.ask("PUT", "/v1/keys/k?timeout_ms=20", b"v")
     world.backend.held_reads = []
@@ -432,7 +431,7 @@ async def test_a_write_without_an_answer_in_time_is_unknown_and_a_read_refused(w
     world.backend.let_go()
 
 
-async def test_routes_and_methods_that_there_are_not_say_what_there_is(world: World) -> None:
+async def test_unknown_routes_and_methods_name_the_known_ones(world: World) -> None:
     for target in ("/v1/", "/v1/key/k", "/v1/keysk", "/v1/batch/", "/v1/increment", "/v2/keys/k", "/v1/../healthz"):
         answer = await world.ask("GET", target)
         assert answer.status == 404, target
@@ -443,7 +442,7 @@ async def test_routes_and_methods_that_there_are_not_say_what_there_is(world: Wo
     assert answer.json["reason"] == "INVALID_REQUEST"
 
 
-async def test_what_the_limits_allow_is_stored(world: World) -> None:
+async def test_largest_key_and_value_are_stored(world: World) -> None:
     value = b"v" * VALUE_BYTES_MAX
     assert (await world.ask("PUT", "/v1/keys/k", value)).status == 200
     assert (await world.ask("GET", "/v1/keys/k")).body == value

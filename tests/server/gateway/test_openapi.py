@@ -1,4 +1,4 @@
-"""The OpenAPI document: it is a valid one, and says what is served."""
+"""The OpenAPI document: it is valid and describes what is served."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from kvstore.rpc.status import STATUS, http_status
 from kvstore.server.access.needs import HTTP_NEEDS, nothing
 from kvstore.server.gateway import openapi, routes
-from kvstore.server.gateway.routes import Answer, Body
-from tests.server.gateway.world import Answer as Answered
+from kvstore.server.gateway.routes import Body, ResponseKind
+from tests.server.gateway.world import ResponseKind as Answered
 from tests.server.gateway.world import World
 
 DOCUMENT: dict[str, Any] = orjson.loads(openapi.document())
@@ -32,7 +32,7 @@ METHODS = {"get", "put", "post", "delete", "options", "head", "patch", "trace"}
 
 
 def schemas(node: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """All schemas, with those inside them."""
+    """Return all schemas, including nested ones."""
     if isinstance(node, dict):
         for name, value in node.items():
             here = f"{path}/{name}"
@@ -48,7 +48,7 @@ def schemas(node: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
             yield from schemas(value, f"{path}/{number}")
 
 
-def test_the_document_is_openapi_3_1() -> None:
+def test_document_is_valid_openapi_3_1() -> None:
     assert re.fullmatch(r"3\.1\.\d+", DOCUMENT["openapi"])
     assert {"title", "version"} <= DOCUMENT["info"].keys()
     assert DOCUMENT.keys() <= {"openapi", "info", "servers", "security", "paths", "components"}
@@ -62,7 +62,7 @@ def test_the_document_is_openapi_3_1() -> None:
     assert all((each["type"], each["scheme"]) in (("http", "basic"), ("http", "bearer")) for each in schemes.values())
 
 
-def test_each_operation_is_whole() -> None:
+def test_every_operation_of_the_document_is_complete() -> None:
     assert len(BY_NAME) == len(OPERATIONS), "each name once"
     for method, path, operation in OPERATIONS:
         where = f"{method} {path}"
@@ -84,7 +84,7 @@ def test_each_operation_is_whole() -> None:
             assert "requestBody" not in operation, where
 
 
-def test_each_schema_is_one_and_points_at_what_is_there() -> None:
+def test_schemas_are_unique_and_references_resolve() -> None:
     found = list(schemas(DOCUMENT))
     assert len(found) > 100
     for path, schema in found:
@@ -98,7 +98,7 @@ def test_each_schema_is_one_and_points_at_what_is_there() -> None:
         assert set(schema.get("required", ())) <= schema.get("properties", {}).keys(), path
 
 
-def test_each_route_has_its_operation_and_no_operation_is_of_none() -> None:
+def test_every_route_has_an_operation_and_every_operation_a_route() -> None:
     assert {(method, path) for method, path, _ in OPERATIONS} == {
         (each.method, each.template) for each in routes.ROUTES
     }
@@ -107,16 +107,16 @@ def test_each_route_has_its_operation_and_no_operation_is_of_none() -> None:
         assert shown == {(each.name, "header" if each.is_header else "query") for each in route.parameters}
 
 
-def test_each_error_has_its_status_and_the_document_names_it() -> None:
+def test_every_error_has_a_documented_status() -> None:
     named = {int(status) for operation in BY_NAME.values() for status in operation["responses"]}
     inside = {500}
-    """What no client is told: errors of the log and of the metadata store."""
+    """Statuses that no client sees: errors of the log and of the metadata store."""
     for kind in STATUS:
         error = kind.__new__(kind)
         assert http_status(error) in named | inside, kind
 
 
-def test_each_route_says_who_may() -> None:
+def test_every_route_documents_its_permissions() -> None:
     assert all(HTTP_NEEDS[each] is not nothing for each in routes.TEMPLATES)
 
 
@@ -132,10 +132,10 @@ BATCH = b'{"operations": [{"operation": "get", "key": "k"}]}'
 
 
 @pytest.mark.parametrize(
-    "route", [each for each in routes.ROUTES if each.answer is not Answer.EVENTS], ids=lambda route: route.name
+    "route", [each for each in routes.ROUTES if each.answer is not ResponseKind.EVENTS], ids=lambda route: route.name
 )
-async def test_each_route_is_served_as_the_document_says(world: World, route: routes.Route) -> None:
-    """The watch's is in test_watches.py."""
+async def test_every_route_is_served_as_documented(world: World, route: routes.Route) -> None:
+    """test_watches.py covers the route of watches."""
     await world.ask("PUT", "/v1/keys/k", b"1")
     target = route.template.replace("{key}", "k") + WANTED.get(route.name, "")
     data = {Body.NONE: None, Body.VALUE: b"2", Body.BATCH: BATCH}[route.body]
@@ -145,12 +145,12 @@ async def test_each_route_is_served_as_the_document_says(world: World, route: ro
     told = BY_NAME[route.name]["responses"]["200"]
     assert [name for name in told.get("headers", ()) if name not in answer.headers] in ([], ["Kvstore-Expires-Ms"])
     kind = answer.headers["Content-Type"].partition(";")[0]
-    assert route.answer is Answer.HEAD or kind in told["content"]
+    assert route.answer is ResponseKind.HEAD or kind in told["content"]
     if route.gives is not None and kind == "application/json":
         schema = DOCUMENT["components"]["schemas"][route.gives.__name__]
         assert set(schema.get("required", ())) <= answer.json.keys() <= schema["properties"].keys()
 
 
-async def test_the_document_is_served(world: World) -> None:
+async def test_document_is_served(world: World) -> None:
     answer = await world.ask("GET", "/v1/openapi.json")
     assert (answer.headers["Content-Type"], answer.json) == ("application/json", DOCUMENT)

@@ -1,4 +1,4 @@
-"""Ranges over HTTP: how many keys they have, their deletion part by part, and cursors that are of another range."""
+"""Ranges over HTTP: their number of keys, their deletion in parts, and cursors of another range."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def count(world: World, query: str = "") -> int:
 
 
 async def deleted(world: World, query: str) -> list[int]:
-    """How many keys each part has deleted."""
+    """Return the number of keys that each request has deleted."""
     found, cursor = list[int](), ""
     for _ in range(100):
         part = await world.ask("DELETE", f"/v1/keys?{query}{cursor}")
@@ -43,10 +43,10 @@ async def deleted(world: World, query: str) -> list[int]:
         if "next" not in part.json:
             return found
         cursor = f"&cursor={part.json['next']}"
-    raise AssertionError("the deletion goes on and on")
+    raise AssertionError("the deletion does not end")
 
 
-async def test_a_range_is_counted_over_all_partitions(world: World) -> None:
+async def test_range_is_counted_over_all_partitions(world: World) -> None:
     await filled(world, *(f"a{number:02}" for number in range(25)), "b", "%FF", "%FF%00")
     assert await count(world) == 28
     assert await count(world, "?prefix=a") == 25
@@ -59,7 +59,7 @@ async def test_a_range_is_counted_over_all_partitions(world: World) -> None:
 
 
 class Counted(Partitions):
-    """Two partitions that are asked how many keys they have."""
+    """Two partitions that are asked for their number of keys."""
 
     async def ask(self, op: Op, partition: PartitionId, ring_version: int) -> Any:
         items, following = await super().ask(op, partition, ring_version)
@@ -73,8 +73,8 @@ class Counted(Partitions):
 
 # docs/protocol.md M16
 @pytest.mark.parametrize("level", [Level.LINEARIZABLE, Level.SESSION])
-async def test_a_count_of_a_client_that_has_heard_of_a_later_ring_goes_by_that(level: Level) -> None:
-    """By the ring that is known here, what the client has written may be somewhere that is not asked."""
+async def test_count_uses_the_later_ring_of_its_client(level: Level) -> None:
+    """By the ring known here, keys that the client has written may be in a partition that is not asked."""
     partitions = Counted()
     partitions.held = {P1: KEYS[1:], P2: KEYS[:1]}
     known = partitions.ring.routed
@@ -85,7 +85,7 @@ async def test_a_count_of_a_client_that_has_heard_of_a_later_ring_goes_by_that(l
     assert partitions.asked_by == [0] * 4, "and nobody is asked by a ring that is not later than the server's"
 
 
-async def test_a_count_waits_for_a_place(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_count_waits_for_a_slot(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scan_slots, "SCANS_MAX", 0)
     monkeypatch.setattr(scan_slots, "WAIT_S", 0.0)
     for method, target in (("GET", "/v1/count"), ("DELETE", "/v1/keys?prefix=a")):
@@ -93,7 +93,7 @@ async def test_a_count_waits_for_a_place(world: World, monkeypatch: pytest.Monke
         assert (answer.status, answer.json["reason"]) == (429, "OVERLOADED")
 
 
-async def test_a_range_is_deleted_and_nothing_beside_it(world: World) -> None:
+async def test_range_deletion_leaves_other_keys(world: World) -> None:
     await filled(world, *(f"a{number:02}" for number in range(25)), "a", "b", "%FF", "%FF%00", "Z")
     assert await deleted(world, "prefix=a0") == [10]
     assert await deleted(world, "start=a10&end=a12") == [2]
@@ -104,7 +104,7 @@ async def test_a_range_is_deleted_and_nothing_beside_it(world: World) -> None:
     assert [each["key"] for each in (await world.ask("GET", "/v1/keys")).json["items"]] == ["Z"]
 
 
-async def test_a_deletion_goes_on_at_its_cursor(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_deletion_continues_at_its_cursor(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     await filled(world, *(f"a{number:02}" for number in range(7)), "b")
     assert await deleted(world, "prefix=a&limit=3") == [3, 3, 1]
     await filled(world, *(f"a{number:02}" for number in range(7)))
@@ -127,7 +127,7 @@ async def over_at_once(*words: Any, until: float, **more: Any) -> Any:
     ["", "limit=5", "prefix=", "limit=0&prefix=a", "limit=10001&prefix=a", "prefix=a&start=b", "prefix=a&key=b",
      "level=stale&prefix=a", "prefix=a&cursor=x"],
 )  # fmt: skip
-async def test_a_deletion_that_names_no_range_or_is_malformed_deletes_nothing(world: World, query: str) -> None:
+async def test_deletion_without_or_with_malformed_range_deletes_nothing(world: World, query: str) -> None:
     await filled(world, "a")
     answer = await world.ask("DELETE", f"/v1/keys?{query}")
     assert (answer.status, answer.json["reason"], answer.json["outcome"]) == (400, "INVALID_REQUEST", "refused")
@@ -135,14 +135,14 @@ async def test_a_deletion_that_names_no_range_or_is_malformed_deletes_nothing(wo
 
 
 @pytest.mark.parametrize("header", ["If-Match", "Kvstore-Request"])
-async def test_a_deletion_stands_under_no_condition(world: World, header: str) -> None:
+async def test_deletion_of_a_range_refuses_conditions(world: World, header: str) -> None:
     await filled(world, "a")
     answer = await world.ask("DELETE", "/v1/keys?prefix=a", **{header: '"1"'})
     assert (answer.status, await count(world)) == (400, 1)
 
 
-async def test_what_a_deletion_has_begun_is_not_told_as_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a request of which nothing was done is."""
+async def test_begun_deletion_is_not_reported_as_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that has deleted nothing is reported as refused."""
     await filled(world, "a1", "a2", "a3")
     monkeypatch.setattr(ranges, "AT_ONCE", 1)
     submit, done = world.backend.submit, 0
@@ -157,12 +157,12 @@ async def test_what_a_deletion_has_begun_is_not_told_as_refused(world: World, mo
     monkeypatch.setattr(world.backend, "submit", once)
     answer = await world.ask("DELETE", "/v1/keys?prefix=a")
     assert (answer.status, answer.json["outcome"]) == (504, "unknown")
-    assert "1 keys are deleted, not all: full" in answer.json["message"]
+    assert "1 keys were deleted, the rest were not: full" in answer.json["message"]
     answer = await world.ask("DELETE", "/v1/keys?prefix=a")
     assert (answer.status, answer.json["reason"], answer.json["outcome"]) == (429, "OVERLOADED", "refused")
 
 
-async def test_a_refusal_does_not_hide_that_another_delete_may_be_done(
+async def test_refusal_does_not_hide_an_unknown_outcome_of_another_delete(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await filled(world, "a1", "a2", "a3")
@@ -180,9 +180,7 @@ async def test_a_refusal_does_not_hide_that_another_delete_may_be_done(
     assert (answer.status, answer.json["outcome"], answer.json["message"]) == (504, "unknown", "lost")
 
 
-async def test_a_right_that_is_taken_away_amid_a_deletion_ends_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_deletion_ends_when_its_right_is_revoked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with gateway_world(tmp_path, table()) as world:
         for number in range(5):
             assert (await world.ask("PUT", f"/v1/keys/t/{number}", b"v", user="tenant")).status == 200
@@ -198,11 +196,11 @@ async def test_a_right_that_is_taken_away_amid_a_deletion_ends_it(
         monkeypatch.setattr(world.backend, "submit", revoking)
         answer = await world.ask("DELETE", "/v1/keys?prefix=t/", user="tenant")
         assert (answer.status, answer.json["outcome"]) == (504, "unknown")
-        assert "1 keys are deleted, not all" in answer.json["message"]
+        assert "1 keys were deleted, the rest were not" in answer.json["message"]
         assert [op[1] for op in world.backend.submitted if op[0] == Code.DELETE] == [b"t/0"]
 
 
-async def test_who_may_write_alone_does_not_delete_what_he_may_not_see(tmp_path: Path) -> None:
+async def test_deletion_needs_the_right_to_read_its_keys(tmp_path: Path) -> None:
     writes = (
         AddUser("blind", HASH),
         AddRole("writes"),
@@ -230,21 +228,21 @@ async def test_who_may_write_alone_does_not_delete_what_he_may_not_see(tmp_path:
 @pytest.mark.parametrize(
     ("query", "token"),
     [
-        ("prefix=a", PageToken(b"b1", b"c")),  # another prefix: the scan would be over
-        ("start=a", PageToken(b"a1", b"b")),  # of a part: it would end there
+        ("prefix=a", PageToken(b"b1", b"c")),  # another prefix: the scan would have ended
+        ("start=a", PageToken(b"a1", b"b")),  # a cursor inside the range: the scan would end there
         ("start=a&end=z", PageToken(b"a1", b"")),
-        ("start=b&end=c", PageToken(b"a1", b"c")),  # from before the range
-        ("prefix=a", PageToken(b"a", b"a1", True)),  # of a walk downwards
+        ("start=b&end=c", PageToken(b"a1", b"c")),  # a cursor from before the range
+        ("prefix=a", PageToken(b"a", b"a1", True)),  # a cursor of a backward scan
     ],
 )
-async def test_a_cursor_of_another_range_is_refused(world: World, method: str, query: str, token: PageToken) -> None:
+async def test_cursor_of_another_range_is_refused(world: World, method: str, query: str, token: PageToken) -> None:
     await filled(world, "a1", "b1", "c1")
     answer = await world.ask(method, f"/v1/keys?{query}&cursor={token.encode()}")
     assert (answer.status, answer.json["reason"]) == (400, "INVALID_REQUEST")
     assert await count(world) == 3
 
 
-async def test_a_cursor_alone_knows_its_range_but_deletes_nothing(world: World) -> None:
+async def test_cursor_without_a_range_deletes_nothing(world: World) -> None:
     await filled(world, "a1", "a2", "b1")
     first = (await world.ask("GET", "/v1/keys?prefix=a&limit=1")).json
     rest = (await world.ask("GET", f"/v1/keys?cursor={first['next']}")).json
@@ -253,4 +251,4 @@ async def test_a_cursor_alone_knows_its_range_but_deletes_nothing(world: World) 
     spoiled = first["next"][:-1] + ("A" if first["next"][-1] != "A" else "B")
     for cursor in (spoiled, "YTI", "%2B"):
         answer = await world.ask("GET", f"/v1/keys?prefix=a&cursor={cursor}")
-        assert (answer.status, "want a page token" in answer.json["message"]) == (400, True)
+        assert (answer.status, "expected a page token" in answer.json["message"]) == (400, True)

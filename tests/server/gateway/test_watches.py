@@ -1,4 +1,4 @@
-"""Watches over HTTP, as server-sent events: what is shown, where a reader goes on, and how it ends."""
+"""Watches over HTTP, as server-sent events: their content, where a client continues, and how they end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.waiting import PATIENCE_S, wait_until
 
 
 class Event(NamedTuple):
-    """One event, as EventSource takes it."""
+    """One event, as EventSource parses it."""
 
     id: str
     name: str
@@ -36,7 +36,7 @@ class Events:
         self.last_id = ""
 
     async def next_or_none(self) -> Event | None:
-        """The next event; None: the stream has ended."""
+        """Return the next event; None: the stream has ended."""
         name, data = "message", ""
         async with asyncio.timeout(PATIENCE_S):
             while line := (await self._content.readline()).decode():
@@ -53,7 +53,7 @@ class Events:
         return None
 
     async def take(self, count: int) -> list[Event]:
-        """So many changes; what else comes is passed over."""
+        """Return this many changes and skip other events."""
         found: list[Event] = []
         while len(found) < count:
             event = await self.next_or_none()
@@ -65,7 +65,7 @@ class Events:
 
 @asynccontextmanager
 async def watching(world: World, query: str = "", **headers: str) -> AsyncIterator[Events]:
-    """A watch that has begun."""
+    """Return a watch that has begun."""
     sent = {name.replace("_", "-"): value for name, value in headers.items()}
     async with world.http.get(f"{world.url}/v1/watch{query}", headers=sent) as answer:
         assert answer.status == 200, await answer.read()
@@ -77,7 +77,7 @@ async def watching(world: World, query: str = "", **headers: str) -> AsyncIterat
         yield events
 
 
-async def test_changes_are_shown_as_they_were_logged(world: World) -> None:
+async def test_changes_are_sent_as_logged(world: World) -> None:
     log = world.feeds.logs["p1"]
     async with watching(world) as events:
         assert events.last_id == "p1=0,p2=0"
@@ -95,8 +95,8 @@ async def test_changes_are_shown_as_they_were_logged(world: World) -> None:
 # docs/protocol.md F5
 @pytest.mark.parametrize("after", range(6))
 @pytest.mark.parametrize("by", ["Last-Event-ID", "after"])
-async def test_a_reader_that_comes_back_goes_on_behind_the_last_event(world: World, after: int, by: str) -> None:
-    """Also within an entry: nothing is missed, and nothing comes twice."""
+async def test_reconnecting_client_continues_after_the_last_event(world: World, after: int, by: str) -> None:
+    """Also within an entry: nothing is missed and nothing is repeated."""
     log = world.feeds.logs["p1"]
     async with watching(world) as events:
         log.put(*((b"k%d" % number, b"v") for number in range(3)))
@@ -111,13 +111,13 @@ async def test_a_reader_that_comes_back_goes_on_behind_the_last_event(world: Wor
     assert shown[-1].id == "p1=7,p2=0"
 
 
-async def test_the_last_event_id_goes_before_where_the_page_began(world: World) -> None:
+async def test_last_event_id_takes_precedence_over_after(world: World) -> None:
     world.feeds.logs["p1"].put((b"a", b"1"), (b"b", b"2"))
     async with watching(world, "?after=p1=0,p2=0", Last_Event_ID="p1=1,p2=0") as events:
         assert [each.data["key"] for each in await events.take(1)] == ["b"]
 
 
-async def test_a_key_a_prefix_and_a_range_are_watched_alone(world: World) -> None:
+async def test_key_prefix_and_range_are_watched_separately(world: World) -> None:
     key = owned_by(world.feeds.ring, "p1")
     log = world.feeds.logs["p1"]
     for query, wanted in (
@@ -133,7 +133,7 @@ async def test_a_key_a_prefix_and_a_range_are_watched_alone(world: World) -> Non
             assert ("value" in event.data["item"]) == ("keys_only" not in query)
 
 
-async def test_silence_is_broken_by_positions(world: World) -> None:
+async def test_positions_are_sent_as_heartbeats(world: World) -> None:
     async with watching(world, "?heartbeat_ms=50&prefix=z") as events:
         world.feeds.logs["p2"].put((b"a", b"1"))
         for _ in range(100):
@@ -145,16 +145,14 @@ async def test_silence_is_broken_by_positions(world: World) -> None:
     raise AssertionError("what is of no interest moves the position too")
 
 
-async def test_where_partitions_are_many_an_id_stands_behind_each_message(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_only_messages_have_ids_when_partitions_are_many(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watches, "EXACT_MAX", 1)
     async with watching(world) as events:
         world.feeds.logs["p1"].put(*((b"k%d" % number, b"v") for number in range(3)))
         assert [each.id for each in await events.take(3)] == ["p1=0,p2=0", "p1=0,p2=0", "p1=3,p2=0"]
 
 
-async def test_a_position_that_is_gone_is_told_with_the_oldest_there_is(world: World) -> None:
+async def test_trimmed_position_is_refused_with_the_oldest_one(world: World) -> None:
     log = world.feeds.logs["p1"]
     for number in range(4):
         log.put((b"a", b"%d" % number))
@@ -170,14 +168,14 @@ async def test_a_position_that_is_gone_is_told_with_the_oldest_there_is(world: W
     ["?after=p9=1", "?after=p1", "?after=p1=9,p2=0", "?key=a&prefix=b", "?key=", "?prefix=a&end=b", "?start=b&end=a",
      "?heartbeat_ms=1", "?level=stale"],
 )  # fmt: skip
-async def test_a_watch_that_is_malformed_is_refused(world: World, query: str) -> None:
+async def test_malformed_watch_is_refused(world: World, query: str) -> None:
     answer = await world.ask("GET", f"/v1/watch{query}")
     assert (answer.status, answer.json["reason"]) == (400, "INVALID_REQUEST")
 
 
-async def test_what_a_client_has_seen_is_not_shown_again(world: World) -> None:
+async def test_changes_seen_by_the_client_are_not_sent_again(world: World) -> None:
     log = world.feeds.logs["p1"]
-    log.shown = 0  # this server has not heard of it yet
+    log.shown = 0  # this server does not know that ring yet
     log.put((b"a", b"1"))
     async with watching(world, Kvstore_Token="=1,p1=1") as events:
         log.shown = None
@@ -185,7 +183,7 @@ async def test_what_a_client_has_seen_is_not_shown_again(world: World) -> None:
         assert [each.data["version"] for each in await events.take(1)] == [2]
 
 
-async def test_a_gateway_that_closes_ends_its_watches_and_says_where_to_go_on(world: World) -> None:
+async def test_closing_gateway_ends_watches_and_says_where_to_continue(world: World) -> None:
     async with watching(world) as events:
         world.gateway.close()
         event = await events.next_or_none()
@@ -199,15 +197,13 @@ async def watched(world: World, count: int) -> bool:
     return bool(world.gateway.statistics()["http_watches"] == world.feeds.feeds.watches == count)
 
 
-async def test_a_reader_that_is_gone_is_let_go(world: World) -> None:
+async def test_watch_of_a_disconnected_client_ends(world: World) -> None:
     async with watching(world, "?heartbeat_ms=50"):
         assert await watched(world, 1)
     await wait_until(lambda: watched(world, 0), what="the watch is over")
 
 
-async def test_a_reader_that_takes_nothing_is_cut_off_and_holds_little(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_watch_of_a_client_that_reads_nothing_is_aborted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_watch, "SLOW_S", 0.1)
     host, _, port = world.url.removeprefix("http://").partition(":")
     reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
@@ -219,13 +215,13 @@ async def test_a_reader_that_takes_nothing_is_cut_off_and_holds_little(
     assert world.feeds.feeds.slow_total == 1
     assert world.feeds.feeds.changes_total < 32, "what it has not taken was not read for it"
     async with asyncio.timeout(PATIENCE_S):
-        taken = await reader.read()  # it ends: the connection itself is given up
+        taken = await reader.read()  # it ends: the connection is aborted
     assert b"event: change" in taken
     assert not taken.endswith(b"0\r\n\r\n"), "as if all had been sent"
     writer.transport.abort()
 
 
-async def test_more_watches_than_there_may_be_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_watches_above_the_limit_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with gateway_world(tmp_path, connections_max=4) as world, watching(world):
         answer = await world.ask("GET", "/v1/watch")
         assert (answer.status, answer.json["reason"], answer.headers["Retry-After"]) == (429, "OVERLOADED", "1")

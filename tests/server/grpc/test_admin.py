@@ -32,7 +32,7 @@ from kvstore.rpc.channels import channel_options
 from kvstore.rpc.server import GrpcServer
 from kvstore.rpc.status import from_rpc_error
 from kvstore.server.access.audit import AuditLog
-from kvstore.server.access.changes import Changes
+from kvstore.server.access.changes import AdminChanges
 from kvstore.server.access.identities import Access
 from kvstore.server.grpc import admin
 from kvstore.server.grpc.admin import Admin, numbers
@@ -98,7 +98,7 @@ class Source:
 
 
 async def metadata() -> MemoryStore:
-    """Two ledgers of p1's log, one closed; a ledger that is in no list; what two replicas published."""
+    """Two ledgers of p1's log, one closed; a ledger that is in no list; the published states of two replicas."""
     store = MemoryStore()
     ledgers = LedgerStore(store)
     quorum = Quorum(3, 3, 2)
@@ -139,7 +139,7 @@ async def stub(source: Source) -> AsyncIterator[Any]:
     admin, audit = Admin(env, source, nothing), AuditLog(env.clock.now, env.clock.date_ms, AuditLines())
 
     def audited(server: grpc.aio.Server) -> grpc.aio.Server:
-        return cast(grpc.aio.Server, Audited(server, env.clock.now, audit, Changes(env, audit)))
+        return cast(grpc.aio.Server, Audited(server, env.clock.now, audit, AdminChanges(env, audit)))
 
     register = [lambda each: admin_pb2_grpc.add_AdminServicer_to_server(admin, audited(each))]
     server = GrpcServer(["kvstore.v1.Admin"], register)
@@ -157,7 +157,7 @@ async def failure_of(call: Any) -> StoreError:
     return from_rpc_error(failure)
 
 
-async def test_the_status_shows_every_node_also_one_that_is_away(stub: Any) -> None:
+async def test_status_shows_nodes_that_are_down(stub: Any) -> None:
     status = await stub.Status(admin_pb2.StatusRequest(), timeout=PATIENCE_S)
     assert (status.server, status.version, status.ring_version, status.metadata_connected) == ("n1", "9.9", 1, True)
     assert [(node.id, node.alive, list(node.leads), node.resp) for node in status.nodes] == [
@@ -168,8 +168,8 @@ async def test_the_status_shows_every_node_also_one_that_is_away(stub: Any) -> N
     assert dict(status.statistics) == {"server.connections": 3.0}
 
 
-async def test_surveys_of_the_metadata_store_are_few(stub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each reads every ledger's metadata: many at once keep the metadata store from those who need it."""
+async def test_surveys_of_the_metadata_store_are_bounded(stub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each survey reads every ledger's metadata: many at once keep the metadata store from others."""
     monkeypatch.setattr(calls, "FEW", 2)
     begun, go_on = asyncio.Event(), asyncio.Event()
 
@@ -195,14 +195,14 @@ async def test_surveys_of_the_metadata_store_are_few(stub: Any, monkeypatch: pyt
     await stub.Ledgers(admin_pb2.LedgersRequest(), timeout=PATIENCE_S)
 
 
-async def test_the_ring_shows_shares_and_tokens(stub: Any, source: Source) -> None:
+async def test_ring_shows_shares_and_tokens(stub: Any, source: Source) -> None:
     ring = await stub.Ring(admin_pb2.RingRequest(), timeout=PATIENCE_S)
     assert [(each.id, each.leader) for each in ring.partitions] == [("p1", "n1"), ("p2", "n2")]
     assert sum(each.share for each in ring.partitions) == pytest.approx(1)
     assert list(ring.tokens) == list(source.topology.ring.tokens)
 
 
-async def test_partitions_show_each_replica_with_the_freshest_of_what_is_known(stub: Any) -> None:
+async def test_partitions_show_the_freshest_state_of_each_replica(stub: Any) -> None:
     p1, p2 = (await stub.Partitions(admin_pb2.PartitionsRequest(), timeout=PATIENCE_S)).partitions
     assert (p1.leader, p1.epoch, list(p1.ledgers), list(p2.ledgers)) == ("n1", 2, [1, 2], [])
     replicas = {each.server: each for each in p1.replicas}
@@ -214,7 +214,7 @@ async def test_partitions_show_each_replica_with_the_freshest_of_what_is_known(s
     assert dict(replicas["n1"].statistics) == {"seq": 70.0, "keys": 5.0, "leading.lease_s": 0.4}
 
 
-async def test_ledgers_of_a_partition_come_in_the_order_of_its_log(stub: Any) -> None:
+async def test_ledgers_of_a_partition_are_in_log_order(stub: Any) -> None:
     first, second = (await stub.Ledgers(admin_pb2.LedgersRequest(partition="p1"), timeout=PATIENCE_S)).ledgers
     assert (first.id, first.state, first.last_entry, first.length, first.first_sequence) == (1, "CLOSED", 41, 4_100, 1)
     assert (second.id, second.state, second.HasField("last_entry"), second.epoch) == (2, "OPEN", False, 2)
@@ -222,7 +222,7 @@ async def test_ledgers_of_a_partition_come_in_the_order_of_its_log(stub: Any) ->
     assert len((await stub.Ledgers(admin_pb2.LedgersRequest(), timeout=PATIENCE_S)).ledgers) == 2
 
 
-async def test_a_ledger_in_no_list_is_shown_by_its_id(stub: Any) -> None:
+async def test_ledger_without_a_list_is_shown_by_its_id(stub: Any) -> None:
     ledger = (await stub.Ledger(admin_pb2.LedgerRequest(ledger=3), timeout=PATIENCE_S)).ledger
     assert (ledger.id, ledger.HasField("first_sequence"), ledger.ack_quorum) == (3, False, 2)
     assert isinstance(
@@ -230,35 +230,35 @@ async def test_a_ledger_in_no_list_is_shown_by_its_id(stub: Any) -> None:
     )
 
 
-async def test_a_partition_that_is_not_there_is_refused_with_those_that_are(stub: Any) -> None:
+async def test_unknown_partition_is_refused_with_the_known_ones(stub: Any) -> None:
     error = await failure_of(stub.Ledgers(admin_pb2.LedgersRequest(partition="p9"), timeout=PATIENCE_S))
     assert isinstance(error, InvalidRequest)
     assert "p1, p2" in str(error)
 
 
-async def test_bookies_that_ledgers_name_are_shown_also_when_they_are_lost(stub: Any) -> None:
+async def test_bookies_named_by_ledgers_are_shown_when_lost(stub: Any) -> None:
     bookies = (await stub.Bookies(admin_pb2.BookiesRequest(), timeout=PATIENCE_S)).bookies
     assert [(each.id, each.state, each.ledgers) for each in bookies] == [(b, "lost", 3) for b in ("b1", "b2", "b3")]
 
 
-async def test_draining_waits_until_nothing_is_led(stub: Any, source: Source) -> None:
+async def test_drain_waits_until_no_partition_is_led(stub: Any, source: Source) -> None:
     source.held.set()
     assert list((await stub.Drain(admin_pb2.DrainRequest(timeout_s=5), timeout=PATIENCE_S)).handed_over) == ["p1"]
 
 
-async def test_draining_that_takes_too_long_says_so(stub: Any) -> None:
+async def test_drain_reports_its_timeout(stub: Any) -> None:
     error = await failure_of(stub.Drain(admin_pb2.DrainRequest(timeout_s=0.05), timeout=PATIENCE_S))
     assert isinstance(error, Unavailable)
 
 
-async def test_a_drain_is_undone_and_a_node_that_stops_says_so(stub: Any, source: Source) -> None:
+async def test_undrain_ends_a_drain_and_fails_while_the_node_stops(stub: Any, source: Source) -> None:
     error = await failure_of(stub.Undrain(admin_pb2.UndrainRequest(), timeout=PATIENCE_S))
     assert isinstance(error, Unavailable)
     source.held.set()
     assert (await stub.Undrain(admin_pb2.UndrainRequest(), timeout=PATIENCE_S)).was_draining
 
 
-def test_numbers_of_nested_statistics_have_dotted_names() -> None:
+def test_nested_statistics_get_dotted_names() -> None:
     assert numbers({"a": {"b": 1, "c": {"d": 2.5}}, "e": True, "f": "text", "g": None, "h": [1]}) == {
         "a.b": 1.0,
         "a.c.d": 2.5,
@@ -266,13 +266,13 @@ def test_numbers_of_nested_statistics_have_dotted_names() -> None:
     }
 
 
-async def test_a_ledger_id_that_no_ledger_has_is_refused(stub: Any) -> None:
+async def test_impossible_ledger_id_is_refused(stub: Any) -> None:
     for ledger in (2**63, 2**64 - 1):
         error = await failure_of(stub.Ledger(admin_pb2.LedgerRequest(ledger=ledger), timeout=PATIENCE_S))
         assert isinstance(error, InvalidRequest)
 
 
-async def test_a_level_of_the_log_is_set_shown_and_taken_back(stub: Any) -> None:
+async def test_log_level_is_set_shown_and_reset(stub: Any) -> None:
     async def levels(logger: str, level: str) -> dict[str, str]:
         request = admin_pb2.LogLevelRequest(logger=logger, level=level)
         return dict((await stub.LogLevel(request, timeout=PATIENCE_S)).levels)
@@ -287,16 +287,20 @@ async def test_a_level_of_the_log_is_set_shown_and_taken_back(stub: Any) -> None
 
 @pytest.mark.parametrize(
     ("logger", "level", "said"),
-    [("grpc", "DEBUG", "want the logger kvstore"), ("kvstore", "loud", "want one of DEBUG"), ("", "INFO", "a logger")],
+    [
+        ("grpc", "DEBUG", "expected the logger kvstore"),
+        ("kvstore", "loud", "expected one of DEBUG"),
+        ("", "INFO", "a logger"),
+    ],
 )
-async def test_a_level_that_cannot_be_is_refused(stub: Any, logger: str, level: str, said: str) -> None:
+async def test_unknown_log_level_is_refused(stub: Any, logger: str, level: str, said: str) -> None:
     request = admin_pb2.LogLevelRequest(logger=logger, level=level)
     failure = await failure_of(stub.LogLevel(request, timeout=PATIENCE_S))
     assert isinstance(failure, InvalidRequest)
     assert said in str(failure)
 
 
-async def test_the_slow_log_is_told_the_latest_first_with_parts_and_hashes(stub: Any, source: Source) -> None:
+async def test_slow_log_is_shown_newest_first_with_parts_and_hashes(stub: Any, source: Source) -> None:
     slow = source.env.slow
     slow.note("leader", "write", 0.25, key=b"a", partition="p1", operations=3, queue=0.05, log=0.2)
     slow.note("door", "GET", 0.5, key=b"b")
@@ -312,13 +316,13 @@ async def test_the_slow_log_is_told_the_latest_first_with_parts_and_hashes(stub:
     assert [each.operation for each in last.operations] == ["GET"]
 
 
-async def test_a_profile_has_stacks_of_functions_by_thread(stub: Any) -> None:
+async def test_profile_has_stacks_of_functions_by_thread(stub: Any) -> None:
     answer = await stub.Profile(admin_pb2.ProfileRequest(seconds=0.2, rate=100), timeout=PATIENCE_S)
     assert answer.looks > 0
     stacks = [(each.thread, [answer.frames[place] for place in each.frames]) for each in answer.stacks]
     assert any(thread == "MainThread" and names for thread, names in stacks)
 
 
-async def test_a_profile_without_a_length_is_refused(stub: Any) -> None:
+async def test_profile_without_a_duration_is_refused(stub: Any) -> None:
     failure = await failure_of(stub.Profile(admin_pb2.ProfileRequest(), timeout=PATIENCE_S))
     assert isinstance(failure, InvalidRequest)

@@ -1,4 +1,4 @@
-"""Each call of the admin service leaves a line that says who, from where, what and with which result."""
+"""Every call of the admin service leaves a line with the caller, the address, the call and the outcome."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from kvstore.proto import admin_pb2, admin_pb2_grpc
 from kvstore.rpc.server import GrpcServer
 from kvstore.server.access import audit, changes
 from kvstore.server.access.audit import AuditLog
-from kvstore.server.access.changes import Changes
-from kvstore.server.grpc.audit import ARGUMENTS_MAX, Audited, Calls, arguments_of, is_change, who
+from kvstore.server.access.changes import AdminChanges
+from kvstore.server.grpc.audit import ARGUMENTS_MAX, Audited, AuditedCalls, arguments_of, is_change, who
 from tests.audited import KeptLines
 from tests.client.serving import ModelClock
 from tests.waiting import PATIENCE_S, wait_until
@@ -54,8 +54,8 @@ class Served:
         audit = AuditLog(lambda: 5.0, lambda: 7, self.kept)
         nothing: Any = None
         env = Env(ModelClock(), Random(1), nothing, nothing, self.nursery, nothing)
-        self.changes = Changes(env, audit)
-        self.calls = Calls(lambda: 5.0, audit, self.changes, str)
+        self.changes = AdminChanges(env, audit)
+        self.calls = AuditedCalls(lambda: 5.0, audit, self.changes, str)
         self._audited = lambda server: cast(grpc.aio.Server, Audited(server, lambda: 5.0, audit, self.changes))
         self.stub: Any
 
@@ -71,7 +71,8 @@ class Served:
         await self.nursery.close()
 
     async def lines(self, count: int) -> list[dict[str, Any]]:
-        """The lines, once there are so many: a call leaves its last line after its caller has the answer."""
+        """Return the lines once there are `count` of them: a call leaves its last line after its caller has the
+        answer."""
 
         async def are_there() -> bool:
             return len(self.kept.lines) >= count
@@ -82,7 +83,7 @@ class Served:
         return found
 
 
-async def test_a_line_for_each_call_with_its_arguments_and_result() -> None:
+async def test_audit_has_a_line_for_each_call_with_arguments_and_outcome() -> None:
     async with Served().open() as served:
         await served.stub.Status(admin_pb2.StatusRequest())
         with pytest.raises(grpc.aio.AioRpcError) as failed:
@@ -96,7 +97,7 @@ async def test_a_line_for_each_call_with_its_arguments_and_result() -> None:
     assert (ended["outcome"], ended["why"], ended["change"]) == ("INVALID_REQUEST", "no", 1)
 
 
-async def test_change_is_recorded_and_done_when_its_call_is_cancelled() -> None:
+async def test_change_is_recorded_and_made_when_its_call_is_cancelled() -> None:
     async with Served().open() as served:
         call = served.stub.ChangeAccess(admin_pb2.ChangeAccessRequest(remove_user="anna"))
         await asyncio.wait_for(served.answers.began.wait(), PATIENCE_S)
@@ -142,7 +143,7 @@ async def test_change_is_recorded_as_unknown_when_the_node_stops_meanwhile() -> 
     assert (ended["outcome"], ended["why"]) == ("OUTCOME_UNKNOWN", "the node stopped")
 
 
-async def test_changes_under_way_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_changes_in_flight_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(changes, "CHANGES_MAX", 1)
     async with Served().open() as served:
         call = served.stub.ChangeAccess(admin_pb2.ChangeAccessRequest(remove_user="anna"))
@@ -173,24 +174,24 @@ class Context:
         return self._identity
 
 
-def test_who_is_whom_the_certificate_names() -> None:
+def test_caller_is_named_by_its_certificate() -> None:
     assert who(Context({})) == "-"
     assert who(Context({"x509_common_name": [b"ops\n7"]})) == "'ops\\n7'"
     assert who(Context({"x509_subject_alternative_name": [b"n1", b"10.0.0.1"]})) == "'n1','10.0.0.1'"
 
 
-def test_long_arguments_are_cut() -> None:
+def test_long_arguments_are_truncated() -> None:
     assert len(arguments_of(admin_pb2.LedgersRequest(partition="p" * 9_000))) == ARGUMENTS_MAX + 1
 
 
-def test_megabytes_of_arguments_are_not_written_down() -> None:
+def test_arguments_of_megabytes_are_not_written() -> None:
     """A request of 3 MB held the event loop for a second, to keep 500 characters of it."""
     asked = admin_pb2.ChangeRingRequest(action="ADD", partitions=["p"] * 1_000_000)
     assert arguments_of(asked) == "… 3000002 bytes"
 
 
 class Called(Context):
-    """By somebody at an address."""
+    """A call context with an address."""
 
     def __init__(self, address: str) -> None:
         super().__init__({})
@@ -200,7 +201,7 @@ class Called(Context):
         return f"ipv4:{self._address}:1"
 
 
-async def test_one_address_does_not_flood_the_log_and_what_it_changes_is_there_all_the_same(
+async def test_flood_of_one_address_is_limited_except_for_its_changes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(audit, "LINES_MAX", 3)
@@ -229,7 +230,7 @@ async def test_one_address_does_not_flood_the_log_and_what_it_changes_is_there_a
     ]
 
 
-def test_no_hash_of_a_password_is_written_down() -> None:
+def test_password_hash_is_not_written() -> None:
     for name in ("add_user", "set_password"):
         asked = admin_pb2.ChangeAccessRequest(**{name: {"name": "anna", "password_hash": "scrypt$secret"}})
         assert arguments_of(asked) == f'{name} {{ name: "anna" }}'

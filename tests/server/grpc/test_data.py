@@ -1,4 +1,4 @@
-"""The Data service without a network: what is refused, what is waited for, and that readers take turns."""
+"""The Data service without a network: refusals, waits, and readers that take turns."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from kvstore.env.ports import Env
 from kvstore.errors import InvalidRequest, NoSuchPin, NotCaughtUp
 from kvstore.partition.state import move_records, pinned_scan
 from kvstore.partition.state.engine_memory import MemoryEngine
-from kvstore.partition.state.entry import Kind, control
-from kvstore.partition.state.marks import Mark
+from kvstore.partition.state.entry import EntryKind, control
+from kvstore.partition.state.marks import MarkRecord
 from kvstore.partition.state.pinned_scan import PinnedScan
-from kvstore.partition.state.state import State
+from kvstore.partition.state.state import ReplicaState
 from kvstore.proto import data_pb2
 from kvstore.proto.pinned_page import columns_of, rows_of
 from kvstore.rpc import calls
@@ -35,7 +35,7 @@ FOREVER_MS = 1 << 60
 
 
 class OneReplica:
-    """A node with one replica, which has applied what it was told to."""
+    """A node with one replica, which has applied what the test gave it."""
 
     store: Any = None
     topology: Any = None
@@ -46,12 +46,12 @@ class OneReplica:
         self.writer = Writer(1)
         self.state = state_over(MemoryEngine())
 
-    def state_of(self, partition: PartitionId) -> State | None:
+    def state_of(self, partition: PartitionId) -> ReplicaState | None:
         return self.state if partition == P1 else None
 
     def mark(self, pin: str, deadline_ms: int = FOREVER_MS, *, apply: bool = True) -> Position:
-        entry = control(P1, self.writer.epoch, self.writer.seq + 1, self.writer.time_ms, Kind.MARK)
-        entry.control = move_records.encode(Mark(pin, deadline_ms, bool(deadline_ms)))
+        entry = control(P1, self.writer.epoch, self.writer.seq + 1, self.writer.time_ms, EntryKind.MARK)
+        entry.control = move_records.encode(MarkRecord(pin, deadline_ms, bool(deadline_ms)))
         position = self.writer.add(entry).position
         if apply:
             self.catch_up()
@@ -86,7 +86,7 @@ def service_of(node: OneReplica, starved: float = 0.0) -> Data:
     return Data(Env(SystemClock(), Random(0), nothing, nothing, nursery, nothing, lambda: starved), node)
 
 
-async def test_what_is_pinned_is_read_page_by_page(node: OneReplica) -> None:
+async def test_pinned_view_is_read_page_by_page(node: OneReplica) -> None:
     position = node.mark("pin")
     node.writer.put(key1="changed", another="x")
     node.catch_up()
@@ -98,13 +98,13 @@ async def test_what_is_pinned_is_read_page_by_page(node: OneReplica) -> None:
     "fields",
     [{"first_token": 9, "last_token": 8}, {"after": b"x"}, {"after": b"d123"}],
 )
-async def test_a_request_that_makes_no_sense_is_refused(node: OneReplica, fields: dict[str, Any]) -> None:
+async def test_invalid_read_is_refused(node: OneReplica, fields: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest):
         await read(service_of(node), asked(node.mark("pin"), **fields))
 
 
 # docs/protocol.md F6
-async def test_a_pin_of_another_cluster_is_refused(node: OneReplica) -> None:
+async def test_pin_of_another_cluster_is_refused(node: OneReplica) -> None:
     service, refused = service_of(node), list[str]()
 
     class Call:
@@ -119,10 +119,10 @@ async def test_a_pin_of_another_cluster_is_refused(node: OneReplica) -> None:
     ):
         with pytest.raises(asyncio.CancelledError):
             await answer
-    assert refused == ["UNAVAILABLE: this server is of another cluster: want another, got the cluster"] * 2
+    assert refused == ["UNAVAILABLE: this server is of another cluster: expected another, got the cluster"] * 2
 
 
-async def test_what_is_not_kept_here_is_no_such_pin(node: OneReplica) -> None:
+async def test_unknown_pin_is_no_such_pin(node: OneReplica) -> None:
     service, position = service_of(node), node.mark("pin")
     for request in (
         asked(position, pin="other"),
@@ -133,16 +133,16 @@ async def test_what_is_not_kept_here_is_no_such_pin(node: OneReplica) -> None:
             await read(service, request)
 
 
-async def test_a_pin_that_ends_while_it_is_read_is_an_error_and_no_end(node: OneReplica) -> None:
+async def test_pin_that_ends_during_a_read_is_an_error(node: OneReplica) -> None:
     pages = service_of(node).pages(asked(node.mark("pin")))
     assert (await anext(pages)).count
     node.mark("pin", 0)
-    with pytest.raises(NoSuchPin, match="has ended here"):
+    with pytest.raises(NoSuchPin, match="has ended at this server"):
         async for _ in pages:
             pass
 
 
-async def test_a_replica_that_is_barred_while_it_is_read_gives_no_further_page(node: OneReplica) -> None:
+async def test_replica_barred_during_a_read_sends_no_further_page(node: OneReplica) -> None:
     pages = service_of(node).pages(asked(node.mark("pin")))
     assert (await anext(pages)).count
     node.state.is_suspect = True
@@ -150,26 +150,26 @@ async def test_a_replica_that_is_barred_while_it_is_read_gives_no_further_page(n
         await anext(pages)
 
 
-async def test_a_replica_that_is_behind_is_waited_for(node: OneReplica) -> None:
+async def test_read_waits_for_a_replica_that_is_behind(node: OneReplica) -> None:
     position = node.mark("pin", apply=False)
     asyncio.get_running_loop().call_later(0.03, node.catch_up)
     assert len(await read(service_of(node), asked(position))) == 100
 
 
-async def test_a_replica_that_stays_behind_says_so(node: OneReplica, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_read_fails_when_the_replica_stays_behind(node: OneReplica, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "CATCH_UP_S", 0.02)
     with pytest.raises(NotCaughtUp):
         await read(service_of(node), asked(node.mark("pin", apply=False)))
 
 
 @pytest.mark.parametrize(("starved", "slice_s"), [(0.0, data.SLICE_S), (0.3, data.SLICE_STARVED_S)])
-async def test_many_readers_together_hold_the_event_loop_for_a_moment_and_then_leave_it_alone(
+async def test_concurrent_readers_share_slices_of_the_event_loop(
     node: OneReplica, monkeypatch: pytest.MonkeyPatch, starved: float, slice_s: float
 ) -> None:
     service, position = service_of(node, starved), node.mark("pin")
     now, step = asyncio.get_running_loop().time, PinnedScan.step
     slices: list[tuple[int, float, float]] = []
-    """How many steps, from when to when: those between which nobody else had his turn."""
+    """Number of steps, start and end of each slice: the steps between which no other reader had its turn."""
     turns = 0
 
     def slow(scan: PinnedScan) -> bool:
@@ -195,7 +195,7 @@ async def test_many_readers_together_hold_the_event_loop_for_a_moment_and_then_l
 
 
 class Called:
-    """Keeps what a call was aborted with."""
+    """Records the error that a call was aborted with."""
 
     code: Any = None
 
@@ -207,8 +207,8 @@ class Called:
         raise AbortError
 
 
-async def test_lists_of_all_pins_are_few_at_once(node: OneReplica, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each reads every pin of every partition, and asks every replica."""
+async def test_concurrent_lists_of_pins_are_bounded(node: OneReplica, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each list reads every pin of every partition and asks every replica."""
     monkeypatch.setattr(calls, "FEW", 2)
     service, go_on = service_of(node), asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""Operations of the gRPC messages, as the partition gets them."""
+"""Operations of gRPC messages, as the partition receives them."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def of_lane(*codes: int, batch: list[kv_pb2.Operation] | None = None) -> list[Op
 
 # docs/protocol.md P13
 @pytest.mark.parametrize("code", sorted(IN_BATCH))
-def test_who_may_only_read_has_nothing_remembered(code: int) -> None:
-    """What is remembered is logged with its results: megabytes of values, and a full table refuses new clients."""
+def test_batch_of_reads_has_no_request_id(code: int) -> None:
+    """A request id is logged with its results: megabytes of values, and a full retry table refuses new clients."""
     writes = Right.WRITE in NEEDS[code]
     (batch,) = of_lane(Code.BATCH, batch=parts(Code.GET, Code.CHECK, code))
     assert (batch[-1] is not None) is writes
@@ -44,7 +44,7 @@ def test_who_may_only_read_has_nothing_remembered(code: int) -> None:
 
 
 @pytest.mark.parametrize("codes", [(Code.GET, Code.META), (Code.CHECK, Code.GET), (Code.CHECK,)])
-def test_a_batch_that_changes_nothing_leaves_the_log_as_it_was(codes: tuple[int, ...]) -> None:
+def test_batch_without_effects_is_not_logged(codes: tuple[int, ...]) -> None:
     partition = Partition().start()
     try:
         before, size = partition.state.seq, partition.state.retries.bytes

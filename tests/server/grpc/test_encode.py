@@ -1,4 +1,4 @@
-"""What waits to be sent on a stream, and what one answer takes."""
+"""The results that wait to be sent on a stream, and the size of one answer."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ FULL = StoreError("nothing is full here")
 NAMESPACE = "n" * 64
 
 
-def test_errors_that_gather_make_no_message_that_is_too_large_to_be_sent() -> None:
-    """Each write that a quota refuses has an error of its own. What a client did not read at once broke its stream, and
-    what had been refused was unknown to it."""
+def test_accumulated_errors_stay_below_the_size_of_a_message() -> None:
+    """Each write that a quota refuses has an error of its own. Errors that a client did not read at once broke its
+    stream, and its refused writes had an unknown outcome."""
     outbox, ops = Outbox(), [commands.put(b"k", b"v")] * OPEN_MAX
     refused: list[tuple[int, StoreError]] = [
         (place, QuotaExceeded(NAMESPACE, "keys", 10**9, 10**9, place)) for place in range(OPEN_MAX)
@@ -34,7 +34,7 @@ def test_errors_that_gather_make_no_message_that_is_too_large_to_be_sent() -> No
     assert numbers == list(range(1, OPEN_MAX + 1))
 
 
-def test_a_frame_of_which_all_is_refused_for_one_reason_is_not_told_as_unknown() -> None:
+def test_frame_refused_for_one_reason_is_not_reported_as_unknown() -> None:
     answers = kv_pb2.Answers()
     for number in range(40_000):
         answers.failures.append(failure(QuotaExceeded(NAMESPACE, "keys", 10**9, 10**9, number % 2), [number]))
@@ -45,7 +45,7 @@ def test_a_frame_of_which_all_is_refused_for_one_reason_is_not_told_as_unknown()
     assert [(type(each), each.args[-1]) for each in told] == [(QuotaExceeded, 0), (QuotaExceeded, 1)]
 
 
-def test_an_answer_that_is_larger_than_a_message_is_of_unknown_outcome() -> None:
+def test_answer_larger_than_a_message_has_an_unknown_outcome() -> None:
     answers = kv_pb2.Answers(values=[b"v" * (MESSAGE_BYTES_MAX + 1)])
     with pytest.raises(OutcomeUnknown, match="larger than a message"):
         check_answer(answers)

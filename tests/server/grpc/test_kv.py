@@ -48,22 +48,22 @@ async def failure_of(call: Any) -> Exception:
     return from_rpc_error(caught.value)  # type: ignore[arg-type]
 
 
-async def test_what_was_put_is_got_with_its_version(stub: Any) -> None:
+async def test_put_value_is_returned_with_its_version(stub: Any) -> None:
     put = await stub.Put(kv_pb2.PutRequest(key=b"k", value=b"v"), timeout=PATIENCE_S)
     got = await stub.Get(kv_pb2.GetRequest(key=b"k"), timeout=PATIENCE_S)
     assert (got.record.value, got.record.version, put.applied) == (b"v", put.version, True)
     assert got.progress.sequence == put.version
 
 
-async def test_an_absent_key_has_no_record(stub: Any) -> None:
+async def test_absent_key_has_no_record(stub: Any) -> None:
     assert not (await stub.Get(kv_pb2.GetRequest(key=b"k"), timeout=PATIENCE_S)).HasField("record")
 
 
-async def test_a_call_without_a_deadline_is_answered_too(stub: Any) -> None:
+async def test_call_without_a_deadline_is_answered(stub: Any) -> None:
     assert (await stub.Put(kv_pb2.PutRequest(key=b"k", value=b"v"))).version == 1
 
 
-async def test_a_condition_that_is_not_met_tells_the_version(stub: Any) -> None:
+async def test_unmet_condition_returns_the_version(stub: Any) -> None:
     put = kv_pb2.PutRequest(key=b"k", value=b"v", flags=Flag.IF_ABSENT)
     first = await stub.Put(put, timeout=PATIENCE_S)
     error = await failure_of(stub.Put(put, timeout=PATIENCE_S))
@@ -71,7 +71,7 @@ async def test_a_condition_that_is_not_met_tells_the_version(stub: Any) -> None:
     assert error.version == first.version
 
 
-async def test_old_values_come_when_asked_for(stub: Any) -> None:
+async def test_return_old_returns_the_previous_record(stub: Any) -> None:
     await stub.Put(kv_pb2.PutRequest(key=b"k", value=b"1"), timeout=PATIENCE_S)
     put = await stub.Put(kv_pb2.PutRequest(key=b"k", value=b"2", flags=Flag.RETURN_OLD), timeout=PATIENCE_S)
     deleted = await stub.Delete(kv_pb2.DeleteRequest(key=b"k", flags=Flag.RETURN_OLD), timeout=PATIENCE_S)
@@ -81,11 +81,11 @@ async def test_old_values_come_when_asked_for(stub: Any) -> None:
 @pytest.mark.parametrize(
     "request_", [kv_pb2.PutRequest(key=b"", value=b"v"), kv_pb2.PutRequest(key=b"k" * 4097, value=b"v")]
 )
-async def test_a_key_out_of_bounds_is_refused(stub: Any, request_: kv_pb2.PutRequest) -> None:
+async def test_key_of_invalid_size_is_refused(stub: Any, request_: kv_pb2.PutRequest) -> None:
     assert isinstance(await failure_of(stub.Put(request_, timeout=PATIENCE_S)), InvalidRequest)
 
 
-async def test_a_batch_over_two_partitions_names_both(stub: Any, servers: Servers) -> None:
+async def test_batch_over_two_partitions_is_refused_with_both_names(stub: Any, servers: Servers) -> None:
     keys = [servers.cluster.key_of(PartitionId("p1")), servers.cluster.key_of(PartitionId("p2"))]
     operations = [kv_pb2.Operation(code=kv_pb2.PUT, key=key, value=b"v") for key in keys]
     error = await failure_of(stub.Batch(kv_pb2.BatchRequest(operations=operations), timeout=PATIENCE_S))
@@ -94,7 +94,7 @@ async def test_a_batch_over_two_partitions_names_both(stub: Any, servers: Server
     assert "p2" in str(error)
 
 
-async def test_a_batch_answers_each_of_its_operations(stub: Any) -> None:
+async def test_batch_returns_a_result_for_each_operation(stub: Any) -> None:
     operations = [
         kv_pb2.Operation(code=kv_pb2.PUT, key=b"k", value=b"7"),
         kv_pb2.Operation(code=kv_pb2.INCREMENT, key=b"k", options=kv_pb2.Options(delta=-9)),
@@ -124,7 +124,7 @@ async def test_a_batch_answers_each_of_its_operations(stub: Any) -> None:
     ],
     ids=str,
 )
-async def test_what_could_not_be_stored_is_refused_at_the_door(stub: Any, method: str, request_: Any) -> None:
+async def test_value_that_cannot_be_stored_is_refused_at_the_service(stub: Any, method: str, request_: Any) -> None:
     assert isinstance(await failure_of(getattr(stub, method)(request_, timeout=PATIENCE_S)), InvalidRequest)
 
 
@@ -137,12 +137,12 @@ async def test_what_could_not_be_stored_is_refused_at_the_door(stub: Any, method
     ],
     ids=["start", "end", "token"],
 )
-async def test_a_scan_between_what_no_key_can_be_is_refused(stub: Any, request_: Any) -> None:
+async def test_scan_with_oversized_bounds_is_refused(stub: Any, request_: Any) -> None:
     assert isinstance(await failure_of(stub.Scan(request_, timeout=PATIENCE_S).read()), InvalidRequest)
 
 
 @pytest.mark.parametrize("method", ["Get", "Put", "Batch", "Execute", "Topology"])
-async def test_bytes_that_are_no_message_end_the_call_and_not_the_server(
+async def test_malformed_message_ends_the_call_and_not_the_server(
     channel: grpc.aio.Channel, stub: Any, method: str
 ) -> None:
     with pytest.raises(grpc.RpcError):
@@ -150,14 +150,14 @@ async def test_bytes_that_are_no_message_end_the_call_and_not_the_server(
     assert (await stub.Put(kv_pb2.PutRequest(key=b"k", value=b"v"), timeout=PATIENCE_S)).version == 1
 
 
-async def test_bytes_that_are_no_frame_end_the_stream_and_not_the_server(channel: grpc.aio.Channel, stub: Any) -> None:
+async def test_malformed_frame_ends_the_stream_and_not_the_server(channel: grpc.aio.Channel, stub: Any) -> None:
     call = channel.stream_stream("/kvstore.v1.KV/Session")()
     await call.write(b"\xff" * 100)
     assert await call.code() is not grpc.StatusCode.OK
     assert (await stub.Put(kv_pb2.PutRequest(key=b"k", value=b"v"), timeout=PATIENCE_S)).version == 1
 
 
-async def test_a_message_larger_than_a_message_may_be_is_refused(servers: Servers, stub: Any) -> None:
+async def test_oversized_message_is_refused(servers: Servers, stub: Any) -> None:
     address = servers.cluster.endpoints[servers.cluster.ids[0]].grpc
     async with grpc.aio.insecure_channel(address) as unbounded:
         with pytest.raises(grpc.RpcError) as caught:
@@ -174,7 +174,7 @@ def lane(*ops: tuple[int, bytes, bytes, int], first: int = 1, **fields: Any) -> 
 
 
 class Stream:
-    """A session, with its answers by number."""
+    """A session with its answers by number."""
 
     def __init__(self, stub: Any) -> None:
         self.call = stub.Session()
@@ -202,7 +202,7 @@ class Stream:
         self.answers |= answers
 
 
-async def test_each_call_is_timed_by_its_method_and_of_frames_each_lane(servers: Servers, stub: Any) -> None:
+async def test_calls_are_timed_by_method_and_frames_by_lane(servers: Servers, stub: Any) -> None:
     await stub.Put(kv_pb2.PutRequest(key=b"k", value=b"v"), timeout=PATIENCE_S)
     await failure_of(stub.Put(kv_pb2.PutRequest(key=b"k", value=b"v", flags=Flag.IF_ABSENT), timeout=PATIENCE_S))
     await stub.Get(kv_pb2.GetRequest(key=b"k"), timeout=PATIENCE_S)
@@ -216,7 +216,7 @@ async def test_each_call_is_timed_by_its_method_and_of_frames_each_lane(servers:
     assert counts == {"Get": 1, "Put": 2, "Delete": 0, "Batch": 0, "Execute": 1, "Session": 2}
 
 
-async def test_a_session_answers_every_operation_by_its_number(stub: Any) -> None:
+async def test_session_answers_every_operation_by_its_number(stub: Any) -> None:
     stream = Stream(stub)
     await stream.send(
         lane((Code.PUT, b"a", b"1", 1), (Code.PUT, b"b", b"2", 2), (Code.GET, b"a", b"", 0), (Code.GET, b"x", b"", 0))
@@ -229,7 +229,7 @@ async def test_a_session_answers_every_operation_by_its_number(stub: Any) -> Non
     assert (meta.integer, meta.record.version) == (1, meta.version)
 
 
-async def test_a_repeated_request_id_is_applied_once(stub: Any, servers: Servers) -> None:
+async def test_repeated_request_id_is_applied_once(stub: Any, servers: Servers) -> None:
     key = servers.cluster.key_of(P1)
     stream = Stream(stub)
     await stream.send(lane((Code.PUT, key, b"1", 1)), lane((Code.PUT, key, b"1", 1), first=2))
@@ -256,7 +256,7 @@ async def test_a_repeated_request_id_is_applied_once(stub: Any, servers: Servers
     ],
     ids=["columns", "client", "codes", "level", "keys", "sequences", "token", "options"],
 )
-async def test_a_malformed_lane_is_refused_and_the_stream_lives(stub: Any, bad: kv_pb2.Lane) -> None:
+async def test_malformed_lane_is_refused_and_the_stream_stays_open(stub: Any, bad: kv_pb2.Lane) -> None:
     stream = Stream(stub)
     await stream.send(bad, lane((Code.GET, b"k", b"", 0), first=3))
     errors = await stream.receive(1, 2)
@@ -264,21 +264,21 @@ async def test_a_malformed_lane_is_refused_and_the_stream_lives(stub: Any, bad: 
     assert await stream.receive(3) == [None]
 
 
-async def test_a_lane_with_one_bad_operation_answers_the_others(stub: Any) -> None:
+async def test_lane_with_a_malformed_operation_answers_the_others(stub: Any) -> None:
     stream = Stream(stub)
     await stream.send(lane((Code.PUT, b"k", b"v", 0), (Code.PUT, b"", b"v", 0), (99, b"k", b"", 0)))
     done, empty, unknown = await stream.receive(1, 2, 3)
     assert (done, type(empty), type(unknown)) == (1, InvalidRequest, InvalidRequest)
 
 
-async def test_what_does_not_end_in_time_is_unknown(stub: Any, servers: Servers) -> None:
+async def test_operation_without_an_outcome_in_time_is_unknown(stub: Any, servers: Servers) -> None:
     servers.cluster.servers[0].intercept = lambda op, answer: True
     stream = Stream(stub)
     await stream.send(lane((Code.PUT, b"k", b"v", 1)), timeout_ms=50)
     assert isinstance((await stream.receive(1))[0], OutcomeUnknown)
 
 
-async def test_what_waits_in_vain_for_a_leader_names_the_partition(stub: Any, servers: Servers) -> None:
+async def test_timeout_without_a_leader_names_the_partition(stub: Any, servers: Servers) -> None:
     servers.cluster.servers[0].intercept = lambda op, answer: True
     owner = servers.cluster.ring.partition_of(b"k")
     servers.cluster.lead(owner, None)
@@ -289,7 +289,7 @@ async def test_what_waits_in_vain_for_a_leader_names_the_partition(stub: Any, se
     assert all(f"partition {owner} has no leader" in str(each) for each in answers)
 
 
-async def test_what_ends_after_its_time_is_not_answered_twice(stub: Any, servers: Servers) -> None:
+async def test_late_result_is_not_answered_twice(stub: Any, servers: Servers) -> None:
     held: list[Any] = []
     backend = servers.cluster.servers[0]
     backend.intercept = lambda op, answer: not held.append(answer)
@@ -303,7 +303,7 @@ async def test_what_ends_after_its_time_is_not_answered_twice(stub: Any, servers
     assert stream.answers == {}
 
 
-async def test_a_cancelled_put_is_still_carried_out(stub: Any, servers: Servers) -> None:
+async def test_cancelled_put_is_applied(stub: Any, servers: Servers) -> None:
     held: list[Any] = []
     backend = servers.cluster.servers[0]
 
@@ -315,20 +315,20 @@ async def test_a_cancelled_put_is_still_carried_out(stub: Any, servers: Servers)
     for timeout_s in (0.2, 2.0, 20.0):
         error = await failure_of(stub.Put(kv_pb2.PutRequest(key=b"k", value=b"v"), timeout=timeout_s))
         assert isinstance(error, OutcomeUnknown)
-        if held:  # else the time was over before it arrived
+        if held:  # otherwise the deadline would have passed before it arrived
             break
     held[0]()
     backend.intercept = lambda op, answer: False
     assert (await stub.Get(kv_pb2.GetRequest(key=b"k"), timeout=PATIENCE_S)).record.value == b"v"
 
 
-async def test_a_unary_frame_gets_all_its_answers(stub: Any) -> None:
+async def test_unary_frame_gets_all_its_answers(stub: Any) -> None:
     frame = kv_pb2.Frame(lanes=[lane((Code.PUT, b"k", b"v", 0), (Code.GET, b"x", b"", 0))])
     answers = await stub.Execute(frame, timeout=PATIENCE_S)
     assert (list(answers.numbers), list(answers.absent)) == ([1], [2])
 
 
-async def test_reads_that_do_not_fit_a_unary_answer_are_refused_so_that_they_can_be_asked_again(stub: Any) -> None:
+async def test_reads_that_do_not_fit_a_unary_answer_are_refused(stub: Any) -> None:
     big = b"v" * (1 << 20)
     for i in range(4):
         await stub.Put(kv_pb2.PutRequest(key=b"k%d" % i, value=big), timeout=PATIENCE_S)
@@ -339,8 +339,8 @@ async def test_reads_that_do_not_fit_a_unary_answer_are_refused_so_that_they_can
 
 
 @pytest.mark.parametrize("with_ttl", [b"first", b"last", b""])
-async def test_each_read_of_a_large_unary_answer_has_its_own_expiry(stub: Any, with_ttl: bytes) -> None:
-    """Of one gathered from messages of which some leave their expiries out, as all of those are 0."""
+async def test_reads_of_a_large_unary_answer_keep_their_expiries(stub: Any, with_ttl: bytes) -> None:
+    """In an answer merged from several messages, some omit their expiries because all of them are 0."""
     keys, value = (b"first", b"middle", b"last"), b"v" * (600 << 10)
     for key in keys:
         ttl = {"expires_ms": 60_000, "flags": int(Flag.RELATIVE_TTL)} if key == with_ttl else {}
@@ -352,7 +352,7 @@ async def test_each_read_of_a_large_unary_answer_has_its_own_expiry(stub: Any, w
     assert [key for key in keys if items[key].expires_ms] == [key for key in keys if key == with_ttl]
 
 
-async def test_a_scan_gives_all_partitions_in_order(stub: Any) -> None:
+async def test_scan_returns_all_partitions_in_order(stub: Any) -> None:
     keys = sorted(b"k%04d" % i for i in range(500))
     for start in range(0, 500, 100):
         ops = [(int(Code.PUT), key, b"v", 0) for key in keys[start : start + 100]]
@@ -369,7 +369,7 @@ async def test_a_scan_gives_all_partitions_in_order(stub: Any) -> None:
 
 
 # docs/protocol.md P37
-async def test_pages_go_on_by_a_token_alone(stub: Any) -> None:
+async def test_pages_continue_by_a_token_alone(stub: Any) -> None:
     keys = sorted(b"k%04d" % i for i in range(250))
     for start in range(0, 250, 50):
         ops = [(int(Code.PUT), key, b"v", 0) for key in keys[start : start + 50]]
@@ -385,7 +385,7 @@ async def test_pages_go_on_by_a_token_alone(stub: Any) -> None:
     assert (list(down.keys), down.page_token) == (keys[49::-1], "")
 
 
-async def test_a_page_is_bounded_in_bytes_over_all_partitions(stub: Any) -> None:
+async def test_page_is_bounded_in_bytes_over_all_partitions(stub: Any) -> None:
     keys = [b"k%02d" % i for i in range(9)]
     for key in keys:
         await stub.Put(kv_pb2.PutRequest(key=key, value=b"v" * (1 << 19)), timeout=PATIENCE_S)
@@ -410,18 +410,18 @@ async def test_a_page_is_bounded_in_bytes_over_all_partitions(stub: Any) -> None
         kv_pb2.PageRequest(start=b"k" * 5000),
     ],
 )
-async def test_a_page_that_nobody_could_give_is_refused(stub: Any, request_: kv_pb2.PageRequest) -> None:
+async def test_impossible_page_is_refused(stub: Any, request_: kv_pb2.PageRequest) -> None:
     assert isinstance(await failure_of(stub.Page(request_, timeout=PATIENCE_S)), InvalidRequest)
 
 
-async def test_a_flag_that_a_scan_does_not_heed_is_refused_and_not_overlooked(stub: Any) -> None:
+async def test_unsupported_flag_of_a_scan_is_refused(stub: Any) -> None:
     op = kv_pb2.Options(limit=5, flags=kv_pb2.REVERSE)
     frame = kv_pb2.Frame(lanes=[kv_pb2.Lane(partition="p1", first=1, codes=[kv_pb2.SCAN], keys=[b""], options=[op])])
     (failure,) = (await stub.Execute(frame, timeout=PATIENCE_S)).failures
     assert failure.reason == "INVALID_REQUEST"
 
 
-async def test_the_topology_names_leaders_and_where_they_listen(stub: Any, servers: Servers) -> None:
+async def test_topology_names_leaders_and_endpoints(stub: Any, servers: Servers) -> None:
     topology = await stub.Topology(kv_pb2.TopologyRequest(), timeout=PATIENCE_S)
     assert [(each.id, each.leader) for each in topology.partitions] == [("p1", "n1"), ("p2", "n2"), ("p3", "n3")]
     assert {each.id: each.grpc for each in topology.servers} == {
@@ -430,7 +430,7 @@ async def test_the_topology_names_leaders_and_where_they_listen(stub: Any, serve
     assert topology.tokens == sorted(topology.tokens)
 
 
-async def test_a_known_topology_is_awaited_until_it_changes(stub: Any, servers: Servers) -> None:
+async def test_known_topology_is_awaited_until_it_changes(stub: Any, servers: Servers) -> None:
     known = (await stub.Topology(kv_pb2.TopologyRequest(), timeout=PATIENCE_S)).known
     same = await stub.Topology(kv_pb2.TopologyRequest(known=known, wait_ms=20), timeout=PATIENCE_S)
     assert same.known == known
@@ -439,7 +439,7 @@ async def test_a_known_topology_is_awaited_until_it_changes(stub: Any, servers: 
     assert {each.id: each.leader for each in (await waiting).partitions}["p1"] == "n2"
 
 
-async def test_the_change_feed_says_that_it_is_not_there(stub: Any) -> None:
+async def test_watch_without_a_feed_is_unimplemented(stub: Any) -> None:
     error = await failure_of(stub.Watch(kv_pb2.WatchRequest(), timeout=PATIENCE_S).read())
     assert "change feed" in str(error)
 
@@ -456,7 +456,7 @@ async def test_health_and_reflection_name_the_service(channel: grpc.aio.Channel)
     assert "kvstore.v1.KV" in {each.name for each in listed}
 
 
-def test_the_numbers_on_the_wire_are_the_partitions_own() -> None:
+def test_wire_numbers_equal_those_of_the_partition() -> None:
     assert dict(kv_pb2.Code.items()) == {"CODE_UNSPECIFIED": 0, **{code.name: code.value for code in Code}}
     assert dict(kv_pb2.Level.items()) == {level.name: level.value for level in Level}
     assert dict(kv_pb2.Flag.items()) == {"NONE": 0, **{str(flag.name): flag.value for flag in Flag}}

@@ -1,4 +1,4 @@
-"""What the KV service holds and says where answers are large, or their readers gone."""
+"""The KV service with large answers and with clients that disconnect."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def stub(servers: Servers) -> AsyncIterator[Any]:
         yield kv_pb2_grpc.KVStub(channel)
 
 
-async def test_a_batch_whose_answer_is_larger_than_a_message_is_not_said_to_be_refused(stub: Any) -> None:
+async def test_batch_with_an_oversized_answer_is_not_reported_as_refused(stub: Any) -> None:
     value = b"x" * (1 << 20)
     operations = [kv_pb2.Operation(code=kv_pb2.GET, key=b"k")] * 5 + [kv_pb2.Operation(code=kv_pb2.PUT, key=b"k")]
     batch = kv_pb2.BatchRequest(operations=operations)
@@ -51,7 +51,7 @@ async def test_a_batch_whose_answer_is_larger_than_a_message_is_not_said_to_be_r
         assert not (await stub.Get(kv_pb2.GetRequest(key=b"k"), timeout=PATIENCE_S)).record.value, "done"
 
 
-async def test_batches_that_come_one_by_one_share_the_room_with_frames(
+async def test_unary_batches_share_the_budget_with_frames(
     stub: Any, servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(BatchBudget, "sink", full)
@@ -63,7 +63,7 @@ async def test_batches_that_come_one_by_one_share_the_room_with_frames(
     assert [each.reason for each in answers.failures] == ["OVERLOADED"]
 
 
-async def test_writes_that_return_the_former_record_share_the_room_too(
+async def test_writes_that_return_the_old_record_share_the_budget(
     stub: Any, servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(BatchBudget, "sink", full)
@@ -79,10 +79,10 @@ def full(room: BatchBudget, op: Op, sink: Sink) -> Sink:
     raise Overloaded("no room")
 
 
-async def test_a_client_that_is_gone_in_the_midst_of_a_stream_is_no_error(
+async def test_client_that_disconnects_during_a_stream_is_not_an_error(
     servers: Servers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Hundreds of them would fill the log with tracebacks."""
+    """Hundreds of such clients would fill the log with tracebacks."""
 
     async def write_nothing(*args: Any) -> AsyncIterator[kv_pb2.ScanResponse]:
         yield kv_pb2.ScanResponse()

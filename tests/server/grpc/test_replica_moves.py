@@ -1,4 +1,4 @@
-"""What is done to replicas is answered as done, also while nobody can tell how far they are."""
+"""Changes of replicas are reported as done while their progress is unknown."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["admin", "node"]
 
 
 @pytest.mark.parametrize("error", [MetadataUnavailable("session lost"), NoSuchNode("/partitions/p1/replicas")])
-async def test_a_replica_that_moves_is_told_though_the_metadata_store_does_not_say_how_far_it_is(
+async def test_replica_move_is_reported_when_its_progress_is_unknown(
     admin: RingAdmin, node: Node, monkeypatch: pytest.MonkeyPatch, error: StoreError
 ) -> None:
     async def away(_: Claims) -> None:

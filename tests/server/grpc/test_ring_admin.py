@@ -1,4 +1,4 @@
-"""What operators ask of the ring: shown first, done in one step, refused with a reason."""
+"""Administration of the ring: plans are shown first, made in one step, and refused with a reason."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kvstore.ring.moves import Pace
 from kvstore.ring.operations import REMEMBERED_MAX
 from kvstore.server.cluster import proposal
 from kvstore.server.grpc.ring_admin import RingAdmin
-from kvstore.server.load.load import HotKey, Load
+from kvstore.server.load.load import HotKey, PartitionLoad
 from kvstore.types import LedgerId, PartitionId, Seq, ServerId
 from kvstore.versions import LATEST, Fixed
 from kvstore.wal.lists import LedgerLists
@@ -38,7 +38,7 @@ SERVERS = {ServerId(f"n{i}"): "" for i in range(1, 4)}
 
 
 class Node:
-    """The ring in memory, and partitions of a thousand keys of 68 bytes each."""
+    """The ring in memory, with partitions of a thousand keys of 68 bytes each."""
 
     id = ServerId("n1")
 
@@ -68,9 +68,9 @@ class Node:
     async def copied(self) -> dict[MoveId, float]:
         return self.parts
 
-    async def loads(self) -> dict[PartitionId, Load]:
+    async def loads(self) -> dict[PartitionId, PartitionLoad]:
         hot = (HotKey(b"k1", 0.2),)
-        return {P1: Load(P1, 9_000.0, 4_000.0, 1e6, hot, tuple(range(0, 1 << 32, 1 << 24)))}
+        return {P1: PartitionLoad(P1, 9_000.0, 4_000.0, 1e6, hot, tuple(range(0, 1 << 32, 1 << 24)))}
 
     def on_ring(self, changed: Callable[[], None]) -> Callable[[], None]:
         raise NotImplementedError
@@ -94,7 +94,7 @@ def admin(node: Node) -> RingAdmin:
     return RingAdmin(Env(ModelClock(), Random(1), nothing, nothing, nothing, nothing), node, node)  # type: ignore[arg-type]
 
 
-async def test_a_dry_run_tells_keys_bytes_and_balance_and_changes_nothing(admin: RingAdmin, node: Node) -> None:
+async def test_dry_run_shows_keys_bytes_and_balance_and_changes_nothing(admin: RingAdmin, node: Node) -> None:
     before = node.ring
     answer = await admin.change(Action(action=Action.ADD, partitions=["p4"], dry_run=True))
     assert node.ring is before
@@ -106,7 +106,7 @@ async def test_a_dry_run_tells_keys_bytes_and_balance_and_changes_nothing(admin:
     assert sum(row.share for row in answer.partitions) == pytest.approx(1)
 
 
-async def test_a_plan_is_made_in_one_step_as_shown(admin: RingAdmin, node: Node) -> None:
+async def test_plan_is_made_in_one_step_as_shown(admin: RingAdmin, node: Node) -> None:
     shown = await admin.change(Action(action=Action.ADD, count=2, dry_run=True))
     done = await admin.change(Action(action=Action.ADD, count=2))
     assert done.version == node.ring.version == 2
@@ -114,14 +114,14 @@ async def test_a_plan_is_made_in_one_step_as_shown(admin: RingAdmin, node: Node)
     assert {"p4", "p5"} < set(node.ring.partitions)
 
 
-async def test_a_plan_for_a_ring_that_has_changed_meanwhile_is_refused(admin: RingAdmin, node: Node) -> None:
+async def test_plan_for_a_changed_ring_is_refused(admin: RingAdmin, node: Node) -> None:
     await admin.change(Action(action=Action.PAUSE))
-    with pytest.raises(InvalidRequest, match="want ring version 1, it is 2"):
+    with pytest.raises(InvalidRequest, match="expected ring version 1, it is now 2"):
         await admin.change(Action(action=Action.ADD, count=1, ring_version=1))
 
 
 @pytest.mark.parametrize("silent", ["p1", "p2"])
-async def test_a_partition_that_does_not_answer_is_left_out_of_the_estimate_and_no_other(
+async def test_partition_that_does_not_answer_is_missing_from_the_estimate(
     admin: RingAdmin, node: Node, monkeypatch: pytest.MonkeyPatch, silent: str
 ) -> None:
     monkeypatch.setattr("kvstore.server.grpc.ring_admin.ASK_S", 0.01)
@@ -132,11 +132,11 @@ async def test_a_partition_that_does_not_answer_is_left_out_of_the_estimate_and_
     assert answer.bytes == pytest.approx(1000 * 68, rel=0.05)
 
 
-async def test_a_new_partition_has_not_fewer_replicas_than_others_since_a_server_is_away(
-    admin: RingAdmin, node: Node
-) -> None:
+async def test_new_partition_has_as_many_replicas_when_a_server_is_down(admin: RingAdmin, node: Node) -> None:
     away = node.topology.servers.pop(ServerId("n3"))
-    with pytest.raises(InvalidRequest, match="want 3 replicas as others have, but 2 servers can hold one now"):
+    with pytest.raises(
+        InvalidRequest, match="expected 3 servers for new replicas, like the existing partitions, got 2"
+    ):
         await admin.change(Action(action=Action.ADD, partitions=["p4"]))
     await admin.change(Action(action=Action.ADD, partitions=["p4"], replicas=2))
     node.topology.servers[ServerId("n3")] = away
@@ -144,7 +144,7 @@ async def test_a_new_partition_has_not_fewer_replicas_than_others_since_a_server
     assert [len(node.ring.partitions[PartitionId(each)].replicas) for each in ("p4", "p5")] == [2, 3]
 
 
-async def test_the_size_of_records_is_seen_also_where_the_last_range_of_a_partition_is_empty(
+async def test_record_size_is_sampled_when_the_last_range_is_empty(
     admin: RingAdmin, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     [source] = {node.ring.owner_of(0)}
@@ -167,20 +167,20 @@ async def test_the_size_of_records_is_seen_also_where_the_last_range_of_a_partit
     ("request_", "why"),
     [
         (Action(action=Action.ADD, partitions=["p1"]), "p1 is or was in the ring"),
-        (Action(action=Action.ADD, partitions=["P 4"]), "want lower-case letters"),
-        (Action(action=Action.ADD, partitions=["p4", "p4"]), "want each partition once"),
-        (Action(action=Action.ADD, replicas=4), "want 1 to 3 replicas"),
-        (Action(action=Action.REMOVE), "want the partitions to remove"),
-        (Action(action=Action.REMOVE, partitions=["p9"]), "want a partition that stays"),
+        (Action(action=Action.ADD, partitions=["P 4"]), "expected lower-case letters"),
+        (Action(action=Action.ADD, partitions=["p4", "p4"]), "expected each partition once"),
+        (Action(action=Action.ADD, replicas=4), "expected 1 to 3 replicas"),
+        (Action(action=Action.REMOVE), "expected partitions to remove"),
+        (Action(action=Action.REMOVE, partitions=["p9"]), "expected a partition that stays"),
         (Action(action=Action.REMOVE, partitions=["p1", "p2", "p3"]), "at least one partition to stay"),
-        (Action(action=Action.MOVE, source="p1", target="p1", share=0.1), "want another target"),
+        (Action(action=Action.MOVE, source="p1", target="p1", share=0.1), "expected a target other"),
         (Action(action=Action.MOVE, source="p1", target="p2", share=0.5), "tokens of p1 to move"),
-        (Action(action=Action.MOVE, first=9, last=3, target="p2"), "want first <= last"),
-        (Action(action=Action.CANCEL, moves=[7]), "move 7 is not under way"),
-        (Action(action=Action.THROTTLE, parallel=0), "want bytes_per_s >= 0 and parallel >= 1"),
+        (Action(action=Action.MOVE, first=9, last=3, target="p2"), "expected first <= last"),
+        (Action(action=Action.CANCEL, moves=[7]), "move 7 is not in progress"),
+        (Action(action=Action.THROTTLE, parallel=0), "expected bytes_per_s >= 0 and parallel >= 1"),
     ],
 )
-async def test_what_cannot_be_is_refused_with_the_reason(
+async def test_impossible_change_is_refused_with_the_reason(
     admin: RingAdmin, node: Node, request_: admin_pb2.ChangeRingRequest, why: str
 ) -> None:
     before = node.ring
@@ -192,7 +192,7 @@ async def test_what_cannot_be_is_refused_with_the_reason(
     assert node.ring is before
 
 
-async def test_pause_resume_and_throttle_change_the_pace_only(admin: RingAdmin, node: Node) -> None:
+async def test_pause_resume_and_throttle_change_only_the_pace(admin: RingAdmin, node: Node) -> None:
     await admin.change(Action(action=Action.PAUSE))
     await admin.change(Action(action=Action.THROTTLE, bytes_per_s=1_000_000))
     assert (node.ring.pace.paused, node.ring.pace.bytes_per_s, node.ring.pace.parallel) == (
@@ -204,14 +204,14 @@ async def test_pause_resume_and_throttle_change_the_pace_only(admin: RingAdmin, 
     assert (node.ring.pace.paused, node.ring.pace.bytes_per_s) == (False, 1_000_000)
 
 
-async def test_only_what_plans_says_that_it_does(admin: RingAdmin, node: Node) -> None:
-    """The rest may be written where the ring is too large for another plan."""
+async def test_plans_lists_exactly_the_planning_actions(admin: RingAdmin, node: Node) -> None:
+    """All other actions may be written when the ring is too large for another plan."""
     for action, names in ((Action.ADD, ["p7"]), (Action.PAUSE, []), (Action.CANCEL, [])):
         await admin.change(Action(action=action, partitions=names))
     assert node.plans == [True, False, False]
 
 
-async def test_cancelling_all_leaves_what_is_through(admin: RingAdmin, node: Node) -> None:
+async def test_cancel_keeps_completed_moves(admin: RingAdmin, node: Node) -> None:
     before = node.ring
     await admin.change(Action(action=Action.ADD, count=1))
     first, second, *_ = sorted(node.ring.moves)
@@ -229,7 +229,7 @@ async def test_cancelling_all_leaves_what_is_through(admin: RingAdmin, node: Nod
     assert differences(before, settle(node.ring)) == size
 
 
-async def test_the_status_tells_progress_and_when_it_will_be_done(admin: RingAdmin, node: Node) -> None:
+async def test_status_shows_progress_and_remaining_time(admin: RingAdmin, node: Node) -> None:
     node.have(plan.shift(node.ring, P1, PartitionId("p2"), TOKENS // 8, now_ms=1))
     half = sum(move.size for move in node.ring.moves.values()) // 2
     done = 0
@@ -246,7 +246,7 @@ async def test_the_status_tells_progress_and_when_it_will_be_done(admin: RingAdm
     assert not (await admin.status()).HasField("eta_s"), "paused moves are never done"
 
 
-async def test_the_status_of_a_move_tells_how_many_keys_and_bytes_are_copied(admin: RingAdmin, node: Node) -> None:
+async def test_status_of_a_move_shows_copied_keys_and_bytes(admin: RingAdmin, node: Node) -> None:
     await admin.change(Action(action=Action.ADD, partitions=["p4"]))
     half, all_, none = sorted(node.ring.moves)[:3]
     node.parts = {half: 0.5, all_: 1.0}
@@ -262,15 +262,15 @@ async def test_the_status_of_a_move_tells_how_many_keys_and_bytes_are_copied(adm
     assert rows[none].keys_copied == rows[none].keys > 0
 
 
-async def test_what_is_copied_of_open_moves_counts_as_progress(admin: RingAdmin, node: Node) -> None:
+async def test_copied_part_of_open_moves_counts_as_progress(admin: RingAdmin, node: Node) -> None:
     await admin.change(Action(action=Action.ADD, partitions=["p4"]))
     assert (await admin.status()).progress == 0
     node.parts = dict.fromkeys(node.ring.moves, 0.25)
     assert (await admin.status()).progress == pytest.approx(0.25)
 
 
-async def test_a_replica_moves_to_a_server_that_is_up(admin: RingAdmin, node: Node) -> None:
-    with pytest.raises(InvalidRequest, match="up and not draining, n1, n2, n3, got 'n4'"):
+async def test_replica_moves_to_a_running_server(admin: RingAdmin, node: Node) -> None:
+    with pytest.raises(InvalidRequest, match=r"up and not draining \(n1, n2, n3\), got 'n4'"):
         await admin.change_replicas(admin_pb2.ChangeReplicasRequest(partition="p1", newcomer="n4", leaving="n1"))
     node.topology.servers[ServerId("n4")] = Endpoint("n4:1", "n4:2", "n4:3", "")
     await ensure_path(node.store, paths.partition_replicas(P1))
@@ -286,8 +286,8 @@ async def test_a_replica_moves_to_a_server_that_is_up(admin: RingAdmin, node: No
     assert (move.newcomer_sequence, move.leader_sequence) == (0, 60)
 
 
-async def test_a_server_is_drained_only_if_its_replicas_have_somewhere_to_go(admin: RingAdmin, node: Node) -> None:
-    with pytest.raises(InvalidRequest, match="no other server can take the replicas of p1, p2, p3: add one first"):
+async def test_server_is_drained_only_when_others_can_take_its_replicas(admin: RingAdmin, node: Node) -> None:
+    with pytest.raises(InvalidRequest, match="no other server can take the replicas of p1, p2, p3; add a server first"):
         await admin.change_replicas(admin_pb2.ChangeReplicasRequest(drain="n1"))
     for stranger in (admin_pb2.ChangeReplicasRequest(drain="n7"), admin_pb2.ChangeReplicasRequest(undrain="n7")):
         with pytest.raises(InvalidRequest, match="got n7"):
@@ -300,7 +300,7 @@ async def test_a_server_is_drained_only_if_its_replicas_have_somewhere_to_go(adm
     assert undrained.draining == [], "it drains, holds nothing, and the ring does not know of it"
 
 
-async def test_loads_show_hot_keys_and_what_to_move_where(admin: RingAdmin, node: Node) -> None:
+async def test_loads_show_hot_keys_and_suggested_moves(admin: RingAdmin, node: Node) -> None:
     answer = await admin.loads()
     [row] = answer.partitions
     assert (row.id, row.ops_per_s, [(hot.key, hot.share) for hot in row.hot_keys]) == ("p1", 9_000, [(b"k1", 0.2)])
@@ -310,7 +310,7 @@ async def test_loads_show_hot_keys_and_what_to_move_where(admin: RingAdmin, node
     assert {(move.source, move.target) for move in (await admin.change(request)).moves} == {("p1", "p2")}
 
 
-def test_new_names_follow_the_largest_that_was_ever_used() -> None:
+def test_new_partition_names_follow_the_largest_used_number() -> None:
     ring = new_ring([PartitionId("p1"), PartitionId("p7"), PartitionId("east")], SERVERS, 1)
     assert proposal.next_ids(ring, 2) == ["p8", "p9"]
     ring = settle(plan.leave(ring, [PartitionId("p7")]))
@@ -321,26 +321,35 @@ def test_new_names_follow_the_largest_that_was_ever_used() -> None:
     ("asked", "why"),
     [
         ({"action": Action.ADD, "partitions": ["p1"]}, "p1 is or was in the ring"),
-        ({"action": Action.ADD, "partitions": ["p4", "p4"]}, "want each partition once"),
-        ({"action": Action.ADD, "partitions": ["P 4"]}, "want lower-case letters"),
-        ({"action": Action.ADD, "count": 1_000_000_000}, "want at most 1000 partitions, got 1000000000 beside 3"),
-        ({"action": Action.ADD, "count": 1, "replicas": 9}, "want 1 to 3 replicas"),
-        ({"action": Action.REMOVE}, "want the partitions to remove"),
+        ({"action": Action.ADD, "partitions": ["p4", "p4"]}, "expected each partition once"),
+        ({"action": Action.ADD, "partitions": ["P 4"]}, "expected lower-case letters"),
+        (
+            {"action": Action.ADD, "count": 1_000_000_000},
+            "expected at most 1000 partitions, got 1000000000 in addition to 3",
+        ),
+        ({"action": Action.ADD, "count": 1, "replicas": 9}, "expected 1 to 3 replicas"),
+        ({"action": Action.REMOVE}, "expected partitions to remove"),
         ({"action": Action.REMOVE, "partitions": ["p9"]}, "got p9"),
-        ({"action": Action.REMOVE, "partitions": ["p1", "p2", "p3"]}, "want at least one partition to stay"),
+        ({"action": Action.REMOVE, "partitions": ["p1", "p2", "p3"]}, "expected at least one partition to stay"),
         ({"action": Action.REMOVE, "partitions": ["p1", "p2", "p3", "p4"]}, "got p4"),
-        ({"action": Action.MOVE, "source": "p1", "target": "p1", "share": 0.1}, "want another target"),
+        ({"action": Action.MOVE, "source": "p1", "target": "p1", "share": 0.1}, "expected a target other"),
         ({"action": Action.MOVE, "source": "p1", "target": "p2", "share": 0.9}, "tokens of p1 to move"),
         ({"action": Action.MOVE, "source": "p1", "target": "p9", "share": 0.1}, "got p9"),
-        ({"action": Action.MOVE, "source": "p1", "target": "p2", "share": float("nan")}, "want a share of the ring"),
-        ({"action": Action.MOVE, "source": "p1", "target": "p2", "share": float("inf")}, "want a share of the ring"),
-        ({"action": Action.MOVE, "target": "p2", "first": 9, "last": 3}, "want first <= last"),
-        ({"action": Action.CANCEL}, "no move is open"),
-        ({"action": Action.CANCEL, "moves": [7]}, "move 7 is not under way"),
+        (
+            {"action": Action.MOVE, "source": "p1", "target": "p2", "share": float("nan")},
+            "expected a share of the ring",
+        ),
+        (
+            {"action": Action.MOVE, "source": "p1", "target": "p2", "share": float("inf")},
+            "expected a share of the ring",
+        ),
+        ({"action": Action.MOVE, "target": "p2", "first": 9, "last": 3}, "expected first <= last"),
+        ({"action": Action.CANCEL}, "no open move"),
+        ({"action": Action.CANCEL, "moves": [7]}, "move 7 is not in progress"),
         ({"action": Action.THROTTLE, "parallel": 0}, "parallel >= 1"),
     ],
 )
-async def test_what_makes_no_sense_is_refused_in_one_line_and_changes_nothing(
+async def test_invalid_change_is_refused_in_one_line(
     admin: RingAdmin, node: Node, asked: dict[str, Any], why: str
 ) -> None:
     before = node.ring
@@ -351,7 +360,7 @@ async def test_what_makes_no_sense_is_refused_in_one_line_and_changes_nothing(
     assert node.ring is before
 
 
-async def test_of_two_operators_who_add_at_once_each_gets_names_of_its_own(admin: RingAdmin, node: Node) -> None:
+async def test_concurrent_additions_get_distinct_names(admin: RingAdmin, node: Node) -> None:
     await asyncio.gather(*(admin.change(Action(action=Action.ADD, count=1)) for _ in range(2)))
     assert {"p4", "p5"} < set(node.ring.partitions)
     given = await asyncio.gather(
@@ -360,15 +369,13 @@ async def test_of_two_operators_who_add_at_once_each_gets_names_of_its_own(admin
     assert sum(isinstance(each, InvalidRequest) for each in given) == 1
 
 
-async def test_to_copy_without_limit_is_said_by_zero(admin: RingAdmin, node: Node) -> None:
+async def test_throttle_of_zero_is_no_limit(admin: RingAdmin, node: Node) -> None:
     await admin.change(Action(action=Action.THROTTLE, bytes_per_s=0))
     assert node.ring.pace.bytes_per_s == 0
 
 
-async def test_who_holds_logs_to_read_them_later_holds_those_of_partitions_that_join_too(
-    admin: RingAdmin, node: Node
-) -> None:
-    """A log that nobody held was gone before the nightly incremental came by."""
+async def test_hold_on_all_logs_covers_joining_partitions(admin: RingAdmin, node: Node) -> None:
+    """A log without a hold was gone before the nightly incremental snapshot read it."""
     pins = Pins(node.store, LedgerLists(node.store))
     now_ms = ModelClock().wall_ms()
     held = {"feed-nightly@9": now_ms + 60_000, "feed-over@1": now_ms - 1, "p7.copy": 0, "snapshot-1": now_ms + 60_000}
@@ -384,7 +391,7 @@ async def test_who_holds_logs_to_read_them_later_holds_those_of_partitions_that_
     assert [name for name, _ in await pins.all(PartitionId("p6"))] == ["feed-nightly@9"], "one that cannot be read"
 
 
-async def test_a_partition_has_joined_also_where_its_log_could_not_be_held(
+async def test_partition_joins_when_its_log_cannot_be_held(
     admin: RingAdmin, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def away(*_: object) -> None:
@@ -398,9 +405,7 @@ async def test_a_partition_has_joined_also_where_its_log_could_not_be_held(
 # ── once, and as shown (docs/protocol.md, H11) ────────────────────────────────────────────────────────────────────────
 
 
-async def test_an_operation_that_is_asked_for_again_is_done_once_and_answered_as_before(
-    admin: RingAdmin, node: Node
-) -> None:
+async def test_repeated_operation_is_done_once_with_the_same_answer(admin: RingAdmin, node: Node) -> None:
     asked = Action(action=Action.ADD, count=1, operation="a1")
     first = await admin.change(asked)
     node.have(steps.set_pace(node.ring, Pace(paused=True)))
@@ -414,7 +419,7 @@ async def test_an_operation_that_is_asked_for_again_is_done_once_and_answered_as
     assert "p5" in node.ring.partitions
 
 
-async def test_of_an_operation_done_long_ago_the_answer_names_what_is_still_open(admin: RingAdmin, node: Node) -> None:
+async def test_answer_to_an_old_operation_names_its_open_moves(admin: RingAdmin, node: Node) -> None:
     asked = Action(action=Action.MOVE, source="p1", target="p2", share=0.01, operation="m1")
     await admin.change(asked)
     node.have(settle(node.ring))
@@ -423,15 +428,15 @@ async def test_of_an_operation_done_long_ago_the_answer_names_what_is_still_open
     assert not node.ring.moves, "nothing more moves"
 
 
-async def test_an_id_stands_for_one_request_only(admin: RingAdmin) -> None:
+async def test_id_is_valid_for_one_request_only(admin: RingAdmin) -> None:
     await admin.change(Action(action=Action.ADD, count=1, operation="a1"))
     with pytest.raises(InvalidRequest, match="another request, done as ring version 2"):
         await admin.change(Action(action=Action.ADD, count=2, operation="a1"))
-    with pytest.raises(InvalidRequest, match="want lower-case letters"):
+    with pytest.raises(InvalidRequest, match="lower-case letters, digits and dashes"):
         await admin.change(Action(action=Action.ADD, count=1, operation="no id"))
 
 
-async def test_every_change_of_the_ring_is_done_once(admin: RingAdmin, node: Node) -> None:
+async def test_every_change_of_the_ring_is_made_once(admin: RingAdmin, node: Node) -> None:
     await admin.change(Action(action=Action.ADD, count=1, operation="add"))
     for action in (Action.CANCEL, Action.PAUSE, Action.RESUME):
         asked = Action(action=action, operation=f"o{action}")
@@ -442,48 +447,46 @@ async def test_every_change_of_the_ring_is_done_once(admin: RingAdmin, node: Nod
         assert (again.version, again.was_done) == (done.version, True)
 
 
-async def test_the_ring_remembers_a_bounded_number_of_operations(admin: RingAdmin, node: Node) -> None:
+async def test_remembered_operations_are_bounded(admin: RingAdmin, node: Node) -> None:
     for number in range(REMEMBERED_MAX + 3):
         paused = Action.PAUSE if number % 2 == 0 else Action.RESUME
         await admin.change(Action(action=paused, operation=f"o{number}"))
     assert [each.id for each in node.ring.operations] == [f"o{number}" for number in range(3, REMEMBERED_MAX + 3)]
 
 
-async def test_what_a_dry_run_has_shown_is_done_exactly_so_or_not_at_all(admin: RingAdmin, node: Node) -> None:
+async def test_shown_plan_is_made_exactly_or_refused(admin: RingAdmin, node: Node) -> None:
     shown = await admin.change(Action(action=Action.ADD, count=1, dry_run=True))
     later = await admin.change(Action(action=Action.ADD, count=1, dry_run=True))
     assert shown.plan == later.plan, "when it is asked does not matter"
-    with pytest.raises(InvalidRequest, match="would be another one now"):
+    with pytest.raises(InvalidRequest, match="has become"):
         await admin.change(Action(action=Action.ADD, count=2, plan=shown.plan))
     done = await admin.change(Action(action=Action.ADD, count=1, plan=shown.plan, operation="a1"))
     assert list(done.moves) == list(shown.moves)
-    with pytest.raises(InvalidRequest, match="of ring version 1, it is 2 by now"):
+    with pytest.raises(InvalidRequest, match="of ring version 1, which is 2 by now"):
         await admin.change(Action(action=Action.ADD, count=1, plan=shown.plan))
     again = await admin.change(Action(action=Action.ADD, count=1, plan=shown.plan, operation="a1"))
     assert again.was_done, "what was done is told, whatever has changed since"
 
 
-async def test_a_plan_that_would_be_another_one_since_a_server_has_gone_is_refused(
-    admin: RingAdmin, node: Node
-) -> None:
+async def test_plan_that_differs_because_a_server_left_is_refused(admin: RingAdmin, node: Node) -> None:
     asked = Action(action=Action.ADD, count=1, replicas=1)
     shown = await admin.change(Action(action=Action.ADD, count=1, replicas=1, dry_run=True))
     (holder,) = plan_of(node, asked)
     left = {id: each for id, each in node.topology.servers.items() if id != holder}
     node.topology = replace(node.topology, servers=left)
     asked.plan = shown.plan
-    with pytest.raises(InvalidRequest, match="would be another one now"):
+    with pytest.raises(InvalidRequest, match="has become"):
         await admin.change(asked)
     assert node.ring.version == 1
 
 
 def plan_of(node: Node, asked: Action) -> tuple[ServerId, ...]:
-    """Who would hold the partition that is added."""
+    """Return the servers that would hold the added partition."""
     servers = {ServerId(id): "" for id in node.topology.servers}
     return proposal.step_of(asked, servers, 0)(node.ring).partitions[PartitionId("p4")].replicas
 
 
-async def test_who_repeats_an_operation_holds_the_logs_that_its_first_server_may_not_have_held(
+async def test_repeated_operation_holds_logs_that_the_first_server_missed(
     admin: RingAdmin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held: list[tuple[list[str], list[str]]] = []

@@ -1,4 +1,4 @@
-"""How large the partitions are of which a plan is shown."""
+"""The sizes of partitions in a plan."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tests.server.grpc.test_ring_admin import Action, Node, admin, node
 __all__ = ["admin", "node"]
 
 
-async def test_the_size_of_records_is_asked_of_the_leader_where_a_replica_leaves_it_to_that_one(
+async def test_record_size_is_asked_of_the_leader_when_a_replica_refuses(
     admin: RingAdmin, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the first range begins with a tag of many keys; it was told as 0 MiB."""
+    """The first range begins with a tag of many keys. Its size was reported as 0 MiB."""
 
     def submitted(ops: Any, sink: Any, tokens: Any, ring_version: int = 0, partition: Any = None) -> None:
         (op,), (token,) = ops, tokens

@@ -16,7 +16,7 @@ from kvstore.ring.ring import PartitionState, Ring
 from kvstore.server.grpc.scan import PAGE_S, RING, one_page, scan_pages
 from kvstore.server.routing import scan_slots
 from kvstore.server.routing.keys import MOVED_MAX, count_keys
-from kvstore.server.routing.scan_slots import Place, ScanSlots
+from kvstore.server.routing.scan_slots import ScanSlot, ScanSlots
 from kvstore.types import PartitionId, ServerId
 
 P1, P2, P3 = PartitionId("p1"), PartitionId("p2"), PartitionId("p3")
@@ -57,7 +57,7 @@ class Partitions:
 
 
 class NeverHere(Partitions):
-    """Every partition says that what it is asked for is elsewhere."""
+    """Every partition replies that the keys are elsewhere."""
 
     async def ask(self, op: Op, partition: PartitionId, ring_version: int) -> Any:
         self.asked += 1
@@ -68,8 +68,8 @@ def next_ring(ring: Ring) -> Ring:
     return replace(ring, version=ring.version + 1, routed=0)
 
 
-def a_place() -> Place:
-    return Place(lambda: 0.0, {})
+def a_place() -> ScanSlot:
+    return ScanSlot(lambda: 0.0, {})
 
 
 async def keys_of(partitions: Any, request: kv_pb2.ScanRequest) -> list[bytes]:
@@ -79,14 +79,14 @@ async def keys_of(partitions: Any, request: kv_pb2.ScanRequest) -> list[bytes]:
 # docs/protocol.md M14
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("moment", range(-1, 5))
-async def test_keys_that_move_during_a_scan_are_found_once(moment: int, reverse: bool) -> None:
+async def test_keys_that_move_during_a_scan_are_returned_once(moment: int, reverse: bool) -> None:
     partitions = Partitions()
     partitions.moves_before_question = moment
     found = await keys_of(partitions, kv_pb2.ScanRequest(reverse=reverse))
     assert found == (KEYS[::-1] if reverse else KEYS)
 
 
-async def test_a_page_ends_in_time_with_what_it_has() -> None:
+async def test_page_ends_in_time_with_the_keys_found() -> None:
     partitions = Partitions()
     times = iter([0.0, 0.0, PAGE_S + 1])
     clock: Any = SimpleNamespace(now=lambda: next(times))
@@ -97,14 +97,14 @@ async def test_a_page_ends_in_time_with_what_it_has() -> None:
     assert list((await one_page(cast("Any", partitions), partitions.ask, clock, rest, a_place())).keys) == KEYS[:1]
 
 
-async def test_a_limit_holds_over_a_change_of_the_ring() -> None:
+async def test_limit_holds_when_the_ring_changes() -> None:
     partitions = Partitions()
     partitions.moves_before_question = 3
     assert await keys_of(partitions, kv_pb2.ScanRequest(start=b"a", limit=3)) == KEYS
     assert await keys_of(partitions, kv_pb2.ScanRequest(start=b"b", limit=1)) == [b"b"]
 
 
-async def test_a_scan_of_keys_that_never_come_to_rest_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_scan_of_keys_that_keep_moving_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvstore.server.routing.keys.MOVED_S", 0.0)
     partitions = NeverHere()
     with pytest.raises(Unavailable):
@@ -112,7 +112,7 @@ async def test_a_scan_of_keys_that_never_come_to_rest_ends_with_an_error(monkeyp
     assert partitions.asked == MOVED_MAX
 
 
-async def test_who_owns_nothing_is_not_asked() -> None:
+async def test_partition_without_tokens_is_not_asked() -> None:
     partitions = Partitions()
     member = partitions.ring.partitions[P1]
     partitions.ring = replace(
@@ -125,8 +125,8 @@ async def test_who_owns_nothing_is_not_asked() -> None:
 
 # docs/protocol.md M16
 @pytest.mark.parametrize("level", [Level.LINEARIZABLE, Level.SESSION])
-async def test_a_scan_of_a_client_that_has_heard_of_a_later_ring_goes_by_that(level: Level) -> None:
-    """By the ring that is known here, what the client has seen may be somewhere that is not asked."""
+async def test_scan_uses_the_later_ring_of_its_client(level: Level) -> None:
+    """By the ring known here, keys that the client has seen may be in a partition that is not asked."""
     partitions = Partitions()
     partitions.held = {P1: [], P2: KEYS[:1]}
     later = partitions.ring.routed + 1
@@ -137,8 +137,8 @@ async def test_a_scan_of_a_client_that_has_heard_of_a_later_ring_goes_by_that(le
 
 
 # docs/protocol.md P37
-async def test_what_scans_hold_together_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each holds a page of every partition while its reader takes its time."""
+async def test_bytes_held_by_scans_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each scan holds a page of every partition while its reader is slow."""
     monkeypatch.setattr(scan_slots, "HELD_BYTES_MAX", 3)
     slots = ScanSlots(lambda: 0.0)
     async with slots.place() as first, slots.place() as second:

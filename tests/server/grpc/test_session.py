@@ -1,4 +1,4 @@
-"""What a stream of operations tells its client beside the answers: how far the partitions are that gave them."""
+"""Sessions: the progress of partitions that a stream reports with its answers, and the limits of a stream."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ import pytest
 
 from kvstore.client.core import operations
 from kvstore.client.core.batching import cut, frame_of
-from kvstore.client.core.operation import Operation
+from kvstore.client.core.operation import ClientOperation
 from kvstore.env.slow_log import SlowLog, hash_of
 from kvstore.errors import InvalidRequest
 from kvstore.limits import CLIENT_BYTES, VALUE_BYTES_MAX
-from kvstore.proto import brief, kv_pb2
+from kvstore.proto import compact, kv_pb2
 from kvstore.rpc.channels import MESSAGE_BYTES_MAX
 from kvstore.server.grpc.batch_budget import BatchBudget
-from kvstore.server.grpc.session import Session, Unsent
+from kvstore.server.grpc.session import FrameSession, Unsent
 from kvstore.types import PartitionId
 from tests.server.backends import one_server
 from tests.waiting import PATIENCE_S, wait_until
 
 
-async def test_a_client_of_an_older_ring_hears_of_the_progress_of_who_answered(tmp_path: Path) -> None:
-    """Else it could read at a replica that has not seen what it wrote."""
+async def test_client_with_an_older_ring_gets_the_answering_partitions_progress(tmp_path: Path) -> None:
+    """Otherwise the client could read at a replica that has not applied its write."""
     async with one_server(tmp_path) as (env, backend):
-        session = Session(backend, env.clock)
+        session = FrameSession(backend, env.clock)
         owner = backend.topology.ring.partition_of(b"key")
         former = next(each for each in sorted(backend.partitions) if each != owner)
         lane = kv_pb2.Lane(first=1, partition=former, keys=[b"key"], values=[b"value"], codes=[kv_pb2.PUT])
@@ -40,15 +40,15 @@ async def test_a_client_of_an_older_ring_hears_of_the_progress_of_who_answered(t
         assert former in progress, "its numbering goes on from there"
 
 
-async def test_streams_that_are_not_read_leave_room_for_others(tmp_path: Path) -> None:
+async def test_unread_streams_leave_capacity_for_others(tmp_path: Path) -> None:
     async with one_server(tmp_path) as (env, backend):
         value = b"x" * 1000
-        writer = Session(backend, env.clock)
+        writer = FrameSession(backend, env.clock)
         writer.accept(kv_pb2.Frame(lanes=[kv_pb2.Lane(first=1, keys=[b"key"], values=[value], codes=[kv_pb2.PUT])]))
         await asyncio.wait_for(writer.wait_all_done(), PATIENCE_S)
         unsent = Unsent(40_000)
         frame = kv_pb2.Frame(lanes=[kv_pb2.Lane(first=1, keys=[b"key"] * 50, codes=[kv_pb2.GET] * 50)])
-        sessions = [Session(backend, env.clock, unsent=unsent) for _ in range(30)]
+        sessions = [FrameSession(backend, env.clock, unsent=unsent) for _ in range(30)]
         for session in sessions:
             session.accept(frame)
             await asyncio.wait_for(session.wait_all_done(), PATIENCE_S)
@@ -63,30 +63,30 @@ async def test_streams_that_are_not_read_leave_room_for_others(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("lanes", [[1] * 2_049, [8_192, 8_192, 1]], ids=["lanes", "operations"])
-async def test_a_frame_has_no_more_than_one_turn_of_the_loop_can_begin(tmp_path: Path, lanes: list[int]) -> None:
-    """One message of 4 MiB held a million: tens of seconds in which no lease was renewed."""
+async def test_frame_with_too_many_operations_is_refused(tmp_path: Path, lanes: list[int]) -> None:
+    """One message of 4 MiB held a million operations: tens of seconds in which no lease was renewed."""
     async with one_server(tmp_path, 1) as (env, backend):
-        session = Session(backend, env.clock)
+        session = FrameSession(backend, env.clock)
         deletes = [
             kv_pb2.Lane(first=1 + number * 8_192, keys=[b"k"] * count, codes=[kv_pb2.DELETE] * count)
             for number, count in enumerate(lanes)
         ]
-        with pytest.raises(InvalidRequest, match=r"want at most (2048 lanes|16384 operations) in a frame"):
+        with pytest.raises(InvalidRequest, match=r"expected at most (2048 lanes|16384 operations) in a frame"):
             session.accept(kv_pb2.Frame(lanes=deletes))
-        assert session.has_room
+        assert session.has_capacity
         assert backend.partitions[PartitionId("p1")].state.seq == 0
 
 
-def batch_of(count: int) -> Operation:
-    """A batch of the smallest operations; of more than clients would send, too."""
+def batch_of(count: int) -> ClientOperation:
+    """Return a batch of the smallest operations, also of more than clients send."""
     batch = operations.batch([operations.delete(b"k")])
     batch.options = kv_pb2.Options(operations=[kv_pb2.Operation(code=kv_pb2.DELETE, key=b"k")] * count)
     batch.size *= count
     return batch
 
 
-def cut_frame(*batches: Operation) -> kv_pb2.Frame:
-    """What clients send of these batches together."""
+def cut_frame(*batches: ClientOperation) -> kv_pb2.Frame:
+    """Return the part of these batches that clients send in one frame."""
     cut_off = cut(deque(batches))
     assert len(cut_off) == len(batches)
     frame, _ = frame_of(cut_off, 1, ring_version=0, timeout_ms=60_000, tokens={})
@@ -94,24 +94,27 @@ def cut_frame(*batches: Operation) -> kv_pb2.Frame:
     return frame
 
 
-async def test_a_frame_has_no_more_in_batches_than_one_turn_of_the_loop_can_begin(tmp_path: Path) -> None:
-    """59 batches in one message of 4 MiB held 590,000: nearly a second in which no lease was renewed."""
+async def test_frame_with_too_many_batched_operations_is_refused(tmp_path: Path) -> None:
+    """59 batches in one message of 4 MiB held 590,000 operations: nearly a second in which no lease was renewed."""
     async with one_server(tmp_path, 1) as (env, backend):
-        session = Session(backend, env.clock)
+        session = FrameSession(backend, env.clock)
         frame = cut_frame(batch_of(10_000), batch_of(5_000), batch_of(10_000))
         frame.lanes[0].options[1].operations.extend(frame.lanes[0].options[0].operations[:1_385])
-        with pytest.raises(InvalidRequest, match="want at most 26384 operations in the batches of a frame, got 26385"):
+        with pytest.raises(
+            InvalidRequest, match="expected at most 26384 operations in the batches of a frame, got 26385"
+        ):
             session.accept(frame)
         await asyncio.wait_for(session.wait_all_done(), PATIENCE_S)
         assert list(session.take()) == []
 
 
 @pytest.mark.parametrize("last", [10_000, 50_000], ids=["largest", "too large"])
-async def test_a_frame_has_as_much_in_batches_as_clients_of_the_former_release_send(tmp_path: Path, last: int) -> None:
-    """They close it at 512 KiB, and its last batch may go beyond: by more than a batch may have, which they allowed."""
+async def test_frame_accepts_as_many_batched_operations_as_old_clients_send(tmp_path: Path, last: int) -> None:
+    """Old clients close a frame at 512 KiB. Its last batch may exceed that, by more than a batch may have now,
+    because they allowed larger batches."""
     frame = cut_frame(*[batch_of(10)] * 1_588, batch_of(last))
     async with one_server(tmp_path, 1) as (env, backend):
-        session = Session(backend, env.clock)
+        session = FrameSession(backend, env.clock)
         session.accept(frame)
         await asyncio.wait_for(session.wait_all_done(), PATIENCE_S)
         answers = list(session.take())
@@ -127,10 +130,10 @@ def reading_batch(first: int, key: bytes = b"key") -> kv_pb2.Frame:
     return kv_pb2.Frame(lanes=[kv_pb2.Lane(first=first, keys=[key], codes=[kv_pb2.BATCH], options=options)])
 
 
-async def test_batches_under_way_may_only_read_so_much_over_all_callers(tmp_path: Path) -> None:
+async def test_reads_of_batches_in_flight_are_bounded_over_all_callers(tmp_path: Path) -> None:
     async with one_server(tmp_path, 1) as (env, backend):
         room = BatchBudget(2 * VALUE_BYTES_MAX)
-        sessions = [Session(backend, env.clock, batches=room) for _ in range(3)]
+        sessions = [FrameSession(backend, env.clock, batches=room) for _ in range(3)]
         backend.hold()
         for session in sessions:
             session.accept(reading_batch(1))
@@ -151,9 +154,9 @@ async def test_batches_under_way_may_only_read_so_much_over_all_callers(tmp_path
         assert not answers.failures
 
 
-async def test_a_stream_that_is_not_read_begins_no_batches_that_read(tmp_path: Path) -> None:
+async def test_unread_stream_begins_no_batches_that_read(tmp_path: Path) -> None:
     async with one_server(tmp_path, 1) as (env, backend):
-        session = Session(backend, env.clock, 1000)
+        session = FrameSession(backend, env.clock, 1000)
         write = kv_pb2.Lane(first=1, keys=[b"key"], values=[b"x" * 2000], codes=[kv_pb2.PUT])
         session.accept(kv_pb2.Frame(lanes=[write]))
         await asyncio.wait_for(session.wait_all_done(), PATIENCE_S)
@@ -165,9 +168,9 @@ async def test_a_stream_that_is_not_read_begins_no_batches_that_read(tmp_path: P
         assert [(list(each.numbers), each.reason) for each in answers.failures] == [([3], "OVERLOADED")]
 
 
-async def test_a_frame_whose_numbers_cannot_be_answered_is_refused_and_nothing_of_it_is_done(tmp_path: Path) -> None:
+async def test_frame_with_oversized_numbers_is_refused_whole(tmp_path: Path) -> None:
     async with one_server(tmp_path) as (env, backend):
-        session = Session(backend, env.clock)
+        session = FrameSession(backend, env.clock)
         good = kv_pb2.Lane(first=1, keys=[b"key"], values=[b"value"], codes=[kv_pb2.PUT])
         far = kv_pb2.Lane(first=2**64 - 1, keys=[b"a", b"b"], codes=[kv_pb2.GET] * 2)
         with pytest.raises(InvalidRequest):
@@ -180,11 +183,11 @@ async def test_a_frame_whose_numbers_cannot_be_answered_is_refused_and_nothing_o
         assert list(answers.absent) == [1]
 
 
-async def test_a_lane_that_took_long_is_in_the_slow_log_with_the_first_key_and_the_count(tmp_path: Path) -> None:
+async def test_slow_lane_is_in_the_slow_log_with_first_key_and_count(tmp_path: Path) -> None:
     async with one_server(tmp_path) as (env, backend):
         slow = SlowLog(100)
-        slow.limit_s = -1.0  # whatever it takes
-        session = Session(backend, env.clock, slow=slow)
+        slow.limit_s = -1.0  # however long it takes
+        session = FrameSession(backend, env.clock, slow=slow)
         lane = kv_pb2.Lane(first=1, partition="p1", keys=[b"a", b"b"], values=[b"1", b"2"], codes=[kv_pb2.PUT] * 2)
         session.accept(kv_pb2.Frame(lanes=[lane]))
         await asyncio.wait_for(session.wait_all_done(), PATIENCE_S)
@@ -193,24 +196,24 @@ async def test_a_lane_that_took_long_is_in_the_slow_log_with_the_first_key_and_t
         assert (found.partition, found.operations) == ("p1", 2)
 
 
-def puts(count: int, ring_version: int = 0, timeout_ms: int = 0, value_bytes: int = 10) -> brief.Frame:
+def puts(count: int, ring_version: int = 0, timeout_ms: int = 0, value_bytes: int = 10) -> compact.CompactFrame:
     keys, client = [b"key-%d" % (number % 7) for number in range(count)], bytes(CLIENT_BYTES)
-    lane = brief.Lane("p1", 1, [kv_pb2.PUT] * count, keys, sequences=list(range(1, count + 1)))
+    lane = compact.CompactLane("p1", 1, [kv_pb2.PUT] * count, keys, sequences=list(range(1, count + 1)))
     lane.values = [bytes(value_bytes)] * count
     lane.client, lane.first_unacknowledged, lane.seen_ms = client, 1, time.time_ns() // 1_000_000
-    return brief.Frame(ring_version, timeout_ms, [lane])
+    return compact.CompactFrame(ring_version, timeout_ms, [lane])
 
 
-async def answers_to(session: Session, frame: brief.Frame) -> list[tuple[int, int]]:
+async def answers_to(session: FrameSession, frame: compact.CompactFrame) -> list[tuple[int, int]]:
     session.accept(frame)
     await asyncio.wait_for(session.wait_all_done(), PATIENCE_S)
     answers = session.take_brief()
-    assert isinstance(answers, brief.Answers)
+    assert isinstance(answers, compact.CompactAnswers)
     return list(zip(answers.numbers, answers.versions, strict=True))
 
 
 @pytest.mark.parametrize("value_bytes", [10, 20_000], ids=["one entry", "several"])
-async def test_puts_of_a_lane_are_submitted_together_and_answered_as_one_by_one(
+async def test_puts_of_a_lane_are_submitted_in_one_call(
     value_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found, calls = [], []
@@ -226,7 +229,7 @@ async def test_puts_of_a_lane_are_submitted_together_and_answered_as_one_by_one(
             monkeypatch.setattr(backend, "submit", counting)
             if not is_together:
                 monkeypatch.setattr("kvstore.server.grpc.session._are_puts", lambda ops: False)
-            found.append(await answers_to(Session(backend, env.clock), puts(30, value_bytes=value_bytes)))
+            found.append(await answers_to(FrameSession(backend, env.clock), puts(30, value_bytes=value_bytes)))
             assert len(partition.log.payloads) > 2 or value_bytes < 20_000
             calls.append(some)
     assert calls == [[30], [1] * 30]
@@ -234,18 +237,18 @@ async def test_puts_of_a_lane_are_submitted_together_and_answered_as_one_by_one(
     assert [number for number, _ in found[0]] == list(range(1, 31))
 
 
-async def test_puts_by_a_ring_that_is_not_known_yet_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who hands them over together says nothing about the ring."""
+async def test_puts_by_an_unknown_ring_carry_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that submits them in one call does not name its ring."""
     async with one_server(tmp_path, 1) as (env, backend):
         rings, submit, later = [], backend.submit, backend.topology.ring.routed + 1
         monkeypatch.setattr(backend, "submit", lambda *each: rings.append(each[3]) or submit(*each))
-        await answers_to(Session(backend, env.clock), puts(3, later))
+        await answers_to(FrameSession(backend, env.clock), puts(3, later))
         assert rings == [later] * 3
 
 
-async def test_puts_whose_time_is_over_are_answered_once(tmp_path: Path) -> None:
+async def test_timed_out_puts_are_answered_once(tmp_path: Path) -> None:
     async with one_server(tmp_path, 1) as (env, backend):
-        session = Session(backend, env.clock)
+        session = FrameSession(backend, env.clock)
         backend.hold()
         session.accept(puts(5, timeout_ms=1))
         await asyncio.wait_for(session.wait_answers(), PATIENCE_S)
@@ -261,10 +264,10 @@ async def test_puts_whose_time_is_over_are_answered_once(tmp_path: Path) -> None
         assert not list(session.take())
 
 
-async def test_reads_of_a_stream_that_has_ended_or_whose_time_is_over_need_not_be_done(tmp_path: Path) -> None:
+async def test_reads_of_an_ended_or_late_stream_are_skipped(tmp_path: Path) -> None:
     async with one_server(tmp_path) as (env, backend):
         backend.held_reads = []
-        ended, late = Session(backend, env.clock), Session(backend, env.clock)
+        ended, late = FrameSession(backend, env.clock), FrameSession(backend, env.clock)
         lane = kv_pb2.Lane(first=1, keys=[b"a", b"b"], codes=[kv_pb2.GET] * 2)
         ended.accept(kv_pb2.Frame(lanes=[lane]))
         late.accept(kv_pb2.Frame(lanes=[lane], timeout_ms=1))
@@ -280,7 +283,7 @@ async def test_reads_of_a_stream_that_has_ended_or_whose_time_is_over_need_not_b
 
 
 def replacing(first: int, code: int, count: int) -> kv_pb2.Frame:
-    """Writes of keys, each of which returns the former record."""
+    """Return writes of keys, each of which returns the previous record."""
     options = [kv_pb2.Options(index=index, flags=kv_pb2.RETURN_OLD) for index in range(count)]
     keys = [b"{key}%d" % number for number in range(count)]
     lane = kv_pb2.Lane(first=first, keys=keys, values=[b"v"] * count, codes=[code] * count, options=options)
@@ -288,12 +291,10 @@ def replacing(first: int, code: int, count: int) -> kv_pb2.Frame:
 
 
 @pytest.mark.parametrize("code", [kv_pb2.PUT, kv_pb2.DELETE])
-async def test_single_writes_that_return_the_former_record_share_the_room_with_batches(
-    tmp_path: Path, code: int
-) -> None:
+async def test_single_writes_that_return_the_old_record_share_the_budget(tmp_path: Path, code: int) -> None:
     async with one_server(tmp_path, 1) as (env, backend):
         room = BatchBudget(2 * VALUE_BYTES_MAX)
-        session = Session(backend, env.clock, batches=room)
+        session = FrameSession(backend, env.clock, batches=room)
         backend.hold()
         session.accept(replacing(1, code, 5))
         assert room.bytes == 2 * VALUE_BYTES_MAX
@@ -307,9 +308,9 @@ async def test_single_writes_that_return_the_former_record_share_the_room_with_b
         assert [each.number for each in answers.results] == [1, 2]
 
 
-async def test_a_stream_that_is_not_read_begins_no_writes_that_return_records(tmp_path: Path) -> None:
+async def test_unread_stream_begins_no_writes_that_return_records(tmp_path: Path) -> None:
     async with one_server(tmp_path, 1) as (env, backend):
-        session = Session(backend, env.clock, 1000)
+        session = FrameSession(backend, env.clock, 1000)
         write = kv_pb2.Lane(first=1, keys=[b"{key}0"], values=[b"x" * 2000], codes=[kv_pb2.PUT])
         session.accept(kv_pb2.Frame(lanes=[write]))
         await asyncio.wait_for(session.wait_all_done(), PATIENCE_S)

@@ -1,4 +1,4 @@
-"""Sessions on the Redis port: who may begin one, what it answers, and what it holds of a client that does not read."""
+"""Sessions on the Redis port: authentication, answers, and what they hold for a client that does not read."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ import pytest
 
 from kvstore.client.core.values import Item
 from kvstore.limits import KEY_BYTES_MAX
-from kvstore.proto import brief, kv_pb2
+from kvstore.proto import compact, kv_pb2
 from kvstore.proto.frames import FrameReader
-from kvstore.proto.session_stream import BRIEF, WELCOME, WORD, hello, message_of, protobuf_message_of
+from kvstore.proto.session_stream import COMPACT, WELCOME, WORD, hello, message_of, protobuf_message_of
 from kvstore.rpc.channels import MESSAGE_BYTES_MAX
 from kvstore.server.config import Limits
 from kvstore.server.grpc import session as sessions
 from kvstore.server.grpc import stream as streams
 from kvstore.server.grpc.session import Sessions
 from kvstore.server.grpc.stream import SessionStream, SessionStreams
-from kvstore.server.redis import door as door_module
-from kvstore.server.redis.door import RespServer
+from kvstore.server.redis import listener as resp_listener
+from kvstore.server.redis.listener import RespServer
 from tests.client.serving import refuse_peers
 from tests.server.backends import OneServer, one_server
-from tests.server.redis.door import Raw
+from tests.server.redis.resp_port import Raw
 from tests.waiting import PATIENCE_S, wait_until
 
 GET, PUT, META = kv_pb2.GET, kv_pb2.PUT, kv_pb2.META
-_answers_of = brief.decoder_of_answers(Item)
+_answers_of = compact.decoder_of_answers(Item)
 
 
 class Wire:
-    """A stream without a network: what is written, and whether it is read on."""
+    """A stream without a network: it records writes and whether reading is paused."""
 
     def __init__(self) -> None:
         self.frames = FrameReader(MESSAGE_BYTES_MAX)
@@ -44,11 +44,11 @@ class Wire:
         if data == WELCOME:
             return
         for body in self.frames.feed(data):
-            is_brief = body[0] == BRIEF
+            is_brief = body[0] == COMPACT
             self.answers.append(_answers_of(body[1:]) if is_brief else kv_pb2.Answers.FromString(body[1:]))
 
     def numbers(self) -> list[int]:
-        """Of the operations that are answered."""
+        """Return the numbers of the answered operations."""
         return [number for each in self.answers for number in (*each.numbers, *each.found, *each.absent)]
 
     def pause_reading(self) -> None:
@@ -58,14 +58,14 @@ class Wire:
         self.is_reading = True
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Nothing is kept."""
+        """Do nothing, because nothing is buffered."""
 
     def abort(self) -> None:
         self.is_aborted = True
 
 
 class Subject:
-    """One stream of a server that leads everything."""
+    """One stream of a server that leads every partition."""
 
     def __init__(self, backend: OneServer, owner: SessionStreams) -> None:
         self.backend, self.owner = backend, owner
@@ -76,17 +76,17 @@ class Subject:
     def _leave(self) -> None:
         self.left += 1
 
-    def send(self, *frames: brief.Frame) -> None:
+    def send(self, *frames: compact.CompactFrame) -> None:
         self.stream.data_received(b"".join(map(message_of, frames)))
 
-    def put(self, number: int, *keys: bytes) -> brief.Frame:
+    def put(self, number: int, *keys: bytes) -> compact.CompactFrame:
         partition = self.partition_of(keys[0])
-        lane = brief.Lane(partition, number, [PUT] * len(keys), list(keys), values=[b"v"] * len(keys))
-        return brief.Frame(self.ring_version, 0, [lane])
+        lane = compact.CompactLane(partition, number, [PUT] * len(keys), list(keys), values=[b"v"] * len(keys))
+        return compact.CompactFrame(self.ring_version, 0, [lane])
 
-    def get(self, number: int, *keys: bytes, token: int = 0) -> brief.Frame:
-        lane = brief.Lane(self.partition_of(keys[0]), number, [GET] * len(keys), list(keys), token=token)
-        return brief.Frame(self.ring_version, 0, [lane])
+    def get(self, number: int, *keys: bytes, token: int = 0) -> compact.CompactFrame:
+        lane = compact.CompactLane(self.partition_of(keys[0]), number, [GET] * len(keys), list(keys), token=token)
+        return compact.CompactFrame(self.ring_version, 0, [lane])
 
     def partition_of(self, key: bytes) -> str:
         return self.backend.topology.ring.partition_of(key)
@@ -108,7 +108,7 @@ async def subject(tmp_path: Path) -> AsyncIterator[Subject]:
         yield Subject(backend, SessionStreams(Sessions(backend, env.clock), "n1"))
 
 
-async def test_operations_are_answered_under_their_numbers_with_how_far_the_partition_is(subject: Subject) -> None:
+async def test_operations_are_answered_by_number_with_the_progress(subject: Subject) -> None:
     subject.send(subject.put(1, b"k"))
     await subject.wait_answers(1)
     (answers,) = subject.wire.answers
@@ -120,7 +120,7 @@ async def test_operations_are_answered_under_their_numbers_with_how_far_the_part
     assert (record.value, record.version) == (b"v", answers.versions[0])
 
 
-async def test_a_lone_get_is_answered_in_the_call_that_brought_it(subject: Subject) -> None:
+async def test_single_get_is_answered_in_the_same_call(subject: Subject) -> None:
     subject.send(subject.put(1, b"k"))
     await subject.wait_answers(1)
     version = subject.wire.answers[0].versions[0]
@@ -131,7 +131,7 @@ async def test_a_lone_get_is_answered_in_the_call_that_brought_it(subject: Subje
     assert answers.progress[0].sequence >= version
 
 
-async def test_gets_of_one_lane_are_answered_in_the_call_that_brought_them(subject: Subject) -> None:
+async def test_gets_of_one_lane_are_answered_in_the_same_call(subject: Subject) -> None:
     keys = [b"{k}%d" % number for number in range(5)]
     subject.send(subject.put(1, *keys[:3], b"{k}last"))
     await subject.wait_answers(1, 2, 3, 4)
@@ -180,7 +180,7 @@ async def is_there(answers: list[Any]) -> bool:
     ],
 )
 async def test_other_reads_wait_for_their_turn(subject: Subject, alter: Any, keys: list[bytes]) -> None:
-    """A token that the partition has not reached: it must be refused, not answered with what is older."""
+    """A token that the partition has not reached: the read must be refused, not answered with older state."""
     frame = subject.get(1, *keys)
     alter(frame.lanes[0])
     subject.send(frame)
@@ -192,7 +192,7 @@ async def test_other_reads_wait_for_their_turn(subject: Subject, alter: Any, key
     await wait_until(is_answered, what="its turn")
 
 
-async def test_a_get_by_another_ring_waits_for_its_turn(subject: Subject) -> None:
+async def test_get_by_another_ring_waits_for_its_turn(subject: Subject) -> None:
     frame = subject.get(1, b"k")
     frame.ring_version -= 1
     subject.send(frame)
@@ -200,19 +200,19 @@ async def test_a_get_by_another_ring_waits_for_its_turn(subject: Subject) -> Non
 
 
 @pytest.mark.parametrize("keys", [[b"k"], [b"k", b"{k}2"]])
-async def test_a_get_behind_a_write_of_its_stream_does_not_overtake_it(subject: Subject, keys: list[bytes]) -> None:
+async def test_get_does_not_overtake_an_earlier_write_of_its_stream(subject: Subject, keys: list[bytes]) -> None:
     subject.send(subject.put(1, b"k"), subject.get(2, *keys))
     assert subject.wire.answers == []
     await subject.wait_answers(*range(1, 2 + len(keys)))
 
 
-async def test_an_empty_frame_is_a_sign_of_life(subject: Subject) -> None:
-    subject.send(brief.Frame(0, 0, []))
+async def test_empty_frame_is_a_heartbeat(subject: Subject) -> None:
+    subject.send(compact.CompactFrame(0, 0, []))
     assert subject.wire.numbers() == []
     assert len(subject.wire.answers) == 1
 
 
-async def test_what_needs_options_results_or_failures_is_protobuf(subject: Subject) -> None:
+async def test_options_results_and_failures_use_protobuf(subject: Subject) -> None:
     options = [kv_pb2.Options(delta=5)]
     lane = kv_pb2.Lane(first=1, codes=[kv_pb2.INCREMENT], keys=[b"n"], options=options)
     subject.stream.data_received(protobuf_message_of(kv_pb2.Frame(lanes=[lane])))
@@ -226,7 +226,7 @@ async def test_what_needs_options_results_or_failures_is_protobuf(subject: Subje
     assert [each.partition for each in answers.progress if each.sequence] == [subject.partition_of(b"n")]
 
 
-async def test_who_does_not_read_his_answers_is_not_read_from(subject: Subject) -> None:
+async def test_client_that_does_not_read_answers_is_not_read(subject: Subject) -> None:
     subject.stream.pause_writing()
     subject.send(subject.put(1, b"k"), subject.put(2, b"k"))
     assert not subject.wire.is_reading
@@ -236,7 +236,7 @@ async def test_who_does_not_read_his_answers_is_not_read_from(subject: Subject) 
     await subject.wait_answers(1, 2)
 
 
-async def test_answers_wait_as_results_while_nothing_may_be_written(subject: Subject) -> None:
+async def test_answers_wait_as_results_while_writing_is_paused(subject: Subject) -> None:
     subject.backend.hold()
     subject.send(subject.put(1, b"k"))
     subject.stream.pause_writing()
@@ -251,15 +251,13 @@ async def test_answers_wait_as_results_while_nothing_may_be_written(subject: Sub
     assert subject.wire.numbers() == [1]
 
 
-async def test_a_stream_with_too_much_under_way_is_not_read_on(
-    subject: Subject, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_stream_at_its_limit_of_operations_is_not_read(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "OPEN_MAX", 2)
     subject.backend.hold()
     subject.send(subject.put(1, b"a", b"b"), subject.put(3, b"c"))
     assert not subject.wire.is_reading
     assert len(subject.backend.submitted) == 2
-    subject.send(subject.put(4, b"d"))  # it had come already
+    subject.send(subject.put(4, b"d"))  # it had arrived already
     subject.backend.let_go()
     await subject.wait_answers(1, 2, 3, 4)
     assert subject.wire.is_reading
@@ -272,19 +270,21 @@ def nonsense() -> Iterator[bytes]:
     yield b"\x00\x00\x00\x00"
     yield b"\xff\xff\xff\xff"
     yield (MESSAGE_BYTES_MAX + 1).to_bytes(4, "big")
-    yield message_of(brief.Frame(0, 0, [brief.Lane("", 1 << 63, [GET], [b"k"])]))
+    yield message_of(compact.CompactFrame(0, 0, [compact.CompactLane("", 1 << 63, [GET], [b"k"])]))
 
 
 @pytest.mark.parametrize("data", list(nonsense()))
-async def test_what_is_no_message_ends_the_stream(subject: Subject, data: bytes) -> None:
-    subject.send(brief.Frame(0, 0, []))
+async def test_malformed_message_ends_the_stream(subject: Subject, data: bytes) -> None:
+    subject.send(compact.CompactFrame(0, 0, []))
     subject.stream.data_received(data)
     assert subject.wire.is_aborted
     subject.send(subject.put(1, b"k"))
     assert subject.backend.submitted == []
 
 
-async def test_parts_of_frames_are_bounded_over_all_streams(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_incomplete_frames_are_bounded_over_all_streams(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(streams, "INPUT_BYTES_MAX", 1_000)
     other = Subject(subject.backend, subject.owner)
     begun = (5_000).to_bytes(4, "big") + bytes(596)
@@ -298,7 +298,7 @@ async def test_parts_of_frames_are_bounded_over_all_streams(subject: Subject, mo
     assert (subject.left, other.left) == (1, 1)
 
 
-async def test_a_lost_stream_takes_nothing_back_and_hears_nothing(subject: Subject) -> None:
+async def test_lost_stream_keeps_its_writes_and_gets_no_answers(subject: Subject) -> None:
     subject.backend.hold()
     subject.send(subject.put(1, b"k"))
     subject.stream.connection_lost(None)
@@ -311,8 +311,8 @@ async def test_a_lost_stream_takes_nothing_back_and_hears_nothing(subject: Subje
     assert subject.wire.answers == []
 
 
-async def test_what_ends_while_a_message_is_sent_is_told_with_its_own_progress(subject: Subject) -> None:
-    """A client's token must never be behind what it was told."""
+async def test_result_that_arrives_during_a_send_has_its_own_progress(subject: Subject) -> None:
+    """A client's token must never be behind the progress that the client has received."""
     session = subject.stream._session
     subject.stream.pause_writing()
     subject.stream._may_write = False
@@ -332,7 +332,7 @@ async def test_what_ends_while_a_message_is_sent_is_told_with_its_own_progress(s
     assert progress[subject.partition_of(b"a")] >= answers.versions[0]
 
 
-async def test_each_of_several_messages_tells_the_progress(subject: Subject) -> None:
+async def test_each_message_carries_the_progress(subject: Subject) -> None:
     session = subject.stream._session
     subject.stream.pause_writing()
     put = kv_pb2.Lane(first=1, keys=[b"a"], values=[bytes(600_000)], codes=[PUT])
@@ -346,54 +346,54 @@ async def test_each_of_several_messages_tells_the_progress(subject: Subject) -> 
     assert all(each.progress[0].sequence for each in messages)
 
 
-async def test_on_the_redis_port_a_stream_begins_with_its_command_and_counts_as_a_client(tmp_path: Path) -> None:
+async def test_stream_on_the_redis_port_counts_as_a_client(tmp_path: Path) -> None:
     async with one_server(tmp_path) as (env, backend):
         owner = SessionStreams(Sessions(backend, env.clock), "n1")
-        door = RespServer(env, backend, Limits(), owner.beside(refuse_peers), dict)
-        host, _, port = (await door.open("127.0.0.1:0")).rpartition(":")
+        resp = RespServer(env, backend, Limits(), owner.beside(refuse_peers), dict)
+        host, _, port = (await resp.open("127.0.0.1:0")).rpartition(":")
         client = Raw(*await asyncio.open_connection(host, int(port)))
         wrong = Raw(*await asyncio.open_connection(host, int(port)))
         try:
             wrong.writer.write(hello("n2"))
             assert await wrong.read_line() == b"-ERR session: this is server n1\r\n"
             assert await client.ask(hello("n1"), WELCOME) == WELCOME
-            client.writer.write(message_of(brief.Frame(0, 0, [brief.Lane("", 1, [GET], [b"k"])])))
+            client.writer.write(message_of(compact.CompactFrame(0, 0, [compact.CompactLane("", 1, [GET], [b"k"])])))
             size = int.from_bytes(await client.read(4), "big")
             assert _answers_of((await client.read(size))[1:]).absent == [1]
-            assert door.statistics()["resp_connections"] == 2
+            assert resp.statistics()["resp_connections"] == 2
             client.close()
 
             async def is_forgotten() -> bool:
-                return door.statistics()["resp_connections"] == 1 and not owner.statistics()["session_streams"]
+                return resp.statistics()["resp_connections"] == 1 and not owner.statistics()["session_streams"]
 
             await wait_until(is_forgotten, what="the client has left")
         finally:
             wrong.close()
-            await door.close()
+            await resp.close()
 
 
-async def test_a_server_that_stops_answers_what_is_under_way_on_a_stream(
+async def test_stopping_server_answers_operations_in_flight_on_a_stream(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As it does for clients of Redis: each of those writes was of unknown outcome."""
-    monkeypatch.setattr(door_module, "CLOSE_S", PATIENCE_S)
-    monkeypatch.setattr(door_module, "CLOSE_LOOKS", int(100 * PATIENCE_S))
+    """As for Redis clients: otherwise each of these writes would have an unknown outcome."""
+    monkeypatch.setattr(resp_listener, "CLOSE_S", PATIENCE_S)
+    monkeypatch.setattr(resp_listener, "CLOSE_CHECKS", int(100 * PATIENCE_S))
     async with one_server(tmp_path, 1) as (env, backend):
         owner = SessionStreams(Sessions(backend, env.clock), "n1")
-        door = RespServer(env, backend, Limits(), owner.accept, dict)
-        host, _, port = (await door.open("127.0.0.1:0")).rpartition(":")
+        resp = RespServer(env, backend, Limits(), owner.accept, dict)
+        host, _, port = (await resp.open("127.0.0.1:0")).rpartition(":")
         client, idle = [Raw(*await asyncio.open_connection(host, int(port))) for _ in range(2)]
         for each in (client, idle):
             assert await each.ask(hello("n1"), WELCOME) == WELCOME
         backend.hold()
-        lane = brief.Lane(backend.topology.ring.partition_of(b"k"), 1, [PUT], [b"k"], values=[b"v"])
-        client.writer.write(message_of(brief.Frame(backend.topology.ring.routed, 0, [lane])))
+        lane = compact.CompactLane(backend.topology.ring.partition_of(b"k"), 1, [PUT], [b"k"], values=[b"v"])
+        client.writer.write(message_of(compact.CompactFrame(backend.topology.ring.routed, 0, [lane])))
 
         async def has_come() -> bool:
             return not all(each._session._open == 0 for each in owner._open)
 
         await wait_until(has_come, what="the write is under way")
-        closing = asyncio.create_task(door.close())
+        closing = asyncio.create_task(resp.close())
         assert await idle.reader.read() == b""
         backend.let_go()
         size = int.from_bytes(await client.read(4), "big")

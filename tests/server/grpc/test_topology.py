@@ -1,4 +1,4 @@
-"""What clients are told of the cluster, and when."""
+"""The topology that clients receive, and its changes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Backend:
         self.changed()
 
 
-async def test_a_client_that_waits_is_told_of_what_routes_keys_and_not_of_every_step_of_a_move() -> None:
+async def test_waiting_client_gets_routing_changes_only() -> None:
     ring = grown(3, 1)
     backend = Backend(ring)
     topologies = Topologies(backend, ModelClock(), "n1", "c1")  # type: ignore[arg-type]
@@ -50,7 +50,7 @@ async def test_a_client_that_waits_is_told_of_what_routes_keys_and_not_of_every_
     assert (told.known > known, told.ring_version) == (True, flipped.version)
 
 
-async def test_a_client_is_told_of_another_leader_and_of_other_replicas() -> None:
+async def test_client_gets_changes_of_leaders_and_replicas() -> None:
     backend = Backend(ring_of(3))
     topologies = Topologies(backend, ModelClock(), "n1", "c1")  # type: ignore[arg-type]
     known = topologies.message().known

@@ -23,10 +23,10 @@ from kvstore.meta.recovery_settings import RecoverySettings
 from kvstore.meta.registration import BookieRegistration
 from kvstore.meta.underreplication import Underreplication
 from kvstore.server.http import bookkeeper_pages
-from kvstore.server.http.door import HttpDoor
+from kvstore.server.http.listener import HttpListener
 from kvstore.types import BookieId, LedgerId
 from tests.meta.drivers import TestNursery
-from tests.server.http.test_door import Shown, fetch
+from tests.server.http.test_listener import Shown, fetch
 from tests.waiting import PATIENCE_S
 
 INFO = BookieSummary("b1", False, True, bookies=10, writable=6, readonly=3)
@@ -82,13 +82,13 @@ def node() -> Node:
 @pytest.fixture
 async def url(node: Node) -> AsyncIterator[str]:
     address = f"127.0.0.1:{free_port()}"
-    door = HttpDoor(node, TcpTransport(), Beat())
-    await door.open(address)
+    listener = HttpListener(node, TcpTransport(), Beat())
+    await listener.open(address)
     yield f"http://{address}"
-    await door.close()
+    await listener.close()
 
 
-async def test_each_page_prints_what_apaches_bookie_prints(url: str) -> None:
+async def test_every_page_prints_what_apaches_bookie_prints(url: str) -> None:
     found = {path: await fetch(f"{url}{path}") for path in EXPECTED}
     assert found == {path: (200, text.encode()) for path, text in EXPECTED.items()}
 
@@ -132,7 +132,7 @@ async def test_cluster_info_is_read_once_for_many_requests(
     assert node.reads == 1
 
 
-async def test_cluster_info_is_503_while_the_metadata_store_is_away(
+async def test_cluster_info_is_503_while_the_metadata_store_is_unavailable(
     url: str, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def away(_: Node) -> BookieSummary:

@@ -1,4 +1,4 @@
-"""Metrics as text."""
+"""Metrics in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def _families() -> list[Metric]:
     return [gauge, counter, histogram]
 
 
-def test_the_page_is_that_of_the_library() -> None:
+def test_exposition_equals_that_of_the_library() -> None:
     registry = CollectorRegistry()
     registry.register(Fixed(_families()))  # type: ignore[arg-type]
     assert exposition(_families()) == generate_latest(registry)
 
 
-def test_the_process_own_numbers_are_written_as_by_the_library() -> None:
+def test_process_metrics_are_written_as_by_the_library() -> None:
     found = list(ProcessCollector(namespace="", registry=None).collect())
     if not found:
         pytest.skip("this system has no /proc")

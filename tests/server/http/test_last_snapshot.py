@@ -1,4 +1,4 @@
-"""What a node says of the last snapshot, and what the metadata store keeps of all."""
+"""The last snapshot in a node's metrics, and the records of snapshots in the metadata store."""
 
 from __future__ import annotations
 
@@ -35,9 +35,7 @@ async def store() -> AsyncIterator[MemoryStore]:
     await store.close()
 
 
-async def test_a_node_tells_the_age_of_the_last_snapshot_soon_after_it_was_recorded(
-    store: MemoryStore, tmp_path: Path
-) -> None:
+async def test_node_reports_a_new_snapshot_soon_after_it_is_recorded(store: MemoryStore, tmp_path: Path) -> None:
     env = real_env(tmp_path, name="n1")
     last = LastSnapshot(env, store)
     last.start()
@@ -57,20 +55,20 @@ async def test_a_node_tells_the_age_of_the_last_snapshot_soon_after_it_was_recor
         await env.nursery.close()
 
 
-async def test_recording_again_changes_nothing(store: MemoryStore) -> None:
+async def test_recording_a_snapshot_again_changes_nothing(store: MemoryStore) -> None:
     for _ in range(2):
         await record_snapshot(store, "a", record(1))
     assert await store.children(paths.SNAPSHOTS) == ["a"]
 
 
-async def test_only_the_newest_are_remembered(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_the_newest_snapshots_are_remembered(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshots, "KEPT_MAX", 2)
     for name in ("a", "b", "c"):
         await record_snapshot(store, name, record(1))
     assert await store.children(paths.SNAPSHOTS) == ["b", "c"]
 
 
-async def test_what_is_forgotten_is_not_the_last(store: MemoryStore) -> None:
+async def test_forgotten_snapshot_is_not_the_last(store: MemoryStore) -> None:
     assert await last_snapshot_or_none(store) is None
     await record_snapshot(store, "a", record(1))
     await record_snapshot(store, "b", record(2))

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from kvstore.ring import TOKENS, Ring, plan, steps, token_of
-from kvstore.server.load.load import KEYS_MAX, Load, PartitionLoad, TopKeys, decode, encode, suggest
+from kvstore.server.load.load import KEYS_MAX, LoadTracker, PartitionLoad, TopKeys, decode, encode, suggest
 from kvstore.types import PartitionId
 from tests.ring.rings import ring_of, settle
 
@@ -46,8 +46,8 @@ def test_what_was_hot_a_while_ago_fades() -> None:
     assert [each.key for each in sketch.top(10)] == [b"new"]
 
 
-def heat_of(partition: PartitionId, ops_per_s: float, keys: list[bytes]) -> Load:
-    heat = PartitionLoad(partition)
+def heat_of(partition: PartitionId, ops_per_s: float, keys: list[bytes]) -> PartitionLoad:
+    heat = LoadTracker(partition)
     heat.sampled((key, 100) for key in keys)
     for second in range(100):
         heat.counted(ops_per_s * second, ops_per_s / 2 * second, float(second))
@@ -56,7 +56,7 @@ def heat_of(partition: PartitionId, ops_per_s: float, keys: list[bytes]) -> Load
 
 
 def test_rates_follow_the_counters_and_survive_a_new_lead() -> None:
-    heat = PartitionLoad(P1)
+    heat = LoadTracker(P1)
     for second in range(60):
         heat.counted(1000.0 * second, 500.0 * second, float(second))
     heat.counted(10.0, 5.0, 60.0)

@@ -14,7 +14,7 @@ from kvstore.env.real import real_env
 from kvstore.errors import Unavailable
 from kvstore.partition.state.commands import NOT_NOW, Code, NotNow
 from kvstore.server.load import sampler as module
-from kvstore.server.load.load import Load, encode
+from kvstore.server.load.load import PartitionLoad, encode
 from kvstore.server.load.sampler import BURST, LoadSampler, Tap, loads_of_cluster
 from kvstore.server.routing.ports import LocalReplica
 from kvstore.types import PartitionId, ServerId
@@ -154,7 +154,7 @@ async def test_a_server_that_does_not_answer_is_left_out(env: Env) -> None:
         async def call(self, server: ServerId, *_: object) -> bytes:
             await asyncio.sleep(0)
             if server == "n2":
-                return encode([Load(P2, 5.0, 1.0, 10.0)])
+                return encode([PartitionLoad(P2, 5.0, 1.0, 10.0)])
             if server == "n3":
                 return b"\xc1"
             raise Unavailable("it is down")

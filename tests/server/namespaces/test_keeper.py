@@ -13,8 +13,8 @@ from kvstore.env.nursery import TaskNursery
 from kvstore.meta import paths
 from kvstore.meta.memory import MemoryStore
 from kvstore.meta.tables.namespaces import NamespaceStore
-from kvstore.namespaces import Add, Namespace, NamespaceTable, Remove, Report
-from kvstore.namespaces.book import Amount, Amounts, Said, encode
+from kvstore.namespaces import Add, Namespace, NamespaceTable, Remove, UsageReport
+from kvstore.namespaces.book import Amount, Amounts, UsageAnswer, encode
 from kvstore.server.namespaces.follow import NamespaceFollower
 from kvstore.server.namespaces.keeper import Keeper
 from kvstore.types import PartitionId, ServerId
@@ -41,8 +41,8 @@ class Counted:
         self.left = max(0, self.left - 1)
         return self.left == 0
 
-    def report(self) -> Report:
-        return Report(P1, 1, self.amounts, self.is_counted)
+    def report(self) -> UsageReport:
+        return UsageReport(P1, 1, self.amounts, self.is_counted)
 
     def forget(self, names: Iterable[str]) -> None: ...
 
@@ -56,7 +56,9 @@ class Links:
 
     async def call(self, server: ServerId, partition: PartitionId, method: str, body: bytes, timeout_s: float) -> bytes:
         self.asked += 1
-        return encode(Said([Report(P3, 1, {"n": Amount(self.asked, 0)})], wanted={"n": 50.0}, refused=self.refused))
+        return encode(
+            UsageAnswer([UsageReport(P3, 1, {"n": Amount(self.asked, 0)})], wanted={"n": 50.0}, refused=self.refused)
+        )
 
 
 def keeper_of(links: Links) -> tuple[Keeper, TaskNursery]:
@@ -100,7 +102,7 @@ async def test_a_lead_that_cannot_be_read_is_tried_again_with_the_next_look(capl
     await turns(20)
     assert well.is_counted
     assert [record.message for record in caplog.records] == [
-        "partition=p1 what namespaces use cannot be counted now: no disk"
+        "partition=p1 cannot count the usage of namespaces now: no disk"
     ]
     broken.failing = False
     keeper.look()
@@ -112,7 +114,7 @@ async def test_a_lead_that_cannot_be_read_is_tried_again_with_the_next_look(capl
 async def test_a_table_that_was_written_here_may_be_old_by_now_so_it_is_looked_at_again() -> None:
     keeper, nursery = keeper_of(Links())
     later = NamespaceTable()
-    keeper.look_again = lambda: keeper.take(later)
+    keeper.reread = lambda: keeper.take(later)
     keeper.take(later)  # another server's change, which this one's answer was late behind
     keeper.take_own(TABLE)
     assert keeper.book.table == later

@@ -220,7 +220,7 @@ def test_a_scan_goes_on_behind_the_longest_key() -> None:
     last = b"k" * KEY_BYTES_MAX
     merge.feed("p1", [(last, 1)], b"l")
     merge.take()
-    ((_, start, *_),) = merge.anew(["p1", "p2"]).wanted()[:1]
+    ((_, start, *_),) = merge.restarted(["p1", "p2"]).wanted()[:1]
     scan = (int(Code.SCAN), start, b"", 10, 0, 0, 0)
     frames.check_op((int(Code.RANGE), start, b"", 10, 0, 0, 0))
     check_operation_sizes(Code.SCAN, start, b"")

@@ -18,7 +18,7 @@ from kvstore.partition.state.commands import Code
 from kvstore.server.peer import frames
 from kvstore.server.peer import link as peer_link
 from kvstore.server.peer.frames import Frames, Lane, Operations, Results
-from kvstore.server.peer.link import SWEEP_S, Link
+from kvstore.server.peer.link import SWEEP_S, PeerLink
 from kvstore.server.peer.proof import NONCE_BYTES, Credentials
 from kvstore.server.peer.server import PeerConnection
 from kvstore.server.routing.flight import Flight
@@ -191,7 +191,7 @@ def sent(number: int, heard: int, partition: str = "p1") -> bytes:
 async def test_after_a_refusal_nothing_is_done_that_was_sent_before_it_was_heard() -> None:
     """Else the refused one, sent again, would be done after those that came later."""
     leader, stream = Leader(), Stream()
-    connection = PeerConnection(cast(Any, Owner(leader)), N2, cast(Any, stream))
+    connection = PeerConnection(cast(Any, LinkOwner(leader)), N2, cast(Any, stream))
     connection.data_received(sent(1, 0))
     connection.flush()
     leader.leads = True
@@ -214,7 +214,7 @@ async def test_a_process_that_stood_still_reads_what_has_come_before_it_calls_ot
     """The event loop runs timers before it reads: the answers may all be there."""
     monkeypatch.setattr(peer_link, "SILENCE_S", 3.0)
     links, stream, sink = Links(), Stream(), Collector()
-    link = Link(cast(Any, links), N2)
+    link = PeerLink(cast(Any, links), N2)
     link.connection_made(cast(Any, stream))
     prove(link)
     submit(link, Pending(1, commands.put(b"k", b"v"), sink, 7))
@@ -234,7 +234,7 @@ async def test_a_process_that_stood_still_reads_what_has_come_before_it_calls_ot
 
 
 async def test_a_link_that_is_being_closed_takes_nothing() -> None:
-    link = Link(cast(Any, Links()), N2)
+    link = PeerLink(cast(Any, Links()), N2)
     link.connection_made(cast(Any, Stream()))
     prove(link)
     assert link.flight.has_room()
@@ -246,7 +246,7 @@ async def test_a_link_that_is_being_closed_takes_nothing() -> None:
 async def test_a_link_gives_way_to_one_of_a_higher_version_once_nothing_is_under_way() -> None:
     """What it was made by may have been all that was known: the other server's entry was not there yet."""
     owner, sink, stream = Older(), Collector(), Stream()
-    link = Link(cast(Any, owner), N2)
+    link = PeerLink(cast(Any, owner), N2)
     link.connection_made(cast(Any, stream))
     link.is_open = True
     number = link.flight.next_number()
@@ -264,7 +264,7 @@ async def test_a_link_gives_way_to_one_of_a_higher_version_once_nothing_is_under
 
 async def test_a_link_that_is_lost_while_a_call_waits_for_it_to_open_fails_the_call() -> None:
     """To write to it would end the process."""
-    link, stream = Link(cast(Any, Links()), N2), Stream()
+    link, stream = PeerLink(cast(Any, Links()), N2), Stream()
     link.connection_made(cast(Any, stream))
     prove(link)
     await link.opened
@@ -273,11 +273,11 @@ async def test_a_link_that_is_lost_while_a_call_waits_for_it_to_open_fails_the_c
         await link.call(P1, "ask", b"", 0.0)
 
 
-def submit(link: Link, pending: Pending) -> None:
+def submit(link: PeerLink, pending: Pending) -> None:
     link.add(P1, link.flight.begin(P1, pending), pending.op)
 
 
-def prove(link: Link) -> None:
+def prove(link: PeerLink) -> None:
     """Let the other side have proven itself."""
     link._caller.is_proven = True
     link.data_received(b"")
@@ -301,7 +301,7 @@ class Links:
     def version_to(self, server: ServerId) -> int:
         return LINK_LATEST
 
-    def lost(self, link: Link) -> None:
+    def lost(self, link: PeerLink) -> None:
         """It is not used again."""
 
     @property
@@ -317,7 +317,7 @@ class Links:
 
 def test_a_result_that_no_frame_holds_is_of_an_operation_that_was_done() -> None:
     stream = Stream()
-    connection = PeerConnection(cast(Any, Owner(Leader())), N2, cast(Any, stream))
+    connection = PeerConnection(cast(Any, LinkOwner(Leader())), N2, cast(Any, stream))
     connection.complete(1, [b"x" * (1 << 20)] * 33)
     connection.complete(2, 7)
     connection.flush()
@@ -332,7 +332,7 @@ def test_a_frame_of_results_says_how_far_its_partitions_are_if_that_was_not_said
     leader, stream, at = Leader(), Stream(), dict.fromkeys(("p1", "p2", "p3"), (7, 70))
     leader.submit_here = lambda *_: None  # type: ignore[method-assign]
     leader.progress = at.__getitem__  # type: ignore[assignment]
-    connection = PeerConnection(cast(Any, Owner(leader)), N2, cast(Any, stream))
+    connection = PeerConnection(cast(Any, LinkOwner(leader)), N2, cast(Any, stream))
 
     def told() -> list[tuple[str, int, int]]:
         connection.flush()
@@ -358,7 +358,7 @@ def test_a_frame_of_results_says_how_far_its_partitions_are_if_that_was_not_said
     assert told() == [("p1", 9, 90)]
 
 
-class Owner:
+class LinkOwner:
     def __init__(self, dispatcher: Leader) -> None:
         self.dispatcher, self.operations, self.operations_max = dispatcher, 0, 100
         self.now = lambda: 0.0
@@ -398,7 +398,7 @@ async def test_an_operation_that_the_other_side_does_not_know_is_refused_here(
     owner: type[Links], is_sent: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(traits.SINCE, int(Code.COUNT), 2)
-    link, stream, sink = Link(cast(Any, owner()), N2), Stream(), Collector()
+    link, stream, sink = PeerLink(cast(Any, owner()), N2), Stream(), Collector()
     link.connection_made(cast(Any, stream))
     link.is_open = True
     stream.written.clear()

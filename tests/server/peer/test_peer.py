@@ -15,10 +15,10 @@ from kvstore.server.peer import calls as peer_calls
 from kvstore.server.peer import frames
 from kvstore.server.peer import server as peer_server
 from kvstore.server.peer.frames import Call, Operations, Ping, Results
-from kvstore.server.peer.proof import Caller
+from kvstore.server.peer.proof import CallingSide
 from kvstore.types import PartitionId, ServerId
 from kvstore.versions import LINK_FIRST, LINK_LATEST, Fixed
-from tests.server.redis.door import Raw
+from tests.server.redis.resp_port import Raw
 from tests.server.redis.test_parser import packed
 from tests.server.servers import Server, Servers, servers
 from tests.waiting import PATIENCE_S, wait_until
@@ -279,7 +279,7 @@ async def test_links_of_a_lower_version_end_once_the_cluster_has_risen(
     lower, half_open = await connect(cluster), await connect(cluster)
     await cluster["n1"].introduce(lower, "n2")
     assert [each.version for each in peers._connections.values()] == [LINK_FIRST]
-    caller = Caller(cluster["n1"].credentials, N2)
+    caller = CallingSide(cluster["n1"].credentials, N2)
     half_open.writer.write(caller.hello())
     proof, _ = caller.take(await half_open.read_line())
     peers.versions = Fixed(cluster=2)

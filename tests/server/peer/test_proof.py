@@ -8,7 +8,7 @@ from itertools import count
 import pytest
 
 from kvstore.server.peer.frames import FrameError
-from kvstore.server.peer.proof import NONCE_BYTES, PROOF_BYTES, Called, Caller, Credentials, Refused
+from kvstore.server.peer.proof import NONCE_BYTES, PROOF_BYTES, CalledSide, CallingSide, Credentials, HandshakeRefused
 from kvstore.types import ServerId
 
 KEY, OTHER_KEY = bytes(range(32)), bytes(range(1, 33))
@@ -34,10 +34,10 @@ def words(hello: bytes) -> list[bytes]:
     return found[1:]
 
 
-def meet(caller: Credentials, called: Credentials, to: ServerId = N2) -> tuple[Caller, Called]:
+def meet(caller: Credentials, called: Credentials, to: ServerId = N2) -> tuple[CallingSide, CalledSide]:
     """Both sides after all has been said. Raises what one of them raises."""
-    calling = Caller(caller, to)
-    answering = Called(called, words(calling.hello()))
+    calling = CallingSide(caller, to)
+    answering = CalledSide(called, words(calling.hello()))
     proof, _ = calling.take(answering.nonce())
     calling.take(answering.take(proof))
     return calling, answering
@@ -51,10 +51,10 @@ def test_two_of_one_cluster_are_sure_of_each_other() -> None:
 
 def test_what_is_said_byte_by_byte() -> None:
     """Golden bytes; also in pieces of one byte each."""
-    caller = Caller(replace(of(N1), nonce=lambda: b"a" * NONCE_BYTES), N2)
+    caller = CallingSide(replace(of(N1), nonce=lambda: b"a" * NONCE_BYTES), N2)
     hello = b"*6\r\n$12\r\nKVSTORE.PEER\r\n$1\r\n2\r\n$2\r\nn1\r\n$2\r\nn2\r\n$2\r\nc1\r\n$32\r\n" + b"a" * 32 + b"\r\n"
     assert caller.hello() == hello
-    called = Called(replace(of(N2), nonce=lambda: b"b" * NONCE_BYTES), words(hello))
+    called = CalledSide(replace(of(N2), nonce=lambda: b"b" * NONCE_BYTES), words(hello))
     assert called.nonce() == b"+" + b"62" * 32 + b"\r\n"
     proof = b"".join(caller.take(bytes([byte]))[0] for byte in called.nonce())
     assert proof.hex() == "89db24aaf7172118145782cfec75d18eee24348c64fe742bce60dae0f46b2027"
@@ -79,13 +79,13 @@ def test_what_is_said_byte_by_byte() -> None:
     ids=["cluster", "server", "itself", "caller's secret", "called one's secret"],
 )
 def test_others_are_refused_and_told_why(caller: Credentials, called: Credentials, answer: str) -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(HandshakeRefused) as refused:
         meet(caller, called)
     assert answer in refused.value.answer
 
 
 def test_a_refusal_tells_nothing_of_this_cluster() -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(HandshakeRefused) as refused:
         meet(of(N1, cluster="theirs"), of(N2, cluster="ours"))
     assert "ours" not in refused.value.answer + str(refused.value)
 
@@ -103,31 +103,31 @@ def test_while_the_secret_is_changed_both_are_accepted() -> None:
 
 def test_another_version_is_refused_by_number_whatever_else_it_says() -> None:
     for said in ([b"1", b"n1", b"n2"], [b"4", b"n1", b"n2", b"c1", bytes(32), b"more"]):
-        with pytest.raises(Refused, match="peer version: want 2 to 3, got"):
-            Called(of(N2), said)
+        with pytest.raises(HandshakeRefused, match="peer version: want 2 to 3, got"):
+            CalledSide(of(N2), said)
 
 
 @pytest.mark.parametrize("said", [[b"2", b"n1", b"n2"], [b"2", b"n1", b"n2", b"c1", bytes(31)]])
 def test_a_greeting_that_is_cut_short_is_refused(said: list[bytes]) -> None:
-    with pytest.raises(Refused, match="a nonce of 32 bytes"):
-        Called(of(N2), said)
+    with pytest.raises(HandshakeRefused, match="a nonce of 32 bytes"):
+        CalledSide(of(N2), said)
 
 
 def test_a_proof_that_was_recorded_is_of_no_use_again() -> None:
-    calling = Caller(of(N1), N2)
-    first = Called(of(N2), words(calling.hello()))
+    calling = CallingSide(of(N1), N2)
+    first = CalledSide(of(N2), words(calling.hello()))
     proof, _ = calling.take(first.nonce())
     assert first.take(proof)
-    again = Called(of(N2), words(calling.hello()))
-    with pytest.raises(Refused, match="not proven"):
+    again = CalledSide(of(N2), words(calling.hello()))
+    with pytest.raises(HandshakeRefused, match="not proven"):
         again.take(proof)
 
 
 def test_an_answer_that_was_recorded_is_of_no_use_again() -> None:
-    calling = Caller(of(N1), N2)
-    called = Called(of(N2), words(calling.hello()))
+    calling = CallingSide(of(N1), N2)
+    called = CalledSide(of(N2), words(calling.hello()))
     answer = called.take(calling.take(called.nonce())[0])
-    again = Caller(of(N1), N2)
+    again = CallingSide(of(N1), N2)
     again.take(called.nonce())
     with pytest.raises(FrameError, match="who answers for n2 does not know the cluster's secret"):
         again.take(answer)
@@ -135,24 +135,24 @@ def test_an_answer_that_was_recorded_is_of_no_use_again() -> None:
 
 def test_a_server_is_not_made_to_prove_what_another_one_needs() -> None:
     """Reflection: who knows no secret calls back, and hands on what the other side says."""
-    calling = Caller(of(N1), N2)
-    target = Called(of(N2), words(calling.hello()))
+    calling = CallingSide(of(N1), N2)
+    target = CalledSide(of(N2), words(calling.hello()))
     proof, _ = calling.take(target.nonce())
     with pytest.raises(FrameError, match="does not know"):
         calling.take(b"+" + proof.hex().encode() + b"\r\n")  # its own, as the other side's
-    towards_n1 = Called(of(N1), [b"2", b"n2", b"n1", b"c1", words(calling.hello())[4]])
-    with pytest.raises(Refused, match="not proven"):
+    towards_n1 = CalledSide(of(N1), [b"2", b"n2", b"n1", b"c1", words(calling.hello())[4]])
+    with pytest.raises(HandshakeRefused, match="not proven"):
         towards_n1.take(proof)
-    as_another = Called(of(N2), [b"2", b"n3", b"n2", b"c1", words(calling.hello())[4]])
-    with pytest.raises(Refused, match="not proven"):
+    as_another = CalledSide(of(N2), [b"2", b"n3", b"n2", b"c1", words(calling.hello())[4]])
+    with pytest.raises(HandshakeRefused, match="not proven"):
         as_another.take(proof)
 
 
 @pytest.mark.parametrize("size", [PROOF_BYTES + 1, 1 << 20])
 def test_nothing_is_taken_behind_a_proof_before_it_was_answered(size: int) -> None:
-    called = Called(of(N2), words(Caller(of(N1), N2).hello()))
+    called = CalledSide(of(N2), words(CallingSide(of(N1), N2).hello()))
     assert called.take(bytes(PROOF_BYTES - 1)) == b""
-    with pytest.raises(Refused, match="a proof of 32 bytes and then silence"):
+    with pytest.raises(HandshakeRefused, match="a proof of 32 bytes and then silence"):
         called.take(bytes(size))
 
 
@@ -161,7 +161,7 @@ def test_nothing_is_taken_behind_a_proof_before_it_was_answered(size: int) -> No
 )
 def test_what_is_no_server_of_ours_ends_the_call(said: bytes) -> None:
     with pytest.raises(FrameError):
-        Caller(of(N1), N2).take(said)
+        CallingSide(of(N1), N2).take(said)
 
 
 def test_credentials_do_not_show_their_keys() -> None:
@@ -171,23 +171,23 @@ def test_credentials_do_not_show_their_keys() -> None:
 # docs/protocol.md V3
 @pytest.mark.parametrize("version", [2, 3])
 def test_the_caller_chooses_a_version_that_both_can_do(version: int) -> None:
-    calling = Caller(of(N1), N2, version)
-    answering = Called(of(N2), words(calling.hello()), least=2, most=3)
+    calling = CallingSide(of(N1), N2, version)
+    answering = CalledSide(of(N2), words(calling.hello()), least=2, most=3)
     proof, _ = calling.take(answering.nonce())
     calling.take(answering.take(proof))
     assert calling.is_proven
 
 
 def test_nobody_in_between_lowers_the_version_of_a_link() -> None:
-    calling = Caller(of(N1), N2, 3)
+    calling = CallingSide(of(N1), N2, 3)
     lowered = [b"2", *words(calling.hello())[1:]]
-    answering = Called(of(N2), lowered, least=2, most=3)
+    answering = CalledSide(of(N2), lowered, least=2, most=3)
     proof, _ = calling.take(answering.nonce())
-    with pytest.raises(Refused, match="not proven"):
+    with pytest.raises(HandshakeRefused, match="not proven"):
         answering.take(proof)
 
 
 # docs/protocol.md V2
 def test_who_cannot_do_what_the_cluster_does_is_refused() -> None:
-    with pytest.raises(Refused, match="peer version: want 3, got '2'"):
-        Called(of(N2), words(Caller(of(N1), N2, 2).hello()), least=3, most=3)
+    with pytest.raises(HandshakeRefused, match="peer version: want 3, got '2'"):
+        CalledSide(of(N2), words(CallingSide(of(N1), N2, 2).hello()), least=3, most=3)

@@ -14,14 +14,14 @@ from kvstore.partition.state import commands
 from kvstore.partition.state.commands import Op
 from kvstore.server.peer import frames as peer_frames
 from kvstore.server.peer.frames import Lane, Operations, Results
-from kvstore.server.peer.link import Link
-from kvstore.server.peer.refusals import Refusals
+from kvstore.server.peer.link import PeerLink
+from kvstore.server.peer.refusals import UnheardRefusals
 from kvstore.server.peer.server import PeerConnection
 from kvstore.server.routing.flight import Flight
 from kvstore.server.routing.pending import PeerSink, Pending
 from kvstore.types import PartitionId, ServerId
 from tests.server.backends import Collector
-from tests.server.peer.test_links import Links, Owner, Stream, prove, submit
+from tests.server.peer.test_links import LinkOwner, Links, Stream, prove, submit
 from tests.server.servers import Servers, servers
 
 P1, P2, N2 = PartitionId("p1"), PartitionId("p2"), ServerId("n2")
@@ -35,7 +35,7 @@ MOVED = Moved("", 0)
 
 @pytest.mark.parametrize(("refused", "later"), [(PUT, PUT), (PUT, BATCH), (BATCH, PUT)])
 def test_a_write_waits_for_a_refused_one_until_the_sender_has_heard_of_it(refused: Op, later: Op) -> None:
-    refusals = Refusals()
+    refusals = UnheardRefusals()
     assert refusals.of(P1, later, 0) is None
     refusals.tell(1)
     refusals.refuse(refused)
@@ -46,7 +46,7 @@ def test_a_write_waits_for_a_refused_one_until_the_sender_has_heard_of_it(refuse
 
 
 def test_a_second_refusal_on_a_key_waits_for_its_own_frame() -> None:
-    refusals = Refusals()
+    refusals = UnheardRefusals()
     for frame in (1, 2):
         refusals.refuse(PUT)
         refusals.tell(frame)
@@ -56,17 +56,17 @@ def test_a_second_refusal_on_a_key_waits_for_its_own_frame() -> None:
 
 
 def test_reads_and_other_keys_wait_for_no_refused_write_and_no_write_for_a_refused_read() -> None:
-    refusals = Refusals()
+    refusals = UnheardRefusals()
     refusals.refuse(PUT)
     for op in (commands.get(b"k"), commands.meta(b"k"), commands.delete_range(b"a", b"z"), commands.delete(b"x")):
         assert refusals.of(P1, op, 0) is None
-    refusals = Refusals()
+    refusals = UnheardRefusals()
     refusals.refuse(commands.get(b"k"))
     assert not refusals.keys.frame_of
 
 
 def test_all_of_a_partition_waits_for_what_was_refused_as_not_led_here() -> None:
-    refusals = Refusals()
+    refusals = UnheardRefusals()
     refusals.partitions.refuse([P1])
     refusals.tell(1)
     assert isinstance(refusals.of(P1, commands.get(b"x"), 0), NotLeader)
@@ -75,7 +75,7 @@ def test_all_of_a_partition_waits_for_what_was_refused_as_not_led_here() -> None
 
 
 def test_what_has_been_heard_is_forgotten_and_nothing_else() -> None:
-    refusals = Refusals()
+    refusals = UnheardRefusals()
     for frame in range(1, 4):
         refusals.refuse(commands.put(b"%d" % frame, b"v"))
         refusals.tell(frame)
@@ -113,7 +113,7 @@ class Owning:
 
 def connection_of(owner: Owning) -> tuple[PeerConnection, Stream]:
     stream = Stream()
-    return PeerConnection(cast(Any, Owner(cast(Any, owner))), N2, cast(Any, stream)), stream
+    return PeerConnection(cast(Any, LinkOwner(cast(Any, owner))), N2, cast(Any, stream)), stream
 
 
 def sent(number: int, heard: int, op: Op = PUT) -> bytes:
@@ -184,7 +184,7 @@ class Asking(Links):
 async def test_what_was_submitted_before_a_refusal_was_heard_says_so(error: StoreError) -> None:
     """Also if it leaves behind it, or is submitted by who hears of another result in the same frame."""
     links, stream = Asking(), Stream()
-    link = Link(cast(Any, links), N2)
+    link = PeerLink(cast(Any, links), N2)
     link.connection_made(cast(Any, stream))
     prove(link)
 

@@ -11,7 +11,7 @@ from kvstore.meta import paths
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.memory import MemoryStore, MemoryTree
 from kvstore.meta.store import Change, ensure_path
-from kvstore.server.placement.ledger_deletion import Deletion
+from kvstore.server.placement.ledger_deletion import LedgerDeletion
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, PartitionId, Quorum, Seq
 from kvstore.wal.creator import OWNER_KEY
 from kvstore.wal.ledger_list import LedgerList, Listed
@@ -48,18 +48,18 @@ async def check_there(store: MemoryStore, ledger: LedgerId) -> None:
 @pytest.mark.parametrize("owner", [P, ""])
 async def test_a_ledger_that_nobody_needs_is_deleted_and_one_of_a_log_is_not(owner: str) -> None:
     store = await with_ledgers(owner)
-    await Deletion(store, NEXT, {P}).commit(0)
+    await LedgerDeletion(store, NEXT, {P}).commit(0)
     with pytest.raises(NoSuchLedger):
         await LedgerStore(store).read(NEXT)
     with pytest.raises(InvalidRequest, match="ledger 3 is part of the log of partition p1"):
-        await Deletion(store, FIRST, {P}).commit(0)
+        await LedgerDeletion(store, FIRST, {P}).commit(0)
     await check_there(store, FIRST)
 
 
 # docs/protocol.md G15
 async def test_a_ledger_that_is_listed_while_the_operator_reads_the_question_stays() -> None:
     store = await with_ledgers()
-    deletion = Deletion(store, NEXT, {P})
+    deletion = LedgerDeletion(store, NEXT, {P})
     await deletion.check()
     await LedgerLists(store).write(P, listed(FIRST, NEXT), 1, created=NEXT)
     with pytest.raises(InvalidRequest, match="is part of the log"):
@@ -76,7 +76,7 @@ async def test_a_ledger_that_is_listed_as_it_is_deleted_stays() -> None:
 
     tree: MemoryTree = (await with_ledgers()).tree
     with pytest.raises(VersionConflict, match="may be needed"):
-        await Deletion(Late(tree), NEXT, {P}).commit(0)
+        await LedgerDeletion(Late(tree), NEXT, {P}).commit(0)
     await check_there(MemoryStore(tree), NEXT)
 
 
@@ -86,7 +86,7 @@ async def test_the_log_of_a_partition_that_has_left_stays_for_its_readers() -> N
     await ensure_path(store, paths.KEPT)
     await store.create(paths.kept_log(P), encode(listed(FIRST, NEXT)))
     with pytest.raises(InvalidRequest, match="which has left the ring"):
-        await Deletion(store, NEXT, set()).commit(0)
+        await LedgerDeletion(store, NEXT, set()).commit(0)
     await check_there(store, NEXT)
 
 
@@ -95,5 +95,5 @@ async def test_a_ledger_that_a_pin_holds_stays() -> None:
     store = await with_ledgers()
     await Pins(store, LedgerLists(store)).hold(P, "snapshot", FIRST)
     with pytest.raises(InvalidRequest, match="held by a pin"):
-        await Deletion(store, NEXT, {P}).commit(0)
+        await LedgerDeletion(store, NEXT, {P}).commit(0)
     await check_there(store, NEXT)

@@ -114,7 +114,7 @@ async def test_a_rise_that_waits_for_a_znode_that_cannot_be_read_says_so(
         await looks(steward)
         await looks(steward)
     assert (await ClusterVersionStore(world.store).read()).version == 1
-    said = [each.getMessage() for each in caplog.records if "what n4 can do is not known" in each.getMessage()]
+    said = [each.getMessage() for each in caplog.records if "the versions of n4 are unknown" in each.getMessage()]
     assert len(said) == 1, "once"
     assert steward._reader.undecodable_servers == [N4]
     await world.store.delete(paths.server(N4), -1)

@@ -1,6 +1,6 @@
-"""Random commands to our Redis door and to a redis-server side by side: `python -m tests.server.redis.compare [seed]`.
+"""Random commands to our Redis port and to a redis-server side by side: `python -m tests.server.redis.compare [seed]`.
 
-Not part of the suite, which needs no redis-server. Prints each difference that is not among those that we mean to have.
+Not part of the suite, which needs no redis-server. Prints each difference that is not a declared one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from random import Random
 from typing import Any
 
 from kvstore.devcluster.zookeeper import free_port
-from tests.server.redis.door import redis_door
+from tests.server.redis.resp_port import redis_port
 from tests.waiting import PATIENCE_S, wait_until
 
 COMMANDS = 20_000
@@ -30,7 +30,7 @@ INTEGERS = [
 ]  # fmt: skip
 VALUES = [*INTEGERS, b"abc", b"hello world", b"\x00\xff\r\n", b"x" * 100]
 UNFIT_TIMES = (b"1", b"10", b"100", b"4611686018427387904", b"9223372036854775807", b"9223372036854775")
-"""What would be over while we compare, and what lies between our limit and the other's."""
+"""Times that would pass during the comparison, and times between our limit and that of Redis."""
 SECONDS = [b"100000", b"500000", b"100000000", *(each for each in INTEGERS if each not in UNFIT_TIMES)]
 FAR = b"4102444800"
 SLACK = {b"TTL": 2, b"PTTL": 2000}
@@ -173,16 +173,16 @@ NAMES = [
 
 
 def alike(words: list[bytes], ours: Answer, theirs: Answer) -> bool:
-    """Whether the two say the same."""
+    """Return True if the two replies are equivalent."""
     name = words[0].upper()
     if ours == theirs:
         return True
     if ours.kind == "-" and ours.value.endswith(b"not allowed in transactions"):
-        return True  # what is about more than keys stands in no transaction of ours
+        return True  # our transactions have only commands on keys
     if name == b"PING" and ours.kind == "-":
-        return True  # how many arguments it takes is found out at EXEC there
+        return True  # Redis checks the number of arguments at EXEC
     if ours.kind == theirs.kind == ":" and name == b"DBSIZE":
-        return int(ours.value) <= int(theirs.value)  # which counts keys that were past their expiry when written
+        return int(ours.value) <= int(theirs.value)  # it counts keys that were already expired when written
     if ours.kind == theirs.kind == ":" and name in SLACK:
         mine, other = int(ours.value), int(theirs.value)
         return abs(mine - other) <= SLACK[name] and (mine < 0) == (other < 0)
@@ -200,8 +200,8 @@ async def compare(seed: int, count: int, port: int, protocol: int) -> Counter[st
     commands = Commands(Random(seed))
     differences: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as root:
-        async with redis_door(Path(root), partitions=1) as door:
-            ours = Side(*await asyncio.open_connection(door.host, door.port))
+        async with redis_port(Path(root), partitions=1) as resp:
+            ours = Side(*await asyncio.open_connection(resp.host, resp.port))
             theirs = Side(*await asyncio.open_connection("127.0.0.1", port))
             await theirs.ask([b"FLUSHALL"])
             for side in (ours, theirs):
@@ -209,7 +209,7 @@ async def compare(seed: int, count: int, port: int, protocol: int) -> Counter[st
             for _ in range(count):
                 words = commands.next()
                 if words[0].upper() == b"EXEC" and len(words) > 1:
-                    continue  # an EXEC with arguments ends a transaction there
+                    continue  # in Redis, an EXEC with arguments ends the transaction
                 mine, other = await ours.ask(words), await theirs.ask(words)
                 if not alike(words, mine, other):
                     shape = b" ".join(words[:1] + [w if w.isalpha() else b"." for w in words[2:]]).decode("latin1")
@@ -228,7 +228,7 @@ async def compare(seed: int, count: int, port: int, protocol: int) -> Counter[st
 
 @asynccontextmanager
 async def redis_server() -> AsyncIterator[int]:
-    """A redis-server without a disk; its port."""
+    """Start a redis-server without a disk. Yields its port."""
     program = shutil.which("redis-server")
     if program is None:
         sys.exit("no redis-server on the PATH")

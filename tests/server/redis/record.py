@@ -1,6 +1,6 @@
-"""Writes what a redis-server answers into the scripts in golden/: `python -m tests.server.redis.record [FILE ...]`.
+"""Writes the replies of a redis-server into the scripts in golden/: `python -m tests.server.redis.record [FILE ...]`.
 
-The commands, the comments and what we mean to answer otherwise stay as they are. Needs a redis-server on the PATH.
+Commands, comments and declared differences stay as they are. Needs a redis-server on the PATH.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tests.server.redis.compare import redis_server
 from tests.server.redis.script import END, GOLDEN, Script, gist, read, reply, written
 
 QUIET_S = 0.1
-"""So long after bytes that need not make a whole command there are no more replies."""
+"""Seconds after which no further reply is expected to bytes that may not be a complete command."""
 
 
 async def record(script: Script, port: int) -> None:

@@ -1,14 +1,14 @@
-"""Scripts of Redis commands and what a redis-server answered to them, as text that one can read and extend.
+"""Scripts of Redis commands and what a redis-server answered to them, as text that is easy to read and extend.
 
     = title           a new connection, and no keys
     > SET a "b c"     a command, quoted as for redis-cli
     >? INFO           the same; only the kind of the reply counts, and the first word of an error
-    >> *1\\r\\n$4\\r\\n  bytes as they are: half frames, inline commands, what is no command
+    >> *1\\r\\n$4\\r\\n  bytes as they are: partial frames, inline commands, malformed commands
     < +OK\\r\\n         the bytes of a reply; after `>>` one line per reply, `< end` where the connection ends
-    ! -ERR no\\r\\n     what we answer instead, meant so, for the reason in the comment above
+    ! -ERR no\\r\\n     our reply, different on purpose, for the reason in the comment above
     # a comment
 
-The replies are written by `python -m tests.server.redis.record`, which needs a redis-server; what reads them does not.
+The replies are written by `python -m tests.server.redis.record`, which needs a redis-server. Reading them needs none.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ class Step:
     """One request and its replies."""
 
     request: str
-    """The line as it stands, its mark included."""
+    """The line of the script, including its mark."""
     theirs: list[bytes] = field(default_factory=list)
     ours: list[bytes] = field(default_factory=list)
-    """If not the same, and meant so."""
+    """Our replies, if they differ on purpose."""
     notes: list[str] = field(default_factory=list)
-    """Comments and blank lines before it."""
+    """Comments and blank lines before the step."""
 
     @property
     def words(self) -> list[bytes]:
-        """Empty if the request is bytes as they are."""
+        """The words of the command; empty if the request is raw bytes."""
         mark, _, line = self.request.partition(" ")
         if mark == ">>":
             return []
@@ -59,7 +59,7 @@ class Step:
 
 @dataclass
 class Script:
-    """What one connection asks."""
+    """The steps of one connection."""
 
     title: str
     steps: list[Step] = field(default_factory=list)
@@ -71,8 +71,8 @@ def escaped(data: bytes) -> str:
 
 
 def unescaped(text: str) -> bytes:
-    """Return the bytes that `escaped` writes as `text`. Raises AssertionError if there are none: a reader would take an
-    escape that Python drops for the bytes as they stand."""
+    """Return the bytes that `escaped` writes as `text`. Raises AssertionError for an unknown escape, because a
+    reader would take it for literal bytes."""
     data = text.encode().decode("unicode_escape").encode("latin1")
     assert escaped(data) == text, f"expected {escaped(data)}, got {text}"
     return data
@@ -114,12 +114,12 @@ def written(scripts: list[Script]) -> str:
 
 
 def gist(data: bytes) -> bytes:
-    """What counts of a reply to `>?`: its kind, and the first word of an error."""
+    """Return the part of a reply to `>?` that is compared: its kind, and the first word of an error."""
     return data.split()[0] if data[:1] == b"-" else data if data == END else data[:1]
 
 
 async def reply(reader: asyncio.StreamReader) -> bytes:
-    """The bytes of one reply; END if the connection ends instead."""
+    """Return the bytes of one reply; END if the connection ends instead."""
     try:
         line = await reader.readuntil(b"\r\n")
     except (asyncio.IncompleteReadError, ConnectionError):

@@ -9,61 +9,61 @@ from pathlib import Path
 import pytest
 
 from kvstore.server.config import Limits
-from kvstore.server.peer import door as peer_door
+from kvstore.server.peer import handshake
 from kvstore.server.peer import server as peer_server
 from kvstore.server.peer.frames import FrameError
-from kvstore.server.peer.proof import Caller
-from kvstore.server.redis import door as resp_door
+from kvstore.server.peer.proof import CallingSide
+from kvstore.server.redis import listener as resp_listener
 from kvstore.types import PartitionId, ServerId
 from tests.server.peer.test_peer import connect, echo, hello
-from tests.server.redis.door import Raw, redis_door
+from tests.server.redis.resp_port import Raw, redis_port
 from tests.server.redis.test_parser import packed
 from tests.server.servers import servers
 from tests.waiting import PATIENCE_S
 
 
 @pytest.mark.parametrize("words", [b"", packed(b"PING"), packed(b"KVSTORE.PEER"), b"*6\r\n$12\r\nKVSTORE.PEER"])
-async def test_one_client_too_many_is_told_so_whatever_it_says(tmp_path: Path, words: bytes) -> None:
-    async with redis_door(tmp_path, limits=Limits(connections_max=1)) as door, door.raw() as first:
+async def test_client_above_the_limit_gets_the_error_whatever_it_sends(tmp_path: Path, words: bytes) -> None:
+    async with redis_port(tmp_path, limits=Limits(connections_max=1)) as resp, resp.raw() as first:
         await first.ask(packed(b"PING"), b"+PONG\r\n")
-        async with door.raw() as second:
+        async with resp.raw() as second:
             second.writer.write(words)
-            # Not to the end: what it said after that was not read, so the end may be a reset.
+            # Not to the end: later input of the client was not read, so the end may be a reset.
             assert await second.read_line() == b"-ERR max number of clients reached\r\n"
-        found = door.server.statistics()
+        found = resp.server.statistics()
         assert (found["resp_connections"], found["resp_connections_refused_total"]) == (1, 1)
         assert await first.ask(packed(b"PING"), b"+PONG\r\n") == b"+PONG\r\n"
 
 
-async def test_who_never_sent_a_command_gives_way_to_who_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resp_door, "SILENT_S", 0.0)
-    async with redis_door(tmp_path, limits=Limits(connections_max=3)) as door, AsyncExitStack() as stack:
-        first, idle, _ = [await stack.enter_async_context(door.raw()) for _ in range(3)]
+async def test_silent_connection_gives_way_to_a_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resp_listener, "SILENT_S", 0.0)
+    async with redis_port(tmp_path, limits=Limits(connections_max=3)) as resp, AsyncExitStack() as stack:
+        first, idle, _ = [await stack.enter_async_context(resp.raw()) for _ in range(3)]
         await first.ask(packed(b"PING"), b"+PONG\r\n")
         idle.writer.write(b"*2\r\n$3\r\nGE")
         for _ in range(2):
-            late = await stack.enter_async_context(door.raw())
+            late = await stack.enter_async_context(resp.raw())
             assert await late.ask(packed(b"PING"), b"+PONG\r\n") == b"+PONG\r\n"
         assert await idle.read_to_end() == b""
         assert await first.ask(packed(b"PING"), b"+PONG\r\n") == b"+PONG\r\n"
-        refused = await stack.enter_async_context(door.raw())
+        refused = await stack.enter_async_context(resp.raw())
         assert (await refused.read_to_end()).startswith(b"-ERR max number of clients")
-        found = door.server.statistics()
+        found = resp.server.statistics()
         assert (found["resp_connections"], found["resp_silent_closed_total"]) == (3, 2)
 
 
-async def test_so_many_more_are_looked_at_and_the_rest_is_refused_at_once(
+async def test_trials_are_bounded_and_others_are_refused_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resp_door, "SERVERS_MAX", 2)
-    async with redis_door(tmp_path, limits=Limits(connections_max=1)) as door, AsyncExitStack() as stack:
-        raws = [await stack.enter_async_context(door.raw()) for _ in range(6)]
+    monkeypatch.setattr(resp_listener, "SERVERS_MAX", 2)
+    async with redis_port(tmp_path, limits=Limits(connections_max=1)) as resp, AsyncExitStack() as stack:
+        raws = [await stack.enter_async_context(resp.raw()) for _ in range(6)]
         assert await raws[0].ask(packed(b"PING"), b"+PONG\r\n") == b"+PONG\r\n"
         for raw in raws[1:]:
             assert await raw.read_to_end() == b"-ERR max number of clients reached\r\n"
 
 
-async def test_a_crowd_of_clients_does_not_keep_other_servers_out(tmp_path: Path) -> None:
+async def test_many_clients_do_not_keep_other_servers_out(tmp_path: Path) -> None:
     async with servers(tmp_path, ["n1", "n2"], limits=Limits(connections_max=2)) as cluster, AsyncExitStack() as stack:
         await cluster.lead("p1", "n2")
 
@@ -81,11 +81,11 @@ async def test_a_crowd_of_clients_does_not_keep_other_servers_out(tmp_path: Path
         assert found["resp_connections"] == 2, "a server's link is no client"
 
 
-async def test_who_only_says_that_he_is_a_server_keeps_none_out(
+async def test_client_that_claims_to_be_a_server_keeps_nobody_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resp_door, "SERVERS_MAX", 4)
-    monkeypatch.setattr(peer_door, "PROOF_S", 10 * PATIENCE_S)
+    monkeypatch.setattr(resp_listener, "SERVERS_MAX", 4)
+    monkeypatch.setattr(handshake, "PROOF_S", 10 * PATIENCE_S)
     async with servers(tmp_path, ["n1", "n2"], limits=Limits(connections_max=1)) as cluster, AsyncExitStack() as stack:
         cluster["n2"].peers.serve(PartitionId("p1"), echo)
         client = await stack.enter_async_context(cluster["n2"].redis())
@@ -101,15 +101,13 @@ async def test_who_only_says_that_he_is_a_server_keeps_none_out(
             each.close()
 
 
-async def test_of_those_who_say_that_they_are_servers_the_address_with_the_most_gives_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(resp_door, "SERVERS_MAX", 3)
+async def test_trial_of_the_address_with_most_trials_gives_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resp_listener, "SERVERS_MAX", 3)
     async with servers(tmp_path, ["n1", "n2"], limits=Limits(connections_max=1)) as cluster, AsyncExitStack() as stack:
         client = await stack.enter_async_context(cluster["n2"].redis())
         await client.ping()
         host, _, port = cluster.addresses[ServerId("n2")].rpartition(":")
-        caller = Caller(cluster["n1"].credentials, ServerId("n2"))
+        caller = CallingSide(cluster["n1"].credentials, ServerId("n2"))
         server = Raw(*await asyncio.open_connection(host, int(port), local_addr=("127.0.0.2", 0)))
         server.writer.write(caller.hello())
         proof, _ = caller.take(await server.read_line())
@@ -125,7 +123,7 @@ async def test_of_those_who_say_that_they_are_servers_the_address_with_the_most_
             each.close()
 
 
-async def test_links_are_bounded_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_links_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_server, "LINKS_MAX", 1)
     async with servers(tmp_path, ["n1", "n2", "n3"]) as cluster:
         one, two = await connect(cluster), await connect(cluster)

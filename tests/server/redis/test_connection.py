@@ -24,18 +24,18 @@ from kvstore.namespaces import Namespace
 from kvstore.namespaces.rates import Rates
 from kvstore.partition.state.commands import Code, Level, Op, Sink
 from kvstore.server.config import Limits
-from kvstore.server.redis import door as resp_door
+from kvstore.server.redis import listener as resp_listener
 from kvstore.server.redis.parser import BULK_BYTES_MAX
 from kvstore.server.redis.pipeline import reply_queue
 from kvstore.server.redis.pipeline.pipeline import TOGETHER_MIN
-from tests.server.redis.door import Door, redis_door
+from tests.server.redis.resp_port import RespPort, redis_port
 from tests.server.redis.test_parser import packed
 from tests.waiting import wait_until
 
 
 @pytest.fixture
-async def door(tmp_path: Path) -> AsyncIterator[Door]:
-    async with redis_door(tmp_path) as opened:
+async def resp(tmp_path: Path) -> AsyncIterator[RespPort]:
+    async with redis_port(tmp_path) as opened:
         yield opened
 
 
@@ -43,17 +43,17 @@ def bulk(data: bytes) -> bytes:
     return b"$%d\r\n%b\r\n" % (len(data), data)
 
 
-async def test_replies_come_in_the_order_of_the_commands_whichever_partition_is_slow(door: Door) -> None:
-    ring = door.backend.topology.ring
+async def test_replies_are_in_command_order_when_a_partition_is_slow(resp: RespPort) -> None:
+    ring = resp.backend.topology.ring
     slow, fast = (
         next(key for i in range(100) if ring.partition_of(key := b"k%d" % i) == partition) for partition in ("p1", "p2")
     )
-    async with door.raw() as raw:
-        door.backend.partitions["p1"].log.is_held = True
+    async with resp.raw() as raw:
+        resp.backend.partitions["p1"].log.is_held = True
         raw.writer.write(packed(b"SET", slow, b"1") + packed(b"INCR", fast) + packed(b"PING") + packed(b"GET", fast))
-        async with redis_client(door) as other:
+        async with redis_client(resp) as other:
             await wait_until(lambda: other.exists(fast), what="the fast write is done")
-        door.backend.let_go()
+        resp.backend.let_go()
         expected = b"+OK\r\n:1\r\n+PONG\r\n" + bulk(b"1")
         assert await raw.read(len(expected)) == expected
 
@@ -69,60 +69,58 @@ async def test_replies_come_in_the_order_of_the_commands_whichever_partition_is_
     ],
     ids=["SET GET", "SETNX GET", "SET STRLEN", "MSET MGET", "INCR EXISTS"],
 )
-async def test_a_read_waits_for_a_write_of_its_own_connection(
-    door: Door, write: bytes, read: bytes, answers: bytes
+async def test_read_waits_for_an_earlier_write_of_its_connection(
+    resp: RespPort, write: bytes, read: bytes, answers: bytes
 ) -> None:
-    async with door.raw() as raw:
-        door.backend.hold()
+    async with resp.raw() as raw:
+        resp.backend.hold()
         raw.writer.write(write + read)
-        await wait_until(lambda: has_changed(door), what="the write is submitted")
-        assert not any(op[0] in (Code.GET, Code.META) for op in door.backend.submitted)
-        door.backend.let_go()
+        await wait_until(lambda: has_changed(resp), what="the write is submitted")
+        assert not any(op[0] in (Code.GET, Code.META) for op in resp.backend.submitted)
+        resp.backend.let_go()
         assert await raw.read(len(answers)) == answers
 
 
 @pytest.mark.parametrize("read", [packed(b"GET", b"k"), packed(b"MGET", b"j", b"k"), packed(b"STRLEN", b"k")])
 @pytest.mark.parametrize("write", [packed(b"SET", b"k", b"new"), packed(b"DEL", b"k"), packed(b"APPEND", b"k", b"!")])
-async def test_a_write_waits_for_a_read_of_its_own_connection(door: Door, read: bytes, write: bytes) -> None:
-    async with door.raw() as raw, door.raw() as other:
+async def test_write_waits_for_an_earlier_read_of_its_connection(resp: RespPort, read: bytes, write: bytes) -> None:
+    async with resp.raw() as raw, resp.raw() as other:
         await raw.ask(packed(b"SET", b"k", b"old"), b"+OK\r\n")
-        before = len(door.backend.submitted)
-        door.backend.held_reads = []
+        before = len(resp.backend.submitted)
+        resp.backend.held_reads = []
         raw.writer.write(read + write)
-        await wait_until(lambda: at_least(len(door.backend.submitted), before + 1), what="the read is submitted")
+        await wait_until(lambda: at_least(len(resp.backend.submitted), before + 1), what="the read is submitted")
         await other.ask(packed(b"PING"), b"+PONG\r\n")
-        assert {op[0] for op in door.backend.submitted[before:]} <= {Code.GET, Code.META}
-        door.backend.do_held_reads()
+        assert {op[0] for op in resp.backend.submitted[before:]} <= {Code.GET, Code.META}
+        resp.backend.do_held_reads()
         assert await raw.read_line() in (b"$3\r\n", b":3\r\n", b"*2\r\n")
-        await wait_until(lambda: at_least(len(door.backend.submitted), before + 2), what="the write follows")
+        await wait_until(lambda: at_least(len(resp.backend.submitted), before + 2), what="the write follows")
 
 
-async def test_a_read_behind_one_that_waits_is_not_answered_before_it(
-    door: Door, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The state that the first one will see may be a later one."""
-    async with door.raw() as raw:
+async def test_read_is_not_answered_before_an_earlier_one(resp: RespPort, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first read may see a later state."""
+    async with resp.raw() as raw:
         await raw.ask(packed(b"SET", b"k", b"v"), b"+OK\r\n")
-        before = len(door.backend.submitted)
-        door.backend.held_reads = []
+        before = len(resp.backend.submitted)
+        resp.backend.held_reads = []
         raw.writer.write(packed(b"GET", b"k"))
-        await wait_until(lambda: at_least(len(door.backend.submitted), before + 1), what="the first is submitted")
-        monkeypatch.setattr(door.backend, "read_now", lambda _: pytest.fail("it was looked up at once"))
+        await wait_until(lambda: at_least(len(resp.backend.submitted), before + 1), what="the first is submitted")
+        monkeypatch.setattr(resp.backend, "read_now", lambda _: pytest.fail("it was looked up at once"))
         raw.writer.write(packed(b"GET", b"k"))
-        await wait_until(lambda: at_least(len(door.backend.submitted), before + 2), what="the second is submitted")
+        await wait_until(lambda: at_least(len(resp.backend.submitted), before + 2), what="the second is submitted")
         raw.writer.write(packed(b"GET", b"k") * TOGETHER_MIN)
         count = 2 + TOGETHER_MIN
-        await wait_until(lambda: at_least(len(door.backend.submitted), before + count), what="the rest is submitted")
-        door.backend.do_held_reads()
+        await wait_until(lambda: at_least(len(resp.backend.submitted), before + count), what="the rest is submitted")
+        resp.backend.do_held_reads()
         assert await raw.read(count * len(bulk(b"v"))) == bulk(b"v") * count
 
 
-async def test_reads_of_a_transaction_or_of_another_level_are_not_looked_up_at_once(
-    door: Door, monkeypatch: pytest.MonkeyPatch
+async def test_reads_in_transactions_or_of_other_levels_take_the_slow_path(
+    resp: RespPort, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(door.backend, "read_now", lambda _: pytest.fail("it was looked up at once"))
+    monkeypatch.setattr(resp.backend, "read_now", lambda _: pytest.fail("it was looked up at once"))
     count = TOGETHER_MIN
-    async with door.raw() as raw:
+    async with resp.raw() as raw:
         for asked, wanted in (
             (packed(b"MULTI"), b"+OK\r\n"),
             (packed(b"GET", b"k") * count, b"+QUEUED\r\n" * count),
@@ -134,14 +132,14 @@ async def test_reads_of_a_transaction_or_of_another_level_are_not_looked_up_at_o
 
 
 @pytest.mark.parametrize(("get", "set_"), [(b"GET", b"SET"), (b"get", b"set")])
-async def test_a_lone_read_is_answered_at_once_and_those_of_a_pipeline_together(
-    door: Door, monkeypatch: pytest.MonkeyPatch, get: bytes, set_: bytes
+async def test_pipelined_reads_are_looked_up_together(
+    resp: RespPort, monkeypatch: pytest.MonkeyPatch, get: bytes, set_: bytes
 ) -> None:
-    """In small letters too, as go-redis and ioredis write them."""
-    puts, submit = list[int](), door.backend.submit
-    read_now, asked = door.backend.read_now, []
-    monkeypatch.setattr(door.backend, "read_now", lambda keys: asked.append(keys) or read_now(keys))
-    async with door.raw() as raw:
+    """In lower case too, as go-redis and ioredis write the commands."""
+    puts, submit = list[int](), resp.backend.submit
+    read_now, asked = resp.backend.read_now, []
+    monkeypatch.setattr(resp.backend, "read_now", lambda keys: asked.append(keys) or read_now(keys))
+    async with resp.raw() as raw:
         await raw.ask(packed(set_, b"k", b"v"), b"+OK\r\n")
         await raw.ask(packed(get, b"k"), bulk(b"v"))
         assert asked == [[b"k"]]
@@ -151,15 +149,15 @@ async def test_a_lone_read_is_answered_at_once_and_those_of_a_pipeline_together(
         wanted = bulk(b"v") * TOGETHER_MIN
         assert await raw.ask(packed(get, b"k") * TOGETHER_MIN, wanted) == wanted
         assert asked == [[b"k"], [b"k"] * TOGETHER_MIN]
-        monkeypatch.setattr(door.backend, "submit", lambda ops, *rest: puts.append(len(ops)) or submit(ops, *rest))
+        monkeypatch.setattr(resp.backend, "submit", lambda ops, *rest: puts.append(len(ops)) or submit(ops, *rest))
         done = b"+OK\r\n" * TOGETHER_MIN
         assert await raw.ask(packed(set_, b"k", b"w") * TOGETHER_MIN, done) == done
         assert puts == [TOGETHER_MIN]
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-async def test_a_pipeline_of_reads_is_answered_as_each_of_them(door: Door, protocol: int) -> None:
-    """Whatever stands among them: keys of other partitions and none, large values, expiries, other commands."""
+async def test_pipelined_reads_get_the_replies_of_single_ones(resp: RespPort, protocol: int) -> None:
+    """Among keys of other partitions and absent keys, large values, expiries and other commands."""
     rng = random.Random(protocol)
     kinds = {
         b"small": packed(b"SET", b"{k}small", b"v"),
@@ -167,7 +165,7 @@ async def test_a_pipeline_of_reads_is_answered_as_each_of_them(door: Door, proto
         b"short": packed(b"SET", b"{k}short", b"v", b"EX", b"1000"),
         b"absent": b"",
     }
-    async with door.raw() as raw:
+    async with resp.raw() as raw:
         raw.writer.write(packed(b"HELLO", b"%d" % protocol) + packed(b"PING"))
         await raw.read_until(b"+PONG\r\n")
         raw.writer.write(b"".join(kinds.values()))
@@ -187,12 +185,12 @@ async def test_a_pipeline_of_reads_is_answered_as_each_of_them(door: Door, proto
             assert await raw.read(len(b"".join(wanted))) == b"".join(wanted)
 
 
-async def has_changed(door: Door) -> bool:
-    return any(op[0] not in (Code.GET, Code.META) for op in door.backend.submitted)
+async def has_changed(resp: RespPort) -> bool:
+    return any(op[0] not in (Code.GET, Code.META) for op in resp.backend.submitted)
 
 
-async def test_a_malformed_frame_closes_its_connection_after_what_came_before(door: Door) -> None:
-    async with door.raw() as raw, door.raw() as other:
+async def test_malformed_frame_closes_the_connection_after_earlier_replies(resp: RespPort) -> None:
+    async with resp.raw() as raw, resp.raw() as other:
         raw.writer.write(packed(b"SET", b"k", b"v") + b"*1\r\n:1\r\n" + packed(b"SET", b"k", b"w"))
         assert await raw.read_to_end() == b"+OK\r\n-ERR Protocol error: expected '$', got ':'\r\n"
         expected = bulk(b"v")
@@ -202,9 +200,9 @@ async def test_a_malformed_frame_closes_its_connection_after_what_came_before(do
 @pytest.mark.parametrize(
     ("command", "answer"),
     [
-        (packed(b"SET", b"k", b"x" * (BULK_BYTES_MAX + 1)), b"-ERR too large an argument"),
-        (packed(b"SET", b"k", b"x" * ((1 << 20) + 1)), b"-ERR value is too large"),
-        (packed(b"SET", b"k" * 4097, b"v"), b"-ERR key is too long"),
+        (packed(b"SET", b"k", b"x" * (BULK_BYTES_MAX + 1)), b"-ERR expected an argument of at most"),
+        (packed(b"SET", b"k", b"x" * ((1 << 20) + 1)), b"-ERR expected a value of at most"),
+        (packed(b"SET", b"k" * 4097, b"v"), b"-ERR expected a key of at most"),
         (packed(b"NONSENSE"), b"-ERR unknown command"),
         (packed(b"GET"), b"-ERR wrong number of arguments"),
         (packed(b"INCR", b"k", b"k", b"k"), b"-ERR wrong number of arguments"),
@@ -212,10 +210,10 @@ async def test_a_malformed_frame_closes_its_connection_after_what_came_before(do
     ],
     ids=["huge argument", "large value", "long key", "unknown", "too few", "too many", "empty"],
 )
-async def test_oversized_unknown_and_ill_formed_commands_get_an_error_and_the_connection_lives(
-    door: Door, command: bytes, answer: bytes
+async def test_oversized_unknown_and_malformed_commands_keep_the_connection(
+    resp: RespPort, command: bytes, answer: bytes
 ) -> None:
-    async with door.raw() as raw:
+    async with resp.raw() as raw:
         raw.writer.write(command + packed(b"PING"))
         assert (await raw.read_line()).startswith(answer)
         assert await raw.read_line() == b"+PONG\r\n"
@@ -250,29 +248,29 @@ async def test_oversized_unknown_and_ill_formed_commands_get_an_error_and_the_co
     ],
     ids=lambda words: words[0].decode(),
 )
-async def test_failures_are_told_in_the_words_that_clients_look_at(
-    door: Door, command: tuple[bytes, ...], error: StoreError, words: bytes
+async def test_failures_have_the_codes_that_clients_inspect(
+    resp: RespPort, command: tuple[bytes, ...], error: StoreError, words: bytes
 ) -> None:
-    door.backend.failure = error
-    async with door.raw() as raw:
+    resp.backend.failure = error
+    async with resp.raw() as raw:
         raw.writer.write(packed(*command) + packed(b"PING"))
         assert (await raw.read_line()).startswith(words)
         assert await raw.read_line() == b"+PONG\r\n"
 
 
-async def test_hello_changes_only_later_replies(door: Door) -> None:
-    async with door.raw() as raw:
+async def test_hello_changes_only_later_replies(resp: RespPort) -> None:
+    async with resp.raw() as raw:
         raw.writer.write(packed(b"GET", b"no") + packed(b"HELLO", b"3") + packed(b"GET", b"no"))
         assert await raw.read_line() == b"$-1\r\n"
         assert await raw.read_line() == b"%7\r\n"
         assert (await raw.reader.readuntil(b"_\r\n")).endswith(b"*0\r\n_\r\n")
 
 
-async def test_readonly_makes_reads_stale_until_readwrite(door: Door) -> None:
-    async with door.raw() as raw:
+async def test_readonly_makes_reads_stale_until_readwrite(resp: RespPort) -> None:
+    async with resp.raw() as raw:
         stream = packed(b"READONLY") + packed(b"GET", b"k") + packed(b"READWRITE") + packed(b"GET", b"k")
         await raw.ask(stream, b"+OK\r\n$-1\r\n+OK\r\n$-1\r\n")
-    levels = [op[2] for op in door.backend.submitted if op[0] == Code.GET]
+    levels = [op[2] for op in resp.backend.submitted if op[0] == Code.GET]
     assert levels == [Level.STALE, Level.LINEARIZABLE]
 
 
@@ -286,14 +284,14 @@ async def test_readonly_makes_reads_stale_until_readwrite(door: Door) -> None:
     ],
     ids=["unwatch", "discard", "exec", "readonly"],
 )
-async def test_what_is_read_under_a_watch_is_not_stale(door: Door, ending: bytes, reply: bytes) -> None:
-    """EXEC would stand under the version that WATCH saw, and write what was made of an older one."""
+async def test_read_under_a_watch_is_not_stale(resp: RespPort, ending: bytes, reply: bytes) -> None:
+    """EXEC would compare the version that WATCH saw, and write a value made of an older one."""
 
     def stale() -> int:
-        return sum(op[0] == Code.GET and op[2] == Level.STALE for op in door.backend.submitted)
+        return sum(op[0] == Code.GET and op[2] == Level.STALE for op in resp.backend.submitted)
 
     get, none = packed(b"GET", b"k"), b"$-1\r\n"
-    async with door.raw() as raw:
+    async with resp.raw() as raw:
         await raw.ask(packed(b"READONLY") + get, b"+OK\r\n" + none)
         assert stale() == 1
         assert await raw.ask(packed(b"WATCH", b"k") + get, b"+OK\r\n" + none) == b"+OK\r\n" + none
@@ -304,44 +302,44 @@ async def test_what_is_read_under_a_watch_is_not_stale(door: Door, ending: bytes
         assert stale() == (1 if b"READONLY" in ending else 2)
 
 
-async def test_quit_and_the_end_of_input_answer_what_is_under_way(door: Door) -> None:
-    async with door.raw() as raw:
+async def test_quit_and_end_of_input_wait_for_replies_in_flight(resp: RespPort) -> None:
+    async with resp.raw() as raw:
         raw.writer.write(packed(b"SET", b"k", b"v") + packed(b"QUIT") + packed(b"SET", b"k", b"w"))
         assert await raw.read_to_end() == b"+OK\r\n+OK\r\n"
-    async with door.raw() as raw:
+    async with resp.raw() as raw:
         raw.writer.write(packed(b"GET", b"k"))
         raw.writer.write_eof()
         assert await raw.read_to_end() == bulk(b"v")
 
 
-async def test_what_is_in_flight_on_one_connection_is_bounded(door: Door) -> None:
-    """A connection begins with a lower bound; when everything fits it goes up."""
+async def test_commands_in_flight_on_one_connection_are_bounded(resp: RespPort) -> None:
+    """A connection begins with a lower limit, which rises while all replies fit."""
     first, most = reply_queue.IN_FLIGHT_FIRST, reply_queue.IN_FLIGHT_MAX
     count = 3 * most
     sets = b"".join(packed(b"SET", b"key-%d" % i, b"v") for i in range(count))
-    async with door.raw() as raw:
+    async with resp.raw() as raw:
         begun = 0
         for bound in (first, most):
-            door.backend.hold()
+            resp.backend.hold()
             raw.writer.write(sets)
             await wait_until(
-                lambda least=begun + bound: at_least(len(door.backend.submitted), least), what="the bound is reached"
+                lambda least=begun + bound: at_least(len(resp.backend.submitted), least), what="the bound is reached"
             )
-            async with redis_client(door) as other:
+            async with redis_client(resp) as other:
                 await other.ping()
-            assert len(door.backend.submitted) == begun + bound
-            door.backend.let_go()
+            assert len(resp.backend.submitted) == begun + bound
+            resp.backend.let_go()
             assert await raw.read(5 * count) == b"+OK\r\n" * count
-            begun = len(door.backend.submitted)
+            begun = len(resp.backend.submitted)
 
 
-async def test_a_reply_that_would_be_too_large_is_an_error_and_little_is_read_for_it(door: Door) -> None:
-    async with door.raw() as client:
+async def test_oversized_reply_is_an_error_and_reads_little(resp: RespPort) -> None:
+    async with resp.raw() as client:
         await client.ask(packed(b"SET", b"k", b"x" * (1 << 20)), b"+OK\r\n")
-        begun = len(door.backend.submitted)
+        begun = len(resp.backend.submitted)
         client.writer.write(packed(b"MGET", *[b"k"] * 10_000))
-        assert (await client.read_line()).startswith(b"-ERR the reply would be larger than 33554432 bytes")
-        assert len(door.backend.submitted) - begun <= reply_queue.READS_AT_ONCE
+        assert (await client.read_line()).startswith(b"-ERR expected a reply of at most 33554432 bytes")
+        assert len(resp.backend.submitted) - begun <= reply_queue.READS_AT_ONCE
         assert await client.ask(packed(b"PING"), b"+PONG\r\n") == b"+PONG\r\n"
         small = [b"k-%d" % number for number in range(2_000)]
         await client.ask(packed(b"MSET", *(each for key in small for each in (key, key))), b"+OK\r\n")
@@ -349,74 +347,80 @@ async def test_a_reply_that_would_be_too_large_is_an_error_and_little_is_read_fo
         assert await client.ask(packed(b"MGET", *small), expected) == expected
 
 
-async def test_one_connection_too_many_is_refused(tmp_path: Path) -> None:
-    async with redis_door(tmp_path, limits=Limits(connections_max=2)) as door, door.raw() as one, door.raw() as two:
+async def test_connection_above_the_limit_is_refused(tmp_path: Path) -> None:
+    async with redis_port(tmp_path, limits=Limits(connections_max=2)) as resp, resp.raw() as one, resp.raw() as two:
         assert await one.ask(packed(b"PING"), b"+PONG\r\n") == await two.ask(packed(b"PING"), b"+PONG\r\n")
-        async with door.raw() as third:
+        async with resp.raw() as third:
             assert await third.read_to_end() == b"-ERR max number of clients reached\r\n"
         two.close()
-        await wait_until(lambda: at_least(1, door.server.statistics()["resp_connections"]), what="a place is free")
-        async with door.raw() as fourth:
+        await wait_until(lambda: at_least(1, resp.server.statistics()["resp_connections"]), what="a place is free")
+        async with resp.raw() as fourth:
             assert await fourth.ask(packed(b"PING"), b"+PONG\r\n") == b"+PONG\r\n"
 
 
 async def test_incomplete_commands_are_bounded_over_all_connections(
-    door: Door, monkeypatch: pytest.MonkeyPatch
+    resp: RespPort, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resp_door, "INPUT_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr(resp_listener, "INPUT_BYTES_MAX", 1 << 20)
     begun = b"*2\r\n$3\r\nGET\r\n$1000000\r\n" + b"x" * 500_000
-    async with door.raw() as one, door.raw() as two:
+    async with resp.raw() as one, resp.raw() as two:
         one.writer.write(begun + b"x" * 400_000)
-        await wait_until(lambda: at_least(door.server.statistics()["resp_input_bytes"], 900_000), what="it has come")
+        await wait_until(lambda: at_least(resp.server.statistics()["resp_input_bytes"], 900_000), what="it has come")
         two.writer.write(begun)
-        assert await one.read_to_end() == b"-ERR too many large commands at once\r\n", "the largest is closed"
+        assert await one.read_to_end() == b"-ERR the server holds too many incomplete commands; try again\r\n", (
+            "the largest is closed"
+        )
         two.writer.write(b"x" * 500_000 + b"\r\n" + packed(b"PING"))
-        assert (await two.read_line()).startswith(b"-ERR key is too long")
+        assert (await two.read_line()).startswith(b"-ERR expected a key of at most")
         assert await two.read_line() == b"+PONG\r\n"
-        assert door.server.statistics()["resp_input_bytes"] == 0
+        assert resp.server.statistics()["resp_input_bytes"] == 0
 
 
-async def test_what_a_transaction_queues_is_bounded_alone_and_over_all_connections(
-    door: Door, monkeypatch: pytest.MonkeyPatch
+async def test_queued_commands_are_bounded_per_connection_and_in_total(
+    resp: RespPort, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     value = b"v" * 1_000_000
-    async with door.raw() as one, door.raw() as two:
+    async with resp.raw() as one, resp.raw() as two:
         queued = b"+OK\r\n" + b"+QUEUED\r\n" * 4
         await one.ask(packed(b"MULTI") + packed(b"SET", b"{t}k", value) * 4, queued)
-        assert door.server.statistics()["resp_input_bytes"] > 4_000_000
+        assert resp.server.statistics()["resp_input_bytes"] > 4_000_000
         one.writer.write(packed(b"SET", b"{t}k", value) + packed(b"EXEC"))
-        assert (await one.read_line()).startswith(b"-ERR transaction is too large")
+        assert (await one.read_line()).startswith(
+            b"-ERR expected at most 1048576 bytes of keys and values in a transaction"
+        )
         assert (await one.read_line()).startswith(b"-EXECABORT")
-        assert door.server.statistics()["resp_input_bytes"] == 0
-        monkeypatch.setattr(resp_door, "INPUT_BYTES_MAX", 3_000_000)
+        assert resp.server.statistics()["resp_input_bytes"] == 0
+        monkeypatch.setattr(resp_listener, "INPUT_BYTES_MAX", 3_000_000)
         await one.ask(packed(b"MULTI") + packed(b"SET", b"{t}k", value) * 2, queued[:23])
         two.writer.write(packed(b"MULTI") + packed(b"SET", b"{t}k", value))
-        assert await one.read_to_end() == b"-ERR too many large commands at once\r\n", "the largest is closed"
+        assert await one.read_to_end() == b"-ERR the server holds too many incomplete commands; try again\r\n", (
+            "the largest is closed"
+        )
         assert await two.read(len(b"+OK\r\n+QUEUED\r\n")) == b"+OK\r\n+QUEUED\r\n"
         assert await two.ask(packed(b"EXEC"), b"*1\r\n+OK\r\n") == b"*1\r\n+OK\r\n"
 
 
 # docs/protocol.md N5
-async def test_a_command_of_several_keys_passes_a_rate_as_a_whole_or_not_at_all(
-    door: Door, monkeypatch: pytest.MonkeyPatch
+async def test_rate_admits_a_command_of_several_keys_whole_or_not_at_all(
+    resp: RespPort, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also one of more keys than may be read at once, and than the bucket of its namespace holds."""
+    """Also a command with more keys than may be read at once, and than the bucket of its namespace holds."""
     now, many = 0.0, [b"n/%d" % number for number in range(2 * reply_queue.READS_AT_ONCE)]
     rates = Rates(lambda: now, Counter())
     rates.take([Namespace(name="n", prefix=b"n/", ops_per_s=100)])
-    door.server.rates = lambda: rates
-    submit = door.backend.submit
+    resp.server.rates = lambda: rates
+    submit = resp.backend.submit
 
     def counted(ops: Sequence[Op], sink: Sink, tokens: Sequence[int], *more: Any) -> None:
-        """As the dispatcher does it."""
+        """As in the dispatcher."""
         for op, token in zip(ops, tokens, strict=True):
             refusal = rates.refusal_or_none([op[1]])
-            submit((op,), sink, (token,), *more) if refusal is None else door.backend._fail(sink, token, refusal)
+            submit((op,), sink, (token,), *more) if refusal is None else resp.backend._fail(sink, token, refusal)
 
-    monkeypatch.setattr(door.backend, "submit", counted)
+    monkeypatch.setattr(resp.backend, "submit", counted)
     read, written = packed(b"MGET", *many), packed(b"MSET", *(word for key in many for word in (key, b"v")))
     nothing = b"*%d\r\n" % len(many) + b"$-1\r\n" * len(many)
-    async with door.raw() as raw:
+    async with resp.raw() as raw:
         assert await raw.ask(read, nothing) == nothing
         assert rates.passed == {"n": len(many)}
         for refused in (written, packed(b"DEL", *many), packed(b"MULTI") + packed(b"GET", b"n/1") + packed(b"EXEC")):
@@ -429,30 +433,30 @@ async def test_a_command_of_several_keys_passes_a_rate_as_a_whole_or_not_at_all(
 
 
 @pytest.mark.parametrize(("command", "most"), [(b"TTL", 101), (b"PTTL", 101_000)])
-async def test_time_to_live_is_told_as_it_is_when_a_transaction_is_done(
-    door: Door, monkeypatch: pytest.MonkeyPatch, command: bytes, most: int
+async def test_time_to_live_is_that_at_exec(
+    resp: RespPort, monkeypatch: pytest.MonkeyPatch, command: bytes, most: int
 ) -> None:
     begun = packed(b"MULTI") + packed(b"SET", b"k", b"v", b"EX", b"100") + packed(command, b"k")
-    now_ms, behind_ms = door.server.now_ms, 1_000_000
-    monkeypatch.setattr(door.server, "now_ms", lambda: now_ms() - behind_ms)
-    async with door.raw() as raw:
+    now_ms, behind_ms = resp.server.now_ms, 1_000_000
+    monkeypatch.setattr(resp.server, "now_ms", lambda: now_ms() - behind_ms)
+    async with resp.raw() as raw:
         await raw.ask(begun, b"+OK\r\n+QUEUED\r\n+QUEUED\r\n")
         behind_ms = 0
         await raw.ask(packed(b"EXEC"), b"*2\r\n+OK\r\n")
         assert 0 < int((await raw.read_line())[1:]) <= most
 
 
-async def test_a_command_that_is_too_large_to_be_read_spoils_its_transaction(door: Door) -> None:
-    """Whoever got an error for QUEUED may rely on that EXEC does nothing; outside a transaction it spoils none."""
+async def test_oversized_command_fails_its_transaction(resp: RespPort) -> None:
+    """A client that got an error for QUEUED may rely on EXEC doing nothing. Outside a transaction nothing fails."""
     large = packed(b"SET", b"{t}b", b"v" * (BULK_BYTES_MAX + 1))
-    async with door.raw() as raw:
+    async with resp.raw() as raw:
         raw.writer.write(packed(b"MULTI") + packed(b"SET", b"{t}a", b"1") + large + packed(b"EXEC"))
         assert await raw.read(len(b"+OK\r\n+QUEUED\r\n")) == b"+OK\r\n+QUEUED\r\n"
-        assert (await raw.read_line()).startswith(b"-ERR too large an argument")
+        assert (await raw.read_line()).startswith(b"-ERR expected an argument of at most")
         assert (await raw.read_line()).startswith(b"-EXECABORT")
         assert await raw.ask(packed(b"EXISTS", b"{t}a"), b":0\r\n") == b":0\r\n"
         raw.writer.write(large)
-        assert (await raw.read_line()).startswith(b"-ERR too large an argument")
+        assert (await raw.read_line()).startswith(b"-ERR expected an argument of at most")
         done = b"+OK\r\n+QUEUED\r\n*1\r\n+OK\r\n"
         assert await raw.ask(packed(b"MULTI") + packed(b"SET", b"{t}a", b"1") + packed(b"EXEC"), done) == done
 
@@ -461,24 +465,24 @@ async def at_least(value: int, least: int) -> bool:
     return value >= least
 
 
-def redis_client(door: Door) -> redis.Redis:
-    return redis.Redis(host=door.host, port=door.port)
+def redis_client(resp: RespPort) -> redis.Redis:
+    return redis.Redis(host=resp.host, port=resp.port)
 
 
-async def test_a_read_behind_a_transaction_sees_all_of_it(door: Door) -> None:
+async def test_read_behind_a_transaction_sees_all_of_it(resp: RespPort) -> None:
     """Also a key that is not the transaction's first."""
     a, b = b"{t}a", b"{t}b"
     transaction = packed(b"MULTI") + packed(b"SET", a, b"1") + packed(b"SET", b, b"2") + packed(b"EXEC")
     expected = b"+OK\r\n+QUEUED\r\n+QUEUED\r\n*2\r\n+OK\r\n+OK\r\n" + bulk(b"2")
-    async with door.raw() as raw:
+    async with resp.raw() as raw:
         await raw.ask(packed(b"SET", b, b"old"), b"+OK\r\n")
         assert await raw.ask(transaction + packed(b"GET", b), expected) == expected
 
 
-async def test_room_for_a_transaction_that_was_not_done_is_free_for_the_next(door: Door) -> None:
-    """Nothing is in flight, so no answer would ever let the second one go on."""
+async def test_capacity_of_an_aborted_transaction_is_free_for_the_next(resp: RespPort) -> None:
+    """Nothing is in flight, so no reply would ever let the second transaction continue."""
     queued = packed(b"MULTI") + packed(b"GET", b"k") * 9 + packed(b"SET", b"k")
-    async with door.raw() as raw:
+    async with resp.raw() as raw:
         raw.writer.write((queued + packed(b"EXEC")) * 2 + packed(b"PING"))
         answers = await raw.read_until(b"+PONG\r\n")
         assert answers.count(b"-EXECABORT") == 2

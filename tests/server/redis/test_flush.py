@@ -1,4 +1,4 @@
-"""FLUSHDB and FLUSHALL: all keys of a store that is a test's, and none of any other."""
+"""FLUSHDB and FLUSHALL: they delete all keys of a test store, and none of any other store."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from kvstore.partition.state.commands import Code, Op, Sink
 from kvstore.server.access.identities import Access
 from tests.audited import KeptLines
 from tests.server.access.tables import table
-from tests.server.redis.door import redis_door
+from tests.server.redis.resp_port import redis_port
 
 
 @pytest.mark.parametrize("words", [("FLUSHDB",), ("FLUSHALL",), ("flushdb", "ASYNC"), ("FLUSHALL", "sync")])
-async def test_a_flush_deletes_every_key(tmp_path: Path, words: tuple[str, ...]) -> None:
-    async with redis_door(tmp_path, allows_flush=True) as door, redis.Redis(host=door.host, port=door.port) as client:
+async def test_flush_deletes_every_key(tmp_path: Path, words: tuple[str, ...]) -> None:
+    async with redis_port(tmp_path, allows_flush=True) as resp, redis.Redis(host=resp.host, port=resp.port) as client:
         for number in range(100):
             await client.set(f"key{number}", number, ex=None if number % 2 else 60)
         assert await client.execute_command(*words) in (True, b"OK")
@@ -29,24 +29,24 @@ async def test_a_flush_deletes_every_key(tmp_path: Path, words: tuple[str, ...])
         assert await client.get("key1") == b"again"
 
 
-async def test_a_flush_is_refused_where_the_settings_do_not_allow_it(tmp_path: Path) -> None:
-    async with redis_door(tmp_path) as door, redis.Redis(host=door.host, port=door.port) as client:
+async def test_flush_is_refused_when_it_is_disabled(tmp_path: Path) -> None:
+    async with redis_port(tmp_path) as resp, redis.Redis(host=resp.host, port=resp.port) as client:
         await client.set("key", "1")
         for words in (("FLUSHDB",), ("flushall", "SYNC")):
-            with pytest.raises(exceptions.ResponseError, match="redis_flush = true allows it"):
+            with pytest.raises(exceptions.ResponseError, match="set redis_flush = true"):
                 await client.execute_command(*words)
         assert await client.get("key") == b"1"
 
 
-async def test_a_right_that_is_taken_away_amid_a_flush_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is done is not told as refused."""
+async def test_flush_ends_when_its_right_is_revoked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Completed deletions are not reported as refused."""
     writes = (AddRole("writes"), GrantRight("writes", Right.WRITE), GrantRole("nothing", "writes"))
     access = Access(table(*writes))
     async with (
-        redis_door(tmp_path, allows_flush=True, access=access) as door,
-        redis.Redis(host=door.host, port=door.port, username="nothing", password="secret") as client,
+        redis_port(tmp_path, allows_flush=True, access=access) as resp,
+        redis.Redis(host=resp.host, port=resp.port, username="nothing", password="secret") as client,
     ):
-        submit, flushed = door.backend.submit, list[Op]()
+        submit, flushed = resp.backend.submit, list[Op]()
 
         def revoking(ops: Sequence[Op], sink: Sink, tokens: Sequence[int], *more: Any) -> None:
             for op, token in zip(ops, tokens, strict=True):
@@ -55,20 +55,20 @@ async def test_a_right_that_is_taken_away_amid_a_flush_ends_it(tmp_path: Path, m
                     flushed.append(op)
                     access.take(table(*writes, RevokeRole("nothing", "writes")))
 
-        monkeypatch.setattr(door.backend, "submit", revoking)  # before anybody logs in, who then goes by it
+        monkeypatch.setattr(resp.backend, "submit", revoking)  # before any login, which then uses the table
         for number in range(100):
             await client.set(f"key{number}", number)
         with pytest.raises(exceptions.ResponseError, match="some partitions are empty by now, not all"):
             await client.execute_command("FLUSHDB")
         assert len(flushed) == 1
-        left = [each.state.key_count for each in door.backend.partitions.values()]
+        left = [each.state.key_count for each in resp.backend.partitions.values()]
         assert sorted(count > 0 for count in left) == [False, True, True]
 
 
-async def test_a_flush_of_something_is_no_flush(tmp_path: Path) -> None:
+async def test_flush_with_an_unknown_option_is_refused(tmp_path: Path) -> None:
     async with (
-        redis_door(tmp_path, allows_flush=True) as door,
-        redis.Redis(host=door.host, port=door.port).client() as client,
+        redis_port(tmp_path, allows_flush=True) as resp,
+        redis.Redis(host=resp.host, port=resp.port).client() as client,
     ):
         await client.set("key", "1")
         with pytest.raises(exceptions.ResponseError, match="syntax error"):
@@ -80,11 +80,11 @@ async def test_a_flush_of_something_is_no_flush(tmp_path: Path) -> None:
         assert await client.get("key") == b"1"
 
 
-async def test_flush_and_reset_of_the_slow_log_are_recorded_as_changes(tmp_path: Path) -> None:
+async def test_flush_and_slow_log_reset_are_recorded_as_changes(tmp_path: Path) -> None:
     kept = KeptLines()
     async with (
-        redis_door(tmp_path, allows_flush=True, audit=kept) as door,
-        redis.Redis(host=door.host, port=door.port) as client,
+        redis_port(tmp_path, allows_flush=True, audit=kept) as resp,
+        redis.Redis(host=resp.host, port=resp.port) as client,
     ):
         await client.execute_command("FLUSHALL")
         await client.execute_command("SLOWLOG", "RESET")

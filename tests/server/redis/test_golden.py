@@ -1,4 +1,4 @@
-"""What a redis-server answered to scripts of commands, our door answers too, or says why not in the script."""
+"""Golden scripts: our Redis port gives the recorded replies of a redis-server, or the script says why not."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from pathlib import Path
 import pytest
 
 from tests.server.redis.compare import Answer, Side, alike
-from tests.server.redis.door import Door, Raw, redis_door
+from tests.server.redis.resp_port import Raw, RespPort, redis_port
 from tests.server.redis.script import END, GOLDEN, Script, Step, escaped, gist, read, reply
 from tests.waiting import PATIENCE_S
 
 SCRIPTS = [script for path in sorted(GOLDEN.glob("redis_*.txt")) for script in read(path)]
 
 FAR_AWAY = 2_000_000_000
-"""What only EXPIREAT and its kin set: how far it is depends on the day."""
+"""Only EXPIREAT and similar commands set such a time: the remaining time depends on the day."""
 
 
 @pytest.fixture
-async def door(tmp_path: Path) -> AsyncIterator[Door]:
-    async with redis_door(tmp_path, partitions=1) as opened:
+async def resp(tmp_path: Path) -> AsyncIterator[RespPort]:
+    async with redis_port(tmp_path, partitions=1) as opened:
         yield opened
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.title)
-async def test_our_door_answers_as_a_redis_server_did(door: Door, script: Script) -> None:
+async def test_replies_equal_those_of_a_redis_server(resp: RespPort, script: Script) -> None:
     differences: list[str] = []
-    async with door.raw() as client:
+    async with resp.raw() as client:
         for step in script.steps:
             answered = await answers(client, step)
             expected = step.ours or step.theirs
@@ -39,7 +39,7 @@ async def test_our_door_answers_as_a_redis_server_did(door: Door, script: Script
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.title)
-async def test_a_difference_that_is_meant_is_one(script: Script) -> None:
+async def test_declared_difference_is_a_difference(script: Script) -> None:
     for step in script.steps:
         assert not step.ours or not await same(step, step.ours, step.theirs), step.request
 
@@ -69,7 +69,7 @@ async def same(step: Step, ours: list[bytes], theirs: list[bytes]) -> bool:
         return gist(mine) == gist(other)
     one, two = await parsed(mine), await parsed(other)
     if words[0].upper() in (b"TTL", b"PTTL") and one.kind == two.kind == ":" and int(one.value) > FAR_AWAY:
-        return int(two.value) > FAR_AWAY  # until a time in the next century, from two days
+        return int(two.value) > FAR_AWAY  # the time until a date in the next century, seen on two days
     return alike(words, one, two)
 
 

@@ -1,4 +1,4 @@
-"""What all Redis connections of a server have under way together."""
+"""The limit of what all Redis connections of a server have in flight."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from kvstore.errors import Unavailable
 from kvstore.server.redis.pipeline.inflight_limit import FEW, InflightLimit
-from tests.server.redis.door import Door, redis_door
+from tests.server.redis.resp_port import RespPort, redis_port
 from tests.server.redis.test_parser import packed
 from tests.waiting import wait_until
 
@@ -25,7 +25,7 @@ class Client:
         self.limit.begin(self.size, 0)
 
 
-def test_it_is_full_at_a_bound_and_open_again_at_half_of_both() -> None:
+def test_limit_is_full_at_a_bound_and_open_at_half_of_both() -> None:
     limit = InflightLimit(commands_max=10, bytes_max=100)
     limit.begin(9, 99)
     assert not limit.is_full
@@ -39,7 +39,7 @@ def test_it_is_full_at_a_bound_and_open_again_at_half_of_both() -> None:
     assert limit.is_full
 
 
-def test_who_waits_goes_on_in_order_and_only_while_there_is_room() -> None:
+def test_waiting_connections_resume_in_order_while_there_is_capacity() -> None:
     limit = InflightLimit(commands_max=10, bytes_max=100)
     limit.begin(10, 0)
     first, second, third = Client(limit, 4), Client(limit, 4), Client(limit, 4)
@@ -56,76 +56,75 @@ def test_who_waits_goes_on_in_order_and_only_while_there_is_room() -> None:
 
 
 @pytest.fixture
-async def door(tmp_path: Path) -> AsyncIterator[Door]:
-    async with redis_door(tmp_path) as opened:
+async def resp(tmp_path: Path) -> AsyncIterator[RespPort]:
+    async with redis_port(tmp_path) as opened:
         opened.server.inflight_limit = InflightLimit(commands_max=40, bytes_max=4_000)
         yield opened
 
 
 @pytest.mark.parametrize("size", [1, 300], ids=["many", "large"])
-async def test_connections_that_send_more_than_there_is_room_for_wait_and_are_all_answered(
-    door: Door, size: int
-) -> None:
-    raws = [await door.connect() for _ in range(8)]
-    door.backend.hold()
+async def test_connections_beyond_the_limit_wait_and_are_all_answered(resp: RespPort, size: int) -> None:
+    raws = [await resp.connect() for _ in range(8)]
+    resp.backend.hold()
     for number, raw in enumerate(raws):
         for i in range(100):
             raw.writer.write(packed(b"SET", b"%d-%d" % (number, i), b"x" * size))
             await raw.writer.drain()
-    await wait_until(lambda: is_full(door), what="the limit is reached")
-    begun = len(door.backend.submitted)
+    await wait_until(lambda: is_full(resp), what="the limit is reached")
+    begun = len(resp.backend.submitted)
     assert begun < 800, "the rest waits in its connections"
-    door.backend.let_go()
+    resp.backend.let_go()
     for raw in raws:
         assert await raw.read(500) == b"+OK\r\n" * 100
         raw.close()
-    assert (door.server.inflight_limit.commands, door.server.inflight_limit.bytes) == (0, 0)
+    assert (resp.server.inflight_limit.commands, resp.server.inflight_limit.bytes) == (0, 0)
 
 
 @pytest.mark.parametrize("name", [b"MSET", b"EXISTS", b"MGET"])
-async def test_commands_of_several_keys_count_as_many_times(door: Door, name: bytes) -> None:
-    """A bulk load in a pipeline has thousands of them, which a leader's queue would refuse, of other clients too."""
+async def test_command_of_several_keys_counts_for_each_of_them(resp: RespPort, name: bytes) -> None:
+    """A bulk load in a pipeline has thousands of operations. A leader's queue would refuse them, and those of other
+    clients too."""
     keys = [b"%d" % number for number in range(12)]
     words = [word for key in keys for word in (key, b"v")] if name == b"MSET" else keys
     answer = {b"MSET": b"+OK\r\n", b"EXISTS": b":0\r\n", b"MGET": b"*12\r\n" + b"$-1\r\n" * 12}[name]
-    door.backend.hold()
-    door.backend.held_reads = []
-    async with door.raw() as raw:
+    resp.backend.hold()
+    resp.backend.held_reads = []
+    async with resp.raw() as raw:
         raw.writer.write(packed(name, *words) * 50)
-        await wait_until(lambda: is_full(door), what="the limit is reached")
-        assert len(door.backend.submitted) <= 40 + len(keys)
-        door.backend.let_go()
-        door.backend.do_held_reads()
+        await wait_until(lambda: is_full(resp), what="the limit is reached")
+        assert len(resp.backend.submitted) <= 40 + len(keys)
+        resp.backend.let_go()
+        resp.backend.do_held_reads()
         assert await raw.read(50 * len(answer)) == answer * 50
-        await wait_until(lambda: is_empty(door), what="nothing is counted any more")
+        await wait_until(lambda: is_empty(resp), what="nothing is counted any more")
 
 
-async def is_full(door: Door) -> bool:
-    return door.server.inflight_limit.is_full
+async def is_full(resp: RespPort) -> bool:
+    return resp.server.inflight_limit.is_full
 
 
-async def test_who_has_nothing_under_way_does_not_wait_for_those_who_have_much(door: Door) -> None:
-    """Reads of others that take long, as large ones do, kept everybody waiting for as long as they took."""
-    door.backend.held_reads = []
-    greedy = [await door.connect() for _ in range(2)]
+async def test_connection_with_nothing_in_flight_does_not_wait_for_busy_ones(resp: RespPort) -> None:
+    """Long reads of other connections, such as large ones, made every client wait for as long as they took."""
+    resp.backend.held_reads = []
+    greedy = [await resp.connect() for _ in range(2)]
     for raw in greedy:
         raw.writer.write(b"".join(packed(b"GET", b"%d" % number) for number in range(100)))
-    await wait_until(lambda: is_full(door), what="the limit is reached")
-    async with door.raw() as raw:
+    await wait_until(lambda: is_full(resp), what="the limit is reached")
+    async with resp.raw() as raw:
         for _ in range(3):
             raw.writer.write(packed(b"SET", b"k", b"v") + packed(b"APPEND", b"k", b"w") + packed(b"SET", b"k", b"x"))
             assert await raw.read(14) == b"+OK\r\n:2\r\n+OK\r\n"
-        assert door.server.inflight_limit.is_full
+        assert resp.server.inflight_limit.is_full
         raw.writer.write(b"".join(packed(b"SET", b"k%d" % number, b"v") for number in range(30)))
         assert await raw.read(5 * 30) == b"+OK\r\n" * 30
-    door.backend.do_held_reads()
+    resp.backend.do_held_reads()
     for raw in greedy:
         assert await raw.read(500) == b"$-1\r\n" * 100
         raw.close()
-    await wait_until(lambda: is_empty(door), what="nothing is counted any more")
+    await wait_until(lambda: is_empty(resp), what="nothing is counted any more")
 
 
-def test_what_has_nothing_under_way_is_bounded_too() -> None:
+def test_connections_with_nothing_in_flight_are_bounded_too() -> None:
     limit = InflightLimit(commands_max=10, bytes_max=100)
     limit.begin(10, 0)
     assert limit.has_spare()
@@ -138,7 +137,7 @@ def test_what_has_nothing_under_way_is_bounded_too() -> None:
     assert (limit.is_full, limit.commands) == (False, 0)
 
 
-def test_operations_of_large_commands_are_in_the_way_of_large_commands_alone() -> None:
+def test_operations_of_large_commands_block_only_large_commands() -> None:
     limit = InflightLimit(commands_max=10, bytes_max=100)
     limit.begin(1, 0, 20)
     assert limit.is_full
@@ -149,12 +148,12 @@ def test_operations_of_large_commands_are_in_the_way_of_large_commands_alone() -
     assert not limit.is_full
 
 
-async def test_one_command_that_waits_for_a_partition_without_a_leader_stops_nobody_else(door: Door) -> None:
+async def test_command_waiting_for_a_leader_stops_no_other_connection(resp: RespPort) -> None:
     keys = [b"%d" % number for number in range(200)]
-    door.backend.held_reads = []
-    async with door.raw() as large, door.raw() as other:
+    resp.backend.held_reads = []
+    async with resp.raw() as large, resp.raw() as other:
         large.writer.write(packed(b"EXISTS", *keys))
-        await wait_until(lambda: is_full(door), what="the limit is reached")
+        await wait_until(lambda: is_full(resp), what="the limit is reached")
         for _ in range(3):
             assert await other.ask(packed(b"SET", b"{k}", b"v"), b"+OK\r\n") == b"+OK\r\n"
             few = [word for key in (b"{k}a", b"{k}b") for word in (key, b"v")]
@@ -162,40 +161,40 @@ async def test_one_command_that_waits_for_a_partition_without_a_leader_stops_nob
             transaction = packed(b"MULTI") + packed(b"SET", b"{k}", b"w") + packed(b"EXEC")
             answer = b"+OK\r\n+QUEUED\r\n*1\r\n+OK\r\n"
             assert await other.ask(transaction, answer) == answer
-        assert door.server.inflight_limit.is_full
+        assert resp.server.inflight_limit.is_full
         other.writer.write(packed(b"DEL", *keys) + packed(b"PING"))
-        door.backend.do_held_reads()
+        resp.backend.do_held_reads()
         assert await large.read(4) == b":0\r\n"
         assert await other.read(11) == b":0\r\n+PONG\r\n"
-    await wait_until(lambda: is_empty(door), what="nothing is counted any more")
+    await wait_until(lambda: is_empty(resp), what="nothing is counted any more")
 
 
-async def test_nothing_stays_counted_whatever_ends_a_connection(door: Door) -> None:
-    raws = [await door.connect() for _ in range(6)]
+async def test_nothing_stays_counted_when_a_connection_ends(resp: RespPort) -> None:
+    raws = [await resp.connect() for _ in range(6)]
     raws[0].writer.write(packed(b"SET", b"a", b"v") + b"*1\r\n:1\r\n")
     raws[1].writer.write(packed(b"MULTI") + packed(b"SET", b"a", b"v") + packed(b"EXEC") + packed(b"QUIT"))
     raws[2].writer.write(packed(b"MSET", b"a", b"v", b"b", b"w") + packed(b"DBSIZE") + packed(b"NONSENSE"))
     raws[3].writer.write(packed(b"SET", b"a", b"x" * 2_000_000) + packed(b"SET", b"a", b"v", b"NX"))
     for raw in raws[:4]:
         await raw.read_line()
-    door.backend.hold()
+    resp.backend.hold()
     raws[4].writer.write(packed(b"SET", b"c", b"v" * 100) * 5)
     await raws[4].writer.drain()
-    await wait_until(lambda: under_way(door), what="it is under way")
+    await wait_until(lambda: under_way(resp), what="it is under way")
     raws[4].writer.transport.abort()
-    door.backend.let_go()
-    door.backend.failure = Unavailable("no leader")
+    resp.backend.let_go()
+    resp.backend.failure = Unavailable("no leader")
     raws[5].writer.write(packed(b"SET", b"c", b"v") + packed(b"GET", b"c"))
     await raws[5].read_line()
     for raw in raws:
         raw.close()
-    await wait_until(lambda: is_empty(door), what="nothing is counted any more")
+    await wait_until(lambda: is_empty(resp), what="nothing is counted any more")
 
 
-async def under_way(door: Door) -> bool:
-    return door.server.inflight_limit.commands >= 5
+async def under_way(resp: RespPort) -> bool:
+    return resp.server.inflight_limit.commands >= 5
 
 
-async def is_empty(door: Door) -> bool:
-    limit = door.server.inflight_limit
+async def is_empty(resp: RespPort) -> bool:
+    limit = resp.server.inflight_limit
     return (limit.commands, limit.more, limit.bytes) == (0, 0, 0)

@@ -1,4 +1,4 @@
-"""What may be under way together on one connection."""
+"""The operations of one connection that may be in flight at the same time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ READ, WRITE = commands.get(b"k"), commands.put(b"k", b"v")
         (commands.batch(b"j", (READ,)), commands.get(b"j"), False),
     ],
 )
-def test_an_operation_waits_for_another_one_on_its_key_that_it_must_not_meet(
+def test_operation_waits_for_a_conflicting_one_on_its_key(
     first: commands.Op, second: commands.Op, blocks: bool
 ) -> None:
     hazards = KeyHazards()
@@ -35,7 +35,7 @@ def test_an_operation_waits_for_another_one_on_its_key_that_it_must_not_meet(
     assert hazards.block([second], 6) is False, "what has been answered is waited for no more"
 
 
-def test_nothing_is_kept_for_long() -> None:
+def test_hazards_of_answered_commands_are_forgotten() -> None:
     hazards = KeyHazards()
     for number in range(3 * KEPT_MAX):
         hazards.note([commands.put(b"%d" % number, b"")], number)

@@ -1,4 +1,4 @@
-"""Timed rounds of Redis commands: their histograms, and what of them is slow."""
+"""Timed rounds of Redis commands: their histograms, and their entries in the slow log."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Rounds:
         self.latency.end(timed)
 
 
-def test_a_slow_round_is_in_the_slow_log_by_its_first_command() -> None:
+def test_slow_round_is_in_the_slow_log_by_its_first_command() -> None:
     rounds = Rounds()
     rounds.time([b"get", b"k"], 0.3)
     rounds.time([b"SET", b"k", b"v"], 0.05)
@@ -33,14 +33,14 @@ def test_a_slow_round_is_in_the_slow_log_by_its_first_command() -> None:
     ("words", "name"),
     [([b"AUTH", b"anna", b"secret"], "AUTH"), ([b"KEYS", b"*"], "KEYS"), ([b"hunter2", b"x"], "other")],
 )
-def test_only_the_argument_of_a_command_that_has_a_key_there_is_hashed(words: list[bytes], name: str) -> None:
+def test_only_arguments_that_are_keys_are_hashed(words: list[bytes], name: str) -> None:
     rounds = Rounds()
     rounds.time(words, 1.0)
     (found,) = rounds.slow.latest()
     assert (found.operation, found.key) == (name, "")
 
 
-def test_a_round_without_commands_can_be_timed() -> None:
+def test_round_without_commands_can_be_timed() -> None:
     rounds = Rounds()
     rounds.latency.end(rounds.latency.begin([], 0))
     assert rounds.latency.histograms["other"].count == 1

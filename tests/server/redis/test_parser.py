@@ -1,4 +1,4 @@
-"""The Redis protocol's parser: every cut of the stream gives the same commands, and no length is believed unchecked."""
+"""The parser of the Redis protocol: every cut of the stream gives the same commands, and every length is checked."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvstore.server.redis import parser as redis_parser
-from kvstore.server.redis.parser import Parser, Unfit
+from kvstore.server.redis.parser import OversizedCommand, Parser
 
 arguments = st.one_of(
     st.binary(max_size=40),
@@ -43,7 +43,7 @@ def test_every_cut_of_the_stream_gives_the_same_commands(wanted: list[list[bytes
 
 
 @given(commands)
-def test_byte_by_byte_is_no_different(wanted: list[list[bytes]]) -> None:
+def test_byte_by_byte_input_gives_the_same_commands(wanted: list[list[bytes]]) -> None:
     stream = b"".join(packed(*words) for words in wanted)[:2000]
     parser, reference = Parser(), hiredis.Reader()
     for place in range(len(stream)):
@@ -58,7 +58,7 @@ fragments = st.sampled_from([b"*", b"$", b"1", b"2", b"-1", b"\r", b"\n", b"\r\n
 
 @given(st.one_of(st.binary(max_size=300), st.lists(fragments, max_size=60).map(b"".join)), st.integers(1, 7))
 @example(b"*1\r\n\n", 1)
-def test_no_bytes_whatever_raise_or_hold_more_than_they_are(noise: bytes, step: int) -> None:
+def test_arbitrary_bytes_never_raise_and_memory_stays_bounded(noise: bytes, step: int) -> None:
     parser = Parser()
     for place in range(0, len(noise), step):
         parser.parse(noise[place : place + step])
@@ -75,22 +75,22 @@ def test_no_bytes_whatever_raise_or_hold_more_than_they_are(noise: bytes, step: 
         (b'set k ""\r\n', [b"set", b"k", b""]),
     ],
 )
-def test_inline_commands_are_words_quoted_as_in_a_shell(line: bytes, words: list[bytes]) -> None:
+def test_inline_commands_are_split_and_quoted_as_in_a_shell(line: bytes, words: list[bytes]) -> None:
     assert parsed(line) == [words]
     assert parsed(*(line[i : i + 1] for i in range(len(line)))) == [words]
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
-def test_an_argument_that_looks_like_the_protocol_stays_an_argument(place: int, count: int) -> None:
-    """Were the fast path to believe the line ends inside it, a key could smuggle in another command."""
+def test_argument_that_looks_like_the_protocol_stays_an_argument(place: int, count: int) -> None:
+    """If the fast path accepted the line ends inside it, a key could smuggle in another command."""
     for smuggled in (b"k\r\n$1\r\nv", b"k\r\n$1\r\nv\r\n*2\r\n$3\r\nDEL\r\n$1\r\na", b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n"):
         words = [b"x"] * count
         words[min(place, count - 1)] = smuggled
         assert parsed(packed(*words) + packed(b"PING")) == [words, [b"PING"]]
 
 
-def test_empty_lines_and_empty_arrays_are_nothing() -> None:
+def test_empty_lines_and_empty_arrays_are_ignored() -> None:
     assert parsed(b"\r\n\r\n*0\r\n*-1\r\nPING\r\n") == [[b"PING"]]
 
 
@@ -106,7 +106,7 @@ def test_empty_lines_and_empty_arrays_are_nothing() -> None:
         (b"*2000000\r\n", "invalid multibulk length"),
         (b"*1\r\n$99999999999\r\n", "invalid bulk length"),
         (b"*1\r\n$3\r\nabcXY", "line end after an argument"),
-        (b"*" + b"1" * 40, "too long a header"),
+        (b"*" + b"1" * 40, "header is too long"),
         (b"*1\n$1\r\na\r\n", "invalid multibulk length"),
         (b"a" * (redis_parser.INLINE_BYTES_MAX + 1), "too big inline request"),
         (b'set k "abc\r\n', "unbalanced quotes"),
@@ -114,7 +114,7 @@ def test_empty_lines_and_empty_arrays_are_nothing() -> None:
     ],
     ids=range(14),
 )
-def test_what_is_not_the_protocol_ends_the_stream(data: bytes, reason: str) -> None:
+def test_malformed_bytes_end_the_stream(data: bytes, reason: str) -> None:
     for chunks in ([packed(b"PING") + data], [packed(b"PING"), *(data[i : i + 3] for i in range(0, len(data), 3))]):
         parser = Parser()
         found = [command for chunk in chunks for command in parser.parse(chunk)]
@@ -125,7 +125,7 @@ def test_what_is_not_the_protocol_ends_the_stream(data: bytes, reason: str) -> N
         assert parser.parse(packed(b"PING")) == [], "nothing is read after it"
 
 
-def test_a_huge_count_allocates_nothing() -> None:
+def test_huge_count_allocates_nothing() -> None:
     parser = Parser()
     assert parser.parse(b"*1000000\r\n") == []
     assert parser.parse(b"$1\r\na\r\n" * 10) == []
@@ -133,7 +133,7 @@ def test_a_huge_count_allocates_nothing() -> None:
 
 
 @pytest.mark.parametrize("step", [1 << 20, 65_536, 1000])
-def test_an_argument_that_is_too_large_is_skipped_and_the_next_command_is_read(step: int) -> None:
+def test_oversized_argument_is_skipped_and_the_next_command_is_read(step: int) -> None:
     size = redis_parser.BULK_BYTES_MAX + 1
     data = packed(b"SET", b"k", b"x" * size) + packed(b"GET", b"k") + packed(b"MSET", b"a", b"y" * size, b"b", b"c")
     parser = Parser()
@@ -141,26 +141,26 @@ def test_an_argument_that_is_too_large_is_skipped_and_the_next_command_is_read(s
     for place in range(0, len(data), step):
         found += parser.parse(data[place : place + step])
         held = max(held, len(parser.kept))
-    assert [type(each) for each in found] == [Unfit, list, Unfit]
-    assert isinstance(found[0], Unfit)
-    assert "too large an argument" in found[0].reason
+    assert [type(each) for each in found] == [OversizedCommand, list, OversizedCommand]
+    assert isinstance(found[0], OversizedCommand)
+    assert "expected an argument of at most" in found[0].reason
     assert found[1] == [b"GET", b"k"]
     assert held <= step + 100
 
 
-def test_a_command_that_is_too_large_as_a_whole_is_skipped() -> None:
+def test_oversized_command_is_skipped() -> None:
     count = redis_parser.COMMAND_BYTES_MAX // (1 << 20) + 1
     parser = Parser()
     found = parser.parse(packed(b"MSET", *(b"x" * (1 << 20) for _ in range(count))) + packed(b"PING"))
-    assert isinstance(found[0], Unfit)
-    assert "too large a command" in found[0].reason
+    assert isinstance(found[0], OversizedCommand)
+    assert "expected a command of at most" in found[0].reason
     assert found[1:] == [[b"PING"]]
 
 
-def test_a_command_of_too_many_arguments_is_skipped() -> None:
+def test_command_with_too_many_arguments_is_skipped() -> None:
     parser = Parser()
     found = parser.parse(packed(*(b"k" for _ in range(redis_parser.ARGUMENTS_MAX + 1))) + packed(b"PING"))
-    assert isinstance(found[0], Unfit)
+    assert isinstance(found[0], OversizedCommand)
     assert found[1:] == [[b"PING"]]
 
 
@@ -169,26 +169,27 @@ def test_a_command_of_too_many_arguments_is_skipped() -> None:
     [([b"SET", b"k", b"x" * (1 << 20)], 16_384), ([b"DEL", *([b"k"] * 2_000)], 7), ([b"DEL", *([b"k"] * 200)], 1)],
     ids=["a large value", "an argument a piece", "a byte a piece"],
 )
-def test_a_command_is_not_read_again_with_every_piece_of_it(
+def test_command_in_pieces_is_not_read_again_for_each_piece(
     words: list[bytes], step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bytes wait as they came, each header is looked at once as it comes and once when the command is complete.
-    Else a client that sends one of many arguments at a time holds the event loop for milliseconds with each."""
+    """The bytes wait unchanged. Each header is read once as it arrives, and once when the command is complete.
+    Otherwise a client that sends one of many arguments at a time would hold the event loop for milliseconds with
+    each."""
     walks, headers = 0, 0
-    walk, see = Parser._walk, redis_parser._Ahead._see
+    walk, see = Parser._read_one, redis_parser._PartialCommand._see
 
     def counted_walk(self: Parser, data: bytes, pos: int, found: list[list[bytes]]) -> int | None:
         nonlocal walks
         walks += pos == 0
         return walk(self, data, pos, found)
 
-    def counted_see(self: redis_parser._Ahead, header: bytearray, end: int) -> bool:
+    def counted_see(self: redis_parser._PartialCommand, header: bytearray, end: int) -> bool:
         nonlocal headers
         headers += 1
         return see(self, header, end)
 
-    monkeypatch.setattr(Parser, "_walk", counted_walk)
-    monkeypatch.setattr(redis_parser._Ahead, "_see", counted_see)
+    monkeypatch.setattr(Parser, "_read_one", counted_walk)
+    monkeypatch.setattr(redis_parser._PartialCommand, "_see", counted_see)
     data = packed(*words)
     parser = Parser()
     pieces = [data[place : place + step] for place in range(0, len(data), step)]
@@ -204,12 +205,13 @@ pieces = st.tuples(st.sampled_from([b"$", b"*", b":"]), headers, st.sampled_from
 
 @given(st.lists(st.one_of(pieces, st.sampled_from([b"\r\n", b"a\r\n", b"ab"])), max_size=12).map(b"".join))
 @example(b"$-0\r\n")
-def test_what_the_walk_finds_incomplete_is_not_walked_before_it_can_be_complete(rest: bytes) -> None:
-    """Else each byte more has all of it walked again: three a second held the event loop of a node."""
+def test_incomplete_command_is_not_read_before_it_can_be_complete(rest: bytes) -> None:
+    """Otherwise each further byte would read the whole command again: three bytes a second held the event loop of a
+    node."""
     data = b"*3\r\n" + rest
     try:
-        end = Parser()._walk(data, 0, [])
+        end = Parser()._read_one(data, 0, [])
     except redis_parser.ProtocolError:
         return
     if end is None:
-        assert redis_parser._Ahead().is_incomplete(bytearray(data))
+        assert redis_parser._PartialCommand().is_incomplete(bytearray(data))

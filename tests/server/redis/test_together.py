@@ -1,4 +1,4 @@
-"""Plain SETs that are begun together, against the same ones begun one by one: no client sees a difference."""
+"""Plain SETs that begin in one call, compared with those that begin one by one: no client sees a difference."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kvstore.server.redis.pipeline.reply_memory import ReplyMemory
 from kvstore.server.redis.pipeline.reply_queue import FORMAT_BITS
 from kvstore.server.redis.replies import Fmt
 from tests.server.backends import Collector
-from tests.server.redis.door import Door, redis_door
+from tests.server.redis.resp_port import RespPort, redis_port
 from tests.server.redis.test_parser import packed
 from tests.waiting import wait_until
 
@@ -31,13 +31,13 @@ END = b"$3\r\nend\r\n"
 
 
 @pytest.fixture
-async def door(tmp_path: Path) -> AsyncIterator[Door]:
-    async with redis_door(tmp_path) as opened:
+async def resp(tmp_path: Path) -> AsyncIterator[RespPort]:
+    async with redis_port(tmp_path) as opened:
         yield opened
 
 
 def some_pipelines(seed: int) -> list[bytes]:
-    """What one client sends, a pipeline at a time: mostly SETs, of few keys, and what must not be begun with them."""
+    """Return pipelines of one client: mostly SETs of few keys, and commands that must not begin with them."""
     draw = random.Random(seed)
     pipelines = []
     for _ in range(30):
@@ -71,8 +71,8 @@ def some_pipelines(seed: int) -> list[bytes]:
     return [*pipelines, packed(b"DISCARD")]
 
 
-async def replies(door: Door, pipelines: list[bytes]) -> bytes:
-    async with door.raw() as raw:
+async def replies(resp: RespPort, pipelines: list[bytes]) -> bytes:
+    async with resp.raw() as raw:
         for each in pipelines:
             raw.writer.write(each)
         raw.writer.write(packed(b"ECHO", b"end"))
@@ -80,14 +80,14 @@ async def replies(door: Door, pipelines: list[bytes]) -> bytes:
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_a_client_gets_the_same_replies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+async def test_fast_path_gives_the_same_replies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     found = []
     for together_min, alike_min in ((pipeline.TOGETHER_MIN, parser._ALIKE_MIN), (1 << 30, 1 << 30)):
         monkeypatch.setattr(pipeline, "TOGETHER_MIN", together_min)
         monkeypatch.setattr(parser, "_ALIKE_MIN", alike_min)
-        async with redis_door(tmp_path / str(together_min)) as door:
-            got = await replies(door, some_pipelines(seed))
-            rows = [await get_all(door)]
+        async with redis_port(tmp_path / str(together_min)) as resp:
+            got = await replies(resp, some_pipelines(seed))
+            rows = [await get_all(resp)]
             found.append((got, rows))
     assert found[0] == found[1]
 
@@ -96,52 +96,52 @@ async def is_true(what: bool) -> bool:
     return what
 
 
-async def get_all(door: Door) -> list[bytes | None]:
+async def get_all(resp: RespPort) -> list[bytes | None]:
     sink = Collector()
     keys = [b"n", *(b"k%d" % number for number in range(60))]
     for token, key in enumerate(keys):
-        door.backend.submit((get(key),), sink, (token,))
+        resp.backend.submit((get(key),), sink, (token,))
     await wait_until(lambda: is_true(len(sink.results) == len(keys)), what="all keys are read")
     found = [sink.results[token] for token in range(len(keys))]
     return [each.value if isinstance(each, Record) else None for each in found]
 
 
-async def test_they_go_to_their_leader_in_one_call(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_plain_sets_reach_their_leader_in_one_call(resp: RespPort, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    submit = door.backend.submit
-    monkeypatch.setattr(door.backend, "submit", lambda ops, *rest: calls.append(len(ops)) or submit(ops, *rest))
-    async with door.raw() as raw:
+    submit = resp.backend.submit
+    monkeypatch.setattr(resp.backend, "submit", lambda ops, *rest: calls.append(len(ops)) or submit(ops, *rest))
+    async with resp.raw() as raw:
         count = pipeline.TOGETHER_MIN
         await raw.ask(b"".join(packed(b"SET", b"k%d" % each, b"v") for each in range(count)), b"+OK\r\n" * count)
     assert calls == [count]
 
 
-async def test_a_set_behind_a_read_of_its_key_waits_for_it(door: Door) -> None:
-    async with door.raw() as raw:
+async def test_set_waits_for_an_earlier_read_of_its_key(resp: RespPort) -> None:
+    async with resp.raw() as raw:
         await raw.ask(packed(b"SET", b"k3", b"old"), b"+OK\r\n")
-        door.backend.held_reads = []
+        resp.backend.held_reads = []
         raw.writer.write(packed(b"GET", b"k3"))
-        await wait_until(lambda: is_true(bool(door.backend.held_reads)), what="the read is under way")
+        await wait_until(lambda: is_true(bool(resp.backend.held_reads)), what="the read is under way")
         raw.writer.write(b"".join(packed(b"SET", b"k%d" % each, b"new") for each in range(8)))
         await wait_until(
-            lambda: is_true(any(op[1] == b"k2" for op in door.backend.submitted)), what="the first are begun"
+            lambda: is_true(any(op[1] == b"k2" for op in resp.backend.submitted)), what="the first are begun"
         )
-        assert not any(op[0] == Code.PUT and op[2] == b"new" and op[1] == b"k3" for op in door.backend.submitted)
-        door.backend.do_held_reads()
+        assert not any(op[0] == Code.PUT and op[2] == b"new" and op[1] == b"k3" for op in resp.backend.submitted)
+        resp.backend.do_held_reads()
         expected = b"$3\r\nold\r\n" + b"+OK\r\n" * 8
         assert await raw.read(len(expected)) == expected
 
 
-async def test_errors_of_some_stand_where_they_belong(door: Door) -> None:
-    door.backend.failure = Overloaded("no room")
-    async with door.raw() as raw:
+async def test_errors_appear_at_their_own_commands(resp: RespPort) -> None:
+    resp.backend.failure = Overloaded("no room")
+    async with resp.raw() as raw:
         raw.writer.write(b"".join(packed(b"SET", b"k%d" % each, b"v") for each in range(6)))
         for _ in range(6):
             assert (await raw.read_line()).startswith(b"-TRYAGAIN")
 
 
 class Unread:
-    """The stream of a client that reads nothing: it tells its protocol when too much waits."""
+    """The stream of a client that reads nothing: it pauses its protocol when too much waits."""
 
     def __init__(self) -> None:
         self.written = bytearray()
@@ -165,10 +165,10 @@ class Unread:
         return None
 
     def pause_reading(self) -> None:
-        """It sends what it likes."""
+        """Do nothing, because the client sends what it likes."""
 
     def resume_reading(self) -> None:
-        """The same."""
+        """Do nothing, as in pause_reading."""
 
     def close(self) -> None:
         self.is_closed = True
@@ -176,27 +176,27 @@ class Unread:
     abort = close
 
 
-def unread(door: Door) -> tuple[RespConnection, Unread]:
-    connection, stream = RespConnection(door.server), Unread()
+def unread(resp: RespPort) -> tuple[RespConnection, Unread]:
+    connection, stream = RespConnection(resp.server), Unread()
     stream.protocol = connection
     connection.connection_made(cast(Any, stream))
     return connection, stream
 
 
-async def test_what_is_answered_at_once_and_not_read_is_counted(door: Door) -> None:
-    async with door.raw() as raw:
+async def test_unread_replies_of_the_fast_path_are_counted(resp: RespPort) -> None:
+    async with resp.raw() as raw:
         await raw.ask(packed(b"SET", b"k", b"x" * 2000), b"+OK\r\n")
-    connection, stream = unread(door)
+    connection, stream = unread(resp)
     while not connection.replies.is_full:
         connection.data_received(packed(b"GET", b"k"))
         await asyncio.sleep(0)
-    door.server.reply_memory.look()
-    assert door.server.reply_memory.bytes >= len(stream.written) > stream.high
+    resp.server.reply_memory.check()
+    assert resp.server.reply_memory.bytes >= len(stream.written) > stream.high
 
 
-async def test_room_that_was_reserved_is_counted_out_once(door: Door) -> None:
-    memory = door.server.reply_memory = ReplyMemory(lambda: 0.0, 100)
-    connection, other = unread(door)[0].replies, unread(door)[0].replies
+async def test_reserved_memory_is_counted_out_once(resp: RespPort) -> None:
+    memory = resp.server.reply_memory = ReplyMemory(lambda: 0.0, 100)
+    connection, other = unread(resp)[0].replies, unread(resp)[0].replies
     assert connection.reserve(50)
     assert memory.take(other, 40), "which is gone at the next look"
     connection.hold_back(0.0)
@@ -205,9 +205,9 @@ async def test_room_that_was_reserved_is_counted_out_once(door: Door) -> None:
     assert memory.bytes >= connection.held_bytes == 20
 
 
-async def test_of_answers_to_a_client_that_is_gone_nothing_is_kept(door: Door) -> None:
-    """Those that come before their turn were, a megabyte each, and counted for nobody."""
-    connection, _ = unread(door)
+async def test_replies_to_a_disconnected_client_are_not_kept(resp: RespPort) -> None:
+    """Replies that arrived before their turn were kept, a megabyte each, and counted for no client."""
+    connection, _ = unread(resp)
     replies = connection.replies
     replies.issued = 40
     found = Record(b"x" * (1 << 20), 1, 1, 1, 0)
@@ -222,34 +222,34 @@ async def test_of_answers_to_a_client_that_is_gone_nothing_is_kept(door: Door) -
     assert replies.in_flight() == 0
 
 
-async def test_a_lone_get_that_takes_a_turn_is_timed_like_any_other(door: Door) -> None:
-    async with door.raw() as raw:
-        door.server.rounds.left = EVERY
+async def test_single_get_that_takes_a_turn_is_timed(resp: RespPort) -> None:
+    async with resp.raw() as raw:
+        resp.server.rounds.left = EVERY
         await raw.ask(packed(b"PING"), b"+PONG\r\n")
-        gets = door.server.rounds.histograms["GET"]
+        gets = resp.server.rounds.histograms["GET"]
         for _ in range(2 * EVERY):
-            door.backend.held_reads = []
+            resp.backend.held_reads = []
             raw.writer.write(packed(b"GET", b"k"))
-            await wait_until(lambda: is_true(bool(door.backend.held_reads)), what="the read is under way")
-            door.backend.do_held_reads()
+            await wait_until(lambda: is_true(bool(resp.backend.held_reads)), what="the read is under way")
+            resp.backend.do_held_reads()
             assert await raw.read(5) == b"$-1\r\n"
         assert gets.count == 2
-        left = door.server.rounds.left
+        left = resp.server.rounds.left
         await raw.ask(packed(b"PING"), b"+PONG\r\n")
-        assert door.server.rounds.left == left - 1
+        assert resp.server.rounds.left == left - 1
 
 
-async def test_a_transaction_waits_while_too_much_is_under_way(door: Door) -> None:
-    async with door.raw() as raw:
-        door.server.inflight_limit.begin(2 * COMMANDS_MAX, 0)
+async def test_transaction_waits_while_the_limit_is_reached(resp: RespPort) -> None:
+    async with resp.raw() as raw:
+        resp.server.inflight_limit.begin(2 * COMMANDS_MAX, 0)
         raw.writer.write(packed(b"MULTI") + packed(b"SET", b"k", b"v") + packed(b"EXEC"))
         assert await raw.read(len(b"+OK\r\n+QUEUED\r\n")) == b"+OK\r\n+QUEUED\r\n"
-        door.server.inflight_limit.end(2 * COMMANDS_MAX, 0)
+        resp.server.inflight_limit.end(2 * COMMANDS_MAX, 0)
         assert await raw.ask(packed(b"PING"), b"*1\r\n+OK\r\n+PONG\r\n") == b"*1\r\n+OK\r\n+PONG\r\n"
 
 
 def some_rounds(draw: random.Random) -> list[bytes]:
-    """Pipelines and single commands, some in pieces."""
+    """Return pipelines and single commands, some in pieces."""
     rounds = []
     for each in some_pipelines(draw.randrange(1000))[:12]:
         cut = draw.choice((0, 100, 3000))
@@ -262,7 +262,7 @@ def some_rounds(draw: random.Random) -> list[bytes]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_nothing_stays_counted_however_commands_come(
+async def test_nothing_stays_counted_whatever_the_commands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     found = []
@@ -272,8 +272,8 @@ async def test_nothing_stays_counted_however_commands_come(
             monkeypatch.setattr(FastPath, "begin_lone", lambda *_: False)
             monkeypatch.setattr(FastPath, "begin_plain", lambda _, waiting: next(waiting, None))
         draw = random.Random(seed)
-        async with redis_door(tmp_path / name) as door:
-            connection, stream = unread(door)
+        async with redis_port(tmp_path / name) as resp:
+            connection, stream = unread(resp)
             stream.high = 1 << 40
             for data in some_rounds(draw):
                 connection.data_received(data)
@@ -281,7 +281,7 @@ async def test_nothing_stays_counted_however_commands_come(
                     await asyncio.sleep(0)
             replies = connection.replies
             await wait_until(lambda: is_true(replies.issued == replies.answered), what="all is answered")  # noqa: B023
-            limit = door.server.inflight_limit
+            limit = resp.server.inflight_limit
             assert not connection.pipeline.waiting
             assert (limit.commands + limit.more, limit.bytes, replies._held, replies._reserved, replies.early) == (
                 0,
@@ -290,20 +290,20 @@ async def test_nothing_stays_counted_however_commands_come(
                 0,
                 {},
             )
-            assert all(each.leader._queue.bytes == 0 for each in door.backend.partitions.values())
-            found.append((bytes(stream.written), replies.issued, await get_all(door)))
+            assert all(each.leader._queue.bytes == 0 for each in resp.backend.partitions.values())
+            found.append((bytes(stream.written), replies.issued, await get_all(resp)))
     assert found[0] == found[1]
 
 
-async def test_syncs_are_reported_while_a_turn_of_the_loop_hears_many_clients(tmp_path: Path) -> None:
+async def test_syncs_are_reported_during_a_turn_with_many_clients(tmp_path: Path) -> None:
     heard_before: list[int] = []
     commands = 0
 
     def report() -> None:
         heard_before.append(commands)
 
-    async with redis_door(tmp_path, report_syncs=report) as door:
-        clients = [unread(door)[0] for _ in range(4 * REPORT_EVERY)]
+    async with redis_port(tmp_path, report_syncs=report) as resp:
+        clients = [unread(resp)[0] for _ in range(4 * REPORT_EVERY)]
         for connection in clients:
             commands += 1
             connection.data_received(packed(b"SET", b"k", b"v"))

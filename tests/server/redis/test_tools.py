@@ -1,4 +1,4 @@
-"""What tools ask a server for."""
+"""Commands that tools send to a server."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from kvstore.env.slow_log import Slow, SlowLog
 from kvstore.server.access.identities import Access
 from kvstore.server.redis.commands.server import slow_entry
 from tests.server.access.tables import table
-from tests.server.redis.door import redis_door
+from tests.server.redis.resp_port import redis_port
 from tests.server.redis.test_access import line_of
 from tests.server.redis.test_parser import packed
 from tests.waiting import PATIENCE_S
 
 
-def test_an_entry_of_the_slow_log_has_the_parts_that_redis_has() -> None:
+def test_slow_log_entry_has_the_fields_of_redis() -> None:
     slow = Slow(1_700_000_000_123, "leader", "PUT", "00ff", "p2", 0.0253, {"sync": 0.02}, 3, 0.0)
     words = b"*5\r\n$3\r\nPUT\r\n$9\r\nat=leader\r\n$8\r\nkey=00ff\r\n$12\r\npartition=p2\r\n$12\r\noperations=3\r\n"
     assert slow_entry(41, slow) == b"*6\r\n:41\r\n:1700000000\r\n:25300\r\n" + words + b"$0\r\n\r\n" * 2
 
 
-async def test_the_slow_log_is_shown_counted_and_forgotten(tmp_path: Path) -> None:
-    async with redis_door(tmp_path) as door, door.raw() as raw:
-        slow = door.server.slow = SlowLog(100, lambda: 0.0, lambda: 1_000)
+async def test_slow_log_is_shown_counted_and_cleared(tmp_path: Path) -> None:
+    async with redis_port(tmp_path) as resp, resp.raw() as raw:
+        slow = resp.server.slow = SlowLog(100, lambda: 0.0, lambda: 1_000)
         for number in range(12):
             slow.note("door", f"GET{number}", 0.2)
         assert await line_of(raw, b"SLOWLOG", b"LEN") == b":12\r\n"
@@ -47,8 +47,8 @@ async def test_the_slow_log_is_shown_counted_and_forgotten(tmp_path: Path) -> No
         assert slow.total == 13, "what is counted stays"
 
 
-async def test_the_slow_log_is_an_administrators_and_a_keys_size_a_readers(tmp_path: Path) -> None:
-    async with redis_door(tmp_path, access=Access(table())) as door, door.raw() as raw:
+async def test_slow_log_needs_admin_and_memory_usage_needs_read(tmp_path: Path) -> None:
+    async with redis_port(tmp_path, access=Access(table())) as resp, resp.raw() as raw:
         assert await line_of(raw, b"AUTH", b"tenant", b"secret") == b"+OK\r\n"
         assert await line_of(raw, b"SET", b"t/a", b"1") == b"+OK\r\n"
         assert await line_of(raw, b"MEMORY", b"USAGE", b"t/a") == b":4\r\n"
@@ -58,9 +58,9 @@ async def test_the_slow_log_is_an_administrators_and_a_keys_size_a_readers(tmp_p
         assert await line_of(raw, b"ROLE") == b"*3\r\n"
 
 
-async def test_info_has_the_number_of_all_keys_for_who_may_read_them_all(tmp_path: Path) -> None:
-    """redis-cli --stat said that there are none."""
-    async with redis_door(tmp_path / "open") as door, door.raw() as raw:
+async def test_info_counts_keys_for_users_that_may_read_all(tmp_path: Path) -> None:
+    """redis-cli --stat showed no keys."""
+    async with redis_port(tmp_path / "open") as resp, resp.raw() as raw:
         for number in range(20):
             assert await line_of(raw, b"SET", b"%d" % number, b"1") == b"+OK\r\n"
         for sections in ((), (b"keyspace",), (b"all",)):
@@ -69,7 +69,7 @@ async def test_info_has_the_number_of_all_keys_for_who_may_read_them_all(tmp_pat
             await raw.read_line()
         await raw.ask(packed(b"INFO", b"clients"), b"$")
         assert b"Keyspace" not in await raw.read_until(b"blocked_clients:0\r\n\r\n")
-    async with redis_door(tmp_path / "asks", access=Access(table())) as door, door.raw() as raw:
+    async with redis_port(tmp_path / "asks", access=Access(table())) as resp, resp.raw() as raw:
         assert await line_of(raw, b"AUTH", b"tenant", b"secret") == b"+OK\r\n"
         raw.writer.write(packed(b"INFO") + packed(b"PING"))
         assert b"Keyspace" not in await raw.read_until(b"+PONG\r\n")
@@ -85,12 +85,12 @@ async def test_info_has_the_number_of_all_keys_for_who_may_read_them_all(tmp_pat
         ("--latency --raw", " "),
     ],
 )
-async def test_the_modes_of_redis_cli_work(tmp_path: Path, mode: str, says: str) -> None:
-    async with redis_door(tmp_path) as door, door.raw() as raw:
+async def test_redis_cli_modes_work(tmp_path: Path, mode: str, says: str) -> None:
+    async with redis_port(tmp_path) as resp, resp.raw() as raw:
         for key, size in ((b"large", 3000), (b"a", 1), (b"b", 2)):
             assert await line_of(raw, b"SET", key, bytes(size)) == b"+OK\r\n"
         done = await asyncio.create_subprocess_exec(
-            *("redis-cli", "-p", str(door.port), *mode.split()), stdout=PIPE, stderr=STDOUT
+            *("redis-cli", "-p", str(resp.port), *mode.split()), stdout=PIPE, stderr=STDOUT
         )
         async with asyncio.timeout(PATIENCE_S):
             said, _ = await done.communicate()

@@ -6,7 +6,7 @@ from typing import Any
 
 from kvstore.partition.state.commands import get, put
 from kvstore.server.routing.flight import Flight
-from kvstore.server.routing.overdue import KNOWN_MAX, LOOKED_AT_MAX, Late, Overdue
+from kvstore.server.routing.overdue import KNOWN_MAX, LOOKED_AT_MAX, Overdue, OverdueOperation
 from kvstore.server.routing.pending import Pending
 from kvstore.server.routing.redirects import WAIT_S
 from kvstore.types import PartitionId, ServerId
@@ -36,7 +36,7 @@ def test_what_a_link_carries_for_too_long_is_told_once_when_it_is_over_with_what
     told = [overdue.look(at, {N1: flight}, {}) for at in (1.0, 1.25, 1.5, 1.75)]
     assert told == [[], [], [], []]
     flight.end(number)
-    assert overdue.look(2.0, {N1: flight}, {}) == [Late("link", P0, PUT, 1.0)]
+    assert overdue.look(2.0, {N1: flight}, {}) == [OverdueOperation("link", P0, PUT, 1.0)]
     assert overdue.look(2.25, {N1: flight}, {}) == []
 
 
@@ -50,7 +50,7 @@ def test_what_came_after_the_first_of_a_link_counts_from_when_it_was_seen() -> N
     flight.end(new)
     assert overdue.look(1.14, {N1: flight}, {}) == [], "it was there for 90 ms at most"
     flight.end(old)
-    assert overdue.look(1.2, {N1: flight}, {}) == [Late("link", P0, GET, 1.0)]
+    assert overdue.look(1.2, {N1: flight}, {}) == [OverdueOperation("link", P0, GET, 1.0)]
 
 
 def test_a_link_that_has_opened_anew_begins_its_numbers_anew() -> None:
@@ -59,7 +59,7 @@ def test_a_link_that_has_opened_anew_begins_its_numbers_anew() -> None:
     overdue.look(1.0, {N1: first}, {})
     overdue.look(1.25, {N1: first}, {})
     second.begin(P0, pending(2, PUT))
-    assert overdue.look(1.5, {N1: second}, {}) == [Late("link", P0, GET, 1.0)]
+    assert overdue.look(1.5, {N1: second}, {}) == [OverdueOperation("link", P0, GET, 1.0)]
     assert overdue.look(1.55, {N1: second}, {}) == []
 
 
@@ -67,7 +67,7 @@ def test_what_waits_for_a_leader_counts_from_when_it_came() -> None:
     overdue = Overdue(LIMIT_S)
     line = [pending(1, PUT, 5.0 + WAIT_S), pending(2, GET, 5.2 + WAIT_S)]
     assert overdue.look(5.25, {}, {P0: line}) == []
-    assert overdue.look(5.26, {}, {P0: line[1:]}) == [Late("waiting", P0, PUT, 5.0)]
+    assert overdue.look(5.26, {}, {P0: line[1:]}) == [OverdueOperation("waiting", P0, PUT, 5.0)]
     assert overdue.look(5.27, {}, {}) == []
 
 

@@ -12,7 +12,7 @@ from kvstore.errors import Moved, NotLeader, StoreError
 from kvstore.partition.state import commands
 from kvstore.ring.builder import new_ring
 from kvstore.server.cluster.topology import ClusterTopology
-from kvstore.server.peer.refusals import Refusals
+from kvstore.server.peer.refusals import UnheardRefusals
 from kvstore.server.routing import events, redirects, waiting_lines
 from kvstore.server.routing import router as module
 from kvstore.server.routing.flight import Flight
@@ -84,7 +84,7 @@ def test_a_read_that_is_refused_again_and_again_is_given_up_in_time_whatever_is_
         router.handle(events.Submitted(commands.get(b"k"), client, token), now)
     while len(client.told) < 10:
         refused: list[tuple[int, NotLeader | Moved]] = [(number, NotLeader(p1)) for number in flight.pending]
-        for command in router.handle(events.Refused(flight, refused), now):
+        for command in router.handle(events.RefusedByPeer(flight, refused), now):
             if isinstance(command, events.Fail):
                 client.complete(command.token, command.error)
         now += ASK_AGAIN_S
@@ -134,7 +134,7 @@ BREAKAGES: dict[str, tuple[object, str, Callable[..., Any]]] = {
     "what is under way behind a write that came back holds no key": (Flight, "writes_on", lambda *_: []),
     "what is redirected goes out in the order in which it came back": (redirects, "by_order", lambda _: 0),
     "what waits for a leader stands in the order in which it came back": (waiting_lines, "by_order", lambda _: 0),
-    "what was sent before a refusal was heard is done": (Refusals, "of", lambda *_: None),
+    "what was sent before a refusal was heard is done": (UnheardRefusals, "of", lambda *_: None),
     "who refused is asked again before all has come back": (Routes, "_carries", lambda *_: False),
 }
 

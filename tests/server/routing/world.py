@@ -20,7 +20,7 @@ from kvstore.ring.builder import new_ring
 from kvstore.ring.hashing import token_of
 from kvstore.ring.moves import MoveId
 from kvstore.server.cluster.topology import ClusterTopology
-from kvstore.server.peer.refusals import Refusals
+from kvstore.server.peer.refusals import UnheardRefusals
 from kvstore.server.routing import events
 from kvstore.server.routing.flight import Flight
 from kvstore.server.routing.large_reads import BYTES_AT_ONCE
@@ -102,7 +102,7 @@ class Replica:
         for op, sink, token in queue:
             truth = self._server.world.truth
             if truth.owner[op[1]] != self._partition:
-                self._server.handle(events.TurnedAway(op, sink, token, Moved("", 0)))
+                self._server.handle(events.RejectedHere(op, sink, token, Moved("", 0)))
             elif op[0] == Code.GET:
                 sink.complete(token, Value(self._server.world.random.random() < self._server.world.large))
             else:
@@ -121,7 +121,7 @@ class Replica:
             if self._server.world.truth.owner[each[0][1]] == self._partition:
                 staying.append(each)
             else:
-                self._server.handle(events.TurnedAway(*each, Moved("", 0)))
+                self._server.handle(events.RejectedHere(*each, Moved("", 0)))
         self._queue = staying
 
 
@@ -130,7 +130,7 @@ class Session(PeerSink):
 
     def __init__(self, server: Server, link: Link) -> None:
         self._server, self._link = server, link
-        self._refusals = Refusals()
+        self._refusals = UnheardRefusals()
         self._results: list[tuple[int, Any]] = []
         self._written = 0
 
@@ -195,7 +195,7 @@ class Link:
         refused = sorted((each for each in results if isinstance(each[1], NotLeader | Moved)), key=lambda each: each[0])
         if refused:
             self.flush()
-            self.asking.handle(events.Refused(self.flight, refused))
+            self.asking.handle(events.RefusedByPeer(self.flight, refused))
         self._heard += 1
         reads = self.flight.reads
         for number, result in results:
@@ -276,7 +276,7 @@ class Server:
                     self.handle(events.LinkOpened(link.flight))
             case events.Fail(sink, token, error):
                 sink.complete(token, error)
-            case events.TurnPeerAway(sink, op, token, moved):
+            case events.RejectPeer(sink, op, token, moved):
                 sink.turn_away(op, token, moved)
             case events.ExpelHere():
                 for replica in self.replicas.values():

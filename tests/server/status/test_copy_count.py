@@ -13,7 +13,7 @@ from kvstore.env.real import real_env
 from kvstore.meta import paths
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.memory import MemoryStore
-from kvstore.meta.registration import Bookies
+from kvstore.meta.registration import RegisteredBookies
 from kvstore.meta.store import SessionState, ensure_path
 from kvstore.proto.admin_pb2 import CopiesReport
 from kvstore.server.status import copy_count as module
@@ -31,7 +31,7 @@ class Counter:
 
     def __init__(self, root: Path) -> None:
         self.env, self.store = real_env(root, name="count"), MemoryStore()
-        self.view: Any = SimpleNamespace(current=Bookies({A: "a:1", B: "b:1", C: "c:1"}, {}))
+        self.view: Any = SimpleNamespace(current=RegisteredBookies({A: "a:1", B: "b:1", C: "c:1"}, {}))
         self.topology = SimpleNamespace(servers={N1: None, N2: None})
         self.state = SessionState.CONNECTED
         store = self.store
@@ -54,7 +54,7 @@ class Counter:
 
     def lose(self, bookie: BookieId) -> None:
         left = {each: at for each, at in self.view.current.writable.items() if each != bookie}
-        self.view.current = Bookies(left, {})
+        self.view.current = RegisteredBookies(left, {})
 
     async def until(self, condition: Callable[[CopiesReport], object]) -> CopiesReport:
         async def is_so() -> bool:
@@ -92,7 +92,7 @@ async def test_copies_lack_as_soon_as_a_bookie_is_away_and_no_more_once_they_are
         await LedgerStore(counter.store).update(
             LedgerId(number), lambda metadata: metadata.with_ensemble(EntryId(0), (A, B, d))
         )
-    counter.view.current = Bookies({**counter.view.current.writable, d: "d:1"}, {})
+    counter.view.current = RegisteredBookies({**counter.view.current.writable, d: "d:1"}, {})
     await counter.until(lambda report: report.lacking == 0)
 
 

@@ -231,14 +231,20 @@ CASES: dict[str, tuple[Callable[[ClusterReport], None], int, str, str, str]] = {
         refused_by_two,
         DEGRADED,
         "node n1",
-        "refused by n2, n3-ab: the link was refused",
-        "in the files of n1",
+        "n2, n3-ab refuse its connections: the link was refused",
+        "secret on n1",
     ),
     "user_like_node": (named_like_a_node, DEGRADED, "user n2", "the name of a node", "kvstore user remove n2"),
     "node_draining": (draining, DEGRADED, "node n1", "it was drained", "undrain n1"),
     "metadata_older": (refused, DOWN, "ZooKeeper", "an older copy of the metadata", "a later copy"),
-    "metadata_away": (cut_off_all, DEGRADED, "ZooKeeper", "no node reaches it; what they know is 14 s old", "zk:2181"),
-    "metadata_unreachable_from": (cut_off_one, DEGRADED, "node n3", "session lost, read 3 s ago", "network from n3"),
+    "metadata_away": (cut_off_all, DEGRADED, "ZooKeeper", "no node reaches it; their knowledge is 14 s old", "zk:2181"),
+    "metadata_unreachable_from": (
+        cut_off_one,
+        DEGRADED,
+        "node n3",
+        "session lost, last read 3 s ago",
+        "network from n3",
+    ),
     "bookie_away": (away, DEGRADED, "bookie n1-ab", "not registered", "kvstore bookie decommission n1-ab"),
     "bookie_silent": (mute, DEGRADED, "bookie n1-ab", "no answer within 1 s", "its log"),
     "bookie_readonly": (
@@ -249,15 +255,15 @@ CASES: dict[str, tuple[Callable[[ClusterReport], None], int, str, str, str]] = {
         "add a bookie",
     ),
     "directory_failed": (one_directory, DEGRADED, "bookie n1-ab", "/disks/b has failed: [Errno 5]", "lost_dirs"),
-    "bookie_limbo": (limbo, DEGRADED, "bookie n1-ab", "entries of 1 ledger may be missing", "autorecovery status"),
+    "bookie_limbo": (limbo, DEGRADED, "bookie n1-ab", "may have lost entries of 1 ledger", "autorecovery status"),
     "bookie_conflict": (
         conflict,
         DEGRADED,
         "bookie n1-ab",
-        "refused 2 adds of entries",
+        "refused 2 adds because",
         "back-up-and-restore-metadata.md",
     ),
-    "disk_scarce": (scarce, DEGRADED, "bookie n1-ab", "4,096 MiB are free, beside 98,304 of its own", "make room"),
+    "disk_scarce": (scarce, DEGRADED, "bookie n1-ab", "4,096 MiB are free and 98,304 are used", "free space"),
     "bookie_cannot_write": (
         without_inodes,
         DEGRADED,
@@ -265,31 +271,49 @@ CASES: dict[str, tuple[Callable[[ClusterReport], None], int, str, str, str]] = {
         "cannot write: no inodes are free",
         "add a bookie",
     ),
-    "disk_not_writable": (without_inodes, DEGRADED, "node n2", "no inodes are free, 1,024", "look at that disk"),
-    "ledgers_unreadable": (unreadable, DEGRADED, "the log", "in 2 ledgers no good copy", "fsck"),
-    "copies_at_risk": (at_risk, DEGRADED, "the log", "7 ledgers have fewer copies than an ack", "before anything"),
-    "copies_lacking": (wiped, DEGRADED, "the log", "3 ledgers lack copies; none is marked", "lost-bookie-delay"),
-    "copies_not_counted": (uncounted, DEGRADED, "the log", "bookie n1-00 is away, and", "fsck"),
+    "disk_not_writable": (without_inodes, DEGRADED, "node n2", "no inodes are free, 1,024", "check that disk"),
+    "ledgers_unreadable": (unreadable, DEGRADED, "the log", "of some entries in 2 ledgers", "fsck"),
+    "copies_at_risk": (
+        at_risk,
+        DEGRADED,
+        "the log",
+        "7 ledgers have fewer copies on running bookies",
+        "before anything",
+    ),
+    "copies_lacking": (
+        wiped,
+        DEGRADED,
+        "the log",
+        "3 ledgers are under-replicated; none is marked",
+        "lost-bookie-delay",
+    ),
+    "copies_not_counted": (uncounted, DEGRADED, "the log", "bookie n1-00 is down, and", "fsck"),
     "ledger_metadata_unreadable": (metadata_damaged, DEGRADED, "the log", "metadata of 1 ledger", "fsck"),
     "repair_backlog": (
         backlog,
         DEGRADED,
         "the log",
-        "17 ledgers lack copies; 17 are marked for repair, 0 are being",
+        "17 ledgers are under-replicated; 17 are marked for repair, 0 are being",
         "autorecovery list",
     ),
-    "repair_off": (switched_off, DEGRADED, "the log", "switched off", "autorecovery enable"),
+    "repair_off": (switched_off, DEGRADED, "the log", "disabled", "autorecovery enable"),
     "ledgers_undecodable": (undecodable, DEGRADED, "partition p1", "metadata of 1 ledger cannot be read", "fsck"),
     "replica_failed": (failed, DEGRADED, "partition p2 on n3", "has stopped: the log has a gap", "log of n3"),
-    "replica_in_doubt": (in_doubt, DEGRADED, "partition p2 on n3", "replicas differ", "partition trust p2"),
+    "replica_in_doubt": (
+        in_doubt,
+        DEGRADED,
+        "partition p2 on n3",
+        "differs from another replica",
+        "partition trust p2",
+    ),
     "replica_behind": (behind, DEGRADED, "partition p2 on n3", "100,001 mutations behind", "wait"),
-    "replica_absent": (absent, DEGRADED, "node n3", "no replica yet of partitions p1, p2", "wait"),
+    "replica_absent": (absent, DEGRADED, "node n3", "does not have its replica of partitions p1, p2", "wait"),
     "move_stuck": (stuck, DEGRADED, "partition p1 on n1", "2 moves of its keys", "ring cancel"),
-    "moves_paused": (paused, DEGRADED, "the ring", "paused, 1 move to go", "ring resume"),
+    "moves_paused": (paused, DEGRADED, "the ring", "paused, 1 move remaining", "ring resume"),
     "certificate_expires": (expiring, DEGRADED, "node n1", "expires in 12 days", "no restart is needed"),
-    "certificate_unusable": (unusable, DEGRADED, "node n1", "those read before hold for 300 days", "log of n1"),
+    "certificate_unusable": (unusable, DEGRADED, "node n1", "in use is valid for 300 days", "log of n1"),
     "date_doubtful": (doubtful, DEGRADED, "node n1", "9.0 s ahead", "its clock is right"),
-    "date_behind": (dated_behind, DEGRADED, "the cluster's date", "60.0 s behind", "correct-the-clusters-date.md"),
+    "date_behind": (dated_behind, DEGRADED, "cluster time", "60.0 s behind", "correct-cluster-time.md"),
 }
 
 
@@ -353,8 +377,8 @@ def test_what_is_not_served_comes_first_and_makes_the_line() -> None:
     line = health_of(report, found)
     assert line.grade == DOWN
     assert line.text == (
-        "not all is served: partition p1: the leader n1 does not serve yet (and 1 more). Next: wait for some seconds; "
-        "then look at the logs of its replicas' nodes and at the metadata store"
+        "not all is served: partition p1: the leader n1 does not serve yet (and 1 more). Next: wait some seconds; "
+        "then read the logs of its replicas' nodes and check the metadata store"
     )
 
 
@@ -394,7 +418,7 @@ def test_a_move_whose_source_is_not_served_waits_for_that_and_needs_no_cancellin
     not_yet(report)
     move_of(report, "partition p1, its source, is not served")
     assert [each.code for each in findings_of(report)] == ["leader_not_serving", "move_stuck"]
-    assert findings_of(report)[1].next_step == "see to partition p1; then it goes on by itself"
+    assert findings_of(report)[1].next_step == "bring back partition p1; then the move continues by itself"
 
 
 def test_what_is_too_old_counts_as_away_whatever_the_session_says() -> None:
@@ -430,7 +454,7 @@ def test_a_small_disk_on_which_replicas_will_soon_sync_nothing_is_scarce() -> No
 
     [finding] = found_in(small)
     assert (finding.code, finding.subject) == ("disk_scarce", "node n2")
-    assert "200 of 1,024 MiB are free, replicas there sync nothing below 128" in finding.reason
+    assert "200 of 1,024 MiB are free, and replicas stop syncing below 128" in finding.reason
 
 
 def test_a_wiped_bookie_is_no_finding_once_its_copies_are_made_again() -> None:
@@ -460,11 +484,11 @@ def test_lacking_copies_are_shown_with_the_age_of_an_old_count() -> None:
     report = well()
     wiped(report)
     report.copies.age_s = health.COUNT_AGE_TOLD_S - 1
-    assert "lack copies; none" in findings_of(report)[0].reason
+    assert "are under-replicated; none" in findings_of(report)[0].reason
     report.copies.age_s = 720.0
-    assert "3 ledgers lack copies, by a count of 12 min ago; none" in findings_of(report)[0].reason
+    assert "3 ledgers are under-replicated, according to a count 12 min ago; none" in findings_of(report)[0].reason
     report.repair.marked = 4
-    assert "4 ledgers lack copies; 4 are marked" in findings_of(report)[0].reason, "marks are of now"
+    assert "4 ledgers are under-replicated; 4 are marked" in findings_of(report)[0].reason, "marks are of now"
 
 
 def test_ledgers_lack_copies_by_whoever_knows_most() -> None:

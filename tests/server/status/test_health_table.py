@@ -19,19 +19,19 @@ from kvstore.cli.status import command
 from kvstore.devcluster.zookeeper import free_port
 from kvstore.env.beat import Beat
 from kvstore.env.transport import TcpTransport
-from kvstore.meta.registration import Bookies
+from kvstore.meta.registration import RegisteredBookies
 from kvstore.meta.store import SessionState
 from kvstore.proto.admin_pb2 import DEGRADED, DOWN, HEALTHY, ClusterReport, NodeReport
 from kvstore.proto.availability import HeldEntries
 from kvstore.ring import plan
 from kvstore.server.cluster.topology import ClusterTopology
-from kvstore.server.fsck.findings import Report, check_lacking
+from kvstore.server.fsck.findings import FsckReport, check_lacking
 from kvstore.server.fsck.presence import runs_lacking, subject_of
-from kvstore.server.http.door import HttpDoor
+from kvstore.server.http.listener import HttpListener
 from kvstore.server.status.copy_count import copies_report
 from kvstore.server.status.health_numbers import counts_of, numbers_of, unserved_of
-from kvstore.server.status.overview import STUCK_S, Survey, report_of_cluster
-from kvstore.server.ui.history import History
+from kvstore.server.status.overview import STUCK_S, ClusterSurvey, report_of_cluster
+from kvstore.server.ui.history import LoadHistory
 from kvstore.server.ui.view import page_of
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, Quorum, ServerId
 from kvstore.wal.census import Census
@@ -95,21 +95,21 @@ class Facts:
             each.repair.marked = self.marked
         spaces = {each: (100, 50) for each in self.registered if each in FAR}
         return report_of_cluster(
-            Survey(
+            ClusterSurvey(
                 server=server,
                 topology=self.topology,
                 reports=self.reports,
                 silence=self.silence,
-                bookies=Bookies(self.registered, {}),
+                bookies=RegisteredBookies(self.registered, {}),
                 known_bookies=self.known,
                 spaces=spaces,
                 date_ms=1_795_590_664_786,
             )
         )
 
-    def checked(self) -> Report:
+    def checked(self) -> FsckReport:
         """What `kvstore fsck` finds: who holds which entries, and what servers say."""
-        report = Report()
+        report = FsckReport()
         held = {bookie: HeldEntries.of_runs([(0, 10)]) for bookie in self.registered}
         for each in self.ledgers:
             for entries, lacking in [run for runs in runs_lacking(each, each.last_entry, held) for run in runs]:
@@ -287,7 +287,7 @@ ROWS = {
     "a certificate expires": Row(certificate_expires, DEGRADED, "certificate_expires"),
 }
 WORDS = {HEALTHY: "healthy", DEGRADED: "degraded, all is served", DOWN: "not all is served"}
-VERDICTS = {HEALTHY: "All is well", DEGRADED: "Nothing is lost, but", DOWN: "NOT ALL IS SERVED"}
+VERDICTS = {HEALTHY: "Healthy", DEGRADED: "No data is lost, but", DOWN: "NOT ALL IS SERVED"}
 
 
 class Shown:
@@ -319,7 +319,7 @@ class Shown:
 async def pages_of(report: ClusterReport, server: ServerId) -> dict[str, tuple[int, str]]:
     """Status and text of the node's pages about health."""
     address = f"127.0.0.1:{free_port()}"
-    door = HttpDoor(Shown(report, server), TcpTransport(), Beat())
+    door = HttpListener(Shown(report, server), TcpTransport(), Beat())
     await door.open(address)
     found = {}
     try:
@@ -354,13 +354,13 @@ async def test_every_report_of_health_says_the_same_truth(kind: str, monkeypatch
 
     # kvstore status: exit code, first line, document
     monkeypatch.setattr(command, "cluster_report", lambda _: report)
-    look = command.Look((Path("."), None, "n1:7401"))
+    look = command.ClusterView((Path("."), None, "n1:7401"))
     assert look.exit_code == row.grade == report.health.grade
     assert look.text().startswith(WORDS[row.grade]), look.text()
     assert look.document()["health"]["grade"] == ("healthy", "degraded", "down")[row.grade]
 
     # the dashboard
-    page = page_of(report, History())
+    page = page_of(report, LoadHistory())
     assert (page["health"], len(page["findings"])) == (report.health.text, len(report.findings))
     lacking = next(each["text"] for each in page["tiles"] if each["id"] == "lacking")
     assert int(lacking) == look.document()["copies"]["lacking"]

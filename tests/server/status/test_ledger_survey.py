@@ -112,7 +112,7 @@ async def test_while_the_metadata_store_is_away_leaders_tell_of_their_logs_and_w
     assert [list(each.bookies) for each in told.ledgers[2].fragments] == [[B1, B2, B3]]
     world.leading.clear()
     assert list((await world.survey.ledgers()).unknown) == ["p1"]
-    with pytest.raises(MetadataUnavailable, match="no leader tells of the log of p1"):
+    with pytest.raises(MetadataUnavailable, match="no leader answers for the log of p1"):
         await world.survey.ledgers(P1)
 
 
@@ -125,7 +125,7 @@ async def test_pages_and_single_ledgers_are_told_by_leaders_too(world: World, mo
     assert ([each.id for each in first.ledgers], first.next) == ([1, 2], 7)
     found = await world.survey.ledger(LedgerId(7))
     assert (found.ledger.partition, found.ledger.state, found.from_leaders) == ("p2", "OPEN", True)
-    with pytest.raises(MetadataUnavailable, match="ledger 3: the metadata store is away, and no leader"):
+    with pytest.raises(MetadataUnavailable, match="ledger 3: the metadata store is unavailable, and no leader"):
         await world.survey.ledger(LedgerId(3))
 
 
@@ -153,7 +153,7 @@ async def test_no_answer_has_a_ledgers_password(world: World) -> None:
 async def test_what_is_not_there_is_refused(world: World) -> None:
     with pytest.raises(NoSuchLedger):
         await world.survey.ledger(LedgerId(9))
-    with pytest.raises(InvalidRequest, match="no partition p9; want one of p1, p2"):
+    with pytest.raises(InvalidRequest, match="no partition p9; expected one of p1, p2"):
         await world.survey.ledgers("p9")
-    with pytest.raises(InvalidRequest, match="want the method led, got 'x'"):
+    with pytest.raises(InvalidRequest, match="expected the method led, got 'x'"):
         await world.survey.answer(N2, "x", b"")

@@ -11,8 +11,8 @@ from kvstore.partition.moves.import_driver import MoveStand
 from kvstore.partition.state.engine import ROOM_BYTES
 from kvstore.proto.admin_pb2 import NodeReport
 from kvstore.ring import MoveId
-from kvstore.server.clock.dating import Told
-from kvstore.server.load.load import HotKey, Load
+from kvstore.server.clock.clock_sync import ClockReport
+from kvstore.server.load.load import HotKey, PartitionLoad
 from kvstore.server.status.latencies import Latency
 from kvstore.server.status.node_report import replica_report, report_of
 from kvstore.types import PartitionId
@@ -39,7 +39,7 @@ REPLICA: dict[str, Any] = {
         "ledgers_undecodable": 0,
     },
 }
-LOAD = Load(P1, 120.0, 20.0, 4_000.0, (HotKey(b"hot", 0.5),))
+LOAD = PartitionLoad(P1, 120.0, 20.0, 4_000.0, (HotKey(b"hot", 0.5),))
 
 
 class FullBookie:
@@ -94,7 +94,7 @@ def report(bookie: Any = None, **changes: Any) -> NodeReport:
         "read_age_s": 31.0,
         "starved": 0.25,
         "access_on": True,
-        "date": Told(1, True, "no doubt any more"),
+        "date": ClockReport(1, True, "no doubt any more"),
         "ring_version": 4,
         "loads": {P1: LOAD},
         "moves": {MoveId(7): MoveStand(0.5, "p1 has no leader", 31.0), MoveId(8): MoveStand(0.5, eta_s=4.0)},
@@ -187,6 +187,6 @@ def test_what_is_not_known_is_absent_and_not_zero() -> None:
 
 def test_a_doubt_about_the_date_is_told_while_it_lasts() -> None:
     assert report().date_doubt == ""
-    assert report(date=Told(1, False, "it is 9 s ahead")).date_doubt == "it is 9 s ahead"
-    assert report(date=Told(1, False)).date_doubt == "it is too soon to tell"
-    assert report(date=Told(1, True, behind_ms=60_000.0)).date_behind_s == 60.0
+    assert report(date=ClockReport(1, False, "it is 9 s ahead")).date_doubt == "it is 9 s ahead"
+    assert report(date=ClockReport(1, False)).date_doubt == "it is too early to tell"
+    assert report(date=ClockReport(1, True, behind_ms=60_000.0)).date_behind_s == 60.0

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from kvstore.meta.registration import Bookies
+from kvstore.meta.registration import RegisteredBookies
 from kvstore.proto import admin_pb2
 from kvstore.proto.admin_pb2 import ClusterReport, NodeReport
 from kvstore.ring import plan
 from kvstore.ring.builder import new_ring
 from kvstore.ring.moves import Pace
 from kvstore.server.cluster.topology import ClusterTopology, Member
-from kvstore.server.status.overview import STUCK_S, Survey, node_of, report_of_cluster
+from kvstore.server.status.overview import STUCK_S, ClusterSurvey, node_of, report_of_cluster
 from kvstore.types import BookieId, PartitionId, ServerId
 
 N1, N2, N3 = (ServerId(f"n{number}") for number in (1, 2, 3))
@@ -21,7 +21,7 @@ RING = new_ring([P1, P2], {N1: "", N2: "", N3: ""}, 3)
 SERVERS = {each: Member(id=each, resp=f"{each}:1", bookie=f"{each}:3181", version="0.1.0") for each in (N1, N2, N3)}
 TOPOLOGY = ClusterTopology(RING, {P1: (N1, 4), P2: (N2, 6)}, SERVERS)
 B1, B2, B3 = (BookieId(f"n{number}-ab") for number in (1, 2, 3))
-REGISTERED = Bookies({B1: "n1:3181", B2: "n2:3181", B3: "n3:3181"}, {})
+REGISTERED = RegisteredBookies({B1: "n1:3181", B2: "n2:3181", B3: "n3:3181"}, {})
 
 
 def told(server: ServerId, **roles: tuple[str, int, int]) -> NodeReport:
@@ -48,7 +48,7 @@ def reports() -> dict[ServerId, NodeReport]:
 
 def seen(**changes: Any) -> ClusterReport:
     given: dict[str, Any] = {"reports": reports(), "bookies": REGISTERED, "topology": TOPOLOGY} | changes
-    return report_of_cluster(Survey(server=N1, **given))
+    return report_of_cluster(ClusterSurvey(server=N1, **given))
 
 
 def test_partitions_are_shown_with_leader_epoch_sequence_and_each_replicas_lag() -> None:
@@ -81,7 +81,9 @@ def test_a_partition_whose_leader_does_not_answer_is_not_served_and_no_lag_is_ma
     del answers[N1]
     answers[N2].replicas[0].role = "standing"
     report = report_of_cluster(
-        Survey(server=N2, topology=TOPOLOGY, reports=answers, silence={N1: "no answer within 1 s"}, bookies=REGISTERED)
+        ClusterSurvey(
+            server=N2, topology=TOPOLOGY, reports=answers, silence={N1: "no answer within 1 s"}, bookies=REGISTERED
+        )
     )
     first = report.partitions[0]
     assert (first.leader, first.served, [each.HasField("behind") for each in first.replicas]) == (
@@ -108,7 +110,7 @@ def test_a_node_of_a_version_that_tells_nothing_is_there_as_others_say() -> None
 
 def test_bookies_that_have_no_node_here_are_shown_by_what_they_say_or_why_they_do_not() -> None:
     far, mute, gone = BookieId("store-1-00"), BookieId("store-2-00"), BookieId("n3-99")
-    registered = Bookies({**REGISTERED.writable, far: "far:3181"}, {mute: "mute:3181"}, {far: "rack-9"})
+    registered = RegisteredBookies({**REGISTERED.writable, far: "far:3181"}, {mute: "mute:3181"}, {far: "rack-9"})
     report = seen(bookies=registered, known_bookies=[gone, B1], spaces={far: (100, 40), mute: "no answer within 1 s"})
     rows = {each.id: each for each in report.bookies}
     assert sorted(rows) == sorted([B1, B2, B3, far, mute, gone])
@@ -169,7 +171,7 @@ def stuck(topology: ClusterTopology, failing_s: float = STUCK_S, **changes: Any)
 
 def test_a_move_is_stuck_with_its_targets_reason_once_that_has_lasted() -> None:
     [why] = stuck(with_move())
-    assert why == "no step of it has gone well for 20 s: partition p1: the copy was wrong"
+    assert why == "no step has succeeded for 20 s: partition p1: the copy was wrong"
     assert stuck(with_move(), STUCK_S - 1) == [""], "a change of leader takes some seconds"
 
 

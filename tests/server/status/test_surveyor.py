@@ -12,13 +12,13 @@ import pytest
 from kvstore.env.nursery import TaskNursery
 from kvstore.errors import BookieError, InvalidRequest, MetadataUnavailable, NotLeader, PeerRefused
 from kvstore.meta.cookie_store import CookieStore
-from kvstore.meta.registration import Bookies
+from kvstore.meta.registration import RegisteredBookies
 from kvstore.meta.store import SessionState
-from kvstore.namespaces import Book, Namespace, NamespaceTable, Report
+from kvstore.namespaces import Book, Namespace, NamespaceTable, UsageReport
 from kvstore.namespaces.book import Amount
 from kvstore.proto.admin_pb2 import NodeReport
 from kvstore.server.access.identities import Access
-from kvstore.server.clock.dating import Told
+from kvstore.server.clock.clock_sync import ClockReport
 from kvstore.server.config import NodeConfig
 from kvstore.server.status import surveyor
 from kvstore.server.status.surveyor import METHOD, STATUS, Surveyor
@@ -81,7 +81,7 @@ class World:
                 announcement=SimpleNamespace(member=TOPOLOGY.servers[N1]),
             ),
             access=Access(),
-            dating=SimpleNamespace(told=lambda: Told(1, True)),
+            clock_sync=SimpleNamespace(report=lambda: ClockReport(1, True)),
             versions=SimpleNamespace(cluster=2),
             namespaces=self.namespaces,
             load_sampler=nothing,
@@ -91,7 +91,7 @@ class World:
         )
         self.nursery = TaskNursery("survey")
         env: Any = SimpleNamespace(clock=self.clock, nursery=self.nursery, starved=lambda: 0.0)
-        view: Any = SimpleNamespace(current=Bookies({FAR: "far:3181", **REGISTERED.writable}, {}))
+        view: Any = SimpleNamespace(current=RegisteredBookies({FAR: "far:3181", **REGISTERED.writable}, {}))
         bookies: Any = SimpleNamespace(space=lambda _: self.space(), refusals=lambda: {FAR: "it closed the connection"})
         self.surveyor = Surveyor(env, node, view, bookies)
 
@@ -201,7 +201,7 @@ async def test_the_bookies_that_ever_were_stay_known_while_the_metadata_store_is
 async def test_servers_answer_each_other_with_their_own_report_and_nothing_else(world: World) -> None:
     report = NodeReport.FromString(world.surveyor.answer(N2, METHOD, b""))
     assert (report.id, report.resident_bytes, report.metadata.address) == ("n1", 7, "zk:2181")
-    with pytest.raises(InvalidRequest, match="want the method node, got 'all'"):
+    with pytest.raises(InvalidRequest, match="expected the method node, got 'all'"):
         world.surveyor.answer(N2, "all", b"")
     await world.nursery.close()
 
@@ -210,7 +210,7 @@ async def test_what_is_known_of_namespaces_is_told_without_the_metadata_store(wo
     world.store.state = SessionState.SUSPENDED
     book = world.namespaces.book
     book.take(NamespaceTable(namespaces=(Namespace(name="shop", prefix=b"shop/", keys_max=10),)))
-    book.hear([Report(PartitionId("p1"), 1, {"shop": Amount(9, 90)})])
+    book.take_reports([UsageReport(PartitionId("p1"), 1, {"shop": Amount(9, 90)})])
     world.answers = {N2: saying(NodeReport(id=N2)), N3: saying(NodeReport(id=N3))}
     (found,) = (await world.surveyor.take()).namespaces
     assert (found.name, found.prefix, found.keys, found.bytes, found.limits.keys_max) == ("shop", b"shop/", 9, 90, 10)

@@ -1,4 +1,4 @@
-"""What tests of traces share."""
+"""Fixtures for tests of traces."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from tests.waiting import PATIENCE_S
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stop sends all that is queued, also where the thread that does it has to wait for a processor."""
+    """Wait longer at a stop, which sends all queued spans, because its thread may have to wait for a processor."""
     monkeypatch.setattr(export, "CLOSE_S", PATIENCE_S)

@@ -1,4 +1,4 @@
-"""Traces whose spans a test keeps, by a clock that it moves."""
+"""Traces whose spans a test keeps, with a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvstore.server.tracing.spans import NodeTraces
 
 
 class Kept(SpanExporter):
-    """An exporter that keeps what it is given."""
+    """An exporter that keeps its spans."""
 
     def __init__(self) -> None:
         self.spans: list[ReadableSpan] = []
@@ -24,7 +24,7 @@ class Kept(SpanExporter):
         return SpanExportResult.SUCCESS
 
     def shutdown(self) -> None:
-        """There is nothing to end."""
+        """Do nothing."""
 
     def named(self, name: str) -> list[ReadableSpan]:
         return [each for each in self.spans if each.name == name]
@@ -35,13 +35,13 @@ class Kept(SpanExporter):
         return next((each for each in self.spans if each.context.span_id == span.parent.span_id), None)
 
     def path(self, span: ReadableSpan) -> list[str]:
-        """The names of a span's ancestors that are here, and its own."""
+        """Return the names of a span's known ancestors, and its own."""
         parent = self.parent_of(span)
         return [*(self.path(parent) if parent is not None else []), span.name]
 
 
 class MovedClock:
-    """Moved by the test."""
+    """A clock that the test moves."""
 
     def __init__(self) -> None:
         self.at = 1_000.0

@@ -1,4 +1,4 @@
-"""Operations on their way from a door to the backend: which are given a span, and that their order stays."""
+"""The sampling of operations between an endpoint and the backend, and their order."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def behind(tmp_path: Path) -> AsyncIterator[OneServer]:
 
 
 class Noted:
-    """A backend that does nothing and keeps what it was given."""
+    """A backend that does nothing but record its calls."""
 
     def __init__(self) -> None:
         self.calls: list[list[tuple[Op, int, bool]]] = []
@@ -47,7 +47,7 @@ class Noted:
 
 
 class Every:
-    """Samples one in so many."""
+    """Samples one in `every` operations."""
 
     def __init__(self, gap: int, of: ByRatio) -> None:
         self._gap, self._left, self._of = gap, gap, of
@@ -64,7 +64,7 @@ class Every:
 
 
 @pytest.mark.parametrize("gap", [0, 1, 2, 3, 10])
-def test_puts_keep_their_order_whichever_of_them_are_sampled(gap: int) -> None:
+def test_sampled_puts_keep_their_order(gap: int) -> None:
     noted, found = Noted(), traces(Kept())
     backend = TracedBackend(cast("Backend", noted), Every(gap, ByRatio(found, "redis")))
     ops = [put(b"k", b"%d" % number) for number in range(7)]
@@ -76,7 +76,7 @@ def test_puts_keep_their_order_whichever_of_them_are_sampled(gap: int) -> None:
     found.close()
 
 
-async def test_a_sampled_write_has_its_spans_and_its_answer(behind: OneServer) -> None:
+async def test_sampled_write_has_spans_and_a_result(behind: OneServer) -> None:
     kept, sink = Kept(), Collector()
     found = traces(kept)
     for each in behind.partitions.values():
@@ -91,7 +91,7 @@ async def test_a_sampled_write_has_its_spans_and_its_answer(behind: OneServer) -
     assert [kept.path(each) for each in kept.named("log append")] == [["redis PUT", "leader", "log append"]] * 3
 
 
-async def test_a_read_that_is_not_sampled_is_answered_at_once(behind: OneServer) -> None:
+async def test_unsampled_read_is_answered_at_once(behind: OneServer) -> None:
     found, sink = traces(Kept(), 0.0), Collector()
     backend = TracedBackend(behind, ByRatio(found, "redis"))
     backend.submit((put(b"k", b"v"),), sink, (1,))
@@ -102,7 +102,7 @@ async def test_a_read_that_is_not_sampled_is_answered_at_once(behind: OneServer)
     found.close()
 
 
-async def test_a_refusal_is_told_by_its_name_since_its_text_may_have_keys(behind: OneServer) -> None:
+async def test_span_names_a_refusal_by_class_because_its_text_may_have_keys(behind: OneServer) -> None:
     kept, sink = Kept(), Collector()
     found = traces(kept)
     behind.failure = Unavailable("the key customers/4711 waits")
@@ -115,7 +115,7 @@ async def test_a_refusal_is_told_by_its_name_since_its_text_may_have_keys(behind
     assert found.live == 0
 
 
-def test_where_traces_are_off_nothing_stands_on_the_way(tmp_path: Path) -> None:
+def test_backend_is_not_wrapped_when_tracing_is_off(tmp_path: Path) -> None:
     off, noted = Traces(), cast("Backend", Noted())
     assert open_traces(TracingConfig(), "n1", "0", real_env(tmp_path)) is None
     assert traced_backend(off, noted, "redis") is noted
@@ -125,18 +125,18 @@ def test_where_traces_are_off_nothing_stands_on_the_way(tmp_path: Path) -> None:
     assert off.statistics() == dict.fromkeys(COUNTS, 0)
 
 
-def test_a_node_without_traces_does_not_load_what_they_need() -> None:
+def test_node_without_tracing_does_not_import_its_packages() -> None:
     code = "import sys, kvstore.server.node; sys.exit(any(each.startswith('opentelemetry') for each in sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_an_endpoint_without_the_extra_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endpoint_without_the_extra_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc.trace_exporter", None)
     with pytest.raises(ConfigError, match=r"tracing\.endpoint: .*: run `"):
         open_traces(TracingConfig(endpoint="http://127.0.0.1:4317"), "n1", "0", real_env(tmp_path))
 
 
-def test_a_certificate_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+def test_unreadable_certificate_is_refused(tmp_path: Path) -> None:
     settings = TracingConfig(endpoint="https://127.0.0.1:4317", ca=tmp_path / "none.pem")
     with pytest.raises(ConfigError, match=r"tracing\.ca: .*none\.pem cannot be read"):
         open_traces(settings, "n1", "0", real_env(tmp_path))
@@ -145,13 +145,13 @@ def test_a_certificate_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "fault"),
     [
-        ({"endpoint": "collector:4317"}, "endpoint: want http://host:port"),
-        ({"endpoint": "http://collector"}, "endpoint: want http://host:port"),
-        ({"endpoint": "http://collector:99999"}, "endpoint: want http://host:port"),
-        ({"endpoint": "http://collector:4317/v1/traces"}, "endpoint: want http://host:port"),
-        ({"sample_ratio": 1.5}, "sample_ratio: want 0 to 1, got 1.5"),
-        ({"sample_ratio": float("nan")}, "sample_ratio: want 0 to 1, got nan"),
-        ({"endpoint": "http://collector:4317", "ca": Path("ca.pem")}, "ca: want an endpoint with https://"),
+        ({"endpoint": "collector:4317"}, "endpoint: expected http://host:port"),
+        ({"endpoint": "http://collector"}, "endpoint: expected http://host:port"),
+        ({"endpoint": "http://collector:99999"}, "endpoint: expected http://host:port"),
+        ({"endpoint": "http://collector:4317/v1/traces"}, "endpoint: expected http://host:port"),
+        ({"sample_ratio": 1.5}, "sample_ratio: expected 0 to 1, got 1.5"),
+        ({"sample_ratio": float("nan")}, "sample_ratio: expected 0 to 1, got nan"),
+        ({"endpoint": "http://collector:4317", "ca": Path("ca.pem")}, "ca: expected an endpoint with https://"),
     ],
 )
 def test_wrong_settings_are_refused(settings: dict[str, Any], fault: str) -> None:

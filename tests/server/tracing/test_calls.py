@@ -1,4 +1,4 @@
-"""Calls that bring a parent along, and operations that they ask for in their own tasks."""
+"""Calls with a parent span, and the operations that they submit in their own tasks."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from kvstore.env.beat import Beat
 from kvstore.env.traces import Traces
 from kvstore.env.transport import TcpTransport
 from kvstore.partition.state.commands import put
-from kvstore.server.http.door import HttpDoor
+from kvstore.server.http.listener import HttpListener
 from kvstore.server.routing.ask import ask
 from kvstore.server.tracing import calls
 from kvstore.server.tracing.calls import PAGES, TracedPages
 from kvstore.server.tracing.open import backend_of_calls
 from tests.server.backends import one_server
-from tests.server.http.test_door import Shown
+from tests.server.http.test_listener import Shown
 from tests.server.tracing.kept import Kept, traces
 
 PARENT = f"00-{'a' * 32}-{'b' * 16}-"
 
 
 async def asked(tmp_path: Path, ratio: float, *flags: str) -> Kept:
-    """Ask a page once for each of these flags of a parent, "" for none, all at once; each puts a key."""
+    """Request a page once for each of these flags of a parent ("" for none), concurrently. Each request puts a key."""
     kept = Kept()
     found = traces(kept, ratio)
     async with one_server(tmp_path, 1) as (_, behind):
@@ -49,7 +49,7 @@ async def asked(tmp_path: Path, ratio: float, *flags: str) -> Kept:
     return kept
 
 
-async def test_operations_of_a_call_are_sampled_as_its_parent_is_and_no_others(tmp_path: Path) -> None:
+async def test_operations_of_a_call_are_sampled_like_its_parent(tmp_path: Path) -> None:
     kept = await asked(tmp_path, 0.0, "01", "", "00", "")
     assert sorted(each.name for each in kept.spans) == ["PUT", "PUT /v1"]
     (operation,) = kept.named("PUT")
@@ -58,12 +58,12 @@ async def test_operations_of_a_call_are_sampled_as_its_parent_is_and_no_others(t
     assert "customers" not in "".join(each.to_json() for each in kept.spans)
 
 
-async def test_a_call_without_a_parent_is_sampled_by_ratio_and_one_that_says_no_is_not(tmp_path: Path) -> None:
+async def test_call_without_a_parent_is_sampled_by_ratio(tmp_path: Path) -> None:
     kept = await asked(tmp_path, 1.0, "00", "", "00", "")
     assert [kept.path(each) for each in kept.spans] == [["http PUT"]] * 2
 
 
-async def test_a_call_has_so_many_spans_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_spans_of_a_call_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "OPERATIONS_MAX", 0)
     kept = await asked(tmp_path, 1.0, "01")
     assert [each.name for each in kept.spans] == ["PUT /v1"]
@@ -80,8 +80,8 @@ async def test_a_call_has_so_many_spans_and_no_more(tmp_path: Path, monkeypatch:
         ("OPTIONS", "*", "OPTIONS (other)"),
     ],
 )
-async def test_a_strangers_words_are_no_names(method: str, path: str, name: str) -> None:
-    """Who asks has not said who he is."""
+async def test_span_name_has_no_words_of_an_unauthenticated_caller(method: str, path: str, name: str) -> None:
+    """The caller has not been authenticated."""
     kept = Kept()
     found = traces(kept, 0.0)
     request = make_mocked_request("GET", "/" if path == "*" else path, {"Traceparent": f"{PARENT}01"})
@@ -95,11 +95,11 @@ async def test_a_strangers_words_are_no_names(method: str, path: str, name: str)
     assert [each.name for each in kept.spans] == [name]
 
 
-def test_every_page_of_the_http_door_is_a_name() -> None:
-    door = HttpDoor(Shown(), TcpTransport(), Beat())
-    assert {path.strip("/").split("/")[0] for path in door.paths()} == set(PAGES)
+def test_every_page_of_the_http_port_has_a_span_name() -> None:
+    listener = HttpListener(Shown(), TcpTransport(), Beat())
+    assert {path.strip("/").split("/")[0] for path in listener.paths()} == set(PAGES)
 
 
-async def test_where_traces_are_off_the_backend_is_itself(tmp_path: Path) -> None:
+async def test_backend_of_calls_is_not_wrapped_when_tracing_is_off(tmp_path: Path) -> None:
     async with one_server(tmp_path, 1) as (_, behind):
         assert backend_of_calls(Traces(), behind, "http") is behind

@@ -1,4 +1,4 @@
-"""A collector that is slow, or away, costs spans and nothing else."""
+"""A slow or absent collector costs spans and nothing else."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.waiting import PATIENCE_S, wait_until_blocking
 
 
 class Stuck(Kept):
-    """Takes nothing until it is let go."""
+    """An exporter that blocks until it is released."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Stuck(Kept):
 
 
 class Away(SpanExporter):
-    """Takes nothing, and says so in one of two ways."""
+    """An exporter that accepts nothing and reports it in one of two ways."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -51,19 +51,19 @@ def take(found: spans.NodeTraces, count: int) -> None:
 def test_spans_beyond_a_full_queue_are_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(export, "QUEUED_MAX", 10)
     monkeypatch.setattr(export, "BATCH_MAX", 4)
-    monkeypatch.setattr(export, "GATHER_S", PATIENCE_S)  # the first four leave together, however long they take
+    monkeypatch.setattr(export, "GATHER_S", PATIENCE_S)  # the first four are sent in one batch, however long that takes
     stuck = Stuck()
     found = traces(stuck)
     take(found, 4)
-    assert stuck.asked.wait(PATIENCE_S)  # they are on their way, and the queue is empty
-    take(found, 13)  # returns, although the collector stands still
+    assert stuck.asked.wait(PATIENCE_S)  # they are being sent, and the queue is empty
+    take(found, 13)  # returns although the collector hangs
     assert found.statistics()["traces_spans_dropped_total"] == 3
     stuck.go.set()
     found.close()
     assert found.statistics()["traces_spans_exported_total"] == len(stuck.spans) == 14
 
 
-def test_what_a_collector_does_not_take_is_counted_and_the_next_batch_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_spans_are_counted_and_the_next_batch_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(export, "BATCH_MAX", 2)
     away = Away()
     found = traces(away)
@@ -74,7 +74,7 @@ def test_what_a_collector_does_not_take_is_counted_and_the_next_batch_is_tried(m
     assert found.statistics()["traces_spans_exported_total"] == 0
 
 
-def test_a_stop_sends_what_is_queued_and_takes_nothing_more() -> None:
+def test_close_sends_queued_spans_and_accepts_no_more() -> None:
     kept = Kept()
     found = traces(kept)
     take(found, 3)

@@ -1,4 +1,5 @@
-"""Sampled operations between two servers: the trace goes on where both take some, and the operation is done anyway."""
+"""Sampled operations between two servers: the trace continues where both trace, and the operation is executed in any
+case."""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ async def two(root: Path, *traced_ones: str) -> AsyncIterator[Traced]:
         yield both
 
 
-async def test_a_trace_goes_on_at_the_server_that_leads(tmp_path: Path) -> None:
+async def test_trace_continues_at_the_leader(tmp_path: Path) -> None:
     async with two(tmp_path, "n1", "n2") as both:
         both.backend.submit((put(b"k", b"v"),), both.n1.sink, (1,))
         both.backend.submit([put(b"k", b"w"), put(b"l", b"w")], both.n1.sink, [2, 3])
@@ -76,8 +77,9 @@ async def test_a_trace_goes_on_at_the_server_that_leads(tmp_path: Path) -> None:
         assert (connection.expected, both.found["n1"].live) == ({}, 0)
 
 
-async def test_a_server_without_traces_does_what_is_announced_to_it(tmp_path: Path) -> None:
-    """As one from before there were any: it says that nobody leads the partition of traces, and nobody listens."""
+async def test_server_without_tracing_executes_announced_operations(tmp_path: Path) -> None:
+    """As at a server from before announcements: it replies that nobody leads the partition of traces, and nothing
+    reads the reply."""
     async with two(tmp_path, "n1") as both:
         for number in range(1, 20):
             both.backend.submit((put(b"k", b"%d" % number),), both.n1.sink, (number,))
@@ -86,9 +88,7 @@ async def test_a_server_without_traces_does_what_is_announced_to_it(tmp_path: Pa
         assert both.n1.links.statistics()["peer_links_lost_total"] == 0
 
 
-async def test_a_frame_announces_so_many_and_the_others_are_done_as_well(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_announcements_of_a_frame_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traced, "ANNOUNCED_MAX", 3)
     async with two(tmp_path, "n1", "n2") as both:
         for number in range(1, 9):
@@ -97,8 +97,8 @@ async def test_a_frame_announces_so_many_and_the_others_are_done_as_well(
         assert len(both.paths("peer PUT")) == 3
 
 
-async def test_what_was_announced_and_never_comes_is_let_go(tmp_path: Path) -> None:
-    """Else each later frame would look for it."""
+async def test_announcement_without_its_operation_is_dropped(tmp_path: Path) -> None:
+    """Otherwise each later frame would look for it."""
     async with two(tmp_path, "n1", "n2") as both:
         body = msgspec.msgpack.encode([[1_000_000, PARENT]])
         await both.n1.links.call(ServerId("n2"), TRACES, EXPECT, body, PATIENCE_S)
@@ -109,7 +109,7 @@ async def test_what_was_announced_and_never_comes_is_let_go(tmp_path: Path) -> N
         assert connection.expected == {}
 
 
-async def test_an_announcement_that_is_none_is_refused_and_the_link_stays(tmp_path: Path) -> None:
+async def test_malformed_announcement_is_refused_and_the_link_stays(tmp_path: Path) -> None:
     async with two(tmp_path, "n1", "n2") as both:
         with pytest.raises(InvalidRequest, match="want numbers of operations and traceparents"):
             await both.n1.links.call(ServerId("n2"), TRACES, EXPECT, b"\xc1", PATIENCE_S)
@@ -120,7 +120,7 @@ async def test_an_announcement_that_is_none_is_refused_and_the_link_stays(tmp_pa
         assert both.n1.links.statistics()["peer_links_lost_total"] == 0
 
 
-async def test_an_operation_that_the_other_server_turns_away_ends_its_span_there(tmp_path: Path) -> None:
+async def test_span_of_a_refused_forwarded_operation_ends_at_the_server(tmp_path: Path) -> None:
     async with two(tmp_path, "n1", "n2") as both:
         both.n2.hosted[next(iter(both.n2.hosted))].is_up = False
         both.backend.submit((put(b"k", b"v"),), both.n1.sink, (1,))
@@ -137,12 +137,12 @@ async def test_an_operation_that_the_other_server_turns_away_ends_its_span_there
 
 
 @pytest.mark.parametrize("body", [b"", b"\xc1", msgspec.msgpack.encode([[1, 2]]), msgspec.msgpack.encode([[-1, "x"]])])
-def test_garbage_is_no_announcement(body: bytes) -> None:
+def test_garbage_is_not_an_announcement(body: bytes) -> None:
     with pytest.raises(InvalidRequest, match="want numbers of operations"):
         expected(body, {})
 
 
-def test_a_link_holds_so_many_announcements_the_latest() -> None:
+def test_link_keeps_the_latest_announcements_up_to_a_limit() -> None:
     held: dict[int, str] = {}
     for number in range(traced.EXPECTED_MAX + 10):
         held = expected(msgspec.msgpack.encode([[number, PARENT]]), held)
@@ -150,7 +150,7 @@ def test_a_link_holds_so_many_announcements_the_latest() -> None:
     assert min(held) == 10
 
 
-def test_too_many_in_one_announcement_are_refused() -> None:
+def test_announcement_of_too_many_operations_is_refused() -> None:
     body = msgspec.msgpack.encode([[number, PARENT] for number in range(traced.ANNOUNCED_MAX + 1)])
     with pytest.raises(InvalidRequest, match="want numbers of operations"):
         expected(body, {})

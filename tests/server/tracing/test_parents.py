@@ -1,4 +1,4 @@
-"""The parent that a call brings along: what is read of it, and what is none and is ignored."""
+"""The parent span of a call: how it is read, and that malformed ones are ignored."""
 
 import pytest
 
@@ -8,18 +8,18 @@ TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 FOUND = Parent(int(TRACE, 16), int(SPAN, 16), True)
 
 
-def test_a_parent_is_read_as_it_is_written() -> None:
+def test_parent_is_read_as_written() -> None:
     assert parse(f"00-{TRACE}-{SPAN}-01") == FOUND
     assert parse(spell(FOUND.trace, FOUND.span)) == FOUND
     assert parse(spell(1, 2)) == Parent(1, 2, True)
 
 
 @pytest.mark.parametrize(("flags", "is_sampled"), [("00", False), ("01", True), ("02", False), ("03", True)])
-def test_the_lowest_bit_of_the_flags_says_whether_it_is_sampled(flags: str, is_sampled: bool) -> None:
+def test_lowest_flag_bit_is_the_sampling_decision(flags: str, is_sampled: bool) -> None:
     assert parse(f"00-{TRACE}-{SPAN}-{flags}") == FOUND._replace(is_sampled=is_sampled)
 
 
-def test_a_later_version_may_say_more() -> None:
+def test_later_traceparent_version_may_have_more_fields() -> None:
     assert parse(f"01-{TRACE}-{SPAN}-01-more") == FOUND
 
 
@@ -38,11 +38,11 @@ def test_a_later_version_may_say_more() -> None:
         f" 00-{TRACE}-{SPAN}-01",
     ],
 )
-def test_what_is_no_parent_is_ignored(text: str) -> None:
+def test_malformed_parent_is_ignored(text: str) -> None:
     assert parse(text) is None
 
 
-def test_a_parent_is_found_among_headers_unless_there_are_two() -> None:
+def test_parent_is_found_among_headers_unless_there_are_two() -> None:
     header = ("traceparent", f"00-{TRACE}-{SPAN}-01")
     assert parent_of([("other", "x"), header]) == FOUND
     assert parent_of([header, header]) is None

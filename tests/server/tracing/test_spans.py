@@ -1,4 +1,4 @@
-"""Which operations are sampled, what their spans say, and that nothing is looked at any more once they are over."""
+"""The operations that are sampled, the content of their spans, and that nothing is tracked once they are over."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def sampled_of(found: NodeTraces, count: int) -> int:
 
 
 @pytest.mark.parametrize(("ratio", "least", "most"), [(0.0, 0, 0), (1.0, 50_000, 50_000), (0.01, 400, 600)])
-def test_as_many_are_sampled_as_the_ratio_says(ratio: float, least: int, most: int) -> None:
+def test_sampling_follows_the_ratio(ratio: float, least: int, most: int) -> None:
     found = traces(Kept(), ratio)
     assert least <= sampled_of(found, 50_000) <= most
     found.close()
 
 
-def test_a_second_has_so_many_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampled_operations_per_second_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spans, "PER_SECOND_MAX", 3)
     clock = MovedClock()
     found = traces(Kept(), clock=clock)
@@ -49,7 +49,7 @@ def test_a_second_has_so_many_and_no_more(monkeypatch: pytest.MonkeyPatch) -> No
     assert (found.statistics()["traces_sampled_total"], found.statistics()["traces_left_out_total"]) == (4, 2)
 
 
-def test_a_span_says_when_it_was_by_one_date_and_the_key_by_its_hash() -> None:
+def test_span_has_dates_and_the_hash_of_its_key() -> None:
     kept, clock = Kept(), MovedClock()
     found = traces(kept, clock=clock)
     span = found.sample("redis", OP)
@@ -60,17 +60,17 @@ def test_a_span_says_when_it_was_by_one_date_and_the_key_by_its_hash() -> None:
     span.end(error="NotLeader")
     span.end()  # a second time counts for nothing
     found.close()
-    (leader,), (door,) = kept.named("leader"), kept.named("redis PUT")
+    (leader,), (front,) = kept.named("leader"), kept.named("redis PUT")
     base = 1_700_000_000 * 10**9
-    assert (door.start_time, door.end_time) == (base, base + 500_000_000)
+    assert (front.start_time, front.end_time) == (base, base + 500_000_000)
     assert (leader.start_time, leader.end_time) == (base + 250_000_000, base + 500_000_000)
-    assert dict(door.attributes or {}) == {"key": hash_of(b"key")}
-    assert door.status.description == "NotLeader"
+    assert dict(front.attributes or {}) == {"key": hash_of(b"key")}
+    assert front.status.description == "NotLeader"
     assert kept.path(leader) == ["redis PUT", "leader"]
     assert found.live == 0
 
 
-def test_only_a_sampled_parent_is_served() -> None:
+def test_only_sampled_parents_are_served() -> None:
     found = traces(Kept())
     parent = f"00-{'a' * 32}-{'b' * 16}-"
     assert found.serve("peer PUT", parent + "00") is None
@@ -81,7 +81,7 @@ def test_only_a_sampled_parent_is_served() -> None:
     found.close()
 
 
-def test_an_append_has_a_child_for_each_bookie_also_for_the_one_that_answers_last() -> None:
+def test_append_has_a_child_for_each_bookie() -> None:
     kept, clock = Kept(), MovedClock()
     found = traces(kept, clock=clock)
     append = begin(found)
@@ -91,7 +91,7 @@ def test_an_append_has_a_child_for_each_bookie_also_for_the_one_that_answers_las
     found.acknowledged(append, 7, 41, 1_000.0)
     append.end()
     clock.at += 0.01
-    assert found.live  # one may still come
+    assert found.live  # one may still arrive
     found.stored(7, 41, "b3")
     found.close()
     took = {
@@ -101,8 +101,8 @@ def test_an_append_has_a_child_for_each_bookie_also_for_the_one_that_answers_las
     assert all(kept.path(each) == ["op", "bookie add"] for each in kept.named("bookie add"))
 
 
-def test_nothing_is_looked_at_once_the_slowest_bookie_takes_too_long() -> None:
-    """Else one sampled write would have every later one's answers taken note of, for good."""
+def test_entry_is_dropped_when_its_slowest_bookie_takes_too_long() -> None:
+    """Otherwise one sampled write would make the node record the answers of every later write."""
     kept, clock = Kept(), MovedClock()
     found = traces(kept, clock=clock)
     append = begin(found)
@@ -111,7 +111,7 @@ def test_nothing_is_looked_at_once_the_slowest_bookie_takes_too_long() -> None:
     append.end()
     for entry in range(42, 50):
         found.stored(7, entry, "b1")
-    assert found.live == 1  # the entry; those behind it are not kept
+    assert found.live == 1  # the entry; later ones are not kept
     clock.at += spans.LATE_S + 0.1
     found.stored(7, 50, "b1")
     assert found.live == 0
@@ -120,7 +120,7 @@ def test_nothing_is_looked_at_once_the_slowest_bookie_takes_too_long() -> None:
     assert len(kept.named("bookie add")) == 1
 
 
-def test_entries_of_a_node_with_much_to_do_are_bounded() -> None:
+def test_kept_entries_are_bounded() -> None:
     found = traces(Kept())
     begin(found)
     for entry in range(2 * spans.ENTRIES_MAX):

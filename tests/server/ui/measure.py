@@ -1,7 +1,7 @@
-"""Measures what the dashboard costs and how soon it is there: `python -m tests.server.ui.measure --partitions 300`.
+"""Measures the cost and the loading time of the dashboard: `python -m tests.server.ui.measure --partitions 300`.
 
-One process serves the page over HTTP, from reports of three nodes that are made up, encoded as they come over a link,
-and put together anew for each look, as the surveyor does; Chromium, where there is one, opens it.
+One process serves the page over HTTP, from made-up reports of three nodes. The reports are encoded as on a link and
+decoded again for each survey, as in the surveyor. Chromium, if it is installed, opens the page.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from kvstore.env.beat import Beat
 from kvstore.env.events import wait_within
 from kvstore.env.nursery import TaskNursery
 from kvstore.env.transport import TcpTransport
-from kvstore.meta.registration import Bookies
+from kvstore.meta.registration import RegisteredBookies
 from kvstore.proto.admin_pb2 import ClusterReport, LedgersResponse, NodeReport
 from kvstore.ring.builder import new_ring
 from kvstore.server.cluster.topology import ClusterTopology, Member
-from kvstore.server.http.door import HttpDoor
-from kvstore.server.status.overview import Survey, report_of_cluster
+from kvstore.server.http.listener import HttpListener
+from kvstore.server.status.overview import ClusterSurvey, report_of_cluster
 from kvstore.server.ui.dashboard import Dashboard
 from kvstore.types import BookieId, PartitionId, ServerId
 from tests.browser import CHROMIUM, tab_of
-from tests.server.http.test_door import Shown
+from tests.server.http.test_listener import Shown
 
 SERVERS = tuple(ServerId(f"n{number}") for number in (1, 2, 3))
 LOADED_MS = "performance.getEntriesByType('navigation')[0].loadEventEnd"
@@ -40,7 +40,7 @@ UNTIL_LOADED = f"""new Promise(loaded => {{
 
 
 def report_of(server: ServerId, partitions: int) -> NodeReport:
-    """A node that leads a third of the partitions, each with a hot key."""
+    """Return the report of a node that leads a third of the partitions, each with a hot key."""
     report = NodeReport(id=server, version="0.1.0", zone="rack-1", uptime_s=90_000)
     report.metadata.kind, report.metadata.state, report.metadata.address = "zookeeper", "connected", "zk:2181"
     report.disk.total_bytes, report.disk.free_bytes = 1 << 40, 1 << 39
@@ -59,7 +59,7 @@ def report_of(server: ServerId, partitions: int) -> NodeReport:
 
 
 class Made:
-    """A survey of nodes that are made up."""
+    """A survey of made-up nodes."""
 
     def __init__(self, partitions: int) -> None:
         ids = [PartitionId(f"p{number + 1}") for number in range(partitions)]
@@ -67,7 +67,7 @@ class Made:
         leaders = {each: (SERVERS[number % 3], 5) for number, each in enumerate(ids)}
         self._topology = ClusterTopology(ring, leaders, {each: Member(id=each, resp="h:1") for each in SERVERS})
         self._told = [report_of(server, partitions).SerializeToString() for server in SERVERS]
-        self._bookies = Bookies({BookieId(f"{each}-0123456789ab"): f"{each}:3181" for each in SERVERS}, {})
+        self._bookies = RegisteredBookies({BookieId(f"{each}-0123456789ab"): f"{each}:3181" for each in SERVERS}, {})
 
     def own(self) -> NodeReport:
         return NodeReport.FromString(self._told[0])
@@ -75,7 +75,7 @@ class Made:
     async def take(self) -> ClusterReport:
         reports = {server: NodeReport.FromString(told) for server, told in zip(SERVERS, self._told, strict=True)}
         return report_of_cluster(
-            Survey(server=SERVERS[0], topology=self._topology, reports=reports, bookies=self._bookies)
+            ClusterSurvey(server=SERVERS[0], topology=self._topology, reports=reports, bookies=self._bookies)
         )
 
     async def ledgers(self, partition: str = "", *, newest: int = 0) -> LedgersResponse:
@@ -83,12 +83,12 @@ class Made:
 
 
 async def serve(partitions: int, loads: int, open_s: float) -> list[str]:
-    """Lines of figures."""
+    """Return lines of figures."""
     address, nursery = f"127.0.0.1:{free_port()}", TaskNursery("measure")
-    door, made = HttpDoor(Shown(), TcpTransport(), Beat()), Made(partitions)
-    door.dashboard = Dashboard(nursery, made, made, door.pages)
-    door.dashboard.start()
-    await door.open(address)
+    listener, made = HttpListener(Shown(), TcpTransport(), Beat()), Made(partitions)
+    listener.dashboard = Dashboard(nursery, made, made, listener.pages)
+    listener.dashboard.start()
+    await listener.open(address)
     url = f"http://{address}/ui"
     try:
         return [
@@ -98,8 +98,8 @@ async def serve(partitions: int, loads: int, open_s: float) -> list[str]:
             *await browsed(url, loads),
         ]
     finally:
-        await door.dashboard.close()
-        await door.close()
+        await listener.dashboard.close()
+        await listener.close()
         await nursery.close()
 
 
@@ -120,7 +120,7 @@ async def pages(url: str, loads: int) -> list[str]:
 
 
 async def live(url: str, open_s: float) -> list[str]:
-    """With one open page, and the process's own doings without."""
+    """Measure with one open page, without the process's own work."""
     idle = await processor_share(open_s)
     async with aiohttp.ClientSession() as session, session.get(f"{url}/live") as stream:
         reading = asyncio.create_task(stream.content.read())

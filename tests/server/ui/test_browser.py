@@ -1,4 +1,4 @@
-"""The dashboard in Chromium, where there is one: its script runs under the page's policy, and nothing is refused."""
+"""The dashboard in Chromium, if it is installed: its script runs under the page's policy, and nothing is refused."""
 
 from __future__ import annotations
 
@@ -28,18 +28,14 @@ FOCUSED = """(() => {
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason=MISSING)]
 
 
-async def test_in_a_browser_the_page_is_kept_fresh_and_its_policy_refuses_nothing(
-    opened: Opened, tmp_path: Path
-) -> None:
+async def test_page_is_updated_in_a_browser_under_its_policy(opened: Opened, tmp_path: Path) -> None:
     async with tab_of(f"{opened.url}/ui", tmp_path / "profile") as tab, asyncio.timeout(PATIENCE_S):
         await tab.call("Runtime.evaluate", expression=UNTIL_LIVE, awaitPromise=True)
         assert "all is served" in await tab.text_of("health")
         assert tab.complaints == []
 
 
-async def test_by_keyboard_the_first_stop_skips_to_the_content_and_wide_tables_are_stops(
-    opened: Opened, tmp_path: Path
-) -> None:
+async def test_keyboard_skips_to_the_content_and_reaches_wide_tables(opened: Opened, tmp_path: Path) -> None:
     async with tab_of("about:blank", tmp_path / "profile") as tab, asyncio.timeout(PATIENCE_S):
         await tab.open_until(f"{opened.url}/ui", ["all is served"])
         stops = []

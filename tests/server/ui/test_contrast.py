@@ -1,4 +1,4 @@
-"""The dashboard's colours, computed from its stylesheet: text and lines can be told from what is behind them."""
+"""The dashboard's colours, computed from its stylesheet: text and lines have enough contrast with their background."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from kvstore.server.ui import dashboard
 TEXT_MIN, LINE_MIN = 4.5, 3.0
 """WCAG 2.2, 1.4.3 and 1.4.11 (AA)."""
 PAGE = ("bg", "card")
-"""Backgrounds of whatever brings none of its own."""
+"""Backgrounds of elements without one of their own."""
 TRANSPARENT = {"line"}
-"""Rules between rows and round cards: nothing is to be learnt from them."""
+"""Rules between rows and around cards, which carry no information."""
 STYLE = (resources.files(dashboard.__package__) / "files" / "ui.css").read_text("utf-8")
 
 Themes = dict[str, dict[str, str]]
 
 
 def themes(style: str) -> Themes:
-    """Light and dark: the colours by their names. What the dark one does not say is as in the light one."""
+    """Return the colours of the light and the dark theme by their names. A colour that the dark theme does not set
+    is that of the light one."""
     light, dark = (
         dict(re.findall(r"--([\w-]+):(#[0-9a-f]{3,6})", each)) for each in re.findall(r":root{(.*?)}", style, re.S)
     )
@@ -29,7 +30,7 @@ def themes(style: str) -> Themes:
 
 
 def pairs(style: str) -> set[tuple[str, str, float]]:
-    """(colour, what is behind it, the least ratio) of every rule that colours a text or a line."""
+    """Return (colour, background, minimum ratio) of every rule that colours a text or a line."""
     found: set[tuple[str, str, float]] = set()
     for declared in re.findall(r"{([^{}]*)}", style):
         rules = dict(each.split(":", 1) for each in declared.split(";") if ":" in each)
@@ -64,11 +65,11 @@ def too_weak(style: str, theme: str) -> list[str]:
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_texts_and_lines_can_be_told_from_what_is_behind_them(theme: str) -> None:
+def test_texts_and_lines_have_enough_contrast(theme: str) -> None:
     assert too_weak(STYLE, theme) == []
 
 
-def test_every_colour_is_looked_at() -> None:
+def test_every_colour_is_checked() -> None:
     seen = {fore for fore, _, _ in pairs(STYLE)} | {back for _, back, _ in pairs(STYLE)}
     assert set(themes(STYLE)["light"]) == seen | TRANSPARENT
     assert set(re.findall(r"#[0-9a-f]{3,6}", STYLE)) == {
@@ -76,6 +77,6 @@ def test_every_colour_is_looked_at() -> None:
     }, "a colour without a name is not looked at"
 
 
-def test_the_ratio_is_that_of_the_standard_and_a_weak_colour_is_found() -> None:
+def test_contrast_ratio_is_that_of_the_standard() -> None:
     assert (round(ratio("#fff", "#000000"), 2), round(ratio("#767676", "#ffffff"), 2)) == (21.0, 4.54)
     assert too_weak(STYLE.replace("--soft:#566073", "--soft:#8a93a5"), "light")

@@ -1,4 +1,4 @@
-"""The dashboard over HTTP, on reports that are made up."""
+"""The dashboard over HTTP, with made-up reports."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from kvstore.env.nursery import TaskNursery
 from kvstore.env.transport import TcpTransport
 from kvstore.errors import InvalidRequest
 from kvstore.proto.admin_pb2 import ClusterReport, LedgersResponse, NodeReport
-from kvstore.server.http.door import HttpDoor
+from kvstore.server.http.listener import HttpListener
 from kvstore.server.ui import dashboard as module
 from kvstore.server.ui.dashboard import Dashboard
 from kvstore.server.ui.ledgers import NEWEST, ledgers_page_of
 from kvstore.server.ui.pages import POLICY
-from tests.server.http.test_door import Shown
+from tests.server.http.test_listener import Shown
 from tests.server.ui.test_view import Elements, judged, loaded
 from tests.waiting import PATIENCE_S, wait_until
 
 
 def log_of(ledgers: int, *, from_leaders: bool = False) -> LedgersResponse:
-    """As a log is read, or told of by its leader: the last of its ledgers is open."""
+    """Return a log as read, or as its leader reports it. Its last ledger is open."""
     response = LedgersResponse(from_leaders=from_leaders)
     for number in range(1, ledgers + 1):
         ledger = response.ledgers.add(id=number, partition="p1", first_sequence=1000 * number, epoch=4)
@@ -45,7 +45,7 @@ def log_of(ledgers: int, *, from_leaders: bool = False) -> LedgersResponse:
 
 
 class Made:
-    """A survey whose answer is given."""
+    """A survey with a given result."""
 
     def __init__(self) -> None:
         self.report = judged(loaded())
@@ -65,7 +65,7 @@ class Made:
 
 
 class Turned:
-    """A doorman who lets pass so many requests."""
+    """An authenticator that lets a limited number of requests pass."""
 
     is_on = True
 
@@ -78,21 +78,21 @@ class Turned:
 
 
 class Opened:
-    def __init__(self, door: HttpDoor, made: Made, url: str) -> None:
-        self.door, self.made, self.url = door, made, url
+    def __init__(self, listener: HttpListener, made: Made, url: str) -> None:
+        self.listener, self.made, self.url = listener, made, url
 
 
 @pytest.fixture
 async def opened() -> AsyncIterator[Opened]:
     address = f"127.0.0.1:{free_port()}"
     nursery = TaskNursery("test")
-    door, made = HttpDoor(Shown(), TcpTransport(), Beat()), Made()
-    door.dashboard = Dashboard(nursery, made, made, door.pages)
-    door.dashboard.start()
-    await door.open(address)
-    yield Opened(door, made, f"http://{address}")
-    await door.dashboard.close()
-    await door.close()
+    listener, made = HttpListener(Shown(), TcpTransport(), Beat()), Made()
+    listener.dashboard = Dashboard(nursery, made, made, listener.pages)
+    listener.dashboard.start()
+    await listener.open(address)
+    yield Opened(listener, made, f"http://{address}")
+    await listener.dashboard.close()
+    await listener.close()
     await nursery.close()
 
 
@@ -101,7 +101,7 @@ async def fetch(url: str, method: str = "GET") -> tuple[aiohttp.ClientResponse, 
         return answer, await answer.text()
 
 
-async def test_the_page_asks_nothing_of_the_internet_and_runs_nothing_that_is_not_its_own(opened: Opened) -> None:
+async def test_page_loads_nothing_from_other_hosts_and_runs_only_its_own_code(opened: Opened) -> None:
     answer, page = await fetch(f"{opened.url}/ui")
     assert answer.status == 200
     policy = answer.headers["Content-Security-Policy"]
@@ -118,7 +118,7 @@ async def test_the_page_asks_nothing_of_the_internet_and_runs_nothing_that_is_no
         assert (await fetch(opened.url + path))[0].status == 200
 
 
-async def test_the_page_has_what_a_screen_reader_needs(opened: Opened) -> None:
+async def test_page_has_what_a_screen_reader_needs(opened: Opened) -> None:
     elements = Elements((await fetch(f"{opened.url}/ui"))[1])
     assert [len(elements.of(name)) for name in ("main", "header", "footer", "nav", "h1")] == [1] * 5
     assert all(each.get("scope") in ("col", "row") for each in elements.of("th"))
@@ -142,7 +142,7 @@ async def test_the_page_has_what_a_screen_reader_needs(opened: Opened) -> None:
     assert all(each.get("tabindex", "0") == "0" for each in focused), "the order is that of the page"
 
 
-async def test_what_is_to_be_typed_is_shown_as_code(opened: Opened) -> None:
+async def test_commands_are_shown_as_code(opened: Opened) -> None:
     report = opened.made.report
     report.ring.paused = True
     report.ring.moves.add(id=7, source="p1", target="p2", state="planned", stuck="do `x 7`")
@@ -153,7 +153,7 @@ async def test_what_is_to_be_typed_is_shown_as_code(opened: Opened) -> None:
     assert page.count("<code>kvstore ring resume</code>") == 2
 
 
-async def test_what_others_wrote_does_nothing_to_the_page(opened: Opened) -> None:
+async def test_texts_of_others_are_escaped(opened: Opened) -> None:
     opened.made.report.partitions[0].lead.hot_keys.add(key=b"<script>alert(1)</script>", share=0.5)
     opened.made.report.nodes[0].no_answer = '"><img src=x>'
     page = (await fetch(f"{opened.url}/ui"))[1]
@@ -162,7 +162,7 @@ async def test_what_others_wrote_does_nothing_to_the_page(opened: Opened) -> Non
     assert "&lt;script&gt;alert(1)" in page
 
 
-async def test_an_open_page_is_told_of_changes(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_open_page_receives_updates(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LIVE_S", 0.01)
     async with aiohttp.ClientSession() as session, session.get(f"{opened.url}/ui/live") as stream:
         assert stream.content_type == "text/event-stream"
@@ -182,37 +182,33 @@ async def event_of(stream: aiohttp.ClientResponse) -> dict[str, dict[str, str]]:
     return found
 
 
-async def test_a_stream_ends_when_its_user_may_not_see_it_any_more(
-    opened: Opened, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_stream_ends_when_its_user_loses_the_permission(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LIVE_S", 0.01)
-    opened.door.doorman = Turned(3)
+    opened.listener.authenticator = Turned(3)
     async with asyncio.timeout(PATIENCE_S):
         answer, text = await fetch(f"{opened.url}/ui/live")
         assert (answer.status, text.count("event: live")) == (200, 2)
         assert (await fetch(f"{opened.url}/ui"))[0].status == 403
 
 
-async def test_there_are_no_more_streams_than_there_may_be(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_streams_are_bounded(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STREAMS_MAX", 1)
     async with aiohttp.ClientSession() as session, session.get(f"{opened.url}/ui/live") as stream:
         await event_of(stream)
         assert (await fetch(f"{opened.url}/ui/live"))[0].status == 503
 
 
-async def test_a_page_that_takes_nothing_gives_its_place_to_another(
-    opened: Opened, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_page_that_reads_nothing_gives_up_its_slot(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STREAMS_MAX", 1)
     monkeypatch.setattr(module, "LIVE_S", 0.0)
     monkeypatch.setattr(module, "READER_S", 0.5)
-    has_place, tell = asyncio.Event(), module._tell
+    has_place, tell = asyncio.Event(), module._send
 
     async def told(*given: Any) -> None:
         has_place.set()
         await tell(*given)
 
-    monkeypatch.setattr(module, "_tell", told)
+    monkeypatch.setattr(module, "_send", told)
     host, _, port = opened.url.removeprefix("http://").rpartition(":")
     with socket.create_connection((host, int(port))) as asks:
         asks.sendall(b"GET /ui/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -227,12 +223,10 @@ async def test_a_page_that_takes_nothing_gives_its_place_to_another(
         await event_of(stream)
 
 
-async def test_who_asks_for_the_head_of_the_stream_gets_no_stream(
-    opened: Opened, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_head_request_gets_no_stream(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STREAMS_MAX", 1)
     host, _, port = opened.url.removeprefix("http://").rpartition(":")
-    for _ in range(2):  # none of them takes the place of an open page
+    for _ in range(2):  # none of them takes the slot of an open page
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"HEAD /ui/live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         async with asyncio.timeout(PATIENCE_S):
@@ -241,17 +235,17 @@ async def test_who_asks_for_the_head_of_the_stream_gets_no_stream(
         assert (head.startswith(b"HTTP/1.1 200"), b"text/event-stream" in head, body) == (True, True, b"")
 
 
-async def test_dashboard_address_shows_the_node_while_there_is_no_dashboard(opened: Opened) -> None:
-    held, opened.door.dashboard = opened.door.dashboard, None
+async def test_dashboard_address_shows_the_node_when_there_is_no_dashboard(opened: Opened) -> None:
+    held, opened.listener.dashboard = opened.listener.dashboard, None
     try:
         answer, text = await fetch(f"{opened.url}/ui")
         assert (answer.status, answer.content_type) == (503, "text/html")
-        assert "this node starts or stops, or is not a server" in text
+        assert "this node is starting or stopping, or is not a server" in text
         assert "node n1, as it reports itself" in text
         assert (await fetch(f"{opened.url}/ui/ui.css"))[0].status == 200
         assert [(await fetch(f"{opened.url}/ui/{page}"))[0].status for page in ("live", "ledgers")] == [503, 503]
     finally:
-        opened.door.dashboard = held
+        opened.listener.dashboard = held
 
 
 async def test_node_page_is_linked_and_has_what_a_screen_reader_needs(
@@ -273,14 +267,14 @@ def ledger_rows(response: LedgersResponse) -> dict[str, list[str]]:
     return {row[0].text: [cell.text for cell in row[1:]] for row in rows}
 
 
-async def test_the_ledgers_of_a_partition_have_a_page_the_newest_first(opened: Opened) -> None:
+async def test_ledgers_page_shows_the_newest_first(opened: Opened) -> None:
     answer, page = await fetch(f"{opened.url}/ui/ledgers?partition=p1")
     assert (answer.status, answer.headers["Content-Security-Policy"]) == (200, POLICY)
     rows = ledger_rows(opened.made.logs["p1"])
     assert list(rows) == ["3", "2", "1"]
     assert rows["2"][:6] == ["CLOSED", "2,000", "4", "199", "3.0 MiB", "3, 3, 2"]
     assert rows["2"][6] == "0: n1-ab, n2-ab, n3-ab · 57: n1-ab, n2-ab, <b>n4"
-    assert rows["3"][:5] == ["OPEN", "3,000", "4", "not known while it is open", "?"]
+    assert rows["3"][:5] == ["OPEN", "3,000", "4", "unknown while open", "?"]
     assert "&lt;b&gt;n4" in page
     assert "<b>n4" not in page
     elements = Elements(page)
@@ -289,24 +283,24 @@ async def test_the_ledgers_of_a_partition_have_a_page_the_newest_first(opened: O
     assert "/ui/ledgers?partition=p1" in linked
 
 
-async def test_while_the_metadata_store_is_away_the_page_says_what_the_leader_knows_and_that_it_is_from_it(
+async def test_ledgers_page_names_its_source_when_the_metadata_store_is_away(
     opened: Opened,
 ) -> None:
     opened.made.logs["p1"] = log_of(2, from_leaders=True)
     _, page = await fetch(f"{opened.url}/ui/ledgers?partition=p1")
-    assert "The metadata store is away: this is what the leader knows of its log now. 2 ledgers" in page
+    assert "The metadata store is unavailable: this is the leader&#39;s present view of its log. 2 ledgers" in page
     rows = ledger_rows(opened.made.logs["p1"])
-    assert rows["1"] == ["no longer written to", "1,000", "4", *["?"] * 5]
+    assert rows["1"] == ["closed or closing", "1,000", "4", *["?"] * 5]
     assert rows["2"][0] == "OPEN"
 
 
-async def test_a_page_of_ledgers_wants_a_partition_that_there_is(opened: Opened) -> None:
+async def test_ledgers_page_needs_a_known_partition(opened: Opened) -> None:
     found = [(await fetch(f"{opened.url}/ui/ledgers{query}")) for query in ("", "?partition=p9")]
     assert [(answer.status, text) for answer, text in found] == [
-        (400, "400: want ?partition=ID, for example p1\n"),
+        (400, "400: expected ?partition=ID, for example p1, got none\n"),
         (404, "404: no partition p9; want one of p1\n"),
     ]
 
 
-def test_a_long_log_says_that_not_all_of_it_is_shown() -> None:
+def test_page_of_a_long_log_says_that_it_is_incomplete() -> None:
     assert "only the last 500 are shown" in ledgers_page_of(log_of(NEWEST), "p1", "n1")["ledgers"]["note"]

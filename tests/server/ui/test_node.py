@@ -1,4 +1,4 @@
-"""The page about one node."""
+"""The page of one node."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_node_page_shows_all_that_the_node_reports() -> None:
     assert cells(STATUS) == {
         "partitions": [
             ["p1", "serving", "n1", "1,234", "3", "5", "1"],
-            ["p2", "stopped: its state differs", "nobody", "1", "", "", ""],
+            ["p2", "stopped: its state differs", "none", "1", "", "", ""],
         ],
         "leaders": [["p1", "n1"]],
         "server": [["resp commands", "12,345"]],
@@ -63,7 +63,7 @@ def test_node_page_of_a_starting_node_has_no_tables() -> None:
     starting = {"id": "n1", "not_ready": ["starting"], "partitions": {}, "server": {}}
     text = page(starting, has_dashboard=False)
     assert "not ready: starting" in text
-    assert "this node starts or stops, or is not a server" in text
+    assert "this node is starting or stopping, or is not a server" in text
     assert "<table" not in text
 
 

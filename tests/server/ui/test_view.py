@@ -1,4 +1,4 @@
-"""What the dashboard makes of reports: words, pictures, the last hour."""
+"""The dashboard's content, made of reports: words, drawings, the last hour."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from kvstore.cli.status.views import bookie_document
 from kvstore.proto.admin_pb2 import ClusterReport, NodeReport
 from kvstore.server.status.health import findings_of, health_of
-from kvstore.server.ui.history import SAMPLES, History
+from kvstore.server.ui.history import SAMPLES, LoadHistory
 from kvstore.server.ui.picture import line_of, ring_of
 from kvstore.server.ui.view import BOOKIE_COLUMNS, NODE_COLUMNS, live_of, page_of, shape_of
 from kvstore.server.ui.words import key, parts, rate, size, span, took
@@ -32,25 +32,25 @@ def loaded() -> ClusterReport:
 
 
 def cells(report: ClusterReport, table: str) -> dict[str, str]:
-    """The rows of a table as text, by their headings."""
-    rows: list[list[Any]] = page_of(report, History())[table]["rows"]
+    """Return the rows of a table as text, by their headings."""
+    rows: list[list[Any]] = page_of(report, LoadHistory())[table]["rows"]
     return {row[0].text: " | ".join(cell.text for cell in row[1:]) for row in rows}
 
 
-def test_a_silent_node_is_shown_with_the_reason_and_its_last_known_leads() -> None:
+def test_silent_node_is_shown_with_reason_and_last_known_leads() -> None:
     report = judged(loaded())
     silent(report, 2)
     report.nodes[1].leads.append("p2")
     assert "no answer: refuses connections" in cells(report, "nodes")["n2"]
     assert "1 last known" in cells(report, "nodes")["n2"]
-    assert "n2: away" in cells(report, "partitions")["p1"]
+    assert "n2: down" in cells(report, "partitions")["p1"]
     assert "not served" in cells(report, "partitions")["p2"]
 
 
-def test_a_partition_that_has_retired_is_not_shown_as_one_that_nobody_serves() -> None:
+def test_retired_partition_is_not_shown_as_unserved() -> None:
     report = loaded()
     report.partitions.add(id="p0", state="retired")
-    page = page_of(judged(report), History())
+    page = page_of(judged(report), LoadHistory())
     assert "not served" not in cells(report, "partitions")["p0"]
     [row] = [each for each in page["partitions"]["rows"] if each[0].text == "p0"]
     assert "bad" not in [cell.tone for cell in row]
@@ -60,15 +60,15 @@ def test_a_partition_that_has_retired_is_not_shown_as_one_that_nobody_serves() -
     )
 
 
-def test_the_verdict_is_that_of_the_health_rules() -> None:
+def test_verdict_is_that_of_the_health_rules() -> None:
     report = loaded()
     silent(report, 2)
-    page = page_of(judged(report), History())
+    page = page_of(judged(report), LoadHistory())
     assert (page["grade"], page["health"]) == ("DOWN", report.health.text)
     assert [each["reason"] for each in page["findings"]] == [each.reason for each in report.findings]
 
 
-def test_a_full_disk_and_a_failed_directory_are_shown_at_their_bookie() -> None:
+def test_full_disk_and_failed_directory_are_shown_at_their_bookie() -> None:
     report = loaded()
     report.bookies[0].state, report.bookies[0].disk.free_bytes = "readonly", 1 << 20
     report.bookies[1].directories.add(path="/d2", failure="Input/output error")
@@ -78,7 +78,7 @@ def test_a_full_disk_and_a_failed_directory_are_shown_at_their_bookie() -> None:
     assert "/d2: Input/output error" in bookies["n2-ab"]
 
 
-def test_a_stuck_move_is_shown_with_its_progress() -> None:
+def test_stuck_move_is_shown_with_its_progress() -> None:
     report = loaded()
     why = "no step of it has gone well for 31 s: partition p1: no answer"
     report.ring.moves.add(id=7, source="p1", target="p2", state="copying", attempt=3, copied=0.4, stuck=why)
@@ -86,57 +86,57 @@ def test_a_stuck_move_is_shown_with_its_progress() -> None:
     report.ring.moves.add(id=8, source="p1", target="p3", state="copying", attempt=1, copied=0.5, eta_s=150)
     report.ring.moves.add(id=9, source="p1", target="p3", state="planned")
     assert cells(report, "moves") == {
-        "7": f"p1 → p2 | copying, stuck | 40% | not known | 3 | {why}",
-        "8": "p1 → p3 | copying | 50% | 2 min | 1 | it goes on",
-        "9": "p1 → p3 | planned | ? | not known | 0 | waits for its turn",
+        "7": f"p1 → p2 | copying, stuck | 40% | unknown | 3 | {why}",
+        "8": "p1 → p3 | copying | 50% | 2 min | 1 | in progress",
+        "9": "p1 → p3 | planned | ? | unknown | 0 | waits for its turn",
     }
-    assert "to go" not in page_of(report, History())["moves"]["note"]
+    assert "remaining" not in page_of(report, LoadHistory())["moves"]["note"]
     report.ring.moves[0].stuck = ""
-    assert ", some 10 min to go" in page_of(report, History())["moves"]["note"]
+    assert ", about 10 min remaining" in page_of(report, LoadHistory())["moves"]["note"]
 
 
-def test_latencies_are_shown_at_their_node_and_kept_fresh() -> None:
+def test_latencies_are_shown_at_their_node_and_updated() -> None:
     report = judged(loaded())
     report.nodes[0].report.latencies.add(operation="get", p50_s=0.000256, p99_s=0.004096, timed=9, within_s=60)
     silent(report, 3)
     assert "256 µs, 4.1 ms | none | none" in cells(report, "nodes")["n1"]
     assert "| ? | ? | ? |" in cells(report, "nodes")["n3"]
     assert live_of(report)["cells"]["get n1"] == "256 µs, 4.1 ms"
-    rows = page_of(report, History())["nodes"]["rows"]
+    rows = page_of(report, LoadHistory())["nodes"]["rows"]
     assert [cell.live for cell in rows[0] if cell.live] == ["get n1", "put n1", "session n1"]
     assert all(len(row) == len(NODE_COLUMNS) for row in rows)
 
 
-def test_a_bookie_whose_node_is_no_server_says_that_nobody_tells_of_it_and_not_that_it_has_nothing() -> None:
+def test_bookie_without_a_server_is_shown_as_not_reported() -> None:
     report = loaded()
     report.bookies[0].node, report.bookies[0].limbo_ledgers = "", 0
     bookies = cells(report, "bookies")
-    assert bookies["n1-ab"].count("no server there") == 3
-    assert "no server there" not in bookies["n2-ab"]
+    assert bookies["n1-ab"].count("not reported") == 3
+    assert "not reported" not in bookies["n2-ab"]
     assert bookie_document(report.bookies[0])["limbo_ledgers"] is None
     assert bookie_document(report.bookies[1])["limbo_ledgers"] == 0
 
 
-def test_missing_copies_are_shown_at_their_bookie_and_in_sum_as_the_leaders_see_them() -> None:
+def test_missing_copies_are_shown_per_bookie_and_in_total() -> None:
     report = judged(loaded())
     report.partitions[0].lead.ledgers_lacking_copies = 2
     report.bookies[2].lacking_ledgers = 2
-    page = page_of(report, History())
-    place = BOOKIE_COLUMNS.index("lacking copies")
+    page = page_of(report, LoadHistory())
+    place = BOOKIE_COLUMNS.index("under-replicated")
     assert [row[place].text for row in page["bookies"]["rows"]] == ["0", "0", "2"]
     assert page["bookies"]["note"].startswith(
-        "of 40 ledgers, 0 of them not written by partitions, 2 lack copies and 0 are at risk; 0 marked"
+        "of 40 ledgers, 0 of them not written by partitions, 2 are under-replicated and 0 are at risk; 0 marked"
     )
     assert next(each["text"] for each in page["tiles"] if each["id"] == "lacking") == "2"
 
 
-def test_with_the_metadata_store_away_its_state_and_the_age_of_what_is_known_are_shown() -> None:
+def test_page_shows_the_state_of_an_unavailable_metadata_store() -> None:
     report = loaded()
     report.nodes[0].report.metadata.state, report.nodes[0].report.metadata.read_age_s = "suspended", 200.0
     assert "suspended, read 3 min ago" in cells(report, "nodes")["n1"]
 
 
-def test_arcs_fill_the_circle_one_after_the_other_and_bands_are_as_broad_as_the_load() -> None:
+def test_arcs_fill_the_circle_and_bands_show_the_load() -> None:
     arcs = ring_of(loaded())["arcs"]
     assert [(each["length"], each["offset"]) for each in arcs] == [("248.50", "-0.00"), ("748.50", "-250.00")]
     assert [each["load_width"] for each in arcs] == ["22.0", "7.3"]
@@ -145,7 +145,7 @@ def test_arcs_fill_the_circle_one_after_the_other_and_bands_are_as_broad_as_the_
     assert [each["tone"] for each in ring_of(report)["arcs"]] == ["c0", "bad"]
 
 
-def test_a_page_learns_that_more_than_numbers_has_changed() -> None:
+def test_shape_changes_when_more_than_numbers_changes() -> None:
     report = loaded()
     before = shape_of(report)
     report.partitions[0].lead.ops_per_s = 5
@@ -154,9 +154,9 @@ def test_a_page_learns_that_more_than_numbers_has_changed() -> None:
     assert shape_of(report) != before
 
 
-def test_the_numbers_that_are_kept_fresh_are_those_of_the_page() -> None:
+def test_updated_numbers_are_those_of_the_page() -> None:
     report = judged(loaded())
-    live, page = live_of(report), page_of(report, History())
+    live, page = live_of(report), page_of(report, LoadHistory())
     assert live["numbers"] == {each["id"]: each["text"] for each in page["tiles"]}
     assert {"load p1": "300/s", "load p2": "100/s"}.items() <= live["cells"].items()
     named = {cell.live for table in ("nodes", "partitions") for row in page[table]["rows"] for cell in row} - {""}
@@ -164,8 +164,8 @@ def test_the_numbers_that_are_kept_fresh_are_those_of_the_page() -> None:
     assert (live["health"], live["changed"]) == (page["health"], page["shape"])
 
 
-def sampled(count: int) -> History:
-    history = History()
+def sampled(count: int) -> LoadHistory:
+    history = LoadHistory()
     for number in range(count):
         report = NodeReport()
         report.replicas.add().lead.ops_per_s = number
@@ -174,19 +174,19 @@ def sampled(count: int) -> History:
 
 
 @pytest.mark.parametrize("count", [0, 1, SAMPLES, SAMPLES + 1, 3 * SAMPLES + 7])
-def test_the_last_hour_is_kept_oldest_first_in_memory_that_does_not_grow(count: int) -> None:
+def test_last_hour_is_kept_in_bounded_memory(count: int) -> None:
     history = sampled(count)
     assert list(history.of("operations")) == [float(each) for each in range(count)][-SAMPLES:]
     assert history.size_bytes == 11_520
 
 
-def test_a_line_ends_at_the_right_edge_and_its_highest_sample_is_at_the_top() -> None:
+def test_chart_line_ends_at_the_right_and_peaks_at_the_top() -> None:
     assert line_of([0, 5, 10], 360) == "357,98.0 358,51.0 359,4.0"
     assert line_of([0, 0], 360) == "358,98.0 359,98.0"
     assert line_of([], 360) == ""
 
 
-def test_numbers_are_in_units_that_people_read() -> None:
+def test_numbers_have_readable_units() -> None:
     assert [size(each) for each in (5, 1536, 20 << 30, 5 << 40)] == ["5 B", "1.5 KiB", "20 GiB", "5.0 TiB"]
     assert [span(each) for each in (3, 119, 120, 7200, 200_000)] == ["3 s", "119 s", "2 min", "2 h", "2 d"]
     assert [rate(each) for each in (0, 0.5, 12_345)] == ["0/s", "0.5/s", "12,345/s"]
@@ -195,7 +195,7 @@ def test_numbers_are_in_units_that_people_read() -> None:
     assert len(key(b"k" * 1000)) == 60
 
 
-def test_commands_are_told_from_the_words_around_them() -> None:
+def test_commands_are_distinguished_from_text() -> None:
     assert parts("run `kvstore fsck`, then `b`") == [
         ("run ", False),
         ("kvstore fsck", True),
@@ -221,9 +221,9 @@ class Elements(HTMLParser):
         return [attributes for tag, attributes in self.found if tag == name]
 
 
-def test_namespaces_are_shown_with_what_they_use_and_refuse() -> None:
+def test_namespaces_show_usage_and_refusals() -> None:
     report = judged(loaded())
-    assert page_of(report, History())["namespaces"]["rows"] == []
+    assert page_of(report, LoadHistory())["namespaces"]["rows"] == []
     shop = report.namespaces.add(name="shop", prefix=b"shop/\xff<b>", keys=920, bytes=2048)
     limits = shop.limits
     limits.keys_max, limits.bytes_max, limits.ops_per_s, limits.ttl_ms = 1000, 1 << 20, 5000, 3_600_000
@@ -231,7 +231,7 @@ def test_namespaces_are_shown_with_what_they_use_and_refuse() -> None:
     assert cells(report, "namespaces") == {
         "shop": "shop/\\xff<b> | 920 of 1,000 | 2.0 KiB of 1.0 MiB | 92% of keys | at most 5,000/s | 60 min | none | "
         "nearly full",
-        "free": "free/ | 7 | 0 B | none | any number | none | none | within its limits",
+        "free": "free/ | 7 | 0 B | none | any number | none | none | within limits",
     }
     shape = shape_of(report)
     shop.keys, shop.refused["keys"], shop.refused["operations"] = 940, 3, 2
@@ -240,4 +240,4 @@ def test_namespaces_are_shown_with_what_they_use_and_refuse() -> None:
     assert (told["keys of shop"], told["refused of shop"]) == ("940 of 1,000", "3 for keys · 2 for operations")
     shop.refused_ago_s["keys"] = 1.0
     assert shape_of(report) != shape
-    assert cells(report, "namespaces")["shop"].endswith("refuses for its keys")
+    assert cells(report, "namespaces")["shop"].endswith("refuses: keys limit reached")

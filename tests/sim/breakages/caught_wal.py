@@ -63,16 +63,16 @@ FIRST = {
         "test_an_older_copy_that_a_bookie_has_marked_is_used_by_nobody"
     ),
     "takes a ledger id without asking the bookies": "test_late_answer_counts_for_the_next_id",
-    "takes a ledger id before it asks the bookies": "test_creators_at_once_take_no_id_for_an_old_one",
-    "forgets the ledger ids that it has seen in lists": "test_process_remembers_ids_that_it_has_seen_in_lists",
-    "goes on giving ids in an older copy": "test_leader_whose_roll_is_given_an_old_id_ends_and_keeps_its_entries",
+    "takes a ledger id before it asks the bookies": "test_concurrent_creators_take_no_id_for_an_old_one",
+    "forgets the ledger ids that it has seen in lists": "test_new_ids_remember_ids_seen_in_lists",
+    "goes on giving ids in an older copy": "test_leader_that_rolls_to_an_old_id_ends_and_keeps_its_entries",
     "takes another ledger id where one was given again": (
-        "test_id_that_one_bookie_has_seen_is_refused_and_the_store_is_marked"
+        "test_new_id_that_one_bookie_has_seen_is_refused_and_the_store_marked"
     ),
     "waits for every bookie before it takes a ledger id": (
-        "test_silent_bookie_delays_an_id_by_a_quarter_of_a_second_at_the_most"
+        "test_silent_bookie_delays_an_id_by_a_quarter_second_at_most"
     ),
-    "takes a ledger id without an ack quorum of answers": "test_no_id_is_taken_without_an_ack_quorum_of_answers",
+    "takes a ledger id without an ack quorum of answers": "test_new_id_needs_an_ack_quorum_of_answers",
     "a recovery chooses between two payloads": "test_a_recovery_does_not_choose_between_two_payloads_of_an_entry",
     "a listed successor counts as the end of a ledger": "test_log seed 1",
 }

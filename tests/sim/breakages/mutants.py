@@ -19,7 +19,7 @@ import pytest
 from kvstore import os_errors
 from kvstore.bookie import fencing, identity, keys
 from kvstore.bookie.adds import Adds
-from kvstore.bookie.fencing import Verdict
+from kvstore.bookie.fencing import WriteVerdict
 from kvstore.bookie.journal.supply import SegmentSupply
 from kvstore.bookie.opening import make_directory
 from kvstore.env.liveness.evidence import Evidence
@@ -30,9 +30,9 @@ from kvstore.meta.history.verifier import Verifier
 from kvstore.os_errors import Meaning
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.election.replica import Replica
-from kvstore.partition.election.retention import Retention
+from kvstore.partition.election.retention import LogRetention
 from kvstore.partition.election.role_machine import RoleMachine
-from kvstore.partition.election.trials import Trials
+from kvstore.partition.election.trials import Investigations
 from kvstore.partition.leading import evaluate, record_time
 from kvstore.partition.leading.leader import Leader
 from kvstore.partition.leading.read_lease import ReadLease
@@ -40,16 +40,16 @@ from kvstore.partition.partition import Partition
 from kvstore.partition.state import rows
 from kvstore.partition.state.entry import NOTE, Entry
 from kvstore.partition.state.retry_table import RetryTable
-from kvstore.partition.state.state import State
-from kvstore.partition.state.transfer import Export
+from kvstore.partition.state.state import ReplicaState
+from kvstore.partition.state.transfer import StateExport
 from kvstore.proto.bookkeeper import Status
-from kvstore.server.clock import dates
-from kvstore.server.clock.dates import Heard, Judge
-from kvstore.server.clock.dating import JudgedClock
-from kvstore.server.clock.kept_date import KeptDate
-from kvstore.server.peer.proof import Called
+from kvstore.server.clock import clock_judge
+from kvstore.server.clock.clock_judge import ClockJudge, PeerClock
+from kvstore.server.clock.clock_sync import JudgedClock
+from kvstore.server.clock.saved_date import SavedDate
+from kvstore.server.peer.proof import CalledSide
 from kvstore.types import BookieId, EntryId, Position, Seq, ServerId
-from kvstore.wal.leading.leader_log import OpenLog
+from kvstore.wal.leading.leader_log import OpenLeaderLog
 from kvstore.wal.tailing.tail import TailReader
 from kvstore.wal.takeover import LogTakeover
 from tests.sim.breakages import mutants_reach as mutants_reach
@@ -122,7 +122,7 @@ def _old_id(patch: pytest.MonkeyPatch) -> None:
             make_directory(self._disk, directory)
             self._write(f"{directory}/{identity.VERSION}", encode_cookie(cookie))
         self._write(f"{self._config.journal_dir}/{identity.STARTS}", f"{version}\n".encode())
-        return identity.Identity(cookie.bookie, False, ())
+        return identity.BookieIdentity(cookie.bookie, False, ())
 
     patch.setattr(identity._Identification, "_format", format_as_before)
 
@@ -131,9 +131,9 @@ def _old_id(patch: pytest.MonkeyPatch) -> None:
 def _no_fence(patch: pytest.MonkeyPatch) -> None:
     judge = fencing.judge_add
 
-    def judge_kindly(ledger: Any, **rest: Any) -> Verdict:
+    def judge_kindly(ledger: Any, **rest: Any) -> WriteVerdict:
         verdict = judge(ledger, **rest)
-        return Verdict.ADMIT if verdict is Verdict.FENCED else verdict
+        return WriteVerdict.ADMIT if verdict is WriteVerdict.FENCED else verdict
 
     patch.setattr(keys, "judge_add", judge_kindly)
 
@@ -256,7 +256,7 @@ def _no_hidden_pauses(patch: pytest.MonkeyPatch) -> None:
 @mutant("new leader reads before the wait is over", story=acks_under_way, lease_ms=3000)
 def _early_reads(patch: pytest.MonkeyPatch) -> None:
     """The list's compare-and-set comes before the wait, and only acknowledgements of writes wait."""
-    append, init = OpenLog.append, OpenLog.__init__
+    append, init = OpenLeaderLog.append, OpenLeaderLog.__init__
     waits: dict[str, float] = {}
 
     async def note(self: Any, listed: Any, taken: Any) -> None:
@@ -277,18 +277,18 @@ def _early_reads(patch: pytest.MonkeyPatch) -> None:
         append(self, payload, first_seq, done if first else later)  # type: ignore[arg-type]
 
     patch.setattr(LogTakeover, "_wait_out", note)
-    patch.setattr(OpenLog, "__init__", begin)
-    patch.setattr(OpenLog, "append", append_and_wait)
+    patch.setattr(OpenLeaderLog, "__init__", begin)
+    patch.setattr(OpenLeaderLog, "append", append_and_wait)
 
 
 @mutant("trims what is applied, not what is synced", "kill_all", log__roll_entries=8, partition__flush_s=5.0)
 def _trim_applied(patch: pytest.MonkeyPatch) -> None:
-    floor = Retention.floor
+    floor = LogRetention.floor
 
     def applied(self: Any, replicas: Any, copies_min: int) -> Seq:
         return Seq(floor(self, replicas, copies_min) + 1_000_000)
 
-    patch.setattr(Retention, "floor", applied)
+    patch.setattr(LogRetention, "floor", applied)
 
 
 # ── partitions ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -301,7 +301,7 @@ def _no_retry_table(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("applied and shown before it is acknowledged", "kill_leader", "isolate", "cut_a_link")
 def _apply_early(patch: pytest.MonkeyPatch) -> None:
-    append, apply_decoded = Leader._append, State.apply_decoded
+    append, apply_decoded = Leader._append, ReplicaState.apply_decoded
 
     def append_and_apply(self: Any, made: Any, replies: Any, *arrived: Any) -> None:
         append(self, made, replies, *arrived)
@@ -314,12 +314,12 @@ def _apply_early(patch: pytest.MonkeyPatch) -> None:
             apply_decoded(self, position, entry, data_keys)
 
     patch.setattr(Leader, "_append", append_and_apply)
-    patch.setattr(State, "apply_decoded", apply_once)
+    patch.setattr(ReplicaState, "apply_decoded", apply_once)
 
 
 @mutant("the second of several entries that are applied together has no effect")
 def _left_out(patch: pytest.MonkeyPatch) -> None:
-    apply_run = State.apply_run
+    apply_run = ReplicaState.apply_run
 
     def forgetful(self: Any, run: Any) -> None:
         first, (at, entry), *others = run
@@ -327,7 +327,7 @@ def _left_out(patch: pytest.MonkeyPatch) -> None:
         nothing.keys, nothing.requests = entry.keys, entry.requests
         apply_run(self, [first, (at, nothing), *others])
 
-    patch.setattr(State, "apply_run", forgetful)
+    patch.setattr(ReplicaState, "apply_run", forgetful)
 
 
 @mutant("a leader reads without a lease", story=acks_under_way, lease_ms=500)
@@ -396,14 +396,14 @@ def _torn_batch(patch: pytest.MonkeyPatch) -> None:
 # docs/protocol.md P16
 @mutant("a snapshot carries no request ids", story=retry_after_a_snapshot, roll_entries=4, lead_back_s=100.0)
 def _no_request_ids(patch: pytest.MonkeyPatch) -> None:
-    begin = Export.__init__
+    begin = StateExport.__init__
 
-    def without(self: Any, state: State) -> None:
+    def without(self: Any, state: ReplicaState) -> None:
         begin(self, state)
         given = self._rows
         self._rows = (each for each in given if not each[0].startswith(rows.ALL_RETRY[0]))
 
-    patch.setattr(Export, "__init__", without)
+    patch.setattr(StateExport, "__init__", without)
 
 
 # docs/protocol.md P26
@@ -420,7 +420,7 @@ def _prepared_at_once(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("an outvoted leader stays", story=leader_is_damaged, lead_back_s=100.0, check_every=5)
 def _outvoted_stays(patch: pytest.MonkeyPatch) -> None:
-    answer = Trials.answer
+    answer = Investigations.answer
 
     def deaf(self: Any, server: ServerId, body: bytes) -> bytes:
         before = self.trial.since
@@ -428,7 +428,7 @@ def _outvoted_stays(patch: pytest.MonkeyPatch) -> None:
         self.trial.since = before
         return said
 
-    patch.setattr(Trials, "answer", deaf)
+    patch.setattr(Investigations, "answer", deaf)
 
 
 @mutant("a failed replica stands", story=all_differ, lead_back_s=100.0, check_every=5)
@@ -446,7 +446,7 @@ def _anybody(patch: pytest.MonkeyPatch) -> None:
         proof = self._meeting.proof(self._own.keys[0], b"called")
         return b"+%b\r\n" % proof.hex().encode() if len(self._received) >= 32 else b""
 
-    patch.setattr(Called, "take", believe)
+    patch.setattr(CalledSide, "take", believe)
 
 
 # ── dates ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -465,38 +465,38 @@ def remove_by_the_wall_clock(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("the first date is believed", story=cold_start)
 def believe_the_first_date(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Judge, "_begin", lambda self, *_: self._take(self._wall_ms))
+    patch.setattr(ClockJudge, "_begin", lambda self, *_: self._take(self._wall_ms))
 
 
 @mutant("the date follows the wall clocks of a majority at once", story=clocks_of_most)
 def follow_a_majority_at_once(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(dates, "RATE", 1e6)
+    patch.setattr(clock_judge, "RATE", 1e6)
 
 
 @mutant("the first date is that of wall clocks", story=clocks_of_most)
 def begin_with_wall_clocks(patch: pytest.MonkeyPatch) -> None:
-    begin = Judge._begin
+    begin = ClockJudge._begin
 
-    def of_nobody(self: Judge, others: Sequence[Heard], majority: int) -> None:
+    def of_nobody(self: ClockJudge, others: Sequence[PeerClock], majority: int) -> None:
         begin(self, [each._replace(offset_ms=None) for each in others], majority)
 
-    patch.setattr(Judge, "_begin", of_nobody)
+    patch.setattr(ClockJudge, "_begin", of_nobody)
 
 
 @mutant("no date is kept for the next process", story=clocks_of_most)
 def keep_no_date(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(KeptDate, "keep", lambda self, offset_ms: None)
+    patch.setattr(SavedDate, "keep", lambda self, offset_ms: None)
 
 
 @mutant("wall clocks count while a server is silent", story=clocks_of_most)
 def wait_for_nobody(patch: pytest.MonkeyPatch) -> None:
-    begin = Judge._begin
+    begin = ClockJudge._begin
 
-    def at_once(self: Judge, others: Sequence[Heard], majority: int) -> None:
-        self._waited_s = dates.ALONE_S
+    def at_once(self: ClockJudge, others: Sequence[PeerClock], majority: int) -> None:
+        self._waited_s = clock_judge.ALONE_S
         begin(self, others, majority)
 
-    patch.setattr(Judge, "_begin", at_once)
+    patch.setattr(ClockJudge, "_begin", at_once)
 
 
 @mutant("record time stands while it is ahead", story=log_ahead)

@@ -14,8 +14,8 @@ import pytest
 
 from kvstore.errors import InvalidRequest, LedgerFenced, NotLeader
 from kvstore.partition.leading import evaluate, leader, plain_puts, queries, range_reads
-from kvstore.partition.leading.answers import Answers
-from kvstore.partition.leading.range_reads import Page
+from kvstore.partition.leading.answers import ResultDelivery
+from kvstore.partition.leading.range_reads import ScanPage
 from kvstore.partition.partition import Partition
 from kvstore.partition.state import operations
 from kvstore.partition.state.draft import Draft
@@ -154,12 +154,12 @@ def _fence_told(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("who has no leader is refused for good", *ZOMBIES, **BUSY)
 def _for_good(patch: pytest.MonkeyPatch) -> None:
-    fail_all = Answers.fail_all
+    fail_all = ResultDelivery.fail_all
 
     def permanently(self: Any, items: Any, error: Any) -> None:
         fail_all(self, items, InvalidRequest(str(error)))
 
-    patch.setattr(Answers, "fail_all", permanently)
+    patch.setattr(ResultDelivery, "fail_all", permanently)
 
 
 @mutant("a scan that waits is refused at every change of the topology", "kill_leader", **BUSY)
@@ -190,7 +190,11 @@ def _short_page(patch: pytest.MonkeyPatch) -> None:
 
     def short(*args: Any) -> Any:
         page = scan(*args)
-        return Page(page.items[:-1], page.next) if isinstance(page, Page) and isinstance(page.items, list) else page
+        return (
+            ScanPage(page.items[:-1], page.next)
+            if isinstance(page, ScanPage) and isinstance(page.items, list)
+            else page
+        )
 
     patch.setattr(range_reads, "scan", short)
 

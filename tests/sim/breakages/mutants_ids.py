@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvstore.errors import BookieError
-from kvstore.meta.layout import Identity
+from kvstore.meta.layout import ClusterIdentity
 from kvstore.wal import new_ids, opener
 from kvstore.wal.new_ids import NewLedgerIds
 
@@ -58,7 +58,7 @@ def _forgotten_ids(patch: pytest.MonkeyPatch) -> None:
 def _ids_after_the_mark(patch: pytest.MonkeyPatch) -> None:
     async def check(*_: Any) -> None: ...
 
-    patch.setattr(Identity, "check", check)
+    patch.setattr(ClusterIdentity, "check", check)
 
 
 @mutant("takes another ledger id where one was given again")

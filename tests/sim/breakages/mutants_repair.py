@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from kvstore.autorecovery import mender, mending
-from kvstore.autorecovery.mending import Mending
+from kvstore.autorecovery import repair_machine, repairer
+from kvstore.autorecovery.repair_machine import RepairMachine
 from kvstore.meta import marks
 from kvstore.meta.recovery_settings import RecoverySettings
 from kvstore.meta.underreplication import MarkLock, Underreplication
@@ -43,43 +43,43 @@ def broken(name: str) -> Iterator[None]:
 
 @mutant("a bookie that is back loses its place")
 def _marked_is_lost(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Mending, "_lost", lambda self, found: self._marked & frozenset(bookies_of(found.metadata)))
+    patch.setattr(RepairMachine, "_lost", lambda self, found: self._marked & frozenset(bookies_of(found.metadata)))
 
 
 @mutant("a bookie that is away and not marked loses its place")
 def _away_is_lost(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
-        Mending, "_lost", lambda _, found: frozenset(bookies_of(found.metadata)) - frozenset(found.standing.there)
+        RepairMachine, "_lost", lambda _, found: frozenset(bookies_of(found.metadata)) - frozenset(found.standing.there)
     )
 
 
 @mutant("a newcomer is named for entries that it does not have")
 def _named_without(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(mending, "_kept_where", lambda _metadata, wanted, _unreadable: wanted)
+    patch.setattr(repair_machine, "_kept_where", lambda _metadata, wanted, _unreadable: wanted)
 
 
 @mutant("a newcomer is named before it has its copies")
 def _named_early(patch: pytest.MonkeyPatch) -> None:
-    original = mender._Attempt._fill
+    original = repairer._Attempt._fill
 
     async def fill(self: Any, fill: Any) -> Any:
         if fill.wanted != fill.metadata:
             await self._ports.ledgers.update(self._ledger, lambda _: fill.wanted)
         return await original(self, fill)
 
-    patch.setattr(mender._Attempt, "_fill", fill)
+    patch.setattr(repairer._Attempt, "_fill", fill)
 
 
 @mutant("a bookie that changes its place in an ensemble is taken to have what that place has")
 def _places_are_alike(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
-        mending, "newcomers_of", lambda metadata, wanted: {*bookies_of(wanted)}.difference(bookies_of(metadata))
+        repair_machine, "newcomers_of", lambda metadata, wanted: {*bookies_of(wanted)}.difference(bookies_of(metadata))
     )
 
 
 @mutant("what a foreign bookie lists is believed")
 def _lists_believed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(mending, "is_incarnation", lambda _: True)
+    patch.setattr(repair_machine, "is_incarnation", lambda _: True)
 
 
 @mutant("a ledger is recovered although its log has a leader")
@@ -87,17 +87,17 @@ def _usurped(patch: pytest.MonkeyPatch) -> None:
     async def is_led(_self: Any, _partition: Any) -> bool:
         return False
 
-    patch.setattr(mender.Mender, "is_led", is_led)
+    patch.setattr(repairer.LedgerRepairer, "is_led", is_led)
 
 
 @mutant("a ledger is recovered although its writer writes")
 def _interrupted(patch: pytest.MonkeyPatch) -> None:
-    original = mender._Attempt._ask
+    original = repairer._Attempt._ask
 
     async def ask(self: Any, metadata: Any, there: Any) -> Any:
         return replace(await original(self, metadata, there), lac=NO_ENTRY)
 
-    patch.setattr(mender._Attempt, "_ask", ask)
+    patch.setattr(repairer._Attempt, "_ask", ask)
 
 
 @mutant("what an empty disk does not have ends a ledger")
@@ -105,12 +105,12 @@ def _empty_disks(patch: pytest.MonkeyPatch) -> None:
     async def doubtful(_self: Any, _bookies: Any) -> list[Any]:
         return []
 
-    patch.setattr(mender._Attempt, "_doubtful", doubtful)
+    patch.setattr(repairer._Attempt, "_doubtful", doubtful)
 
 
 @mutant("a recovery is begun that cannot be decided")
 def _in_vain(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(mending, "is_covered", lambda _definite, _quorum: True)
+    patch.setattr(repair_machine, "is_covered", lambda _definite, _quorum: True)
 
 
 @mutant("what was recovered is shown under the former leader's lease")

@@ -13,7 +13,7 @@ import pytest
 
 from kvstore.errors import BookieError, MetadataError, MetadataLost
 from kvstore.meta import codec, paths
-from kvstore.meta.layout import Identity
+from kvstore.meta.layout import ClusterIdentity
 from kvstore.meta.store import SetData
 from kvstore.proto.digest import HEADER, EntryDigest, Packet
 from kvstore.types import NO_ENTRY, EntryId, LedgerState, PartitionId
@@ -23,14 +23,14 @@ from kvstore.wal.copies.copying import Copying
 from kvstore.wal.entry_reader import EntryReader
 from kvstore.wal.handle import LedgerHandle
 from kvstore.wal.leading.anchors import Anchors
-from kvstore.wal.leading.leader_log import OpenLog
+from kvstore.wal.leading.leader_log import OpenLeaderLog
 from kvstore.wal.ledger_list import LedgerList
 from kvstore.wal.lists import LedgerLists
 from kvstore.wal.recovery import EntryAnswer, LastAnswer, Recovery, Unknown
 from kvstore.wal.tailing.ledger_end import LedgerEnd
 from kvstore.wal.tailing.tail import TailReader
 from kvstore.wal.takeover import LogTakeover
-from kvstore.wal.writer import LedgerWriter, State
+from kvstore.wal.writer import LedgerWriter, WriterState
 from tests.sim.breakages import mutants_ids
 
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -111,8 +111,8 @@ def _acks_in_change(patch: pytest.MonkeyPatch) -> None:
 
     def confirm_ready(self: Any) -> Any:
         state = self.state
-        if state is State.CHANGING:
-            self.state = State.OPEN
+        if state is WriterState.CHANGING:
+            self.state = WriterState.OPEN
         try:
             return original(self)
         finally:
@@ -177,13 +177,13 @@ def _blind_list(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("a rolled ledger is not listed")
 def _unlisted(patch: pytest.MonkeyPatch) -> None:
-    original = OpenLog._write_list
+    original = OpenLeaderLog._write_list
 
     async def write_list(self: Any, listed: Any, created: Any = None) -> None:
         if created is None:
             await original(self, listed, created)
 
-    patch.setattr(OpenLog, "_write_list", write_list)
+    patch.setattr(OpenLeaderLog, "_write_list", write_list)
 
 
 @mutant("entries go to the next ledger before the last one's are acknowledged")
@@ -337,7 +337,7 @@ def _no_queue(patch: pytest.MonkeyPatch) -> None:
     def perform_all(self: Any, commands: Any) -> None:
         for command in commands:
             self._perform(command)
-        if self._is_changing and self.writer.state is not State.CHANGING:
+        if self._is_changing and self.writer.state is not WriterState.CHANGING:
             self._is_changing = False
             self._settled.set()
 
@@ -459,10 +459,10 @@ def _changed_is_older(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("takes a log over in an older copy of the metadata")
 def _passes_the_mark(patch: pytest.MonkeyPatch) -> None:
-    async def pass_over(self: Identity) -> None:
+    async def pass_over(self: ClusterIdentity) -> None:
         return None
 
-    patch.setattr(Identity, "_refuse_older", pass_over)
+    patch.setattr(ClusterIdentity, "_refuse_older", pass_over)
 
 
 # docs/protocol.md R6
@@ -491,11 +491,11 @@ def _closed_end_too_late(patch: pytest.MonkeyPatch) -> None:
 # docs/protocol.md G25
 @mutant("a roll lists the closed end of the roll before")
 def _closed_end_too_early(patch: pytest.MonkeyPatch) -> None:
-    original = OpenLog._switch
+    original = OpenLeaderLog._switch
 
     def switch(self: Any, metadata: Any) -> None:
         before = self._before_open
         original(self, metadata)
         self._before_open = before
 
-    patch.setattr(OpenLog, "_switch", switch)
+    patch.setattr(OpenLeaderLog, "_switch", switch)

@@ -56,13 +56,13 @@ def release_without_freeze(patch: pytest.MonkeyPatch) -> None:
 
 def retry_table_left_behind(patch: pytest.MonkeyPatch) -> None:
     """Rows move, results do not."""
-    patch.setattr(pages.Picked, "requests", property(lambda self: None))
+    patch.setattr(pages.PickedRequests, "requests", property(lambda self: None))
 
 
 def deletes_dropped_by_the_filter(patch: pytest.MonkeyPatch) -> None:
     """What was deleted while it was copied comes back."""
-    patch.setattr(pages.Changes, "rows", property(lambda self: [each for each in self._rows.values() if each]))
-    patch.setattr(pages.Changes, "keys", property(lambda self: [key for key, row in self._rows.items() if row]))
+    patch.setattr(pages.RangeChanges, "rows", property(lambda self: [each for each in self._rows.values() if each]))
+    patch.setattr(pages.RangeChanges, "keys", property(lambda self: [key for key, row in self._rows.items() if row]))
 
 
 def ring_flip_without_release(patch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from tests.sim.world.env import EPOCH_MS
 declare("lodger.there", "lodger.gone", "lodger.pinned")
 
 BOUND_S = 3.0
-"""What dates of servers that lead may differ (kvstore.server.clock.dates.APART_MS), and a moment."""
+"""What dates of servers that lead may differ (kvstore.server.clock.clock_judge.APART_MS), and a moment."""
 PIN_S = 8.0
 
 

@@ -164,7 +164,7 @@ async def hand_over_to_a_later_date(contest: Contest) -> None:
     await all_serve(cluster, UP_S_MAX)
     for node in cluster.nodes:
         assert node.served is not None
-        judge = node.served.dating.clock.judge
+        judge = node.served.clock_sync.clock.judge
         judge.offset_ms += judge.drift_ms  # it would come there at its rate
     tasks = [cluster.spawn(work, name="beside") for work in (contest.judge(), _write_on(contest))]
     await _lead(cluster, [early])

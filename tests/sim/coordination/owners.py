@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from kvstore.client.coordination import AsyncSession
 from kvstore.client.core.batch import Batch
-from kvstore.client.core.operation import CHECK, DELETE, GET, PUT, Operation
+from kvstore.client.core.operation import CHECK, DELETE, GET, PUT, ClientOperation
 from kvstore.client.core.scanning import scan_bounds
 from kvstore.client.core.values import Item, Page
 from kvstore.client.core.watching import Change
@@ -138,7 +138,7 @@ def result_of(code: int, found: Any) -> Any:
     return found[0] if code == kv_pb2.INCREMENT else found
 
 
-def op_of(operation: Operation) -> Op:
+def op_of(operation: ClientOperation) -> Op:
     """What a door makes of it."""
     options = operation.options or kv_pb2.Options()
     flags, version, expires_ms = options.flags, options.version, options.expires_ms

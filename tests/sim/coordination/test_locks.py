@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from kvstore.client.coordination import lease as leases
-from kvstore.client.coordination import queueing
-from kvstore.client.coordination.lease import GRACE_S, Lease
-from kvstore.client.coordination.steps import Find, Recipe, Write
+from kvstore.client.coordination import locking
+from kvstore.client.coordination.lease import GRACE_S, SessionLease
+from kvstore.client.coordination.steps import FindStep, Recipe, WriteStep
 from tests.sim.cluster import RuleBroken
 from tests.sim.coordination.contests import play, play_dates_apart
 from tests.sim.strikes.knobs import Knobs
@@ -46,17 +46,17 @@ def test_a_lock_is_never_held_twice(knobs: Knobs, options: dict[str, Any], seed:
 
 def counts_from_the_answer(patch: pytest.MonkeyPatch) -> None:
     """Q2."""
-    wrote = Lease.wrote
+    wrote = SessionLease.wrote
 
-    def late(self: Lease, write: Any, batch: Any, results: Any, sent: float) -> Any:
+    def late(self: SessionLease, write: Any, batch: Any, results: Any, sent: float) -> Any:
         return wrote(self, write, batch, results, asyncio.get_running_loop().time())
 
-    patch.setattr(Lease, "wrote", late)
+    patch.setattr(SessionLease, "wrote", late)
 
 
 def trusts_what_it_was_told(patch: pytest.MonkeyPatch) -> None:
     """Q2: a holder that looks at no clock."""
-    patch.setattr(Lease, "holds", lambda self, key, now: key in self.keys)
+    patch.setattr(SessionLease, "holds", lambda self, key, now: key in self.keys)
 
 
 def asks_for_names_in_order(patch: pytest.MonkeyPatch) -> None:
@@ -66,24 +66,24 @@ def asks_for_names_in_order(patch: pytest.MonkeyPatch) -> None:
         before = [other for other in line if other < key]
         return max(before) if before else None
 
-    patch.setattr(queueing, "in_front", by_name)
+    patch.setattr(locking, "in_front", by_name)
 
 
 def trusts_the_end_of_the_one_in_front(patch: pytest.MonkeyPatch) -> None:
     """Q4: a waiter may end before the holder."""
-    acquire = queueing.acquire
+    acquire = locking.acquire
 
-    def hasty(lease: Lease, prefix: bytes, *more: Any) -> Recipe[Any]:
+    def hasty(lease: SessionLease, prefix: bytes, *more: Any) -> Recipe[Any]:
         recipe = acquire(lease, prefix, *more)
         answer: Any = None
         looked = False
         try:
             step = next(recipe)
             while True:
-                if isinstance(step, Write):
+                if isinstance(step, WriteStep):
                     answer = yield step
                     key = next(iter(step.puts))
-                elif isinstance(step, Find) and step.prefix == prefix:
+                elif isinstance(step, FindStep) and step.prefix == prefix:
                     answer = yield step
                     answer = {key: answer[key]} if looked else answer
                     looked = True
@@ -95,12 +95,12 @@ def trusts_the_end_of_the_one_in_front(patch: pytest.MonkeyPatch) -> None:
         finally:
             recipe.close()
 
-    patch.setattr(queueing, "acquire", hasty)
+    patch.setattr(locking, "acquire", hasty)
 
 
 def trusts_any_release(patch: pytest.MonkeyPatch) -> None:
     """Q4: one that another holder has told is none of the one in front."""
-    patch.setattr(queueing, "has_released", lambda turn, token: bool(turn))
+    patch.setattr(locking, "has_released", lambda turn, token: bool(turn))
 
 
 @pytest.mark.parametrize(
@@ -128,9 +128,9 @@ def test_a_lock_outlives_a_leader_whose_date_was_earlier(seed: int) -> None:
 
 def has_no_grace(patch: pytest.MonkeyPatch) -> None:
     """Q3: keys go as soon as the owner stops to count on them, by another leader's date before that."""
-    init = Lease.__post_init__
+    init = SessionLease.__post_init__
 
-    def none(self: Lease) -> None:
+    def none(self: SessionLease) -> None:
         init(self)
         self.grace_s = 0.0
 

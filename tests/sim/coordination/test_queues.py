@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvstore.client.coordination import AsyncQueue, AsyncSession, NotInTime, Taken
-from kvstore.client.coordination.lease import Lease
+from kvstore.client.coordination.lease import SessionLease
 from kvstore.client.core.batch import Batch
 from kvstore.client.core.operation import CHECK, PUT
 from kvstore.errors import OutcomeUnknown, StoreError
@@ -200,9 +200,9 @@ def test_an_item_is_one_sessions_at_a_time_and_none_is_lost(seed: int) -> None:
 
 
 def test_without_the_condition_that_nobody_has_it_an_item_is_taken_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    batch = Lease.batch
+    batch = SessionLease.batch
 
-    def unasked(self: Lease, write: Any, now: float) -> Batch:
+    def unasked(self: SessionLease, write: Any, now: float) -> Batch:
         """A claim is written whether or not there is one."""
         made = batch(self, write, now)
         for place, each in enumerate(made.operations):
@@ -212,6 +212,6 @@ def test_without_the_condition_that_nobody_has_it_an_item_is_taken_twice(monkeyp
                 each.options.flags &= ~kv_pb2.IF_ABSENT
         return made
 
-    monkeypatch.setattr(Lease, "batch", unasked)
+    monkeypatch.setattr(SessionLease, "batch", unasked)
     with pytest.raises(RuleBroken, match="Q6"):
         played(range(8))

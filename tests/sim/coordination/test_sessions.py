@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvstore.client.coordination import SessionEnded
-from kvstore.client.coordination.lease import GRACE_S, Lease
+from kvstore.client.coordination.lease import GRACE_S, SessionLease
 from kvstore.client.core.batch import Batch
 from kvstore.errors import StoreError
 from tests.sim.cluster import Cluster, RuleBroken
@@ -57,7 +57,7 @@ class Lives:
             await self._hears(session)
             await owner.nursery.close()
 
-    async def _gone(self, looker: Owner, lease: Lease, last: float) -> None:
+    async def _gone(self, looker: Owner, lease: SessionLease, last: float) -> None:
         loop = asyncio.get_running_loop()
         while True:
             began = loop.time()
@@ -114,15 +114,15 @@ def test_sessions_end_not_before_their_ttl_and_within_their_bound(seed: int) -> 
 
 def test_without_the_question_for_the_session_one_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Q1: of owners whose clocks stand still, so that they ask for more."""
-    monkeypatch.setattr(Lease, "is_alive", lambda self, now: True)
+    monkeypatch.setattr(SessionLease, "is_alive", lambda self, now: True)
     assert play(1, CALM) > 4
-    batch = Lease.batch
+    batch = SessionLease.batch
 
-    def unasked(self: Lease, write: Any, now: float) -> Batch:
+    def unasked(self: SessionLease, write: Any, now: float) -> Batch:
         made = batch(self, write, now)
         made.operations[0] = Batch().put(self.key, b"", ttl_s=1.0).operations[0]
         return made
 
-    monkeypatch.setattr(Lease, "batch", unasked)
+    monkeypatch.setattr(SessionLease, "batch", unasked)
     with pytest.raises(RuleBroken, match="Q1"):
         play(1, CALM)

@@ -13,7 +13,7 @@ from kvstore.partition.moves.source import FLIPPED, ROUTED_BYTES
 from kvstore.partition.state import commands
 from kvstore.ring import Ring, codec
 from kvstore.server.peer import frames
-from kvstore.server.peer.proof import NONCE_BYTES, PURPOSE, Called, Caller, Credentials
+from kvstore.server.peer.proof import NONCE_BYTES, PURPOSE, CalledSide, CallingSide, Credentials
 from kvstore.types import ServerId
 from kvstore.versions import LINK_LATEST
 from tests.sim.cluster import Cluster
@@ -62,24 +62,24 @@ class Stranger:
     def _guesses(self, caller: ServerId, called: ServerId) -> tuple[bytes, ...]:
         """With a proof by another secret."""
         own = self._credentials(caller, (self._random.randbytes(32),))
-        calling = Caller(own, called, self._version)
+        calling = CallingSide(own, called, self._version)
         proof, _ = calling.take(b"+%b\r\n" % self._random.randbytes(NONCE_BYTES).hex().encode())
         return calling.hello(), proof
 
     def _replays(self, caller: ServerId, called: ServerId) -> tuple[bytes, ...]:
         """What two servers have said to each other once."""
-        calling = Caller(self._credentials(caller, SECRET.derive_all(PURPOSE)), called, self._version)
+        calling = CallingSide(self._credentials(caller, SECRET.derive_all(PURPOSE)), called, self._version)
         hello = calling.hello()
-        answering = Called(self._credentials(called, SECRET.derive_all(PURPOSE)), _unpacked(hello)[1:])
+        answering = CalledSide(self._credentials(called, SECRET.derive_all(PURPOSE)), _unpacked(hello)[1:])
         proof, _ = calling.take(answering.nonce())
         return hello, proof
 
     def _is_of_another_cluster(self, caller: ServerId, called: ServerId) -> tuple[bytes, ...]:
         own = replace(self._credentials(caller, SECRET.derive_all(PURPOSE)), cluster="another")
-        return Caller(own, called, self._version).hello(), self._random.randbytes(32)
+        return CallingSide(own, called, self._version).hello(), self._random.randbytes(32)
 
     def _babbles(self, caller: ServerId, called: ServerId) -> tuple[bytes, ...]:
-        hello = Caller(self._credentials(caller, (bytes(32),)), called, self._version).hello()
+        hello = CallingSide(self._credentials(caller, (bytes(32),)), called, self._version).hello()
         return hello[: self._random.randrange(len(hello))], self._random.randbytes(self._random.randrange(200))
 
     def _credentials(self, server: ServerId, keys: tuple[bytes, ...]) -> Credentials:

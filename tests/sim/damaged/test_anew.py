@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from kvstore.partition.state.commands import Level
-from kvstore.partition.state.engine import Batch
+from kvstore.partition.state.engine import EngineBatch
 from kvstore.types import PartitionId
 from tests.sim.judges.operations import Status
 from tests.sim.stories.scenarios import P, Stage, knobs, play
@@ -27,7 +27,7 @@ class SlowEngine(SimEngine):
     def is_behind(self) -> bool:
         return not self.is_let and self.writes >= APPLIED_FIRST
 
-    def write(self, batch: Batch) -> None:
+    def write(self, batch: EngineBatch) -> None:
         self.writes += 1
         super().write(batch)
 

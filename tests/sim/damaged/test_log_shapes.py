@@ -16,7 +16,7 @@ from kvstore.meta import paths
 from kvstore.meta.memory import MemoryStore
 from kvstore.meta.store import Change
 from kvstore.types import Position, Seq
-from kvstore.wal.leading.leader_log import OpenLog
+from kvstore.wal.leading.leader_log import OpenLeaderLog
 from kvstore.wal.ledger_list import BEGINNING, LedgerList
 from kvstore.wal.opener import LedgerTakeover
 from kvstore.wal.ports import LogReader
@@ -205,7 +205,7 @@ def needed(listed: LedgerList) -> set[str]:
     return {paths.INSTANCE_ID, paths.partition_log(P), *last_two}
 
 
-async def take_over(bench: Bench, applied: Position | None) -> OpenLog:
+async def take_over(bench: Bench, applied: Position | None) -> OpenLeaderLog:
     async with asyncio.timeout(OPEN_S):
         return await bench.logs(NEVER).open_as_leader(P, 500, lambda: Seq(1), lambda: applied)
 

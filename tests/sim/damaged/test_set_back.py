@@ -42,7 +42,7 @@ def test_log_that_ends_before_another_replicas_state_is_not_led() -> None:
     async def case(bench: Bench) -> None:
         applied, ledgers = await set_back(bench)
         before = (await MemoryStore(bench.tree).get(LISTED))[1].version
-        with pytest.raises(MetadataLost, match="another replica's is at"):
+        with pytest.raises(MetadataLost, match="another replica is at"):
             await bench.logs(SMALL).open_as_leader(P, 500, lambda: Seq(4), lambda: None, said(applied))
         assert await LedgerStore(MemoryStore(bench.tree)).list_ids() == ledgers
         assert (await MemoryStore(bench.tree).get(LISTED))[1].version == before
@@ -117,9 +117,9 @@ def test_leader_that_hears_of_a_ledger_that_it_does_not_know_loses_its_log() -> 
         applied, _ = await set_back(bench)
         log = await bench.logs(SMALL).open_as_leader(P, 0, lambda: Seq(4))
         own = log.known_ledgers()[0][-1].id
-        assert not log.hear_applied(Position(own, EntryId(0)))
+        assert not log.report_applied(Position(own, EntryId(0)))
         assert log.lost is None
-        assert log.hear_applied(applied)
+        assert log.report_applied(applied)
         assert isinstance(log.lost, MetadataLost)
 
     run(case)

@@ -16,13 +16,13 @@ from kvstore.partition.leading import evaluate, plain_puts
 from kvstore.partition.leading.evaluate import Evaluator
 from kvstore.partition.leading.leader_reads import LeaderReads
 from kvstore.partition.leading.observed import Observed
-from kvstore.partition.leading.queue import Queue
+from kvstore.partition.leading.queue import WriteQueue
 from kvstore.partition.partition import Partition
 from kvstore.partition.state.commands import NOT_NOW, Code, Flag, Level, Op
 from kvstore.partition.state.retry_table import RetryTable
-from kvstore.partition.state.state import State
+from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.state.traits import IN_BATCH, LEVEL_AT
-from kvstore.server.peer.link import Link
+from kvstore.server.peer.link import PeerLink
 from kvstore.server.routing.router import Router
 from tests.sim.judges.operations import Operation, Status
 from tests.sim.judges.probes import declare, hits
@@ -179,13 +179,13 @@ PATHS: dict[str, Road] = {
     "a range is deleted": Road(Evaluator, "_delete_range"),
     "a delete of a range goes on in the next entry": Road(evaluate, "RangeSink"),
     "an expired key is deleted for a reader": Road(Evaluator, "_reap"),
-    "puts reach the leader together": Road(Queue, "offer_puts", _is_true),
-    "puts are forwarded together": Road(Link, "add_puts"),
+    "puts reach the leader together": Road(WriteQueue, "offer_puts", _is_true),
+    "puts are forwarded together": Road(PeerLink, "add_puts"),
     "operations follow others to another server": Road(Router, "follow"),
     "a read is answered at once": Road(LeaderReads, "now", _is_one),
     "many reads are answered at once": Road(LeaderReads, "now", _are_many),
     "an answer waits for entries in flight": Road(Observed, "add"),
-    "several entries are applied together": Road(State, "apply_run"),
+    "several entries are applied together": Road(ReplicaState, "apply_run"),
     "a replica answers a stale or session read": Road(Partition, "_answer_here", _is_taken),
 }
 declare(*(f"road: {name}" for name in PATHS))

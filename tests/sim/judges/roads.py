@@ -16,17 +16,17 @@ from typing import Any
 import pytest
 
 from kvstore.bookie.facts import Facts
-from kvstore.bookie.refusals import Refusals
+from kvstore.bookie.refusals import BookieRefusals
 from kvstore.errors import RequestExpired
 from kvstore.partition.election.replica import Replica
 from kvstore.partition.leading.leader import Leader
 from kvstore.partition.partition import Partition
 from kvstore.partition.state.retry_table import RetryTable
-from kvstore.partition.state.transfer import Import
+from kvstore.partition.state.transfer import StateImport
 from kvstore.server.routing.router import Router
 from kvstore.wal import opener
 from kvstore.wal.copies.copying import Copying
-from kvstore.wal.leading.leader_log import OpenLog
+from kvstore.wal.leading.leader_log import OpenLeaderLog
 from kvstore.wal.leading.trim import Trimmer
 from kvstore.wal.takeover import LogTakeover
 from kvstore.wal.writer import LedgerWriter
@@ -71,7 +71,7 @@ ROADS: dict[str, Road] = {
     "a lease is waited out": Road(LogTakeover, "_wait_out"),
     "a tail is written back": Road(opener._Run, "_write_back"),
     "an ensemble changes": Road(LedgerWriter, "_resume"),
-    "a ledger is rolled": Road(OpenLog, "_switch"),
+    "a ledger is rolled": Road(OpenLeaderLog, "_switch"),
     "an operation waits for a leader": Road(Router, "_wait"),
     "a retry is answered from the table": Road(RetryTable, "find", _is_something),
     "a replica may not open the log": Road(Replica, "_drop_lead"),
@@ -83,13 +83,13 @@ ROADS: dict[str, Road] = {
         opener._Run, "_replace", faults=("kill_leader", "isolate", "cut_a_link"), hints={"nodes": 5}
     ),
     "a snapshot is installed": Road(
-        Import, "add", _is_true, ("wipe", "isolate"), {"log.roll_entries": 3, "partition.retention_ms": 0}
+        StateImport, "add", _is_true, ("wipe", "isolate"), {"log.roll_entries": 3, "partition.retention_ms": 0}
     ),
     "a request is too old": Road(RetryTable, "find", _is_expired, ZOMBIES, {"partition.retry_window_ms": 4000}),
     "an orphan is swept": Road(
         Trimmer, "_sweep", _is_true, ("kill_leader", "kill"), {"log.orphan_age_s": 2.0, "log.roll_entries": 2}
     ),
-    "a bookie is full": Road(Refusals, "no_room", faults=("full_disk",), hints={"segment_bytes": 8192}),
+    "a bookie is full": Road(BookieRefusals, "no_room", faults=("full_disk",), hints={"segment_bytes": 8192}),
     "a bookie doubts a ledger": Road(Facts, "set_limbo", faults=("flip_bits", "kill")),
     "the lead is handed back": Road(Replica, "yield_lead", faults=("kill_leader",), hints=RARELY),
     "a replica answers by itself": Road(Partition, "_answer_here", faults=("cut_a_link",), hints={"load.readers": 2}),

@@ -19,7 +19,7 @@ from kvstore.meta.underreplication import Underreplication
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, PartitionId, Position, Quorum, Seq
 from kvstore.wal.choice import BookieChoice
 from kvstore.wal.config import LogConfig
-from kvstore.wal.copies.pace import Pace
+from kvstore.wal.copies.pace import CopyPace
 from kvstore.wal.handle import LedgerHandle, LedgerPorts
 from kvstore.wal.ledger_list import LedgerList
 from kvstore.wal.lists import LedgerLists
@@ -132,7 +132,7 @@ class Bench:
     ) -> Worker:
         """One that runs, on a session of its own."""
         store = store or MemoryStore(self.tree)
-        config, pace = AutorecoveryConfig(open_ledger_grace_s=grace_s), Pace(self.env.clock, bytes_per_s)
+        config, pace = AutorecoveryConfig(open_ledger_grace_s=grace_s), CopyPace(self.env.clock, bytes_per_s)
         worker = Worker(self.env, store, self.ports_on(store), config, pace, name=name)
         worker.start()
         return worker
@@ -147,7 +147,7 @@ class Bench:
 
     async def mark(self, *missing: BookieId, ledger: LedgerId = LEDGER) -> None:
         """Say that the ledger lacks copies at these bookies."""
-        await self.marks.mark(ledger, missing, 1, anew=True)
+        await self.marks.mark(ledger, missing, 1, rewrite=True)
 
     async def is_marked(self, ledger: LedgerId = LEDGER) -> bool:
         return await self.marks.get(ledger) is not None

@@ -20,15 +20,15 @@ from kvstore.bookie.storage import BookieStorage
 from kvstore.env.ports import Env
 from kvstore.errors import Corrupted, MetadataUnknown
 from kvstore.meta import ledger_metadata, paths
-from kvstore.meta.layout import Identity
+from kvstore.meta.layout import ClusterIdentity
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.memory import MemoryStore, MemoryTree
-from kvstore.meta.registration import Bookies as Registered
+from kvstore.meta.registration import RegisteredBookies
 from kvstore.meta.store import Change, Create
 from kvstore.proto.bookkeeper import Status
 from kvstore.proto.digest import EntryDigest
 from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId, LedgerMetadata, LedgerState
-from kvstore.wal.bookies import Bookies
+from kvstore.wal.bookies import BookieClients
 from kvstore.wal.choice import BookieChoice
 from kvstore.wal.config import LogConfig
 from kvstore.wal.handle import LedgerPorts
@@ -85,8 +85,8 @@ class View:
         self.listeners: list[Callable[[], None]] = []
 
     @property
-    def current(self) -> Registered:
-        return Registered({BookieId(b): f"{n}:3181" for b, n in sorted(self._cluster.registered.items())}, {})
+    def current(self) -> RegisteredBookies:
+        return RegisteredBookies({BookieId(b): f"{n}:3181" for b, n in sorted(self._cluster.registered.items())}, {})
 
     def zone(self, bookie: BookieId) -> str:
         return self._cluster.zones.get(bookie.partition("-")[0], "")
@@ -106,7 +106,7 @@ class Writer:
         self.storage = storage
         view = View(cluster)
         own = storage.bookie
-        self.bookies = Bookies(env, cluster.address, own=(own, storage))
+        self.bookies = BookieClients(env, cluster.address, own=(own, storage))
         self.choice = BookieChoice(view, store, clock=env.clock, random=env.random, own=own)
         self.ledgers = LedgerStore(store)
         self.ports = LedgerPorts(env.clock, self.bookies, self.ledgers, self.choice)
@@ -197,7 +197,7 @@ class LedgerCluster:
             store = SimStore(self.tree, env.random)
             bookie = BookieId(f"{name}-1")
             config = BookieConfig(name=name, listen=f"{name}:3181", segment_bytes=self._segment_bytes, reserve_bytes=0)
-            storage = BookieStorage(env, config, bookie, MetadataAuthority(store, Identity(store)))
+            storage = BookieStorage(env, config, bookie, MetadataAuthority(store, ClusterIdentity(store)))
             await storage.start()
             service = BookieService(storage, config)
             await env.transport.listen(f"{name}:3181", service.handler)

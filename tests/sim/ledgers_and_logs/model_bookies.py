@@ -9,12 +9,12 @@ from functools import partial
 
 from kvstore.bookie.digests import is_same_entry, proves_itself
 from kvstore.errors import BookieError, LedgerFenced, StoreError
-from kvstore.meta.registration import Bookies
+from kvstore.meta.registration import RegisteredBookies
 from kvstore.proto.availability import HeldEntries
 from kvstore.proto.digest import HEADER, LAC_HEADER, EntryDigest
 from kvstore.types import NO_ENTRY, NO_LEDGER, BookieId, EntryId, LedgerId
 from kvstore.wal.batches import TIMEOUT_S
-from kvstore.wal.ports import Listener, ReadAnswer
+from kvstore.wal.ports import EntryListener, ReadAnswer
 
 DELAY_S = 0.0005
 
@@ -26,7 +26,7 @@ class ModelBookie:
     entries: dict[tuple[LedgerId, EntryId], bytes] = field(default_factory=dict)
     fenced: set[LedgerId] = field(default_factory=set)
     lacs: dict[LedgerId, EntryId] = field(default_factory=dict)
-    listeners: dict[LedgerId, list[Listener]] = field(default_factory=dict)
+    listeners: dict[LedgerId, list[EntryListener]] = field(default_factory=dict)
     zone: str = ""
     is_down: bool = False
     is_readonly: bool = False
@@ -67,10 +67,10 @@ class ModelView:
         self._listeners: list[Callable[[], None]] = []
 
     @property
-    def current(self) -> Bookies:
+    def current(self) -> RegisteredBookies:
         up = {bookie: "" for bookie, model in self._bookies.items() if not model.is_down}
         readonly = {bookie: "" for bookie in up if self._bookies[bookie].is_readonly}
-        return Bookies({bookie: "" for bookie in up if bookie not in readonly}, readonly)
+        return RegisteredBookies({bookie: "" for bookie in up if bookie not in readonly}, readonly)
 
     def zone(self, bookie: BookieId) -> str:
         return self._bookies[bookie].zone
@@ -235,7 +235,7 @@ class ModelBookies:
         deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
         self._look(bookie, ledger, previous_lac, deadline, done)
 
-    def listen(self, ledger: LedgerId, listener: Listener) -> Callable[[], None] | None:
+    def listen(self, ledger: LedgerId, listener: EntryListener) -> Callable[[], None] | None:
         model = self.at[self.own] if self.own is not None else None
         if model is None or not model.of(ledger):
             return None

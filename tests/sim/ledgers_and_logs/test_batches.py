@@ -9,8 +9,8 @@ import pytest
 from kvstore.types import BookieId, EntryId, LedgerId, LedgerMetadata, Quorum
 from kvstore.wal import recovery
 from kvstore.wal.config import LogConfig
-from kvstore.wal.copies.copying import AT_ONCE_MAX, Copying, Fault
-from kvstore.wal.copies.pace import Pace
+from kvstore.wal.copies.copying import AT_ONCE_MAX, CopyFault, Copying
+from kvstore.wal.copies.pace import CopyPace
 from kvstore.wal.entry_reader import EntryReader
 from kvstore.wal.read_ahead import ENTRIES_MAX
 from kvstore.wal.recovery import READ_AHEAD
@@ -181,7 +181,7 @@ async def copying(bench: Bench, count: int) -> Copying:
     handle = bench.handle(await bench.ledger())
     await appended(bench, handle, count)
     await handle.close()
-    return Copying(await bench.recorded(), bench.bookies, bench.env.nursery, Pace(bench.env.clock, FAST))
+    return Copying(await bench.recorded(), bench.bookies, bench.env.nursery, CopyPace(bench.env.clock, FAST))
 
 
 def test_copies_are_made_of_what_comes_many_at_once() -> None:
@@ -218,7 +218,7 @@ def test_copies_of_a_striped_ledger_are_made_of_what_comes_many_at_once() -> Non
         handle = bench.handle(await bench.ledger(*list(bench.bookies.at)[:5], write=3))
         await appended(bench, handle, COUNT)
         await handle.close()
-        work = Copying(await bench.recorded(), bench.bookies, bench.env.nursery, Pace(bench.env.clock, FAST))
+        work = Copying(await bench.recorded(), bench.bookies, bench.env.nursery, CopyPace(bench.env.clock, FAST))
         lost = len(bench.bookies.at[B3].of(LEDGER))
         bench.bookies.at[B3].entries.clear()
         held, before = await work.held([B3]), asked(bench)
@@ -238,7 +238,7 @@ def test_a_check_of_every_copy_finds_each_that_is_missing_or_damaged() -> None:
         lose(bench, B2, LEDGER, {0, 77, 78})
         damage(bench, B2, LEDGER, {5, 250, COUNT - 1})
         before = asked(bench)
-        found: list[Fault] = [fault async for fault in work.faults(B2, EntryId(COUNT - 1))]
+        found: list[CopyFault] = [fault async for fault in work.faults(B2, EntryId(COUNT - 1))]
         assert sorted((fault.entry, fault.what) for fault in found) == [
             (0, "missing"),
             (5, "damaged"),

@@ -9,7 +9,7 @@ import pytest
 from kvstore.errors import LedgerError
 from kvstore.types import EntryId
 from kvstore.wal.copies.copying import AT_ONCE_MAX, Copying
-from kvstore.wal.copies.pace import GuardedPace, Pace
+from kvstore.wal.copies.pace import CopyPace, GuardedCopyPace
 from tests.sim.ledgers_and_logs.bench import B1, B2, B3, LEDGER, Bench, appended, run
 from tests.sim.ledgers_and_logs.model_bookies import DELAY_S
 
@@ -23,7 +23,7 @@ async def closed(bench: Bench, count: int) -> Copying:
     await handle.close()
     bench.bookies.at[B3].entries.clear()
     metadata = await bench.recorded()
-    return Copying(metadata, bench.bookies, bench.env.nursery, Pace(bench.env.clock, FAST))
+    return Copying(metadata, bench.bookies, bench.env.nursery, CopyPace(bench.env.clock, FAST))
 
 
 def test_several_entries_are_under_way_at_once() -> None:
@@ -54,7 +54,7 @@ def test_the_rate_is_kept() -> None:
 
 def test_no_more_is_copied_than_the_rate_allows_for_the_time_that_is_counted() -> None:
     async def case(bench: Bench) -> None:
-        pace = Pace(bench.env.clock, 1_000)
+        pace = CopyPace(bench.env.clock, 1_000)
         for size, pause_s in ((500, 0.0), (100, 0.2), (50, 30.0), (2_000, 0.9), (1, 0.0)):
             spending = [bench.env.nursery.spawn(pace.spend(size), name="spend") for _ in range(5)]
             await asyncio.sleep(0.07)
@@ -71,7 +71,7 @@ def test_no_more_is_copied_than_the_rate_allows_for_the_time_that_is_counted() -
 
 def test_what_is_given_up_while_it_waits_for_its_turn_is_nobodys_to_wait_for() -> None:
     async def case(bench: Bench) -> None:
-        pace = Pace(bench.env.clock, 100)
+        pace = CopyPace(bench.env.clock, 100)
         given_up = [asyncio.ensure_future(pace.spend(1_000)) for _ in range(5)]
         await asyncio.sleep(1.0)
         for each in given_up:
@@ -93,7 +93,7 @@ def test_who_may_not_go_on_is_not_kept_by_a_low_rate() -> None:
             if is_off:
                 raise LedgerError("switched off")
 
-        pace = GuardedPace(Pace(bench.env.clock, 1), go_on)
+        pace = GuardedCopyPace(CopyPace(bench.env.clock, 1), go_on)
         waiting = asyncio.ensure_future(pace.spend(1_000_000))
         await asyncio.sleep(10.0)
         is_off, began = True, bench.env.clock.now()

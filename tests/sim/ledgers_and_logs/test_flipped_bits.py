@@ -12,7 +12,7 @@ import pytest
 from kvstore.errors import BookieError
 from kvstore.proto.digest import HEADER
 from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId
-from kvstore.wal.bookies import Bookies
+from kvstore.wal.bookies import BookieClients
 from kvstore.wal.ports import ReadAnswer
 from tests.sim.ledgers_and_logs.bench import B2, B3, Bench, P, run
 from tests.sim.ledgers_and_logs.logs import NEVER, Writer, numbers, opened
@@ -70,7 +70,7 @@ def test_packets_that_are_damaged_on_their_way_are_stored_nowhere(monkeypatch: p
     flips: list[int] = []
 
     async def story(stage: Stage) -> None:
-        random, add_to_all = stage.world.fork("flips"), Bookies.add_to_all
+        random, add_to_all = stage.world.fork("flips"), BookieClients.add_to_all
 
         def flipped(packet: bytes) -> bytes:
             changed = bytearray(packet)
@@ -86,10 +86,10 @@ def test_packets_that_are_damaged_on_their_way_are_stored_nowhere(monkeypatch: p
                 is_hit = bookie != self.own and random.random() < 0.04
                 add_to_all(self, (bookie,), ledger, entry, flipped(packet) if is_hit else packet, *rest)
 
-        monkeypatch.setattr(Bookies, "add_to_all", add_flipped)
+        monkeypatch.setattr(BookieClients, "add_to_all", add_flipped)
         for _ in range(60):
             await stage.put(stage.leader if stage.cluster.leader(P) else stage.cluster.nodes[0], attempts=3)
-        monkeypatch.setattr(Bookies, "add_to_all", add_to_all)
+        monkeypatch.setattr(BookieClients, "add_to_all", add_to_all)
         served = [node.served for node in stage.cluster.nodes if node.served is not None]
 
         def refused() -> int:

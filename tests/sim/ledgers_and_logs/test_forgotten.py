@@ -9,13 +9,13 @@ import pytest
 from kvstore.bookie.authority import MetadataAuthority
 from kvstore.errors import MetadataLost, NoSuchNode
 from kvstore.meta import paths
-from kvstore.meta.layout import Identity
+from kvstore.meta.layout import ClusterIdentity
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.memory import MemoryStore
 from kvstore.meta.store import Stat
 from kvstore.types import Seq
 from kvstore.wal.leading.anchors import LOOK_AGAIN_S, PAUSE_S
-from kvstore.wal.leading.leader_log import OpenLog
+from kvstore.wal.leading.leader_log import OpenLeaderLog
 from tests.sim.ledgers_and_logs.bench import Bench, FrozenStore, P, run
 from tests.sim.ledgers_and_logs.logs import (
     LISTED,
@@ -36,7 +36,7 @@ async def remove(bench: Bench, path: str) -> None:
     await MemoryStore(bench.tree).delete(path, -1)
 
 
-def anchors(log: OpenLog) -> tuple[str, ...]:
+def anchors(log: OpenLeaderLog) -> tuple[str, ...]:
     return paths.INSTANCE_ID, LISTED, paths.ledger(log.handle.ledger)
 
 
@@ -170,7 +170,7 @@ def test_a_state_that_has_been_through_a_log_begins_no_empty_list() -> None:
         writer = Writer(await opened(bench.logs(NEVER)))
         await writer.append(3)
         await remove(bench, LISTED)
-        with pytest.raises(MetadataLost, match="its state here is at 3"):
+        with pytest.raises(MetadataLost, match="the state here is at sequence 3"):
             await bench.logs(NEVER).open_as_leader(P, 500, lambda: Seq(4))
 
     run(case)
@@ -210,11 +210,11 @@ def test_an_older_copy_that_a_bookie_has_marked_is_used_by_nobody() -> None:
     async def case(bench: Bench) -> None:
         writer = Writer(await opened(bench.logs(NEVER)))
         await writer.append(1)
-        identity = Identity(bench.store, "simulated")
+        identity = ClusterIdentity(bench.store, "simulated")
         await identity.mark_older("b1 says so")
         await identity.mark_older("b2 says so too")
         await bench.pass_time(LOOK_AGAIN_S + 1)
-        with pytest.raises(MetadataLost, match="b1 says so; want a later one"):
+        with pytest.raises(MetadataLost, match="b1 says so; restore a later one"):
             await opened(bench.logs(NEVER))
         with pytest.raises(MetadataLost, match="older copy"):
             await MetadataAuthority(bench.store, identity).ledgers()
@@ -225,7 +225,7 @@ def test_an_older_copy_that_a_bookie_has_marked_is_used_by_nobody() -> None:
 # docs/protocol.md B10, G23
 def test_a_bookie_takes_no_list_of_another_cluster_for_its_own() -> None:
     async def case(bench: Bench) -> None:
-        authority = MetadataAuthority(bench.store, Identity(bench.store, "simulated"))
+        authority = MetadataAuthority(bench.store, ClusterIdentity(bench.store, "simulated"))
         writer = Writer(await opened(bench.logs(NEVER)))
         assert await authority.ledgers() == [writer.log.handle.ledger]
         await remove(bench, paths.INSTANCE_ID)

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from kvstore.autorecovery.rereplicate import Rereplicator
 from kvstore.types import BookieId, EntryId, LedgerId
 from kvstore.wal.copies.copier import Copier
-from kvstore.wal.copies.pace import Pace
+from kvstore.wal.copies.pace import CopyPace
 from tests.sim.ledgers_and_logs.bench import B1, B2, B3, LEDGER, Bench, appended, run
 
 COUNT = 12
@@ -30,7 +30,7 @@ def copier_of(bench: Bench) -> Copier:
     async def mark(ledger: LedgerId, lacking: Collection[BookieId]) -> None:
         await bench.mark(*sorted(lacking), ledger=ledger)
 
-    pace = Pace(bench.env.clock, 1 << 20)
+    pace = CopyPace(bench.env.clock, 1 << 20)
     copier = Copier(bench.ports, bench.env.nursery, lambda: [(LEDGER, None)], mark=mark, pace=pace)
     copier.start()
     return copier
@@ -75,7 +75,7 @@ def test_a_scrub_of_a_read_only_bookie_repairs_nothing_and_says_why() -> None:
         set_readonly(bench, B3, True)
         recopier = Rereplicator(bench.env, bench.store, bench.bookies.view, bench.bookies, lambda *_: None)
         found = await recopier.scrub(B3, repair=True)
-        assert [fault for _, _, fault in found] == ["missing; not repaired: its bookie is read-only"] * 3
+        assert [fault for _, _, fault in found] == ["missing; not repaired: the bookie is read-only"] * 3
         assert len(bench.bookies.at[B3].of(LEDGER)) == COUNT - 3
 
     run(case, bookies=3)

@@ -469,7 +469,7 @@ def test_a_ledger_that_somebody_has_deleted_is_not_one_that_was_trimmed() -> Non
         for deleted in (last, begun):
             await bench.ledgers.remove(deleted.id, -1)
             reader = bench.logs().reader(P, Position(begun.id, EntryId(0)))
-            with pytest.raises(LedgerDeleted, match=f"ledger {deleted.id} is gone, although the log's list has it"):
+            with pytest.raises(LedgerDeleted, match=f"ledger {deleted.id} does not exist, but the log's list has it"):
                 await read_on(reader)
             await reader.close()
 

@@ -12,7 +12,7 @@ import pytest
 
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.server.fsck.check import Fsck
-from kvstore.server.fsck.findings import Finding, Severity
+from kvstore.server.fsck.findings import FsckFinding, Severity
 from kvstore.types import LedgerMetadata, LedgerState
 from kvstore.wal.config import LogConfig
 from tests.sim.stories.scenarios import P, Stage, knobs, play
@@ -46,7 +46,7 @@ async def sharing(stage: Stage) -> list[LedgerMetadata]:
     ]
 
 
-async def checked(stage: Stage) -> list[Finding]:
+async def checked(stage: Stage) -> list[FsckFinding]:
     """What fsck finds about zones."""
     store = await stage.cluster.metadata.connect()
     report = await Fsck(stage.world.env("fsck"), store).run()

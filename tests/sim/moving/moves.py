@@ -19,7 +19,7 @@ from kvstore.partition.moves import mover
 from kvstore.partition.moves.import_driver import Means
 from kvstore.partition.state import commands, rows
 from kvstore.partition.state.commands import Code, Flag, Level
-from kvstore.partition.state.tokens import Span, spans_of
+from kvstore.partition.state.tokens import TokenSpan, spans_of
 from kvstore.ring import Member, PartitionState, Ring, new_ring, plan
 from kvstore.ring.hashing import TOKENS, token_of
 from kvstore.server.cluster.ring_store import change_ring
@@ -151,7 +151,7 @@ class World:
         members = [Member(PartitionId(name), turn) for name, turn in zip(names, turned, strict=True)]
         await self.change(lambda ring: plan.join(ring, members))
 
-    async def shift(self, span: Span, target: str) -> None:
+    async def shift(self, span: TokenSpan, target: str) -> None:
         """Plan that one range goes to `target`, in one move."""
         await self.change(lambda ring: plan.shift_range(ring, span.first, span.last, PartitionId(target)))
 
@@ -375,18 +375,18 @@ async def _scenario(
 # ── one range ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def keys_in(span: Span, count: int, prefix: bytes) -> tuple[bytes, ...]:
+def keys_in(span: TokenSpan, count: int, prefix: bytes) -> tuple[bytes, ...]:
     """The first keys with this prefix whose tokens are in the range."""
     found = (key for number in range(1_000_000) if span.holds(token_of(key := b"%b%d" % (prefix, number))))
     return tuple(islice(found, count))
 
 
-def first_range(owner: str, partitions: int, nodes: int = 3) -> Span:
+def first_range(owner: str, partitions: int, nodes: int = 3) -> TokenSpan:
     """A range that `owner` has in a new ring, as large as one move may be."""
     ids = [PartitionId(f"p{number + 1}") for number in range(partitions)]
     ring = new_ring(ids, {ServerId(f"n{number + 1}"): "" for number in range(nodes)}, min(3, nodes))
     first, last = max(spans_of(ring, PartitionId(owner)), key=lambda span: span.last - span.first)
-    return Span(first, min(last, first + plan.MOVE_TOKENS_MAX - 1))
+    return TokenSpan(first, min(last, first + plan.MOVE_TOKENS_MAX - 1))
 
 
 # ── accidents ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -8,7 +8,7 @@ import pytest
 
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.moves.import_driver import Means
-from kvstore.partition.moves.import_steps import Step
+from kvstore.partition.moves.import_steps import ImportStep
 from kvstore.partition.state import commands
 from kvstore.ring import Pace, steps
 from kvstore.server.routing import keys
@@ -26,7 +26,7 @@ TWO = Knobs(partitions=2, partition=PartitionConfig(check_every=3))
 
 ON_THE_WAY = [
     f"{when} {step}"
-    for step in (Step.BEGIN, Step.COPY, Step.FOLLOW, Step.ASK, Step.FLIP)
+    for step in (ImportStep.BEGIN, ImportStep.COPY, ImportStep.FOLLOW, ImportStep.ASK, ImportStep.FLIP)
     for when in ("before", "after")
 ]
 ON_THE_WAY += ["after freeze", "after release", "before drop", "after drop"]

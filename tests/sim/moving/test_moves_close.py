@@ -9,7 +9,7 @@ import pytest
 
 from kvstore.partition.moves.import_driver import Means
 from kvstore.partition.state import commands
-from kvstore.partition.state.tokens import Span, spans_of
+from kvstore.partition.state.tokens import TokenSpan, spans_of
 from kvstore.ring import Pace, Ring, steps
 from kvstore.types import PartitionId
 from tests.sim.moving.moves import Users, World, at_each_step, first_range, keys_in, play
@@ -26,7 +26,7 @@ TWO = Knobs(partitions=2)
 def staying_keys(ring: Ring, count: int) -> tuple[bytes, ...]:
     """Keys of p1 that do not move."""
     spans = [span for span in spans_of(ring, PartitionId("p1")) if not span.meets(SPAN)]
-    return keys_in(Span(*spans[0]), count, b"s")
+    return keys_in(TokenSpan(*spans[0]), count, b"s")
 
 
 def test_a_move_ends_soon_while_large_values_are_written_all_the_time() -> None:

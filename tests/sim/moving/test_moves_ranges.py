@@ -12,7 +12,7 @@ from kvstore.errors import OutcomeUnknown, Retryable, Unavailable
 from kvstore.partition.state import commands
 from kvstore.proto import kv_pb2
 from kvstore.server.grpc.scan import one_page
-from kvstore.server.routing.scan_slots import Place
+from kvstore.server.routing.scan_slots import ScanSlot
 from kvstore.types import PartitionId
 from tests.sim.moving.moves import LONG_PAUSE_S, Users, World, play
 from tests.sim.moving.moves_accidents import asker, crash
@@ -54,7 +54,7 @@ async def page_of(world: World, request: kv_pb2.PageRequest) -> kv_pb2.PageRespo
                     lambda op, to, _, turn=turn: ask(world, op, to, turn),
                     clock,
                     request,
-                    Place(clock.now, {}),
+                    ScanSlot(clock.now, {}),
                 )
         except (Retryable, OutcomeUnknown):
             pass

@@ -17,7 +17,7 @@ from kvstore.partition.leading import queries
 from kvstore.partition.moves.import_driver import ImportDriver, Means
 from kvstore.partition.state import commands
 from kvstore.partition.state.commands import Op
-from kvstore.partition.state.state import State
+from kvstore.partition.state.state import ReplicaState
 from kvstore.partition.state.tokens import Tokens
 from kvstore.server.routing.dispatch import Dispatcher
 from kvstore.server.routing.redirects import WAIT_S
@@ -171,7 +171,7 @@ def test_no_read_is_older_than_a_write_although_the_sources_clock_stands_still(
 def read_on(patch: pytest.MonkeyPatch) -> None:
     """Who has released a range answers reads of it."""
 
-    def found(state: State, ops: list[Op], now_ms: int, readable: Tokens) -> list[Any]:
+    def found(state: ReplicaState, ops: list[Op], now_ms: int, readable: Tokens) -> list[Any]:
         for each in state.ownership.released:
             readable = readable if readable.meets(each.span) else readable.with_(each.span)
         return find(state, ops, now_ms, readable)

@@ -11,7 +11,7 @@ import pytest
 from kvstore.autorecovery.config import AutorecoveryConfig
 from kvstore.bookie.config import BookieConfig
 from kvstore.meta.ledgers import LedgerStore
-from kvstore.meta.marks import Mark
+from kvstore.meta.marks import LedgerMark
 from kvstore.meta.underreplication import Underreplication
 from kvstore.partition.state import commands
 from kvstore.types import BookieId, LedgerId, LedgerMetadata, LedgerState
@@ -35,7 +35,7 @@ UNREPAIRED = replace(AUDITED, autorecovery=replace(AUDITED.autorecovery, worker=
 """What is marked stays so."""
 
 
-async def marks(stage: Stage) -> list[Mark]:
+async def marks(stage: Stage) -> list[LedgerMark]:
     store = await stage.cluster.metadata.connect()
     found = [mark async for mark in Underreplication(store).marked()]
     await store.close()

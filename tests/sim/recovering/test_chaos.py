@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvstore.autorecovery.config import AutorecoveryConfig
-from kvstore.autorecovery.mender import Mender
+from kvstore.autorecovery.repairer import LedgerRepairer
 from tests.sim.run import run
 from tests.sim.strikes.knobs import hinted
 
@@ -26,14 +26,14 @@ HASTY = AutorecoveryConfig(
 
 def test_nothing_is_lost_while_ledgers_are_repaired_under_faults(monkeypatch: pytest.MonkeyPatch) -> None:
     mended: list[bool] = []
-    original = Mender.mend
+    original = LedgerRepairer.repair
 
-    async def mend(self: Mender, *arguments: Any, **named: Any) -> Any:
+    async def repair(self: LedgerRepairer, *arguments: Any, **named: Any) -> Any:
         done = await original(self, *arguments, **named)
         mended.append(done.is_whole)
         return done
 
-    monkeypatch.setattr(Mender, "mend", mend)
+    monkeypatch.setattr(LedgerRepairer, "repair", repair)
     for seed in range(1, 5):
         knobs = hinted(seed, FAULTS, {"nodes": 4, "log.roll_entries": 8})
         run(seed, replace(knobs, chaos_s=10.0, autorecovery=HASTY))

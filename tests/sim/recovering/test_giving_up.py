@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from kvstore.autorecovery.giving_up import GivingUp, Loss
-from kvstore.autorecovery.mender import Mended, Mender
+from kvstore.autorecovery.abandon import LedgerAbandonment, Loss
+from kvstore.autorecovery.repairer import LedgerRepairer, RepairOutcome
 from kvstore.errors import BookieError, InvalidRequest, NodeExists, Unavailable
 from kvstore.meta import paths
 from kvstore.meta.lost import lost_entries
@@ -20,7 +20,7 @@ from kvstore.proto.bookkeeper import Status
 from kvstore.types import BookieId, EntryId, LedgerId, LedgerState
 from kvstore.wal.connection import AnsweredError
 from kvstore.wal.copies.copier import Copier
-from kvstore.wal.copies.pace import Pace
+from kvstore.wal.copies.pace import CopyPace
 from kvstore.wal.ensembles import in_recovery
 from kvstore.wal.ports import ReadAnswer
 from tests.sim.ledgers_and_logs.bench import B1, B2, B3, B4, B5, LEDGER, Appended, Bench, P, appended, run
@@ -29,15 +29,15 @@ from tests.sim.recovering.cases import COUNT, closed, of_a_log, recorded, until_
 pytestmark = pytest.mark.sim
 
 
-def giving_up(bench: Bench) -> GivingUp:
+def abandonment(bench: Bench) -> LedgerAbandonment:
     store = MemoryStore(bench.tree)
-    mender = Mender(bench.ports_on(store), store, bench.env.nursery, Pace(bench.env.clock, 1 << 20))
-    return GivingUp(mender, bench.marks, worker="operator")
+    repairer = LedgerRepairer(bench.ports_on(store), store, bench.env.nursery, CopyPace(bench.env.clock, 1 << 20))
+    return LedgerAbandonment(repairer, bench.marks, worker="operator")
 
 
-async def given_up(bench: Bench) -> tuple[Loss, Mended]:
+async def given_up(bench: Bench) -> tuple[Loss, RepairOutcome]:
     """Give up what is lost at this moment."""
-    return await giving_up(bench).give_up(LEDGER, 1, await giving_up(bench).look(LEDGER))
+    return await abandonment(bench).abandon(LEDGER, 1, await abandonment(bench).find_loss(LEDGER))
 
 
 def test_of_a_closed_ledger_all_is_kept_that_anybody_has() -> None:
@@ -48,7 +48,7 @@ def test_of_a_closed_ledger_all_is_kept_that_anybody_has() -> None:
             del bench.bookies.at[bookie].entries[LEDGER, EntryId(6)]
         bench.bookies.stop(B3)
         await bench.mark(B3)
-        found = await giving_up(bench).look(LEDGER)
+        found = await abandonment(bench).find_loss(LEDGER)
         assert (found.text, found.away) == ("5-6", (B3,))
         assert await recorded(bench) == (B1, B2, B3), "looking changes nothing"
         loss, mended = await given_up(bench)
@@ -76,7 +76,7 @@ def test_what_was_given_up_no_leader_misses() -> None:
         async def mark(_: LedgerId, bookies: Collection[BookieId]) -> None:
             marked.append(bookies)
 
-        pace = Pace(bench.env.clock, 1 << 20)
+        pace = CopyPace(bench.env.clock, 1 << 20)
         leaders = Copier(bench.ports, bench.env.nursery, lambda: [(LEDGER, None)], mark=mark, pace=pace)
         leaders.start()
         await bench.pass_time(5)
@@ -94,7 +94,7 @@ def test_a_ledger_whose_end_nobody_can_tell_is_closed_behind_what_is_left() -> N
         handle = bench.handle(await bench.ledger())
         await appended(bench, handle, COUNT)
         bench.bookies.stop(B2, B3)
-        assert (await giving_up(bench).look(LEDGER)).lost == ()
+        assert (await abandonment(bench).find_loss(LEDGER)).lost == ()
         assert not bench.bookies.at[B1].fenced
         loss, mended = await given_up(bench)
         assert (loss.last, loss.lost, mended.is_whole) == (COUNT - 1, (), True)
@@ -152,10 +152,10 @@ def test_a_refusal_that_may_be_over_in_a_moment_is_no_loss(status: Status) -> No
 
         bench.bookies.read = refuse  # type: ignore[assignment, method-assign]
         if status is Status.IO_ERROR:
-            assert (await giving_up(bench).look(LEDGER)).text == "5"
+            assert (await abandonment(bench).find_loss(LEDGER)).text == "5"
         else:
             with pytest.raises(Unavailable):
-                await giving_up(bench).look(LEDGER)
+                await abandonment(bench).find_loss(LEDGER)
 
     run(case, bookies=4)
 
@@ -178,7 +178,7 @@ def test_a_ledger_is_not_closed_by_the_answers_of_a_bookie_that_takes_no_fence()
             return await read(bookie, ledger, entry, priority=priority)
 
         bench.bookies.read = full  # type: ignore[assignment, method-assign]
-        with pytest.raises(Unavailable, match=f"bookie {B1} cannot be fenced: make room"):
+        with pytest.raises(Unavailable, match=f"bookie {B1} cannot fence the ledger"):
             await given_up(bench)
         assert (await bench.recorded()).state is LedgerState.IN_RECOVERY
         bench.bookies.read = read  # type: ignore[method-assign]
@@ -205,10 +205,12 @@ def test_a_ledger_is_not_closed_below_what_was_seen_before_it_was_fenced() -> No
             return answer
 
         bench.bookies.read = failing  # type: ignore[assignment, method-assign]
-        with pytest.raises(Unavailable, match=f"entry {COUNT - 1} of ledger {LEDGER} was there, and now the last is 2"):
+        with pytest.raises(
+            Unavailable, match=f"expected ledger {LEDGER} to reach entry {COUNT - 1} as before, got last entry 2"
+        ):
             await given_up(bench)
         assert (await bench.recorded()).state is LedgerState.IN_RECOVERY
-        assert (await giving_up(bench).look(LEDGER)).unsure == (B1,)
+        assert (await abandonment(bench).find_loss(LEDGER)).unsure == (B1,)
 
     run(case, bookies=5)
 
@@ -268,14 +270,14 @@ def test_nothing_is_given_up_that_only_a_bookie_has_which_has_gone_away_meanwhil
             bench.bookies.at[bookie].entries.clear()
         bench.bookies.stop(*others)
         before = await bench.recorded()
-        shown = await giving_up(bench).look(LEDGER)
+        shown = await abandonment(bench).find_loss(LEDGER)
         assert (shown.text, set(shown.away)) == ("5", set(others))
         bench.bookies.stop(B1)
-        with pytest.raises(Unavailable, match=f"bookie {B1} was registered, and has gone away since"):
-            await giving_up(bench).give_up(LEDGER, 1, shown)
+        with pytest.raises(Unavailable, match=f"bookie {B1} was registered and has gone away"):
+            await abandonment(bench).abandon(LEDGER, 1, shown)
         assert (await bench.recorded(), await bench.is_marked()) == (before, False)
         bench.bookies.start(B1)
-        loss, _ = await giving_up(bench).give_up(LEDGER, 1, shown)
+        loss, _ = await abandonment(bench).abandon(LEDGER, 1, shown)
         assert (loss.last, loss.text) == (COUNT - 1, "5")
 
     run(case, bookies=6)
@@ -287,11 +289,11 @@ def test_nothing_is_given_up_that_could_be_read_when_the_loss_was_shown() -> Non
         await closed(bench)
         bench.bookies.stop(B2, B3)
         del bench.bookies.at[B1].entries[LEDGER, EntryId(5)]
-        shown = await giving_up(bench).look(LEDGER)
+        shown = await abandonment(bench).find_loss(LEDGER)
         for entry in (3, 7, 8):
             del bench.bookies.at[B1].entries[LEDGER, EntryId(entry)]
-        with pytest.raises(Unavailable, match=f"nobody can read 3,7-8 of ledger {LEDGER} now"):
-            await giving_up(bench).give_up(LEDGER, 1, shown)
+        with pytest.raises(Unavailable, match=f"entries 3,7-8 of ledger {LEDGER} have become unreadable"):
+            await abandonment(bench).abandon(LEDGER, 1, shown)
         assert lost_entries(await bench.recorded()) == []
         assert not await bench.is_marked()
 
@@ -310,18 +312,18 @@ def test_nothing_is_given_up_that_only_a_bookie_has_which_goes_away_in_the_middl
             await appended(bench, bench.handle(await bench.ledger()), COUNT)
         bench.bookies.stop(B2, B3)
         del bench.bookies.at[B1].entries[LEDGER, EntryId(5)]
-        shown = await giving_up(bench).look(LEDGER)
-        again = giving_up(bench)
-        look = again.look
+        shown = await abandonment(bench).find_loss(LEDGER)
+        again = abandonment(bench)
+        look = again.find_loss
 
         async def leaves(ledger: LedgerId) -> Loss:
             seen = await look(ledger)
             bench.bookies.stop(B1)
             return seen
 
-        again.look = leaves  # type: ignore[method-assign]
-        with pytest.raises(Unavailable, match=f"bookie {B1} was registered, and has gone away since"):
-            await again.give_up(LEDGER, 1, shown)
+        again.find_loss = leaves  # type: ignore[method-assign]
+        with pytest.raises(Unavailable, match=f"bookie {B1} was registered and has gone away"):
+            await again.abandon(LEDGER, 1, shown)
         found = await bench.recorded()
         assert found.state is (LedgerState.CLOSED if is_closed else LedgerState.IN_RECOVERY)
         assert lost_entries(found) == []

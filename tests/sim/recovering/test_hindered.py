@@ -7,9 +7,9 @@ from collections.abc import Collection
 
 import pytest
 
-from kvstore.autorecovery.giving_up import GivingUp, Loss
-from kvstore.autorecovery.mender import Mended, Mender
-from kvstore.autorecovery.mending import PATIENCE
+from kvstore.autorecovery.abandon import LedgerAbandonment, Loss
+from kvstore.autorecovery.repair_machine import PATIENCE
+from kvstore.autorecovery.repairer import LedgerRepairer, RepairOutcome
 from kvstore.errors import BookieError, MetadataUnavailable
 from kvstore.meta import paths
 from kvstore.meta.lost import lost_entries
@@ -18,7 +18,7 @@ from kvstore.proto.availability import HeldEntries
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, Quorum
 from kvstore.wal.copies import copying
 from kvstore.wal.copies.copier import Copier
-from kvstore.wal.copies.pace import Pace
+from kvstore.wal.copies.pace import CopyPace
 from tests.sim.ledgers_and_logs.bench import B1, B2, B3, B4, B5, LEDGER, Bench, FrozenStore, appended, run
 from tests.sim.recovering.cases import COUNT, Copies, closed, locks, recorded, until, until_unmarked
 
@@ -166,10 +166,10 @@ def test_a_fragment_that_is_lost_keeps_no_other_from_being_copied(monkeypatch: p
     run(case, bookies=5)
 
 
-async def given_up(mender: Mender, bench: Bench) -> tuple[Loss, Mended]:
+async def given_up(repairer: LedgerRepairer, bench: Bench) -> tuple[Loss, RepairOutcome]:
     """Give up what is lost at this moment."""
-    giving_up = GivingUp(mender, bench.marks, worker="operator")
-    return await giving_up.give_up(LEDGER, 1, await giving_up.look(LEDGER))
+    abandonment = LedgerAbandonment(repairer, bench.marks, worker="operator")
+    return await abandonment.abandon(LEDGER, 1, await abandonment.find_loss(LEDGER))
 
 
 def test_however_much_is_given_up_the_rest_gets_its_copies(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,8 +180,8 @@ def test_however_much_is_given_up_the_rest_gets_its_copies(monkeypatch: pytest.M
         bench.bookies.stop(B3)
         await bench.mark(B3)
         store = MemoryStore(bench.tree)
-        mender = Mender(bench.ports_on(store), store, bench.env.nursery, Pace(bench.env.clock, 1 << 20))
-        loss, mended = await given_up(mender, bench)
+        repairer = LedgerRepairer(bench.ports_on(store), store, bench.env.nursery, CopyPace(bench.env.clock, 1 << 20))
+        loss, mended = await given_up(repairer, bench)
         assert (loss.text, mended.is_whole, mended.reason) == ("0-59", True, "")
         (newcomer,) = {B4, B5}.intersection(await recorded(bench))
         assert bench.bookies.at[newcomer].of(LEDGER) == list(range(60, 80))
@@ -201,8 +201,8 @@ def test_what_was_given_up_wants_no_room_on_a_full_disk() -> None:
         forget(bench, range(3, 4))
         bench.bookies.at[B2].is_readonly = True
         store = MemoryStore(bench.tree)
-        mender = Mender(bench.ports_on(store), store, bench.env.nursery, Pace(bench.env.clock, 1 << 20))
-        loss, mended = await given_up(mender, bench)
+        repairer = LedgerRepairer(bench.ports_on(store), store, bench.env.nursery, CopyPace(bench.env.clock, 1 << 20))
+        loss, mended = await given_up(repairer, bench)
         assert (loss.text, mended.is_whole, mended.reason) == ("3", True, "")
 
     run(case, bookies=4)
@@ -260,7 +260,7 @@ def test_a_crowded_ledger_costs_no_bookie_its_place_that_is_restarted_just_then(
             marked.append(frozenset(bookies))
             await bench.mark(*bookies)
 
-        pace = Pace(bench.env.clock, 1 << 20)
+        pace = CopyPace(bench.env.clock, 1 << 20)
         Copier(bench.ports, bench.env.nursery, lambda: [(LEDGER, None)], mark=mark, pace=pace).start()
         await until(lambda: bool(marked))
         (leaving,) = marked[0]
@@ -292,7 +292,7 @@ def test_a_leader_finds_what_one_bookie_lacks_while_another_one_hangs(is_open: b
         async def mark(ledger: LedgerId, bookies: Collection[BookieId]) -> None:
             marked.append(frozenset(bookies))
 
-        last, pace = EntryId(COUNT - 1) if is_open else None, Pace(bench.env.clock, 1 << 20)
+        last, pace = EntryId(COUNT - 1) if is_open else None, CopyPace(bench.env.clock, 1 << 20)
         leaders = Copier(bench.ports, bench.env.nursery, lambda: [(LEDGER, last)], mark=mark, pace=pace)
         leaders.start()
         if is_open:
@@ -315,7 +315,7 @@ def test_a_leader_goes_on_copying_to_one_bookie_while_another_one_takes_nothing(
         for bookie in (B2, B3):
             for entry in (2, 3, 7):
                 del bench.bookies.at[bookie].entries[LEDGER, EntryId(entry)]
-        copies, pace = Copies(bench), Pace(bench.env.clock, 1 << 20)
+        copies, pace = Copies(bench), CopyPace(bench.env.clock, 1 << 20)
         copies.refusing.add(B2)
 
         async def mark(ledger: LedgerId, bookies: Collection[BookieId]) -> None:

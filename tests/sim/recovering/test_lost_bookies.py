@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvstore.autorecovery import auditor as auditors
-from kvstore.autorecovery.office import Office
+from kvstore.autorecovery.auditor_role import AuditorRole
 from kvstore.errors import MetadataUnavailable
 from kvstore.meta import paths
 from kvstore.meta.auditor_votes import auditor_or_none
@@ -355,18 +355,18 @@ def test_a_slow_answer_makes_nobody_seem_to_be_away_for_longer() -> None:
 def test_very_many_ledgers_are_marked_some_at_once_and_at_a_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     """One after the other a hundred thousand take an hour: each waits for the metadata store seven times."""
     count, under_way, most, at = 60, 0, 0, list[float]()
-    mark = Office.mark
+    mark = AuditorRole.mark
 
-    async def marked(office: Office, *arguments: Any) -> None:
+    async def marked(role: AuditorRole, *arguments: Any) -> None:
         nonlocal under_way, most
         under_way += 1
         most = max(most, under_way)
         await asyncio.sleep(0.01)
-        await mark(office, *arguments)
+        await mark(role, *arguments)
         at.append(asyncio.get_running_loop().time())
         under_way -= 1
 
-    monkeypatch.setattr(Office, "mark", marked)
+    monkeypatch.setattr(AuditorRole, "mark", marked)
 
     async def case(bench: AuditBench) -> None:
         for number in range(count):
@@ -384,15 +384,15 @@ def test_very_many_ledgers_are_marked_some_at_once_and_at_a_pace(monkeypatch: py
 
 def test_a_mark_that_fails_is_made_by_the_next_round(monkeypatch: pytest.MonkeyPatch) -> None:
     failed: list[LedgerId] = []
-    mark = Office.mark
+    mark = AuditorRole.mark
 
-    async def marked(office: Office, ledger: LedgerId, missing: list[BookieId], why: str) -> None:
+    async def marked(role: AuditorRole, ledger: LedgerId, missing: list[BookieId], why: str) -> None:
         if ledger == 8 and not failed:
             failed.append(ledger)
             raise MetadataUnavailable("for once")
-        await mark(office, ledger, missing, why)
+        await mark(role, ledger, missing, why)
 
-    monkeypatch.setattr(Office, "mark", marked)
+    monkeypatch.setattr(AuditorRole, "mark", marked)
 
     async def case(bench: AuditBench) -> None:
         await three_ledgers(bench)

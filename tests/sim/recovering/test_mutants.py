@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection
 import pytest
 
 from kvstore.autorecovery import auditor, checks
-from kvstore.autorecovery.absences import Absences
+from kvstore.autorecovery.absences import BookieAbsences
 from kvstore.autorecovery.auditor import Auditor
-from kvstore.autorecovery.office import Office
+from kvstore.autorecovery.auditor_role import AuditorRole
 from kvstore.meta import paths
 from kvstore.meta.auditor_votes import AuditorVotes
 from kvstore.meta.cookie_store import CookieStore
@@ -23,25 +23,27 @@ Patch = pytest.MonkeyPatch
 
 
 def count_a_bookie_as_lost_at_once(patch: Patch) -> None:
-    lost = Absences.lost
-    patch.setattr(Absences, "lost", lambda self, delay_s, now: lost(self, 0, now))
+    lost = BookieAbsences.lost
+    patch.setattr(BookieAbsences, "lost", lambda self, delay_s, now: lost(self, 0, now))
 
 
 def count_two_as_lost_at_once(patch: Patch) -> None:
-    lost = Absences.lost
-    patch.setattr(Absences, "lost", lambda self, delay_s, now: lost(self, delay_s if len(self._since) < 2 else 0, now))
+    lost = BookieAbsences.lost
+    patch.setattr(
+        BookieAbsences, "lost", lambda self, delay_s, now: lost(self, delay_s if len(self._since) < 2 else 0, now)
+    )
 
 
 def go_on_counting_when_a_bookie_comes_back(patch: Patch) -> None:
-    def seen(self: Absences, known: Collection[BookieId], present: Collection[BookieId], now: float) -> None:
+    def seen(self: BookieAbsences, known: Collection[BookieId], present: Collection[BookieId], now: float) -> None:
         self._since |= {bookie: now for bookie in known if bookie not in present and bookie not in self._since}
         self._is_anybody_there = True
 
-    patch.setattr(Absences, "seen", seen)
+    patch.setattr(BookieAbsences, "seen", seen)
 
 
 def never_forget_who_was_away(patch: Patch) -> None:
-    patch.setattr(Absences, "forget", lambda self: None)
+    patch.setattr(BookieAbsences, "forget", lambda self: None)
 
 
 def miss_the_read_only_ones(patch: Patch) -> None:
@@ -66,13 +68,13 @@ def audit_whatever_the_switch_says(patch: Patch) -> None:
     patch.setattr(auditor.RecoverySettings, "is_enabled", is_enabled)
 
 
-def act_without_the_office(patch: Patch) -> None:
-    async def has_office(self: Auditor) -> bool:
-        await self._office.votes.stand()
+def act_without_the_role(patch: Patch) -> None:
+    async def is_elected(self: Auditor) -> bool:
+        await self._role.votes.stand()
         return True
 
-    patch.setattr(Auditor, "_has_office", has_office)
-    patch.setattr(Office, "may_act", property(lambda self: True))
+    patch.setattr(Auditor, "_is_elected", is_elected)
+    patch.setattr(AuditorRole, "may_act", property(lambda self: True))
     patch.setattr(AuditorVotes, "is_auditor", property(lambda self: True))
 
 
@@ -105,7 +107,7 @@ CAUGHT: list[tuple[Callable[[Patch], None], Callable[[], None]]] = [
         audit_whatever_the_switch_says,
         lost.test_nothing_is_marked_while_it_is_switched_off_nor_at_once_when_it_is_on_again,
     ),
-    (act_without_the_office, lost.test_an_auditor_whose_session_ends_stops_in_the_middle_of_its_marks),
+    (act_without_the_role, lost.test_an_auditor_whose_session_ends_stops_in_the_middle_of_its_marks),
     (check_what_a_writer_has_under_way, test_checks.test_what_a_writer_may_have_under_way_is_not_missed),
     (check_without_a_pause, test_checks.test_a_ledger_with_a_missing_copy_in_its_middle_is_marked_by_the_next_check),
 ]

@@ -7,12 +7,12 @@ import asyncio
 
 import pytest
 
-from kvstore.autorecovery.mender import Mender
+from kvstore.autorecovery.repairer import LedgerRepairer
 from kvstore.meta import paths
 from kvstore.meta.memory import MemoryStore
 from kvstore.meta.store import ensure_path
 from kvstore.types import LedgerState
-from kvstore.wal.copies.pace import Pace
+from kvstore.wal.copies.pace import CopyPace
 from tests.sim.ledgers_and_logs.bench import (
     B1,
     B2,
@@ -38,8 +38,8 @@ def test_a_recovery_that_an_operator_asks_for_waits_out_the_former_leaders_lease
     async def case(bench: Bench) -> None:
         await of_a_log(bench, 5000)
         store = MemoryStore(bench.tree)
-        mender = Mender(bench.ports_on(store), store, bench.env.nursery, Pace(bench.env.clock, 1 << 20))
-        recovering = asyncio.ensure_future(mender.recover(LEDGER))
+        repairer = LedgerRepairer(bench.ports_on(store), store, bench.env.nursery, CopyPace(bench.env.clock, 1 << 20))
+        recovering = asyncio.ensure_future(repairer.recover(LEDGER))
         await bench.pass_time(5.4)
         assert (await bench.recorded()).state is LedgerState.IN_RECOVERY
         found = await recovering

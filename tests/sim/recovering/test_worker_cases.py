@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from kvstore.autorecovery import mending
-from kvstore.autorecovery.mender import Mender
+from kvstore.autorecovery import repair_machine
+from kvstore.autorecovery.repairer import LedgerRepairer
 from kvstore.autorecovery.worker import Worker
 from kvstore.errors import BookieError
 from kvstore.meta import paths
@@ -99,7 +99,7 @@ def test_a_marked_bookie_that_was_back_and_has_gone_again_before_the_repair_ends
 
     async def case(bench: Bench) -> None:
         await closed(bench)
-        monkeypatch.setattr(mending, "is_incarnation", lambda _: True)  # what they list is not read as well
+        monkeypatch.setattr(repair_machine, "is_incarnation", lambda _: True)  # what they list is not read as well
         bench.bookies.stop(B2)
         await bench.mark(B2, B3)
         bench.worker(bytes_per_s=200)
@@ -330,15 +330,15 @@ def test_a_ledger_that_this_program_cannot_cope_with_keeps_no_other_from_being_r
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     poisoned, other = OTHERS[:2]
-    original = Mender.mend
+    original = LedgerRepairer.repair
 
-    async def mend(self: Mender, ledger: LedgerId, *arguments: Any, **named: Any) -> Any:
+    async def repair(self: LedgerRepairer, ledger: LedgerId, *arguments: Any, **named: Any) -> Any:
         if ledger == poisoned:
             raise ValueError("nobody thought of this")
         return await original(self, ledger, *arguments, **named)
 
     async def case(bench: Bench) -> None:
-        monkeypatch.setattr(Mender, "mend", mend)
+        monkeypatch.setattr(LedgerRepairer, "repair", repair)
         for ledger in (poisoned, other):
             await closed(bench, ledger)
         bench.bookies.stop(B3)
@@ -350,7 +350,7 @@ def test_a_ledger_that_this_program_cannot_cope_with_keeps_no_other_from_being_r
         assert await bench.is_marked(poisoned)
         assert worker.statistics()["attempts_failed"] == 1, "it is not tried all the time"
         assert locks(bench) == []
-        monkeypatch.setattr(Mender, "mend", original)
+        monkeypatch.setattr(LedgerRepairer, "repair", original)
         await until_unmarked(bench, poisoned, within_s=400.0)
 
     run(case, bookies=4, limit_s=1000)

@@ -154,13 +154,13 @@ def known(node: Node, space: Namespace) -> Amount:
     assert node.served is not None
     book: Book = node.served.namespaces.book
     leaders, total = leaders_of(node), Amount()
-    for partition in sorted({*leaders, *book.led, *book.heard}):
+    for partition in sorted({*leaders, *book.led, *book.reported}):
         leader = leaders.get(partition)
         if leader is not None and leader.usage.is_counted:
             amount = scanned(leader, space)
         else:
             own = book.led.get(partition)
-            report = own.report() if own is not None else book.heard[partition]
+            report = own.report() if own is not None else book.reported[partition]
             amount = report.amounts.get(space.name, Amount())
         total.keys += max(0, amount.keys)
         total.bytes += max(0, amount.bytes)

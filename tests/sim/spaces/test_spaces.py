@@ -71,12 +71,12 @@ def count_no_appends(patch: Patch) -> None:
 
 def never_forget_a_report(patch: Patch) -> None:
     """What others say is taken in once, and not again."""
-    hear = Book.hear
+    hear = Book.take_reports
 
     def once(self: Book, reports: Any, marks: Any = None) -> None:
-        hear(self, [each for each in reports if each.partition not in self.heard], marks)
+        hear(self, [each for each in reports if each.partition not in self.reported], marks)
 
-    patch.setattr(Book, "hear", once)
+    patch.setattr(Book, "take_reports", once)
 
 
 @pytest.mark.parametrize("mutant", [look_at_leads_while_they_begin, count_no_appends, never_forget_a_report])

@@ -117,7 +117,7 @@ async def good_leader_starts_again(stage: Stage) -> None:
     good.start()
     third.start()
     await stage.until(lambda: is_well(good) and is_well(third) and stage.cluster.leader(P) is not None)
-    await stage.until(lambda: good.replica(P).state.heard.since == 0)  # type: ignore[union-attr]
+    await stage.until(lambda: good.replica(P).state.reported.since == 0)  # type: ignore[union-attr]
     await asyncio.sleep(5.0)  # it is on disk a flush later
     third.crash()
     good.crash()

@@ -10,7 +10,7 @@ from kvstore.meta.store import MetadataStore
 from kvstore.partition.state import commands
 from kvstore.partition.state.commands import Flag
 from kvstore.proto import kv_pb2
-from kvstore.server.clock.dates import RATE
+from kvstore.server.clock.clock_judge import RATE
 from kvstore.server.grpc.session import progress_of
 from kvstore.types import LedgerId, PartitionId
 from kvstore.wal.lists import LedgerLists
@@ -230,7 +230,7 @@ async def nobody_else_can_lead(stage: Stage) -> None:
     misjudge(leader, 2 * MINUTE_MS)
     misjudge(other, MINUTE_MS)
     await asyncio.sleep(2 * NOTICED_S)
-    assert [node.served.dating.told().is_sure for node in (leader, other, stranger) if node.served] == [0, 0, 1]
+    assert [node.served.clock_sync.report().is_sure for node in (leader, other, stranger) if node.served] == [0, 0, 1]
     assert P in leader.leads
     leader.crash(power=True)
     await asyncio.sleep(40.0)
@@ -240,7 +240,7 @@ async def nobody_else_can_lead(stage: Stage) -> None:
 def misjudge(node: Node, by_ms: int) -> None:
     """Its monotonic clock has gone too fast, as no clock should."""
     assert node.served is not None
-    judge = node.served.dating.clock.judge
+    judge = node.served.clock_sync.clock.judge
     judge.offset_ms += by_ms
     judge.is_confirmed = False
 
@@ -272,7 +272,7 @@ async def leader_whose_wall_clock_jumps(stage: Stage, by_ms: int = HOUR_MS) -> N
     assert served is not None
     assert served.env.clock.may_lead(), "a majority has confirmed its date"
     assert abs(wrong_date_ms(node)) < 3_000
-    assert abs(served.dating.statistics()["date_drift_s"] * 1000 - by_ms) < 3_000
+    assert abs(served.clock_sync.statistics()["date_drift_s"] * 1000 - by_ms) < 3_000
 
 
 async def leader_whose_date_is_wrong(stage: Stage) -> None:
@@ -281,7 +281,7 @@ async def leader_whose_date_is_wrong(stage: Stage) -> None:
     await asyncio.sleep(NOTICED_S)
     assert not node.leads
     assert node.served is not None
-    assert "2 other servers" in node.served.dating.told().doubt
+    assert "2 other servers" in node.served.clock_sync.report().doubt
     assert stage.leader is not node
 
 
@@ -319,7 +319,7 @@ async def _dates_move_slowly(stage: Stage, by_ms: int) -> None:
         moved_ms = wrong_date_ms(node)
         assert abs(moved_ms) < 1_000 + 1_000 * 2 * RATE * asyncio.get_running_loop().time()
         assert node.served is not None
-        said = node.served.dating.statistics()
+        said = node.served.clock_sync.statistics()
         assert abs(said["date_behind_s"] * 1000 + moved_ms - by_ms) < 3_000
         assert not said["date_doubtful"]
     await stage.put_until_done(stage.leader)

@@ -6,7 +6,7 @@ import asyncio
 
 from kvstore import versions
 from kvstore.meta import paths
-from kvstore.partition.state.entry import Kind
+from kvstore.partition.state.entry import EntryKind
 from kvstore.server.cluster.cluster_version import ClusterVersionStore
 from tests.sim.cluster import Cluster
 from tests.sim.judges.probes import declare, probe
@@ -48,7 +48,7 @@ def check_not_risen(cluster: Cluster) -> None:
     """Raise AssertionError if a log says that it is written by a later version than the first."""
     for partition in cluster.partitions:
         for position, noted in cluster.logbook.entries.get(partition, {}).items():
-            is_later = noted.entry.kinds == bytes((Kind.LOG_VERSION,))
+            is_later = noted.entry.kinds == bytes((EntryKind.LOG_VERSION,))
             assert not is_later, f"V1 {partition} {position}: some server cannot read it"
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from random import Random
 
 from kvstore.partition.state import rows
-from kvstore.partition.state.engine import Batch
+from kvstore.partition.state.engine import EngineBatch
 from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.types import PartitionId, Position
 from tests.sim.judges.probes import declare, probe
@@ -33,7 +33,7 @@ class SimEngine(MemoryEngine):
         self.durable: Position | None = None
         """What a crash leaves at the least."""
 
-    def write(self, batch: Batch) -> None:
+    def write(self, batch: EngineBatch) -> None:
         self._find_refusal()
         super().write(batch)
 

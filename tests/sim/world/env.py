@@ -55,7 +55,7 @@ class ClockConfig:
     drift_max: float = 200e-6
     """Seconds per second by which a clock may be fast or slow."""
     wall_skew_ms_max: int = 900
-    """Two of them are closer than what a date may differ (kvstore.server.clock.dates.BOUND_MS)."""
+    """Two of them are closer than what a date may differ (kvstore.server.clock.clock_judge.BOUND_MS)."""
 
 
 class SimClock(Unjudged):

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
 
-from kvstore.meta.memory_tree import ROOT, MemoryTree, Node, Observer
+from kvstore.meta.memory_tree import ROOT, MemoryTree, Observer, TreeNode
 from tests.sim.judges.probes import declare, probe
 from tests.sim.trace import Trace
 from tests.sim.world.metadata_link import Connection, Follower
@@ -66,7 +66,7 @@ QUIET = MetadataConfig(slow_p=0.0, lag_s=(0.0, 0.0), followers=1)
 class Copy:
     """All that the ensemble keeps, as of one moment."""
 
-    nodes: dict[str, Node]
+    nodes: dict[str, TreeNode]
     sessions: frozenset[int]
 
 
@@ -226,7 +226,7 @@ class SimMetadata:
 
     # Inside
 
-    def _committed(self, touched: dict[str, Node | None]) -> None:
+    def _committed(self, touched: dict[str, TreeNode | None]) -> None:
         for follower in self.followers:
             follower.commit(touched)
 

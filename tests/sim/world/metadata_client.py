@@ -11,7 +11,7 @@ from kvstore.env.liveness.port import UNWATCHED, Liveness
 from kvstore.errors import MetadataUnavailable, MetadataUnknown
 from kvstore.meta import paths
 from kvstore.meta.memory import Generations
-from kvstore.meta.store import Change, Delete, History, SessionState, SetData, Stat, Watch
+from kvstore.meta.store import Change, Delete, MetadataHistory, SessionState, SetData, Stat, Watch
 from tests.sim.world.loop import current_node
 from tests.sim.world.metadata import SimMetadata
 from tests.sim.world.metadata_link import Call, Connection
@@ -28,7 +28,7 @@ class SimStore:
         self._context = contextvars.copy_context()
         self._state = SessionState.LOST
         self._session = 0
-        self.history: History = Generations(0)
+        self.history: MetadataHistory = Generations(0)
         self._is_closed = False
         self._listeners: list[tuple[Callable[[SessionState], None], contextvars.Context]] = []
         self._watches: list[_SimWatch] = []

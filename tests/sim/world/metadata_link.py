@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kvstore.errors import MetadataError
-from kvstore.meta.memory_tree import Node, find
+from kvstore.meta.memory_tree import TreeNode, find
 from kvstore.meta.store import Stat
 from tests.sim.judges.probes import declare, probe
 
@@ -28,12 +28,12 @@ declare(
 class Follower:
     """A member of the ensemble: the tree as it was a moment ago, and the watches of those connected to it."""
 
-    def __init__(self, server: SimMetadata, nodes: dict[str, Node]) -> None:
+    def __init__(self, server: SimMetadata, nodes: dict[str, TreeNode]) -> None:
         self.applied = 0
         """Transactions applied."""
         self._server = server
         self._nodes = nodes
-        self._behind: deque[dict[str, Node | None]] = deque()
+        self._behind: deque[dict[str, TreeNode | None]] = deque()
         self._due = 0.0
         self._watches: dict[str, list[Callable[[], None]]] = {}
 
@@ -50,7 +50,7 @@ class Follower:
         """Call `fire` once, when this follower applies a change of the node or of the set of its children."""
         self._watches.setdefault(path, []).append(fire)
 
-    def commit(self, touched: dict[str, Node | None]) -> None:
+    def commit(self, touched: dict[str, TreeNode | None]) -> None:
         """A transaction to apply in a while."""
         self._behind.append(touched)
         self._due = max(self._due, self._server.loop.time() + self._server.random.uniform(*self._server.config.lag_s))

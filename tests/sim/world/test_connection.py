@@ -16,7 +16,7 @@ from kvstore.bookie.connections.service import BookieService
 from kvstore.bookie.storage import BookieStorage
 from kvstore.env.ports import Env
 from kvstore.errors import BookieError, LedgerFenced, StoreError
-from kvstore.meta.layout import Identity
+from kvstore.meta.layout import ClusterIdentity
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.memory import MemoryStore, MemoryTree
 from kvstore.proto import version_two
@@ -24,8 +24,8 @@ from kvstore.proto.bookkeeper import BadFrame
 from kvstore.proto.digest import EntryDigest, master_key
 from kvstore.types import NO_ENTRY, BookieId, DigestType, EntryId, Fragment, LedgerId, LedgerMetadata, Quorum
 from kvstore.wal import batches, connection
-from kvstore.wal.bookies import Bookies, _Remote
-from kvstore.wal.connection import RETRY_MAX_S, NotLetIn
+from kvstore.wal.bookies import BookieClients, _Remote
+from kvstore.wal.connection import RETRY_MAX_S, NotAdmitted
 from kvstore.wal.ports import ReadAnswer
 from tests.sim.ledgers_and_logs.ledgers import make_root
 from tests.sim.world.env import SimWorld
@@ -48,7 +48,7 @@ class Wire:
         make_root(self.tree)
         self.env = world.env("client")
         self.address: str | None = "b1:3181"
-        self.bookies = Bookies(self.env, lambda _: self.address, cluster=cluster)
+        self.bookies = BookieClients(self.env, lambda _: self.address, cluster=cluster)
         self.answers: list[StoreError | None] = []
 
     async def start(self) -> None:
@@ -61,7 +61,7 @@ class Wire:
     async def _main(self, env: Env) -> None:
         config = BookieConfig(name="b1", listen="b1:3181", reserve_bytes=0)
         store = MemoryStore(self.tree)
-        storage = BookieStorage(env, config, BOOKIE, MetadataAuthority(store, Identity(store)))
+        storage = BookieStorage(env, config, BOOKIE, MetadataAuthority(store, ClusterIdentity(store)))
         await storage.start()
         await env.transport.listen("b1:3181", BookieService(storage, config, CLUSTER).handler)
         await asyncio.Event().wait()
@@ -417,10 +417,10 @@ def test_a_bookie_of_another_cluster_refuses_adds_and_reads_by_an_error_that_say
     async def case(wire: Wire) -> None:
         wire.add(0)
         (error,) = await wire.added(1)
-        assert isinstance(error, NotLetIn)
+        assert isinstance(error, NotAdmitted)
         assert "of another cluster than c-another" in str(error)
         await asyncio.sleep(RETRY_MAX_S)
-        with pytest.raises(NotLetIn):
+        with pytest.raises(NotAdmitted):
             await wire.bookies.read(BOOKIE, LEDGER, EntryId(0))
 
     run(case, "c-another")

@@ -10,7 +10,7 @@ from pathlib import Path
 from kvstore.ring.hashing import token_of
 from kvstore.spark.snapshots import manifest as manifests
 from kvstore.spark.snapshots.directory import DirectoryStore
-from kvstore.spark.snapshots.manifest import DataFile, Kind, Manifest, Place
+from kvstore.spark.snapshots.manifest import DataFile, Manifest, PartitionPosition, SnapshotKind
 from kvstore.spark.snapshots.table import TableWriter, columns_of
 
 HALF = 1 << 31
@@ -46,14 +46,14 @@ def file_of(folder: Path, partition: str, changes: Sequence[Change], number: int
     return writer.close(name)
 
 
-def places_of(log: Sequence[Change]) -> tuple[Place, ...]:
+def places_of(log: Sequence[Change]) -> tuple[PartitionPosition, ...]:
     """Where each partition's log ends, at a MARK behind all of that."""
     time_ms = 1 + max((change.time_ms for change in log), default=EPOCH_MS)
     found = []
     for partition, ranges in RANGES.items():
         own = [change for change in log if change.partition == partition]
         found.append(
-            Place(
+            PartitionPosition(
                 partition=partition,
                 ledger=1,
                 entry=len(own),
@@ -66,12 +66,17 @@ def places_of(log: Sequence[Change]) -> tuple[Place, ...]:
 
 
 def manifest_of(
-    name: str, parent: Manifest | None, places: tuple[Place, ...], files: Sequence[DataFile] = (), *, hour: int = 0
+    name: str,
+    parent: Manifest | None,
+    places: tuple[PartitionPosition, ...],
+    files: Sequence[DataFile] = (),
+    *,
+    hour: int = 0,
 ) -> Manifest:
     started_ms = EPOCH_MS + hour * HOUR_MS
     return Manifest(
         id=name,
-        kind=Kind.INCREMENTAL if parent else Kind.FULL,
+        kind=SnapshotKind.INCREMENTAL if parent else SnapshotKind.FULL,
         parent=parent.id if parent else None,
         cluster="cluster-1",
         started_ms=started_ms,

@@ -27,7 +27,7 @@ from kvstore.spark.snapshots.directory import WORK, DirectoryStore
 from kvstore.spark.snapshots.here import HereTables
 from kvstore.spark.snapshots.manifest import Manifest
 from kvstore.spark.snapshots.on_spark import SparkTables
-from kvstore.spark.snapshots.planning import Wanted
+from kvstore.spark.snapshots.planning import SnapshotRequest
 from kvstore.spark.snapshots.runners import SparkRunner, ThreadRunner
 from kvstore.spark.snapshots.table import read_table
 from kvstore.spark.snapshots.tables import Tables
@@ -74,12 +74,12 @@ def config(cluster: Cluster) -> ClientConfig:
     return parse_url(cluster.url + "?timeout=30s")
 
 
-def wanted(cluster: Cluster, parent: Manifest | None = None, **more: Any) -> Wanted:
+def wanted(cluster: Cluster, parent: Manifest | None = None, **more: Any) -> SnapshotRequest:
     given = {"cluster": config(cluster), "parent": parent, "split_bytes": SPLIT_BYTES, **more}
     if "instance" not in given:
         with FeedReader(config(cluster)) as feed:
             given["instance"] = feed.positions()[0].cluster
-    return Wanted(**given)
+    return SnapshotRequest(**given)
 
 
 def take(

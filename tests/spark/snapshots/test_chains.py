@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.errors import Corrupted, InvalidRequest
-from kvstore.spark.snapshots.chains import Cut, Retention, chain_of, covering, in_order, newest_or_none, prunable
+from kvstore.spark.snapshots.chains import (
+    Cut,
+    SnapshotRetention,
+    chain_of,
+    covering,
+    in_order,
+    newest_or_none,
+    prunable,
+)
 from kvstore.spark.snapshots.manifest import Manifest
 from tests.spark.snapshots.made import EPOCH_MS, HOUR_MS, RANGES, manifest_of, places_of
 
@@ -36,12 +44,12 @@ def catalogues(draw: st.DrawFn) -> Catalogue:
 
 
 @given(catalogues(), st.integers(0, 6), st.integers(0, 3), st.integers(0, 3))
-def test_after_each_removal_of_a_pruning_every_chain_is_whole(
+def test_after_each_removal_of_a_pruning_every_chain_is_complete(
     catalogue: Catalogue, newest: int, days: int, weeks: int
 ) -> None:
     if not (newest or days or weeks):
         return
-    retention = Retention(newest=newest, days=days, weeks=weeks)
+    retention = SnapshotRetention(newest=newest, days=days, weeks=weeks)
     kept = dict(catalogue)
     for manifest in prunable(catalogue, retention):
         del kept[manifest.id]
@@ -52,15 +60,15 @@ def test_after_each_removal_of_a_pruning_every_chain_is_whole(
     assert prunable(kept, retention) == []
 
 
-def test_what_a_kept_one_stands_on_stays() -> None:
+def test_the_parents_of_a_kept_snapshot_stay() -> None:
     catalogue = line(None, 0, 1, None, 3)
-    assert [each.id for each in prunable(catalogue, Retention(newest=1))] == ["s002", "s001", "s000"]
-    assert prunable(line(None, 0, 1, 2), Retention(newest=1)) == []
+    assert [each.id for each in prunable(catalogue, SnapshotRetention(newest=1))] == ["s002", "s001", "s000"]
+    assert prunable(line(None, 0, 1, 2), SnapshotRetention(newest=1)) == []
 
 
 def test_the_newest_of_each_day_is_kept() -> None:
     catalogue = line(*[None] * 60)  # one an hour from 22:13, over four days
-    kept = sorted(catalogue.keys() - {each.id for each in prunable(catalogue, Retention(days=3))})
+    kept = sorted(catalogue.keys() - {each.id for each in prunable(catalogue, SnapshotRetention(days=3))})
     assert kept == ["s025", "s049", "s059"]
 
 
@@ -70,26 +78,26 @@ def test_a_wrong_date_of_the_machine_that_takes_snapshots_lets_none_go() -> None
     for number in range(53, 60):
         name = f"s{number:03d}"
         catalogue[name] = replace(catalogue[name], started_ms=EPOCH_MS + number * 400 * 24 * HOUR_MS)
-    kept = sorted(catalogue.keys() - {each.id for each in prunable(catalogue, Retention(days=3, weeks=1))})
+    kept = sorted(catalogue.keys() - {each.id for each in prunable(catalogue, SnapshotRetention(days=3, weeks=1))})
     assert kept == ["s025", "s049", "s059"]
 
 
 def test_nothing_to_keep_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="--keep"):
-        Retention()
+        SnapshotRetention()
 
 
 def test_a_chain_that_is_broken_already_is_not_pruned() -> None:
     catalogue = line(None, 0, 1)
     del catalogue["s000"]
     with pytest.raises(Corrupted, match="s001 continues s000"):
-        prunable(catalogue, Retention(newest=1))
+        prunable(catalogue, SnapshotRetention(newest=1))
 
 
 def test_a_missing_parent_is_named() -> None:
     catalogue = line(None, 0, 1)
     del catalogue["s001"]
-    with pytest.raises(Corrupted, match="s002 continues s001, which is not here"):
+    with pytest.raises(Corrupted, match="s002 continues s001, which is missing"):
         chain_of(catalogue, "s002")
 
 
@@ -151,7 +159,7 @@ def test_a_moment_outside_is_refused(hours: int, told: str) -> None:
         covering(line(None, 0), "s001", Cut(time_ms=EPOCH_MS + hours * HOUR_MS))
 
 
-def test_without_a_name_some_chain_that_reaches_the_moment_is_taken() -> None:
+def test_without_a_name_a_chain_that_reaches_the_time_is_used() -> None:
     catalogue = line(None, 0, None, 2)
     cut = Cut(time_ms=EPOCH_MS + HOUR_MS // 2)
     assert [each.id for each in covering(catalogue, None, cut)] == ["s000", "s001"]
@@ -169,7 +177,7 @@ def test_sequences_of_all_partitions_cut_the_chain() -> None:
 
 @pytest.mark.parametrize("sequence", [9, 31])
 def test_a_sequence_outside_is_refused(sequence: int) -> None:
-    with pytest.raises(InvalidRequest, match=r"want a sequence from 10 \(s000\) to 30 \(s002\)"):
+    with pytest.raises(InvalidRequest, match=r"expected a sequence from 10 \(s000\) to 30 \(s002\)"):
         covering(line(None, 0, 1), "s002", Cut(sequences={"p1": sequence}))
 
 
@@ -192,15 +200,15 @@ def test_all_of_a_chain_is_its_last_one_too_where_that_adds_nothing() -> None:
     assert [each.id for each in covering(idle(), "s001", Cut())] == ["s000", "s001"]
 
 
-def test_a_clock_of_who_takes_snapshots_that_is_set_back_makes_none_older() -> None:
+def test_a_snapshot_clock_that_is_set_back_makes_no_snapshot_older() -> None:
     """Pruned was the newest."""
     catalogue = line(None, None)
     catalogue["s001"] = replace(catalogue["s001"], started_ms=EPOCH_MS - HOUR_MS)
     assert [each.id for each in in_order(catalogue)] == ["s000", "s001"]
-    assert [each.id for each in prunable(catalogue, Retention(newest=1))] == ["s000"]
+    assert [each.id for each in prunable(catalogue, SnapshotRetention(newest=1))] == ["s000"]
 
 
-def test_a_clock_of_who_takes_snapshots_that_is_ahead_promises_no_moments() -> None:
+def test_a_snapshot_clock_that_is_ahead_promises_no_restore_times() -> None:
     """What was written up to there was not in it, and was restored as not there."""
     catalogue = line(None)
     catalogue["s000"] = replace(catalogue["s000"], started_ms=EPOCH_MS + 5 * HOUR_MS)

@@ -10,7 +10,7 @@ from kvstore.client.feed import PartitionFeed
 from kvstore.errors import Unavailable
 from kvstore.proto import feed_pb2
 from kvstore.spark.snapshots import tasks
-from kvstore.spark.snapshots.manifest import Place
+from kvstore.spark.snapshots.manifest import PartitionPosition
 from kvstore.spark.snapshots.planning import CHANGES_PER_PIECE, PIECES_PER_PARTITION_MAX, change_pieces
 from tests.spark.feeds import CONFIG, OpenedFeed
 from tests.spark.snapshots.made import manifest_of
@@ -45,7 +45,7 @@ def feed(monkeypatch: pytest.MonkeyPatch) -> type[Feed]:
     return Feed
 
 
-def test_every_change_between_two_sequences_comes_once_and_deletes_have_no_value() -> None:
+def test_every_change_between_two_sequences_occurs_once() -> None:
     rows = [row for batch in tasks.changes(CONFIG, "p1", 4, 17) for row in batch.to_pylist()]
     assert [row["version"] for row in rows] == list(range(5, 18))
     assert [row["value"] for row in rows] == [b"v" if each % 4 < 2 else None for each in range(5, 18)]
@@ -53,20 +53,18 @@ def test_every_change_between_two_sequences_comes_once_and_deletes_have_no_value
     assert {row["partition"] for row in rows} == {"p1"}
 
 
-def test_a_log_that_nobody_shows_to_its_end_is_an_error_and_no_end(
-    feed: type[Feed], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_log_that_cannot_be_read_to_its_end_is_an_error(feed: type[Feed], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed, "end", 10)
     monkeypatch.setattr(tasks, "PATIENCE_S", 0.05)
-    with pytest.raises(Unavailable, match="no server has its log from 10 to 17"):
+    with pytest.raises(Unavailable, match="no server returned its log from 10 to 17"):
         list(tasks.changes(CONFIG, "p1", 4, 17))
 
 
-def place(partition: str, sequence: int) -> Place:
-    return Place(partition=partition, ledger=1, entry=1, sequence=sequence, time_ms=1, ranges=((0, 9),))
+def place(partition: str, sequence: int) -> PartitionPosition:
+    return PartitionPosition(partition=partition, ledger=1, entry=1, sequence=sequence, time_ms=1, ranges=((0, 9),))
 
 
-def test_pieces_begin_where_the_parent_ended_and_cover_the_rest_without_overlap() -> None:
+def test_parts_begin_where_the_parent_ended_and_do_not_overlap() -> None:
     count = PIECES_PER_PARTITION_MAX * CHANGES_PER_PIECE + 5
     feeds = {"p1": PartitionFeed("p1", 0, 90, False, ("s:1",))}
     places = (place("p1", 90), place("p2", 7 + count), place("new", 3), place("still", 5))

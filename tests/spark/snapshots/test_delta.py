@@ -38,7 +38,7 @@ def store(tmp_path: Path) -> DirectoryStore:
     return store
 
 
-def test_each_snapshot_is_a_version_and_the_next_adds_only_what_came_since(
+def test_each_snapshot_is_a_version_and_the_next_adds_only_later_changes(
     store: DirectoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delta, "MERGE_ROWS", 7)
@@ -67,11 +67,11 @@ def test_another_full_snapshot_of_the_cluster_is_written_over_it(store: Director
     assert delta.export(store, chains.chain_of(store.load_all(), "y"), str(table)) == ["x", "y"]
     found = [rows(table, version) for version in range(1, 4)]
     assert found == [left(log[:70]), left(log[:80]), left(log)]
-    with pytest.raises(InvalidRequest, match="is at snapshot y, which is later than b"):
+    with pytest.raises(InvalidRequest, match="has snapshot y, which is later than b"):
         delta.export(store, chains.chain_of(store.load_all(), "b"), str(table))
 
 
-def test_a_table_that_was_optimized_goes_on(store: DirectoryStore, tmp_path: Path) -> None:
+def test_an_optimized_table_can_continue(store: DirectoryStore, tmp_path: Path) -> None:
     table = tmp_path / "table"
     catalogue = store.load_all()
     delta.export(store, chains.chain_of(catalogue, "a"), str(table))
@@ -88,17 +88,19 @@ def test_a_table_of_something_else_is_refused(store: DirectoryStore, tmp_path: P
     table = tmp_path / "table"
     delta.export(store, chains.chain_of(store.load_all(), "b"), str(table))
     another = replace(full(store, "z", FIRST, hour=9), cluster="cluster-2")
-    with pytest.raises(InvalidRequest, match="is at snapshot b of cluster cluster-1, z is of cluster-2: give another"):
+    with pytest.raises(
+        InvalidRequest, match="has snapshot b of cluster cluster-1, but z belongs to cluster-2; choose another"
+    ):
         delta.export(store, [another], str(table))
-    with pytest.raises(InvalidRequest, match="is at snapshot b, which is later than a"):
+    with pytest.raises(InvalidRequest, match="has snapshot b, which is later than a"):
         delta.export(store, chains.chain_of(store.load_all(), "a"), str(table))
     before = DeltaTable(str(table)).to_pyarrow_table()
     write_deltalake(str(table), before, mode="append")
-    with pytest.raises(InvalidRequest, match="has versions that are no snapshot's"):
+    with pytest.raises(InvalidRequest, match="has versions that are not snapshots"):
         delta.export(store, chains.chain_of(store.load_all(), "b"), str(table))
 
 
-def test_of_two_at_once_one_adds_and_the_other_is_told(
+def test_of_two_at_once_one_adds_and_the_other_fails(
     store: DirectoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = str(tmp_path / "table")
@@ -130,7 +132,7 @@ def test_a_place_that_delta_cannot_reach_is_one_line(store: DirectoryStore) -> N
         delta.export(store, [store.load("a")], "nothing://x/y")
 
 
-def test_the_command_tells_what_it_added(store: DirectoryStore, tmp_path: Path) -> None:
+def test_the_command_reports_the_partitions_it_added(store: DirectoryStore, tmp_path: Path) -> None:
     words = ["snapshot", "delta", str(store.root), str(tmp_path / "table")]
     answer = CliRunner().invoke(build(), words)
     assert (answer.exit_code, answer.output) == (0, f"{tmp_path}/table: at b, added a, b\n")

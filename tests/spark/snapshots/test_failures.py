@@ -24,8 +24,8 @@ Traceback (most recent call last):
         ("kvstore.errors.NoSuchPin: the pin has ended", NoSuchPin("the pin has ended")),
         ("kvstore.errors.Corrupted: x is damaged", Corrupted("x is damaged")),
         (
-            "kvstore.errors.PositionTrimmed: partition p1: changes behind 4",
-            NotContinuable("partition p1: changes behind 4"),
+            "kvstore.errors.PositionTrimmed: partition p1: changes after 4",
+            NotContinuable("partition p1: changes after 4"),
         ),
         ("kvstore.errors.NotLeader: p1", OutcomeUnknown("NotLeader: p1")),
         (
@@ -41,13 +41,13 @@ Traceback (most recent call last):
         ),
     ],
 )
-def test_what_a_task_has_raised_is_told(raised: str, error: StoreError) -> None:
+def test_the_error_of_a_task_is_reported(raised: str, error: StoreError) -> None:
     found = failure_of(RuntimeError(STACK.format(raised=raised)))
     assert (type(found), str(found)) == (type(error), str(error))
 
 
 @pytest.mark.parametrize("error", [ConnectionRefusedError(111, "refused"), Py4JError("calling o12.collect")])
-def test_a_jvm_that_was_killed_is_told(error: Exception) -> None:
+def test_a_killed_jvm_is_reported(error: Exception) -> None:
     assert "its JVM was killed" in str(failure_of(error))
 
 
@@ -56,5 +56,5 @@ def test_a_stack_alone_is_no_reason() -> None:
     assert str(found) == "the Spark job failed: the JVM has ended"
 
 
-def test_a_failure_without_a_word_is_told_by_its_type() -> None:
+def test_a_failure_without_a_message_is_reported_by_its_type() -> None:
     assert str(failure_of(RuntimeError())) == "the Spark job failed: RuntimeError"

@@ -149,7 +149,7 @@ def test_two_snapshots_differ_where_their_records_do(tables: Tables[Any], store:
     assert found.new_bytes == sum(len(key) + len(value) for key, (value, _) in after.items())
 
 
-def test_an_expiry_counts_as_content_and_a_version_if_it_is_asked_for(tables: Tables[Any], tmp_path: Path) -> None:
+def test_an_expiry_counts_as_content_and_on_request_a_version(tables: Tables[Any], tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path)
     keys = [b"expires", b"written again", b"same"]
     full(store, "a", [Change(key, b"v", number, EPOCH_MS) for number, key in enumerate(keys, start=1)])

@@ -30,10 +30,10 @@ from kvstore.spark.snapshots.here import HereTables
 from kvstore.spark.snapshots.manifest import Manifest
 from kvstore.spark.snapshots.objects import RemoteStore
 from kvstore.spark.snapshots.on_spark import SparkTables
-from kvstore.spark.snapshots.planning import Wanted, plan_snapshot
+from kvstore.spark.snapshots.planning import SnapshotRequest, plan_snapshot
 from kvstore.spark.snapshots.remote import RemotePath
 from kvstore.spark.snapshots.runners import ThreadRunner
-from kvstore.spark.snapshots.stored import Stored
+from kvstore.spark.snapshots.stored import StoredFile
 from kvstore.spark.snapshots.table import TableWriter, read_table
 from kvstore.spark.snapshots.work import Work
 from tests.cluster.harness import Cluster
@@ -141,7 +141,7 @@ def _forged(store: DirectoryStore, like: Manifest, rows: list[dict[str, Any]]) -
 def test_every_attempt_at_a_piece_has_the_same_rows(cluster: Cluster, client: Client, store: DirectoryStore) -> None:
     plan = plan_snapshot(wanted(cluster), 1_700_000_000_000)
     work = Work.begin(store, plan)
-    job = tasks.Job(
+    job = tasks.JobContext(
         attempts=work.attempts,
         kind=plan.kind,
         pin=plan.pin,
@@ -154,7 +154,7 @@ def test_every_attempt_at_a_piece_has_the_same_rows(cluster: Cluster, client: Cl
         with writing(cluster):
             files = [tasks.write_piece(job, piece) for _ in range(2)]
         assert files[0].path != files[1].path
-        tables = [pa.Table.from_batches(read_table(Stored(work.attempts / file.path, file))) for file in files]
+        tables = [pa.Table.from_batches(read_table(StoredFile(work.attempts / file.path, file))) for file in files]
         assert tables[0] == tables[1]
         assert tables[0].num_rows > 0
     finally:
@@ -189,7 +189,7 @@ def _workers() -> list[int]:
     return found
 
 
-def test_a_driver_that_is_killed_leaves_nothing_that_looks_like_a_snapshot_and_the_next_goes_on(
+def test_a_killed_driver_leaves_no_apparent_snapshot_and_the_next_resumes(
     cluster: Cluster, client: Client, store: DirectoryStore
 ) -> None:
     store.root.mkdir()
@@ -204,7 +204,7 @@ def test_a_driver_that_is_killed_leaves_nothing_that_looks_like_a_snapshot_and_t
     client.put(b"key00001", b"written behind the pinned position")
     manifest = create(
         store,
-        Wanted(cluster=config(cluster), instance=plan.cluster, split_bytes=SPLIT_BYTES),
+        SnapshotRequest(cluster=config(cluster), instance=plan.cluster, split_bytes=SPLIT_BYTES),
         ThreadRunner(),
         lambda *_: None,
     )
@@ -222,7 +222,7 @@ def command(cluster: Cluster, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line, env=environ, capture_output=True, text=True, timeout=300)
 
 
-def test_a_small_snapshot_needs_no_spark_and_has_the_same_files_wherever_it_is(
+def test_a_small_snapshot_needs_no_spark_and_has_the_same_files(
     spark: SparkSession, cluster: Cluster, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By commands without a Java into a bucket: a full one, what changed since, the same by Spark's tasks; and what
@@ -282,7 +282,7 @@ def test_a_pin_that_ends_fails_the_job_and_leaves_nothing(
 ) -> None:
     run = ThreadRunner.run
 
-    def unpinned(runner: ThreadRunner, job: tasks.Job, *rest: Any) -> Any:
+    def unpinned(runner: ThreadRunner, job: tasks.JobContext, *rest: Any) -> Any:
         give_up(job.cluster, job.pin)
         return run(runner, job, *rest)
 
@@ -292,7 +292,7 @@ def test_a_pin_that_ends_fails_the_job_and_leaves_nothing(
     assert list(store.root.iterdir()) == []
 
 
-def test_work_whose_pin_has_ended_is_begun_anew(cluster: Cluster, client: Client, store: DirectoryStore) -> None:
+def test_work_with_an_expired_pin_begins_again(cluster: Cluster, client: Client, store: DirectoryStore) -> None:
     plan = plan_snapshot(wanted(cluster), 1_700_000_000_000)
     Work.begin(store, plan).release()
     give_up(config(cluster), plan.pin)

@@ -18,8 +18,8 @@ from kvstore.client.core.config import ClientConfig
 from kvstore.errors import InvalidRequest, NoSuchPin, PositionTrimmed, Unavailable
 from kvstore.spark.snapshots import create, planning
 from kvstore.spark.snapshots.directory import DirectoryStore
-from kvstore.spark.snapshots.manifest import Kind
-from kvstore.spark.snapshots.planning import Wanted
+from kvstore.spark.snapshots.manifest import SnapshotKind
+from kvstore.spark.snapshots.planning import SnapshotRequest
 from kvstore.spark.snapshots.runners import SparkRunner
 from kvstore.spark.snapshots.work import Work
 from tests.spark.snapshots.made import manifest_of, places_of
@@ -90,8 +90,8 @@ def servers(monkeypatch: pytest.MonkeyPatch, *answers: Exception | None) -> Serv
     return found
 
 
-def wanted(**more: Any) -> Wanted:
-    return Wanted(cluster=ClientConfig(endpoints=("127.0.0.1:1",)), instance="c", pin_ttl_s=PIN_TTL_S, **more)
+def wanted(**more: Any) -> SnapshotRequest:
+    return SnapshotRequest(cluster=ClientConfig(endpoints=("127.0.0.1:1",)), instance="c", pin_ttl_s=PIN_TTL_S, **more)
 
 
 @pytest.mark.parametrize("fails", [Unavailable("away"), FileNotFoundError("tls.crt")])
@@ -123,15 +123,17 @@ def test_an_incremental_whose_parent_is_removed_meanwhile_is_none(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     found, store = servers(monkeypatch, None), DirectoryStore(tmp_path)
-    plan = replace(PLAN, kind=Kind.INCREMENTAL, parent="s0", pieces=())
+    plan = replace(PLAN, kind=SnapshotKind.INCREMENTAL, parent="s0", pieces=())
     found.session.sparkContext.defaultParallelism = 1
-    with pytest.raises(InvalidRequest, match="snapshot s0 was removed meanwhile, and s1 continues it: take a full one"):
+    with pytest.raises(
+        InvalidRequest, match="snapshot s0 was removed meanwhile, but s1 continues it; take a full snapshot"
+    ):
         create._finished(store, Work.begin(store, plan), plan, wanted(), SparkRunner(found.session), lambda *_: None)
     assert os.listdir(tmp_path) == [".lock"]
     assert found.given_back == {"snapshot-s1", "p1", "p2"}, "the logs of both partitions too"
 
 
-def test_a_pin_that_has_ended_ends_the_job_and_is_what_the_job_fails_with(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_expired_pin_ends_the_job_and_is_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
     found = servers(monkeypatch, NoSuchPin("gone"))
 
     def job() -> None:
@@ -145,7 +147,7 @@ def test_a_pin_that_has_ended_ends_the_job_and_is_what_the_job_fails_with(monkey
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_logs_are_held_for_the_next_snapshot_before_the_pin_is_given_back(
+def test_logs_are_held_for_the_next_snapshot_before_the_pin_is_released(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fails: bool
 ) -> None:
     """Only the pin kept the log of a partition that left meanwhile."""
@@ -165,7 +167,7 @@ def test_logs_are_held_for_the_next_snapshot_before_the_pin_is_given_back(
     assert told == ["held", "given back"]
 
 
-def test_work_of_the_dead_is_gone_on_with_only_while_its_logs_are_held_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_abandoned_work_is_resumed_only_while_its_logs_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
     found = servers(monkeypatch, None)
     parent = manifest_of("s0", None, places_of([]))
     assert create._renewed(PLAN, wanted(parent=parent))

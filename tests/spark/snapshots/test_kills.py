@@ -67,7 +67,7 @@ def has_java(pid: int) -> bool:
         return False
 
 
-def test_a_driver_that_is_interrupted_while_tasks_write_ends_and_is_gone_on_with(
+def test_a_driver_interrupted_while_tasks_write_ends_and_is_resumed(
     cluster: Cluster, base: Base, tmp_path: Path
 ) -> None:
     store, full = DirectoryStore(tmp_path / "snapshots"), base[1]
@@ -82,7 +82,7 @@ def test_a_driver_that_is_interrupted_while_tasks_write_ends_and_is_gone_on_with
     assert_right(cluster, store, take(None, cluster, store, instance=full.cluster))
 
 
-def test_an_incremental_whose_driver_is_killed_is_gone_on_with(cluster: Cluster, base: Base) -> None:
+def test_an_incremental_whose_driver_is_killed_is_resumed(cluster: Cluster, base: Base) -> None:
     store, full = base
     words = ("create", "--to", str(store.root), "--incremental", "--parent", full.id)
     with running(cluster, store.root.parent / "log", *words, master="none", first=ONE_FILE) as driver:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.errors import Corrupted, InvalidRequest
-from kvstore.spark.snapshots.manifest import DataFile, Kind, Manifest, Place, decode, encode
+from kvstore.spark.snapshots.manifest import DataFile, Manifest, PartitionPosition, SnapshotKind, decode, encode
 
 FILE = DataFile(
     path="data/p1-00000.parquet",
@@ -21,10 +21,12 @@ FILE = DataFile(
     min_version=1,
     max_version=9,
 )
-PLACE = Place(partition="p1", ledger=3, entry=4, sequence=9, time_ms=1_700_000_000_000, ranges=((0, 2**32 - 1),))
+PLACE = PartitionPosition(
+    partition="p1", ledger=3, entry=4, sequence=9, time_ms=1_700_000_000_000, ranges=((0, 2**32 - 1),)
+)
 GOLDEN = Manifest(
     id="20231114T221320Z-full-0a1b",
-    kind=Kind.FULL,
+    kind=SnapshotKind.FULL,
     parent=None,
     cluster="8d5e2f52",
     started_ms=1_700_000_000_000,
@@ -103,26 +105,26 @@ def test_a_beginning_is_no_manifest(length: int) -> None:
 
 def test_a_manifest_of_a_later_version_is_refused_by_number() -> None:
     later = encode(GOLDEN).replace(b'"format": 1', b'"format": 2')
-    with pytest.raises(InvalidRequest, match=r"format 2.*up to 1: upgrade kvstore"):
+    with pytest.raises(InvalidRequest, match=r"expected format 1 or lower, got 2.*; upgrade kvstore"):
         decode(later, what="m")
 
 
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ({"id": "../etc"}, "no id"),
+        ({"id": "../etc"}, "is not a valid snapshot id"),
         ({"parent": "x"}, "parent"),
-        ({"kind": Kind.INCREMENTAL}, "parent"),
+        ({"kind": SnapshotKind.INCREMENTAL}, "parent"),
         ({"rows": 3}, "rows"),
-        ({"partitions": ()}, "none"),
-        ({"partitions": (replace(PLACE, ranges=((0, 5),)),)}, "owned by none"),
-        ({"partitions": (replace(PLACE, ranges=((0, 2**32 - 1), (7, 7))),)}, "by two"),
+        ({"partitions": ()}, "are empty or not sorted"),
+        ({"partitions": (replace(PLACE, ranges=((0, 5),)),)}, "have no owner"),
+        ({"partitions": (replace(PLACE, ranges=((0, 2**32 - 1), (7, 7))),)}, "or two owners"),
         ({"partitions": (replace(PLACE, partition="p9"),)}, "without a position"),
-        ({"files": (replace(FILE, path="data/../../x.parquet"),)}, "names of files"),
-        ({"files": (replace(FILE, path="/data/x.parquet"),)}, "names of files"),
-        ({"files": (FILE, FILE)}, "names of files"),
+        ({"files": (replace(FILE, path="data/../../x.parquet"),)}, "file names are invalid or not sorted"),
+        ({"files": (replace(FILE, path="/data/x.parquet"),)}, "file names are invalid or not sorted"),
+        ({"files": (FILE, FILE)}, "file names are invalid or not sorted"),
     ],
 )
-def test_what_no_correct_writer_writes_is_refused(change: dict[str, object], what: str) -> None:
+def test_a_file_that_no_correct_writer_writes_is_refused(change: dict[str, object], what: str) -> None:
     with pytest.raises(Corrupted, match=what):
         decode(encode(replace(GOLDEN, **change)), what="m")  # type: ignore[arg-type]

@@ -13,9 +13,9 @@ from kvstore.client.feed import PartitionFeed
 from kvstore.client.pinned.pins import PinnedPartition, PinnedStore, Split
 from kvstore.errors import InvalidRequest, Unavailable
 from kvstore.spark.snapshots import planning, tasks
-from kvstore.spark.snapshots.manifest import Kind, Manifest, tiling_problem_or_none
-from kvstore.spark.snapshots.planning import Wanted, left_places, plan_snapshot
-from kvstore.spark.snapshots.tasks import Job
+from kvstore.spark.snapshots.manifest import Manifest, SnapshotKind, tiling_problem_or_none
+from kvstore.spark.snapshots.planning import SnapshotRequest, left_places, plan_snapshot
+from kvstore.spark.snapshots.tasks import JobContext
 from kvstore.types import EntryId, LedgerId, Position
 from tests.spark.snapshots.made import manifest_of, places_of
 
@@ -59,13 +59,11 @@ class Feeds:
 def plan(monkeypatch: pytest.MonkeyPatch) -> planning.Plan:
     monkeypatch.setattr(planning, "pin_store", lambda *_, **__: STORE)
     monkeypatch.setattr(planning, "FeedReader", Feeds)
-    return plan_snapshot(Wanted(cluster=CONFIG, instance="c"), 1_700_000_000_000)
+    return plan_snapshot(SnapshotRequest(cluster=CONFIG, instance="c"), 1_700_000_000_000)
 
 
 @pytest.mark.parametrize("parent", [None, manifest_of("s0", None, places_of([]))])
-def test_what_is_interrupted_while_servers_pin_leaves_no_pin(
-    monkeypatch: pytest.MonkeyPatch, parent: Manifest | None
-) -> None:
+def test_an_interrupt_during_pinning_leaves_no_pin(monkeypatch: pytest.MonkeyPatch, parent: Manifest | None) -> None:
     pins: set[str] = set()
 
     def pin_store(_: object, *, id: str, **__: object) -> PinnedStore:
@@ -80,7 +78,7 @@ def test_what_is_interrupted_while_servers_pin_leaves_no_pin(
     monkeypatch.setattr(planning, "unpin", lambda _, id, **__: pins.discard(id))
     monkeypatch.setattr(planning, "FeedReader", Feed)
     with pytest.raises(KeyboardInterrupt):
-        plan_snapshot(Wanted(cluster=CONFIG, instance="c", parent=parent), 1_700_000_000_000)
+        plan_snapshot(SnapshotRequest(cluster=CONFIG, instance="c", parent=parent), 1_700_000_000_000)
     assert pins == set()
 
 
@@ -93,7 +91,7 @@ def test_pieces_have_every_token_once(plan: planning.Plan) -> None:
     assert plan.ring_version == 4
 
 
-def test_a_task_reads_its_piece_at_the_pinned_position(plan: planning.Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_reads_its_part_at_the_pinned_position(plan: planning.Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Split] = []
 
     def read(split: Split, **_: Any) -> Iterator[Any]:
@@ -101,9 +99,9 @@ def test_a_task_reads_its_piece_at_the_pinned_position(plan: planning.Plan, monk
         return iter(())
 
     monkeypatch.setattr(tasks, "read_pinned", read)
-    job = Job(
+    job = JobContext(
         attempts="/",
-        kind=Kind.FULL,
+        kind=SnapshotKind.FULL,
         pin=plan.pin,
         positions={each.partition: each.position for each in plan.partitions},
         compression="zstd",
@@ -130,12 +128,10 @@ def feeds_with(*ended: str) -> dict[str, PartitionFeed]:
 
 
 @pytest.mark.parametrize("is_gone", [False, True])
-def test_a_partition_that_joined_and_left_since_the_parent_is_not_passed_over(
-    plan: planning.Plan, is_gone: bool
-) -> None:
+def test_a_partition_that_joined_and_left_since_the_parent_is_included(plan: planning.Plan, is_gone: bool) -> None:
     """Its changes were in no incremental, and `verify` said that all was well."""
     feeds = feeds_with("p9") | ({"p9": GONE} if is_gone else {})
-    with pytest.raises(InvalidRequest, match=r"p9 has left the ring and is not named in snapshot s0.*full snapshot"):
+    with pytest.raises(InvalidRequest, match=r"p9 has left the ring and is not in snapshot s0.*full snapshot"):
         list(left_places(parent_of(plan), STORE.partitions, feeds))
 
 
@@ -153,7 +149,7 @@ def test_one_that_the_parent_saw_join_must_be_read_to_its_end(plan: planning.Pla
         list(left_places(parent, STORE.partitions, feeds_with() | {"p9": GONE}))
 
 
-def test_the_logs_behind_a_snapshot_are_those_of_the_ring_also_of_who_joined_since(plan: planning.Plan) -> None:
+def test_the_logs_after_a_snapshot_include_partitions_that_joined_since(plan: planning.Plan) -> None:
     """And of who has left since: only a pin keeps that log."""
     p1, p2, p8 = Feeds.found
     feeds = (p1, p2._replace(ended=True), p8, GONE, PartitionFeed("p10", 0, 3, False, ()))
@@ -161,7 +157,7 @@ def test_the_logs_behind_a_snapshot_are_those_of_the_ring_also_of_who_joined_sin
     assert planning.behind(parent_of(plan), [p2._replace(ended=True, gone=True)]) == {}
 
 
-def test_a_full_snapshot_names_who_left_only_if_that_was_before_its_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_snapshot_names_partitions_that_left_before_its_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was logged there behind them would be in no snapshot."""
     ended = tuple(each._replace(ended=True) for each in Feeds.found)
     looks, seen = iter([Feeds.found, ended]), list[str]()
@@ -178,7 +174,7 @@ def test_a_full_snapshot_names_who_left_only_if_that_was_before_its_positions(mo
     monkeypatch.setattr(planning, "pin_store", pin_store)
     monkeypatch.setattr(planning, "FeedReader", Feeds)
     monkeypatch.setattr(Feeds, "positions", positions)
-    found = plan_snapshot(Wanted(cluster=CONFIG, instance="c"), 1_700_000_000_000)
+    found = plan_snapshot(SnapshotRequest(cluster=CONFIG, instance="c"), 1_700_000_000_000)
     assert seen == ["positions", "pin", "positions", "pin"], "p2 had something and was not pinned"
     assert {each.partition: each.has_left for each in found.partitions} == {"p1": False, "p2": True, "p8": True}
 
@@ -199,29 +195,29 @@ def test_a_partition_that_owns_nothing_is_in_a_snapshot_too(
     empty = PinnedStore("snapshot-x", 1, 4, (*STORE.partitions, pinned("p7", (), ())))
     monkeypatch.setattr(planning, "FeedReader", Feed)
     monkeypatch.setattr(planning, "pin_store", lambda *_, **__: empty)
-    plan = plan_snapshot(Wanted(cluster=CONFIG, instance="c", parent=parent), 1_700_000_000_000)
+    plan = plan_snapshot(SnapshotRequest(cluster=CONFIG, instance="c", parent=parent), 1_700_000_000_000)
     assert {each.partition: each.sequence for each in plan.partitions} == {"p1": 70, "p2": 70, "p7": 70}
     assert ("p7" in {each.partition for each in plan.pieces}) == (parent is not None)
     assert tiling_problem_or_none(plan.partitions) is None
     monkeypatch.setattr(planning, "SILENT_S", 0.0)
     monkeypatch.setattr(planning, "pin_store", lambda *_, **__: STORE)
     monkeypatch.setattr(planning, "unpin", lambda *_, **__: [])
-    with pytest.raises(Unavailable, match="partition p7 is not led just now"):
-        plan_snapshot(Wanted(cluster=CONFIG, instance="c", parent=parent), 1_700_000_000_000)
+    with pytest.raises(Unavailable, match="partition p7 has no leader at the moment"):
+        plan_snapshot(SnapshotRequest(cluster=CONFIG, instance="c", parent=parent), 1_700_000_000_000)
 
 
-def test_a_partition_that_never_logged_anything_is_missed_by_nobody(plan: planning.Plan) -> None:
+def test_a_partition_without_log_entries_is_not_missed(plan: planning.Plan) -> None:
     never = {"p9": PartitionFeed("p9", 0, 0, True, ())}
     assert [each.partition for each in left_places(parent_of(plan), STORE.partitions, feeds_with() | never)] == ["p8"]
 
 
-def test_a_partition_is_named_once_also_where_servers_do_not_know_the_same_ring(
+def test_a_partition_is_named_once_though_servers_differ_about_the_ring(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(planning, "pin_store", lambda *_, **__: STORE)
     monkeypatch.setattr(planning, "FeedReader", Feeds)
     monkeypatch.setattr(Feeds, "found", tuple(each._replace(ended=True) for each in Feeds.found))
-    found = plan_snapshot(Wanted(cluster=CONFIG, instance="c"), 1_700_000_000_000)
+    found = plan_snapshot(SnapshotRequest(cluster=CONFIG, instance="c"), 1_700_000_000_000)
     assert [(each.partition, each.has_left) for each in found.partitions] == [
         ("p1", False),
         ("p2", False),

@@ -20,14 +20,14 @@ from kvstore.cli.main import build
 from kvstore.errors import ConfigError, Corrupted, InvalidRequest, Unavailable
 from kvstore.spark.snapshots import chains, objects, verify
 from kvstore.spark.snapshots.create import resumed_or_none
-from kvstore.spark.snapshots.manifest import NAME, DataFile, Kind
+from kvstore.spark.snapshots.manifest import NAME, DataFile, SnapshotKind
 from kvstore.spark.snapshots.objects import RemoteStore
 from kvstore.spark.snapshots.places import store_at
 from kvstore.spark.snapshots.remote import RemotePath, local_copy_of, location
 from kvstore.spark.snapshots.store import READ, RESUMABLE_S
 from kvstore.spark.snapshots.table import TableWriter
 from kvstore.spark.snapshots.tasks import write_durably
-from kvstore.spark.snapshots.work import Piece, Work, note_of
+from kvstore.spark.snapshots.work import SnapshotPart, Work, note_of
 from tests.spark.snapshots.object_store import s3_server
 from tests.spark.snapshots.test_work import PIECES, PLAN, WANTED, Killed, died
 from tests.waiting import PATIENCE_S
@@ -58,7 +58,7 @@ def store(root: RemotePath, monkeypatch: pytest.MonkeyPatch) -> RemoteStore:
     return RemoteStore(root)
 
 
-def attempt(work: Work, piece: Piece, *, noted: bool = True) -> DataFile:
+def attempt(work: Work, piece: SnapshotPart, *, noted: bool = True) -> DataFile:
     """What a task leaves: the file and, if it came to its end, the note beside it."""
     name = f"{piece.name}.{uuid4().hex}"
     with local_copy_of(work.attempts / f"{name}.parquet") as path:
@@ -69,7 +69,7 @@ def attempt(work: Work, piece: Piece, *, noted: bool = True) -> DataFile:
 
 
 def published(store: RemoteStore, name: str, parent: str | None = None) -> None:
-    kind = Kind.FULL if parent is None else Kind.INCREMENTAL
+    kind = SnapshotKind.FULL if parent is None else SnapshotKind.INCREMENTAL
     plan = replace(PLAN, id=name, kind=kind, parent=parent)
     work = Work.begin(store, plan)
     work.publish(plan, {piece.name: attempt(work, piece) for piece in PIECES}, 2)
@@ -84,7 +84,7 @@ def killed(work: Work) -> None:
 # ── coming ──
 
 
-def test_a_snapshot_is_published_whole_with_one_attempt_of_each_piece(store: RemoteStore) -> None:
+def test_a_complete_snapshot_is_published_with_one_attempt_of_each_part(store: RemoteStore) -> None:
     work = Work.begin(store, PLAN)
     winners = {piece.name: attempt(work, piece) for piece in PIECES}
     attempt(work, PIECES[0])  # of a speculative task
@@ -100,7 +100,7 @@ def test_a_snapshot_is_published_whole_with_one_attempt_of_each_piece(store: Rem
 
 @pytest.mark.parametrize("root", ["memory", "renaming"], indirect=True)
 @pytest.mark.parametrize("step", ["plan", "one piece", "moved", "manifest"])
-def test_killed_at_any_step_nothing_looks_like_a_snapshot_and_the_next_goes_on(
+def test_killed_at_any_step_no_snapshot_appears_and_the_next_resumes(
     store: RemoteStore, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work = Work.begin(store, PLAN)
@@ -131,7 +131,7 @@ def test_killed_at_any_step_nothing_looks_like_a_snapshot_and_the_next_goes_on(
     assert list(verify.problems_of(store, [manifest])) == []
 
 
-def test_killed_behind_the_manifest_the_snapshot_is_there_and_nobody_makes_it_again(
+def test_killed_after_the_manifest_the_snapshot_exists_and_is_not_repeated(
     store: RemoteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work = Work.begin(store, PLAN)
@@ -146,9 +146,7 @@ def test_killed_behind_the_manifest_the_snapshot_is_there_and_nobody_makes_it_ag
     assert list(verify.problems_of(store, [store.load("s1")])) == []
 
 
-def test_work_that_nobody_goes_on_with_goes_with_the_files_that_were_moved(
-    store: RemoteStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_abandoned_work_is_removed_with_its_moved_files(store: RemoteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     work = Work.begin(store, PLAN)
     winners = {piece.name: attempt(work, piece) for piece in PIECES}
     with monkeypatch.context() as patched:
@@ -177,7 +175,7 @@ def test_a_finished_piece_that_was_damaged_and_a_torn_note_do_not_count(store: R
 # ── two drivers ──
 
 
-def test_the_work_of_a_driver_that_lives_is_left_alone(store: RemoteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_work_of_a_running_driver_is_not_changed(store: RemoteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(objects, "LEASE_S", PATIENCE_S)  # it is seen to live long before, however slow the machine is
     work = Work.begin(store, PLAN)
     (folder,) = store.remains()
@@ -189,7 +187,7 @@ def test_the_work_of_a_driver_that_lives_is_left_alone(store: RemoteStore, monke
 
 
 @pytest.mark.parametrize("root", ["s3", "memory"], indirect=True)
-def test_of_several_that_find_a_driver_dead_one_goes_on(store: RemoteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_several_that_find_a_driver_dead_one_resumes(store: RemoteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     killed(Work.begin(store, PLAN))
     (folder,) = store.remains()
     create, all_found = RemotePath.create, threading.Barrier(4)
@@ -205,13 +203,13 @@ def test_of_several_that_find_a_driver_dead_one_goes_on(store: RemoteStore, monk
     found[0].release()
 
 
-def test_a_driver_that_was_only_stopped_gives_way_and_what_the_other_published_stays_whole(store: RemoteStore) -> None:
+def test_a_paused_driver_gives_way_and_leaves_the_other_snapshot_intact(store: RemoteStore) -> None:
     stopped = Work.begin(store, PLAN)
     winners = {piece.name: attempt(stopped, piece) for piece in PIECES}
     killed(stopped)
     other = Work.of_the_dead_or_none(store, stopped.folder)
     assert other is not None
-    with pytest.raises(Unavailable, match="another driver took this one for dead and goes on with its work"):
+    with pytest.raises(Unavailable, match="another driver took this driver for dead and continues its work"):
         stopped.publish(PLAN, winners, 2)
     manifest = other.publish(PLAN, {piece.name: attempt(other, piece) for piece in PIECES}, 3)
 
@@ -227,7 +225,7 @@ def test_a_driver_that_was_only_stopped_gives_way_and_what_the_other_published_s
 # ── going ──
 
 
-def test_what_another_continues_stays(store: RemoteStore) -> None:
+def test_work_that_another_process_continues_stays(store: RemoteStore) -> None:
     published(store, "a")
     published(store, "b", "a")
     assert not store.remove("a")
@@ -240,9 +238,9 @@ def test_what_another_continues_stays(store: RemoteStore) -> None:
         store.load("a")
 
 
-def test_a_parent_does_not_go_while_a_plan_names_it_and_gets_no_child_while_it_goes(store: RemoteStore) -> None:
+def test_a_planned_parent_is_not_removed_and_a_removed_one_gets_no_child(store: RemoteStore) -> None:
     published(store, "a")
-    plan = replace(PLAN, id="b", kind=Kind.INCREMENTAL, parent="a")
+    plan = replace(PLAN, id="b", kind=SnapshotKind.INCREMENTAL, parent="a")
     work = Work.begin(store, plan)
     assert not store.remove("a")
     assert store.ids() == ["a"]
@@ -252,19 +250,17 @@ def test_a_parent_does_not_go_while_a_plan_names_it_and_gets_no_child_while_it_g
     assert store.remove("a")
 
 
-def test_who_gives_way_takes_no_mark_away_under_which_another_removes(store: RemoteStore) -> None:
+def test_a_process_that_gives_way_keeps_the_removal_mark_of_another(store: RemoteStore) -> None:
     """Two prune at once: the first has looked before there was a plan, the second finds it."""
     published(store, "a")
     (store._marks("a") / "mark-of-the-first").write(b"")
-    work = Work.begin(store, replace(PLAN, id="b", kind=Kind.INCREMENTAL, parent="a"))
+    work = Work.begin(store, replace(PLAN, id="b", kind=SnapshotKind.INCREMENTAL, parent="a"))
     assert not store.remove("a")
     assert not store.may_continue("a"), "it would lose its parent"
     work.remove()
 
 
-def test_a_removal_that_was_taken_for_dead_meanwhile_gives_way(
-    store: RemoteStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_removal_presumed_dead_meanwhile_gives_way(store: RemoteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its mark is gone, so nobody who looks for one since then would see it."""
     published(store, "a")
 
@@ -277,9 +273,7 @@ def test_a_removal_that_was_taken_for_dead_meanwhile_gives_way(
     assert store.ids() == ["a"]
 
 
-def test_a_removal_that_was_killed_is_finished_or_taken_back(
-    store: RemoteStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_removal_is_finished_or_undone(store: RemoteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     published(store, "a")
     published(store, "b")
     (store._marks("b") / "mark-x").write(b"")  # killed behind the mark
@@ -315,12 +309,12 @@ def test_a_snapshot_that_is_being_restored_stays(store: RemoteStore, monkeypatch
     assert not store.root.exists() or list(store.root.iterdir()) == []
 
 
-def test_a_reader_that_comes_while_a_snapshot_goes_or_that_may_not_write_is_told(
+def test_readers_of_a_vanishing_or_read_only_directory_get_an_error(
     store: RemoteStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     published(store, "a")
     mark = store._mark("a")
-    with pytest.raises(Unavailable, match="snapshot a is just being removed"), store.reading(["a"]):
+    with pytest.raises(Unavailable, match="snapshot a is being removed"), store.reading(["a"]):
         pass
     mark.parent.remove_all()
     assert [each.name for each in store.root.iterdir()] == ["a"]
@@ -330,7 +324,7 @@ def test_a_reader_that_comes_while_a_snapshot_goes_or_that_may_not_write_is_told
 
     monkeypatch.setattr(RemotePath, "write", refused)
     with store.reading(["a"]):
-        assert "a prune may remove what is read" in caplog.text
+        assert "a prune may remove snapshots that are being read" in caplog.text
 
 
 def test_a_manifest_that_is_missing_or_torn_is_damage(store: RemoteStore) -> None:
@@ -338,7 +332,7 @@ def test_a_manifest_that_is_missing_or_torn_is_damage(store: RemoteStore) -> Non
     path = store.folder("a") / NAME
     whole = path.read_bytes()
     path.write(whole[:-20])
-    with pytest.raises(Corrupted, match=r"its checksum does not fit|is no manifest"):
+    with pytest.raises(Corrupted, match=r"its checksum does not match|is not the manifest"):
         store.load("a")
     path.unlink()
     with pytest.raises(Corrupted, match=r"manifest\.json is missing"):
@@ -358,12 +352,12 @@ def test_the_commands_take_a_url(store: RemoteStore) -> None:
     published(store, "a")
     published(store, "b", "a")
     assert store_at(f"{store.root}/b")[1] == "b"
-    assert run("verify", store.root) == (0, "whole: a, b; 0 rows\n")
+    assert run("verify", store.root) == (0, "intact: a, b; 0 rows\n")
     code, told = run("list", store.root)
     assert (code, told.count("usable")) == (0, 2)
     path = store.folder("b") / store.load("b").files[0].path
     path.write(path.read_bytes() + b"\0")
-    assert "the manifest says" in run("verify", store.root)[1]
+    assert "as in the manifest" in run("verify", store.root)[1]
     published(store, "c")
     code, told = run("prune", store.root, "--keep", "1")
     assert (code, sorted(told.split())[:1]) == (0, ["a"]) or "removed" in told
@@ -374,7 +368,7 @@ def test_the_commands_take_a_url(store: RemoteStore) -> None:
     ("url", "told"),
     [
         ("nothing://host/x", "nothing://host/x: Protocol not known: nothing"),
-        ("memory://nowhere/at/all", "memory://nowhere/at/all is no directory of snapshots"),
+        ("memory://nowhere/at/all", "memory://nowhere/at/all is not a directory of snapshots"),
     ],
 )
 def test_urls_that_name_nothing_are_refused(url: str, told: str) -> None:
@@ -382,16 +376,16 @@ def test_urls_that_name_nothing_are_refused(url: str, told: str) -> None:
         store_at(url)
 
 
-def test_without_fsspec_a_url_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_fsspec_the_error_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "fsspec.core", None)
     with pytest.raises(ConfigError, match=r"a URL needs fsspec: run `"):
         location("s3://bucket/x")
 
 
-def test_a_bucket_that_is_not_there_is_told_before_anything_is_begun(s3: str) -> None:
+def test_a_missing_bucket_is_reported_before_any_work_begins(s3: str) -> None:
     with pytest.raises(ConfigError, match="s3://elsewhere/x cannot be written to"):
         RemoteStore(RemotePath("s3://elsewhere/x")).check_writable()
-    with pytest.raises(Unavailable, match="has 0 bytes, 1 were sent"):
+    with pytest.raises(Unavailable, match="expected 1 bytes as sent, got 0"):
         _upload_that_is_cut(RemotePath(f"{s3}/cut"))
 
 

@@ -21,7 +21,7 @@ from s3fs import S3FileSystem
 from kvstore.errors import Unavailable
 from kvstore.spark.snapshots import create, objects, remote, verify
 from kvstore.spark.snapshots.create import resumed_or_none
-from kvstore.spark.snapshots.manifest import NAME, Kind
+from kvstore.spark.snapshots.manifest import NAME, SnapshotKind
 from kvstore.spark.snapshots.objects import RemoteStore
 from kvstore.spark.snapshots.remote import RemotePath, local_copy_of
 from kvstore.spark.snapshots.store import RESUMABLE_S
@@ -76,7 +76,7 @@ def test_a_manifest_whose_answer_was_lost_is_published_and_keeps_its_files(
 
 
 @pytest.mark.parametrize("fails", [FileExistsError("refused"), OSError(22, "PreconditionFailed")])
-def test_what_was_put_in_spite_of_an_error_counts_as_put(monkeypatch: pytest.MonkeyPatch, fails: OSError) -> None:
+def test_a_file_stored_despite_an_error_counts_as_stored(monkeypatch: pytest.MonkeyPatch, fails: OSError) -> None:
     """Not all stores say that it was the condition which failed."""
     place = RemotePath(f"memory://{uuid4().hex}/x")
     put = MemoryFileSystem.pipe_file
@@ -130,7 +130,7 @@ def test_a_driver_that_slept_and_gives_up_leaves_the_work_to_the_other(store: Re
     assert list(verify.problems_of(store, [manifest])) == []
 
 
-def test_a_driver_that_slept_before_its_manifest_publishes_no_snapshot_whose_files_another_has_removed(
+def test_a_driver_paused_before_its_manifest_publishes_no_removed_files(
     store: RemoteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its pin has ended meanwhile: the other removes its work instead of going on with it."""
@@ -147,21 +147,21 @@ def test_a_driver_that_slept_before_its_manifest_publishes_no_snapshot_whose_fil
 
     monkeypatch.setattr(create, "_renewed", lambda *_: False)
     monkeypatch.setattr(RemotePath, "create", sleep_and_put)
-    with pytest.raises(Unavailable, match="another driver took this one for dead and has removed its work"):
+    with pytest.raises(Unavailable, match="another driver took this driver for dead and removed its work"):
         stopped.publish(PLAN, winners, 2)
     assert len(slept) == 1
     assert store.load_all() == {}
     assert store.remains() == []
 
 
-def test_one_that_publishes_while_another_is_about_to_remove_its_work_gives_way(
+def test_a_publisher_whose_work_is_about_to_be_removed_gives_way(
     store: RemoteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other has put its mark, and may not see the manifest."""
     work = Work.begin(store, PLAN)
     winners = {piece.name: attempt(work, piece) for piece in PIECES}
     mark = store._mark("s1")
-    with pytest.raises(Unavailable, match="has removed its work"):
+    with pytest.raises(Unavailable, match="removed its work"):
         work.publish(PLAN, winners, 2)
     assert store.ids() == []
     mark.unlink()
@@ -211,7 +211,7 @@ def test_a_listing_that_another_thread_has_begun_before_hides_no_file(
 # ── clocks, and what stays behind ──
 
 
-def test_work_ages_also_where_others_look_at_it_every_night(
+def test_work_ages_even_if_other_processes_inspect_it_daily(
     store: RemoteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who wants something else takes its lock, and gives it back: that makes it no younger."""
@@ -276,7 +276,7 @@ def test_any_name_of_a_place_will_do(bucket: str) -> None:
     assert store.remains() == []
 
 
-def test_a_password_in_a_url_is_not_told() -> None:
+def test_a_password_in_a_url_is_not_shown() -> None:
     place = RemotePath("sftp://backup:s%40cret@host:22/x y/") / "20260101T000000Z-full-0000"
     assert str(place) == "sftp://backup:***@host:22/x y/20260101T000000Z-full-0000"
     assert "s%40cret" not in f"{place} {place!r} {place.parent}"
@@ -318,7 +318,7 @@ def test_a_question_without_an_answer_is_no_no(monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.parametrize("fails", CUT)
-def test_a_snapshot_that_was_just_published_stays_when_the_next_question_has_no_answer(
+def test_a_published_snapshot_stays_when_the_next_request_is_unanswered(
     store: RemoteStore, monkeypatch: pytest.MonkeyPatch, fails: Exception
 ) -> None:
     work = Work.begin(store, PLAN)
@@ -338,7 +338,7 @@ def test_a_snapshot_that_was_just_published_stays_when_the_next_question_has_no_
 
 
 @pytest.mark.parametrize("fails", CUT)
-def test_the_newest_snapshot_is_not_passed_over_when_the_store_does_not_answer(
+def test_the_newest_snapshot_is_not_skipped_if_the_store_does_not_answer(
     store: RemoteStore, monkeypatch: pytest.MonkeyPatch, fails: Exception
 ) -> None:
     published(store, "a")
@@ -350,7 +350,7 @@ def test_the_newest_snapshot_is_not_passed_over_when_the_store_does_not_answer(
     assert store.ids() == ["a", "b"]
 
 
-def test_what_a_driver_does_not_rename_over_is_written_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_replaced_though_the_driver_cannot_rename_over_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """As that of HDFS, which says so in an answer that fsspec drops: a driver's count stood still."""
 
     def move(self: MemoryFileSystem, old: str, new: str, **_: Any) -> None:
@@ -368,7 +368,7 @@ def test_what_a_driver_does_not_rename_over_is_written_all_the_same(monkeypatch:
         place.write(b"3")
 
 
-def test_what_a_store_refuses_is_told_with_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_of_the_store_is_reported_with_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: Any, **__: Any) -> None:
         raise PermissionError("Access Denied")
 
@@ -404,5 +404,5 @@ def test_a_plan_that_cannot_be_put_leaves_nothing(store: RemoteStore, monkeypatc
 
     monkeypatch.setattr(RemotePath, "write", refused)
     with pytest.raises(Unavailable, match="no answer"):
-        Work.begin(store, replace(PLAN, kind=Kind.FULL))
+        Work.begin(store, replace(PLAN, kind=SnapshotKind.FULL))
     assert store.remains() == []

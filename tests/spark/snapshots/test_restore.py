@@ -91,7 +91,7 @@ def restored(
 
 
 @pytest.mark.parametrize("by", ["here", "spark"])
-def test_a_chain_comes_back_whole_and_whatever_differs_is_found(
+def test_a_chain_is_restored_completely_and_each_difference_is_found(
     request: pytest.FixtureRequest, by: str, store: DirectoryStore, config: ClientConfig
 ) -> None:
     tables = tables_of(request.getfixturevalue("spark") if by == "spark" else None)
@@ -133,7 +133,7 @@ def test_a_cluster_that_holds_keys_is_overwritten_only_on_request(store: Directo
         client.put(b"new", b"stays")
         client.put(b"key0500", b"by somebody else")
         with pytest.raises(
-            InvalidRequest, match=r"the cluster holds \d+ keys: restore into an empty one, or say --merge"
+            InvalidRequest, match=r"got one with \d+ keys; restore into an empty cluster, or pass --merge"
         ):
             restored(HereTables(), store, chain, Cut(time_ms=MIDDLE_MS), config, filled=False)
         assert restored(HereTables(), store, chain, Cut(time_ms=MIDDLE_MS), config, filled=True).written == 1999
@@ -146,7 +146,7 @@ def test_a_cluster_that_holds_keys_is_overwritten_only_on_request(store: Directo
         ]
 
 
-def test_an_attempt_that_was_given_up_overwrites_nothing_behind_the_restore(config: ClientConfig) -> None:
+def test_an_abandoned_attempt_overwrites_nothing_after_the_restore(config: ClientConfig) -> None:
     """Its machine stood still: another attempt wrote its part, the job ended, and the application began."""
     schema = pa.schema([("key", pa.binary()), ("value", pa.binary()), ("expires_at", pa.timestamp("us", "UTC"))])
     batches = [
@@ -190,7 +190,7 @@ def test_a_moment_comes_back_as_it_was(store: DirectoryStore, config: ClientConf
 
 
 @pytest.mark.slow
-def test_a_restore_whose_driver_is_killed_says_what_to_do_and_then_outlives_a_leader(
+def test_a_restore_resumes_after_a_killed_driver_and_survives_leader_loss(
     cluster: Cluster, config: ClientConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = DirectoryStore(tmp_path / "snapshots")

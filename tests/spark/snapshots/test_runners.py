@@ -101,13 +101,13 @@ class Starving:
 
 
 @pytest.mark.parametrize("does", ["wake", "run"])
-def test_a_job_that_gets_no_executor_any_more_is_given_up(does: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_loses_all_executors_fails(does: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its pin was renewed for as long as Spark waited, which is for ever."""
     monkeypatch.setattr(runners, "LOOK_S", 0.01)
     monkeypatch.setattr(runners, "STARVED_S", 0.3)
     spark = Starving(tasks=50)
     runner = SparkRunner(spark.session)
     job: Any = None
-    with pytest.raises(Unavailable, match="Spark has given the job no executor for"):
+    with pytest.raises(Unavailable, match="Spark gave the job no executor for"):
         _ = runner.wake() if does == "wake" else runner.run(job, [job], "g")  # type: ignore[func-returns-value]
     assert spark.looks > 50, "as long as tasks run nobody is impatient"

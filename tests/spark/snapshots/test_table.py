@@ -18,7 +18,7 @@ from kvstore.errors import Corrupted
 from kvstore.partition.state.operations import EXPIRES_MS_MAX
 from kvstore.spark.snapshots import pages, table
 from kvstore.spark.snapshots.manifest import DataFile
-from kvstore.spark.snapshots.stored import Stored
+from kvstore.spark.snapshots.stored import StoredFile
 from kvstore.spark.snapshots.table import TableWriter, columns_of, read_table, sha256_of
 
 rows = st.lists(
@@ -40,14 +40,14 @@ def batch(made: list) -> pa.RecordBatch:
 
 @given(st.lists(rows, max_size=4))
 @settings(max_examples=50, deadline=None)
-def test_what_is_written_is_read_and_described(tmp_path_factory: pytest.TempPathFactory, parts: list[list]) -> None:
+def test_a_written_snapshot_is_read_and_described(tmp_path_factory: pytest.TempPathFactory, parts: list[list]) -> None:
     path = tmp_path_factory.mktemp("table") / "x.parquet"
     writer = TableWriter(path, "p1")
     for part in parts:
         writer.write(batch(part))
     file = writer.close("data/x.parquet")
     every = [row for part in parts for row in part]
-    read = pa.Table.from_batches(read_table(Stored(path, file)), SCHEMA)
+    read = pa.Table.from_batches(read_table(StoredFile(path, file)), SCHEMA)
     assert read == pa.Table.from_batches([batch(every)], SCHEMA)
     assert (file.rows, file.deletes) == (len(every), sum(row[1] is None for row in every))
     assert (file.min_key, file.max_key) == (
@@ -58,16 +58,16 @@ def test_what_is_written_is_read_and_described(tmp_path_factory: pytest.TempPath
     )
     data = path.read_bytes()
     assert (file.size_bytes, file.sha256) == (len(data), hashlib.sha256(data).hexdigest())
-    assert sha256_of(Stored(path, file)) == file.sha256
+    assert sha256_of(StoredFile(path, file)) == file.sha256
 
 
-def test_an_expiry_is_none_or_a_moment_and_one_beyond_timestamps_lies_far_ahead() -> None:
+def test_an_expiry_is_none_or_a_time_and_is_capped_at_the_last_timestamp() -> None:
     made = batch([(b"k", b"v", 1, 1, 1_000, expires_ms) for expires_ms in (0, 1_500, EXPIRES_MS_MAX)])
     found = [row["expires_at"] for row in made.to_pylist()]
     assert found == [None, datetime.fromtimestamp(1.5, UTC), datetime(9999, 12, 30, tzinfo=UTC)]
 
 
-def test_what_a_full_disk_did_not_take_is_removed(tmp_path: Path) -> None:
+def test_an_incomplete_file_on_a_full_disk_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "x.parquet"
     writer = TableWriter(path, "p1")
     with open("/dev/full", "wb") as full:
@@ -93,7 +93,7 @@ def test_large_values_stay_in_small_groups(tmp_path: Path) -> None:
     sizes = [groups.row_group(each).total_byte_size for each in range(groups.num_row_groups)]
     assert max(groups.row_group(each).num_rows for each in range(groups.num_row_groups)) <= 17
     assert len(sizes) >= 3
-    assert max(each.nbytes for each in read_table(Stored(tmp_path / "x.parquet", file))) <= table.GROUP_BYTES + (
+    assert max(each.nbytes for each in read_table(StoredFile(tmp_path / "x.parquet", file))) <= table.GROUP_BYTES + (
         2 << 20
     )
 
@@ -117,12 +117,12 @@ def test_a_damaged_page_is_found_by_its_checksum(tmp_path: Path) -> None:
     assert data.count(b"needle" * 10) == 1
     path.write_bytes(data.replace(b"needle" * 10, b"noodle" * 10))
     with pytest.raises(Corrupted, match=r"damaged: .*(CRC|checksum)"):
-        list(read_table(Stored(path, file)))
+        list(read_table(StoredFile(path, file)))
 
 
 def test_other_columns_are_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": [1]}), tmp_path / "x.parquet")
-    with pytest.raises(Corrupted, match="other columns"):
+    with pytest.raises(Corrupted, match="expected the columns of a snapshot"):
         list(read_table(stored_as_told(tmp_path / "x.parquet")))
 
 
@@ -137,9 +137,7 @@ def test_other_columns_are_refused(tmp_path: Path) -> None:
         ({"use_dictionary": ["partition"]}, "expected row groups of at most 67108864 bytes .*, got 104[0-9]* bytes"),
     ],
 )
-def test_row_group_is_refused_when_its_rows_would_take_more_memory_than_ours(
-    tmp_path: Path, options: dict, reason: str
-) -> None:
+def test_a_row_group_too_large_for_memory_is_refused(tmp_path: Path, options: dict, reason: str) -> None:
     path = tmp_path / "x.parquet"
     made = batch([(b"%d" % number, bytes(1 << 20), number + 1, 1, 1, 0) for number in range(100)])
     pq.write_table(pa.Table.from_batches([made]), path, compression="zstd", **options)
@@ -159,7 +157,7 @@ def test_row_group_is_refused_when_its_rows_would_take_more_memory_than_ours(
         {"use_dictionary": ["partition"], "data_page_version": "2.0"},
     ],
 )
-def test_pages_are_refused_by_their_own_headers_when_the_footer_does_not_tell(
+def test_pages_are_refused_by_their_headers_if_the_footer_has_no_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict
 ) -> None:
     """As with a footer that somebody has changed: here nobody looks at it."""
@@ -175,7 +173,7 @@ def test_pages_are_refused_by_their_own_headers_when_the_footer_does_not_tell(
 
 @given(st.binary(max_size=60))
 @settings(max_examples=200, deadline=None)
-def test_header_of_a_page_is_read_or_refused_whatever_its_bytes(data: bytes) -> None:
+def test_any_page_header_bytes_are_read_or_refused(data: bytes) -> None:
     with suppress(Corrupted):
         pages._header_at(io.BytesIO(data), 0, "x")
 
@@ -184,16 +182,16 @@ def test_long_name_of_a_partition_is_not_repeated_in_every_row(tmp_path: Path) -
     path = tmp_path / "x.parquet"
     made = columns_of("p" * (1 << 20), [b"k"] * 8, [b"v"] * 8, [1] * 8, [1] * 8, [1] * 8, [0] * 8)
     pq.write_table(pa.Table.from_batches([made]), path, compression="zstd", use_dictionary=["partition"])
-    with pytest.raises(Corrupted, match="larger than its footer says"):
+    with pytest.raises(Corrupted, match="larger than its footer states"):
         list(read_table(stored_as_told(path)))
 
 
-def stored_as_told(path: Path) -> Stored:
+def stored_as_told(path: Path) -> StoredFile:
     """The file with a manifest's entry that agrees with it, as somebody who changes both would write it."""
     with pq.ParquetFile(path) as file:
         rows = file.metadata.num_rows
     data = path.read_bytes()
-    return Stored(
+    return StoredFile(
         path,
         DataFile(
             path="data/x.parquet",
@@ -210,7 +208,7 @@ def stored_as_told(path: Path) -> Stored:
     )
 
 
-def test_an_attempt_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
+def test_an_abandoned_attempt_leaves_nothing(tmp_path: Path) -> None:
     writer = TableWriter(tmp_path / "x.parquet", "p1")
     writer.write(batch([(b"a", b"1", 1, 1, 5, 0)]))
     writer.abandon()

@@ -117,7 +117,7 @@ def bomb(path: Path, rows: int) -> None:
     pq.write_table(table, path, compression="zstd", store_schema=False, use_dictionary=["partition", "value"])
 
 
-def test_verify_refuses_a_small_file_that_unpacks_to_8_gib_in_bounded_memory(store: DirectoryStore) -> None:
+def test_verify_refuses_a_file_that_unpacks_to_8_gib_in_bounded_memory(store: DirectoryStore) -> None:
     manifest = full(store, "a", LOG)
     path = store.folder("a") / manifest.files[0].path
     path.unlink()
@@ -149,7 +149,7 @@ def test_verify_refuses_a_small_file_that_unpacks_to_8_gib_in_bounded_memory(sto
 # ── signatures ──
 
 
-def test_manifest_is_accepted_by_those_who_have_its_key_and_by_those_who_have_none(store: DirectoryStore) -> None:
+def test_a_manifest_is_accepted_with_its_key_and_without_any_key(store: DirectoryStore) -> None:
     manifest = full(store, "a", LOG)
     data = encode(manifest, OWN)
     assert decode(data, what="m", keys=OWN) == decode(data, what="m", keys=OTHER + OWN) == decode(data, what="m")
@@ -159,7 +159,7 @@ def test_manifest_is_accepted_by_those_who_have_its_key_and_by_those_who_have_no
         decode(encode(manifest), what="m", keys=OWN)
 
 
-def test_signed_manifest_that_was_changed_is_refused_although_its_checksum_fits(store: DirectoryStore) -> None:
+def test_a_changed_signed_manifest_is_refused_though_its_checksum_matches(store: DirectoryStore) -> None:
     manifest = full(store, "a", LOG)
     genuine = encode(manifest, OWN)
     taken = genuine[genuine.index(b',\n "hmac_sha256"') : genuine.index(b',\n "sha256": "', -100)]
@@ -167,7 +167,7 @@ def test_signed_manifest_that_was_changed_is_refused_although_its_checksum_fits(
     body = forged[: forged.rindex(b',\n "sha256"')] + taken
     sealed = body + b',\n "sha256": "%s"\n}\n' % hashlib.sha256(body).hexdigest().encode()
     assert decode(sealed, what="m").ring_version == 8
-    with pytest.raises(Corrupted, match="got one by another key or of other text"):
+    with pytest.raises(Corrupted, match="got one by another key or for other content"):
         decode(sealed, what="m", keys=OWN)
 
 

@@ -36,7 +36,7 @@ def with_file(store: DirectoryStore, manifest: Manifest, changes: list[Change]) 
     return replace(manifest, files=files, rows=sum(f.rows for f in files), size_bytes=sum(f.size_bytes for f in files))
 
 
-def test_whole_snapshots_have_no_problem(store: DirectoryStore) -> None:
+def test_complete_snapshots_have_no_problem(store: DirectoryStore) -> None:
     first = full(store, "a", LOG[:200])
     second = incremental(store, "b", first, LOG)
     rows = []
@@ -54,17 +54,17 @@ def test_any_changed_byte_of_any_file_is_found(store: DirectoryStore, number: in
     data[at] ^= 1
     path.write_bytes(data)
     assert found(store, manifest) == [
-        f"a/{manifest.files[number].path} its checksum is not the manifest's: it was changed or is damaged"
+        f"a/{manifest.files[number].path} its checksum differs from the manifest's: it was changed or is damaged"
     ]
     with pytest.raises(Corrupted, match=f"{re.escape(str(path))} is damaged"):
         verify.check_files(store, [manifest], lambda _: None)
 
 
-def test_a_missing_file_and_a_stranger_are_found(store: DirectoryStore) -> None:
+def test_a_missing_file_and_an_unknown_file_are_found(store: DirectoryStore) -> None:
     manifest = full(store, "a", LOG)
     os.rename(store.folder("a") / "data/p1-00000.parquet", store.folder("a") / "data/p1-00001.parquet")
     assert found(store, manifest) == [
-        "a/data/p1-00000.parquet is missing; take the file from a copy",
+        "a/data/p1-00000.parquet is missing; restore the file from a copy",
         "a/data/p1-00001.parquet is not in the manifest",
     ]
     for check in (
@@ -81,7 +81,10 @@ def test_a_shortened_file_is_found(store: DirectoryStore) -> None:
     size = path.stat().st_size
     os.truncate(path, size - 1)
     assert found(store, manifest) == [
-        f"a/{manifest.files[0].path} has {size - 1} bytes, the manifest says {size}; take the file from a copy"
+        (
+            f"a/{manifest.files[0].path} expected {size} bytes as in the manifest, got {size - 1}; "
+            "restore the file from a copy"
+        )
     ]
 
 
@@ -94,7 +97,7 @@ def test_a_record_of_another_partition_is_found(store: DirectoryStore) -> None:
 
 def test_records_twice_or_out_of_order_are_found(store: DirectoryStore) -> None:
     manifest = full(store, "a", LOG)
-    assert "twice" in found(store, with_file(store, manifest, [OWN[0], OWN[0]]))[0]
+    assert "duplicated" in found(store, with_file(store, manifest, [OWN[0], OWN[0]]))[0]
 
 
 def test_the_same_record_in_two_files_is_found(store: DirectoryStore) -> None:
@@ -103,13 +106,13 @@ def test_the_same_record_in_two_files_is_found(store: DirectoryStore) -> None:
     double = file_of(store.folder("a"), "p1", [OWN[0]], number=1)
     files = tuple(sorted([*single.files, double], key=lambda file: file.path))
     whole = replace(single, files=files, rows=single.rows + 1, size_bytes=single.size_bytes + double.size_bytes)
-    assert found(store, whole) == ["a/p1 the same rows are in two files of the partition"]
+    assert found(store, whole) == ["a/p1 two files of the partition have the same rows"]
 
 
 def test_a_version_behind_the_position_is_found(store: DirectoryStore) -> None:
     manifest = full(store, "a", LOG)
     late = with_file(store, manifest, [replace(OWN[0], sequence=1000)])
-    assert "has versions from 1000 to 1000, the position is" in found(store, late)[0]
+    assert "has versions from 1000 to 1000, but its position is" in found(store, late)[0]
 
 
 def test_changes_out_of_order_are_found(store: DirectoryStore) -> None:
@@ -124,7 +127,7 @@ def test_a_manifest_that_lies_about_rows_is_found(store: DirectoryStore) -> None
     lying = replace(manifest, files=(file, *manifest.files[1:]), rows=manifest.rows + 1)
     (store.folder("a") / NAME).write_bytes(encode(lying))
     (told,) = found(store, store.load("a"))
-    assert re.search(r"has \d+ rows, the manifest says \d+", told)
+    assert re.search(r"expected \d+ rows as in the manifest, got \d+", told)
     deletes = replace(manifest.files[0], deletes=1)
     (told,) = found(store, replace(manifest, files=(deletes, *manifest.files[1:])))
-    assert re.search(r"has \d+ rows, 0 of them deletes; the manifest says \d+ and 1", told)
+    assert re.search(r"has \d+ rows with 0 deletes, but the manifest states \d+ and 1", told)

@@ -17,20 +17,21 @@ from kvstore.spark.snapshots import tasks
 from kvstore.spark.snapshots import work as works
 from kvstore.spark.snapshots.create import resumed_or_none
 from kvstore.spark.snapshots.directory import RESUMABLE_S, DirectoryStore, write_durably
-from kvstore.spark.snapshots.manifest import NAME, DataFile, Kind
+from kvstore.spark.snapshots.manifest import NAME, DataFile, SnapshotKind
 from kvstore.spark.snapshots.places import store_at
-from kvstore.spark.snapshots.planning import Wanted
+from kvstore.spark.snapshots.planning import SnapshotRequest
 from kvstore.spark.snapshots.table import TableWriter
-from kvstore.spark.snapshots.work import Piece, Plan, Work, note_of
+from kvstore.spark.snapshots.work import SnapshotPart, SnapshotPlan, Work, note_of
 from tests.env.namespaces import need_mounts, run_mounted
 from tests.spark.snapshots.made import full, incremental, places_of, some_log
 
 PIECES = tuple(
-    Piece(name=f"{name}-00000", partition=name, first=0, last=9, servers=("h:1",), rows=1) for name in ("p1", "p2")
+    SnapshotPart(name=f"{name}-00000", partition=name, first=0, last=9, servers=("h:1",), rows=1)
+    for name in ("p1", "p2")
 )
-PLAN = Plan(
+PLAN = SnapshotPlan(
     id="s1",
-    kind=Kind.FULL,
+    kind=SnapshotKind.FULL,
     parent=None,
     cluster="c",
     started_ms=1,
@@ -41,10 +42,10 @@ PLAN = Plan(
     compression="zstd",
 )
 
-WANTED = Wanted(cluster=ClientConfig(endpoints=("127.0.0.1:1",)), instance="c")
+WANTED = SnapshotRequest(cluster=ClientConfig(endpoints=("127.0.0.1:1",)), instance="c")
 
 
-def attempt(work: Work, piece: Piece, *, noted: bool = True) -> DataFile:
+def attempt(work: Work, piece: SnapshotPart, *, noted: bool = True) -> DataFile:
     """What a task leaves: the file and, if it came to its end, the note beside it."""
     path = work.attempts / f"{piece.name}.{uuid4().hex}.parquet"
     file = TableWriter(path, piece.partition).close(path.name)
@@ -58,7 +59,7 @@ def store(tmp_path: Path) -> DirectoryStore:
     return DirectoryStore(tmp_path)
 
 
-def test_a_snapshot_is_published_whole_with_one_attempt_of_each_piece(store: DirectoryStore) -> None:
+def test_a_complete_snapshot_is_published_with_one_attempt_of_each_part(store: DirectoryStore) -> None:
     work = Work.begin(store, PLAN)
     winners = {piece.name: attempt(work, piece) for piece in PIECES}
     attempt(work, PIECES[0])  # of a speculative task
@@ -83,11 +84,11 @@ def test_work_that_a_full_disk_did_not_let_begin_leaves_nothing(
     assert list(store.root.iterdir()) == []
 
 
-def test_a_task_on_a_full_disk_says_what_to_do(store: DirectoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_on_a_full_disk_gives_a_remedy(store: DirectoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     begun = Work.begin(store, PLAN)
-    job = tasks.Job(
+    job = tasks.JobContext(
         attempts=begun.attempts,
-        kind=Kind.FULL,
+        kind=SnapshotKind.FULL,
         pin=PLAN.pin,
         positions={},
         compression="zstd",
@@ -95,17 +96,19 @@ def test_a_task_on_a_full_disk_says_what_to_do(store: DirectoryStore, monkeypatc
     )
     monkeypatch.setattr(tasks, "batches", lambda job, piece: iter(()))
     monkeypatch.setattr(tasks, "write_durably", full_disk)
-    with pytest.raises(ConfigError, match=f"no space is left: {store.root}.*; make room there, and the same command"):
+    with pytest.raises(
+        ConfigError, match=f"no space is left: {store.root}.*; free space there and run the same command"
+    ):
         tasks.write_piece(job, PIECES[0])
     assert list(begun.attempts.iterdir()) == []
 
 
-def test_work_is_not_begun_in_a_folder_that_somebody_else_took(
+def test_work_does_not_begin_in_a_folder_of_another_process(
     store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who looks for what killed drivers have left sees it for a moment without a lock."""
     monkeypatch.setattr(stores, "lock_or_none", lambda folder: None)
-    with pytest.raises(BlockingIOError, match="another snapshot is being begun here, try again"):
+    with pytest.raises(BlockingIOError, match="another snapshot is being started here; retry"):
         Work.begin(store, PLAN)
 
 
@@ -130,7 +133,7 @@ def test_a_file_that_the_driver_does_not_see_makes_no_snapshot(store: DirectoryS
 
 
 @pytest.mark.parametrize("step", ["plan", "one piece", "moved", "manifest"])
-def test_killed_at_any_step_nothing_looks_like_a_snapshot_and_the_next_goes_on(
+def test_killed_at_any_step_no_snapshot_appears_and_the_next_resumes(
     store: DirectoryStore, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work = Work.begin(store, PLAN)
@@ -158,7 +161,7 @@ def test_killed_at_any_step_nothing_looks_like_a_snapshot_and_the_next_goes_on(
     assert store.ids() == ["s1"]
 
 
-def test_killed_behind_the_rename_the_snapshot_is_there_and_nobody_makes_it_again(
+def test_killed_after_the_rename_the_snapshot_exists_and_is_not_repeated(
     store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work = Work.begin(store, PLAN)
@@ -196,7 +199,7 @@ def test_a_note_that_was_torn_does_not_count(store: DirectoryStore) -> None:
     assert work.finished() == {}
 
 
-def test_the_work_of_a_driver_that_lives_is_left_alone(store: DirectoryStore) -> None:
+def test_the_work_of_a_running_driver_is_not_changed(store: DirectoryStore) -> None:
     Work.begin(store, PLAN)
     (folder,) = store.remains()
     assert Work.of_the_dead_or_none(store, folder) is None
@@ -204,7 +207,7 @@ def test_the_work_of_a_driver_that_lives_is_left_alone(store: DirectoryStore) ->
     assert folder.exists()
 
 
-def test_only_what_nobody_can_go_on_with_is_stale(store: DirectoryStore) -> None:
+def test_only_work_that_cannot_be_resumed_is_stale(store: DirectoryStore) -> None:
     Work.begin(store, PLAN).release()
     (folder,) = store.remains()
     now_s = folder.stat().st_mtime
@@ -214,7 +217,7 @@ def test_only_what_nobody_can_go_on_with_is_stale(store: DirectoryStore) -> None
     assert store.remains() == []
 
 
-def test_removing_takes_the_snapshot_away_before_its_files(
+def test_removing_withdraws_the_snapshot_before_its_files(
     store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full(store, "a", some_log(9))
@@ -240,7 +243,7 @@ def test_a_snapshot_that_is_being_restored_stays(store: DirectoryStore, monkeypa
     rename = os.rename
 
     def come_too_late(old: Path, new: Path) -> None:
-        with pytest.raises(Unavailable, match="snapshot a is just being removed"), store.reading(["a"]):
+        with pytest.raises(Unavailable, match="snapshot a is being removed"), store.reading(["a"]):
             pass
         rename(old, new)
 
@@ -257,19 +260,23 @@ def test_two_may_remove_the_same_at_once(store: DirectoryStore) -> None:
         assert os.listdir(store.root) == [".lock"]
 
 
-def test_who_removes_waits_for_who_gives_it_a_child(store: DirectoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_removal_waits_for_a_process_that_adds_a_child(
+    store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It was gone under a snapshot that was published meanwhile, and which nobody could restore."""
     parent = full(store, "a", some_log(9))
     monkeypatch.setattr(stores, "LOCK_S", 0.0)
     with store.coming_and_going():
-        with pytest.raises(Unavailable, match="is locked by another `kvstore snapshot`: try again"):
+        with pytest.raises(Unavailable, match="is locked by another `kvstore snapshot`; retry"):
             DirectoryStore(store.root).remove("a")
         incremental(store, "b", parent, some_log(12))
     assert not store.remove("a")
     assert store.ids() == ["a", "b"]
 
 
-def test_what_is_removed_while_all_are_read_is_left_out(store: DirectoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_snapshot_removed_during_the_listing_is_left_out(
+    store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     full(store, "a", some_log(9))
     monkeypatch.setattr(store, "ids", lambda: ["a", "b"])
     assert list(store.load_all()) == list(store.load_readable()[0]) == ["a"]
@@ -279,7 +286,7 @@ def test_what_is_removed_while_all_are_read_is_left_out(store: DirectoryStore, m
 def test_a_snapshot_whose_manifest_is_missing_is_damaged(store: DirectoryStore) -> None:
     full(store, "a", some_log(9))
     (store.folder("a") / "manifest.json").unlink()
-    with pytest.raises(Corrupted, match=r"manifest\.json is missing; take it from a copy"):
+    with pytest.raises(Corrupted, match=r"manifest\.json is missing; restore it from a copy"):
         store.load("a")
 
 
@@ -293,7 +300,7 @@ def test_remains_are_removed_without_a_new_file_in_them(store: DirectoryStore, m
     assert found == [[]]
 
 
-def test_a_directory_is_told_from_one_snapshot(store: DirectoryStore) -> None:
+def test_a_directory_is_distinguished_from_one_snapshot(store: DirectoryStore) -> None:
     manifest = full(store, "a", some_log(9))
     incremental(store, "b", manifest, some_log(12))
     assert store_at(str(store.root))[1] is None
@@ -301,18 +308,19 @@ def test_a_directory_is_told_from_one_snapshot(store: DirectoryStore) -> None:
     assert (found.root, name) == (store.root, "b")
 
 
-def test_what_holds_no_snapshots_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no directory of snapshots"):
+def test_a_directory_without_snapshots_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="not a directory of snapshots"):
         store_at(str(tmp_path / "absent"))
     (tmp_path / "something").touch()
-    with pytest.raises(ConfigError, match=r"holds no snapshot: none of its folders has a manifest.json"):
+    with pytest.raises(ConfigError, match=r"has no snapshots: none of its folders has a manifest.json"):
         store_at(str(tmp_path))
 
 
 @pytest.mark.parametrize(
-    ("place", "told"), [("file", "file is no directory"), ("file/below/it", "file is no directory"), ("new/one", "")]
+    ("place", "told"),
+    [("file", "file is not a directory"), ("file/below/it", "file is not a directory"), ("new/one", "")],
 )
-def test_where_no_snapshot_can_be_made_is_known_before_it_is_begun(tmp_path: Path, place: str, told: str) -> None:
+def test_an_unusable_directory_is_detected_before_the_snapshot_begins(tmp_path: Path, place: str, told: str) -> None:
     (tmp_path / "file").touch()
     refused = pytest.raises(ConfigError, match=told) if told else nullcontext()
     with refused:
@@ -337,7 +345,7 @@ except ConfigError as error:
     [
         (
             'mount -t tmpfs -o nr_inodes=1 tmpfs "$1"',
-            "no inodes are free, although bytes are: {place}; make",
+            "no inodes are free, although bytes are: {place}; free",
         ),
         ('mount -t tmpfs tmpfs "$1"\nmount -o remount,ro "$1"', "{place}: expected to make a directory, got EROFS"),
     ],
@@ -350,14 +358,14 @@ def test_full_or_read_only_directory_is_refused_before_a_snapshot(tmp_path: Path
 
 def test_a_snapshot_that_is_not_there_is_named_with_those_that_are(store: DirectoryStore) -> None:
     full(store, "a", some_log(9))
-    with pytest.raises(InvalidRequest, match=r"no snapshot b in .*\(the last there: a\)"):
+    with pytest.raises(InvalidRequest, match=r"no snapshot b in .*; the latest are: a"):
         store.load("b")
 
 
 def test_a_renamed_snapshot_is_refused(store: DirectoryStore) -> None:
     full(store, "a", some_log(9))
     (store.root / "a").rename(store.root / "b")
-    with pytest.raises(Corrupted, match="is of snapshot a: a snapshot cannot be renamed"):
+    with pytest.raises(Corrupted, match="belongs to snapshot a; snapshots cannot be renamed"):
         store.load("b")
 
 
@@ -368,11 +376,11 @@ def test_one_bad_manifest_hides_no_good_ones(store: DirectoryStore) -> None:
     path.write_bytes(path.read_bytes().replace(b"cluster-1", b"cluster-2"))
     readable, problems = store.load_readable()
     assert list(readable) == ["a"]
-    assert "checksum does not fit" in problems["b"]
+    assert "checksum does not match" in problems["b"]
     with pytest.raises(Corrupted):
         store.load_all()
 
 
 def test_the_plan_of_an_incremental_survives_too(store: DirectoryStore) -> None:
-    plan = replace(PLAN, kind=Kind.INCREMENTAL, parent="s0")
+    plan = replace(PLAN, kind=SnapshotKind.INCREMENTAL, parent="s0")
     assert Work.begin(store, plan).plan_or_none() == plan

@@ -12,7 +12,7 @@ P, Q = PartitionId("p"), PartitionId("q")
 ONE, TWO, THREE = (LedgerId(number) for number in (1, 2, 3))
 
 
-def test_only_of_a_ledger_that_is_known_it_is_said_that_it_is_anothers() -> None:
+def test_owners_report_a_foreign_ledger_only_if_known() -> None:
     owners = Owners()
     owners.note(ONE, P)
     owners.note(TWO, None)
@@ -20,7 +20,7 @@ def test_only_of_a_ledger_that_is_known_it_is_said_that_it_is_anothers() -> None
     assert [owners.is_anothers(each, Q) for each in (ONE, TWO, THREE)] == [True, True, False]
 
 
-def test_what_is_gone_makes_room_when_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_owners_forget_gone_ledgers_when_full(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(owners_module, "OWNERS_MAX", 2)
     owners = Owners()
     for ledger in (ONE, TWO, THREE):
@@ -32,7 +32,7 @@ def test_what_is_gone_makes_room_when_there_is_none(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.sim
-def test_leaders_of_one_node_read_each_ledger_once_to_know_whose_it_is() -> None:
+def test_leaders_of_one_node_read_the_owner_of_a_ledger_once() -> None:
     async def case(bench: Bench) -> None:
         others = [
             (await bench.logs()._creator.create(PartitionId(f"other-{number}"), after=LedgerId(-1))).ledger

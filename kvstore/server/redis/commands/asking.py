@@ -1,4 +1,4 @@
-"""Ask the store, and change the server, on behalf of the user of a connection."""
+"""Operations on the store and administrative changes on behalf of the user of a connection."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvstore.access import Right
 from kvstore.errors import Unavailable
 from kvstore.limits import VALUE_BYTES_MAX
 from kvstore.partition.state.commands import Op
-from kvstore.server.access.audit import Caller
+from kvstore.server.access.audit import CallAuthor
 from kvstore.server.redis.commands.performer import Performer
 from kvstore.server.redis.commands.rewrite import Ask
 from kvstore.server.redis.commands.row import Alone
@@ -23,8 +23,8 @@ Rewriting = Callable[[Ask, Words, OwnerOf], Coroutine[Any, Any, bytes]]
 
 
 def ask_as_user(performer: Performer) -> Ask:
-    """Return a function that asks for an operation with the permissions that the user has at that time: a command may
-    ask more than once, and wait in between."""
+    """Return a function that submits an operation with the permissions that the user has at that time. A command may
+    submit several operations and wait in between."""
 
     async def asking(op: Op, partition: PartitionId | None = None) -> Any:
         return await ask(performer.replies.backend, op, partition)
@@ -33,8 +33,11 @@ def ask_as_user(performer: Performer) -> Ask:
 
 
 def ask_partitions(performer: Performer, words: Words, *, as_user: bool = False) -> keys.Ask:
-    """Return a function that asks a partition as long as the client is connected and may do the command: a traversal
-    takes long, and ends when the user's permissions do. `as_user`: each operation needs the user's own permissions."""
+    """Return a function that submits an operation to a partition while the client is connected and may execute the
+    command. A traversal takes long and ends when the user loses the permission.
+
+    `as_user`: each operation also needs the user's own permissions on its keys.
+    """
 
     async def asking(op: Op, partition: PartitionId) -> Any:
         if performer.replies.is_gone:
@@ -48,8 +51,8 @@ def ask_partitions(performer: Performer, words: Words, *, as_user: bool = False)
 
 
 def rewriting(command: Rewriting, value_bytes: int = VALUE_BYTES_MAX) -> Alone:
-    """Return the handler of a command that reads before it writes (rewrite.py). `value_bytes`: of the value that it
-    reads, at most."""
+    """Return the handler of a command that reads before it writes (rewrite.py). `value_bytes`: maximum size of the
+    value that it reads."""
 
     def act(performer: Performer, words: Words) -> None:
         performer.run_alone(command(ask_as_user(performer), words, performer.server.owner_of))
@@ -58,14 +61,14 @@ def rewriting(command: Rewriting, value_bytes: int = VALUE_BYTES_MAX) -> Alone:
 
 
 def change(performer: Performer, call: str, work: Callable[[], Awaitable[bytes]]) -> None:
-    """Carry out an administrative change. `work` returns the reply."""
+    """Make an administrative change. `work` returns the reply."""
     identity = performer.session.identity
-    by = Caller("" if identity is None else identity.who, performer.client.address)
+    by = CallAuthor("" if identity is None else identity.who, performer.client.address)
     performer.run_alone(performer.server.changes.make(by, call, work))
 
 
 def visible(performer: Performer, found: list[bytes]) -> list[bytes]:
-    """Return those of the keys that the user may read."""
+    """Return the keys that the user may read."""
     if performer.gate is None:
         return found
     prefixes = performer.gate.identity.permissions.read
@@ -73,5 +76,5 @@ def visible(performer: Performer, found: list[bytes]) -> list[bytes]:
 
 
 def may_count(performer: Performer) -> bool:
-    """Return True if the user may read every key, and so may know how many keys there are."""
+    """Return True if the user may read every key, and so may learn the number of keys."""
     return performer.gate is None or performer.gate.identity.permissions.may_all(Right.READ, b"", b"")

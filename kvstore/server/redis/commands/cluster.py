@@ -1,7 +1,7 @@
-"""Clusters: which node has which slots.
+"""Cluster commands, and the assignment of slots to nodes.
 
-Every node accepts every command and forwards it, so no client depends on the slots. They are divided among the servers
-so that a client divides its commands among them too.
+Every node accepts every command and forwards it, so no client depends on the slots. The slots are divided among the
+servers so that a client spreads its commands over all of them.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from kvstore.types import ServerId
 SLOTS = 1 << 14
 
 
-class Share(NamedTuple):
+class SlotRange(NamedTuple):
     """A server and its slots, `first` to `last`."""
 
     first: int
     last: int
     id: bytes
-    """Forty digits, as clients expect."""
+    """Forty hexadecimal digits, as clients expect."""
     host: bytes
     port: int
     is_here: bool
 
 
-def shares(servers: Mapping[ServerId, Endpoints], here: ServerId) -> list[Share]:
-    """Return the share of each server; every slot is in one of them. Raises CommandError if no server is known."""
+def slot_ranges(servers: Mapping[ServerId, Endpoints], here: ServerId) -> list[SlotRange]:
+    """Return the slots of each server. Every slot belongs to one server. Raises CommandError if no server is known."""
     if not servers:
         raise CommandError("CLUSTERDOWN no server is known yet")
     found = []
     for number, (server, endpoints) in enumerate(sorted(servers.items())):
         host, _, port = endpoints.resp.rpartition(":")
         first, last = SLOTS * number // len(servers), SLOTS * (number + 1) // len(servers) - 1
-        found.append(Share(first, last, _id_of(server), host.strip("[]").encode(), int(port), server == here))
+        found.append(SlotRange(first, last, _id_of(server), host.strip("[]").encode(), int(port), server == here))
     return found
 
 
@@ -53,11 +53,11 @@ def _cluster(performer: Performer, words: Words) -> bytes:
     servers, here = performer.server.backend.topology.servers, performer.server.id
     match words[1].upper(), len(words):
         case b"SLOTS", 2:
-            return replies.array(map(_slots, shares(servers, here)))
+            return replies.array(map(_slots, slot_ranges(servers, here)))
         case b"SHARDS", 2:
-            return replies.array(_shard(each, performer.session.protocol) for each in shares(servers, here))
+            return replies.array(_shard(each, performer.session.protocol) for each in slot_ranges(servers, here))
         case b"NODES", 2:
-            return replies.bulk(b"".join(map(_line, shares(servers, here))))
+            return replies.bulk(b"".join(map(_line, slot_ranges(servers, here))))
         case b"INFO", 2:
             return replies.bulk(_info(len(servers)))
         case b"MYID", 2:
@@ -66,8 +66,8 @@ def _cluster(performer: Performer, words: Words) -> bytes:
             return replies.number(crc_hqx(hash_tag(words[2]), 0) % SLOTS)
         case _:
             raise CommandError(
-                "ERR unknown subcommand or wrong arguments. CLUSTER has INFO, KEYSLOT, MYID, NODES, SHARDS and SLOTS "
-                "here; `kvstore ring` shows the ring"
+                "ERR unknown subcommand or wrong number of arguments. CLUSTER supports INFO, KEYSLOT, MYID, NODES, "
+                "SHARDS and SLOTS here; `kvstore ring` shows the ring"
             )
 
 
@@ -75,28 +75,28 @@ def _id_of(server: ServerId) -> bytes:
     return hashlib.sha1(server.encode(), usedforsecurity=False).hexdigest().encode()
 
 
-def _slots(share: Share) -> bytes:
-    node = [replies.bulk(share.host), replies.number(share.port), replies.bulk(share.id), replies.array([])]
-    return replies.array([replies.number(share.first), replies.number(share.last), replies.array(node)])
+def _slots(server: SlotRange) -> bytes:
+    node = [replies.bulk(server.host), replies.number(server.port), replies.bulk(server.id), replies.array([])]
+    return replies.array([replies.number(server.first), replies.number(server.last), replies.array(node)])
 
 
-def _shard(share: Share, protocol: int) -> bytes:
+def _shard(server: SlotRange, protocol: int) -> bytes:
     node = {
-        b"id": replies.bulk(share.id),
-        b"port": replies.number(share.port),
-        b"ip": replies.bulk(share.host),
-        b"endpoint": replies.bulk(share.host),
+        b"id": replies.bulk(server.id),
+        b"port": replies.number(server.port),
+        b"ip": replies.bulk(server.host),
+        b"endpoint": replies.bulk(server.host),
         b"role": replies.bulk(b"master"),
         b"replication-offset": replies.ZERO,
         b"health": replies.bulk(b"online"),
     }
-    slots = replies.array([replies.number(share.first), replies.number(share.last)])
+    slots = replies.array([replies.number(server.first), replies.number(server.last)])
     return replies.mapping({b"slots": slots, b"nodes": replies.array([replies.mapping(node, protocol)])}, protocol)
 
 
-def _line(share: Share) -> bytes:
-    flags = b"myself,master" if share.is_here else b"master"
-    values = (share.id, share.host, share.port, share.port, flags, share.first, share.last)
+def _line(server: SlotRange) -> bytes:
+    flags = b"myself,master" if server.is_here else b"master"
+    values = (server.id, server.host, server.port, server.port, flags, server.first, server.last)
     return b"%b %b:%d@%d %b - 0 0 0 connected %d-%d\n" % values
 
 
@@ -128,14 +128,14 @@ FAMILY = Family(
     (
         Command(
             *("CLUSTER", "Show the cluster and its slots.", in_turn(_cluster), 2, OPTIONS_MAX, Need.LOGIN),
-            differs="It has INFO, KEYSLOT, MYID, NODES, SHARDS, SLOTS. The slots are divided among the nodes, so that "
-            "clients of Redis clusters work and use all nodes; no reply is MOVED. Each node replies for all keys, so a "
-            "client that asks every node for SCAN, KEYS or DBSIZE gets every key once from each.",
+            differs="Supports INFO, KEYSLOT, MYID, NODES, SHARDS, SLOTS. The slots are divided among the nodes, so "
+            "that clients of Redis Cluster work and use all nodes. No reply is MOVED. Every node serves all keys, so "
+            "a client that sends SCAN, KEYS or DBSIZE to every node gets every key from each of them.",
         ),
         Command(
             *("READONLY", "Allow stale reads on this connection.", replying(_read_at(Level.STALE)), 1, 1, Need.LOGIN),
-            differs="The replica of the node that you ask replies, if it has one. While keys are watched, reads stay "
-            "linearizable, because EXEC relies on them.",
+            differs="The contacted node answers from its own replica, if it has one. While keys are watched, reads "
+            "stay linearizable, because EXEC relies on them.",
         ),
         Command("READWRITE", "End READONLY.", replying(_read_at(Level.LINEARIZABLE)), 1, 1, Need.LOGIN),
     ),

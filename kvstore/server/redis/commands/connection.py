@@ -1,4 +1,4 @@
-"""The connection of a client: login, protocol version, name, end."""
+"""Connection commands: authentication, protocol version, client name, closing."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from kvstore.server.redis.commands.row import OPTIONS_MAX, Alone, Command, Famil
 from kvstore.server.redis.gate import NOAUTH_HELLO, Need
 from kvstore.server.redis.parser import Words
 from kvstore.server.redis.plans import CommandError, Context, Plan, Reply, integer
-from kvstore.server.redis.session import REDIS_VERSION, Session
+from kvstore.server.redis.session import REDIS_VERSION, RespSession
 
 DEFAULT_USER = "default"
-"""The user of an AUTH with a password alone, and of every client where the cluster does not authenticate clients."""
+"""The user of AUTH with a password alone, and of every client if access control is off."""
 WRONGPASS = "WRONGPASS invalid username-password pair or user is disabled."
 FROM_BROWSERS = ("POST", "HOST:")
-"""First words of lines of HTTP. A web page may have its reader's browser send anything to a port of the same machine,
-and commands could be part of it; so nothing after these words is read."""
+"""First words of HTTP request lines. A web page can make its reader's browser send anything to a port of the same
+machine, commands included. So nothing after these words is read."""
 
 
 def _ping(words: Words, context: Context) -> Plan:
@@ -49,9 +49,11 @@ def _hello(performer: Performer, words: Words) -> None:
     return performer.replies.reply(reply)
 
 
-def _greet(session: Session, words: Words, *, is_checked: bool) -> bytes:
-    """Choose the protocol version of HELLO and return the reply, which is in the new version. `is_checked`: True if the
-    user and password that it may carry are known to be right. Raises CommandError."""
+def _greet(session: RespSession, words: Words, *, is_checked: bool) -> bytes:
+    """Set the protocol version that HELLO names, and return the reply, which is in the new version.
+
+    `is_checked`: True if the user and password that HELLO may carry have been verified. Raises CommandError.
+    """
     protocol, at = session.protocol, 1
     if len(words) > 1:
         try:
@@ -96,7 +98,7 @@ async def _log_in(performer: Performer, credentials: tuple[str, bytes], hello: W
         raise CommandError(f"{word} {error}") from None
     reply = replies.OK if hello is None else _greet(performer.session, hello, is_checked=True)
     performer.guard(identity)
-    performer.client.entered()
+    performer.client.authenticated()
     if hello is not None:
         performer.replies.use_protocol(performer.session.protocol)
     return reply
@@ -119,7 +121,10 @@ def _auth(performer: Performer, words: Words) -> None:
 
 def _acl(performer: Performer, words: Words) -> bytes:
     if words[1].upper() != b"WHOAMI" or len(words) != 2:
-        raise CommandError("ERR unknown subcommand or wrong arguments. ACL has WHOAMI here; `kvstore user` keeps users")
+        raise CommandError(
+            "ERR unknown subcommand or wrong number of arguments. ACL supports WHOAMI here; `kvstore user` manages "
+            "users"
+        )
     identity = performer.session.identity if performer.server.access.is_on else None
     return replies.bulk((DEFAULT_USER if identity is None else identity.name).encode())
 
@@ -135,8 +140,8 @@ def _credentials_of_hello(words: Words) -> tuple[str, bytes] | None:
 
 
 def _check_user(user: bytes) -> None:
-    """Raise CommandError unless `user` is the only user of a cluster that does not authenticate clients. As with a
-    Redis without passwords, any password is right."""
+    """Raise CommandError unless `user` is the only user of a cluster without access control. As in Redis without
+    passwords, any password is right."""
     if user != DEFAULT_USER.encode():
         raise CommandError(WRONGPASS)
 
@@ -159,8 +164,8 @@ def _client(performer: Performer, words: Words) -> None:
         performer.replies.reply(_of_client(performer.session, words, performer.client.address))
 
 
-def _of_client(session: Session, words: Words, address: str) -> bytes:
-    """Carry out a CLIENT subcommand that clients send by themselves."""
+def _of_client(session: RespSession, words: Words, address: str) -> bytes:
+    """Execute a CLIENT subcommand that concerns only the client's own connection."""
     match words[1].upper(), len(words):
         case b"SETNAME", 3:
             session.name = _checked_name(words[2])
@@ -179,8 +184,8 @@ def _of_client(session: Session, words: Words, address: str) -> bytes:
         case _:
             shown = words[1][:32].decode("utf-8", "replace")
             raise CommandError(
-                f"ERR unknown subcommand or wrong arguments for '{shown}'. CLIENT has GETNAME, ID, INFO, LIST, "
-                "NO-EVICT, NO-TOUCH, REPLY ON, SETINFO and SETNAME here"
+                f"ERR unknown subcommand or wrong number of arguments for '{shown}'. CLIENT supports GETNAME, ID, "
+                "INFO, LIST, NO-EVICT, NO-TOUCH, REPLY ON, SETINFO and SETNAME here"
             )
     return replies.OK
 
@@ -191,7 +196,7 @@ def _checked_name(name: bytes) -> bytes:
     return name
 
 
-# ── RESET, QUIT, and what is no client's ──────────────────────────────────────────────────────────────────────────────
+# ── RESET, QUIT, browsers, peers ──────────────────────────────────────────────────────────────────────────────────────
 
 
 def _reset(performer: Performer, words: Words) -> None:
@@ -216,27 +221,34 @@ FAMILY = Family(
     (
         Command("PING", "Return PONG, or the argument.", _ping, 1, 2, Need.LOGIN),
         Command("ECHO", "Return the argument.", _echo, 2, 2, Need.LOGIN),
-        Command("SELECT", "Choose a database.", _select, 2, 2, Need.LOGIN, differs="There is one database, 0."),
-        Command("HELLO", "Choose the protocol version, and log in.", Alone(_hello), 1, OPTIONS_MAX, Need.NOTHING),
-        Command("AUTH", "Log in.", Alone(_auth), 2, 0, Need.NOTHING),
+        Command("SELECT", "Select a database.", _select, 2, 2, Need.LOGIN, differs="The only database is 0."),
+        Command("HELLO", "Set the protocol version and authenticate.", Alone(_hello), 1, OPTIONS_MAX, Need.NOTHING),
+        Command("AUTH", "Authenticate the connection.", Alone(_auth), 2, 0, Need.NOTHING),
         Command(
-            *("ACL", "Return the user of the connection: WHOAMI.", replying(_acl), 2, OPTIONS_MAX, Need.LOGIN),
-            differs="`kvstore user` and `kvstore role` keep users and roles.",
+            *("ACL", "Return the user of the connection (WHOAMI).", replying(_acl), 2, OPTIONS_MAX, Need.LOGIN),
+            differs="`kvstore user` and `kvstore role` manage users and roles.",
         ),
         Command(
-            *("CLIENT", "Show and name the connection, or list all.", Alone(_client), 2, OPTIONS_MAX, _client_need),
-            differs="It has GETNAME, ID, INFO, LIST, NO-EVICT, NO-TOUCH, REPLY ON, SETINFO, SETNAME. LIST shows the "
-            "connections of the node that you ask, and needs the right `admin`.",
+            *(
+                "CLIENT",
+                "Inspect and name the connection, or list all connections.",
+                Alone(_client),
+                2,
+                OPTIONS_MAX,
+                _client_need,
+            ),
+            differs="Supports GETNAME, ID, INFO, LIST, NO-EVICT, NO-TOUCH, REPLY ON, SETINFO, SETNAME. LIST shows the "
+            "connections of the contacted node and requires the right `admin`.",
         ),
-        Command("RESET", "Reset the connection, and log out.", _RESET, 1, 1, Need.NOTHING),
+        Command("RESET", "Reset the connection and log out.", _RESET, 1, 1, Need.NOTHING),
         Command("QUIT", "Close the connection.", _QUIT, 1, 0, Need.NOTHING),
         Command(
-            *("KVSTORE.PEER", "Begin the link of another server.", _PEER, 4, 6, Need.NOTHING),
-            differs="For servers of the cluster.",
+            *("KVSTORE.PEER", "Open the link of another server.", _PEER, 4, 6, Need.NOTHING),
+            differs="Reserved for servers of the cluster.",
         ),
     ),
 )
 HANG_UPS = tuple(
     Command(name, "Close the connection of a browser.", Alone(_hang_up), 1, 0, Need.NOTHING) for name in FROM_BROWSERS
 )
-"""Rows that no list of commands shows."""
+"""Rows of commands that no list of commands shows."""

@@ -1,4 +1,4 @@
-"""Keys, whatever their values: deleting, renaming, expiry."""
+"""Key commands, for values of any kind: deletion, renaming, expiry."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from kvstore.partition.state.operations import EXPIRES_MS_MAX
 from kvstore.partition.state.traits import check_options
 from kvstore.server.redis import replies
 from kvstore.server.redis.commands.asking import rewriting
-from kvstore.server.redis.commands.rewrite import Ask, Found, Rewrite, rewrite
+from kvstore.server.redis.commands.rewrite import Ask, KeyState, Rewrite, rewrite
 from kvstore.server.redis.commands.row import (
     ALL_KEYS,
     OPTIONS_MAX,
     TWO_KEYS,
     Family,
-    Keys,
+    KeyPositions,
     reads,
     subcommands,
     writes,
@@ -43,7 +43,7 @@ from kvstore.server.redis.replies import Fmt
 
 GET, META, DELETE, EXPIRE = int(Code.GET), int(Code.META), int(Code.DELETE), int(Code.EXPIRE)
 EMBEDDED_BYTES_MAX = 44
-"""Longest value that Redis stores beside its key."""
+"""Maximum size in bytes of a value that Redis stores beside its key."""
 _IF_ABSENT, _IF_VERSION = int(Flag.IF_ABSENT), int(Flag.IF_VERSION)
 
 
@@ -76,7 +76,7 @@ def _expire(unit_ms: int, relative: bool) -> Build:
                 raise CommandError(f"ERR Unsupported option {word[:32].decode('utf-8', 'replace')}")
             flags |= _EXPIRE_FLAGS[word.upper()]
         try:
-            check_options(EXPIRE, flags, expires_ms=1)  # the number itself is checked below, as Redis does
+            check_options(EXPIRE, flags, expires_ms=1)  # the number itself is checked below, as in Redis
         except InvalidRequest:
             first = "NX and XX, GT or LT" if flags & Flag.IF_NO_TTL else "GT and LT"
             raise CommandError(f"ERR {first} options at the same time are not compatible") from None
@@ -84,7 +84,7 @@ def _expire(unit_ms: int, relative: bool) -> Build:
         if not INT64_MIN <= value <= EXPIRES_MS_MAX - (context.now_ms if relative else 0):
             name = words[0].decode("utf-8", "replace").lower()
             raise CommandError(f"ERR invalid expire time in '{name}' command")
-        # 0 would remove the expiry; what is past already deletes the key, however long ago it was.
+        # An expiry of 0 would be removed. A time in the past deletes the key, however long ago it is.
         if value <= 0:
             value, flags = 1, flags & ~int(Flag.RELATIVE_TTL)
         return Single((EXPIRE, check_key(words[1]), value, flags, None), Fmt.CHANGED)
@@ -127,7 +127,7 @@ def _ttl(unit_ms: int) -> Build:
 
 
 def _about_key(code: int, show: Callable[[bytes, Any, Context], bytes]) -> Build:
-    """Return the handler that shows what is stored of the key in the third word, or nil if it is absent."""
+    """Return a handler that shows stored facts about the key in the third word, or nil if the key is absent."""
 
     def build(words: list[bytes], context: Context) -> Plan:
         key = check_key(words[2])
@@ -157,7 +157,7 @@ def _idle_s(key: bytes, found: Any, context: Context) -> bytes:
 
 
 def _usage(words: list[bytes], context: Context) -> Plan:
-    """MEMORY USAGE. SAMPLES is for values of several parts, which there are none of."""
+    """MEMORY USAGE. SAMPLES applies to values with several elements, and no value here has any."""
     if len(words) > 3 and (len(words) != 5 or words[3].upper() != b"SAMPLES" or integer(words[4]) < 0):
         raise CommandError("ERR syntax error")
     return _about_key(META, lambda key, found, _: replies.number(len(key) + found[0]))(words, context)
@@ -172,7 +172,7 @@ _object = subcommands(
     },
     "; access frequency is not tracked",
 )
-_memory = subcommands("MEMORY", {"USAGE": (3, 5, _usage)}, "; the metrics of the HTTP port tell what a node takes")
+_memory = subcommands("MEMORY", {"USAGE": (3, 5, _usage)}, "; the metrics of the HTTP port show the memory of a node")
 
 
 async def rename(ask: Ask, words: Words, owner_of: OwnerOf) -> bytes:
@@ -180,7 +180,7 @@ async def rename(ask: Ask, words: Words, owner_of: OwnerOf) -> bytes:
     source, target, only_new = check_key(words[1]), check_key(words[2]), words[0].upper() == b"RENAMENX"
     check_one_owner((source, target), owner_of)
 
-    def decide(found: Found) -> Rewrite | bytes:
+    def decide(found: KeyState) -> Rewrite | bytes:
         if not found.version:
             raise CommandError("ERR no such key")
         if source == target:
@@ -206,7 +206,7 @@ async def copy(ask: Ask, words: Words, owner_of: OwnerOf) -> bytes:
         raise CommandError("ERR source and destination objects are the same")
     check_one_owner((source, target), owner_of)
 
-    def decide(found: Found) -> Rewrite | bytes:
+    def decide(found: KeyState) -> Rewrite | bytes:
         if not found.version or (found.is_other_there and not replaces):
             return replies.ZERO
         check = commands.check(source, _IF_VERSION, found.version)
@@ -217,21 +217,21 @@ async def copy(ask: Ask, words: Words, owner_of: OwnerOf) -> bytes:
 
 
 # docs/protocol.md N4
-def _moved(found: Found, target: bytes, flags: int) -> tuple[Op, ...]:
-    """Write the value that was found under another key, with its expiry. A value without an expiry stays without one,
-    whatever default the namespace gives to new keys."""
+def _moved(found: KeyState, target: bytes, flags: int) -> tuple[Op, ...]:
+    """Return the operations that write a value under another key, with its expiry. A value without an expiry stays
+    without one, whatever default the namespace gives to new keys."""
     put = commands.put(target, found.value, found.expires_ms, flags)
     return (put,) if found.expires_ms else (put, commands.expire(target, 0))
 
 
-_SECOND = Keys(2, 2, 1)
-_SPLIT = "Split among partitions, and not atomic across them."
+_SECOND = KeyPositions(2, 2, 1)
+_SPLIT = "Not atomic across partitions."
 _REREAD = (
-    "Both keys must be in one partition, else the reply is CROSSSLOT. It reads, and writes if no other client has "
-    "written meanwhile: at least two entries in the log, more beside other writers of the key."
+    "Both keys must be in one partition, otherwise the reply is CROSSSLOT. Reads the key, then writes if no other "
+    "client has changed it. Takes at least two log entries, and more when other clients write the key."
 )
-_RECORD_TIME = "Expiry is judged by [record time](../explanation/dates.md)."
-_SERVER_TIME = "Computed by the clock of the node that replies, when it replies."
+_RECORD_TIME = "Expiry follows the [record time](../how-to/keep-clocks-right.md#what-a-time-to-live-is-worth)."
+_SERVER_TIME = "Computed with the clock of the node that replies."
 
 FAMILY = Family(
     "Keys and expiry",
@@ -239,34 +239,36 @@ FAMILY = Family(
     (
         writes("DEL", "Delete keys.", _delete, 2, 0, ALL_KEYS, _SPLIT),
         writes("UNLINK", "Delete keys, as DEL does.", _delete, 2, 0, ALL_KEYS, _SPLIT),
-        reads("EXISTS", "Count the keys that are there.", _exists, 2, 0, ALL_KEYS, _SPLIT),
-        reads("TOUCH", "Count the keys that are there, as EXISTS does.", _exists, 2, 0, ALL_KEYS, _SPLIT),
-        reads("TYPE", "Return the type of a value: string, or none.", _type, 2, 2),
+        reads("EXISTS", "Return the number of keys that exist.", _exists, 2, 0, ALL_KEYS, _SPLIT),
+        reads("TOUCH", "Return the number of keys that exist, as EXISTS does.", _exists, 2, 0, ALL_KEYS, _SPLIT),
+        reads("TYPE", "Return the type of a value: string or none.", _type, 2, 2),
         reads(
-            *("OBJECT", "Show how a key is stored: ENCODING, IDLETIME, REFCOUNT.", _object, 2, 3, _SECOND),
-            "ENCODING is the guess of Redis, IDLETIME counts from the last write, REFCOUNT is 1.",
+            *("OBJECT", "Show how a key is stored (ENCODING, IDLETIME, REFCOUNT).", _object, 2, 3, _SECOND),
+            "ENCODING is what Redis would report, IDLETIME counts from the last write, REFCOUNT is 1.",
         ),
         reads(
-            *("MEMORY", "Return the bytes of a key: USAGE.", _memory, 2, 5, _SECOND),
-            "USAGE is the bytes of key and value, of one copy.",
+            *("MEMORY", "Return the memory usage of a key (USAGE).", _memory, 2, 5, _SECOND),
+            "USAGE is the size in bytes of the key and its value, for one copy.",
         ),
         writes("EXPIRE", "Set the time to live in seconds.", _expire(1000, True), 3, OPTIONS_MAX, differs=_RECORD_TIME),
-        writes("PEXPIRE", "Set the time to live in ms.", _expire(1, True), 3, OPTIONS_MAX, differs=_RECORD_TIME),
         writes(
-            *("EXPIREAT", "Set the expiry, a Unix time in seconds.", _expire(1000, False), 3, OPTIONS_MAX),
+            "PEXPIRE", "Set the time to live in milliseconds.", _expire(1, True), 3, OPTIONS_MAX, differs=_RECORD_TIME
+        ),
+        writes(
+            *("EXPIREAT", "Set the expiry as a Unix time in seconds.", _expire(1000, False), 3, OPTIONS_MAX),
             differs=_RECORD_TIME,
         ),
         writes(
-            *("PEXPIREAT", "Set the expiry, a Unix time in ms.", _expire(1, False), 3, OPTIONS_MAX),
+            *("PEXPIREAT", "Set the expiry as a Unix time in milliseconds.", _expire(1, False), 3, OPTIONS_MAX),
             differs=_RECORD_TIME,
         ),
         writes("PERSIST", "Remove the expiry of a key.", _persist, 2, 2),
         reads("TTL", "Return the time to live in seconds.", _ttl(1000), 2, 2, differs=_SERVER_TIME),
-        reads("PTTL", "Return the time to live in ms.", _ttl(1), 2, 2, differs=_SERVER_TIME),
-        reads("EXPIRETIME", "Return the expiry, a Unix time in seconds.", _expires_at(1000), 2, 2),
-        reads("PEXPIRETIME", "Return the expiry, a Unix time in ms.", _expires_at(1), 2, 2),
-        writes("RENAME", "Rename a key, with its expiry.", rewriting(rename), 3, 3, TWO_KEYS, _REREAD),
-        writes("RENAMENX", "Rename a key if the new name is free.", rewriting(rename), 3, 3, TWO_KEYS, _REREAD),
+        reads("PTTL", "Return the time to live in milliseconds.", _ttl(1), 2, 2, differs=_SERVER_TIME),
+        reads("EXPIRETIME", "Return the expiry as a Unix time in seconds.", _expires_at(1000), 2, 2),
+        reads("PEXPIRETIME", "Return the expiry as a Unix time in milliseconds.", _expires_at(1), 2, 2),
+        writes("RENAME", "Rename a key and keep its expiry.", rewriting(rename), 3, 3, TWO_KEYS, _REREAD),
+        writes("RENAMENX", "Rename a key if the new name does not exist.", rewriting(rename), 3, 3, TWO_KEYS, _REREAD),
         writes("COPY", "Copy a value and its expiry to another key.", rewriting(copy), 3, 6, TWO_KEYS, _REREAD),
     ),
 )

@@ -2,7 +2,7 @@
 
 A lock is a key with an expiry, and only its holder knows its value. To release or extend the lock, a client compares
 the value first. Redis has no command for that, so libraries send a script. The known scripts are those of redis-py's
-`Lock` and the one of the documentation of Redis, with `del` or `pexpire`.
+`Lock`, and the one in the Redis documentation, with `del` or `pexpire`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kvstore.partition.state import commands
 from kvstore.partition.state.commands import Flag, Op
 from kvstore.partition.state.operations import EXPIRES_MS_MAX
 from kvstore.server.redis import replies
-from kvstore.server.redis.commands.rewrite import Ask, Found, Rewrite, rewrite
+from kvstore.server.redis.commands.rewrite import Ask, KeyState, Rewrite, rewrite
 from kvstore.server.redis.parser import Words
 from kvstore.server.redis.plans import CommandError, integer
 
@@ -25,50 +25,51 @@ Action = Callable[[Ask, bytes, Words], Coroutine[Any, Any, bytes]]
 
 TEXT_BYTES_MAX = 4096
 LOADED_MAX = 64
-"""Texts of known scripts that differ in blanks: those loaded longest ago are forgotten."""
+"""Maximum number of loaded script texts that differ only in whitespace. The oldest is forgotten first."""
 _IF_VERSION, _RELATIVE_TTL = int(Flag.IF_VERSION), int(Flag.RELATIVE_TTL)
-_NOT_RUN = "ERR scripts are not run here, but for those of locks: see docs/reference/redis.md"
+_NOT_RUN = "ERR only the scripts of lock libraries are supported: see docs/reference/redis.md"
 
 
 async def release(ask: Ask, key: bytes, arguments: Words) -> bytes:
-    """Delete the key if it holds the first argument; 1 if so."""
+    """Delete the key if its value equals the first argument, and return 1 if so."""
     (token,) = _expect(arguments, 1)
     return await _if_holder(ask, key, token, lambda found: commands.delete(key, _IF_VERSION, found.version))
 
 
 async def renew(ask: Ask, key: bytes, arguments: Words) -> bytes:
-    """Have the key live for so many milliseconds from now on if it holds the first argument; 1 if so."""
+    """Set the time to live to the second argument, in milliseconds, if the value equals the first argument. Return 1 if
+    so."""
     token, ms = _expect(arguments, 2)
     return await _renew(ask, key, token, _milliseconds(ms))
 
 
 async def extend(ask: Ask, key: bytes, arguments: Words) -> bytes:
-    """Have the key live for so many milliseconds more, or, if the third argument is not 0, from now on; 1 if it holds
-    the first argument and ends at all."""
+    """Extend the time to live by the second argument, in milliseconds, if the value equals the first argument and the
+    key expires. A third argument other than 0 sets the time to live instead. Return 1 if so."""
     token, ms, from_now = _expect(arguments, 3)
     more_ms = _milliseconds(ms)
     if from_now != b"0":
         return await _renew(ask, key, token, more_ms, is_ending=True)
 
-    def later(found: Found) -> Op | None:
+    def later(found: KeyState) -> Op | None:
         return _again(key, found, found.expires_ms + more_ms, 0) if found.expires_ms else None
 
     return await _if_holder(ask, key, token, later)
 
 
 async def _renew(ask: Ask, key: bytes, token: bytes, ms: int, *, is_ending: bool = False) -> bytes:
-    def renewed(found: Found) -> Op | None:
+    def renewed(found: KeyState) -> Op | None:
         return None if is_ending and not found.expires_ms else _again(key, found, ms, _RELATIVE_TTL)
 
     return await _if_holder(ask, key, token, renewed)
 
 
-def _again(key: bytes, found: Found, expires_ms: int, flags: int) -> Op:
+def _again(key: bytes, found: KeyState, expires_ms: int, flags: int) -> Op:
     return commands.put(key, found.value, expires_ms, _IF_VERSION | flags, found.version)
 
 
-async def _if_holder(ask: Ask, key: bytes, token: bytes, make: Callable[[Found], Op | None]) -> bytes:
-    def decide(found: Found) -> Rewrite | bytes:
+async def _if_holder(ask: Ask, key: bytes, token: bytes, make: Callable[[KeyState], Op | None]) -> bytes:
+    def decide(found: KeyState) -> Rewrite | bytes:
         op = make(found) if found.version and found.value == token else None
         return replies.ZERO if op is None else Rewrite((op,), replies.ONE)
 
@@ -77,7 +78,7 @@ async def _if_holder(ask: Ask, key: bytes, token: bytes, make: Callable[[Found],
 
 def _expect(arguments: Words, count: int) -> Words:
     if len(arguments) != count:
-        raise CommandError(f"ERR this script takes {count} arguments, got {len(arguments)}")
+        raise CommandError(f"ERR expected {count} arguments for this script, got {len(arguments)}")
     return arguments
 
 
@@ -93,12 +94,12 @@ _BY_DIGEST: dict[bytes, Action] = {
     b"a4e8783852e6b949f9ef3a97212805108459a890": extend,
     b"1cac51482acf5858da00f6d685d68f886cd6b6b2": renew,
 }
-"""redis-py's, by SHA-1."""
+"""The scripts of redis-py, by SHA-1."""
 _IF_EQUAL = re.compile(
     rb'ifredis\.call\("get",keys\[1\]\)==argv\[1\]then'
     rb'returnredis\.call\("(?:(del)",keys\[1\]|pexpire",keys\[1\],argv\[2\])\)elsereturn0end'
 )
-"""Redis's own, without blanks."""
+"""The script of the Redis documentation, without whitespace."""
 
 
 class Scripts:
@@ -108,7 +109,7 @@ class Scripts:
         self._loaded: dict[bytes, Action] = {}
 
     def find(self, digest: bytes) -> Action:
-        """Raises CommandError: clients then send the text."""
+        """Return the action of a script. Raises CommandError if it is unknown; clients then send the text."""
         action = self.find_or_none(digest)
         if action is None:
             raise CommandError("NOSCRIPT No matching script. Please use EVAL.")
@@ -119,7 +120,7 @@ class Scripts:
         return _BY_DIGEST.get(digest) or self._loaded.get(digest)
 
     def load(self, text: bytes) -> tuple[bytes, Action]:
-        """The digest of a script, and what it does. Raises CommandError if it is not a known one."""
+        """Return the digest of a script and its action. Raises CommandError if the script is unknown."""
         digest = hashlib.sha1(text, usedforsecurity=False).hexdigest().encode()
         action = self.find_or_none(digest)
         if action is None:
@@ -129,7 +130,7 @@ class Scripts:
         return digest, action
 
     def clear(self) -> None:
-        """Forget the scripts that were loaded; the known ones stay known."""
+        """Forget the loaded scripts. The built-in scripts stay known."""
         self._loaded.clear()
 
 

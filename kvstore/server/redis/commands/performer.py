@@ -1,4 +1,4 @@
-"""Protocols of the connection that a command came on, and of its server, for the handlers of commands."""
+"""Protocols of the connection and the server, as the handlers of commands use them."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from kvstore.env.slow_log import SlowLog
 from kvstore.namespaces.rates import Rates
 from kvstore.partition.state.commands import Op
 from kvstore.ring.ring import Ring
-from kvstore.server.access.changes import Changes
-from kvstore.server.access.identities import Access, Identity
+from kvstore.server.access.changes import AdminChanges
+from kvstore.server.access.identities import Access, UserIdentity
 from kvstore.server.access.logins import Logins
 from kvstore.server.redis.commands.lock_scripts import Scripts
-from kvstore.server.redis.fresh import Fresh
-from kvstore.server.redis.gate import Gate
+from kvstore.server.redis.gate import CommandGate
 from kvstore.server.redis.parser import Words
 from kvstore.server.redis.plans import Plan
-from kvstore.server.redis.session import Facts, Session
+from kvstore.server.redis.session import Facts, RespSession
+from kvstore.server.redis.shared_answer import SharedAnswer
 from kvstore.server.routing.backend import Backend
 from kvstore.server.routing.scan_slots import ScanSlots
 from kvstore.types import PartitionId, ServerId
 
 
-class Server(Protocol):
-    """The server of the connection: kvstore.server.redis.door.RespServer."""
+class CommandServer(Protocol):
+    """The server, as commands use it: kvstore.server.redis.listener.RespServer."""
 
-    clients: Fresh[bytes]
-    info: Fresh[Facts]
+    clients: SharedAnswer[bytes]
+    info: SharedAnswer[Facts]
     access: Access
     logins: Logins
     scripts: Scripts
@@ -37,7 +37,7 @@ class Server(Protocol):
     backend: Backend
     allows_flush: bool
     slow: SlowLog
-    changes: Changes
+    changes: AdminChanges
     scans: ScanSlots
     rates: Callable[[], Rates | None]
 
@@ -48,8 +48,8 @@ class Server(Protocol):
     def note_browser(self, address: str) -> None: ...
 
 
-class Client(Protocol):
-    """The connection: kvstore.server.redis.connection.RespConnection."""
+class CommandConnection(Protocol):
+    """The connection, as commands use it: kvstore.server.redis.connection.RespConnection."""
 
     @property
     def address(self) -> str: ...
@@ -58,11 +58,11 @@ class Client(Protocol):
         """The address without the port."""
         ...
 
-    def identity_of_certificate(self) -> Identity | None:
-        """Return the user whom the client's certificate names."""
+    def identity_of_certificate(self) -> UserIdentity | None:
+        """Return the user that the client's certificate names."""
         ...
 
-    def entered(self) -> None:
+    def authenticated(self) -> None:
         """Note that the client has authenticated."""
         ...
 
@@ -71,7 +71,7 @@ class Client(Protocol):
         ...
 
 
-class Replies(Protocol):
+class CommandReplies(Protocol):
     """The replies of the connection: kvstore.server.redis.pipeline.reply_queue.ReplyQueue."""
 
     is_gone: bool
@@ -82,29 +82,29 @@ class Replies(Protocol):
 
 
 class Performer(Protocol):
-    """Carries out a client's commands: kvstore.server.redis.pipeline.pipeline.Pipeline."""
+    """Executes the commands of a client: kvstore.server.redis.pipeline.pipeline.Pipeline."""
 
-    session: Session
-    gate: Gate | None
+    session: RespSession
+    gate: CommandGate | None
 
     @property
-    def server(self) -> Server: ...
+    def server(self) -> CommandServer: ...
     @property
-    def client(self) -> Client: ...
+    def client(self) -> CommandConnection: ...
     @property
-    def replies(self) -> Replies: ...
+    def replies(self) -> CommandReplies: ...
     def perform(self, found: Plan) -> bool: ...
 
     def check(self, words: Words) -> None:
-        """Raise CommandError if the user may not do the command now."""
+        """Raise CommandError if the user may not execute the command now."""
         ...
 
-    def guard(self, identity: Identity | None) -> None:
+    def guard(self, identity: UserIdentity | None) -> None:
         """Apply the permissions of this user from now on."""
         ...
 
     def run_alone(self, work: Coroutine[Any, Any, bytes]) -> None:
-        """Reply with the result of `work`. No other command begins meanwhile."""
+        """Reply with the result of `work`. No other command begins before `work` has ended."""
         ...
 
     def quit(self, farewell: bytes = ...) -> None:

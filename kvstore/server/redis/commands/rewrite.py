@@ -1,6 +1,7 @@
-"""Read a key, decide, and write if the key is unchanged: the engine of the commands that read before they write.
+"""Optimistic read-modify-write of a key, for commands that read before they write.
 
-A command does all of its work, or none. Its keys must be in one partition, because only there is a batch atomic.
+A command does all of its work or none. Its keys must be in one partition, because a batch is atomic only within a
+partition.
 """
 
 from __future__ import annotations
@@ -20,32 +21,34 @@ ATTEMPTS_MAX = 64
 ABSENT = Record(b"", 0, 0, 0, 0)
 
 
-class Found(NamedTuple):
-    """The key as it was read. Version 0: it is absent."""
+class KeyState(NamedTuple):
+    """The state of the key when it was read. Version 0: the key is absent."""
 
     value: bytes
     version: int
     expires_ms: int
     is_other_there: bool
-    """True if the other key of the command is there, read at the same moment."""
+    """True if the command's other key exists, read at the same moment."""
 
 
 class Rewrite(NamedTuple):
-    """Operations that are done if the conditions of all hold, and the reply to the client if so."""
+    """Operations that are applied if all their conditions hold, and the reply to the client in that case."""
 
     ops: tuple[Op, ...]
     reply: bytes
 
 
-async def rewrite(ask: Ask, key: bytes, decide: Callable[[Found], Rewrite | bytes], other: bytes = b"") -> bytes:
-    """Read the key, decide, and write the decision if the key is unchanged, else start again. If `decide` returns
-    bytes, these are the reply, and nothing is written. Raises CommandError, StoreError, and Overloaded if other clients
-    change the key each time."""
-    look = commands.batch(key, (commands.get(key), commands.meta(other or key)))
+async def rewrite(ask: Ask, key: bytes, decide: Callable[[KeyState], Rewrite | bytes], other: bytes = b"") -> bytes:
+    """Read the key, decide, and write the decision if the key is unchanged; otherwise start again. If `decide` returns
+    bytes, they are the reply and nothing is written.
+
+    Raises CommandError, StoreError, and Overloaded if other clients change the key in every attempt.
+    """
+    read = commands.batch(key, (commands.get(key), commands.meta(other or key)))
     for _ in range(ATTEMPTS_MAX):
-        record, about_other = await ask(look)
+        record, about_other = await ask(read)
         value, version, _, _, expires_ms = record or ABSENT
-        decided = decide(Found(value, version, expires_ms, about_other is not None))
+        decided = decide(KeyState(value, version, expires_ms, about_other is not None))
         if isinstance(decided, bytes):
             return decided
         try:
@@ -53,4 +56,4 @@ async def rewrite(ask: Ask, key: bytes, decide: Callable[[Found], Rewrite | byte
         except ConditionFailed:
             continue
         return decided.reply
-    raise Overloaded(f"others have written the key {ATTEMPTS_MAX} times meanwhile")
+    raise Overloaded(f"other clients changed the key during each of {ATTEMPTS_MAX} attempts; try again")

@@ -1,7 +1,7 @@
-"""The row of a Redis command: everything that the server knows about one command, and the handler that does it.
+"""The row of a Redis command: everything that the server knows about one command, and its handler.
 
-A handler is a function that makes a plan (plans.py), or `Alone`. Each file of this folder beside this one has the rows
-of one family, next to their handlers; table.py finds a command's row by its name. Decides only.
+A handler is a function that makes a plan (plans.py), or `Alone`. Each other file of this folder has the rows of one
+family beside their handlers; table.py finds a row by the name of the command. Decides only.
 """
 
 from __future__ import annotations
@@ -17,44 +17,49 @@ from kvstore.server.redis.parser import Words
 from kvstore.server.redis.plans import Build, CommandError, Context, Plan, Reply
 
 OPTIONS_MAX = 32
-"""Words of a command that takes options or names."""
+"""Maximum number of words of a command that takes options or names."""
 
 
 class InMulti(Enum):
-    """The ways in which a command is treated between MULTI and EXEC."""
+    """The treatment of a command between MULTI and EXEC."""
 
     QUEUED = auto()
-    """It is queued, and EXEC carries it out."""
+    """The command is queued, and EXEC executes it."""
     IGNORED = auto()
-    """It is queued, and EXEC replies OK."""
+    """The command is queued, and EXEC replies OK."""
     AT_ONCE = auto()
-    """It is carried out at once."""
+    """The command is executed at once."""
     REFUSED = auto()
-    """It is refused, and EXEC discards the transaction."""
+    """The command is refused, and EXEC discards the transaction."""
 
 
-class Keys(NamedTuple):
-    """Places of a command's keys among its words: the first, the last (negative: from the end), and the step between
-    them. All 0: the command names no keys, or their places depend on its words."""
+class KeyPositions(NamedTuple):
+    """Positions of a command's keys among its words: the first, the last (negative: counted from the end), and the step
+    between them. All 0: the command names no keys, or their positions depend on its words."""
 
     first: int = 0
     last: int = 0
     step: int = 0
 
 
-ONE_KEY, TWO_KEYS, ALL_KEYS, PAIRS = Keys(1, 1, 1), Keys(1, 2, 1), Keys(1, -1, 1), Keys(1, -1, 2)
-NO_KEYS = Keys()
+ONE_KEY, TWO_KEYS, ALL_KEYS, PAIRS = (
+    KeyPositions(1, 1, 1),
+    KeyPositions(1, 2, 1),
+    KeyPositions(1, -1, 1),
+    KeyPositions(1, -1, 2),
+)
+NO_KEYS = KeyPositions()
 
 
 class Alone(NamedTuple):
-    """The handler of a command that is more than operations on keys. The command begins when every command before it
-    has been answered, and no command after it begins before it is answered."""
+    """The handler of a command that is more than operations on keys. The command begins when every earlier command has
+    been answered, and no later command begins before it is answered."""
 
     act: Callable[[Performer, Words], None]
-    """Carries the command out. Raises CommandError."""
+    """Executes the command. Raises CommandError."""
     reply_bytes: Callable[[Performer, Words], int] = lambda performer, words: 0
-    """The largest number of bytes that the reply, and the keys or values that it is made of, may take; 0: few. The
-    command begins when there is that much room. Raises CommandError."""
+    """Returns the maximum number of bytes that the reply takes, and the keys or values that it is made of; 0: few. The
+    command begins when that much capacity is free. Raises CommandError."""
     in_multi: InMulti = InMulti.REFUSED
     begins_operations: bool = False
     """True if `act` itself begins operations of the connection. The command waits while the connection may begin none.
@@ -62,24 +67,24 @@ class Alone(NamedTuple):
 
 
 class Command(NamedTuple):
-    """The row of a command that is supported."""
+    """The row of a supported command."""
 
     name: str
-    """In capital letters."""
+    """The name in capital letters."""
     summary: str
     """One sentence, for COMMAND DOCS and docs/reference/redis.md."""
     handler: Build | Alone
     least: int
-    """The smallest number of words, the name included."""
+    """The minimum number of words, including the name."""
     most: int
-    """The largest number of words; 0: any number."""
+    """The maximum number of words; 0: any number."""
     need: Need | Callable[[Words], Need]
-    """What the command needs of its user; a function if it depends on the subcommand."""
-    keys: Keys = NO_KEYS
+    """The permissions that the command requires; a function if they depend on the subcommand."""
+    keys: KeyPositions = NO_KEYS
     flag: str = ""
-    """`readonly` or `write`, for clients that choose among nodes; empty if the command is about no keys."""
+    """`readonly` or `write`, for clients that choose among nodes; empty if the command takes no keys."""
     differs: str = ""
-    """How the command differs from the one of Redis, for docs/reference/redis.md."""
+    """How the command differs from Redis, for docs/reference/redis.md."""
 
     @property
     def in_multi(self) -> InMulti:
@@ -89,8 +94,8 @@ class Command(NamedTuple):
         return self.need if isinstance(self.need, Need) else self.need(words)
 
     def plan_in_multi(self, words: Words, context: Context) -> Plan:
-        """Return the plan that a transaction queues. Raises CommandError if the command is not allowed in one. As in
-        Redis, wrong arguments fail only the command itself, at EXEC."""
+        """Return the plan that a transaction queues. Raises CommandError if the command is not allowed in a
+        transaction. As in Redis, wrong arguments fail only the command itself, at EXEC."""
         if isinstance(self.handler, Alone):
             if self.handler.in_multi is InMulti.IGNORED:
                 return Reply(replies.OK)
@@ -102,11 +107,11 @@ class Command(NamedTuple):
 
 
 class Unsupported(NamedTuple):
-    """The row of a command that Redis has and this store has not."""
+    """The row of a command that Redis has and this store does not support."""
 
     name: str
     reason: str
-    """What to do instead, or why there is no such command."""
+    """The alternative, or the reason why there is no such command."""
 
 
 class Family(NamedTuple):
@@ -114,36 +119,50 @@ class Family(NamedTuple):
 
     title: str
     group: str
-    """The name of Redis for this kind, for COMMAND DOCS."""
+    """The name that Redis uses for this kind, for COMMAND DOCS."""
     rows: tuple[Command, ...]
 
 
 def reads(
-    name: str, summary: str, handler: Build | Alone, least: int, most: int, keys: Keys = ONE_KEY, differs: str = ""
+    name: str,
+    summary: str,
+    handler: Build | Alone,
+    least: int,
+    most: int,
+    keys: KeyPositions = ONE_KEY,
+    differs: str = "",
 ) -> Command:
-    """Return the row of a command that reads the keys that it names."""
+    """Return the row of a command that reads its keys."""
     return Command(name, summary, handler, least, most, Need.OPERATIONS, keys, "readonly", differs)
 
 
 def writes(
-    name: str, summary: str, handler: Build | Alone, least: int, most: int, keys: Keys = ONE_KEY, differs: str = ""
+    name: str,
+    summary: str,
+    handler: Build | Alone,
+    least: int,
+    most: int,
+    keys: KeyPositions = ONE_KEY,
+    differs: str = "",
 ) -> Command:
-    """Return the row of a command that writes keys that it names."""
+    """Return the row of a command that writes its keys."""
     return Command(name, summary, handler, least, most, Need.OPERATIONS, keys, "write", differs)
 
 
 def subcommands(name: str, known: dict[str, tuple[int, int, Build]], hint: str = "") -> Build:
-    """Return the handler of a command that is several by its second word. `known`: the smallest and the largest number
-    of words of each subcommand, both names included, and its handler. Every such command has HELP too. `hint`: where to
-    find what the other subcommands of Redis do."""
-    told = f"{name} has {', '.join(sorted(known))} here{hint}"
+    """Return the handler of a command with subcommands.
+
+    `known`: the minimum and maximum number of words of each subcommand, both names included, and its handler. Every
+    such command also has HELP. `hint`: where to find what other subcommands of Redis offer.
+    """
+    supported = f"{name} supports {', '.join(sorted(known))} here{hint}"
 
     def build(words: Words, context: Context) -> Plan:
         second = words[1].upper().decode("utf-8", "replace")
         if second == "HELP" and len(words) == 2:
-            return Reply(replies.array([replies.status(told)]))
+            return Reply(replies.array([replies.status(supported)]))
         if second not in known:
-            raise CommandError(f"ERR unknown subcommand. {told}")
+            raise CommandError(f"ERR unknown subcommand. {supported}")
         least, most, plan = known[second]
         if not least <= len(words) <= most:
             raise CommandError(f"ERR wrong number of arguments for '{name.lower()}|{second.lower()}' command")
@@ -158,8 +177,9 @@ def replying(make: Callable[[Performer, Words], bytes], in_multi: InMulti = InMu
 
 
 def in_turn(make: Callable[[Performer, Words], bytes]) -> Alone:
-    """Return the handler that replies with the result of `make`, in another turn of the event loop: a reply that is
-    much larger than its command. So one turn makes only one of them, however many a client sends at once."""
+    """Return the handler that replies with the result of `make` in a later turn of the event loop. Use it for a reply
+    that is much larger than its command: one turn then makes only one such reply, however many commands a client sends
+    at once."""
 
     def act(performer: Performer, words: Words) -> None:
         async def work() -> bytes:

@@ -1,4 +1,4 @@
-"""Commands about all keys, or all that the user may read: scans, counts, FLUSHALL."""
+"""Commands on all keys, or on all keys that the user may read: scans, counts, FLUSHALL."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ _CURSOR_MAX = (1 << 64) - 1
 
 
 def _traverse(performer: Performer, work: Callable[[], Awaitable[bytes]]) -> None:
-    """Reply with what `work` finds in all partitions. As at the other endpoints, the number of traversals at once is
-    bounded in total and per user, and each is charged to the rates of the namespaces in which the user's keys begin."""
+    """Reply with what `work` finds in all partitions. As at the other endpoints, the number of concurrent traversals is
+    bounded in total and per user. Each traversal is charged to the rates of the namespaces in which the user's keys
+    begin."""
     gate, server = performer.gate, performer.server
 
     async def admitted() -> bytes:
@@ -58,15 +59,15 @@ def _keys(performer: Performer, words: Words) -> None:
     fits, prefix = keys.matcher(pattern), keys.literal_prefix(pattern)
 
     async def some(ask: keys.Ask, spans: keys.Spans) -> list[bytes]:
-        """Read them by their prefixes: keys of other users are not read, and do not count."""
+        """Read keys by the prefixes that the user may read. Keys of other users are neither read nor counted."""
         server, level = performer.server, performer.session.level
         found, is_complete = await keys.keys_in(
             *(ask, lambda: server.ring, spans, level), keys_max=KEYS_MAX, bytes_max=REPLY_BYTES_MAX, matches=fits
         )
         if not is_complete and sum(map(len, found)) > REPLY_BYTES_MAX:
-            raise CommandError(f"ERR the reply would be larger than {REPLY_BYTES_MAX} bytes: use SCAN")
+            raise CommandError(f"ERR expected a reply of at most {REPLY_BYTES_MAX} bytes, got more; use SCAN")
         if not is_complete:
-            raise CommandError(f"ERR KEYS is refused with more than {KEYS_MAX} keys of this prefix: use SCAN")
+            raise CommandError(f"ERR expected at most {KEYS_MAX} keys with this prefix, got more; use SCAN")
         return found
 
     async def work() -> bytes:
@@ -77,7 +78,7 @@ def _keys(performer: Performer, words: Words) -> None:
         else:
             there = await keys.count_keys(ask, lambda: server.ring, level)
             if there > KEYS_MAX:
-                raise CommandError(f"ERR KEYS is refused with {there} keys (at most {KEYS_MAX}): use SCAN")
+                raise CommandError(f"ERR expected at most {KEYS_MAX} keys in the store for KEYS, got {there}; use SCAN")
             found = await keys.all_keys(ask, lambda: server.ring, level, matches=fits, bytes_max=REPLY_BYTES_MAX)
         performer.check(words)
         return replies.bulks(visible(performer, found))
@@ -93,8 +94,7 @@ def _cursor_of(words: Words) -> int:
 
 
 def _options_of(words: Words) -> tuple[int, bytes, bool]:
-    """Return how many keys SCAN asks for, of which pattern, and whether it wants strings, the only type that there is.
-    Raises CommandError."""
+    """Return COUNT, the pattern, and True if SCAN asks for strings, which is the only type. Raises CommandError."""
     count, pattern, wants_strings = 10, b"*", True
     for option, value in zip_longest(words[::2], words[1::2]):
         match option.upper() if value is not None else b"":
@@ -141,9 +141,9 @@ def _scan(performer: Performer, words: Words) -> None:
 
 
 def _random_key(performer: Performer, words: Words) -> None:
-    """Reply with the first key after a random place of the ring: the larger the gap before a key, the likelier is the
-    key. If the user may read none of the next keys, reply with one found by the prefixes that the user may read: the
-    keys of others cost nothing."""
+    """Reply with the first key after a random position on the ring, so a key is more likely if the gap before it is
+    larger. If the user may read none of the next keys, reply with a key found by the prefixes that the user may read:
+    keys of other users cost nothing."""
     start, protocol = performer.server.random.randrange(TOKENS), performer.session.protocol
 
     async def near(ask: keys.Ask) -> list[bytes]:
@@ -180,9 +180,11 @@ def _random_key(performer: Performer, words: Words) -> None:
 
 
 def _flush(performer: Performer, words: Words) -> None:
-    """Delete every key of each partition, one partition after the other."""
+    """Delete every key, one partition after the other."""
     if not performer.server.allows_flush:
-        raise CommandError(f"ERR {words[0].upper().decode()} is refused here; [server] redis_flush = true allows it")
+        raise CommandError(
+            f"ERR {words[0].upper().decode()} is disabled; set redis_flush = true in [server] to enable it"
+        )
     if len(words) == 2 and words[1].upper() not in (b"SYNC", b"ASYNC"):
         raise CommandError("ERR syntax error")
 
@@ -194,8 +196,8 @@ def _flush(performer: Performer, words: Words) -> None:
 
 
 _FLUSH = (
-    "Refused, unless `[server] redis_flush = true`, for a store that tests use. It deletes one partition after the "
-    "other, as deletes in its log."
+    "Disabled unless `[server] redis_flush = true`, which is meant for test stores. Deletes one partition after the "
+    "other; each deletion goes through the log."
 )
 
 FAMILY = Family(
@@ -203,23 +205,35 @@ FAMILY = Family(
     "generic",
     (
         Command(
-            *("SCAN", "Return some of the keys, and where to continue.", Alone(_scan, _scan_bytes), 2, OPTIONS_MAX),
+            *(
+                "SCAN",
+                "Return some of the keys and a cursor to continue with.",
+                Alone(_scan, _scan_bytes),
+                2,
+                OPTIONS_MAX,
+            ),
             Need.READ_SOME,
-            differs="The cursor is a place on the ring, and any node accepts it. A key that is there during the whole "
-            "scan is returned. All keys of one hash tag come in one reply, whatever COUNT is. If one tag has more than "
-            "100,000 keys, or 16 MiB of keys, SCAN is refused for every client there: divide such keys among several "
-            "tags. The scans of other endpoints follow the order of keys and have no such limit.",
+            differs="The cursor is a position on the ring, and any node accepts it. A key that exists during the whole "
+            "scan is returned. All keys of one hash tag come in one reply, whatever COUNT is. If a tag has more than "
+            "100,000 keys, or 16 MiB of keys, SCAN fails at that tag for every client: divide the keys among several "
+            "tags. Scans over gRPC and HTTP follow the order of keys and have no such limit.",
         ),
         Command(
-            *("KEYS", "Return the keys of a pattern.", Alone(_keys, lambda p, words: 2 * REPLY_BYTES_MAX), 2, 2),
+            *(
+                "KEYS",
+                "Return the keys that match a pattern.",
+                Alone(_keys, lambda p, words: 2 * REPLY_BYTES_MAX),
+                2,
+                2,
+            ),
             Need.READ_SOME,
-            differs="Refused above 100,000 keys, and if the keys that match are larger than 32 MiB: use SCAN. If the "
-            "pattern begins with literal bytes, as `user:*` does, only keys that begin with them count and are read.",
+            differs="Fails if the store has more than 100,000 keys, or the matching keys exceed 32 MiB: use SCAN. If "
+            "the pattern begins with literal bytes, as `user:*` does, only keys with that prefix are counted and read.",
         ),
         Command("RANDOMKEY", "Return a random key.", Alone(_random_key), 1, 1, Need.READ_SOME),
         Command(
-            *("DBSIZE", "Count all keys.", Alone(_dbsize), 1, 1, Need.READ_ALL),
-            differs="The sum over the partitions, each counted at its own moment.",
+            *("DBSIZE", "Return the number of keys.", Alone(_dbsize), 1, 1, Need.READ_ALL),
+            differs="The sum over all partitions, each counted at its own moment.",
         ),
         Command("FLUSHDB", "Delete all keys.", Alone(_flush), 1, 2, Need.WRITE_ALL, NO_KEYS, "write", _FLUSH),
         Command("FLUSHALL", "Delete all keys.", Alone(_flush), 1, 2, Need.WRITE_ALL, NO_KEYS, "write", _FLUSH),

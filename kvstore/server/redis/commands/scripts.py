@@ -1,4 +1,4 @@
-"""Scripts: those of lock libraries (lock_scripts.py)."""
+"""Script commands: only the scripts of lock libraries (lock_scripts.py)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _eval(performer: Performer, words: Words) -> None:
     scripts = performer.server.scripts
     action = scripts.find(words[1]) if words[0].upper() == b"EVALSHA" else scripts.load(words[1])[1]
     if integer(words[2]) != 1 or len(words) < 4:
-        raise CommandError("ERR the scripts known here take one key")
+        raise CommandError("ERR expected one key: every supported script takes one")
     performer.run_alone(action(ask_as_user(performer), check_key(words[3]), words[4:]))
 
 
@@ -31,12 +31,14 @@ def _script(performer: Performer, words: Words) -> bytes:
             scripts.clear()
             return replies.OK
         case _:
-            raise CommandError("ERR unknown subcommand or wrong arguments. SCRIPT has EXISTS, FLUSH and LOAD here")
+            raise CommandError(
+                "ERR unknown subcommand or wrong number of arguments. SCRIPT supports EXISTS, FLUSH and LOAD here"
+            )
 
 
 _EVAL = Alone(_eval, lambda performer, words: VALUE_BYTES_MAX)
 _NO_LUA = (
-    'No Lua: the only scripts are those of locks, that is of redis-py\'s `Lock`, and `if redis.call("get",KEYS[1]) == '
+    'No Lua. The only scripts are those of redis-py\'s `Lock`, and `if redis.call("get",KEYS[1]) == '
     'ARGV[1] then return redis.call("del",KEYS[1]) else return 0 end`, also with `pexpire`.'
 )
 
@@ -44,11 +46,18 @@ FAMILY = Family(
     "Scripts",
     "scripting",
     (
-        writes("EVAL", "Run the script of a lock.", _EVAL, 3, OPTIONS_MAX, NO_KEYS, _NO_LUA),
-        writes("EVALSHA", "Run the script of a lock by its SHA-1.", _EVAL, 3, OPTIONS_MAX, NO_KEYS, _NO_LUA),
+        writes("EVAL", "Run a lock script.", _EVAL, 3, OPTIONS_MAX, NO_KEYS, _NO_LUA),
+        writes("EVALSHA", "Run a lock script by its SHA-1.", _EVAL, 3, OPTIONS_MAX, NO_KEYS, _NO_LUA),
         Command(
-            *("SCRIPT", "Load scripts of locks, or ask for them.", replying(_script), 2, OPTIONS_MAX, Need.LOGIN),
-            differs="It has EXISTS, FLUSH, LOAD.",
+            *(
+                "SCRIPT",
+                "Load lock scripts, or check whether they are loaded.",
+                replying(_script),
+                2,
+                OPTIONS_MAX,
+                Need.LOGIN,
+            ),
+            differs="Supports EXISTS, FLUSH, LOAD.",
         ),
     ),
 )

@@ -1,7 +1,7 @@
-"""The server: what tools ask about it, and its settings and counters.
+"""Server commands: facts that tools query, settings and counters.
 
-A reply does not make up what the server does not know. It is empty where Redis too may have nothing; otherwise it is an
-error that says where to look.
+A reply never invents what the server does not know. It is empty where Redis too may have nothing; otherwise it is an
+error that names where to look.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from kvstore.server.routing import keys
 from kvstore.server.routing.keys import matcher
 
 ACKNOWLEDGED_REPLICAS = 1
-"""Replicas that have a write when it is acknowledged: it is on disk on at least two machines, and Redis does not count
-the master."""
+"""Number of replicas that have an acknowledged write. The write is on disk on at least two machines, and Redis does not
+count the master."""
 SLOW_COUNT = 10
-"""Entries that SLOWLOG GET shows by default."""
-_SLOW_LOG = "SLOWLOG has GET [count], LEN and RESET here: `kvstore node slow-log` has more of each"
+"""Default number of entries in the reply to SLOWLOG GET."""
+_SLOW_LOG = "SLOWLOG supports GET [count], LEN and RESET here; `kvstore node slow-log` shows more of each entry"
 _SETTINGS: dict[bytes, bytes] = {
     b"save": b"",
     b"appendonly": b"yes",
@@ -75,7 +75,7 @@ def _info(performer: Performer, words: Words) -> None:
         if (is_all or "keyspace" in wanted) and may_count(performer):
             with suppress(StoreError):  # a partition without a replica that answers must not fail the other sections
                 found = await keys.count_keys(server.ask, lambda: server.ring, Level.STALE)
-                if may_count(performer):  # still
+                if may_count(performer):  # permissions may have changed meanwhile
                     facts = {**facts, "Keyspace": {"db0": f"keys={found}"}}
         return _sections({name: of for name, of in facts.items() if is_all or name.lower() in wanted})
 
@@ -91,7 +91,7 @@ def _sections(facts: Facts) -> bytes:
 
 def _config(performer: Performer, words: Words) -> bytes:
     if words[1].upper() != b"GET" or len(words) < 3:
-        raise CommandError("ERR CONFIG can only GET here; the node's TOML file holds its settings")
+        raise CommandError("ERR CONFIG supports only GET here; change settings in the node's TOML file")
     slow_us = performer.server.slow.slow_ms * 1000 or -1
     settings = _SETTINGS | {b"slowlog-log-slower-than": b"%d" % slow_us}
     wanted = [matcher(check_pattern(word.lower())) for word in words[2:]]
@@ -123,11 +123,11 @@ def _shown_slow_log(performer: Performer, words: Words) -> bytes:
         case b"HELP", 2:
             return replies.array([replies.status(_SLOW_LOG)])
         case _:
-            raise CommandError(f"ERR unknown subcommand or wrong arguments. {_SLOW_LOG}")
+            raise CommandError(f"ERR unknown subcommand or wrong number of arguments. {_SLOW_LOG}")
 
 
 def slow_count(words: Words) -> int:
-    """Return how many entries SLOWLOG GET shows. Raises CommandError."""
+    """Return the number of entries that SLOWLOG GET shows. Raises CommandError."""
     if len(words) == 2:
         return SLOW_COUNT
     count = integer(words[2])
@@ -137,17 +137,17 @@ def slow_count(words: Words) -> int:
 
 
 def slow_entry(number: int, slow: Slow) -> bytes:
-    """Return an entry as Redis shows it: its number, date, microseconds, words, and the client, which is not known
-    here. A key is shown by its hash, as in `kvstore node slow-log`."""
-    said = [slow.operation, f"at={slow.at}"]
-    said += [f"{name}={value}" for name, value in (("key", slow.key), ("partition", slow.partition)) if value]
-    said += [f"operations={slow.operations}"] if slow.operations > 1 else []
-    words = replies.bulks(word.encode() for word in said)
+    """Return an entry in the form of Redis: number, date, microseconds, words, and the client, which is unknown here. A
+    key is shown by its hash, as in `kvstore node slow-log`."""
+    fields = [slow.operation, f"at={slow.at}"]
+    fields += [f"{name}={value}" for name, value in (("key", slow.key), ("partition", slow.partition)) if value]
+    fields += [f"operations={slow.operations}"] if slow.operations > 1 else []
+    words = replies.bulks(word.encode() for word in fields)
     times = [replies.number(slow.date_ms // 1000), replies.number(round(slow.took_s * 1e6))]
     return replies.array([replies.number(number), *times, words, replies.bulk(b""), replies.bulk(b"")])
 
 
-def _says(reply: Callable[[Context], bytes]) -> Build:
+def _replying(reply: Callable[[Context], bytes]) -> Build:
     return lambda words, context: Reply(reply(context))
 
 
@@ -155,14 +155,14 @@ _latency = subcommands(
     "LATENCY",
     {
         # As in a Redis whose latency-monitor-threshold is 0 and which does not track latencies.
-        "LATEST": (2, 2, _says(lambda context: _EMPTY)),
-        "HISTORY": (3, 3, _says(lambda context: _EMPTY)),
-        "RESET": (2, 32, _says(lambda context: replies.ZERO)),
-        "HISTOGRAM": (2, 32, _says(lambda context: replies.mapping({}, context.protocol))),
+        "LATEST": (2, 2, _replying(lambda context: _EMPTY)),
+        "HISTORY": (3, 3, _replying(lambda context: _EMPTY)),
+        "RESET": (2, 32, _replying(lambda context: replies.ZERO)),
+        "HISTOGRAM": (2, 32, _replying(lambda context: replies.mapping({}, context.protocol))),
     },
-    ", which are empty; SLOWLOG and the metrics of the HTTP port tell of latencies",
+    ", which are empty; see SLOWLOG and the metrics of the HTTP port for latencies",
 )
-_module = subcommands("MODULE", {"LIST": (2, 2, _says(lambda context: _EMPTY))})
+_module = subcommands("MODULE", {"LIST": (2, 2, _replying(lambda context: _EMPTY))})
 
 
 FAMILY = Family(
@@ -170,38 +170,39 @@ FAMILY = Family(
     "server",
     (
         Command(
-            *("INFO", "Show facts about the server.", Alone(_info), 1, OPTIONS_MAX, Need.LOGIN),
-            differs="It is about the node that you ask, except for `db0` of Keyspace: the keys of all partitions, as "
-            "replicas know them, if you may read them all. It does not count the keys that expire.",
+            *("INFO", "Show information about the server.", Alone(_info), 1, OPTIONS_MAX, Need.LOGIN),
+            differs="Describes the contacted node, except for `db0` of Keyspace: the keys of all partitions, as "
+            "replicas know them, if the user may read all keys. Does not count keys with an expiry.",
         ),
         Command(
-            *("CONFIG", "Show settings: GET.", in_turn(_config), 2, OPTIONS_MAX, Need.LOGIN),
-            differs="It cannot SET: the node's TOML file holds its settings.",
+            *("CONFIG", "Show settings (GET).", in_turn(_config), 2, OPTIONS_MAX, Need.LOGIN),
+            differs="SET is not supported: the node's TOML file holds the settings.",
         ),
         Command(
             *("SLOWLOG", "Show or clear the log of slow operations.", Alone(_slow_log), 2, 3, Need.ADMIN),
-            differs="It has GET, LEN, RESET. It is the log of the node that you ask, with hashes in place of keys "
-            "(`kvstore node slow-log` shows more), and needs the right `admin`. RESET clears the log for everybody.",
+            differs="Supports GET, LEN, RESET. Shows the log of the contacted node, with hashes in place of keys "
+            "(`kvstore node slow-log` shows more), and requires the right `admin`. RESET clears the log for every "
+            "reader.",
         ),
         Command(
-            *("TIME", "Return the date of the server.", _time, 1, 1, Need.LOGIN),
-            differs="In a transaction, it is the date when TIME was queued.",
+            *("TIME", "Return the server's time.", _time, 1, 1, Need.LOGIN),
+            differs="In a transaction, returns the time at which TIME was queued.",
         ),
         Command(
             *("ROLE", "Return the role of the server.", _role, 1, 1, Need.LOGIN),
-            differs="Every node is a master without replicas.",
+            differs="Every node reports to be a master without replicas.",
         ),
         Command(
             *("LATENCY", "Show latencies.", _latency, 2, OPTIONS_MAX, Need.LOGIN),
-            differs="It has HISTOGRAM, HISTORY, LATEST, RESET, which are empty: no latencies are tracked.",
+            differs="Supports HISTOGRAM, HISTORY, LATEST, RESET. All are empty, because latencies are not tracked.",
         ),
         Command(
             *("MODULE", "List the modules.", _module, 2, OPTIONS_MAX, Need.LOGIN),
-            differs="It has LIST. There are no modules.",
+            differs="Supports LIST, which is empty: there are no modules.",
         ),
         Command(
             *("WAIT", "Return the number of replicas that have the writes.", replying(_wait), 3, 3, Need.LOGIN),
-            differs="It returns 1 at once, because every acknowledged write is on two disks.",
+            differs="Returns 1 at once, because every acknowledged write is on two disks.",
         ),
     ),
 )

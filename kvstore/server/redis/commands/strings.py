@@ -1,4 +1,4 @@
-"""Strings: reading, writing, counting."""
+"""String commands: reading, writing, counting."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvstore.partition.state.operations import EXPIRES_MS_MAX
 from kvstore.partition.state.traits import check_options
 from kvstore.server.redis import replies
 from kvstore.server.redis.commands.asking import rewriting
-from kvstore.server.redis.commands.rewrite import Ask, Found, Rewrite, rewrite
+from kvstore.server.redis.commands.rewrite import Ask, KeyState, Rewrite, rewrite
 from kvstore.server.redis.commands.row import ALL_KEYS, OPTIONS_MAX, PAIRS, Family, reads, writes
 from kvstore.server.redis.parser import Words
 from kvstore.server.redis.plans import (
@@ -41,7 +41,7 @@ INCREMENT, APPEND, EXPIRE = int(Code.INCREMENT), int(Code.APPEND), int(Code.EXPI
 _IF_ABSENT, _IF_VERSION, _KEEP_TTL = int(Flag.IF_ABSENT), int(Flag.IF_VERSION), int(Flag.KEEP_TTL)
 FLOAT_BYTES_MAX = 400
 FLOAT_DIGITS_MAX = 308
-"""Digits before the decimal point: those of a double."""
+"""Maximum number of digits before the decimal point, as in a double."""
 FLOAT_DECIMALS = 17
 _FLOAT = re.compile(rb"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,4})?")
 _NOT_A_FLOAT = "ERR value is not a valid float"
@@ -83,7 +83,7 @@ def _set_options(words: list[bytes], now_ms: int) -> tuple[int, int]:
             raise CommandError("ERR syntax error")
         at += 1
     try:
-        check_options(PUT, int(flags), expires_ms=len(expiry))  # the number itself is checked below, as Redis does
+        check_options(PUT, int(flags), expires_ms=len(expiry))  # the number itself is checked below, as in Redis
     except InvalidRequest:
         raise CommandError("ERR syntax error") from None
     if not expiry:
@@ -193,9 +193,9 @@ async def set_range(ask: Ask, words: Words, owner_of: OwnerOf) -> bytes:
     if offset < 0:
         raise CommandError("ERR offset is out of range")
     if part and offset + len(part) > VALUE_BYTES_MAX:
-        raise CommandError(f"ERR value is too large: at most {VALUE_BYTES_MAX} bytes")
+        raise CommandError(f"ERR expected a value of at most {VALUE_BYTES_MAX} bytes, got more")
 
-    def decide(found: Found) -> Rewrite | bytes:
+    def decide(found: KeyState) -> Rewrite | bytes:
         if not part:
             return replies.number(len(found.value))
         value = found.value[:offset].ljust(offset, b"\0") + part + found.value[offset + len(part) :]
@@ -205,10 +205,10 @@ async def set_range(ask: Ask, words: Words, owner_of: OwnerOf) -> bytes:
 
 
 async def increment_by_float(ask: Ask, words: Words, owner_of: OwnerOf) -> bytes:
-    """INCRBYFLOAT key increment. It counts in decimals, so that the sum of 0.1 and 0.2 is 0.3."""
+    """INCRBYFLOAT key increment. It counts in decimals, so the sum of 0.1 and 0.2 is 0.3."""
     key, increment = check_key(words[1]), _float(words[2])
 
-    def decide(found: Found) -> Rewrite | bytes:
+    def decide(found: KeyState) -> Rewrite | bytes:
         total = _DIGITS.add(_float(found.value) if found.version else Decimal(0), increment)
         if total.adjusted() > FLOAT_DIGITS_MAX:
             raise CommandError(_NOT_FINITE)
@@ -234,13 +234,13 @@ def _float(word: bytes) -> Decimal:
 
 
 def _shown(number: Decimal) -> bytes:
-    """Return the number without an exponent and without zeros after its last digit."""
+    """Return the number without an exponent and without trailing zeros."""
     text = f"{number:.{FLOAT_DECIMALS}f}".rstrip("0").rstrip(".")
     return b"0" if text in ("-0", "") else text.encode()
 
 
 def _kept(key: bytes, value: bytes, version: int) -> tuple[Op, ...]:
-    """Write a value over the version that was read, and keep the expiry."""
+    """Return the operation that writes a value over the version that was read, and keeps the expiry."""
     return (commands.put(key, value, 0, _IF_VERSION | _KEEP_TTL, version),)
 
 
@@ -258,12 +258,12 @@ async def set_if_none(ask: Ask, words: Words, owner_of: OwnerOf) -> bytes:
     return replies.ONE
 
 
-_ONE_PARTITION = "All keys must be in one partition, else the reply is CROSSSLOT."
+_ONE_PARTITION = "All keys must be in one partition, otherwise the reply is CROSSSLOT."
 _REREAD = (
-    "It reads, and writes if no other client has written meanwhile: at least two entries in the log, more beside other "
-    "writers of the key."
+    "Reads the key, then writes if no other client has changed it. Takes at least two log entries, and more when other "
+    "clients write the key."
 )
-_SPLIT = "Split among partitions, and not atomic across them."
+_SPLIT = "Not atomic across partitions."
 
 FAMILY = Family(
     "Strings",
@@ -277,15 +277,15 @@ FAMILY = Family(
         writes("GETSET", "Set the value of a key and return the previous value.", _getset, 3, 3),
         writes("GETDEL", "Return the value of a key and delete the key.", _getdel, 2, 2),
         writes("GETEX", "Return the value of a key and change its expiry.", _getex, 2, OPTIONS_MAX),
-        reads("GETRANGE", "Return a part of a value.", _getrange, 4, 4),
-        reads("SUBSTR", "Return a part of a value, as GETRANGE does.", _getrange, 4, 4),
+        reads("GETRANGE", "Return part of a value.", _getrange, 4, 4),
+        reads("SUBSTR", "Return part of a value, as GETRANGE does.", _getrange, 4, 4),
         reads(
             *("MGET", "Return the values of several keys.", _mget, 2, 0, ALL_KEYS),
-            f"{_SPLIT} A reply holds at most 32 MiB of values.",
+            f"{_SPLIT} A reply has at most 32 MiB of values.",
         ),
         writes(
             *("MSET", "Set the values of several keys.", _mset, 3, 0, PAIRS),
-            f"{_SPLIT} An MSET that fails may have set some of its keys.",
+            f"{_SPLIT} A failed MSET may have set some of its keys.",
         ),
         writes(
             *("MSETNX", "Set several keys if all of them are absent.", rewriting(set_if_none, 0), 3, 0, PAIRS),
@@ -299,10 +299,10 @@ FAMILY = Family(
         writes("DECRBY", "Decrement the number at a key.", _increment(-1), 3, 3),
         writes(
             *("INCRBYFLOAT", "Increment the decimal number at a key.", rewriting(increment_by_float), 3, 3),
-            differs=f"It counts in decimals. {_REREAD}",
+            differs=f"Counts in decimals. {_REREAD}",
         ),
         writes(
-            *("SETRANGE", "Overwrite a part of a value, from an offset on.", rewriting(set_range), 4, 4),
+            *("SETRANGE", "Overwrite part of a value, starting at an offset.", rewriting(set_range), 4, 4),
             differs=_REREAD,
         ),
     ),

@@ -51,7 +51,7 @@ def _command(performer: Performer, words: Words) -> bytes:
         case [] | [b"INFO"]:
             return replies.array(_info(name) if name in COMMANDS else replies.NULL[protocol] for name in names)
         case _:
-            raise CommandError("ERR unknown subcommand. COMMAND has COUNT, DOCS, INFO and LIST here")
+            raise CommandError("ERR unknown subcommand. COMMAND supports COUNT, DOCS, INFO and LIST here")
 
 
 def _info(name: bytes) -> bytes:
@@ -69,8 +69,15 @@ def _docs(name: bytes, protocol: int) -> bytes:
 
 
 _COMMAND = Command(
-    *("COMMAND", "Show the commands: COUNT, DOCS, INFO, LIST.", in_turn(_command), 1, 8 * OPTIONS_MAX, Need.LOGIN),
-    differs="LIST has no filters, DOCS no arguments.",
+    *(
+        "COMMAND",
+        "Describe the supported commands (COUNT, DOCS, INFO, LIST).",
+        in_turn(_command),
+        1,
+        8 * OPTIONS_MAX,
+        Need.LOGIN,
+    ),
+    differs="LIST takes no filters. DOCS does not describe arguments.",
 )
 
 FAMILIES: tuple[Family, ...] = (
@@ -84,6 +91,6 @@ FAMILIES: tuple[Family, ...] = (
     cluster.FAMILY,
 )
 COMMANDS = {row.name.encode(): row for family in FAMILIES for row in family.rows}
-"""The rows of the commands that are supported, by name."""
+"""The rows of the supported commands, by name."""
 _KNOWN = COMMANDS | {row.name.encode(): row for row in connection.HANG_UPS}
 _GROUPS = {row.name.encode(): family.group for family in FAMILIES for row in family.rows}

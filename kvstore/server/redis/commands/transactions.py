@@ -1,4 +1,4 @@
-"""Transactions: commands that are carried out together, while what they rely on is unchanged."""
+"""Transactions: commands that execute as one atomic batch if the watched keys are unchanged."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ FAMILY = Family(
     (
         Command(
             *("MULTI", "Begin a transaction.", _MULTI, 1, 1, Need.LOGIN),
-            differs="A transaction is one atomic batch. All its keys must be in one partition, else EXEC replies "
-            "CROSSSLOT: put the same `{tag}` into the keys. It has at most 4,096 commands and 1 MiB.",
+            differs="A transaction is one atomic batch. All its keys must be in one partition, otherwise EXEC replies "
+            "CROSSSLOT: put the same `{tag}` into the keys. The limit is 4,096 commands and 1 MiB.",
         ),
-        Command("EXEC", "Carry out the queued commands together.", _EXEC, 1, 1, Need.LOGIN),
+        Command("EXEC", "Execute the queued commands atomically.", _EXEC, 1, 1, Need.LOGIN),
         Command("DISCARD", "Discard the queued commands.", _DISCARD, 1, 1, Need.LOGIN),
         reads(
-            *("WATCH", "Have the next transaction fail if one of the keys changes.", _WATCH, 2, 0, ALL_KEYS),
-            "EXEC compares the versions of the keys: a key that was absent and is absent again is unchanged. The keys "
-            "must be in the partition of the transaction. At most 1,024 keys.",
+            *("WATCH", "Watch keys; the next transaction fails if one of them changes.", _WATCH, 2, 0, ALL_KEYS),
+            "EXEC compares versions, so a key that was absent and is absent again counts as unchanged. The keys "
+            "must be in the partition of the transaction. The limit is 1,024 keys.",
         ),
         Command("UNWATCH", "Forget the watched keys.", replying(_unwatch, InMulti.IGNORED), 1, 1, Need.LOGIN),
     ),

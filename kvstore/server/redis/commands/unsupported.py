@@ -1,5 +1,5 @@
-"""The rows of the commands that Redis has and this store has not. A client that sends one gets its reason. Decides
-only."""
+"""The rows of the commands that Redis has and this store does not support. A client that sends one gets the reason.
+Decides only."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ _KINDS = {
     "streams": "XACK XACKDEL XADD XAUTOCLAIM XCFGSET XCLAIM XDEL XDELEX XGROUP XINFO XLEN XPENDING XRANGE XREAD "
     "XREADGROUP XREVRANGE XSETID XTRIM",
     "scripts and functions": "EVAL_RO EVALSHA_RO FCALL FCALL_RO FUNCTION",
-    "channels": "PSUBSCRIBE PUBLISH PUBSUB PUNSUBSCRIBE SPUBLISH SSUBSCRIBE SUBSCRIBE SUNSUBSCRIBE UNSUBSCRIBE",
+    "Pub/Sub channels": "PSUBSCRIBE PUBLISH PUBSUB PUNSUBSCRIBE SPUBLISH SSUBSCRIBE SUBSCRIBE SUNSUBSCRIBE UNSUBSCRIBE",
     "bitmaps": "BITCOUNT BITFIELD BITFIELD_RO BITOP BITPOS GETBIT SETBIT",
-    "places": "GEOADD GEODIST GEOHASH GEOPOS GEORADIUS GEORADIUS_RO GEORADIUSBYMEMBER GEORADIUSBYMEMBER_RO GEOSEARCH "
-    "GEOSEARCHSTORE",
+    "geospatial indexes": "GEOADD GEODIST GEOHASH GEOPOS GEORADIUS GEORADIUS_RO GEORADIUSBYMEMBER "
+    "GEORADIUSBYMEMBER_RO GEOSEARCH GEOSEARCHSTORE",
     "vectors": "VADD VCARD VDIM VEMB VGETATTR VINFO VISMEMBER VLINKS VRANDMEMBER VREM VSETATTR VSIM",
     "hyperloglogs": "PFADD PFCOUNT PFDEBUG PFMERGE PFSELFTEST",
 }
 _ELSEWHERE = {
-    "what is answered is on disk already": "BGREWRITEAOF BGSAVE LASTSAVE SAVE WAITAOF",
-    "copies are made by the log, and leaders are elected: `kvstore status` shows both": "FAILOVER PSYNC REPLCONF "
+    "every acknowledged write is on disk already": "BGREWRITEAOF BGSAVE LASTSAVE SAVE WAITAOF",
+    "the log replicates writes and leaders are elected; see `kvstore status`": "FAILOVER PSYNC REPLCONF "
     "REPLICAOF SLAVEOF SYNC",
-    "`kvstore snapshot` and `kvstore load-tree` carry data from store to store": "DUMP MIGRATE RESTORE RESTORE-ASKING",
-    "there is one database": "MOVE SWAPDB",
-    "nobody is shown what others do: `kvstore watch` shows changes, `kvstore node slow-log` what took long": "MONITOR",
-    "`kvstore node` looks after nodes": "DEBUG SHUTDOWN",
-    "nobody is sent from node to node": "ASKING",
-    "compare the values where you are": "DELEX DIGEST LCS",
-    "SET takes an expiry, and MULTI makes several one": "MSETEX",
-    "nothing is drawn here": "LOLWUT",
+    "use `kvstore snapshot` and `kvstore load-tree` to copy data between stores": "DUMP MIGRATE RESTORE RESTORE-ASKING",
+    "there is only one database": "MOVE SWAPDB",
+    "commands of other clients are not shown; use `kvstore watch` for changes and `kvstore node slow-log`": "MONITOR",
+    "use `kvstore node` to manage nodes": "DEBUG SHUTDOWN",
+    "clients are never redirected": "ASKING",
+    "compare the values in the client": "DELEX DIGEST LCS",
+    "use SET with an expiry inside MULTI": "MSETEX",
+    "no drawings here": "LOLWUT",
 }
 UNSUPPORTED = {
     name.encode(): Unsupported(name, reason)
     for reason, names in (
-        *((f"{kind} are not kept here, values are strings", names) for kind, names in _KINDS.items()),
+        *((f"{kind} are not supported, values are strings", names) for kind, names in _KINDS.items()),
         *_ELSEWHERE.items(),
     )
     for name in names.split()

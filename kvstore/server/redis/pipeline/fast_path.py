@@ -1,6 +1,6 @@
-"""The fast paths of plain GET and SET (docs/design/0008): without a row, a plan or a call for each command.
+"""The fast paths of plain GET and SET (docs/design/0008), without a row, a plan or a function call for each command.
 
-A fast path does what the slow path would do, or nothing: then the slow path has the command. Tests compare both.
+A fast path does what the slow path would do, or nothing, and then the slow path takes the command. Tests compare both.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from kvstore.server.access.guard import all_begin_with
 from kvstore.server.redis import replies
 from kvstore.server.redis.parser import Words
 from kvstore.server.redis.pipeline.in_flight import InFlight
-from kvstore.server.redis.pipeline.reply_queue import FORMAT_BITS, ReplyQueue, Server
+from kvstore.server.redis.pipeline.reply_queue import FORMAT_BITS, PipelineServer, ReplyQueue
 from kvstore.server.redis.replies import Fmt
-from kvstore.server.redis.session import Session
+from kvstore.server.redis.session import RespSession
 
 GET_WORDS, SET_WORDS = frozenset((b"GET", b"get")), frozenset((b"SET", b"set"))
-"""How clients write the two commands: go-redis and ioredis in small letters, most in capitals. Whatever is written
-otherwise takes the slow path, as all other commands do."""
+"""The spellings of the two commands that clients use: go-redis and ioredis send lower case, most others upper case. Any
+other spelling takes the slow path, as all other commands do."""
 PLAIN_WORDS = GET_WORDS | SET_WORDS
 _GET, _PUT = int(Code.GET), int(Code.PUT)
 _VALUE_FORMAT, _OK_FORMAT = Fmt.VALUE, Fmt.OK
@@ -30,7 +30,7 @@ _VALUE_FORMAT, _OK_FORMAT = Fmt.VALUE, Fmt.OK
 class FastPath:
     """The fast paths of one connection."""
 
-    def __init__(self, server: Server, session: Session, sink: ReplyQueue, in_flight: InFlight) -> None:
+    def __init__(self, server: PipelineServer, session: RespSession, sink: ReplyQueue, in_flight: InFlight) -> None:
         self._server, self._session, self._sink, self._in_flight = server, session, sink, in_flight
         self._unguarded = server.backend
         self.readable: tuple[bytes, ...] | None = None
@@ -38,8 +38,8 @@ class FastPath:
         which checks them."""
 
     def begin_lone(self, words: Words) -> bool:
-        """Begin a plain GET or SET of a client that waits for nothing else, if nothing can be in the way. A GET that
-        the backend can look up at once is answered. Return False if the command has not begun."""
+        """Begin a plain GET or SET of a client with nothing else in flight, if nothing blocks it. A GET that the
+        backend can look up at once is answered. Return False if the command has not begun."""
         sink, in_flight, session = self._sink, self._in_flight, self._session
         number = sink.issued
         if (
@@ -93,21 +93,21 @@ class FastPath:
             in_flight.timed = None
         sink.issued = sink.answered = in_flight.accounted = number + 1
         sink.stream.write(reply)
-        if self._sink.is_full:  # by now
+        if self._sink.is_full:  # the write may have filled the socket
             self._server.reply_memory.add(sink, len(reply))
         return True
 
     def answer_gets(self, commands: Sequence[Words]) -> int:
-        """Answer the first commands, as many as may be in flight, if all of them are plain GETs of keys that the user
-        may read, the client waits for nothing else, and the backend can look them up at once. Their replies are due
-        then. Return how many: all of these, or 0."""
+        """Answer the first commands, up to the limit of commands in flight, if the backend can look up all keys now.
+        All of them must be plain GETs of keys that the user may read, and the client must have nothing in flight. Their
+        replies are then due. Return the number of answered commands: all of these, or 0."""
         sink, session = self._sink, self._session
         number = sink.issued
         if number != sink.answered or session.level:
             return 0
         try:
             names, found = zip(*islice(commands, sink.in_flight_max), strict=True)
-        except ValueError:  # of different lengths
+        except ValueError:  # commands of different lengths
             return 0
         keys = list(found)
         lengths = set(map(len, keys))
@@ -125,13 +125,13 @@ class FastPath:
         return len(rows)
 
     def begin_puts(self, commands: Sequence[Words]) -> int:
-        """Begin the first commands in one call, as many as may be in flight, if all of them are plain SETs and may
-        begin. Return how many: all of these, or 0."""
+        """Begin the first commands in one call, up to the limit of commands in flight, if all of them are plain SETs
+        and may begin. Return the number of begun commands: all of these, or 0."""
         sink, hazards = self._sink, self._in_flight.hazards
-        room = sink.in_flight_max - (sink.issued - sink.answered)
+        free = sink.in_flight_max - (sink.issued - sink.answered)
         try:
-            names, keys, values = zip(*islice(commands, room), strict=True)
-        except ValueError:  # of different lengths, or none of three words
+            names, keys, values = zip(*islice(commands, free), strict=True)
+        except ValueError:  # commands of different lengths, or none with three words
             return 0
         count = len(names)
         if not SET_WORDS.issuperset(names) or (hazards.reads and not hazards.reads.keys().isdisjoint(keys)):
@@ -149,7 +149,7 @@ class FastPath:
         return count
 
     def begin_plain(self, waiting: Iterator[Words]) -> Words | None:
-        """Begin plain GETs and SETs, one by one, up to the first command that is another one or may not begin now.
+        """Begin plain GETs and SETs one by one, up to the first command that is another one or may not begin now.
         Return that command, or None if all have begun."""
         sink, in_flight, session, readable = self._sink, self._in_flight, self._session, self.readable
         submit, read, rereads = sink.backend.submit, self._unguarded.submit, sink.rereads.reads

@@ -1,6 +1,6 @@
 """The commands that one Redis connection has in flight, and whether more may begin.
 
-Decides only, except that `settle` also sends the replies that are due, because what is answered is counted out then.
+Decides only, except that `settle` also sends the replies that are due, because answered commands are counted out then.
 """
 
 from __future__ import annotations
@@ -18,23 +18,25 @@ _PUT = int(Code.PUT)
 
 
 class InFlight:
-    """The commands of one connection that have begun and are not answered: what the limit of all connections counts of
-    them, which keys they read and write, and the round that is timed."""
+    """The commands of one connection that have begun and are not answered: their share of the limit of all connections,
+    the keys that they read and write, and the round that is timed."""
 
     def __init__(self, limit: InflightLimit, rounds: CommandLatency, replies: ReplyQueue) -> None:
         self.limit, self.rounds, self._replies = limit, rounds, replies
         self.hazards = KeyHazards()
         self.timed: Timed | None = None
-        """The round that is timed; None if none is."""
+        """The round that is timed, or None."""
         self.accounted = 0
-        """Commands that the limit does not count: those that are answered, or whose replies wait for others'."""
+        """Number of commands that the limit does not count: answered commands, and commands whose replies wait for
+        other replies."""
         self.value_bytes = 0
-        """Bytes of values that the limit counts: those of the commands since nothing was in flight."""
+        """Bytes of values that the limit counts, of all commands since nothing was in flight."""
         self._more_operations = 0
-        """Operations that the limit counts beside one for each command, since nothing was in flight."""
+        """Number of operations that the limit counts in addition to one for each command, since nothing was in flight.
+        """
 
     def is_crowded(self, operations: int = 1) -> bool:
-        """Return True if a command of so many operations has to wait."""
+        """Return True if a command with this many operations has to wait."""
         replies = self._replies
         in_flight = replies.issued - replies.answered
         return (
@@ -45,7 +47,7 @@ class InFlight:
         )
 
     def note(self, found: Single | Several, ops: Sequence[Op]) -> None:
-        """Note what the next command does to keys. `found` is what may be read again in its place."""
+        """Note which keys the next command reads and writes. `found` is the plan that may be repeated in its place."""
         number = self._replies.issued
         self.hazards.note(ops, number)
         self._replies.rereads.note(found, number)
@@ -54,12 +56,14 @@ class InFlight:
                 self.value_bytes += len(op[2])
 
     def note_more(self, operations: int) -> None:
-        """Count operations of a command beside the first. At once, because the next command checks the limit."""
+        """Count the operations of a command after the first. Do it at once, because the next command checks the
+        limit."""
         self._more_operations += operations
         self.limit.begin(0, 0, operations)
 
     def settle(self) -> None:
-        """Send the replies that are due, and count out what is answered: values once all commands are answered."""
+        """Send the replies that are due, and count out the answered commands. Values are counted out once all commands
+        are answered."""
         replies, size, more = self._replies, 0, 0
         answered = replies.answered
         if self.timed is not None and answered > self.timed[0]:
@@ -67,13 +71,13 @@ class InFlight:
             self.timed = None
         if replies.write():
             self.hazards.answered(replies.issued, answered)
-        if replies.rereads.numbers:  # of a client that reads too little what waits for its turn is not in flight
+        if replies.rereads.numbers:  # the client reads too slowly: reads that wait for their turn are not in flight
             answered += len(replies.rereads.numbers) + len(replies.early)
         if replies.issued == answered:
             size, self.value_bytes = self.value_bytes, 0
             more, self._more_operations = self._more_operations, 0
         newly, self.accounted = answered - self.accounted, answered
-        if newly < 0:  # a read that was put off is in flight again
+        if newly < 0:  # a postponed read is in flight again
             self.limit.begin(-newly, 0)
         elif newly or size or more:
             self.limit.end(newly, size, more)

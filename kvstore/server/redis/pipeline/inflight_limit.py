@@ -1,10 +1,12 @@
 """The limit of what all Redis connections of a server have in flight. Decides only.
 
-Commands beyond the limit wait unread in their connections: this slows down a client that sends more than the store
-takes, where a later queue would have to refuse. Connections that wait continue in the order in which they came. A
-command of several keys counts once for each operation that it has in flight. A connection that has nothing in flight
-may begin one command above the limit, so that slow reads of other connections do not stop it. Each command counts only
-once for this, because all operations of one large command may wait for a partition without a leader.
+Commands beyond the limit wait unread in their connections. This slows down a client that sends more than the store
+accepts, where a later queue would have to refuse. Waiting connections continue in the order of their arrival. A command
+with several keys counts once for each operation that it has in flight.
+
+A connection with nothing in flight may begin one command above the limit, so that slow reads of other connections do
+not stop it. For this rule each command counts only once, because all operations of one large command may wait for a
+partition without a leader.
 """
 
 from __future__ import annotations
@@ -12,18 +14,20 @@ from __future__ import annotations
 from typing import Protocol
 
 COMMANDS_MAX = 16_384
-"""Half of the capacity of one partition's queue, because two servers may forward as much to one leader."""
+"""Half of the capacity of one partition's queue, because two servers may each forward this many commands to one leader.
+"""
 BYTES_MAX = 8 << 20
-"""Bytes of their values: a quarter of the capacity of one partition's queue."""
+"""Bytes of values: a quarter of the capacity of one partition's queue."""
 FEW = 64
-"""Operations of a small command. For a larger one, which may take megabytes, all operations of others count."""
+"""Maximum number of operations of a small command. A larger command may take megabytes, so for it all operations of
+other commands count."""
 
 
-class Waiter(Protocol):
+class WaitingConnection(Protocol):
     """A connection with commands that wait."""
 
     def resume(self) -> None:
-        """Begin the commands that wait, if nothing else stops them."""
+        """Begin the waiting commands, if nothing else stops them."""
         ...
 
 
@@ -34,22 +38,23 @@ class InflightLimit:
     def __init__(self, commands_max: int = COMMANDS_MAX, bytes_max: int = BYTES_MAX) -> None:
         self.commands = 0
         self.more = 0
-        """Operations beside one for each command."""
+        """Operations in addition to one for each command."""
         self.bytes = 0
         self.is_full = False
         self._commands_max, self._bytes_max = commands_max, bytes_max
-        self._waiting: dict[Waiter, None] = {}
+        self._waiting: dict[WaitingConnection, None] = {}
         self._is_waking = False
 
     def begin(self, commands: int, size: int, more: int = 0) -> None:
-        """Count `commands` with `size` bytes of values as begun. `more`: operations beside one for each command."""
+        """Count `commands` with `size` bytes of values as begun. `more`: operations in addition to one for each
+        command."""
         self.commands += commands
         self.more += more
         self.bytes += size
         self.is_full = self.commands + self.more >= self._commands_max or self.bytes >= self._bytes_max
 
     def end(self, commands: int, size: int, more: int = 0) -> None:
-        """Count them as ended, and wake waiters while there is capacity."""
+        """Count commands as ended, and wake waiting connections while there is capacity."""
         self.commands -= commands
         self.more -= more
         self.bytes -= size
@@ -59,16 +64,16 @@ class InflightLimit:
             self._wake()
 
     def has_spare(self, operations: int = 1) -> bool:
-        """Return True if a connection that has nothing in flight may begin a command of so many operations, although
-        the limit is reached."""
+        """Return True if a connection with nothing in flight may begin a command with this many operations although the
+        limit is reached."""
         counted = self.commands if operations <= FEW else self.commands + self.more
         return self.bytes < self._bytes_max and counted < 2 * self._commands_max
 
-    def wait(self, waiter: Waiter) -> None:
-        """Wake the waiter when there is capacity."""
+    def wait(self, waiter: WaitingConnection) -> None:
+        """Wake the connection when there is capacity."""
         self._waiting[waiter] = None
 
-    def forget(self, waiter: Waiter) -> None:
+    def forget(self, waiter: WaitingConnection) -> None:
         self._waiting.pop(waiter, None)
 
     def _wake(self) -> None:

@@ -1,7 +1,7 @@
-"""Find operations of one connection that must not be in flight together: those on a key that one of them changes.
+"""Find operations of one connection that must not be in flight together: a write of a key and any read of that key.
 
-Decides only. Writes of one key may be in flight together, because the leader does them in the order in which they come.
-Numbers count the commands of a connection; all commands below `answered` have been answered.
+Decides only. Several writes of one key may be in flight together, because the leader applies them in the order of their
+arrival. Numbers count the commands of a connection; all commands below `answered` have been answered.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from kvstore.partition.state.commands import Code, Op
 from kvstore.partition.state.traits import POINT_READS
 
 KEPT_MAX = 4096
-"""Keys that are remembered before those of answered commands are dropped."""
+"""Number of keys that are remembered before keys of answered commands are dropped."""
 _BATCH = int(Code.BATCH)
 
 
 class KeyHazards:
-    """Keys with the number of the last command that changes or reads them: those in flight, and some answered ones."""
+    """Keys with the number of the last command that writes or reads them: commands in flight and some answered ones."""
 
     __slots__ = ("reads", "writes")
 
@@ -26,13 +26,13 @@ class KeyHazards:
         self.reads: dict[bytes, int] = {}
 
     def block(self, ops: Iterable[Op], answered: int) -> bool:
-        """Return True if one of `ops` has to wait until what is in flight is answered."""
+        """Return True if one of `ops` has to wait until the operations in flight are answered."""
         return any(
             (self.writes if op[0] in POINT_READS else self.reads).get(op[1], -1) >= answered for op in _parts(ops)
         )
 
     def note(self, ops: Iterable[Op], number: int) -> None:
-        """Note that command `number` does `ops`."""
+        """Note that command `number` performs `ops`."""
         for op in _parts(ops):
             (self.reads if op[0] in POINT_READS else self.writes)[op[1]] = number
 
@@ -51,7 +51,7 @@ class KeyHazards:
 
 
 def _parts(ops: Iterable[Op]) -> Iterator[Op]:
-    """Yield the operations on single keys: of a batch, those in it."""
+    """Yield the operations on single keys, including those inside a batch."""
     for op in ops:
         if op[0] == _BATCH:
             yield from op[2]

@@ -1,4 +1,4 @@
-"""The latency of Redis commands. One round of commands in 16 is timed, so that the others cost a subtraction."""
+"""The latency of Redis commands. One round of commands in 16 is timed, so the other rounds cost only a subtraction."""
 
 from __future__ import annotations
 
@@ -10,34 +10,35 @@ from kvstore.server.redis.commands.table import COMMANDS
 from kvstore.server.redis.parser import Words
 
 EVERY = 16
-"""One round in so many is timed, over all connections. A round is the commands that a client sends at once."""
+"""One in this many rounds is timed, over all connections. A round is the commands that a client sends at once."""
 _NAMES = ("GET", "SET", "DEL", "MGET", "MSET", "INCR", "SCAN", "EXEC", "PING")
 _OTHER = "other"
 
 Timed = tuple[int, Histogram, float, Words]
-"""The number of its first command on its connection, where its time goes, when it began, the command."""
+"""The number of the round's first command on its connection, the histogram for the latency, the start time, the
+command."""
 _KEYED = frozenset((b"GET", b"SET", b"DEL", b"MGET", b"MSET", b"INCR"))
-"""Commands whose first argument is a key. The first argument of others may be secret, as a password is."""
+"""Commands whose first argument is a key. The first argument of others may be secret, such as a password."""
 
 
 class CommandLatency:
-    """Times one server's commands. A round that is timed counts once, under the name of its first command."""
+    """Times the commands of one server. A timed round counts once, under the name of its first command."""
 
     def __init__(self, now: Callable[[], float], slow: SlowLog) -> None:
         self.histograms: dict[str, Histogram] = {name: Histogram(1e-6) for name in (*_NAMES, _OTHER)}
         self.left = EVERY
-        """Rounds until the next one that is timed."""
+        """Rounds until the next timed one."""
         self._by_word = {name.encode(): self.histograms[name] for name in _NAMES}
         self._now, self._slow, self._slow_s = now, slow, slow.limit_s
 
     def begin(self, commands: Iterable[Words], number: int) -> Timed:
-        """Time the round of these commands, which is over when command `number`, the first of them, is answered."""
+        """Time the round of these commands. It is over when command `number`, the first of them, is answered."""
         self.left = EVERY
         words = next(iter(commands), [b""])
         return number, self._by_word.get(words[0].upper(), self.histograms[_OTHER]), self._now(), words
 
     def end(self, timed: Timed) -> None:
-        """The reply of its first command is about to be written."""
+        """Record the round, because the reply to its first command is about to be written."""
         _, histogram, at, words = timed
         took = self._now() - at
         histogram.add(took)

@@ -1,9 +1,9 @@
-"""The commands of one Redis client: a queue of those that wait, and the beginning of each.
+"""The commands of one Redis client: the queue of waiting commands, and the start of each command.
 
 Commands are submitted as they arrive, many at once; reply_queue.py puts their replies in order. The token of a request
-holds its place in that order and, in its low bits, the format of its reply. A client may rely on its commands as if the
-server did one after the other: an operation on a key that another one in flight changes, and a command that is more
-than operations on keys, wait until all commands before are answered.
+holds its position in that order and, in its low bits, the format of its reply. A client may rely on its commands as if
+the server executed one after the other. So two kinds of commands wait until all earlier commands are answered: an
+operation on a key that an operation in flight changes, and a command that is more than operations on keys.
 """
 
 from __future__ import annotations
@@ -19,44 +19,30 @@ from kvstore.errors import StoreError
 from kvstore.partition.state.commands import Op
 from kvstore.partition.state.operations import BATCH_RESULT_BYTES_MAX
 from kvstore.server.access.guard import Guard
-from kvstore.server.access.identities import Access, Identity
+from kvstore.server.access.identities import UserIdentity
 from kvstore.server.redis import replies
-from kvstore.server.redis.commands import performer
+from kvstore.server.redis.commands.performer import CommandConnection
 from kvstore.server.redis.commands.row import Alone, InMulti
 from kvstore.server.redis.commands.table import known
-from kvstore.server.redis.gate import Gate
-from kvstore.server.redis.parser import Unfit, Words
-from kvstore.server.redis.pipeline import reply_queue
+from kvstore.server.redis.gate import CommandGate
+from kvstore.server.redis.parser import OversizedCommand, Words
 from kvstore.server.redis.pipeline.fast_path import PLAIN_WORDS, FastPath
 from kvstore.server.redis.pipeline.in_flight import InFlight
-from kvstore.server.redis.pipeline.inflight_limit import InflightLimit
-from kvstore.server.redis.pipeline.latency import CommandLatency
-from kvstore.server.redis.pipeline.reply_queue import FORMAT_BITS, Gather, ReplyQueue
+from kvstore.server.redis.pipeline.reply_queue import FORMAT_BITS, Gather, PipelineServer, ReplyQueue
 from kvstore.server.redis.plans import BATCH, CommandError, Context, Plan, Reply, Several, Single, together, value_bytes
-from kvstore.server.redis.session import Session
+from kvstore.server.redis.session import RespSession
 
 log = logging.getLogger(__name__)
 
 TOGETHER_MIN = 4
-"""Number of plain GETs or SETs from which it costs less to begin them in one call than one by one."""
+"""Minimum number of plain GETs or SETs for which one call costs less than beginning them one by one."""
 
 
-class Server(reply_queue.Server, performer.Server, Protocol):
-    """The server of the connection: kvstore.server.redis.door.RespServer."""
-
-    inflight_limit: InflightLimit
-    rounds: CommandLatency
-    access: Access
-
-    def now_ms(self) -> int: ...
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None: ...
-
-
-class Client(performer.Client, Protocol):
-    """The connection: kvstore.server.redis.connection.RespConnection."""
+class PipelineConnection(CommandConnection, Protocol):
+    """The connection, as its pipeline uses it: kvstore.server.redis.connection.RespConnection."""
 
     def caught_up(self) -> None:
-        """Note that all commands that waited have begun."""
+        """Note that all waiting commands have begun."""
         ...
 
 
@@ -66,33 +52,33 @@ class Pipeline:
     stream: Stream
     """Set when the connection is made."""
 
-    def __init__(self, server: Server, session: Session, client: Client) -> None:
+    def __init__(self, server: PipelineServer, session: RespSession, client: PipelineConnection) -> None:
         self.server, self.session, self.client = server, session, client
         self.replies = ReplyQueue(server, session, flush=self.flush, resume=self.resume)
-        self.gate: Gate | None = None
-        """None where the cluster does not authenticate its clients."""
+        self.gate: CommandGate | None = None
+        """None if access control is off."""
         self.waiting: deque[Words] = deque()
         """Commands that have been read and not begun."""
         self.is_busy = False
-        """True while a command that no other may pass is carried out: nothing is read meanwhile."""
+        """True while a command runs that no other command may overtake. Nothing is read meanwhile."""
         self.is_closing = False
         """True when no more commands begin: the connection closes when those in flight are answered."""
         self.is_handed_over = False
-        """True when the connection is another server's: no commands come after the one that said so."""
+        """True when the connection belongs to another server: no commands follow the one that handed it over."""
         self._is_ended = False
         """True when the client sends no more."""
         self._in_flight = InFlight(server.inflight_limit, server.rounds, self.replies)
         self._fast_path = FastPath(server, session, self.replies, self._in_flight)
         self._resume_below: int | None = None
-        """Number of commands in flight below which those that wait begin; None if none wait."""
+        """Number of commands in flight below which waiting commands begin; None if none wait."""
 
-    def guard(self, identity: Identity | None) -> None:
-        """Apply the permissions of this user from now on; None: of a client that has not authenticated."""
+    def guard(self, identity: UserIdentity | None) -> None:
+        """Apply the permissions of this user from now on; None: a client that has not authenticated."""
         access, self.session.identity = self.server.access, identity
         self.gate, self.replies.backend, self._fast_path.readable = None, self.server.backend, None
         if access.is_on:
             who, address = identity or access.nobody, self.client.address
-            self.gate = Gate(access, who, address)
+            self.gate = CommandGate(access, who, address)
             if not who.may_do_every_operation():  # permissions are checked again after each change of the table
                 self.replies.backend = Guard(access, who, self.server.backend, address)
                 self._fast_path.readable = who.read
@@ -100,7 +86,7 @@ class Pipeline:
     # ── commands ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def take(self, commands: list[Words]) -> None:
-        """Begin what has been read, or keep it for later."""
+        """Begin commands that have been read, or keep them for later."""
         if self._resume_below is not None:
             self.waiting.extend(commands)
         elif commands[1:] or self._is_ended or not (commands and self._fast_path.begin_lone(commands[0])):
@@ -109,7 +95,7 @@ class Pipeline:
                 self.close_when_done()
 
     def _run(self, commands: Sequence[Words]) -> None:
-        """Begin commands until one has to wait; that one and the rest go to the queue. Then send what is due."""
+        """Begin commands until one has to wait, and queue that command and the rest. Then send replies that are due."""
         replies, in_flight, fast_path, rounds = self.replies, self._in_flight, self._fast_path, self._in_flight.rounds
         count, issued, values, begun = len(commands), replies.issued, in_flight.value_bytes, 0
         rounds.left -= 1
@@ -121,7 +107,7 @@ class Pipeline:
         if begun < count:
             self._begin_all(islice(commands, begun, None))
         if replies.answered == replies.issued and issued == in_flight.accounted and values == in_flight.value_bytes:
-            in_flight.accounted = replies.issued  # all that this round has begun is answered
+            in_flight.accounted = replies.issued  # every command that this round began is answered
         else:
             in_flight.limit.begin(replies.issued - issued, in_flight.value_bytes - values)
         if replies.due:
@@ -144,10 +130,10 @@ class Pipeline:
         return None
 
     def _begin(self, words: Words) -> bool:
-        """Begin any command. False if it has to wait: while the client does not read, every command has to."""
+        """Begin any command. Return False if it has to wait, as every command does while the client does not read."""
         if self.replies.is_full:
             return False
-        if isinstance(words, Unfit):
+        if isinstance(words, OversizedCommand):
             self.session.spoil()
             self.replies.reply(replies.error(f"ERR {words.reason}"))
             return True
@@ -172,7 +158,7 @@ class Pipeline:
             return True
 
     def check(self, words: Words) -> None:
-        """Raise CommandError if the user may not do the command now. A refusal spoils a transaction."""
+        """Raise CommandError if the user may not execute the command now. A refusal marks a transaction as failed."""
         if self.gate is None:
             return
         try:
@@ -182,7 +168,8 @@ class Pipeline:
             raise
 
     def _act(self, handler: Alone, words: Words) -> bool:
-        """Carry out a command that is more than operations on keys. False if it has to wait. Raises CommandError."""
+        """Execute a command that is more than operations on keys. Return False if it has to wait. Raises
+        CommandError."""
         if handler.begins_operations and self._in_flight.is_crowded():
             return False
         if self.replies.in_flight() or not self.replies.reserve(handler.reply_bytes(self, words)):
@@ -191,9 +178,9 @@ class Pipeline:
         return True
 
     def perform(self, found: Plan) -> bool:
-        """Carry a plan out. False if it has to wait. Raises CommandError."""
+        """Execute a plan. Return False if it has to wait. Raises CommandError."""
         if self.gate is not None and isinstance(found, Several):
-            self.gate.check_ops(found.ops)  # none of it is done if one may not be
+            self.gate.check_ops(found.ops)  # all operations are allowed or none is submitted
         match found:
             case Reply(data):
                 self.replies.reply(data)
@@ -221,7 +208,7 @@ class Pipeline:
             found = together(found)
         rates = self.server.rates()
         if rates is not None and (refusal := rates.refusal_or_none(_keys_of(ops))) is not None:
-            self.replies.reply(replies.failure(refusal))  # none of it is done if not all may be
+            self.replies.reply(replies.failure(refusal))  # all operations are admitted or none is submitted
             return True
         in_flight.note(found, ops)
         gathered = Gather(self.replies, self.replies.next_number(), found)
@@ -229,10 +216,11 @@ class Pipeline:
         gathered.submit()
         return True
 
-    # ── waiting and going on ──────────────────────────────────────────────────────────────────────────────────────────
+    # ── waiting ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _stall(self, words: Words | None, rest: Iterable[Words]) -> None:
-        """Keep commands until all in flight are answered, or half of them if as many as allowed are in flight."""
+        """Keep commands until all in flight are answered, or half of them if the connection has its maximum in
+        flight."""
         if words is not None:
             self.waiting.append(words)
         self.waiting.extend(rest)
@@ -243,7 +231,7 @@ class Pipeline:
         self.stream.pause_reading()
 
     def resume(self) -> None:
-        """Begin the commands that wait, if they may begin."""
+        """Begin the waiting commands, if they may begin."""
         if self.replies.rereads.numbers:
             self.replies.read_again()
         if (
@@ -265,8 +253,8 @@ class Pipeline:
         if self._resume_below is None and not self.replies.is_gone:
             self.client.caught_up()
 
-    def go_on(self) -> None:
-        """Read more, because all commands that waited have begun."""
+    def continue_reading(self) -> None:
+        """Read more input, because all waiting commands have begun."""
         if self.is_closing or self._is_ended:
             self.close_when_done()
         else:
@@ -294,7 +282,7 @@ class Pipeline:
         return self.replies.in_flight() > 0 or bool(self.waiting)
 
     def lose(self) -> None:
-        """Note that the client is gone."""
+        """Note that the client has disconnected."""
         self.is_closing = True
         self.waiting.clear()
         self.replies.lose()
@@ -317,7 +305,7 @@ class Pipeline:
     # ── for the handlers of the kind Alone ────────────────────────────────────────────────────────────────────────────
 
     def run_alone(self, work: Coroutine[Any, Any, bytes]) -> None:
-        """Reply with the result of `work`. No other command begins meanwhile."""
+        """Reply with the result of `work`. No other command begins before `work` has ended."""
         number = self.replies.next_number()
         self.is_busy = True
         self.server.spawn(self._finish(number, work))
@@ -343,7 +331,7 @@ async def reply_of(work: Coroutine[Any, Any, bytes], client: str) -> bytes:
     except StoreError as error:
         return replies.failure(error)
     except Exception:  # the root of a task: a client's command must not end the server
-        log.exception("a command of %s failed", client)
+        log.exception("a command failed client=%s", client)
         return replies.error("ERR internal error; see the server's log")
 
 

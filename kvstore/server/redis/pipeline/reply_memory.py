@@ -1,9 +1,10 @@
-"""How much all Redis connections of a server hold for replies together. Decides only.
+"""The memory that all Redis connections of a server hold for replies. Decides only.
 
-What a client asks to read is read at once, however much it is. A reply for which there is no room when it has come is
-forgotten, and read again in its turn (rereads.py); a command that cannot be done again begins only when there is room
-for all that it may answer. Clients that wait for room go on in the order in which they came. When others wait, a client
-that does not read what it was sent is left alone for PATIENCE_S, and then closed: else no room would ever come.
+Reads are submitted at once, whatever their size. If there is no capacity for a reply when it arrives, the reply is
+dropped, and the read is repeated in its turn (rereads.py). A command that cannot be repeated begins only when there is
+capacity for the largest reply that it may have. Connections that wait for capacity continue in the order of their
+arrival. While others wait, a client that does not read its replies is closed after PATIENCE_S, because otherwise no
+capacity would become free.
 """
 
 from __future__ import annotations
@@ -12,15 +13,16 @@ from collections.abc import Callable
 from typing import Protocol
 
 SMALL_BYTES = 4 << 10
-"""Replies up to this size are not counted before their client is slow: IN_FLIGHT_MAX of them are little."""
-LOOK_S = 0.02
-"""Between two looks at what connections still hold; in between only what comes is counted."""
+"""Replies up to this size are counted only while their client reads slowly: IN_FLIGHT_MAX of them take little memory.
+"""
+CHECK_S = 0.02
+"""Time in seconds between two counts of what connections hold. Between counts only additions are tracked."""
 SINGLE_BYTES = 2 << 20
-"""Bytes that a command with one value takes. Larger requests have three quarters of the room, so that all of it never
-goes to a few clients that ask for much and read slowly."""
+"""Bytes that a command with one value takes. Larger requests may use three quarters of the memory, so that a few
+clients that ask for much and read slowly never occupy all of it."""
 PATIENCE_S = 1.0
 REFUSE_S = 6.0
-"""A client that has waited so long for room gets an error for the one command that waits."""
+"""A client that has waited this many seconds for capacity gets an error for the command that waits."""
 
 
 class Holder(Protocol):
@@ -28,50 +30,51 @@ class Holder(Protocol):
 
     @property
     def held_bytes(self) -> int:
-        """Replies that its socket has not taken, and what is reserved for others."""
+        """Bytes of replies that the socket has not taken, and bytes reserved for other replies."""
         ...
 
     @property
     def full_since(self) -> float | None:
-        """Since when its client has not read enough of what it was sent; None if it does."""
+        """Time since which the client has not read enough of its replies; None if it reads enough."""
         ...
 
     def resume(self) -> None:
-        """There may be room now."""
+        """Continue, because there may be capacity now."""
         ...
 
     def refuse(self) -> None:
-        """There is no room: answer the command that waits for it with an error."""
+        """Reply with an error to the command that waits, because there is no capacity."""
         ...
 
     def abort(self) -> None: ...
 
 
 class ReplyMemory:
-    """Bounds what holders hold. It counts what comes, and looks at what is left only when that seems too much: nothing
-    is done when bytes go, but when much that was reserved turns out not to be needed."""
+    """Bounds the memory that connections hold for replies. It adds what arrives, and counts what is left only when the
+    sum seems too large. Freed bytes are tracked only when a large reservation turns out to be unnecessary."""
 
     def __init__(self, now: Callable[[], float], bytes_max: int) -> None:
         self.bytes = 0
-        """No less than what is held."""
+        """Upper bound of the bytes that are held."""
         self.closed = self.put_off = self.refused = 0
-        """Connections closed, replies put off and commands refused for want of room."""
+        """Numbers of connections closed, replies postponed and commands refused because of missing capacity."""
         self._now, self._bytes_max = now, bytes_max
         self._holders: dict[Holder, None] = {}
         self._waiting: dict[Holder, tuple[int, float]] = {}
-        self._counted_at = -LOOK_S
+        self._counted_at = -CHECK_S
         self._is_serving_soon = False
 
     @property
     def is_awaited(self) -> bool:
-        """Whether `look` should be called in LOOK_S."""
+        """True if `check` should be called in CHECK_S seconds."""
         return bool(self._waiting)
 
     def take(self, holder: Holder, size: int) -> bool:
-        """Count `size` bytes in. False: there is no room. A holder that is alone always has room."""
+        """Count `size` bytes and return True, or return False if there is no capacity. A holder that is alone always
+        has capacity."""
         if not self._fits(size):
             now = self._now()
-            if now - self._counted_at >= LOOK_S:
+            if now - self._counted_at >= CHECK_S:
                 self._count(now)
             if not self._fits(size):
                 return False
@@ -80,8 +83,8 @@ class ReplyMemory:
         return True
 
     def give_back(self, holder: Holder, size: int) -> bool:
-        """Count out `size` bytes that `holder` had reserved and does not hold. Whether `serve` is to be called in the
-        next turn: holders wait, and until the next look others might take what there is."""
+        """Count out `size` bytes that `holder` had reserved and does not hold. Return True if `serve` must be called in
+        the next turn: holders wait, and others might take the capacity before the next check."""
         if size > 0 and holder in self._holders:
             self.bytes -= size
         is_wanted = bool(self._waiting) and not self._is_serving_soon
@@ -89,31 +92,30 @@ class ReplyMemory:
         return is_wanted
 
     def add(self, holder: Holder, size: int) -> None:
-        """Count in what is there already, of a client that does not read. Too much of it is never kept: the slowest
-        clients are closed."""
+        """Count bytes that a slow client already holds. If they are too many, close the slowest clients."""
         self._holders[holder] = None
         self.bytes += size
         if self.bytes > self._bytes_max:
             now = self._now()
-            if now - self._counted_at >= LOOK_S or self.bytes > 2 * self._bytes_max:
+            if now - self._counted_at >= CHECK_S or self.bytes > 2 * self._bytes_max:
                 self._count(now)
                 self._close(now, 0)
 
     def wait(self, holder: Holder, size: int) -> None:
-        """Have `holder` resumed, or refused, when there is room for `size` bytes or will be none."""
+        """Resume `holder` when there is capacity for `size` bytes, or refuse it if none becomes free."""
         self._waiting.setdefault(holder, (size, self._now()))
 
     def forget(self, holder: Holder) -> None:
         self._waiting.pop(holder, None)
         self._holders.pop(holder, None)
 
-    def look(self) -> None:
-        """Count what is held, and serve those that wait."""
+    def check(self) -> None:
+        """Count what is held, and serve the holders that wait."""
         self._count(self._now())
         self.serve()
 
     def serve(self) -> None:
-        """Resume the holders that wait and for which there is room now; refuse those that have waited for too long."""
+        """Resume the waiting holders for which there is capacity, and refuse those that have waited too long."""
         self._is_serving_soon = False
         now = self._now()
         for holder, (size, since) in list(self._waiting.items()):
@@ -133,7 +135,7 @@ class ReplyMemory:
                 holder.refuse()
 
     def held(self) -> int:
-        """Bytes that are held now, counted anew."""
+        """Recount and return the bytes that are held."""
         self._count(self._now())
         return self.bytes
 
@@ -148,8 +150,8 @@ class ReplyMemory:
         self.bytes = sum(held.values())
 
     def _close(self, before: float, size: int) -> None:
-        """Close the clients that have read too little since `before`, the largest first, until there is room for
-        `size`."""
+        """Close clients that have read too little since `before`, the largest first, until there is capacity for `size`
+        bytes."""
         slow = [each for each in self._holders if (since := each.full_since) is not None and since <= before]
         for each in sorted(slow, key=lambda each: each.held_bytes, reverse=True):
             if self._fits(size):

@@ -1,14 +1,14 @@
 """The replies of one Redis connection, in the order of its commands, within the memory for replies.
 
-Results come in any order and wait for their turn. Their size is known only when they come. The result of a read that
-does not fit is forgotten, and read again in its turn. A command that cannot be repeated begins when there is capacity
-for the largest reply that it may have.
+Results arrive in any order and wait for their turn. Their size is known only when they arrive. The result of a read
+that does not fit is dropped, and the read is repeated in its turn. A command that cannot be repeated begins when there
+is capacity for the largest reply that it may have.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -18,39 +18,43 @@ from kvstore.namespaces.rates import Rates
 from kvstore.partition.state.commands import Code, Sink
 from kvstore.partition.state.operations import BATCH_RESULT_BYTES_MAX
 from kvstore.server.redis import replies
+from kvstore.server.redis.commands.performer import CommandServer
+from kvstore.server.redis.pipeline.inflight_limit import InflightLimit
+from kvstore.server.redis.pipeline.latency import CommandLatency
 from kvstore.server.redis.pipeline.reply_memory import SMALL_BYTES, Holder, ReplyMemory
 from kvstore.server.redis.pipeline.rereads import Rereads, bytes_of
 from kvstore.server.redis.plans import REPLY_BYTES_MAX, CommandError, Several, Single, value_bytes
 from kvstore.server.redis.replies import FORMATS, Fmt
-from kvstore.server.redis.session import Session
-from kvstore.server.routing.backend import Backend
+from kvstore.server.redis.session import RespSession
 
 IN_FLIGHT_FIRST, IN_FLIGHT_MAX = 64, 1024
-"""Commands of one connection that may be in flight: at first, and later, unless its replies are large. Commands beyond
-that wait."""
+"""Maximum number of commands of one connection in flight: at first, and later, unless its replies are large. Further
+commands wait."""
 HELD_BYTES_MAX = 8 << 20
 """Bytes of large replies that one connection may hold. A single reply may be larger."""
 RESERVED_BYTES_MAX = 16 << 20
 """Bytes that may be reserved for the replies of commands in flight that cannot be repeated. A single command may
 reserve more."""
 READS_AT_ONCE = 256
-"""Reads of one command that are in flight at a time: the size of their values is known only when they come."""
+"""Maximum number of reads of one command in flight at a time, because the size of their values is known only when they
+arrive."""
 FORMAT_BITS = 6
 _FORMAT_MASK = (1 << FORMAT_BITS) - 1
 _GET, _OK_FORMAT = int(Code.GET), Fmt.OK
 _OK, _INT = {int(Fmt.OK)}, {int}
-_NO_ROOM = Overloaded("other clients do not read their replies")
+_NO_CAPACITY = Overloaded("the memory for replies is full, because clients do not read theirs; try again")
 
 
-class Server(Protocol):
-    """The server of the connection: kvstore.server.redis.door.RespServer."""
+class PipelineServer(CommandServer, Protocol):
+    """The server, as the pipeline of a connection uses it: kvstore.server.redis.listener.RespServer."""
 
-    backend: Backend
+    inflight_limit: InflightLimit
     reply_memory: ReplyMemory
-    rates: Callable[[], Rates | None]
-    """Returns the rates of the namespaces, or None if no namespace has a rate."""
+    rounds: CommandLatency
 
-    def wait_for_room(self, connection: Holder, size: int) -> None:
+    def now_ms(self) -> int: ...
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None: ...
+    def wait_for_capacity(self, connection: Holder, size: int) -> None:
         """Resume `connection` when there is capacity for replies of `size` bytes, or refuse it after a while."""
         ...
 
@@ -59,15 +63,15 @@ class ReplyQueue:
     """The replies of one connection: the Sink of its operations, and the Holder of the replies that its client has not
     read.
 
-    The queue calls `flush` when a group of results has come, and `resume` when there may be capacity for a command that
-    waits.
+    The queue calls `flush` when a group of results has arrived, and `resume` when there may be capacity for a command
+    that waits.
     """
 
     stream: Stream
     """Set when the connection is made."""
 
     def __init__(
-        self, server: Server, session: Session, *, flush: Callable[[], None], resume: Callable[[], None]
+        self, server: PipelineServer, session: RespSession, *, flush: Callable[[], None], resume: Callable[[], None]
     ) -> None:
         self.flush, self.resume = flush, resume
         self.backend, self.rates = server.backend, server.rates
@@ -76,21 +80,21 @@ class ReplyQueue:
         self._server, self._session = server, session
         self._formats = FORMATS[session.protocol]
         self.line = object()
-        """Identifies the client, as the line of a Sink. The queue itself would be a cycle of references."""
+        """Identifies the client, as the line of a Sink. The queue itself would be a reference cycle."""
         self.due: list[bytes] = []
-        """Replies whose turn it is, to be written next."""
+        """Replies to be written next."""
         self.issued = 0
-        """Commands begun."""
+        """Number of commands begun."""
         self.answered = 0
-        """Commands whose reply is due or sent. The next reply is the one of command number `answered`."""
+        """Number of commands whose reply is due or sent. The next reply belongs to command number `answered`."""
         self.early: dict[int, bytes] = {}
-        """Replies that came before their turn, by the numbers of their commands."""
+        """Replies that arrived before their turn, by the numbers of their commands."""
         self.rereads = Rereads()
         self.in_flight_max = IN_FLIGHT_FIRST
         self._unchecked = SMALL_BYTES
         """Largest reply that is kept without a check of the memory for replies."""
         self._held = 0
-        """Bytes of large replies since the last check: at least those of the replies that are not written."""
+        """Bytes of large replies since the last check: at least those of the unwritten replies."""
         self._gathered = 0
         """Bytes of values that wait for other values of the same reply."""
         self._reserved = 0
@@ -100,20 +104,20 @@ class ReplyQueue:
         self.is_full = False
         """True while the client does not read its replies."""
         self.is_gone = False
-        """True if the client is gone."""
+        """True if the client has disconnected."""
 
-    # ── what comes ────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── results ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def complete(self, token: int, result: Any) -> None:
         number, format_ = token >> FORMAT_BITS, token & _FORMAT_MASK
-        if format_ == _OK_FORMAT and result.__class__ is int:  # most writes: the answer that they always get
+        if format_ == _OK_FORMAT and result.__class__ is int:  # most writes: the reply is always +OK
             if number == self.answered and not self.early:
                 self.due.append(replies.OK)
                 self.answered = number + 1
             else:
                 self.answer(number, replies.OK)
             return
-        if self.is_gone:  # a reply that comes before its turn would be kept, and nobody counts it any more
+        if self.is_gone:  # a reply before its turn would be kept, and nobody would count it any more
             self.answer(number, b"")
             return
         reply = self._formats[format_](result)
@@ -136,7 +140,7 @@ class ReplyQueue:
             self._release()
 
     def answer(self, number: int, reply: bytes) -> None:
-        """Take the reply of a command whose result `complete` does not format."""
+        """Take the reply to a command whose result `complete` does not format."""
         if number == self.answered:
             self.due.append(reply)
             self.answered = number + 1
@@ -146,7 +150,7 @@ class ReplyQueue:
             self.early[number] = reply
 
     def reply(self, data: bytes) -> None:
-        """Answer a command that has not begun."""
+        """Reply to a command that has not begun."""
         self.answer(self.next_number(), data)
 
     def in_flight(self) -> int:
@@ -157,8 +161,8 @@ class ReplyQueue:
         return self.issued - 1
 
     def widen(self) -> None:
-        """Allow more commands in flight, because the replies of all that have begun fitted. Allow them more slowly if
-        replies did not fit before."""
+        """Allow more commands in flight, because the replies of all begun commands fitted. Raise the limit more slowly
+        if replies did not fit before."""
         now = self.in_flight_max
         self.in_flight_max = min(now + (now if not self.rereads.below else now // 4 + 1), IN_FLIGHT_MAX)
 
@@ -171,11 +175,11 @@ class ReplyQueue:
         self.answered = end
 
     def use_protocol(self, version: int) -> None:
-        """Later replies are in this version of the protocol."""
+        """Format later replies for this protocol version."""
         self._formats = FORMATS[version]
 
     def write(self) -> bool:
-        """Send what is due. False if there was nothing."""
+        """Send the replies that are due. Return False if there were none."""
         reserved = 0
         if self.issued == self.answered:
             reserved, self._reserved, self._held = self._reserved, 0, 0
@@ -189,17 +193,17 @@ class ReplyQueue:
             self.rereads.answered(self.issued, self.answered)
         if reserved and self._server.reply_memory.give_back(self, reserved - self.held_bytes):
             asyncio.get_running_loop().call_soon(self._server.reply_memory.serve)
-        if self.is_full:  # last: it may count anew, then without what was reserved
+        if self.is_full:  # last: it may recount, then without the reserved bytes
             self._server.reply_memory.add(self, len(data))
         return True
 
-    # ── what there is room for ────────────────────────────────────────────────────────────────────────────────────────
+    # ── capacity ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def admit(self, number: int, size: int) -> bool:
         """Return True if a reply may be kept. If not, its command is repeated when its turn comes."""
         rereads = self.rereads
         if number == rereads.current or number not in rereads.reads or self.is_gone:
-            return True  # room is reserved for it, or it is small
+            return True  # capacity is reserved for it, or it is small
         is_new = number >= rereads.below
         if is_new:
             self._unchecked = SMALL_BYTES
@@ -219,7 +223,7 @@ class ReplyQueue:
         self.rereads.put_off(number, self.issued, self.early)
 
     def fits(self, size: int) -> bool:
-        """Count so many bytes of a reply, and return True, if there is capacity."""
+        """Count `size` bytes of a reply and return True, if there is capacity."""
         self._held += size
         if self._held > HELD_BYTES_MAX:
             self._held = self._unsent_bytes()
@@ -230,13 +234,13 @@ class ReplyQueue:
         return self._server.reply_memory.take(self, size)
 
     def gather(self, size: int) -> bool:
-        """Count a value that waits for other values of the same reply, and return True, if there is capacity."""
+        """Count a value that waits for other values of the same reply and return True, if there is capacity."""
         fits = self.fits(size)
         self._gathered += size if fits else 0
         return fits
 
     def gathered(self, size: int) -> None:
-        """Count out so many bytes of values that wait no longer."""
+        """Count out bytes of values that no longer wait."""
         self._gathered -= size
 
     @property
@@ -251,19 +255,19 @@ class ReplyQueue:
         return self._gathered + sum(map(len, self.early.values())) + sum(map(len, self.due))
 
     def read_again(self) -> None:
-        """Begin the read whose turn it is, if it was put off and there is capacity for the largest result."""
+        """Begin the read whose turn it is, if it was postponed and there is capacity for the largest result."""
         rereads, number = self.rereads, self.answered
         if number not in rereads.numbers or self.is_full or self.is_gone:
             return
         read = rereads.reads[number]
         size = bytes_of(read, REPLY_BYTES_MAX)
         if not (self._is_refused or self._server.reply_memory.take(self, size)):
-            return self._server.wait_for_room(self, size)
+            return self._server.wait_for_capacity(self, size)
         rereads.numbers.discard(number)
         rereads.current, rereads.size = number, size
         if self._is_refused:
             self._is_refused = False
-            self.answer(number, replies.failure(_NO_ROOM))
+            self.answer(number, replies.failure(_NO_CAPACITY))
             self.flush()
             return
         if isinstance(read, Several):
@@ -282,15 +286,15 @@ class ReplyQueue:
         if not size:
             return True
         if self.issued == self.answered:
-            self._reserved = 0  # else a command could wait for room that no answer gives back
+            self._reserved = 0  # otherwise a command could wait for capacity that no reply frees
         if self._is_refused:
             self._is_refused = False
             self._session.abandon()
-            raise CommandError(f"TRYAGAIN overloaded: {_NO_ROOM}")
+            raise CommandError(f"TRYAGAIN overloaded: {_NO_CAPACITY}")
         if self._reserved and self._reserved + size > RESERVED_BYTES_MAX:
             return False
         if not self._server.reply_memory.take(self, size):
-            self._server.wait_for_room(self, size)
+            self._server.wait_for_capacity(self, size)
             return False
         self._reserved += size
         return True
@@ -300,14 +304,14 @@ class ReplyQueue:
         self.is_full, self.full_since = since is not None, since
 
     def lose(self) -> None:
-        """Note that the client is gone: nothing is read again for it."""
+        """Note that the client has disconnected: nothing is read again for it."""
         self.is_gone = True
         self.early = dict.fromkeys((*self.early, *self.rereads.numbers), b"")
         self.rereads.numbers.clear()
         self._release()
 
     def refuse(self) -> None:
-        """Reply to the command that waits for capacity with an error."""
+        """Reply with an error to the command that waits for capacity."""
         self._is_refused = True
         self.resume()
         self._is_refused = False
@@ -319,10 +323,10 @@ class ReplyQueue:
 
 
 class Gather(Sink):
-    """The sink of the operations of one command, which makes one reply of their results.
+    """The sink of the operations of one command, which combines their results into one reply.
 
-    If the values of reads do not fit into what the connection may hold, they are forgotten, and the queue does the
-    command again, with a Gather for which capacity `is_reserved`. Rates have admitted all operations before.
+    If the values of reads do not fit into the connection's share, they are dropped, and the queue repeats the command
+    with a Gather for which capacity `is_reserved`. Rates have already admitted all operations.
     """
 
     __slots__ = (
@@ -373,7 +377,7 @@ class Gather(Sink):
             self._end()
 
     def _count(self, record: Any) -> None:
-        """Count the value of a record. Forget all records if they are too large, or if there is no capacity."""
+        """Count the value of a record. Drop all records if they are too large or if there is no capacity."""
         self._bytes += len(record[0])
         if self._bytes > REPLY_BYTES_MAX:
             self._results.clear()
@@ -402,13 +406,13 @@ class Gather(Sink):
         unbegun = len(self._several.ops) - self._begun
         if unbegun and self._missing - unbegun <= READS_AT_ONCE // 2:
             if not self._results or self.is_gone:
-                self._give_up_rest()
+                self._skip_rest()
             else:
                 self._submit(READS_AT_ONCE)
         self._queue.flush()
 
-    def _give_up_rest(self) -> None:
-        """Read nothing more, because the values are too large or the client is gone."""
+    def _skip_rest(self) -> None:
+        """Read nothing more, because the values are too large or the client has disconnected."""
         rest = range(self._begun, len(self._several.ops))
         self._begun = len(self._several.ops)
         for token in rest:
@@ -416,9 +420,9 @@ class Gather(Sink):
 
 
 def paid(rates: Rates | None) -> AbstractContextManager[None]:
-    """Do not charge operations that are submitted within: rates have admitted them before."""
+    """Do not charge operations that are submitted in this context, because the rates have already admitted them."""
     return nullcontext() if rates is None else rates.paid()
 
 
 def _too_large() -> InvalidRequest:
-    return InvalidRequest(f"the reply would be larger than {REPLY_BYTES_MAX} bytes: ask for fewer keys at once")
+    return InvalidRequest(f"expected a reply of at most {REPLY_BYTES_MAX} bytes, got more; ask for fewer keys at once")

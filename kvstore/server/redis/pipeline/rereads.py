@@ -1,7 +1,8 @@
-"""Remember the reads of one connection that are repeated because their replies did not fit. Decides only.
+"""The reads of one connection that are repeated because their replies did not fit. Decides only.
 
-If a reply does not fit, it is forgotten, and so are the replies of all later reads that have begun. Repeated in their
-turn, each read sees no less than the one before it, as the client may expect. Until then no other command begins.
+If a reply does not fit, it is dropped, and so are the replies of all later reads that have begun. Repeated in their
+turn, each read sees at least the state of the read before it, as the client may expect. Until then no other command
+begins.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from kvstore.partition.state.commands import Code
 from kvstore.server.redis.plans import Several, Single, value_bytes
 
 KEPT_MAX = 4096
-"""Reads that are remembered before the answered ones are dropped."""
+"""Number of reads that are remembered before answered ones are dropped."""
 _GET, _META = int(Code.GET), int(Code.META)
 
 Read = bytes | Single | Several
@@ -25,15 +26,15 @@ class Rereads:
 
     def __init__(self) -> None:
         self.reads: dict[int, Read] = {}
-        """Reads that can be repeated, by number: those in flight, and some answered ones."""
+        """Reads that can be repeated, by number: those in flight and some answered ones."""
         self.numbers: set[int] = set()
-        """Numbers of reads that are to be repeated and have not begun again."""
+        """Numbers of reads that must be repeated and have not begun again."""
         self.below = 0
-        """Replies of reads before this number are forgotten as they come, unless it is their turn."""
+        """Replies of reads before this number are dropped as they arrive, unless it is their turn."""
         self.current = -1
         """Number of the last read that was repeated."""
         self.size = 0
-        """Largest number of bytes that this read may take."""
+        """Maximum number of bytes that this read may take."""
 
     def note(self, found: Single | Several, number: int) -> None:
         """Note that command `number` has begun."""
@@ -42,7 +43,7 @@ class Rereads:
             self.reads[number] = found
 
     def put_off(self, number: int, issued: int, early: dict[int, bytes]) -> None:
-        """Repeat read `number`, and every read after it. `early` holds the replies that came before their turn."""
+        """Repeat read `number` and every read after it. `early` holds the replies that arrived before their turn."""
         self.below = issued
         self.numbers.add(number)
         for each in [each for each in early if each > number and each in self.reads]:
@@ -59,5 +60,5 @@ class Rereads:
 
 
 def bytes_of(read: Read, most: int) -> int:
-    """Return the largest number of bytes that a read may take: its values, and the reply that is made of them."""
+    """Return the maximum number of bytes that a read may take: its values, and the reply that is made of them."""
     return value_bytes((read,), most) if isinstance(read, Several) else VALUE_BYTES_MAX

@@ -1,9 +1,9 @@
 "use strict";
-// Keeps the line of health and the numbers fresh. Without it the page is whole, as it was when it was loaded.
+// Updates the health line and the numbers. Without JavaScript the page is complete and shows the state when it was loaded.
 (() => {
   const place = (name) => document.getElementById(name);
   const say = (element, text) => { if (element && element.textContent !== text) element.textContent = text; };
-  // What stands between backticks is code. Announced only when it is another text: it is read out then.
+  // Text between backticks is code. The element changes only if the text differs, because screen readers announce changes.
   const tell = (element, text) => {
     if (element.textContent === text.replaceAll("`", "")) return;
     const code = (piece) => { const made = document.createElement("code"); made.textContent = piece; return made; };
@@ -18,7 +18,7 @@
     health.className = "health " + now.grade;
     for (const [name, text] of Object.entries(now.numbers)) say(place("live-" + name), text);
     for (const cell of document.querySelectorAll("[data-live]")) say(cell, now.cells[cell.dataset.live] ?? cell.textContent);
-    say(place("link"), now.changed === document.body.dataset.shape ? "live" : "live; reload to see what has changed below");
+    say(place("link"), now.changed === document.body.dataset.shape ? "live" : "live; reload to see the changes below");
   });
-  source.addEventListener("error", () => say(place("link"), "this node does not answer; trying again"));
+  source.addEventListener("error", () => say(place("link"), "this node does not respond; retrying"));
 })();

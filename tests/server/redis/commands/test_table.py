@@ -9,7 +9,7 @@ import pytest
 from kvstore.server.redis.commands.row import InMulti
 from kvstore.server.redis.commands.table import COMMANDS, FAMILIES
 from kvstore.server.redis.commands.unsupported import UNSUPPORTED
-from tests.server.redis.door import redis_door
+from tests.server.redis.resp_port import redis_port
 from tests.server.redis.script import GOLDEN
 from tests.server.redis.test_access import line_of
 from tests.server.redis.test_parser import packed
@@ -36,14 +36,14 @@ def test_every_row_has_a_summary_or_a_reason() -> None:
 
 
 def test_later_versions_of_redis_have_rows_too() -> None:
-    """7.2 to 8.4; the list above is of a Redis 7.0."""
+    """7.2 to 8.4; the list above is from Redis 7.0."""
     later = b"WAITAOF XACKDEL XCFGSET XDELEX DELEX DIGEST MSETEX VADD VSIM HGETEX HSETEX HGETDEL HPEXPIREAT".split()
     assert [name for name in later if name not in COMMANDS | UNSUPPORTED] == []
 
 
 @pytest.mark.parametrize("name", sorted(name for name, row in COMMANDS.items() if row.in_multi is InMulti.REFUSED))
-async def test_command_that_is_refused_in_multi_discards_the_transaction(tmp_path: Path, name: bytes) -> None:
-    async with redis_door(tmp_path) as door, door.raw() as raw:
+async def test_command_refused_in_multi_discards_the_transaction(tmp_path: Path, name: bytes) -> None:
+    async with redis_port(tmp_path) as resp, resp.raw() as raw:
         assert await line_of(raw, b"MULTI") == b"+OK\r\n"
         refused = b"-ERR %b is not allowed in transactions\r\n" % name
         assert await line_of(raw, name, *[b"1"] * (COMMANDS[name].least - 1)) == refused
@@ -51,7 +51,7 @@ async def test_command_that_is_refused_in_multi_discards_the_transaction(tmp_pat
 
 
 async def test_command_docs_shows_the_summaries_of_the_rows(tmp_path: Path) -> None:
-    async with redis_door(tmp_path) as door, door.raw() as raw:
+    async with redis_port(tmp_path) as resp, resp.raw() as raw:
         summary = COMMANDS[b"GET"].summary.encode()
         expected = b"*2\r\n$3\r\nget\r\n*4\r\n$7\r\nsummary\r\n$%d\r\n%b\r\n" % (len(summary), summary)
         expected += b"$5\r\ngroup\r\n$6\r\nstring\r\n"
@@ -61,7 +61,7 @@ async def test_command_docs_shows_the_summaries_of_the_rows(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", ["LPOS", "SMOVE", "ZRANGEBYLEX", "HSTRLEN", "XINFO", "MONITOR", "DUMP", "SAVE"])
 async def test_error_of_unsupported_command_names_the_docs(tmp_path: Path, name: str) -> None:
-    async with redis_door(tmp_path) as door, door.raw() as raw:
+    async with redis_port(tmp_path) as resp, resp.raw() as raw:
         raw.writer.write(packed(name.encode(), b"a", b"b"))
         said = await raw.read_line()
     assert said.startswith(f"-ERR unknown command '{name}'".encode())

@@ -1,0 +1,33 @@
+"""A rate limit for log lines that unauthenticated peers may cause: some lines, then one per second that says how many
+were suppressed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+BURST = 20
+"""Number of lines at once after a while without any; one more for each second."""
+
+
+class RateLimitedLog:
+    """A rate limit in front of a logger. The events are counted elsewhere."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._room = float(BURST)
+        self._looked_at = 0.0
+        self._left_out = 0
+
+    def say(self, level: int, message: str, *values: object) -> None:
+        now = asyncio.get_running_loop().time()
+        self._room = min(BURST, self._room + now - self._looked_at)
+        self._looked_at = now
+        if self._room < 1:
+            self._left_out += 1
+            return
+        self._room -= 1
+        if self._left_out:
+            message, values = message + " (and %d lines like this)", (*values, self._left_out)
+            self._left_out = 0
+        self._log.log(level, message, *values)

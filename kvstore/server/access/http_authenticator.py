@@ -1,0 +1,83 @@
+"""Authentication and authorization on the HTTP port: 401 without authentication, 403 without permission. Also
+identifies callers of the gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from aiohttp import web
+
+from kvstore.env.networks import network_of
+from kvstore.errors import NotAuthenticated, Overloaded, PermissionDenied, StoreError
+from kvstore.server.access.certificates import common_names
+from kvstore.server.access.guard import Guard
+from kvstore.server.access.identities import Access, UserIdentity
+from kvstore.server.access.logins import Logins, credentials_or_none
+from kvstore.server.access.needs import HTTP_NEEDS, admin, nothing
+from kvstore.server.routing.backend import Backend
+
+ASK = {"WWW-Authenticate": 'Basic realm="kvstore", charset="UTF-8"'}
+
+
+class HttpAuthenticator:
+    """Authenticates the requests of one node's HTTP port."""
+
+    def __init__(self, access: Access, logins: Logins) -> None:
+        self._access, self._logins = access, logins
+
+    @property
+    def is_on(self) -> bool:
+        """True if access control is on."""
+        return self._access.is_on
+
+    async def refusal_or_none(self, request: web.BaseRequest) -> web.Response | None:
+        """Return the response to a request that is not allowed; None if it is allowed."""
+        need = HTTP_NEEDS.get(request.path, admin)
+        if not self._access.is_on or need is nothing:
+            return None
+        identity = self._access.nobody
+        try:
+            identity = await self.identify(request)
+            need(identity, None)
+        except NotAuthenticated as error:
+            return self._refusal(identity, request, error, 401)
+        except PermissionDenied as error:
+            return self._refusal(identity, request, error, 403)
+        except Overloaded as error:
+            return self._refusal(identity, request, error, 503)
+        return None
+
+    async def identify(self, request: web.BaseRequest) -> UserIdentity:
+        """Identify the caller by the header, else by the certificate; nobody if there is neither, or if access
+        control is off. Raises NotAuthenticated, Overloaded."""
+        if not self._access.is_on:
+            return self._access.nobody
+        header = request.headers.get("Authorization")
+        if header is not None:
+            credentials = credentials_or_none(header)
+            if credentials is None:
+                raise NotAuthenticated("expected Authorization: Basic with user and password, or Bearer with a token")
+            return await self._logins.login(*credentials, network_of(request.remote or "?"))
+        certificate = request.transport.get_extra_info("peercert") if request.transport is not None else None
+        found = self._access.of_certificate(common_names(certificate))
+        if found is not None:
+            self._logins.note_authenticated(network_of(request.remote or "?"))
+        return found or self._access.nobody
+
+    def guarded(self, identity: UserIdentity, request: web.BaseRequest, backend: Backend) -> Backend:
+        """Return the backend with the permissions of the caller."""
+        return Guard(self._access, identity, backend, request.remote or "?") if self._access.is_on else backend
+
+    def refused(self, identity: UserIdentity | None, request: web.BaseRequest, call: str, error: StoreError) -> None:
+        """Count a refusal and write it to the audit log. None: the caller is unknown."""
+        self._access.refused("" if identity is None else identity.who, request.remote or "?", call, error)
+
+    def on_change(self, changed: Callable[[], None]) -> Callable[[], None]:
+        """Call `changed` after each change of permissions. Returns the function that ends this."""
+        return self._access.on_change(changed)
+
+    def _refusal(
+        self, identity: UserIdentity, request: web.BaseRequest, error: StoreError, status: int
+    ) -> web.Response:
+        self.refused(identity, request, f"HTTP {request.path[:100]}", error)
+        return web.Response(text=f"{status}: {error}\n", status=status, headers=ASK if status == 401 else None)

@@ -1,0 +1,45 @@
+"""Converts namespaces to messages: limits, usage and refusals known to a server. Decides only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from kvstore.namespaces import Book, NamespaceTable
+from kvstore.proto import admin_pb2
+
+
+class NamespaceUsage(Protocol):
+    """The usage known to this server: kvstore.server.namespaces.keeper.Keeper."""
+
+    @property
+    def book(self) -> Book: ...
+    def refusals(self) -> Mapping[str, Mapping[str, int]]: ...
+    def refused_ago_s(self) -> Mapping[str, Mapping[str, float]]: ...
+
+
+def messages_of(known: NamespaceUsage, table: NamespaceTable) -> list[admin_pb2.Namespace]:
+    """Return the messages of all namespaces in a table."""
+    refusals, ago_s = known.refusals(), known.refused_ago_s()
+    found = []
+    for each in table.namespaces:
+        used = known.book.used(each.name)
+        limits = admin_pb2.NamespaceLimits(
+            keys_max=each.keys_max,
+            bytes_max=each.bytes_max,
+            ops_per_s=each.ops_per_s,
+            burst=each.burst,
+            ttl_ms=each.ttl_ms,
+        )
+        found.append(
+            admin_pb2.Namespace(
+                name=each.name,
+                prefix=each.prefix,
+                limits=limits,
+                keys=used.keys,
+                bytes=used.bytes,
+                refused=dict(refusals.get(each.name, {})),
+                refused_ago_s=dict(ago_s.get(each.name, {})),
+            )
+        )
+    return found

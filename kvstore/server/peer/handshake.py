@@ -1,0 +1,120 @@
+"""A connection whose client says that it is another server, until it has proven it (docs/protocol.md H8)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from kvstore import versions
+from kvstore.env import Clock, Stream, StreamHandler
+from kvstore.server.peer.identity import Certificate, certificate_fault
+from kvstore.server.peer.proof import CalledSide, Credentials, HandshakeRefused
+from kvstore.types import ServerId
+
+log = logging.getLogger(__name__)
+
+PROOF_S = 2.0
+"""How long a proof may take."""
+SAID_AGAIN_S = 60.0
+SAID_MAX = 1_000
+"""Addresses that are remembered, so that each is logged once in that time."""
+
+
+class RefusedPeers:
+    """Counts the connections that were refused, and logs them once a minute for each address."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.count = 0
+        self._clock = clock
+        self._said: dict[str, float] = {}
+
+    def note(self, address: str, text: str) -> None:
+        self.count += 1
+        now = self._clock.now()
+        if now - self._said.get(address, now - SAID_AGAIN_S) < SAID_AGAIN_S:
+            return
+        log.warning("address=%s is not let in as a server: %r", address, text)  # a stranger wrote part of it
+        self._said.pop(address, None)
+        if len(self._said) >= SAID_MAX:
+            del self._said[next(iter(self._said))]
+        self._said[address] = now
+
+
+def shown_on(stream: Stream) -> Certificate | None:
+    """The other side's certificate, where the listener asks for one."""
+    found: Certificate | None = stream.get_extra_info("peercert")
+    return found
+
+
+class HandshakeOwner(Protocol):
+    """Lets other servers in: kvstore.server.peer.server.PeerServer."""
+
+    credentials: Credentials
+    versions: versions.Versions
+
+    def host_of(self, server: ServerId) -> str | None:
+        """Where the server is registered, or was last."""
+        ...
+
+    def open(self, server: ServerId, stream: Stream, answer: bytes, version: int) -> StreamHandler:
+        """Begin the link, of this version, of a server that has proven itself. Raises HandshakeRefused."""
+        ...
+
+    def note_refused(self, stream: Stream, refused: HandshakeRefused) -> None: ...
+
+
+class PeerHandshake:
+    """The StreamHandler of such a connection, until the other side has proven itself and the link takes the stream, or
+    until that side is gone. `leave` is called then."""
+
+    def __init__(self, owner: HandshakeOwner, words: list[bytes], stream: Stream, leave: Callable[[], None]) -> None:
+        """Raises HandshakeRefused."""
+        self._owner, self._stream, self._leave = owner, stream, leave
+        known = owner.versions  # a server that cannot do what the cluster does is not let in (docs/protocol.md V2)
+        least, most = versions.link_version(known.cluster), versions.link_version(known.can)
+        self._called = CalledSide(owner.credentials, words, least=least, most=most)
+        caller = self._called.caller
+        if fault := certificate_fault(shown_on(stream), caller, owner.host_of(caller)):
+            raise HandshakeRefused("peer: the certificate is not that of a server", f"from={caller} {fault}")
+        self._timer = asyncio.get_running_loop().call_later(PROOF_S, self._time_is_up)
+        stream.write(self._called.nonce())
+
+    def connection_made(self, transport: Stream) -> None:
+        raise AssertionError("the connection was made before it was taken over")
+
+    def data_received(self, data: bytes) -> None:
+        if self._stream.is_closing():
+            return
+        try:
+            answer = self._called.take(data)
+            if answer:
+                self._timer.cancel()
+                link = self._owner.open(self._called.caller, self._stream, answer, self._called.version)
+                self._leave()
+                self._stream.set_protocol(link)
+        except HandshakeRefused as refused:
+            self._refuse(refused)
+
+    def eof_received(self) -> bool | None:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._timer.cancel()
+        self._leave()
+
+    def pause_writing(self) -> None:
+        """Little is sent."""
+
+    def resume_writing(self) -> None:
+        """Little is sent."""
+
+    def _time_is_up(self) -> None:
+        self._refuse(HandshakeRefused(f"peer: no proof within {PROOF_S:g} s"))
+
+    def _refuse(self, refused: HandshakeRefused) -> None:
+        self._timer.cancel()
+        self._owner.note_refused(self._stream, refused)
+        self._stream.write(f"-ERR {refused.answer}\r\n".encode())
+        self._stream.close()

@@ -1,0 +1,304 @@
+"""The Redis port of a node: accepts and bounds connections, and answers their questions about the server."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any
+
+from kvstore.env import Env, Listener, Stream, StreamHandler
+from kvstore.env.histogram import Histogram
+from kvstore.env.networks import network_of
+from kvstore.env.shares import Shares
+from kvstore.namespaces.rates import Rates
+from kvstore.partition.state.commands import Op
+from kvstore.ring.ring import Ring
+from kvstore.server.access.audit import AuditLog
+from kvstore.server.access.changes import AdminChanges
+from kvstore.server.access.identities import Access
+from kvstore.server.access.logins import Logins
+from kvstore.server.config import Limits
+from kvstore.server.redis import replies
+from kvstore.server.redis.admission import SERVERS_MAX, ClientAdmission
+from kvstore.server.redis.commands.lock_scripts import Scripts
+from kvstore.server.redis.connection import RespConnection
+from kvstore.server.redis.pipeline.inflight_limit import InflightLimit
+from kvstore.server.redis.pipeline.latency import CommandLatency
+from kvstore.server.redis.pipeline.reply_memory import CHECK_S, Holder, ReplyMemory
+from kvstore.server.redis.session import REDIS_VERSION, Facts
+from kvstore.server.redis.shared_answer import SharedAnswer
+from kvstore.server.routing.ask import ask
+from kvstore.server.routing.backend import Backend
+from kvstore.server.routing.scan_slots import ScanSlots
+from kvstore.types import PartitionId, ServerId
+
+log = logging.getLogger(__name__)
+
+INPUT_BYTES_MAX = 256 << 20
+"""Maximum number of bytes of incomplete and waiting commands, over all connections. Above this limit, the connection
+with the most is closed, and unauthenticated ones before others."""
+CLOSE_S = 1.0
+"""Time in seconds that a stop waits for operations in flight and for clients to read their replies. Clients get no
+reply to operations that take longer."""
+CLOSE_CHECKS = 50
+SILENT_S = 10.0
+"""When the limit of connections is reached and one more arrives, a connection is closed that has sent no command for
+this many seconds since it began. If access control is on: a connection that has not authenticated."""
+UNAUTHENTICATED_SHARE = 2
+"""Divisor of the connection limit. If access control is on, at most half of the connections may be unauthenticated.
+When one more arrives, the oldest connection of the network with the most of them is closed."""
+LOGIN_SURE_S = 0.5
+"""Time in seconds that each unauthenticated connection has for its login, however many arrive after it."""
+
+BROWSERS_S = 60.0
+"""Minimum time in seconds between two log lines about connections that speak HTTP."""
+
+NOBODY = ServerId("")
+Leave = Callable[[], None]
+AcceptPeer = Callable[[list[bytes], Stream, Leave], StreamHandler]
+
+
+class RespServer:
+    """The Redis port of one server. It listens once `open` is called. `accept_peer` makes the next handler of another
+    server's connection."""
+
+    def __init__(
+        self,
+        env: Env,
+        backend: Backend,
+        limits: Limits,
+        accept_peer: AcceptPeer,
+        facts: Callable[[], Facts],
+        access: Access | None = None,
+        logins: Logins | None = None,
+        id: ServerId = NOBODY,
+        allows_flush: bool = False,
+        rates: Callable[[], Rates | None] = lambda: None,
+        changes: AdminChanges | None = None,
+        scans: ScanSlots | None = None,
+    ) -> None:
+        """Without `access`, access control is off. `id`: the server behind the port. `allows_flush`: True if FLUSHDB
+        and FLUSHALL are enabled. `rates`: returns the rates of namespaces, or None if no namespace has a rate."""
+        self.id, self.allows_flush, self.rates = id, allows_flush, rates
+        self.scripts, self.random, self.slow = Scripts(), env.random, env.slow
+        self.backend = backend
+        self.access = access if access is not None else Access()
+        audit = AuditLog(env.clock.now, env.clock.date_ms, env.audit)
+        self.logins = logins if logins is not None else Logins(env, self.access, audit)
+        self.scans = scans if scans is not None else ScanSlots(env.clock.now)
+        self.changes = changes if changes is not None else AdminChanges(env, audit)
+        self.commands = 0
+        """Commands received since the start."""
+        self.reports_at = 0
+        """Number of commands at which the connections check again for syncs that have ended."""
+        self.report_syncs = env.report_syncs
+        self.inflight_limit = InflightLimit()
+        self.clients = SharedAnswer(self._describe_clients, env.clock.now)
+        """The reply to CLIENT LIST."""
+        self.info = SharedAnswer(self.facts, env.clock.now)
+        self.reply_memory = ReplyMemory(env.clock.now, limits.output_bytes_max)
+        self.rounds = CommandLatency(env.clock.now, env.slow)
+        self.connections_accepted = 0
+        self.connections_refused = 0
+        self.silent_closed = 0
+        self._env, self._limits, self._began = env, limits, env.clock.now()
+        self._accept_peer, self._facts = accept_peer, facts
+        self._nursery = env.nursery.child("resp")
+        self._connections: dict[RespConnection, None] = {}
+        self._silent: Shares[RespConnection] = Shares(env.known)
+        """Connections that have sent no command yet, or must authenticate and have not, or claim to be servers and have
+        not proven it."""
+        self._trials: Shares[RespConnection] = Shares(env.known)
+        """Connections above the limit that have not proven yet that they come from servers."""
+        self._input: dict[RespConnection, int] = {}
+        self._input_bytes = 0
+        self._browsers_until = 0.0
+        """Clock time before which no further browser is logged."""
+        self._capacity_timer: asyncio.TimerHandle | None = None
+        self._last_id = 0
+        self._listener: Listener | None = None
+        self._end_listening = self.access.on_change(self._access_changed)
+
+    async def open(self, address: str) -> str:
+        """Start to accept connections and return the bound address. Raises OSError."""
+        self._listener = await self._env.transport.listen(address, lambda: RespConnection(self))
+        return self._listener.address
+
+    async def close(self) -> None:
+        """Accept no more connections, answer operations in flight, and close every connection."""
+        self._end_listening()
+        if self._listener is not None:
+            self._listener.close()
+        for connection in list(self._connections):
+            connection.close_soon()
+        for _ in range(CLOSE_CHECKS):
+            if all(connection.is_done() for connection in self._connections):
+                break
+            await asyncio.sleep(CLOSE_S / CLOSE_CHECKS)
+        for connection in list(self._connections):
+            connection.replies.abort()
+        if self._capacity_timer is not None:
+            self._capacity_timer.cancel()
+        await self._nursery.close()
+
+    def statistics(self) -> dict[str, int]:
+        return {
+            "resp_connections": len(self._connections),
+            "resp_commands_total": self.commands,
+            "resp_connections_refused_total": self.connections_refused,
+            "resp_silent_closed_total": self.silent_closed,
+            "resp_connections_unknown": len(self._silent),
+            "resp_slow_readers_closed_total": self.reply_memory.closed,
+            "resp_replies_put_off_total": self.reply_memory.put_off,
+            "resp_replies_refused_total": self.reply_memory.refused,
+            "resp_output_bytes": self.reply_memory.held(),
+            "resp_input_bytes": self._input_bytes,
+            "resp_commands_under_way": self.inflight_limit.commands + self.inflight_limit.more,
+        }
+
+    def histograms(self) -> dict[str, Mapping[str, Histogram]]:
+        return {"resp_command_s": self.rounds.histograms}
+
+    # ── for connections ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def next_id(self) -> int:
+        self._last_id += 1
+        return self._last_id
+
+    def admit(self, connection: RespConnection) -> ClientAdmission:
+        """Decide whether one more connection fits: clients up to the limit, above it only other servers."""
+        if self.access.is_on and len(self._silent) >= max(1, self._limits.connections_max // UNAUTHENTICATED_SHARE):
+            is_above = not self._close_silent(LOGIN_SURE_S)
+        else:
+            is_above = len(self._connections) >= self._limits.connections_max and not self._close_silent(SILENT_S)
+        if is_above and len(self._trials) >= SERVERS_MAX and not self._displace_trial():
+            return ClientAdmission.NO
+        self._connections[connection] = None
+        self.connections_accepted += 1
+        if is_above:
+            self._trials.add(connection, network_of(connection.host))
+            return ClientAdmission.IF_SERVER
+        self._silent.add(connection, network_of(connection.host), self.now())
+        return ClientAdmission.YES
+
+    def note_active(self, connection: RespConnection) -> None:
+        """Note that the connection has sent a command, and has authenticated if it must."""
+        self._silent.discard(connection)
+        if self.access.is_on:
+            self._env.known.note(network_of(connection.host))
+
+    def _close_silent(self, least_s: float) -> bool:
+        """Close the silent connection that is first to go, if it has been silent for at least `least_s` seconds. Return
+        True if one was closed."""
+        silent = self._silent.first_to_go()
+        if silent is None or self.now() - self._silent.since(silent) < least_s:
+            return False
+        self.forget(silent)
+        silent.replies.abort()
+        self.silent_closed += 1
+        return True
+
+    def _displace_trial(self) -> bool:
+        """Refuse a connection on trial to free its slot: unauthenticated peers that claim to be servers must not keep
+        servers out."""
+        oldest = self._trials.first_to_go()
+        if oldest is None:
+            return False
+        self.forget(oldest)
+        oldest.refuse()
+        return True
+
+    def _access_changed(self) -> None:
+        for connection in list(self._connections):
+            connection.access_changed()
+            if connection.is_unauthenticated() and connection not in self._trials:
+                self._silent.add(connection, network_of(connection.host), self.now())
+            elif connection.replies.issued:
+                self.note_active(connection)
+
+    def forget(self, connection: RespConnection) -> None:
+        self._connections.pop(connection, None)
+        self._silent.discard(connection)
+        self._trials.discard(connection)
+        self.reply_memory.forget(connection.replies)
+        self.inflight_limit.forget(connection.pipeline)
+        self._input_bytes -= self._input.pop(connection, 0)
+
+    def note_input(self, connection: RespConnection, size: int) -> None:
+        """Count `size` bytes of incomplete and waiting commands for `connection`."""
+        held = self._input.get(connection, 0)
+        if size == held:
+            return
+        self._input_bytes += size - held
+        if size:
+            self._input[connection] = size
+        else:
+            del self._input[connection]
+        while self._input_bytes > INPUT_BYTES_MAX:
+            # unauthenticated connections before users; among equal ones the one that has held its input longest
+            largest = max(self._input, key=lambda each: (each.is_unauthenticated(), self._input[each]))
+            largest.abandon("ERR the server holds too many incomplete commands; try again")
+
+    def wait_for_capacity(self, connection: Holder, size: int) -> None:
+        """Resume `connection` when there is capacity for replies of `size` bytes, or refuse it if none becomes free."""
+        self.reply_memory.wait(connection, size)
+        if self._capacity_timer is None:
+            self._capacity_timer = asyncio.get_running_loop().call_later(CHECK_S, self._check_capacity)
+
+    def _check_capacity(self) -> None:
+        self._capacity_timer = None
+        self.reply_memory.check()
+        if self.reply_memory.is_awaited and self._capacity_timer is None:
+            self._capacity_timer = asyncio.get_running_loop().call_later(CHECK_S, self._check_capacity)
+
+    def now(self) -> float:
+        return self._env.clock.now()
+
+    def now_ms(self) -> int:
+        return self._env.clock.date_ms()
+
+    def note_browser(self, address: str) -> None:
+        """Log that a connection is closed because it speaks HTTP, at most once a minute."""
+        now = self.now()
+        if now >= self._browsers_until:
+            self._browsers_until = now + BROWSERS_S
+            log.warning(
+                "closed a connection that speaks HTTP to the Redis port, others are not logged for a minute address=%s",
+                address,
+            )
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self._nursery.spawn(work, name="special")
+
+    @property
+    def ring(self) -> Ring:
+        return self.backend.topology.ring
+
+    def owner_of(self, key: bytes) -> PartitionId:
+        return self.ring.partition_of(key)
+
+    def ask(self, op: Op, partition: PartitionId) -> Awaitable[Any]:
+        return ask(self.backend, op, partition)
+
+    def accept_peer(self, words: list[bytes], stream: Stream, leave: Leave) -> StreamHandler:
+        """Return the next handler of another server's connection. Raises CommandError."""
+        return self._accept_peer(words, stream, leave)
+
+    def _describe_clients(self) -> bytes:
+        return replies.bulk(b"".join(each.session.describe(each.address) for each in self._connections))
+
+    def facts(self) -> Facts:
+        port = self._listener.address.rpartition(":")[2] if self._listener else "0"
+        uptime_s = int(self._env.clock.now() - self._began)
+        server = {"redis_version": REDIS_VERSION, "redis_mode": "standalone", "arch_bits": 64, "tcp_port": port}
+        clients = {"connected_clients": len(self._connections), "maxclients": self._limits.connections_max}
+        received = {"total_connections_received": self.connections_accepted, "total_commands_processed": self.commands}
+        own: dict[str, Mapping[str, object]] = {
+            "Server": {**server, "uptime_in_seconds": uptime_s, "uptime_in_days": uptime_s // 86_400},
+            "Clients": {**clients, "blocked_clients": 0},
+            "Stats": {**received, "rejected_connections": self.connections_refused},
+            "Replication": {"role": "master", "connected_slaves": 0},
+            "Cluster": {"cluster_enabled": 0},
+        }
+        return {**own, **self._facts()}

@@ -1,0 +1,153 @@
+"""Detects outages of a node's cluster and their ends: the metadata store, an ack quorum of bookies, leaders. Decides
+only; outage_watch.py checks regularly and writes the log (docs/how-to/read-logs.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from kvstore.types import PartitionId, ServerId
+
+GONE_S = 2.0
+"""Duration from which an outage is reported. Leadership changes and session moves take less, and are as frequent as
+restarts."""
+NAMED_MAX = 10
+"""Maximum number of partitions named in a line; of the others only the number is given."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterView:
+    """The node's view of the cluster at one moment."""
+
+    metadata: str = "connected"
+    """State of the session: connected, suspended or lost."""
+    writable: int = 0
+    """Number of bookies registered as writable."""
+    readonly: int = 0
+    ack: int = 0
+    """Number of writable bookies that an acknowledged write needs."""
+    leaders: Mapping[PartitionId, ServerId] = field(default_factory=dict)
+    """Leaders of the partitions that have one."""
+    leaderless: Iterable[PartitionId] = ()
+    """Partitions without a known leader."""
+    servers: frozenset[ServerId] = frozenset()
+    """Registered servers."""
+
+
+class OutageEvent(NamedTuple):
+    """A log line: a message and its arguments."""
+
+    is_loss: bool
+    """True for an outage (a warning), False for its end."""
+    message: str
+    arguments: tuple[object, ...]
+
+
+@dataclass(slots=True)
+class _Outage:
+    since: float
+    reason: str
+    is_told: bool = False
+
+
+class Outages:
+    """Reports each outage once, when it has lasted for GONE_S, and its end once."""
+
+    def __init__(self) -> None:
+        self._metadata: _Outage | None = None
+        self._quorum: _Outage | None = None
+        self._leaders: dict[PartitionId, _Outage] = {}
+        self._led_by: dict[PartitionId, ServerId] = {}
+        """The last leader of each partition."""
+
+    def look(self, now: float, sight: ClusterView) -> list[OutageEvent]:
+        """Return the events to log for the view at `now`."""
+        return [*self._of_metadata(now, sight), *self._of_quorum(now, sight), *self._of_leaders(now, sight)]
+
+    def _of_metadata(self, now: float, sight: ClusterView) -> Iterable[OutageEvent]:
+        reason = "" if sight.metadata == "connected" else sight.metadata
+        self._metadata, told = _follow(self._metadata, reason, now)
+        if told is not None and reason:
+            yield OutageEvent(
+                True,
+                "metadata=%s the metadata store is unavailable: reads and writes continue, but no leader, ledger or "
+                "bookie can "
+                "be replaced until it is back",
+                (reason,),
+            )
+        elif told is not None:
+            yield OutageEvent(
+                False, "metadata=%s the metadata store is back after %.1f s", (sight.metadata, now - told.since)
+            )
+
+    def _of_quorum(self, now: float, sight: ClusterView) -> Iterable[OutageEvent]:
+        reason = "" if sight.writable >= sight.ack or sight.metadata != "connected" else "few"
+        if sight.metadata != "connected" and self._quorum is not None:
+            return  # the registered bookies are unknown now
+        self._quorum, told = _follow(self._quorum, reason, now)
+        if told is not None and reason:
+            yield OutageEvent(
+                True,
+                "writable=%d readonly=%d ack=%d the ack quorum is lost: too few bookies are writable, so logs that "
+                "need a new "
+                "ledger accept no writes",
+                (sight.writable, sight.readonly, sight.ack),
+            )
+        elif told is not None:
+            text = "writable=%d readonly=%d ack=%d the ack quorum is back after %.1f s"
+            yield OutageEvent(False, text, (sight.writable, sight.readonly, sight.ack, now - told.since))
+
+    def _of_leaders(self, now: float, sight: ClusterView) -> Iterable[OutageEvent]:
+        lost: dict[str, list[PartitionId]] = {}
+        back: list[tuple[PartitionId, float]] = []
+        leaderless = set(sight.leaderless)
+        for partition in sorted(leaderless | self._leaders.keys()):
+            reason = self._why(partition, sight) if partition in leaderless else ""
+            found, told = _follow(self._leaders.get(partition), reason, now)
+            if found is None:
+                self._leaders.pop(partition, None)
+            else:
+                self._leaders[partition] = found
+            if told is not None and reason:
+                lost.setdefault(told.reason, []).append(partition)
+            elif told is not None and partition in sight.leaders:
+                back.append((partition, now - told.since))
+        self._led_by = {**self._led_by, **sight.leaders}
+        for reason, partitions in sorted(lost.items()):
+            yield OutageEvent(True, "partitions=%s have no leader: %s", (named(partitions), reason))
+        if back:
+            took = max(seconds for _, seconds in back)
+            names = named([partition for partition, _ in back])
+            yield OutageEvent(False, "partitions=%s have a leader again, after %.1f s", (names, took))
+
+    def _why(self, partition: PartitionId, sight: ClusterView) -> str:
+        leader = sight.leaders.get(partition)
+        if leader is not None:
+            return f"server={leader} has become leader but does not answer yet"
+        last = self._led_by.get(partition)
+        if last is None:
+            return "none was known here; wait until two bookies and a replica are up"
+        if last not in sight.servers:
+            return f"server={last}, the last leader, is no longer registered, and no other server has taken over"
+        return f"server={last}, the last leader, gave up its leadership, and no other server has taken over"
+
+
+def named(partitions: list[PartitionId]) -> str:
+    """Return the first partitions and the number of the others."""
+    rest = len(partitions) - NAMED_MAX
+    return ",".join(partitions[:NAMED_MAX]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _follow(known: _Outage | None, reason: str, now: float) -> tuple[_Outage | None, _Outage | None]:
+    """Return the updated outage, and the outage to report if there is one: a new outage, or, without a reason, one that
+    has ended."""
+    if not reason:
+        return None, known if known is not None and known.is_told else None
+    if known is None:
+        return _Outage(now, reason), None
+    if known.is_told or now - known.since < GONE_S:
+        known.reason = known.reason if known.is_told else reason
+        return known, None
+    known.is_told, known.reason = True, reason
+    return known, known

@@ -1,0 +1,80 @@
+"""The file by which a process has the date of the one before it (docs/protocol.md, P28; docs/reference/formats.md)."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvstore.env import Env
+from kvstore.env.clock import SystemClock
+from kvstore.env.real import real_env
+from kvstore.server.clock.saved_date import PATH, STALE_MS, SavedDate, saved_offset
+
+
+@pytest.fixture
+async def env(tmp_path: Path) -> AsyncIterator[Env]:
+    env = real_env(tmp_path)
+    yield env
+    await env.nursery.close()
+
+
+def keep(env: Env, offset_ms: float) -> None:
+    SavedDate(env.disk, env.clock).keep(offset_ms)
+
+
+async def test_next_process_has_the_date_of_this_one(env: Env) -> None:
+    assert saved_offset(env) is None
+    keep(env, 1_790_000_000_123.5)
+    assert saved_offset(replace(env, clock=SystemClock())) == 1_790_000_000_123.5
+
+
+async def test_a_date_that_moves_is_written_again(env: Env) -> None:
+    kept = SavedDate(env.disk, env.clock)
+    kept.keep(1_000.0)
+    kept.keep(1_000.0 + STALE_MS / 2)
+    assert saved_offset(env) == 1_000.0
+    kept.keep(1_000.0 + STALE_MS)
+    assert saved_offset(env) == 1_000.0 + STALE_MS
+
+
+@pytest.mark.parametrize("boot_id", ["another", ""])
+async def test_a_date_does_not_outlive_a_reboot(env: Env, boot_id: str) -> None:
+    keep(env, 1_000.0)
+    clock = SystemClock()
+    clock.boot_id = boot_id
+    assert saved_offset(replace(env, clock=clock)) is None
+
+
+async def test_a_date_of_a_later_monotonic_clock_does_not_count(env: Env, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep(env, 1_000.0)
+    monkeypatch.setattr(env.clock, "now", lambda: 0.0)
+    assert saved_offset(env) is None
+
+
+@pytest.mark.parametrize("data", [b"", b"[", b'["boot"]', b"\xff"])
+async def test_a_file_that_cannot_be_decoded_counts_as_absent(env: Env, tmp_path: Path, data: bytes) -> None:
+    keep(env, 1_000.0)
+    (tmp_path / PATH).write_bytes(data)
+    assert saved_offset(env) is None
+
+
+async def test_a_disk_that_takes_no_file_is_tried_again(env: Env, tmp_path: Path) -> None:
+    (tmp_path / "clock").write_bytes(b"no directory")
+    kept = SavedDate(env.disk, env.clock)
+    kept.keep(1_000.0)
+    (tmp_path / "clock").unlink()
+    kept.keep(1_000.0)
+    assert saved_offset(env) == 1_000.0
+
+
+def test_a_boot_has_one_id_and_the_monotonic_clock_counts_from_it() -> None:
+    clock = SystemClock()
+    assert clock.boot_id == SystemClock().boot_id != ""
+    assert str(os.stat("/proc/self/ns/time").st_ino) in clock.boot_id
+    before = time.clock_gettime(time.CLOCK_BOOTTIME)
+    assert before <= clock.now() <= time.clock_gettime(time.CLOCK_BOOTTIME)

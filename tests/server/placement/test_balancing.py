@@ -1,0 +1,80 @@
+"""Replicas are moved one by one until servers hold about as many each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kvstore.proto.admin_pb2 import ClusterReport
+from kvstore.server.placement.balancing import BalancingMove, next_balancing_move
+
+
+def cluster(zones: Mapping[str, str], *placed: str) -> ClusterReport:
+    """Servers in zones; partitions p1, p2 … with replicas on the servers that each word names."""
+    report = ClusterReport(server="a")
+    for server, zone in zones.items():
+        node = report.nodes.add(id=server, registered=True)
+        node.report.roles.append("server")
+        node.report.zone = zone
+    for number, servers in enumerate(placed, 1):
+        view = report.partitions.add(id=f"p{number}", state="serving", leader=servers[0], served=True)
+        for server in servers:
+            view.replicas.add(server=server, is_up=True)
+    return report
+
+
+def settled(report: ClusterReport) -> list[str]:
+    """The servers of each partition once every move is made."""
+    for _ in range(100):
+        move = next_balancing_move(report)
+        if move is None:
+            return ["".join(sorted(each.server for each in view.replicas)) for view in report.partitions]
+        view = next(each for each in report.partitions if each.id == move.partition)
+        replica = next(each for each in view.replicas if each.server == move.leaving)
+        replica.server = move.newcomer
+    raise AssertionError("moves do not end")
+
+
+FOUR = dict.fromkeys("abcd", "")
+
+
+def test_server_that_was_drained_and_undrained_gets_its_share_again() -> None:
+    report = cluster(FOUR, *["bcd"] * 8)
+    assert next_balancing_move(report) == BalancingMove("p1", "c", "a"), (
+        "b leads them; of the others the first by name gives one"
+    )
+    found = "".join(settled(report))
+    assert sorted(found.count(server) for server in "abcd") == [6, 6, 6, 6]
+
+
+def test_nothing_moves_where_servers_hold_about_as_many() -> None:
+    assert next_balancing_move(cluster(FOUR, "abc", "abd", "acd")) is None
+    assert next_balancing_move(cluster(dict.fromkeys("abc", ""), *["abc"] * 5)) is None
+
+
+def test_zones_stay_as_distinct_as_they_are() -> None:
+    zones = {"a": "east", "b": "west", "c": "north", "d": "west"}
+    report = cluster(zones, *["abc"] * 6)
+    assert settled(report) == ["acd"] * 3 + ["abc"] * 3, "only b's replicas go to d, which is in its zone"
+
+
+def test_servers_that_are_away_draining_or_no_servers_take_nothing() -> None:
+    report = cluster(FOUR, *["bcd"] * 4)
+    report.nodes[0].no_answer = "refuses connections"
+    assert next_balancing_move(report) is None
+    report.nodes[0].no_answer = ""
+    report.ring.draining.append("a")
+    assert next_balancing_move(report) is None
+    del report.ring.draining[:]
+    report.nodes[0].report.roles[0] = "bookie"
+    assert next_balancing_move(report) is None
+
+
+def test_partition_that_is_not_whole_or_retired_is_left_alone() -> None:
+    report = cluster(FOUR, "bcd", "bcd", "bcd")
+    report.partitions[0].replicas[1].is_up = False
+    report.partitions[1].replicas[2].is_leaving = True
+    move = next_balancing_move(report)
+    assert move is not None
+    assert move.partition == "p3"
+    report.partitions[2].state = "retired"
+    assert next_balancing_move(report) is None
