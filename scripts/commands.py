@@ -54,7 +54,11 @@ def rows_of(path: tuple[str, ...], command: Any) -> list[tuple[str, str]]:
     """Arguments and options with what help says of them."""
     context = typer.Context(command, info_name=path[-1])
     records = [each.get_help_record(context) for each in command.params]
-    return [(one_line(record[0]), one_line(record[1])) for record in records if record and OWN not in record[0]]
+    return [
+        (one_line(record[0]), one_line(record[1]).replace("[required]", "(required)"))
+        for record in records
+        if record and OWN not in record[0]
+    ]
 
 
 def options(rows: list[tuple[str, str]]) -> str:

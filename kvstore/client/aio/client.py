@@ -231,11 +231,24 @@ class AsyncClient(ClosedAtExit):
     ) -> AsyncIterator[bytes]:
         """Iterate over keys alone, in key order.
 
-        Takes the arguments of `scan` and returns the same keys. Servers read no values, so the cost does not depend on
+        Returns the same keys as `scan`, in as many requests. Servers read no values, so the cost does not depend on
         their size.
+
+        Args:
+            start: The first key of the range. Empty: from the first key of the store.
+            end: The first key behind the range. Empty: to the last key of the store.
+            prefix: Prefix of the keys, instead of `start` and `end`.
+            limit: Maximum number of keys. 0: all.
+            reverse: Iterate from the last key to the first.
+            level: How fresh the reads must be.
+            timeout_s: Maximum time for each page, in seconds.
 
         Yields:
             A key.
+
+        Raises:
+            InvalidRequest: If both a prefix and a range are given. Raised at the first iteration.
+            Unavailable: If a page could not be read in time.
 
         Examples:
             >>> versions = await client.put_many({b"user/1": b"Ann", b"user/2": b"Bob"})

@@ -54,8 +54,8 @@ class ClientState:
     def time_ms(self) -> int:
         """The cluster's time in milliseconds since 1970, as servers last reported it: the earliest of its partitions,
         because one may be ahead. Keys expire by it. 0: not known."""
-        told = [self.numberings[each].seen_ms for each in sorted(self.routing.partitions)]
-        return min((each for each in told if each), default=0)
+        known = [self.numberings[each].seen_ms for each in sorted(self.routing.partitions)]
+        return min((each for each in known if each), default=0)
 
     def absorb_answers(self, answers: kv_pb2.Answers | compact.CompactAnswers[Any]) -> bool:
         """Use the progress and the ring version of a message of answers. Returns True if its ring is not known here."""

@@ -1,4 +1,4 @@
-"""A thread that writes into one directory when it is asked to, so that others can tell whether its disk works."""
+"""A thread that writes into one directory on request, so that others can tell whether its disk works."""
 
 from __future__ import annotations
 

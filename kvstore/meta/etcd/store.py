@@ -202,7 +202,7 @@ class EtcdStore:
     def break_connection(self) -> None:
         """Break the connection as a network would. For tests and drills."""
         if self._session.link is not None:
-            self._session.break_connection(self._session.link, "asked to")
+            self._session.break_connection(self._session.link, "on request")
 
     async def _call(self, path: str, work: Callable[[EtcdLink], Awaitable[T]], turn: asyncio.Lock | None = None) -> T:
         """Do the work, after acquiring `turn` if it is given."""

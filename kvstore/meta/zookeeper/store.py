@@ -309,7 +309,7 @@ class ZooKeeperStore:
 
     def break_connection(self) -> None:
         """Break the connection as a network would. For tests and drills."""
-        self._session.break_connection("asked to")
+        self._session.break_connection("on request")
 
     def _full(self, path: str) -> str:
         paths.check(path)

@@ -105,7 +105,7 @@ async def test_oversized_access_table_is_refused(store: MetadataStore) -> None:
     table, number = nearly_full()
     await store.create(paths.ACCESS, codec.encode(table))
     access = AccessStore(store)
-    with pytest.raises(InvalidRequest, match="larger"):
+    with pytest.raises(InvalidRequest, match="would exceed"):
         await access.change(right(number))
     await access.change(AddUser("anna", HASH))
     assert (await access.read()).roles == table.roles

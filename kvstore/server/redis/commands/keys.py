@@ -230,7 +230,7 @@ _REREAD = (
     "Both keys must be in one partition, otherwise the reply is CROSSSLOT. Reads the key, then writes if no other "
     "client has changed it. Takes at least two log entries, and more when other clients write the key."
 )
-_RECORD_TIME = "Expiry follows the [record time](../how-to/keep-clocks-right.md#what-a-time-to-live-is-worth)."
+_RECORD_TIME = "Expiry follows the [record time](../how-to/keep-clocks-right.md)."
 _SERVER_TIME = "Computed with the clock of the node that replies."
 
 FAMILY = Family(
