@@ -36,7 +36,7 @@ DECIDING = {
     *(f"kvstore/meta/{name}.py" for name in ("codec", "paths")),
     "kvstore/partition/state/commands.py",
 }
-DECIDES = re.compile(r"\bDecides\s+only\b|\bPure\b(?! but)")
+DECIDES = re.compile(r"\bDecides\s+only\b|\bPure\b(?! except)")
 DOING = {
     *("asyncio", "grpc", "kazoo", "os", "random", "rocksdict", "secrets", "selectors", "socket", "subprocess"),
     *("threading", "time", "uuid", "uvloop"),

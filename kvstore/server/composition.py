@@ -322,7 +322,7 @@ async def _open_server(
     sessions = Sessions(node.backend_of("session"), env.clock, env.slow)
     node.streams = SessionStreams(sessions, config.id, authenticator, node.cluster)
     node.resp = RespServer(
-        *(env, node.backend_of("redis"), config.limits, node.streams.beside(node.peers.accept), node.facts),
+        *(env, node.backend_of("redis"), config.limits, node.streams.with_peers(node.peers.accept), node.facts),
         access=node.access,
         logins=node.logins,
         id=node.id,

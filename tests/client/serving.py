@@ -88,7 +88,7 @@ class Servers:
         streams = self.streams[id] = SessionStreams(
             sessions, id, StreamAuthenticator(access, logins, self._nursery), self.cluster.id
         )
-        redis = RespServer(env, backend, Limits(), streams.beside(refuse_peers), dict, access, logins)
+        redis = RespServer(env, backend, Limits(), streams.with_peers(refuse_peers), dict, access, logins)
         resp = await redis.open(known.resp) if self._has_streams else ""
         port = await server.start(known.grpc)
         await server.set_serving(True)

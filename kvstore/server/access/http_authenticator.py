@@ -16,7 +16,7 @@ from kvstore.server.access.logins import Logins, credentials_or_none
 from kvstore.server.access.needs import HTTP_NEEDS, admin, nothing
 from kvstore.server.routing.backend import Backend
 
-ASK = {"WWW-Authenticate": 'Basic realm="kvstore", charset="UTF-8"'}
+CHALLENGE = {"WWW-Authenticate": 'Basic realm="kvstore", charset="UTF-8"'}
 
 
 class HttpAuthenticator:
@@ -80,4 +80,4 @@ class HttpAuthenticator:
         self, identity: UserIdentity, request: web.BaseRequest, error: StoreError, status: int
     ) -> web.Response:
         self.refused(identity, request, f"HTTP {request.path[:100]}", error)
-        return web.Response(text=f"{status}: {error}\n", status=status, headers=ASK if status == 401 else None)
+        return web.Response(text=f"{status}: {error}\n", status=status, headers=CHALLENGE if status == 401 else None)

@@ -1,4 +1,4 @@
-"""Decides when the cluster version rises, and to which version (docs/protocol.md V1)."""
+"""The rule for when the cluster version rises, and to which version (docs/protocol.md V1). Decides only."""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ from kvstore.errors import (
 from kvstore.partition.state.commands import Code, Flag, Op, Record
 from kvstore.proto import kv_pb2
 from kvstore.rpc.status import describe, http_status
+from kvstore.server.access.http_authenticator import CHALLENGE
 from kvstore.server.gateway import bodies
 from kvstore.server.gateway.bodies import Item, fields_of
 
@@ -33,7 +34,6 @@ COMMON = {
     # A value is whatever a client stored: no browser may run it as a page of this server.
     "Content-Security-Policy": "default-src 'none'; sandbox",
 }
-ASK = 'Basic realm="kvstore", charset="UTF-8"'
 _NUMBERS = frozenset(
     ("version", "ring_version", "asked", "oldest", "used", "limit", "wanted", "ops_per_s", "share", "retry_after_ms")
 )
@@ -68,7 +68,7 @@ def error_reply(error: StoreError, partition: str = "") -> GatewayReply:
     if isinstance(error, WithStatus):
         headers |= {name.replace("_", "-"): value for name, value in error.headers.items()}
     if isinstance(error, NotAuthenticated):
-        headers["WWW-Authenticate"] = ASK
+        headers |= CHALLENGE
     return json_reply(body, body.code, headers)
 
 

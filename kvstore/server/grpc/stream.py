@@ -53,7 +53,7 @@ class SessionStreams:
         if authenticator is not None:
             authenticator.access.on_change(self._access_changed)
 
-    def beside(self, accept_peer: AcceptPeer) -> AcceptPeer:
+    def with_peers(self, accept_peer: AcceptPeer) -> AcceptPeer:
         """Return a function that takes over connections which do not speak the Redis protocol: those of clients
         here, those of servers by `accept_peer`."""
 

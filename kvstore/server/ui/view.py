@@ -221,7 +221,7 @@ BOOKIE_COLUMNS = (
 )
 
 
-UNTOLD = Cell("not reported")
+NOT_REPORTED = Cell("not reported")
 """For a bookie whose node is not a server, or not one of ours."""
 
 
@@ -235,7 +235,7 @@ def _bookie(bookie: BookieReport) -> list[Cell]:
             Cell(state, "good" if state == "writable" else "bad"),
             Cell(bookie.zone or "none"),
         ]
-        return [*row, _disk(bookie.disk), UNTOLD, lacking, UNTOLD, UNTOLD]
+        return [*row, _disk(bookie.disk), NOT_REPORTED, lacking, NOT_REPORTED, NOT_REPORTED]
     return [
         Cell(bookie.id),
         Cell(state, "good" if state == "writable" else "bad"),

@@ -349,7 +349,7 @@ async def test_each_message_carries_the_progress(subject: Subject) -> None:
 async def test_stream_on_the_redis_port_counts_as_a_client(tmp_path: Path) -> None:
     async with one_server(tmp_path) as (env, backend):
         owner = SessionStreams(Sessions(backend, env.clock), "n1")
-        resp = RespServer(env, backend, Limits(), owner.beside(refuse_peers), dict)
+        resp = RespServer(env, backend, Limits(), owner.with_peers(refuse_peers), dict)
         host, _, port = (await resp.open("127.0.0.1:0")).rpartition(":")
         client = Raw(*await asyncio.open_connection(host, int(port)))
         wrong = Raw(*await asyncio.open_connection(host, int(port)))

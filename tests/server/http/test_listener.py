@@ -539,11 +539,11 @@ async def test_only_probes_need_no_certificate(tmp_path: Path) -> None:
         assert certificates.look()
     text = "expected a client certificate, got none; without one only the health pages are available"
     assert refused == [f"{path} {text}" for path in ("/", "/metrics")] * 2
-    listener = await transport_of(certificates).listen("127.0.0.1:0", asyncio.Protocol)  # type: ignore[arg-type]
-    host, _, port = listener.address.rpartition(":")
+    silent = await transport_of(certificates).listen("127.0.0.1:0", asyncio.Protocol)  # type: ignore[arg-type]
+    host, _, port = silent.address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port), ssl=stranger)
     with pytest.raises((OSError, asyncio.IncompleteReadError)):  # TLS 1.3 reports it with the first bytes
         await asyncio.wait_for(reader.readexactly(1), PATIENCE_S)
     writer.transport.abort()
-    listener.close()
+    silent.close()
     await listener.close()

@@ -15,7 +15,9 @@ from kvstore.server.redis.commands.asking import rewriting
 from kvstore.server.redis.commands.rewrite import Ask, KeyState, Rewrite, rewrite
 from kvstore.server.redis.commands.row import (
     ALL_KEYS,
+    NOT_ATOMIC,
     OPTIONS_MAX,
+    READS_FIRST,
     TWO_KEYS,
     Family,
     KeyPositions,
@@ -225,11 +227,7 @@ def _moved(found: KeyState, target: bytes, flags: int) -> tuple[Op, ...]:
 
 
 _SECOND = KeyPositions(2, 2, 1)
-_SPLIT = "Not atomic across partitions."
-_REREAD = (
-    "Both keys must be in one partition, otherwise the reply is CROSSSLOT. Reads the key, then writes if no other "
-    "client has changed it. Takes at least two log entries, and more when other clients write the key."
-)
+_BOTH_KEYS = f"Both keys must be in one partition, otherwise the reply is CROSSSLOT. {READS_FIRST}"
 _RECORD_TIME = "Expiry follows the [record time](../how-to/keep-clocks-right.md)."
 _SERVER_TIME = "Computed with the clock of the node that replies."
 
@@ -237,10 +235,10 @@ FAMILY = Family(
     "Keys and expiry",
     "generic",
     (
-        writes("DEL", "Delete keys.", _delete, 2, 0, ALL_KEYS, _SPLIT),
-        writes("UNLINK", "Delete keys, as DEL does.", _delete, 2, 0, ALL_KEYS, _SPLIT),
-        reads("EXISTS", "Return the number of keys that exist.", _exists, 2, 0, ALL_KEYS, _SPLIT),
-        reads("TOUCH", "Return the number of keys that exist, as EXISTS does.", _exists, 2, 0, ALL_KEYS, _SPLIT),
+        writes("DEL", "Delete keys.", _delete, 2, 0, ALL_KEYS, NOT_ATOMIC),
+        writes("UNLINK", "Delete keys, as DEL does.", _delete, 2, 0, ALL_KEYS, NOT_ATOMIC),
+        reads("EXISTS", "Return the number of keys that exist.", _exists, 2, 0, ALL_KEYS, NOT_ATOMIC),
+        reads("TOUCH", "Return the number of keys that exist, as EXISTS does.", _exists, 2, 0, ALL_KEYS, NOT_ATOMIC),
         reads("TYPE", "Return the type of a value: string or none.", _type, 2, 2),
         reads(
             *("OBJECT", "Show how a key is stored (ENCODING, IDLETIME, REFCOUNT).", _object, 2, 3, _SECOND),
@@ -267,8 +265,10 @@ FAMILY = Family(
         reads("PTTL", "Return the time to live in milliseconds.", _ttl(1), 2, 2, differs=_SERVER_TIME),
         reads("EXPIRETIME", "Return the expiry as a Unix time in seconds.", _expires_at(1000), 2, 2),
         reads("PEXPIRETIME", "Return the expiry as a Unix time in milliseconds.", _expires_at(1), 2, 2),
-        writes("RENAME", "Rename a key and keep its expiry.", rewriting(rename), 3, 3, TWO_KEYS, _REREAD),
-        writes("RENAMENX", "Rename a key if the new name does not exist.", rewriting(rename), 3, 3, TWO_KEYS, _REREAD),
-        writes("COPY", "Copy a value and its expiry to another key.", rewriting(copy), 3, 6, TWO_KEYS, _REREAD),
+        writes("RENAME", "Rename a key and keep its expiry.", rewriting(rename), 3, 3, TWO_KEYS, _BOTH_KEYS),
+        writes(
+            "RENAMENX", "Rename a key if the new name does not exist.", rewriting(rename), 3, 3, TWO_KEYS, _BOTH_KEYS
+        ),
+        writes("COPY", "Copy a value and its expiry to another key.", rewriting(copy), 3, 6, TWO_KEYS, _BOTH_KEYS),
     ),
 )

@@ -49,6 +49,13 @@ ONE_KEY, TWO_KEYS, ALL_KEYS, PAIRS = (
     KeyPositions(1, -1, 2),
 )
 NO_KEYS = KeyPositions()
+NOT_ATOMIC = "Not atomic across partitions."
+"""Difference from Redis of a command on keys of several partitions."""
+READS_FIRST = (
+    "Reads the key, then writes if no other client has changed it. Takes at least two log entries, and more when other "
+    "clients write the key."
+)
+"""Difference from Redis of a command that reads before it writes."""
 
 
 class Alone(NamedTuple):

@@ -190,7 +190,7 @@ FAMILY = Family(
         ),
         Command(
             *("ROLE", "Return the role of the server.", _role, 1, 1, Need.LOGIN),
-            differs="Every node reports to be a master without replicas.",
+            differs="Every node reports itself as a master without replicas.",
         ),
         Command(
             *("LATENCY", "Show latencies.", _latency, 2, OPTIONS_MAX, Need.LOGIN),

@@ -16,7 +16,16 @@ from kvstore.partition.state.traits import check_options
 from kvstore.server.redis import replies
 from kvstore.server.redis.commands.asking import rewriting
 from kvstore.server.redis.commands.rewrite import Ask, KeyState, Rewrite, rewrite
-from kvstore.server.redis.commands.row import ALL_KEYS, OPTIONS_MAX, PAIRS, Family, reads, writes
+from kvstore.server.redis.commands.row import (
+    ALL_KEYS,
+    NOT_ATOMIC,
+    OPTIONS_MAX,
+    PAIRS,
+    READS_FIRST,
+    Family,
+    reads,
+    writes,
+)
 from kvstore.server.redis.parser import Words
 from kvstore.server.redis.plans import (
     INT64_MAX,
@@ -259,11 +268,6 @@ async def set_if_none(ask: Ask, words: Words, owner_of: OwnerOf) -> bytes:
 
 
 _ONE_PARTITION = "All keys must be in one partition, otherwise the reply is CROSSSLOT."
-_REREAD = (
-    "Reads the key, then writes if no other client has changed it. Takes at least two log entries, and more when other "
-    "clients write the key."
-)
-_SPLIT = "Not atomic across partitions."
 
 FAMILY = Family(
     "Strings",
@@ -281,11 +285,11 @@ FAMILY = Family(
         reads("SUBSTR", "Return part of a value, as GETRANGE does.", _getrange, 4, 4),
         reads(
             *("MGET", "Return the values of several keys.", _mget, 2, 0, ALL_KEYS),
-            f"{_SPLIT} A reply has at most 32 MiB of values.",
+            f"{NOT_ATOMIC} A reply has at most 32 MiB of values.",
         ),
         writes(
             *("MSET", "Set the values of several keys.", _mset, 3, 0, PAIRS),
-            f"{_SPLIT} A failed MSET may have set some of its keys.",
+            f"{NOT_ATOMIC} A failed MSET may have set some of its keys.",
         ),
         writes(
             *("MSETNX", "Set several keys if all of them are absent.", rewriting(set_if_none, 0), 3, 0, PAIRS),
@@ -299,11 +303,11 @@ FAMILY = Family(
         writes("DECRBY", "Decrement the number at a key.", _increment(-1), 3, 3),
         writes(
             *("INCRBYFLOAT", "Increment the decimal number at a key.", rewriting(increment_by_float), 3, 3),
-            differs=f"Counts in decimals. {_REREAD}",
+            differs=f"Counts in decimals. {READS_FIRST}",
         ),
         writes(
             *("SETRANGE", "Overwrite part of a value, starting at an offset.", rewriting(set_range), 4, 4),
-            differs=_REREAD,
+            differs=READS_FIRST,
         ),
     ),
 )
