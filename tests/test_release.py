@@ -26,6 +26,6 @@ def test_every_place_names_the_version() -> None:
     assert {(path, version) for path, version in wheels if version != VERSION} == set()
 
 
-def test_upgrades_start_from_the_release_before_this_version() -> None:
+def test_upgrades_start_from_the_previous_release() -> None:
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert re.findall(r"^## (\S+)$", changelog, re.MULTILINE)[:2] == [VERSION, RELEASE]

@@ -26,7 +26,7 @@ os._exit(7)
 
 
 @pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1), (0, 1, 2)])
-def test_no_file_gets_the_number_of_a_closed_standard_descriptor(closed: tuple[int, ...]) -> None:
+def test_files_never_get_closed_standard_descriptors(closed: tuple[int, ...]) -> None:
     done = subprocess.run(
         [sys.executable, "-c", OPENS],
         stdin=subprocess.DEVNULL,
@@ -38,13 +38,13 @@ def test_no_file_gets_the_number_of_a_closed_standard_descriptor(closed: tuple[i
 
 
 @pytest.mark.parametrize("closed", [0, 1, 2])
-def test_command_with_a_closed_standard_descriptor_succeeds(closed: int) -> None:
+def test_command_with_closed_standard_descriptor_succeeds(closed: int) -> None:
     command = [sys.executable, "-m", "kvstore", "--version"]
     assert subprocess.run(command, preexec_fn=lambda: os.close(closed), capture_output=closed != 1).returncode == 0
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
-def test_output_escapes_what_its_encoding_lacks_and_stays_json(encoding: str) -> None:
+def test_output_escapes_what_its_encoding_lacks(encoding: str) -> None:
     text = "\u00e9 \u65e5 \U0001f600"
     program = (
         "import json, sys\n"

@@ -18,18 +18,18 @@ def names() -> ClusterNames:
 
 
 @pytest.mark.parametrize("name", ["n1", "N1", "n1-0123456789ab", "kv1.example", "Kvstore-Nodes"])
-def test_user_with_the_name_of_a_node_or_bookie_is_refused(names: ClusterNames, name: str) -> None:
+def test_user_with_name_of_node_or_bookie_is_refused(names: ClusterNames, name: str) -> None:
     for change in (AddUser(name), FoundAdmin(name, "hash")):
         with pytest.raises(InvalidRequest, match="expected a user name that no node or bookie has"):
             names.check(change)
 
 
-def test_user_with_another_name_is_accepted_and_an_older_one_can_be_changed(names: ClusterNames) -> None:
+def test_user_with_unused_name_is_accepted_and_can_be_changed(names: ClusterNames) -> None:
     for change in (AddUser("n10"), AddUser("n"), RemoveUser("n1"), SetPassword("n1", "hash")):
         names.check(change)
 
 
-def test_name_of_a_node_stays_taken_when_the_node_shows_another_certificate(names: ClusterNames) -> None:
+def test_node_name_stays_reserved_when_node_shows_another_certificate(names: ClusterNames) -> None:
     names.note_shown("n2", ["renewed"])
     assert names.principal_or_none("kvstore-nodes") is None
     assert names.principal_or_none("renewed") == Principal(PrincipalKind.NODE, "renewed")

@@ -13,7 +13,7 @@ ALL_SHORT = [bytes(key) for length in range(5) for key in product((0, 97, 98, 25
 
 
 @given(PREFIXES, SHORT)
-def test_a_key_is_in_if_it_begins_with_one_of_the_prefixes(prefixes: list[bytes], key: bytes) -> None:
+def test_range_contains_keys_that_begin_with_a_prefix(prefixes: list[bytes], key: bytes) -> None:
     assert Ranges(prefixes).has(key) == any(key.startswith(each) for each in prefixes)
 
 
@@ -22,7 +22,7 @@ def test_a_key_is_in_if_it_begins_with_one_of_the_prefixes(prefixes: list[bytes]
 @example([b"a", b"b"], b"a", b"c")
 @example([b"a\xff", b"b"], b"a\xff", b"c")
 @example([b"a"], b"a", b"")
-def test_a_range_is_covered_only_if_each_of_its_keys_is_in(prefixes: list[bytes], start: bytes, end: bytes) -> None:
+def test_range_is_covered_only_if_all_its_keys_are(prefixes: list[bytes], start: bytes, end: bytes) -> None:
     ranges = Ranges(prefixes)
     inside = [key for key in ALL_SHORT if start <= key and (not end or key < end)]
     if ranges.covers(start, end):
@@ -31,19 +31,19 @@ def test_a_range_is_covered_only_if_each_of_its_keys_is_in(prefixes: list[bytes]
 
 
 @given(PREFIXES, st.integers(0, 4))
-def test_the_range_of_each_prefix_is_covered(prefixes: list[bytes], which: int) -> None:
+def test_range_of_each_prefix_is_covered(prefixes: list[bytes], which: int) -> None:
     if which < len(prefixes):
         prefix = prefixes[which]
         assert Ranges(prefixes).covers(prefix, end_of_prefix(prefix) or b"")
 
 
 @given(SHORT, SHORT)
-def test_the_end_of_a_prefix_parts_its_keys_from_those_behind(prefix: bytes, key: bytes) -> None:
+def test_end_of_prefix_separates_its_keys_from_later_keys(prefix: bytes, key: bytes) -> None:
     end = end_of_prefix(prefix)
     assert key.startswith(prefix) == (key >= prefix and (end is None or key < end))
 
 
-def test_prefixes_that_say_nothing_more_are_left_out() -> None:
+def test_redundant_prefixes_are_dropped() -> None:
     assert Ranges([b"ab", b"a", b"b", b"a"]).prefixes == (b"a", b"b")
     assert Ranges([b"", b"a"]).prefixes == (b"",)
     assert not Ranges()

@@ -54,7 +54,7 @@ TENANT = (
 )
 
 
-def test_founding_makes_an_administrator_and_asks_everybody_in_one_step() -> None:
+def test_founding_creates_admin_and_enables_access_control_in_one_step() -> None:
     table = table_of(
         AddUser("anna", OTHER), AddUser("root"), AddRole("r"), GrantRole("root", "r"), FoundAdmin("root", HASH)
     )
@@ -68,7 +68,7 @@ def test_founding_makes_an_administrator_and_asks_everybody_in_one_step() -> Non
         applied(AccessTable(), FoundAdmin("root", ""))
 
 
-def test_whoever_reaches_the_table_takes_the_place_of_an_administrator_who_is_lost_and_all_else_stays() -> None:
+def test_replace_lost_replaces_lost_administrator_and_keeps_the_rest() -> None:
     table = table_of(*TENANT, SetPassword("anna", OTHER), FoundAdmin("root", HASH))
     found = applied(table, FoundAdmin("root", OTHER, replaces_lost=True))
     assert found.user_or_none("root") == User("root", OTHER, ("admin",))
@@ -85,13 +85,13 @@ def rights_of(table: AccessTable, name: str) -> set[Right]:
     return {right for right in Right if permissions_of(table, user).may_some(right)}
 
 
-def test_the_first_user_is_an_administrator_and_reads_nothing() -> None:
+def test_first_user_is_administrator_without_read_right() -> None:
     table = table_of(AddUser("root", HASH))
     assert rights_of(table, "root") == {Right.ADMIN}
     assert rights_of(table_of(*FOUNDED, AddUser("anna", HASH)), "anna") == set()
 
 
-def test_access_control_cannot_be_switched_on_without_an_administrator_who_can_log_in() -> None:
+def test_enabling_access_control_requires_admin_with_password() -> None:
     for changes in ((), (AddUser("root"),), (AddUser("root", HASH), RevokeRole("root", ADMIN))):
         table = table_of(*changes)
         with pytest.raises(InvalidRequest, match="role admin"):
@@ -99,14 +99,14 @@ def test_access_control_cannot_be_switched_on_without_an_administrator_who_can_l
 
 
 @pytest.mark.parametrize("change", [RemoveUser("root"), RevokeRole("root", ADMIN)])
-def test_the_last_administrator_stays_while_it_is_on(change: Change) -> None:
+def test_last_administrator_cannot_be_removed_while_access_control_is_on(change: Change) -> None:
     table = table_of(*FOUNDED)
     with pytest.raises(InvalidRequest, match="role admin"):
         applied(table, change)
     applied(applied(table, Switch(False)), change)
 
 
-def test_rights_hold_on_their_prefix_and_nowhere_else() -> None:
+def test_rights_apply_only_to_their_prefix() -> None:
     table = table_of(*TENANT)
     user = table.user_or_none("anna")
     assert user is not None
@@ -122,7 +122,7 @@ def test_rights_hold_on_their_prefix_and_nowhere_else() -> None:
     assert "watch" in str(mine.refused(Right.WATCH, "key 'a/1'"))
 
 
-def test_what_is_revoked_or_removed_is_gone() -> None:
+def test_revoked_and_removed_entries_are_gone() -> None:
     table = table_of(*TENANT)
     assert rights_of(applied(table, RevokeRight("tenant", Right.READ, b"a/")), "anna") == {Right.WRITE}
     assert rights_of(applied(table, RevokeRole("anna", "tenant")), "anna") == set()
@@ -151,20 +151,20 @@ def test_what_is_revoked_or_removed_is_gone() -> None:
         (RemoveUser("nobody"), "no user"),
     ],
 )
-def test_what_cannot_be_done_says_why(change: Change, words: str) -> None:
+def test_refused_change_names_its_reason(change: Change, words: str) -> None:
     with pytest.raises(InvalidRequest, match=words) as raised:
         applied(table_of(*TENANT), change)
     assert "scrypt$1" not in str(raised.value)
 
 
-def test_a_table_that_is_built_wrong_is_refused() -> None:
+def test_invalid_table_is_refused() -> None:
     with pytest.raises(ValueError, match="sorted"):
         AccessTable(users=(User("b"), User("a")))
     with pytest.raises(ValueError, match="prefix"):
         Grant(Right.READ, bytes(2000))
 
 
-def test_a_password_is_recognised_and_never_shown() -> None:
+def test_password_is_recognized_and_never_shown() -> None:
     hashed = parsed(HASH)
     assert hashed.is_right(b"secret")
     assert not hashed.is_right(b"secret ")
@@ -175,11 +175,11 @@ def test_a_password_is_recognised_and_never_shown() -> None:
 @pytest.mark.parametrize(
     "text", ["", "scrypt$1048576$8$1$" + "0" * 32 + "$" + "0" * 64, HASH[:-1], HASH + "0", "x" + HASH]
 )
-def test_a_hash_that_would_cost_too_much_or_is_none_is_refused(text: str) -> None:
+def test_hash_that_is_invalid_or_too_expensive_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expected"):
         parsed(text)
 
 
-def test_replacing_a_password_keeps_the_roles() -> None:
+def test_new_password_keeps_roles() -> None:
     table = applied(table_of(*TENANT), SetPassword("anna", OTHER))
     assert table.user_or_none("anna") == replace(User("anna", OTHER), roles=("tenant",))

@@ -23,7 +23,7 @@ def numbered(number: int, **changes: object) -> AddToken:
     return replace(ADD, id=f"{number:012x}", **changes)  # type: ignore[arg-type]
 
 
-def test_a_token_is_known_by_its_form_and_kept_as_a_hash() -> None:
+def test_token_is_recognized_by_form_and_stored_as_hash() -> None:
     assert id_or_none(WORD) == ID
     table = table_of(*TENANT, ADD)
     assert table.tokens == (Token(ID, "anna", hash_of(WORD), 1_060_000),)
@@ -34,16 +34,16 @@ def test_a_token_is_known_by_its_form_and_kept_as_a_hash() -> None:
 
 
 @pytest.mark.parametrize("word", [b"", b"secret", WORD + b"0", WORD[:-1], WORD.upper(), b"kvt_", WORD + b"\n"])
-def test_what_has_another_form_may_be_a_password(word: bytes) -> None:
+def test_word_of_another_form_may_be_a_password(word: bytes) -> None:
     assert id_or_none(word) is None
 
 
-def test_a_password_cannot_have_the_form_of_a_token() -> None:
+def test_password_cannot_have_the_form_of_a_token() -> None:
     with pytest.raises(ValueError, match="form of a token"):
         encoded(WORD, bytes(16))
 
 
-def test_a_table_of_before_there_were_tokens_has_none_and_a_new_one_is_read_back() -> None:
+def test_table_without_tokens_of_earlier_release_is_read() -> None:
     table = table_of(*TENANT, ADD)
     assert KIND.decoded(codec.encode(table)) == table
     old = codec.encode(table_of(*TENANT)).decode()
@@ -51,17 +51,17 @@ def test_a_table_of_before_there_were_tokens_has_none_and_a_new_one_is_read_back
 
 
 @pytest.mark.parametrize("change", [RemoveToken(ID), RemoveUser("anna"), SetPassword("anna", OTHER)])
-def test_a_token_goes_by_command_with_its_user_and_with_another_password(change: object) -> None:
+def test_token_ends_with_revocation_user_or_password(change: object) -> None:
     others = table_of(*TENANT, AddToken("0" * 12, "root", hash_of(WORD), 60_000, ADD.now_ms, ADD.now_ms), ADD)
     assert [each.id for each in applied(others, change).tokens] == ["0" * 12]  # type: ignore[arg-type]
 
 
-def test_what_is_not_there_cannot_be_revoked() -> None:
+def test_revoking_unknown_token_is_refused() -> None:
     with pytest.raises(NotThere, match="no token"):
         applied(table_of(*TENANT), RemoveToken(ID))
 
 
-def test_expired_tokens_make_room_and_there_is_a_bound() -> None:
+def test_expired_tokens_free_slots_within_the_limit() -> None:
     table: AccessTable = table_of(*TENANT)
     for number in range(TOKENS_OF_USER_MAX):
         table = applied(table, numbered(number))
@@ -73,7 +73,7 @@ def test_expired_tokens_make_room_and_there_is_a_bound() -> None:
 
 
 # docs/protocol.md P31
-def test_a_server_that_is_not_sure_of_its_date_removes_no_token_of_others_by_it() -> None:
+def test_server_unsure_of_its_date_removes_no_expired_tokens() -> None:
     """One that had just started with a wrong wall clock removed, for good, tokens that were valid for hours."""
     table = applied(table_of(*TENANT), numbered(1))
     later = applied(table, numbered(2, now_ms=ADD.now_ms + ADD.ttl_ms, passed_ms=0))
@@ -92,12 +92,12 @@ def test_a_server_that_is_not_sure_of_its_date_removes_no_token_of_others_by_it(
         (RemoveToken(WORD.decode()), "12 hexadecimal digits"),
     ],
 )
-def test_wrong_ones_are_refused_with_what_was_wanted(change: AddToken | RemoveToken, why: str) -> None:
+def test_invalid_token_is_refused_with_expected_form(change: AddToken | RemoveToken, why: str) -> None:
     with pytest.raises(InvalidRequest, match=why) as failed:
         applied(table_of(*TENANT), change)
     assert WORD.decode()[-64:] not in str(failed.value)
 
 
-def test_an_id_is_given_out_once() -> None:
+def test_token_id_is_used_once() -> None:
     with pytest.raises(InvalidRequest, match="already exists"):
         applied(table_of(*TENANT, ADD), replace(ADD, hash=hash_of(b"another")))

@@ -14,7 +14,7 @@ STATES = (5_828, 3_608)
 
 
 # docs/protocol.md P35
-def test_barring_keeps_its_promises_in_every_order_of_events() -> None:
+def test_barring_keeps_promises_in_every_order_of_events() -> None:
     found = [search(first, Model(Rules()).steps, states_max=100_000) for first in firsts()]
     assert [each.way for each in found] == [[], []]
     assert tuple(each.states for each in found) == STATES

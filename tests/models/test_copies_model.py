@@ -13,11 +13,11 @@ STATES = 15_808
 """Another number: the model has changed, and with it what is shown."""
 
 
-def test_with_all_rules_a_damaged_replica_and_its_copies_outvote_nobody() -> None:
+def test_damaged_replica_and_its_copies_outvote_none_with_all_rules() -> None:
     found = search(State(), Model(Rules()).steps, states_max=200_000)
     assert (found.way, found.states) == ([], STATES)
 
 
 @pytest.mark.parametrize("rule", [field.name for field in fields(Rules)])
-def test_without_this_rule_one_that_is_well_is_outvoted(rule: str) -> None:
+def test_healthy_replica_is_outvoted_without_this_rule(rule: str) -> None:
     assert search(State(), Model(replace(Rules(), **{rule: False})).steps, states_max=200_000).way

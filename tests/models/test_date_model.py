@@ -48,7 +48,7 @@ def test_dates_break_a_promise_without_this_rule(rule: str) -> None:
     assert search(first, without.steps, states_max=2 * states).way
 
 
-def test_a_lock_is_held_twice_by_dates_of_a_majority() -> None:
+def test_lock_is_held_twice_with_dates_of_a_majority() -> None:
     """The former rule: a server takes over the date that a majority of wall clocks has."""
     model = Model(replace(Rules(), elapsed_time_decides=False))
     found = search(State(starts=0, cuts=0), model.steps, states_max=100_000)

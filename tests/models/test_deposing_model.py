@@ -16,7 +16,7 @@ REFUSING_STATES = 66
 
 
 # docs/protocol.md P40
-def test_deposing_keeps_its_promises_in_every_order_of_events() -> None:
+def test_deposing_keeps_promises_in_every_order_of_events() -> None:
     found = search(State(), Model(Rules()).steps, states_max=1_000_000)
     assert found.way == []
     assert found.states == STATES
@@ -30,7 +30,7 @@ def test_deposing_breaks_a_promise_without_one_of_its_rules(rule: str) -> None:
 
 
 # docs/protocol.md P40
-def test_refusals_change_the_lead_once_and_replace_a_dead_leader_at_once() -> None:
+def test_refusals_change_leader_once_and_replace_dead_leader_at_once() -> None:
     found = search(refusing.State(), refusing.Model(refusing.Rules()).steps, states_max=1_000)
     assert found.way == []
     assert found.states == REFUSING_STATES

@@ -23,13 +23,13 @@ BOUNDS = {
 
 
 @pytest.mark.slow
-def test_with_all_rules_no_order_of_events_breaks_a_promise() -> None:
+def test_move_model_keeps_promises_in_every_order_of_events() -> None:
     found = search(State(), Model(Rules()).steps, states_max=STATES)
     assert found.way == []
     assert found.states == STATES
 
 
 @pytest.mark.parametrize("rule", [field.name for field in fields(Rules)])
-def test_without_this_rule_a_promise_is_broken(rule: str) -> None:
+def test_move_model_breaks_a_promise_without_this_rule(rule: str) -> None:
     first = BOUNDS.get(rule, State(takeovers=0, crashes=0, late=0))
     assert search(first, Model(replace(Rules(), **{rule: False})).steps, states_max=STATES).way

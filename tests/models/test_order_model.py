@@ -14,13 +14,13 @@ STATES = {2: 1_106, 3: 4_888, 4: 17_977}
 
 
 @pytest.mark.parametrize("writes", STATES)
-def test_with_all_rules_writes_are_done_in_order(writes: int) -> None:
+def test_writes_are_done_in_order_with_all_rules(writes: int) -> None:
     found = search(State(), Model(Rules(), writes).steps, states_max=STATES[writes])
     assert found.way == []
     assert found.states == STATES[writes]
 
 
 @pytest.mark.parametrize("rule", [field.name for field in fields(Rules)])
-def test_without_this_rule_one_overtakes_another_or_never_arrives(rule: str) -> None:
+def test_write_overtakes_another_or_never_arrives_without_this_rule(rule: str) -> None:
     without = Model(replace(Rules(), **{rule: False}), 3)
     assert search(State(), without.steps, states_max=STATES[3]).way

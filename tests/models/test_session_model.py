@@ -18,7 +18,7 @@ shown."""
 @pytest.mark.parametrize(
     ("path", "writes"), [(RETURNS, 1), (GOES_ON, 1), pytest.param(RETURNS, 2, marks=pytest.mark.slow)]
 )
-def test_with_all_rules_a_session_never_goes_back(path: tuple[int, ...], writes: int) -> None:
+def test_session_never_goes_back_with_all_rules(path: tuple[int, ...], writes: int) -> None:
     states = STATES[path, writes]
     found = search(State(path, writes=writes), Model(Rules()).steps, states_max=states)
     assert found.way == []
@@ -26,6 +26,6 @@ def test_with_all_rules_a_session_never_goes_back(path: tuple[int, ...], writes:
 
 
 @pytest.mark.parametrize("rule", [field.name for field in fields(Rules)])
-def test_without_this_rule_a_session_goes_back(rule: str) -> None:
+def test_session_goes_back_without_this_rule(rule: str) -> None:
     without = Model(replace(Rules(), **{rule: False}))
     assert search(State(RETURNS, writes=1), without.steps, states_max=STATES[RETURNS, 1]).way

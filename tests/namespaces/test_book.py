@@ -47,7 +47,7 @@ def of(partition: PartitionId, epoch: int, keys: int) -> UsageReport:
 
 
 # docs/protocol.md N3
-def test_a_former_leader_does_not_take_back_what_its_successor_says() -> None:
+def test_report_of_former_leader_does_not_replace_successors() -> None:
     book = Book()
     book.take_reports([of(P1, 2, 5)])
     book.take_reports([of(P1, 1, 50)])
@@ -56,7 +56,7 @@ def test_a_former_leader_does_not_take_back_what_its_successor_says() -> None:
     assert book.used("n") == Amount(7, 7)
 
 
-def test_what_is_led_here_counts_once_whatever_others_said_of_it() -> None:
+def test_partition_led_here_counts_once_whatever_others_report() -> None:
     book, own = Book(), Led(P1, epoch=3)
     book.take_reports([of(P1, 2, 50), of(P2, 1, 1)])
     assert book.lead(P1, own) == {"n": Amount(50, 50)}
@@ -66,7 +66,7 @@ def test_what_is_led_here_counts_once_whatever_others_said_of_it() -> None:
     assert book.used("n").keys == 4
 
 
-def test_what_a_lead_had_stays_until_its_successor_reports() -> None:
+def test_usage_stays_until_successor_reports() -> None:
     book, own = Book(), Led(P1)
     book.lead(P1, own)
     own.amounts = {"n": Amount(9, 9)}
@@ -78,7 +78,7 @@ def test_what_a_lead_had_stays_until_its_successor_reports() -> None:
     assert book.used("n").keys == 0
 
 
-def test_a_lead_that_has_ended_does_not_take_another_one_with_it_and_is_held_by_nobody() -> None:
+def test_ended_leadership_does_not_end_its_successor() -> None:
     book, former, own = Book(), Led(P1), Led(P1, epoch=2)
     book.lead(P1, former)
     book.lead(P1, own)
@@ -89,7 +89,7 @@ def test_a_lead_that_has_ended_does_not_take_another_one_with_it_and_is_held_by_
     assert book.led == {}
 
 
-def test_a_name_that_comes_again_with_another_prefix_has_nothing_of_the_former_one() -> None:
+def test_reused_name_with_another_prefix_starts_empty() -> None:
     book, own = Book(), Led(P1)
     book.take(SPACE)
     book.lead(P1, own)
@@ -111,7 +111,7 @@ def test_a_name_that_comes_again_with_another_prefix_has_nothing_of_the_former_o
     assert book.used("n").keys == 3
 
 
-def test_who_deletes_more_than_is_known_of_makes_no_room_for_others() -> None:
+def test_negative_usage_frees_no_quota_for_others() -> None:
     book, own = Book(), Led(P1)
     book.lead(P1, own)
     own.amounts = {"n": Amount(-40, -40)}
@@ -120,12 +120,12 @@ def test_who_deletes_more_than_is_known_of_makes_no_room_for_others() -> None:
     assert book.led_amounts() == {"n": Amount(0, 0)}
 
 
-def test_a_report_of_unknown_bytes_is_refused() -> None:
+def test_malformed_report_is_refused() -> None:
     with pytest.raises(msgspec.MsgspecError, match="array"):
         decode(b"\x00")
 
 
-def test_counts_of_namespaces_that_are_gone_are_forgotten() -> None:
+def test_counts_of_removed_namespaces_are_dropped() -> None:
     book = Book()
     book.take(SPACE)
     book.refused["n", "keys"] += 1
@@ -137,7 +137,7 @@ def test_counts_of_namespaces_that_are_gone_are_forgotten() -> None:
 
 # docs/protocol.md N2
 @pytest.mark.parametrize("seed", range(30))
-def test_a_quota_is_exceeded_by_no_more_than_what_others_admit_between_two_reports(seed: int) -> None:
+def test_quota_is_exceeded_at_most_by_admissions_between_reports(seed: int) -> None:
     """Three servers, six partitions; reports come late, out of order, or not at all for a while; keys are deleted."""
     random = Random(seed)
     books = [Book() for _ in range(3)]

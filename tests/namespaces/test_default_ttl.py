@@ -47,7 +47,7 @@ def expiry_ms(p: Partition, key: bytes) -> int:
 
 
 # docs/protocol.md N4
-def test_a_key_without_an_expiry_keeps_none_under_another_name() -> None:
+def test_renamed_key_without_expiry_gets_none() -> None:
     p, _ = led()
     p.do(put(b"b1", b"x"), expire(b"b1", 0))
     assert rewrite(p, b"RENAME", b"b1", b"b2") == b"+OK\r\n"
@@ -58,7 +58,7 @@ def test_a_key_without_an_expiry_keeps_none_under_another_name() -> None:
     assert p.do(get(b"b3")) is None
 
 
-def test_a_key_with_an_expiry_keeps_it_under_another_name() -> None:
+def test_renamed_key_keeps_its_expiry() -> None:
     p, _ = led()
     p.do(put(b"b1", b"x", TIME_MS + 60_000))
     rewrite(p, b"COPY", b"b1", b"b2")
@@ -66,7 +66,7 @@ def test_a_key_with_an_expiry_keeps_it_under_another_name() -> None:
     assert expiry_ms(p, b"b2") == expiry_ms(p, b"b3") == 60_000
 
 
-def test_a_key_that_comes_from_outside_without_an_expiry_has_none_and_a_new_one_has_the_default() -> None:
+def test_restored_key_gets_no_default_ttl_but_new_key_does() -> None:
     p, _ = led()
     p.do(put(b"c", b"x"))
     rewrite(p, b"RENAME", b"c", b"b1")
@@ -79,7 +79,7 @@ def test_a_key_that_comes_from_outside_without_an_expiry_has_none_and_a_new_one_
     assert expiry_ms(p, b"b1") == 0
 
 
-def test_a_counter_that_was_told_never_to_expire_goes_on() -> None:
+def test_increment_keeps_a_key_without_expiry() -> None:
     """As that of a queue's tickets."""
     p, _ = led()
     for number in range(1, 4):

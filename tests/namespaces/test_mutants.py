@@ -129,25 +129,19 @@ MUTANTS: dict[Callable[[Patch], None], Callable[[Patch], Any]] = {
     go_by_nothing_until_it_is_counted: lambda patch: (
         test_usage.test_new_leader_uses_the_known_count_until_it_has_counted()
     ),
-    believe_whoever_spoke_last: lambda patch: (
-        test_book.test_a_former_leader_does_not_take_back_what_its_successor_says()
-    ),
-    forget_a_lead_that_has_ended: lambda patch: test_book.test_what_a_lead_had_stays_until_its_successor_reports(),
+    believe_whoever_spoke_last: lambda patch: test_book.test_report_of_former_leader_does_not_replace_successors(),
+    forget_a_lead_that_has_ended: lambda patch: test_book.test_usage_stays_until_successor_reports(),
     take_a_name_for_the_keys_that_it_was_before: lambda patch: (
-        test_book.test_a_name_that_comes_again_with_another_prefix_has_nothing_of_the_former_one()
+        test_book.test_reused_name_with_another_prefix_starts_empty()
     ),
-    believe_counts_of_other_keys: lambda patch: (
-        test_book.test_a_name_that_comes_again_with_another_prefix_has_nothing_of_the_former_one()
-    ),
+    believe_counts_of_other_keys: lambda patch: test_book.test_reused_name_with_another_prefix_starts_empty(),
     let_deletes_of_what_is_not_counted_make_room: lambda patch: (
-        test_book.test_who_deletes_more_than_is_known_of_makes_no_room_for_others()
+        test_book.test_negative_usage_frees_no_quota_for_others()
     ),
     go_by_what_is_led_here_alone: lambda patch: test_usage.test_usage_at_other_leaders_counts(),
     give_no_default_ttl: lambda patch: test_usage.test_write_without_ttl_gets_that_of_its_namespace(),
-    give_each_server_the_whole_rate: lambda patch: (
-        test_rates.test_all_servers_together_let_the_rate_through_once_they_have_told_each_other()
-    ),
-    take_from_the_bucket_what_is_refused: lambda patch: test_rates.test_what_is_refused_takes_nothing(),
+    give_each_server_the_whole_rate: lambda patch: test_rates.test_all_servers_together_pass_the_rate_after_exchange(),
+    take_from_the_bucket_what_is_refused: lambda patch: test_rates.test_refused_operation_takes_no_tokens(),
 }
 """How to break it, and the test that notices."""
 
@@ -158,7 +152,7 @@ def _some_seeds(patch: Patch) -> None:
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
-def test_a_broken_namespace_is_noticed(mutant: Callable[[Patch], None], monkeypatch: Patch) -> None:
+def test_broken_namespace_is_noticed(mutant: Callable[[Patch], None], monkeypatch: Patch) -> None:
     mutant(monkeypatch)
     with pytest.raises((AssertionError, KeyError, pytest.fail.Exception)):
         MUTANTS[mutant](monkeypatch)

@@ -29,7 +29,7 @@ class Server:
         return sum(self.rates.refusal_or_none(keys) is None for _ in range(times))
 
 
-def test_a_burst_passes_and_then_the_rate() -> None:
+def test_burst_passes_and_then_the_rate() -> None:
     server = Server(burst=30)
     assert server.ask(50) == 30
     server.time += 0.1
@@ -39,7 +39,7 @@ def test_a_burst_passes_and_then_the_rate() -> None:
     assert server.refused == {("n", "operations"): 80}
 
 
-def test_a_refusal_says_when_there_is_more() -> None:
+def test_refusal_states_when_to_retry() -> None:
     server = Server(burst=1)
     assert server.ask(1) == 1
     refusal = server.rates.refusal_or_none(KEYS)
@@ -49,12 +49,12 @@ def test_a_refusal_says_when_there_is_more() -> None:
     assert server.ask(1) == 1
 
 
-def test_keys_of_no_rated_namespace_pass() -> None:
+def test_keys_outside_rated_namespaces_pass() -> None:
     server = Server(burst=1)
     assert server.ask(1000, [b"other"]) == 1000
 
 
-def test_each_operation_of_a_batch_counts_and_a_large_one_is_paid_for_afterwards() -> None:
+def test_batch_counts_each_operation_and_may_leave_a_debt() -> None:
     server = Server(burst=10)
     assert server.ask(1, KEYS * 50) == 1
     server.time += 0.39
@@ -63,21 +63,21 @@ def test_each_operation_of_a_batch_counts_and_a_large_one_is_paid_for_afterwards
     assert server.ask(1) == 1
 
 
-def test_what_is_refused_takes_nothing() -> None:
+def test_refused_operation_takes_no_tokens() -> None:
     server = Server(burst=10)
     assert server.ask(1, KEYS * 8) == 1
     assert server.ask(5, KEYS * 8) == 0
     assert server.ask(5) == 2
 
 
-def test_what_is_paid_for_is_not_counted_again() -> None:
+def test_paid_operation_is_not_counted_again() -> None:
     server = Server(burst=10)
     with server.rates.paid():
         assert server.ask(50) == 50
     assert (server.ask(50), server.rates.passed) == (10, {"n": 10})
 
 
-def test_another_rate_holds_at_once_and_one_that_stays_goes_on() -> None:
+def test_changed_rate_applies_at_once_and_unchanged_rate_keeps_its_level() -> None:
     server = Server(burst=5)
     assert server.ask(9) == 5
     server.rates.take([Namespace(name="n", prefix=b"n/", ops_per_s=RATE, burst=5)])
@@ -86,14 +86,14 @@ def test_another_rate_holds_at_once_and_one_that_stays_goes_on() -> None:
     assert server.ask(9) == 7
 
 
-def test_another_quota_does_not_fill_the_bucket() -> None:
+def test_changed_quota_does_not_refill_the_bucket() -> None:
     server = Server(burst=5)
     assert server.ask(9) == 5
     server.rates.take([Namespace(name="n", prefix=b"n/", ops_per_s=RATE, burst=5, keys_max=1, ttl_ms=5)])
     assert server.ask(9) == 0
 
 
-def test_a_clock_that_goes_back_neither_gives_nor_takes() -> None:
+def test_clock_that_steps_back_changes_nothing() -> None:
     server = Server(burst=10)
     assert server.ask(4) == 4
     server.time -= 40
@@ -104,7 +104,7 @@ def test_a_clock_that_goes_back_neither_gives_nor_takes() -> None:
 
 # docs/protocol.md N5
 @pytest.mark.parametrize("seed", range(50))
-def test_shares_that_know_the_same_are_the_rate_together(seed: int) -> None:
+def test_shares_of_equal_knowledge_add_up_to_the_rate(seed: int) -> None:
     random = Random(seed)
     wanted = [random.choice([0.0, random.random() * 3 * RATE]) for _ in range(random.randint(1, 7))]
     shares = [share_of(RATE, wanted[each], wanted[:each] + wanted[each + 1 :]) for each in range(len(wanted))]
@@ -114,13 +114,13 @@ def test_shares_that_know_the_same_are_the_rate_together(seed: int) -> None:
         assert all(share >= want for share, want in zip(shares, wanted, strict=True))
 
 
-def test_a_rate_goes_where_the_clients_are() -> None:
+def test_rate_follows_the_clients() -> None:
     assert share_of(RATE, 500, [0, 0]) > 0.9 * RATE
     assert share_of(RATE, 0, [500, 0]) > 0.03 * RATE
 
 
 @pytest.mark.parametrize("wanted", [RATE - 0.001, RATE])
-def test_a_server_without_a_share_tells_its_first_clients_to_come_in_a_moment(wanted: float) -> None:
+def test_server_without_share_tells_first_clients_to_retry_soon(wanted: float) -> None:
     """The others' clients want all of the rate: what is left over divides into nothing, until this one's have asked."""
     server = Server(burst=1)
     server.rates.deal({}, [{"n": float(wanted)}])
@@ -130,7 +130,7 @@ def test_a_server_without_a_share_tells_its_first_clients_to_come_in_a_moment(wa
     assert 0 < refusal.retry_after_ms <= 1_000
 
 
-def test_all_servers_together_let_the_rate_through_once_they_have_told_each_other() -> None:
+def test_all_servers_together_pass_the_rate_after_exchange() -> None:
     """Clients move from one server to another, and go to all of them; each second is that of one exchange."""
     servers = [Server(burst=10) for _ in range(3)]
     passed = []

@@ -11,13 +11,13 @@ BLOG = Namespace(name="blog", prefix=b"blog/")
 
 
 @pytest.mark.parametrize(("one", "other"), [(b"a", b"a"), (b"a", b"ab"), (b"a/", b"a/b/c"), (b"\xff", b"\xff\xff")])
-def test_a_prefix_within_another_is_refused_because_a_key_would_be_in_two(one: bytes, other: bytes) -> None:
+def test_overlapping_prefix_is_refused(one: bytes, other: bytes) -> None:
     table = applied(NamespaceTable(), Add(Namespace(name="one", prefix=one)))
     with pytest.raises(InvalidRequest, match="overlap"):
         applied(table, Add(Namespace(name="other", prefix=other)))
 
 
-def test_each_key_is_in_the_namespace_whose_prefix_it_has_or_in_none() -> None:
+def test_key_belongs_to_namespace_of_its_prefix_or_none() -> None:
     spaces = [
         Namespace(name=f"n{number}", prefix=prefix) for number, prefix in enumerate([b"a/", b"a0", b"b", b"\xff"])
     ]
@@ -28,7 +28,7 @@ def test_each_key_is_in_the_namespace_whose_prefix_it_has_or_in_none() -> None:
         assert key.startswith(prefixes.all) == (wanted is not None), key
 
 
-def test_without_a_namespace_no_key_is_in_one() -> None:
+def test_key_has_no_namespace_when_table_is_empty() -> None:
     assert Prefixes(()).find(b"k") is None
     assert not b"k".startswith(Prefixes(()).all)
 
@@ -47,20 +47,20 @@ def test_without_a_namespace_no_key_is_in_one() -> None:
         {"ttl_ms": -5},
     ],
 )
-def test_what_makes_no_sense_is_refused(wrong: dict[str, object]) -> None:
+def test_invalid_namespace_is_refused(wrong: dict[str, object]) -> None:
     given = {"name": "a", "prefix": b"a", **wrong}
     with pytest.raises(ValueError, match="expected"):
         Namespace(**given)  # type: ignore[arg-type]
 
 
-def test_there_are_no_more_than_metrics_bear() -> None:
+def test_number_of_namespaces_is_limited_for_metrics() -> None:
     many = tuple(Namespace(name=f"n{number:04}", prefix=b"%04d" % number) for number in range(NAMESPACES_MAX + 1))
     assert len(NamespaceTable(namespaces=many[:-1]).namespaces) == NAMESPACES_MAX
     with pytest.raises(ValueError, match="at most 256"):
         NamespaceTable(namespaces=many)
 
 
-def test_a_change_that_is_done_already_changes_nothing() -> None:
+def test_repeated_change_changes_nothing() -> None:
     table = applied(NamespaceTable(), Add(SHOP))
     assert applied(table, Add(SHOP)) == table
     assert (
@@ -68,7 +68,7 @@ def test_a_change_that_is_done_already_changes_nothing() -> None:
     )
 
 
-def test_limits_that_are_not_named_stay() -> None:
+def test_unset_limits_are_kept() -> None:
     table = applied(applied(NamespaceTable(), Add(SHOP)), Add(BLOG))
     table = applied(table, Set(name="shop", ops_per_s=100, burst=7))
     found = table.find_or_none("shop")
@@ -80,7 +80,7 @@ def test_limits_that_are_not_named_stay() -> None:
     assert table.find_or_none("blog") == BLOG
 
 
-def test_a_name_with_another_prefix_is_another_namespace() -> None:
+def test_existing_name_with_another_prefix_is_refused() -> None:
     table = applied(NamespaceTable(), Add(SHOP))
     with pytest.raises(InvalidRequest, match="already exists"):
         applied(table, Add(Namespace(name="shop", prefix=b"other/")))

@@ -47,7 +47,7 @@ async def status_of(call: Any) -> tuple[grpc.StatusCode, str]:
         return await call.code(), await call.details()
 
 
-async def test_calls_without_their_message_keep_no_others_out(
+async def test_calls_without_message_do_not_block_others(
     channel: grpc.aio.Channel, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calls, "HALF_SENT_MAX", 4)
@@ -70,19 +70,19 @@ async def test_calls_without_their_message_keep_no_others_out(
         each.cancel()
 
 
-async def test_a_message_has_its_time_to_come(channel: grpc.aio.Channel, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_message_may_take_its_time(channel: grpc.aio.Channel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "MESSAGE_S", 0.1)
     code, _ = await status_of(half_sent(channel))
     assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-async def test_a_call_that_ends_without_its_message_is_refused(channel: grpc.aio.Channel) -> None:
+async def test_call_that_ends_without_message_is_refused(channel: grpc.aio.Channel) -> None:
     call = half_sent(channel)
     await call.done_writing()
     assert await status_of(call) == (grpc.StatusCode.INVALID_ARGUMENT, "expected a message in the call, got none")
 
 
-async def test_one_address_does_not_take_all_calls(
+async def test_one_address_cannot_use_all_calls(
     channel: grpc.aio.Channel, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Streams in which nothing happens look like those of a client that has nothing to do."""
@@ -116,7 +116,7 @@ async def watches(channel: grpc.aio.Channel, count: int) -> list[Any]:
     return found
 
 
-async def test_health_watches_of_one_address_are_bounded(
+async def test_health_watches_of_one_address_are_limited(
     channel: grpc.aio.Channel, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A watch needs no user: unauthenticated peers held all calls of a node by it."""
@@ -142,7 +142,7 @@ async def test_health_watches_of_one_address_are_bounded(
     under_way.pop().cancel()
 
 
-async def test_oldest_call_without_a_user_gives_way(
+async def test_oldest_call_without_login_gives_way(
     channel: grpc.aio.Channel, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calls, "OPEN_CALLS_MAX", 3)
@@ -155,7 +155,7 @@ async def test_oldest_call_without_a_user_gives_way(
         each.cancel()
 
 
-def test_methods_without_a_user_are_those_of_the_table() -> None:
+def test_methods_without_login_match_the_table() -> None:
     open_methods = {method for method, need in RPC_NEEDS.items() if need is nothing}
     assert open_methods == {CHECK, WATCH}
     assert {method for method in RPC_NEEDS if Passage(None, method).needs_no_user} == open_methods
@@ -169,7 +169,7 @@ class Context:
         return f"ipv4:{self._address}:51112"
 
 
-def test_costly_calls_are_few_and_half_of_them_of_one_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_costly_calls_are_limited_in_total_and_per_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "FEW", 4)
     few = Few("surveys")
     with ExitStack() as one, ExitStack() as another:
@@ -202,5 +202,5 @@ def test_costly_calls_are_few_and_half_of_them_of_one_address(monkeypatch: pytes
         ("ipv6:%5Bnonsense%5D:1", "ipv6:%5Bnonsense%5D"),
     ],
 )
-def test_an_address_is_that_of_a_machine_without_its_port(peer: str, address: str) -> None:
+def test_address_of_machine_has_no_port(peer: str, address: str) -> None:
     assert address_of(peer) == address

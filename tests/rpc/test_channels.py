@@ -18,22 +18,22 @@ from kvstore.server.grpc.encode import MESSAGE_BYTES, RESULT_BYTES_MAX
 CLIENT, SERVER = dict(channel_options()), dict(server_options())
 
 
-def test_a_client_pings_no_more_often_than_its_server_allows() -> None:
+def test_client_pings_no_more_often_than_server_allows() -> None:
     """Else the server breaks the connection: too many pings."""
     assert CLIENT["grpc.keepalive_time_ms"] > SERVER["grpc.http2.min_ping_interval_without_data_ms"]
     assert CLIENT["grpc.keepalive_permit_without_calls"] == SERVER["grpc.keepalive_permit_without_calls"] == 1
 
 
-def test_both_ends_bound_messages_alike_in_both_directions() -> None:
+def test_both_ends_limit_messages_in_both_directions() -> None:
     for ends in (CLIENT, SERVER):
         assert ends["grpc.max_receive_message_length"] == ends["grpc.max_send_message_length"] == MESSAGE_BYTES_MAX
 
 
-def test_what_a_server_gathers_fits_a_message() -> None:
+def test_server_batches_fit_into_a_message() -> None:
     assert MESSAGE_BYTES + RESULT_BYTES_MAX < MESSAGE_BYTES_MAX
 
 
-def test_a_time_that_is_not_given_is_the_default_and_there_is_a_cap() -> None:
+def test_timeout_has_default_and_maximum() -> None:
     assert timeout_s(0) == TIMEOUT_DEFAULT_MS / 1000
     assert timeout_s(250) == 0.25
     assert timeout_s(10**9) == TIMEOUT_MAX_MS / 1000

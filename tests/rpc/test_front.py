@@ -90,7 +90,7 @@ async def health(files: Files, port: int, *, tls: bool) -> Any:
         return (await stub.Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S)).status
 
 
-async def test_one_port_takes_both_and_counts_what_is_plain(files: Files) -> None:
+async def test_one_port_accepts_tls_and_plain_and_counts_plain(files: Files) -> None:
     async with served(files) as (certificates, port):
         assert await health(files, port, tls=True) == SERVING
         assert certificates.plain == 0
@@ -99,21 +99,21 @@ async def test_one_port_takes_both_and_counts_what_is_plain(files: Files) -> Non
 
 
 @pytest.mark.parametrize("tls", [True, False])
-async def test_large_messages_and_many_at_once_are_carried_whole(files: Files, tls: bool) -> None:
+async def test_large_and_concurrent_messages_are_forwarded_whole(files: Files, tls: bool) -> None:
     async with served(files) as (_, port), channel(files, port, tls=tls) as one:
         ask = one.unary_unary(METHOD)
         asked = [bytes([number]) * (3 << 20) for number in range(8)]
         assert await asyncio.gather(*(ask(each) for each in asked)) == asked
 
 
-async def test_a_clients_certificate_is_verified_behind_it(files: Files) -> None:
+async def test_client_certificate_is_verified_behind_the_front(files: Files) -> None:
     async with served(files, verifies=True) as (_, port), channel(files, port, tls=True) as one:
         call = one.unary_unary(METHOD)(b"x")
         assert await call == b"x"
         assert dict(await call.initial_metadata())["verified"] == "true"
 
 
-async def test_a_connection_that_brings_nothing_is_closed(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silent_connection_is_closed(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accepting, "OPENING_S", 0.01)
     async with served(files) as (_, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -121,7 +121,7 @@ async def test_a_connection_that_brings_nothing_is_closed(files: Files, monkeypa
         writer.close()
 
 
-async def test_there_are_no_more_connections_than_it_may_have(files: Files) -> None:
+async def test_connections_are_limited(files: Files) -> None:
     async with served(files, connections_max=2) as (_, port):
         opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
         for _, writer in opened:
@@ -135,7 +135,7 @@ async def test_there_are_no_more_connections_than_it_may_have(files: Files) -> N
             writer.transport.abort()
 
 
-async def test_a_connection_that_its_client_has_closed_is_carried_no_more(files: Files) -> None:
+async def test_connection_closed_by_client_is_dropped(files: Files) -> None:
     """Both sides had ended, and nobody closed them: a node took no more gRPC after `connections_max` clients."""
     async with served_by(files, connections_max=3) as (_, port, front):
         for _ in range(6):
@@ -154,7 +154,7 @@ async def half_closed(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWr
     return reader, writer
 
 
-async def test_what_has_ended_on_one_side_only_ends_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_half_closed_connection_ends_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ENDING_S", 0.05)
     told: list[bytes] = []
 
@@ -175,7 +175,7 @@ async def test_what_has_ended_on_one_side_only_ends_soon(monkeypatch: pytest.Mon
     await front.close()
 
 
-async def test_what_it_carries_ends_with_the_server_and_its_port_is_free(files: Files) -> None:
+async def test_connections_end_with_the_server_and_free_the_port(files: Files) -> None:
     async with served(files) as (_, port):
         one = channel(files, port, tls=False)
         assert await one.unary_unary(METHOD)(b"x") == b"x"
@@ -214,7 +214,7 @@ class Wire:
         self.is_aborted = True
 
 
-async def test_what_a_server_says_at_once_is_carried_too(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_immediate_server_bytes_are_forwarded(monkeypatch: pytest.MonkeyPatch) -> None:
     """uvloop gives a protocol its first bytes before whoever has connected goes on; gRPC's server speaks first. That
     was an error in the connection's callback, and its end."""
     front = module.Front(1, lambda: None)
@@ -234,7 +234,7 @@ async def test_what_a_server_says_at_once_is_carried_too(monkeypatch: pytest.Mon
     await front.close()
 
 
-async def test_one_that_takes_nothing_is_counted_until_it_is_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_blocked_connection_counts_until_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ENDING_S", 0.01)
     front = module.Front(1, lambda: None)
     relay, outer = module._Relay(front, 1, 2), Wire()
@@ -258,7 +258,7 @@ def is_refused(front: module.Front) -> bool:
     return outer.is_aborted
 
 
-async def test_network_with_fewer_connections_gets_a_slot_of_another() -> None:
+async def test_network_with_fewer_connections_gets_a_slot() -> None:
     front = module.Front(3, lambda: None)
     wires = [Wire("127.0.1.1") for _ in range(3)]
     for wire in [*wires, late := Wire("127.0.1.2")]:
@@ -269,7 +269,7 @@ async def test_network_with_fewer_connections_gets_a_slot_of_another() -> None:
 
 
 @pytest.mark.parametrize("mode", [Mode.PREFER, Mode.REQUIRE])
-async def test_caller_of_a_carried_call_is_the_client(files: Files, mode: Mode) -> None:
+async def test_caller_of_forwarded_call_is_the_client(files: Files, mode: Mode) -> None:
     """gRPC sees the front as every caller: lines of the audit log, limits per network and delays after wrong passwords
     went by loopback."""
     async with served_by(files, mode=mode) as (_, port, front), channel(files, port, tls=True) as one:
@@ -281,7 +281,7 @@ async def test_caller_of_a_carried_call_is_the_client(files: Files, mode: Mode) 
 
 
 # docs/protocol.md S1
-async def test_connection_without_tls_is_closed_where_tls_is_required(files: Files) -> None:
+async def test_connection_without_tls_is_closed_when_tls_is_required(files: Files) -> None:
     async with served_by(files, mode=Mode.REQUIRE) as (_, port, _):
         assert await health(files, port, tls=True) == SERVING
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -290,7 +290,7 @@ async def test_connection_without_tls_is_closed_where_tls_is_required(files: Fil
         writer.close()
 
 
-async def test_handshake_begins_only_with_a_whole_hello(files: Files) -> None:
+async def test_handshake_begins_only_with_complete_hello(files: Files) -> None:
     """Part of a hello took one of gRPC's connections for as long as a handshake may take."""
     async with served_by(files, mode=Mode.REQUIRE) as (certificates, port, front):
         _, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -74,7 +74,7 @@ async def code_of(channel: grpc.aio.Channel, method: str) -> grpc.StatusCode:
 
 
 @pytest.mark.parametrize("method", ["Get", "Scan", "Watch", "Session"])
-async def test_what_cannot_be_parsed_is_refused_and_not_unknown(
+async def test_unparsable_message_is_refused_instead_of_unknown(
     served: tuple[Service, grpc.aio.Channel], method: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     service, channel = served
@@ -84,7 +84,7 @@ async def test_what_cannot_be_parsed_is_refused_and_not_unknown(
     assert caplog.records == []
 
 
-async def test_good_messages_of_every_kind_are_answered(served: tuple[Service, grpc.aio.Channel]) -> None:
+async def test_valid_messages_of_every_kind_are_answered(served: tuple[Service, grpc.aio.Channel]) -> None:
     service, channel = served
     stub: Any = kv_pb2_grpc.KVStub(channel)
     await stub.Get(kv_pb2.GetRequest(), timeout=PATIENCE_S)
@@ -97,7 +97,7 @@ async def test_good_messages_of_every_kind_are_answered(served: tuple[Service, g
     assert service.called == 3
 
 
-async def test_a_stream_that_is_cancelled_ends_the_method_behind_it(served: tuple[Service, grpc.aio.Channel]) -> None:
+async def test_cancelled_stream_ends_its_method(served: tuple[Service, grpc.aio.Channel]) -> None:
     service, channel = served
     stub: Any = kv_pb2_grpc.KVStub(channel)
     call = stub.Scan(kv_pb2.ScanRequest())
@@ -115,7 +115,7 @@ async def test_a_stream_that_is_cancelled_ends_the_method_behind_it(served: tupl
         "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
     ],
 )
-async def test_health_and_reflection_refuse_what_cannot_be_parsed_without_a_line_in_the_log(
+async def test_health_and_reflection_refuse_unparsable_messages_silently(
     served: tuple[Service, grpc.aio.Channel], path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, channel = served

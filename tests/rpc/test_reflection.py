@@ -57,7 +57,7 @@ async def test_both_versions_answer_alike(channel: grpc.aio.Channel, question: d
     assert newer
 
 
-async def test_what_is_listed_can_be_described(channel: grpc.aio.Channel) -> None:
+async def test_listed_services_can_be_described(channel: grpc.aio.Channel) -> None:
     stub = reflection_pb2_grpc.ServerReflectionStub(channel)
     call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
     listed = {each.name for each in (await call.read()).list_services_response.service}
@@ -70,7 +70,7 @@ async def test_what_is_listed_can_be_described(channel: grpc.aio.Channel) -> Non
         assert answer.original_request == request
 
 
-def test_what_strangers_compile_has_its_package_in_their_languages() -> None:
+def test_generated_code_has_a_package_in_other_languages() -> None:
     for module in FILES:
         found = descriptor_pb2.FileDescriptorProto()
         module.DESCRIPTOR.CopyToProto(found)
@@ -81,7 +81,7 @@ def test_what_strangers_compile_has_its_package_in_their_languages() -> None:
         )
 
 
-def test_the_wire_of_the_newer_version_is_that_of_the_older() -> None:
+def test_both_versions_use_the_same_messages() -> None:
     """Field for field: only the package differs."""
     ours, theirs = descriptor_pb2.FileDescriptorProto(), descriptor_pb2.FileDescriptorProto()
     reflection_pb2.DESCRIPTOR.CopyToProto(ours)

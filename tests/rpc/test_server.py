@@ -32,14 +32,14 @@ async def health_of(port: int, service: str) -> Any:
         return (await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=PATIENCE_S)).status
 
 
-async def test_a_server_serves_when_it_is_told_so(server: tuple[GrpcServer, int]) -> None:
+async def test_server_serves_after_set_serving(server: tuple[GrpcServer, int]) -> None:
     running, port = server
     assert await health_of(port, "") == NOT_SERVING
     await running.set_serving(True)
     assert [await health_of(port, name) for name in ("", "a.Service", "another.Service")] == [SERVING] * 3
 
 
-async def test_one_service_can_be_away(server: tuple[GrpcServer, int]) -> None:
+async def test_one_service_can_be_unavailable(server: tuple[GrpcServer, int]) -> None:
     running, port = server
     await running.set_serving(True)
     await running.set_serving(False, "a.Service")
@@ -47,13 +47,13 @@ async def test_one_service_can_be_away(server: tuple[GrpcServer, int]) -> None:
     assert await health_of(port, "another.Service") == SERVING
 
 
-async def test_a_port_that_is_taken_is_an_error(server: tuple[GrpcServer, int]) -> None:
+async def test_port_in_use_is_an_error(server: tuple[GrpcServer, int]) -> None:
     _, port = server
     with pytest.raises(OSError, match=str(port)):
         await GrpcServer([], []).start(f"127.0.0.1:{port}")
 
 
-async def test_one_connection_may_not_take_all_calls(server: tuple[GrpcServer, int]) -> None:
+async def test_one_connection_cannot_use_all_calls(server: tuple[GrpcServer, int]) -> None:
     """What the server tells in its first frame: HTTP/2's SETTINGS_MAX_CONCURRENT_STREAMS."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server[1])
     writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)))
@@ -64,7 +64,7 @@ async def test_one_connection_may_not_take_all_calls(server: tuple[GrpcServer, i
     writer.close()
 
 
-async def test_connections_count_from_their_accept_and_must_say_something(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connections_count_from_accept_and_must_send_something(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channels, "HANDSHAKE_MS", 500)
     running = GrpcServer(["a.Service"], [], 3)
     port = await running.start("127.0.0.1:0")
@@ -84,7 +84,7 @@ async def test_connections_count_from_their_accept_and_must_say_something(monkey
 
 
 @pytest.mark.slow
-async def test_a_connection_on_which_nothing_is_asked_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idle_connection_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that thinks itself flooded by its clients' pings breaks their connections: an option of that name that
     gRPC does not know is ignored in silence, and then some pings in five minutes are too many."""
     monkeypatch.setattr(channels, "KEEPALIVE_MS", 100)
@@ -100,7 +100,7 @@ async def test_a_connection_on_which_nothing_is_asked_is_kept(monkeypatch: pytes
     await running.stop(0)
 
 
-async def test_connections_are_bounded_and_those_that_are_there_go_on() -> None:
+async def test_connection_limit_keeps_existing_connections() -> None:
     server = GrpcServer((), (), connections_max=3)
     port = await server.start("127.0.0.1:0")
     opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(6)]
@@ -146,7 +146,7 @@ async def watch_unread(port: int) -> asyncio.StreamWriter:
             return writer
 
 
-async def test_who_watches_the_health_and_reads_nothing_keeps_nobody_from_changing_it() -> None:
+async def test_watcher_that_reads_nothing_does_not_block_health() -> None:
     running = GrpcServer(["a.Service"], [])
     port = await running.start("127.0.0.1:0")
     writer = await watch_unread(port)
@@ -157,7 +157,7 @@ async def test_who_watches_the_health_and_reads_nothing_keeps_nobody_from_changi
     writer.close()
 
 
-async def test_who_watches_the_health_is_told_of_each_change(server: tuple[GrpcServer, int]) -> None:
+async def test_watcher_receives_each_change(server: tuple[GrpcServer, int]) -> None:
     running, port = server
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
@@ -170,7 +170,7 @@ async def test_who_watches_the_health_is_told_of_each_change(server: tuple[GrpcS
             assert (await known.read()).status == status
 
 
-async def test_a_service_name_that_is_kept_while_it_is_watched_is_short(server: tuple[GrpcServer, int]) -> None:
+async def test_watched_service_name_is_limited(server: tuple[GrpcServer, int]) -> None:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{server[1]}") as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
         with pytest.raises(grpc.aio.AioRpcError) as caught:

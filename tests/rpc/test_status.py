@@ -36,13 +36,13 @@ def test_every_error_has_a_status() -> None:
     assert set(STATUS) == of_the_tree()
 
 
-def test_every_error_with_fields_names_them() -> None:
+def test_error_with_fields_is_listed_in_fields() -> None:
     """An error that carries more than its message must be in FIELDS, or its hint would be lost on the way."""
     with_fields = {kind for kind in of_the_tree() if "__init__" in vars(kind)}
     assert set(FIELDS) == with_fields
 
 
-def test_http_status_tells_clients_to_repeat_every_retryable_error() -> None:
+def test_http_status_is_429_or_503_for_retryable_errors() -> None:
     statuses = {kind: http_status(an_error(kind)) for kind in of_the_tree() if issubclass(kind, errors.Retryable)}
     assert statuses[errors.NoSuchPin] == 503
     assert set(statuses.values()) <= {429, 503}
@@ -57,11 +57,11 @@ def same(a: errors.StoreError, b: errors.StoreError) -> bool:
 
 
 @pytest.mark.parametrize("kind", sorted(STATUS, key=lambda kind: kind.__name__))
-def test_an_error_is_restored_as_it_was_described(kind: type[errors.StoreError]) -> None:
+def test_error_is_restored_from_its_description(kind: type[errors.StoreError]) -> None:
     assert same(restore(*describe(an_error(kind))), an_error(kind))
 
 
-def test_an_unknown_subclass_travels_as_the_nearest_class_known() -> None:
+def test_unknown_subclass_is_sent_as_nearest_known_class() -> None:
     class Stranger(errors.Overloaded):
         pass
 
@@ -71,7 +71,7 @@ def test_an_unknown_subclass_travels_as_the_nearest_class_known() -> None:
 @pytest.mark.parametrize(
     ("reason", "metadata"), [("FROM_THE_FUTURE", {}), ("MOVED", {}), ("MOVED", {"ring_version": "x"})]
 )
-def test_what_cannot_be_understood_says_nothing_of_the_outcome(reason: str, metadata: dict[str, str]) -> None:
+def test_unknown_reason_says_nothing_about_the_outcome(reason: str, metadata: dict[str, str]) -> None:
     assert type(restore(reason, "?", metadata)) is errors.OutcomeUnknown
 
 
@@ -106,14 +106,14 @@ async def test_every_error_crosses_a_server_unchanged(channel: grpc.aio.Channel)
         assert same(from_rpc_error(failure), an_error(kind))
 
 
-async def test_a_method_that_is_not_there_is_refused(channel: grpc.aio.Channel) -> None:
+async def test_unknown_method_is_refused(channel: grpc.aio.Channel) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         await channel.unary_unary("/test/Nothing")(b"", timeout=PATIENCE_S)
     failure: Any = caught.value
     assert type(from_rpc_error(failure)) is errors.InvalidRequest
 
 
-async def test_a_call_that_reached_nobody_was_not_sent() -> None:
+async def test_call_that_reached_no_server_was_not_sent() -> None:
     async with grpc.aio.insecure_channel("127.0.0.1:1", options=channel_options()) as channel:
         with pytest.raises(grpc.RpcError) as caught:
             await channel.unary_unary("/test/Raise")(b"", timeout=PATIENCE_S)
@@ -123,7 +123,7 @@ async def test_a_call_that_reached_nobody_was_not_sent() -> None:
     assert str(error) == "no connection to 127.0.0.1:1: Connection refused"
 
 
-def test_a_call_without_an_answer_in_time_is_unknown() -> None:
+def test_call_without_timely_answer_is_unknown() -> None:
     nothing = grpc.aio.Metadata()
     failure = grpc.aio.AioRpcError(grpc.StatusCode.DEADLINE_EXCEEDED, nothing, nothing)
     assert type(from_rpc_error(failure)) is errors.OutcomeUnknown

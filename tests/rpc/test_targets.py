@@ -22,12 +22,12 @@ from tests.waiting import PATIENCE_S
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:7401", "[::1]:7401", "no port", "unix:/tmp/x"])
-def test_address_that_has_no_name_goes_to_grpc_as_it_is(address: str) -> None:
+def test_address_without_name_is_passed_to_grpc_unchanged(address: str) -> None:
     assert not needs_lookup(address)
     assert target_of(address, ()) == (address, ())
 
 
-def test_name_goes_to_grpc_as_addresses_of_one_family() -> None:
+def test_name_is_passed_to_grpc_as_addresses_of_one_family() -> None:
     keeps = (("grpc.default_authority", "n1.test:7401"), ("grpc.ssl_target_name_override", "n1.test"))
     assert target_of("n1.test:7401", ["10.0.0.1", "10.0.0.2"]) == ("ipv4:10.0.0.1:7401,10.0.0.2:7401", keeps)
     assert target_of("n1.test:7401", ["fe80::1%10"]) == ("ipv6:[fe80::1%2510]:7401", keeps)  # a target is a URI
@@ -103,9 +103,7 @@ def test_certificate_is_verified_against_the_name(served: Any, way: Callable[[st
 
 @pytest.mark.parametrize("way", [blocking, future])
 @pytest.mark.usefixtures("named")
-def test_call_without_an_address_fails_as_one_that_was_not_sent(
-    served: Any, way: Callable[[str, Tls | None], bytes]
-) -> None:
+def test_call_without_address_fails_as_not_sent(served: Any, way: Callable[[str, Tls | None], bytes]) -> None:
     with pytest.raises(grpc.RpcError) as raised:
         way("n1.nowhere:1", None)
     found = from_rpc_error(raised.value)  # type: ignore[arg-type]
@@ -114,7 +112,7 @@ def test_call_without_an_address_fails_as_one_that_was_not_sent(
 
 
 @pytest.mark.usefixtures("named")
-def test_closed_channel_calls_nobody(served: Any) -> None:
+def test_closed_channel_makes_no_calls(served: Any) -> None:
     channel = open_channel(f"n1.test:{served[1]}", None)
     channel.close()
     with pytest.raises(ValueError, match="closed channel"):

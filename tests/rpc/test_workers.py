@@ -21,20 +21,20 @@ def fails() -> None:
     raise StopIteration("of the job")
 
 
-def test_caller_gets_the_result_or_the_error_of_its_job() -> None:
+def test_caller_gets_result_or_error_of_its_job() -> None:
     assert workers.run(lambda: 42) == 42
     with pytest.raises(StopIteration, match="of the job"):
         workers.run(fails)
 
 
-def test_job_runs_in_the_context_variables_of_its_caller() -> None:
+def test_job_runs_in_context_variables_of_its_caller() -> None:
     """Tracers of gRPC calls lost the caller's span."""
     span = ContextVar("span", default="none")
     span.set("of the caller")
     assert workers.run(span.get) == "of the caller"
 
 
-def test_error_of_a_job_keeps_no_values_alive() -> None:
+def test_job_error_keeps_no_values_alive() -> None:
     """The job, its error and the traceback kept each other, and the caller's values, until a garbage collection."""
     seen = list[ref[threading.Event]]()
 
@@ -52,7 +52,7 @@ def test_error_of_a_job_keeps_no_values_alive() -> None:
         gc.enable()
 
 
-def test_job_runs_in_place_when_the_interpreter_exits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_runs_in_place_when_interpreter_exits(monkeypatch: pytest.MonkeyPatch) -> None:
     """From Python 3.12 on no thread starts in a handler of atexit, which could write nothing."""
 
     def refuse(*_: Any) -> None:
@@ -64,7 +64,7 @@ def test_job_runs_in_place_when_the_interpreter_exits(monkeypatch: pytest.Monkey
     assert job.wait(0.0) == threading.get_ident()
 
 
-def test_caller_waits_no_longer_than_it_wants_to() -> None:
+def test_caller_waits_only_for_its_timeout() -> None:
     ending = threading.Event()
     with pytest.raises(Late):
         workers.run(lambda: ending.wait(PATIENCE_S), 0.01)
@@ -77,7 +77,7 @@ def test_job_of_a_worker_runs_in_place() -> None:
     assert not workers.is_worker()
 
 
-def test_job_that_is_started_twice_runs_once() -> None:
+def test_job_started_twice_runs_once() -> None:
     pool, runs = Workers(), list[int]()
     job, blocker = Job(lambda: runs.append(1)), threading.Event()
     pool.start(job)
@@ -92,7 +92,7 @@ def test_job_that_is_started_twice_runs_once() -> None:
     assert runs == [1, 2]
 
 
-def test_workers_are_used_again_and_end_when_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_are_reused_and_end_when_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = Workers()
     for _ in range(50):
         job = Job(lambda: None)
@@ -104,7 +104,7 @@ def test_workers_are_used_again_and_end_when_idle(monkeypatch: pytest.MonkeyPatc
     wait_until_blocking(lambda: not pool.idents)
 
 
-def test_job_beyond_the_limit_of_threads_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_beyond_thread_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "THREADS_MAX", 1)
     pool, ending = Workers(), threading.Event()
     pool.start(Job(lambda: ending.wait(PATIENCE_S)))
@@ -114,7 +114,7 @@ def test_job_beyond_the_limit_of_threads_is_refused(monkeypatch: pytest.MonkeyPa
     ending.set()
 
 
-def test_interrupted_callers_leave_a_pool_that_works() -> None:
+def test_interrupted_callers_leave_a_working_pool() -> None:
     for _ in interruptions(lambda: workers.run(lambda: None, PATIENCE_S)):
         assert workers.run(lambda: 42, PATIENCE_S) == 42
     assert len(workers.workers().idents) < 20

@@ -15,7 +15,7 @@ from kvstore.server.composition import serve
 from kvstore.server.config import NodeConfig, Role
 
 
-async def test_a_start_that_fails_after_the_bookies_were_read_leaves_no_task(tmp_path: Path) -> None:
+async def test_failed_start_leaves_no_task(tmp_path: Path) -> None:
     env = real_env(tmp_path)
     config = NodeConfig(
         id="n1", zookeeper="h:1", data_dir=tmp_path, secret_file=tmp_path / "s", roles=(Role.SERVER,), insecure=True

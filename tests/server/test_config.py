@@ -22,7 +22,7 @@ from kvstore.server.node import FILES_MIN, raise_file_limit
 GOOD: dict[str, Any] = {"id": "n1", "zookeeper": "127.0.0.1:2181/kvstore", "data_dir": "data/n1", "secret_file": "s"}
 
 
-def test_a_few_lines_are_a_node() -> None:
+def test_few_lines_configure_a_node() -> None:
     config = toml.from_table(GOOD, NodeConfig)
     assert config.data_dir == Path("data/n1")
     assert config.plays == (Role.BOOKIE, Role.SERVER)
@@ -61,7 +61,7 @@ def test_unknown_and_missing_names_hide_no_other_fault(hiding: dict[str, Any]) -
 
 
 @pytest.mark.parametrize("hiding", [{"rols": 1}, {"log": {"quorums": 1}}, {"data_dir": None}, {"id": None}])
-def test_checks_of_the_whole_file_are_made_beside_unknown_and_missing_names(hiding: dict[str, Any]) -> None:
+def test_file_checks_run_with_unknown_and_missing_names(hiding: dict[str, Any]) -> None:
     table = {
         name: value for name, value in ({**GOOD, "http": "nowhere", "roles": []} | hiding).items() if value is not None
     }
@@ -70,7 +70,7 @@ def test_checks_of_the_whole_file_are_made_beside_unknown_and_missing_names(hidi
     assert len(faults) == 3
 
 
-def test_faults_of_meaning_are_named_at_once_too() -> None:
+def test_semantic_faults_are_named_at_once() -> None:
     with pytest.raises(ConfigError) as raised:
         toml.from_table({**GOOD, "id": "N 1", "roles": [], "http": "nowhere"}, NodeConfig)
     assert all(
@@ -80,7 +80,7 @@ def test_faults_of_meaning_are_named_at_once_too() -> None:
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:6401", "10.0.0.1:6401", "[::]:6401", "example.org:6401"])
-def test_a_listener_beyond_loopback_is_refused_unless_insecure(address: str) -> None:
+def test_listener_beyond_loopback_is_refused_unless_insecure(address: str) -> None:
     with pytest.raises(ConfigError, match=r"resp: .*without TLS"):
         toml.from_table({**GOOD, "resp": address}, NodeConfig)
     assert toml.from_table({**GOOD, "resp": address, "insecure": True, "advertise": "n1"}, NodeConfig).resp == address
@@ -91,14 +91,14 @@ FILES = {"cert": "n1.pem", "key": "n1.key", "ca": "ca.pem"}
 
 
 @pytest.mark.parametrize("door", ["resp", "grpc", "http"])
-def test_a_door_for_clients_that_others_reach_wants_access_control(door: str) -> None:
+def test_public_client_listener_requires_access_control(door: str) -> None:
     config = toml.from_table({**GOOD, door: OPEN[door], "tls": FILES}, NodeConfig)
     assert config.wants_access_control
     assert not toml.from_table({**GOOD, "tls": FILES}, NodeConfig).wants_access_control
     assert not toml.from_table({**GOOD, door: OPEN[door], "insecure": True}, NodeConfig).wants_access_control
 
 
-def test_a_bookie_that_others_reach_wants_certificates_of_them() -> None:
+def test_public_bookie_listener_requires_certificates() -> None:
     with pytest.raises(ConfigError, match=r"bookie: 10.0.0.1:3181 .* knows no users: .* verify_clients"):
         toml.from_table({**GOOD, "bookie": OPEN["bookie"], "tls": FILES}, NodeConfig)
     verified = {**FILES, "verify_clients": True}
@@ -109,13 +109,13 @@ def test_a_bookie_that_others_reach_wants_certificates_of_them() -> None:
     assert toml.from_table(server, NodeConfig).beyond == ["http", "resp", "grpc"]
 
 
-def test_a_bookies_id_is_given_as_host_and_port_or_not_at_all() -> None:
+def test_bookie_id_is_host_and_port_or_empty() -> None:
     assert toml.from_table({**GOOD, "bookie_id": "n1.example:3181"}, NodeConfig).bookie_id == "n1.example:3181"
     with pytest.raises(ConfigError, match="bookie_id: expected host:port, got 'n1'"):
         toml.from_table({**GOOD, "bookie_id": "n1"}, NodeConfig)
 
 
-def test_others_are_told_a_host_that_they_can_connect_to() -> None:
+def test_advertised_host_must_be_reachable() -> None:
     table = {**GOOD, "resp": "0.0.0.0:6401", "grpc": "[::]:7401", "http": "0.0.0.0:8401", "insecure": True}
     with pytest.raises(
         ConfigError, match=r"resp: other machines cannot connect to 0.0.0.0:6401; set advertise .*; grpc: "
@@ -131,7 +131,7 @@ def test_others_are_told_a_host_that_they_can_connect_to() -> None:
 
 
 @pytest.mark.parametrize("address", ["", "/kv", "zk", "zk:0", "zk:99999", "a b:1", "zk:1,/kv", "zk:1,x:y/kv", "zk :1"])
-def test_a_zookeeper_that_cannot_be_one_is_refused(address: str) -> None:
+def test_invalid_zookeeper_address_is_refused(address: str) -> None:
     with pytest.raises(
         ConfigError, match=r"zookeeper: .*host:port|metadata.uri: expected either metadata.uri or zookeeper"
     ):
@@ -139,11 +139,11 @@ def test_a_zookeeper_that_cannot_be_one_is_refused(address: str) -> None:
 
 
 @pytest.mark.parametrize("address", ["zk:1", "[::1]:2181/kv", "a.b-c.example:2181,10.0.0.1:2182/k/v"])
-def test_a_zookeeper_is_hosts_with_ports_and_perhaps_a_chroot(address: str) -> None:
+def test_zookeeper_address_has_ports_and_optional_chroot(address: str) -> None:
     assert toml.from_table({**GOOD, "zookeeper": address}, NodeConfig).zookeeper == address
 
 
-def test_a_metadata_store_is_named_once() -> None:
+def test_metadata_store_is_named_once() -> None:
     del (bare := dict(GOOD))["zookeeper"]
     with pytest.raises(ConfigError, match=r"metadata.uri: expected either metadata.uri or zookeeper, got neither"):
         toml.from_table(bare, NodeConfig)
@@ -162,17 +162,17 @@ def test_a_metadata_store_is_named_once() -> None:
     assert (old.metadata_address, old.metadata_tls) == (GOOD["zookeeper"], Tls(ca=Path("c")))
 
 
-def test_a_listener_that_the_role_does_not_have_is_not_looked_at() -> None:
+def test_listener_of_another_role_is_ignored() -> None:
     config = toml.from_table({**GOOD, "roles": ["bookie"], "resp": "0.0.0.0:1"}, NodeConfig)
     assert config.listeners() == {"bookie": config.bookie, "http": config.http}
 
 
 @pytest.mark.parametrize(("host", "loopback"), [("127.0.0.9", True), ("::1", True), ("localhost", True), ("::", False)])
-def test_what_is_loopback(host: str, loopback: bool) -> None:
+def test_loopback_addresses_are_recognized(host: str, loopback: bool) -> None:
     assert is_loopback(host) is loopback
 
 
-def test_a_configuration_survives_its_file(tmp_path: Path) -> None:
+def test_configuration_survives_its_file(tmp_path: Path) -> None:
     config = NodeConfig(
         id="n1",
         zookeeper="a:1,b:2/x",
@@ -188,7 +188,7 @@ def test_a_configuration_survives_its_file(tmp_path: Path) -> None:
     assert toml.read(path, NodeConfig) == config
 
 
-def test_what_equals_its_default_is_not_written() -> None:
+def test_default_values_are_not_written() -> None:
     config = toml.from_table(GOOD, NodeConfig)
     assert set(toml.to_toml(config).split()) == {
         *("id", "=", '"n1"', "zookeeper", '"127.0.0.1:2181/kvstore"', "data_dir", '"data/n1"', "secret_file", '"s"')
@@ -198,7 +198,7 @@ def test_what_equals_its_default_is_not_written() -> None:
 @pytest.mark.parametrize(
     ("text", "fault"), [("id = ", "not TOML"), ("\xff", "not TOML"), (None, "cannot be read: No such file")]
 )
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, text: str | None, fault: str) -> None:
+def test_unreadable_file_is_named(tmp_path: Path, text: str | None, fault: str) -> None:
     path = tmp_path / "node.toml"
     if text is not None:
         path.write_bytes(text.encode("latin-1"))
@@ -206,13 +206,13 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, text: str | None, f
         toml.read(path, NodeConfig)
 
 
-def test_byte_order_mark_of_a_file_is_skipped(tmp_path: Path) -> None:
+def test_byte_order_mark_of_file_is_skipped(tmp_path: Path) -> None:
     path = tmp_path / "node.toml"
     path.write_text('id = "n1"\nzookeeper = "z:1"\ndata_dir = "d"\nsecret_file = "s"\n', encoding="utf-8-sig")
     assert toml.read(path, NodeConfig).id == "n1"
 
 
-def test_overrides_take_the_place_of_what_the_file_says(tmp_path: Path) -> None:
+def test_overrides_replace_values_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "node.toml"
     path.write_text('id = "n1"\nzookeeper = "z:1"\ndata_dir = "d"\nsecret_file = "s"\nresp = "10.0.0.1:1"\n')
     assert toml.read(path, NodeConfig, [toml.Setting("insecure", True)]).insecure
@@ -241,20 +241,20 @@ def test_nested_tables_lists_and_optional_values() -> None:
         toml.from_table({"inner": 5, "names": "a"}, Outer)
 
 
-def test_connections_leave_open_files_for_journals_and_engines() -> None:
+def test_connection_limits_leave_files_for_journals() -> None:
     assert Limits().within(1 << 20) == Limits()
     few = Limits(connections_max=300).within(1024)
     assert (few.connections_max, few.grpc_connections_max, few.bookie_connections_max) == (300, 42, 128)
     assert Limits().within(1024).connections_max == 512
 
 
-def test_a_node_does_not_start_where_clients_could_take_all_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_does_not_start_with_too_few_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, FILES_MIN - 1))
     with pytest.raises(ConfigError, match=f"at least {FILES_MIN} open files, got {FILES_MIN - 1}"):
         raise_file_limit()
 
 
-def test_what_an_operator_says_of_the_bookies_disks_reaches_it(tmp_path: Path) -> None:
+def test_storage_settings_reach_the_bookie(tmp_path: Path) -> None:
     path = tmp_path / "node.toml"
     path.write_text(
         'id = "n1"\nzookeeper = "a:1"\ndata_dir = "/d"\nsecret_file = "s"\n[storage]\njournal_dir = "/fast/journal"\n'
@@ -281,14 +281,14 @@ def test_what_an_operator_says_of_the_bookies_disks_reaches_it(tmp_path: Path) -
         ),
     ],
 )
-def test_a_wrong_setting_of_the_bookies_disks_is_named(tmp_path: Path, line: str, fault: str) -> None:
+def test_invalid_storage_setting_is_named(tmp_path: Path, line: str, fault: str) -> None:
     path = tmp_path / "node.toml"
     path.write_text(f'id = "n1"\nzookeeper = "a:1"\ndata_dir = "/d"\nsecret_file = "s"\n[storage]\n{line}\n')
     with pytest.raises(ConfigError, match=re.escape(fault)):
         toml.read(path, NodeConfig)
 
 
-def test_with_external_bookies_a_node_is_a_server_alone() -> None:
+def test_node_with_external_bookies_is_server_only() -> None:
     external = {**GOOD, "log": {"bookies": "external"}}
     config = toml.from_table(external, NodeConfig)
     assert config.plays == (Role.SERVER,)
@@ -301,7 +301,7 @@ def test_with_external_bookies_a_node_is_a_server_alone() -> None:
         toml.from_table({**GOOD, "log": {"bookies": "apache"}}, NodeConfig)
 
 
-def test_a_listener_that_only_prefers_tls_is_not_safe_beyond_loopback() -> None:
+def test_listener_preferring_tls_is_unsafe_beyond_loopback() -> None:
     """docs/protocol.md S1"""
     made = toml.from_table(GOOD | {"tls": {"cert": "c", "key": "k", "mode": "prefer"}}, NodeConfig)
     assert made.tls.mode is Mode.PREFER

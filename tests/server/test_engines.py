@@ -68,9 +68,7 @@ class Node:
         (WRITE_BUFFER_BYTES_MAX, BYTES_MAX),
     ],
 )
-async def test_engine_opens_with_the_bounds_of_its_memory(
-    tmp_path: Path, write_buffer_bytes: int, memory_bytes: int
-) -> None:
+async def test_engine_opens_with_its_memory_bounds(tmp_path: Path, write_buffer_bytes: int, memory_bytes: int) -> None:
     config = PartitionConfig(write_buffer_bytes=write_buffer_bytes, memory_bytes=memory_bytes)
     node = Node(tmp_path, config)
     await node.write()
@@ -93,7 +91,7 @@ def contents(engine: Engine) -> list[tuple[bytes, bytes]]:
     return found
 
 
-async def test_a_state_that_cannot_be_opened_is_set_aside_once_and_begun_anew(tmp_path: Path) -> None:
+async def test_unopenable_state_is_set_aside_once_and_rebuilt(tmp_path: Path) -> None:
     node = Node(tmp_path)
     await node.write()
     node.damage("MANIFEST-*")
@@ -107,7 +105,7 @@ async def test_a_state_that_cannot_be_opened_is_set_aside_once_and_begun_anew(tm
     assert node.ends == []
 
 
-async def test_damage_that_a_read_meets_ends_the_process_and_the_next_start_begins_anew(tmp_path: Path) -> None:
+async def test_damage_found_by_a_read_ends_the_process(tmp_path: Path) -> None:
     node = Node(tmp_path)
     await node.write()
     node.damage("*.sst")
@@ -122,7 +120,7 @@ async def test_damage_that_a_read_meets_ends_the_process_and_the_next_start_begi
     assert list(node.home.glob("engine.damaged/*.sst"))
 
 
-async def test_damage_ends_the_process_though_the_disk_has_no_room_to_mark_it(
+async def test_damage_ends_the_process_without_room_for_its_mark(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = Node(tmp_path)
@@ -138,7 +136,7 @@ async def test_damage_ends_the_process_though_the_disk_has_no_room_to_mark_it(
     engine.close()
 
 
-async def test_a_crash_while_a_damaged_state_is_set_aside_never_lets_it_be_opened(
+async def test_crash_while_setting_state_aside_never_reopens_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = Node(tmp_path)
@@ -154,7 +152,7 @@ async def test_a_crash_while_a_damaged_state_is_set_aside_never_lets_it_be_opene
     assert list(node.home.glob("engine.damaged/*.sst"))
 
 
-async def test_a_state_that_is_well_is_left_alone(tmp_path: Path) -> None:
+async def test_healthy_state_is_left_alone(tmp_path: Path) -> None:
     node = Node(tmp_path)
     await node.write()
     assert contents(node.engines.open(P1)) == ROWS
@@ -162,7 +160,7 @@ async def test_a_state_that_is_well_is_left_alone(tmp_path: Path) -> None:
 
 
 # docs/protocol.md P35
-async def test_the_state_of_a_replica_that_was_outvoted_is_set_aside_and_only_the_first_is_kept(tmp_path: Path) -> None:
+async def test_outvoted_state_is_set_aside_and_only_first_kept(tmp_path: Path) -> None:
     node = Node(tmp_path)
     await node.write()
     before = sorted(each.name for each in node.home.glob("engine/*.sst"))
@@ -173,7 +171,7 @@ async def test_the_state_of_a_replica_that_was_outvoted_is_set_aside_and_only_th
     assert not node.ends
 
 
-async def test_a_state_whose_replica_has_left_is_set_aside_and_taken_back_when_it_returns(tmp_path: Path) -> None:
+async def test_state_of_replica_that_left_is_reused_on_return(tmp_path: Path) -> None:
     node = Node(tmp_path)
     await node.write()
     for number in (1, 2):
@@ -189,7 +187,7 @@ async def test_a_state_whose_replica_has_left_is_set_aside_and_taken_back_when_i
     assert os.listdir(tmp_path / "partitions") == ["p1.retired-1-60"]
 
 
-async def test_the_latest_is_taken_back_and_none_is_replaced(tmp_path: Path) -> None:
+async def test_latest_retired_state_is_reused(tmp_path: Path) -> None:
     node = Node(tmp_path)
     (tmp_path / "partitions" / "p1.retired-9-20").mkdir(parents=True)
     (tmp_path / "partitions" / "p10.retired-12-0").mkdir(parents=True)
@@ -200,7 +198,7 @@ async def test_the_latest_is_taken_back_and_none_is_replaced(tmp_path: Path) -> 
     assert contents(node.engines.open(P1)) == ROWS
 
 
-async def test_what_is_set_aside_is_removed_at_its_age_and_what_is_in_use_never(tmp_path: Path) -> None:
+async def test_retired_state_is_removed_at_its_age(tmp_path: Path) -> None:
     node = Node(tmp_path)
     await node.write()
     node.engines.retire(P1)
@@ -213,7 +211,7 @@ async def test_what_is_set_aside_is_removed_at_its_age_and_what_is_in_use_never(
     assert os.listdir(tmp_path / "partitions") == ["p2"]
 
 
-def test_a_large_state_is_deleted_while_leases_are_renewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_state_is_deleted_in_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And the next of the same partition meanwhile."""
     node, release = Node(tmp_path), Event()
     rmtree = shutil.rmtree
@@ -234,9 +232,7 @@ def test_a_large_state_is_deleted_while_leases_are_renewed(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("what", ["engine", "p1.retired-1-3540"])
-async def test_what_a_crash_leaves_of_a_state_that_was_being_removed_is_never_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
+async def test_partly_removed_state_is_never_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     """A start would find it damaged, and one set aside before: the node would never start again."""
     node = Node(tmp_path)
     await node.write()

@@ -10,7 +10,7 @@ from kvstore.env.real import real_env
 from kvstore.server.node import _look_at
 
 
-async def test_a_node_without_certificates_is_not_ended_by_it(tmp_path: Path) -> None:
+async def test_hang_up_does_not_end_node_without_certificates(tmp_path: Path) -> None:
     loop, env = asyncio.get_running_loop(), real_env(tmp_path, name="n1")
     _look_at(None, env, loop)
     await env.nursery.close()

@@ -28,7 +28,7 @@ N1, N2 = ServerId("n1"), ServerId("n2")
 
 
 # docs/protocol.md P35
-async def test_a_copy_that_is_found_damaged_while_another_is_set_aside_is_set_aside_too() -> None:
+async def test_second_damaged_copy_is_set_aside_too() -> None:
     """It asks no more, so it would have been barred until the process ended."""
     hosting: Any = object.__new__(Hosting)
     aside: list[PartitionId] = []
@@ -46,7 +46,7 @@ async def test_a_copy_that_is_found_damaged_while_another_is_set_aside_is_set_as
 
 
 # docs/protocol.md V4
-async def test_one_replica_whose_copy_a_newer_release_has_written_stands_still_and_the_others_serve() -> None:
+async def test_replica_written_by_newer_release_is_blocked_alone() -> None:
     hosting: Any = object.__new__(Hosting)
     engines = {each: MemoryEngine() for each in (P1, P2)}
     ReplicaState(P1, engines[P1], PartitionConfig()).apply(Writer(1).put(a="1"))
@@ -76,9 +76,7 @@ async def test_one_replica_whose_copy_a_newer_release_has_written_stands_still_a
 
 
 # docs/protocol.md P23
-async def test_what_drained_replicas_have_published_is_taken_back_after_an_undrain_but_for_those_that_begin_again() -> (
-    None
-):
+async def test_undrain_withdraws_published_state_of_stopped_replicas() -> None:
     """One that had moved elsewhere kept its znode, and its partition was never removed."""
     hosting: Any = object.__new__(Hosting)
     taken_back: list[PartitionId] = []
@@ -111,7 +109,7 @@ async def test_what_drained_replicas_have_published_is_taken_back_after_an_undra
 
 
 # docs/protocol.md H10
-async def test_a_state_is_not_set_aside_by_what_a_metadata_server_says_that_lags() -> None:
+async def test_state_is_kept_while_metadata_server_lags() -> None:
     """The partition has come back here since."""
     hosting: Any = object.__new__(Hosting)
     hosting._store, hosting._server = store, _ = LaggingStore(), N1
@@ -125,7 +123,7 @@ async def test_a_state_is_not_set_aside_by_what_a_metadata_server_says_that_lags
 
 
 # docs/protocol.md H10
-async def test_a_state_that_has_moved_away_is_set_aside_once_the_metadata_store_says_so(
+async def test_moved_state_is_set_aside_once_confirmed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It was looked for once, as the process began. Where the store was away then it took the disk until the next."""

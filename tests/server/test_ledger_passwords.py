@@ -11,13 +11,13 @@ FORMER, PRESENT = ClusterSecret((b"a" * 32,)), ClusterSecret((b"b" * 32, b"a" * 
 
 
 # docs/protocol.md B13
-def test_each_ledger_has_a_password_of_its_own_by_the_present_secret() -> None:
+def test_each_ledger_has_its_own_password() -> None:
     password = password_of(PRESENT)
     assert len({password(LedgerId(1)), password(LedgerId(2)), password_of(FORMER)(LedgerId(1))}) == 3
 
 
 # docs/protocol.md B29
-def test_a_ledger_is_known_for_the_clusters_own_by_any_accepted_secret_and_by_no_other() -> None:
+def test_ledger_is_recognized_by_any_accepted_secret() -> None:
     is_ours = made_with(PRESENT)
     for secret in (FORMER, PRESENT):
         assert is_ours(LedgerId(7), master_key(password_of(secret)(LedgerId(7))))

@@ -62,13 +62,13 @@ def faults_with(name: str, value: float) -> list[str]:
     return [str(each) for each in toml.build_or_faults(table, NodeConfig)[1] if each.name == name]
 
 
-def test_every_number_has_a_range_with_two_ends() -> None:
+def test_every_number_has_a_bounded_range() -> None:
     assert len(NUMBERS) > 40
     assert [name for name, _, found in NUMBERS if found is None or math.isinf(found.most)] == []
 
 
 @pytest.mark.parametrize(("name", "kind", "found"), NUMBERS, ids=[name for name, *_ in NUMBERS])
-def test_what_is_beyond_its_range_is_refused_by_name(name: str, kind: type, found: Range | None) -> None:
+def test_value_out_of_range_is_refused_by_name(name: str, kind: type, found: Range | None) -> None:
     assert found is not None
     beyond: list[float] = [found.least - 1, found.most if found.is_below else found.most + 1]
     if found.is_zero_allowed:
@@ -82,7 +82,7 @@ def test_what_is_beyond_its_range_is_refused_by_name(name: str, kind: type, foun
         assert faults_with(name, within) == []
 
 
-def test_a_range_is_said_in_plain_numbers() -> None:
+def test_range_is_shown_in_plain_numbers() -> None:
     assert [str(each) for each in (at_least(0), above(0), between(1 << 10, 2 << 30), Range(0, 1, is_below=True))] == [
         "at least 0",
         "more than 0",
@@ -118,11 +118,11 @@ def test_a_range_is_said_in_plain_numbers() -> None:
         ),
     ],
 )
-def test_settings_that_collide_are_refused_together(settings: dict[str, Any], fault: str) -> None:
+def test_conflicting_settings_are_refused(settings: dict[str, Any], fault: str) -> None:
     assert [str(each) for each in toml.build_or_faults({**GOOD, **settings}, NodeConfig)[1]] == [fault]
 
 
-def test_leaders_bounds_fit_in_those_of_the_log_and_of_its_bookies() -> None:
+def test_leader_limits_fit_into_log_and_bookie_limits() -> None:
     """What is beyond the log's bound loses the log, and what a bookie cannot take loses the bookie."""
     assert 2 * IN_FLIGHT_LIMIT <= ALL_IN_FLIGHT_MAX < IN_FLIGHT_MAX <= BEYOND // 2
     assert IN_FLIGHT_LIMIT * PartitionConfig().entry_bytes_max <= IN_FLIGHT_BYTES_LIMIT
@@ -132,25 +132,25 @@ def test_leaders_bounds_fit_in_those_of_the_log_and_of_its_bookies() -> None:
     assert ENTRY_BYTES_LIMIT + BATCH_BYTES_MAX + KEY_BYTES_MAX < PACKET_MAX
 
 
-def test_standstills_are_noticed_in_time_with_the_longest_period_of_checks() -> None:
+def test_pauses_are_detected_with_the_longest_check_period() -> None:
     assert min(SILENCE_S, STALL_MAX_S / 2) >= CHECK_EVERY_S_MAX
 
 
-def test_metadata_of_a_ledger_with_the_most_fragments_fit_in_a_node() -> None:
+def test_ledger_metadata_with_most_fragments_fits_into_a_node() -> None:
     bookies = tuple(BookieId(f"{'b' * 63}-{number:012x}") for number in range(7))
     fragments = tuple(Fragment(EntryId(number), bookies) for number in range(FRAGMENTS_MAX))
     metadata = LedgerMetadata(LedgerId(1), Quorum(7, 3, 2), fragments, token=1)
     assert len(ledger_metadata.encode(metadata)) < 1 << 20
 
 
-def test_list_of_ledgers_holds_the_longest_lease() -> None:
+def test_ledger_list_covers_the_longest_lease() -> None:
     most = PartitionConfig(lease_ms=LEASE_MS_MAX, hidden_pause_ms=LEASE_MS_MAX).listed_lease_ms
     listed = LedgerList(ledgers=(Listed(LedgerId(1), Seq(1), True, 1, most),) * 600)
     assert list_codec.decode(list_codec.encode(listed), what="x") == listed
     assert LogConfig().orphan_age_s >= ORPHAN_LEASES_MIN * most / 1000
 
 
-def test_the_reference_has_every_setting_once() -> None:
+def test_reference_has_every_setting_once() -> None:
     page = configuration.reference()
     names = [name.rpartition(".")[2] for name, *_ in NUMBERS]
     assert [name for name in names if f"| `{name}` |" not in page] == []

@@ -36,7 +36,7 @@ def no_end_of_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "end_process", lambda why: None)
 
 
-async def test_a_start_that_waits_for_ever_is_given_up_when_the_node_is_told_to_stop() -> None:
+async def test_waiting_start_is_abandoned_when_node_is_stopped() -> None:
     """It waits for a ring, or for the end of another process of its id; and only SIGKILL ended it."""
     waits, stop, left = asyncio.Event(), asyncio.Event(), []
 
@@ -59,7 +59,7 @@ async def test_a_start_that_waits_for_ever_is_given_up_when_the_node_is_told_to_
     assert left == ["in order"]
 
 
-async def test_what_has_started_is_left_by_whoever_has_the_stack() -> None:
+async def test_started_context_is_left_by_its_stack() -> None:
     left = []
 
     @asynccontextmanager
@@ -73,7 +73,7 @@ async def test_what_has_started_is_left_by_whoever_has_the_stack() -> None:
     assert left == ["in order"]
 
 
-async def test_a_start_that_fails_is_told() -> None:
+async def test_failed_start_is_reported() -> None:
     @asynccontextmanager
     async def starts() -> AsyncIterator[str]:
         raise OSError("the address is taken")
@@ -84,7 +84,7 @@ async def test_a_start_that_fails_is_told() -> None:
             await started_or_none(TestNursery(), stack, starts(), asyncio.Event())
 
 
-async def test_a_node_that_waits_for_its_metadata_store_says_so_and_is_stopped_at_once(
+async def test_node_waiting_for_metadata_store_reports_it_and_stops(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An attempt to connect takes up to 15 s, and nobody looked at SIGTERM meanwhile."""
@@ -106,7 +106,7 @@ async def test_a_node_that_waits_for_its_metadata_store_says_so_and_is_stopped_a
         assert await connecting is None
 
 
-async def test_a_metadata_store_that_is_there_is_waited_for_no_more_and_closed_at_the_end(
+async def test_metadata_store_is_closed_at_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     closed = []
@@ -145,7 +145,7 @@ node.run_node(Path(sys.argv[1]))
 """
 
 
-def test_node_that_fails_ends_although_nobody_reads_standard_error(tmp_path: Path) -> None:
+def test_failing_node_ends_when_stderr_is_not_read(tmp_path: Path) -> None:
     secret, config = tmp_path / "secret", tmp_path / "node.toml"
     secret.touch(mode=0o600)
     secret.write_text("0f" * 32, encoding="ascii")

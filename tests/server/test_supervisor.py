@@ -59,7 +59,7 @@ def ear(tmp_path: Path) -> Iterator[Ear]:
     found.close()
 
 
-def test_a_reason_with_a_path_that_is_no_utf_8_is_said(ear: Ear) -> None:
+def test_reason_with_non_utf8_path_is_sent(ear: Ear) -> None:
     """That of a certificate that has expired ended the node."""
     supervisor = Supervisor(ear.address, None)
     supervisor._report_status(["the certificate in /etc/\udcff.pem has expired"])
@@ -75,7 +75,7 @@ def following(supervisor: Supervisor, not_ready: Callable[[], list[str]], stop: 
         task.cancel()
 
 
-async def test_a_supervisor_hears_what_changes_and_once_that_the_node_is_ready(ear: Ear) -> None:
+async def test_supervisor_receives_changes_and_readiness_once(ear: Ear) -> None:
     reasons, stop = ["starting:\nwaits", "p1 has no state"], asyncio.Event()
     with following(Supervisor(ear.address, watchdog_s=0.03), lambda: list(reasons), stop):
 
@@ -103,7 +103,7 @@ async def test_a_supervisor_hears_what_changes_and_once_that_the_node_is_ready(e
     assert len(ear.said) == 5, "nothing twice"
 
 
-async def test_without_a_watchdog_nobody_is_pinged(ear: Ear) -> None:
+async def test_no_pings_without_a_watchdog(ear: Ear) -> None:
     stop = asyncio.Event()
     stop.set()
     with following(Supervisor(ear.address), list, stop):
@@ -115,9 +115,7 @@ async def test_without_a_watchdog_nobody_is_pinged(ear: Ear) -> None:
     assert ear.heard == ["STOPPING=1\nSTATUS=stopping"]
 
 
-async def test_a_supervisor_that_is_gone_is_said_once_and_ends_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_lost_supervisor_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     asked: list[int] = []
 
     def not_ready() -> list[str]:
@@ -133,7 +131,7 @@ async def test_a_supervisor_that_is_gone_is_said_once_and_ends_nothing(
     assert [each.levelname for each in caplog.records] == ["WARNING"]
 
 
-def test_the_environment_says_who_is_told_and_nobody_else_inherits_it() -> None:
+def test_supervisor_comes_from_environment_and_is_not_inherited() -> None:
     environ = {"NOTIFY_SOCKET": "@abstract", "WATCHDOG_USEC": "3000000", "WATCHDOG_PID": "7", "HOME": "/"}
     mine = supervisor_of(environ, pid=7)
     assert mine is not None
@@ -161,7 +159,7 @@ def node_file(folder: Path, address: str, roles: str) -> Path:
 
 
 @pytest.mark.needs_zookeeper
-def test_a_real_node_says_that_it_is_ready_and_that_it_stops(zookeeper_chroot: str, tmp_path: Path) -> None:
+def test_real_node_reports_readiness_and_stop(zookeeper_chroot: str, tmp_path: Path) -> None:
     secret = ("--secret-file", str(tmp_path / "secret"), "--zookeeper", zookeeper_chroot)
     found = [*KVSTORE, "cluster", "init", "--unsafe", "--node", "n1", "--replicas", "1", *secret]
     subprocess.run(found, check=True, capture_output=True)

@@ -42,7 +42,7 @@ async def anew(probe: WriteProbe) -> str:
         return await probe.check()
 
 
-async def test_probe_of_a_sound_disk_finds_nothing_and_leaves_nothing(tmp_path: Path) -> None:
+async def test_probe_of_healthy_disk_finds_and_leaves_nothing(tmp_path: Path) -> None:
     probe = probe_of(DirectoryDisk(tmp_path))
     for name in PROBE_NAMES:
         (tmp_path / name).write_text("left by a crash")
@@ -52,7 +52,7 @@ async def test_probe_of_a_sound_disk_finds_nothing_and_leaves_nothing(tmp_path: 
 
 # docs/protocol.md P41
 @needs_mount
-async def test_probe_names_inodes_when_none_is_free_and_bytes_are(small: Path) -> None:
+async def test_probe_names_missing_inodes(small: Path) -> None:
     probe = probe_of(DirectoryDisk(small))
     assert await anew(probe) == ""
     for number in range(7):  # the root has the eighth
@@ -64,7 +64,7 @@ async def test_probe_names_inodes_when_none_is_free_and_bytes_are(small: Path) -
 
 # docs/protocol.md P41
 @needs_mount
-async def test_probe_names_a_file_system_that_has_become_read_only(small: Path) -> None:
+async def test_probe_names_read_only_file_system(small: Path) -> None:
     probe = probe_of(DirectoryDisk(small))
     subprocess.run(["mount", "-o", "remount,ro", str(small)], check=True)
     assert await anew(probe) == f"the file system is read-only: {small}"
@@ -82,7 +82,7 @@ class Failing(DirectoryDisk):
             asyncio.get_running_loop().call_soon(done, error)
 
 
-async def test_probe_ends_in_time_when_a_disk_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_probe_ends_in_time_when_disk_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(write_probe, "PATIENCE_S", 0.05)
     disk = Failing(tmp_path)
     disk.failing = {"": None}
@@ -93,7 +93,7 @@ async def test_probe_ends_in_time_when_a_disk_does_not_answer(tmp_path: Path, mo
 
 
 # docs/protocol.md P41
-async def test_node_can_write_while_one_directory_of_its_bookie_can_be_written_to(tmp_path: Path) -> None:
+async def test_node_can_write_with_one_writable_bookie_directory(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
     disk = Failing(tmp_path)
@@ -106,7 +106,7 @@ async def test_node_can_write_while_one_directory_of_its_bookie_can_be_written_t
     assert await anew(probe) == "the bookie cannot write: its disk quota is used up"
 
 
-async def test_many_candidates_share_one_probe(tmp_path: Path) -> None:
+async def test_candidates_share_one_probe(tmp_path: Path) -> None:
     disk = Failing(tmp_path)
     disk.failing = {}
     begun = 0

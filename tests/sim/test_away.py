@@ -21,7 +21,7 @@ async def listed(store: MetadataStore) -> LedgerList:
     return (await LedgerLists(store).read(P))[0]
 
 
-def test_a_dead_replica_lets_go_of_the_log_over_many_leaders_and_comes_back_by_a_snapshot(
+def test_dead_replica_stops_holding_log_and_returns_by_snapshot(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(retention, "FORGET_S", FORGET_S)

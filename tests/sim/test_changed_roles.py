@@ -30,7 +30,7 @@ async def starts_without_a_bookie(stage: Stage, node: Node) -> None:
         node.crash()
 
 
-def test_a_bookie_that_others_count_on_is_not_left_behind() -> None:
+def test_bookie_that_others_depend_on_is_not_left_behind() -> None:
     """Two nodes so restarted, and no write quorum would have what was acknowledged."""
 
     async def story(stage: Stage) -> None:

@@ -36,7 +36,7 @@ def _quiet() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_a_cluster_keeps_its_promises_under_any_faults(chunk: int, seed: int) -> None:
+def test_cluster_keeps_its_promises_under_any_faults(chunk: int, seed: int) -> None:
     first = seed + chunk * SEEDS_PER_CHUNK
     _refuse_idle_runs([run(each) for each in range(first, first + SEEDS_PER_CHUNK)])
 
@@ -59,7 +59,7 @@ def _seeds(*first: int) -> list[int]:
     return [*first, *(seed for seed in range(ROAD_SEEDS_MAX) if seed not in first)]
 
 
-def test_every_common_road_is_taken() -> None:
+def test_every_common_path_is_taken() -> None:
     """By a few seeds together: chunks may run in several processes, so that none of them knows what all have met."""
     before = {name: probes.hits[f"road: {name}"] for name, road in ROADS.items() if not road.is_rare}
     left = set(before)
@@ -83,7 +83,7 @@ def test_every_operation_and_fast_path_is_taken() -> None:
     pytest.fail(f"{ROAD_SEEDS_MAX} seeds did not take {left}")
 
 
-def test_every_flag_and_level_is_asked_for() -> None:
+def test_every_flag_and_level_is_requested() -> None:
     """A new operation or option must be in the table of what runs have to reach."""
     flags = {flag for each in reach.FLAGS.values() for flag in each}
     assert flags == {each for each in Flag if each is not Flag.NONE}
@@ -91,7 +91,7 @@ def test_every_flag_and_level_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, road in ROADS.items() if road.is_rare])
-def test_every_rare_road_is_taken(name: str) -> None:
+def test_every_rare_path_is_taken(name: str) -> None:
     """With the faults and knobs that lead there."""
     before = probes.hits[f"road: {name}"]
     for seed in _seeds(FOUND.get(name, 0)):
@@ -102,7 +102,7 @@ def test_every_rare_road_is_taken(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_every_fault_strikes_by_itself(name: str) -> None:
+def test_every_fault_strikes_on_its_own(name: str) -> None:
     """And its blow is survived, without any other."""
     before = probes.hits[f"fault.{name}"]
     for seed in _seeds(FOUND.get(name, 0)):

@@ -57,7 +57,7 @@ def written(done: Any) -> bytes:
 # ── the log ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_01_what_was_acknowledged_is_there_when_the_leader_dies_in_the_same_moment() -> None:
+def test_01_acknowledged_writes_survive_simultaneous_death_of_leader() -> None:
     async def story(stage: Stage) -> None:
         old = stage.leader
         done = await stage.put_until_done(old)
@@ -67,7 +67,7 @@ def test_01_what_was_acknowledged_is_there_when_the_leader_dies_in_the_same_mome
     play(story, knobs())
 
 
-def test_02_what_was_acknowledged_is_there_after_the_power_failed_everywhere() -> None:
+def test_02_acknowledged_writes_survive_power_failure_everywhere() -> None:
     async def story(stage: Stage) -> None:
         await stage.put_until_done(stage.leader)
         for node in stage.cluster.nodes:
@@ -85,7 +85,7 @@ def test_02_what_was_acknowledged_is_there_after_the_power_failed_everywhere() -
     play(story, knobs())
 
 
-def test_03_restarts_of_everything_lose_nothing_and_numbers_go_on() -> None:
+def test_03_restarts_of_everything_lose_nothing_and_sequences_continue() -> None:
     async def story(stage: Stage) -> None:
         kept: dict[bytes, bytes] = {}
         versions: list[int] = []
@@ -106,7 +106,7 @@ def test_03_restarts_of_everything_lose_nothing_and_numbers_go_on() -> None:
     play(story, knobs())
 
 
-def test_04_a_write_that_too_few_disks_take_is_not_called_done() -> None:
+def test_04_write_stored_on_too_few_disks_is_not_acknowledged() -> None:
     async def story(stage: Stage) -> None:
         old = stage.leader
         for other in stage.others(old):
@@ -118,7 +118,7 @@ def test_04_a_write_that_too_few_disks_take_is_not_called_done() -> None:
     play(story, knobs())
 
 
-def test_05_of_writers_at_the_same_time_none_is_dropped_also_while_a_range_moves() -> None:
+def test_05_no_concurrent_write_is_dropped_even_while_a_range_moves() -> None:
     async def story(world: World, users: Users) -> None:
         asks = [asker(node) for node in world.cluster.nodes]
         sums: list[int] = []
@@ -141,7 +141,7 @@ def test_05_of_writers_at_the_same_time_none_is_dropped_also_while_a_range_moves
 # ── leaders ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_06_a_replica_takes_no_write_by_itself() -> None:
+def test_06_replica_accepts_no_write_on_its_own() -> None:
     async def story(stage: Stage) -> None:
         leader = stage.leader
         for other in stage.others(leader):
@@ -156,7 +156,7 @@ def test_06_a_replica_takes_no_write_by_itself() -> None:
     play(story, knobs())
 
 
-def test_07_who_was_deposed_neither_acknowledges_nor_shows_what_is_old() -> None:
+def test_07_deposed_leader_neither_acknowledges_nor_shows_stale_data() -> None:
     async def story(stage: Stage) -> None:
         old = stage.leader
         await stage.put_until_done(old)
@@ -175,7 +175,7 @@ def test_07_who_was_deposed_neither_acknowledges_nor_shows_what_is_old() -> None
     play(story, knobs())
 
 
-def test_08_a_leader_that_was_chosen_by_a_false_number_loses_nothing_and_the_dead_are_not_waited_for() -> None:
+def test_08_leader_chosen_by_wrong_number_loses_nothing_and_does_not_hang() -> None:
     async def story(stage: Stage) -> None:
         old = stage.leader
         late, other = stage.others(old)
@@ -195,7 +195,7 @@ def test_08_a_leader_that_was_chosen_by_a_false_number_loses_nothing_and_the_dea
     play(story, knobs())
 
 
-def test_09_clocks_put_nothing_in_order() -> None:
+def test_09_clocks_order_nothing() -> None:
     """Leads go to a machine whose date is an hour behind; what was deleted stays away."""
 
     async def story(stage: Stage) -> None:
@@ -220,7 +220,7 @@ def test_09_clocks_put_nothing_in_order() -> None:
 
 
 @pytest.mark.parametrize("step", ["after freeze", "after release", "before drop"])
-def test_10_a_large_range_arrives_whole_although_its_source_dies_on_the_way(step: str) -> None:
+def test_10_large_range_arrives_whole_when_its_source_dies_halfway(step: str) -> None:
     accident = Accident(step)
 
     async def story(world: World, users: Users) -> None:
@@ -240,7 +240,7 @@ def test_10_a_large_range_arrives_whole_although_its_source_dies_on_the_way(step
         moves.play(2, story, TWO, users=0, keys=MOVING[:1], counters=())
 
 
-def test_11_what_moves_is_never_absent_and_no_value_means_absent() -> None:
+def test_11_moving_key_is_never_absent_and_no_value_means_absent() -> None:
     async def story(world: World, users: Users) -> None:
         asks = [asker(node) for node in world.cluster.nodes]
         for key in MOVING:
@@ -259,7 +259,7 @@ def test_11_what_moves_is_never_absent_and_no_value_means_absent() -> None:
     moves.play(3, story, TWO, users=0, keys=MOVING[:1], counters=())
 
 
-def test_12_a_server_with_an_old_view_of_the_ring_gives_no_answer_of_the_old_one() -> None:
+def test_12_server_with_old_ring_gives_no_answer_from_old_owner() -> None:
     """It is cut off from the metadata store while the range changes hands: refused, or as the new owner answers."""
 
     async def story(world: World, users: Users) -> None:

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.sim
 
 # docs/protocol.md G23
 @pytest.mark.parametrize("seed", range(1, 4))
-def test_nobody_leads_or_is_answered_while_the_cluster_is_gone_from_the_metadata_store(seed: int) -> None:
+def test_no_leader_serves_while_cluster_is_missing_from_metadata_store(seed: int) -> None:
     async def story(world: World, users: Users) -> None:
         cluster = world.cluster
         (known, _), partitions = await world.store.get(paths.INSTANCE_ID), cluster.partitions

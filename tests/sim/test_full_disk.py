@@ -43,7 +43,7 @@ def engine_of(node: Node) -> FullEngine:
     return engine
 
 
-def test_a_leader_whose_disk_is_full_hands_over_and_leads_again_when_there_is_room() -> None:
+def test_leader_with_full_disk_hands_over_and_leads_again_after_cleanup() -> None:
     async def story(stage: Stage) -> None:
         await stage.until(lambda: stage.cluster.leader(P) is not None)
         first, asked = stage.leader, stage.others(stage.leader)[0]
@@ -70,19 +70,19 @@ def test_a_leader_whose_disk_is_full_hands_over_and_leads_again_when_there_is_ro
 
 
 # docs/protocol.md P41
-def test_leader_without_inodes_is_replaced_and_not_handed_the_lead_back() -> None:
+def test_leader_without_inodes_is_replaced_and_not_handed_leadership_back() -> None:
     for seed in range(1, 4):
         play(leader_without_inodes, knobs(lead_back_s=1.0), seed)
 
 
 # docs/protocol.md P41
-def test_candidate_without_inodes_does_not_stand_while_another_can() -> None:
+def test_candidate_without_inodes_does_not_run_while_another_can() -> None:
     for seed in range(1, 4):
         play(candidate_without_inodes, knobs(lead_back_s=1.0), seed)
 
 
 # docs/protocol.md P41
-def test_lead_is_taken_by_a_node_whose_probe_fails_if_that_of_each_node_does() -> None:
+def test_node_with_failing_probe_leads_when_every_probe_fails() -> None:
     """Its memory has room for a while, and a bad leader is better than none."""
 
     async def story(stage: Stage) -> None:
@@ -97,7 +97,7 @@ def test_lead_is_taken_by_a_node_whose_probe_fails_if_that_of_each_node_does() -
         play(story, knobs(lead_back_s=1.0), seed)
 
 
-def test_a_node_that_starts_on_a_full_disk_begins_its_replicas_when_there_is_room() -> None:
+def test_node_started_on_full_disk_begins_its_replicas_when_space_is_free() -> None:
     async def story(stage: Stage) -> None:
         await stage.until(lambda: stage.cluster.leader(P) is not None)
         first, asked = stage.leader, stage.others(stage.leader)[0]

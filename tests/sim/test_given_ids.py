@@ -18,7 +18,7 @@ def with_given_id(**settings: Any) -> NodeConfig:
     return NodeConfig(bookie_id=settings["bookie"], **settings)
 
 
-def test_leaders_and_bookies_come_and_go_under_ids_that_were_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leaders_and_bookies_come_and_go_under_given_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nodes, "NodeConfig", with_given_id)
 
     async def story(stage: Stage) -> None:

@@ -103,7 +103,7 @@ async def write(stage: Stage, asked: Node, seconds: float) -> None:
         await stage.put(asked, attempts=5)
 
 
-def test_a_hand_back_is_one_change_of_leader_and_costs_some_round_trips() -> None:
+def test_hand_back_is_one_leader_change_and_costs_some_round_trips() -> None:
     gaps: list[float] = []
 
     async def story(stage: Stage) -> None:
@@ -122,7 +122,7 @@ def test_a_hand_back_is_one_change_of_leader_and_costs_some_round_trips() -> Non
     assert median(gaps) < 0.3, f"an election waits out a lease of 0.5 s: {gaps}"
 
 
-def test_the_lead_is_not_handed_to_a_process_that_is_gone_or_has_just_started() -> None:
+def test_leadership_is_not_handed_to_process_that_is_gone_or_just_started() -> None:
     """What the former process has published stands until its session ends."""
 
     async def story(stage: Stage) -> None:
@@ -143,7 +143,7 @@ def test_the_lead_is_not_handed_to_a_process_that_is_gone_or_has_just_started() 
 
 
 # docs/protocol.md P26
-def test_the_lead_is_not_handed_to_another_process_than_was_seen() -> None:
+def test_leadership_is_not_handed_to_another_process_than_was_seen() -> None:
     async def story(stage: Stage) -> None:
         leads, back = await led_by_another(stage)
         await stage.until(lambda: back.replica(P) is not None)
@@ -156,7 +156,7 @@ def test_the_lead_is_not_handed_to_another_process_than_was_seen() -> None:
     play(story, knobs())
 
 
-def test_what_was_seen_before_the_metadata_store_went_away_does_not_count_when_it_is_back() -> None:
+def test_views_from_before_metadata_outage_do_not_count_after_it() -> None:
     async def story(stage: Stage) -> None:
         leads, _ = await led_by_another(stage)
         at = epoch(stage)
@@ -228,7 +228,7 @@ def lose_session(stage: Stage, node: Node) -> None:
 @pytest.mark.parametrize(
     ("method", "of_leader", "least"), [("hand_over", True, 6), ("_prepare", False, 2), ("_open", False, 6)]
 )
-def test_either_party_may_fail_at_every_step_of_a_hand_over(
+def test_either_party_may_fail_at_every_step_of_handover(
     patch: pytest.MonkeyPatch, method: str, of_leader: bool, least: int, strike: Callable[[Stage, Node], None]
 ) -> None:
     steps = 1
@@ -238,7 +238,7 @@ def test_either_party_may_fail_at_every_step_of_a_hand_over(
     assert steps > least, f"{method} of {steps} steps"
 
 
-def test_a_leader_goes_on_when_its_successor_does_not_take_the_lead(patch: pytest.MonkeyPatch) -> None:
+def test_leader_continues_when_successor_does_not_take_over(patch: pytest.MonkeyPatch) -> None:
     async def refuse(self: Any, offer: Any) -> bytes:
         await asyncio.sleep(3600)
         return b"1"
@@ -260,7 +260,7 @@ def test_a_leader_goes_on_when_its_successor_does_not_take_the_lead(patch: pytes
     play(story, handing_back())
 
 
-def test_a_node_that_stops_hands_over_to_another_without_an_election() -> None:
+def test_stopping_node_hands_over_without_election() -> None:
     async def story(stage: Stage) -> None:
         first = await led_by_preferred(stage)
         before, seen = epoch(stage), note_leaders(stage)
@@ -273,7 +273,7 @@ def test_a_node_that_stops_hands_over_to_another_without_an_election() -> None:
         play(story, knobs(), seed)
 
 
-def test_a_node_that_stops_while_the_metadata_store_is_away_still_says_in_the_log_that_it_leads_no_more() -> None:
+def test_stopping_node_logs_its_release_when_metadata_store_is_away() -> None:
     async def story(stage: Stage) -> None:
         first = await led_by_preferred(stage)
         released: list[bool] = []
@@ -343,7 +343,7 @@ async def told(stage: Stage, asked: Node, over: asyncio.Event) -> set[Status]:
     return statuses
 
 
-def test_a_node_told_to_stop_while_it_hands_a_lead_back_leaves_no_write_of_unknown_outcome(
+def test_node_stopped_during_hand_back_leaves_no_write_of_unknown_outcome(
     patch: pytest.MonkeyPatch,
 ) -> None:
     step = 1
@@ -358,9 +358,7 @@ def test_a_node_told_to_stop_while_it_hands_a_lead_back_leaves_no_write_of_unkno
 
 @pytest.mark.parametrize("away", ["stopped", "frozen"])
 @pytest.mark.parametrize("seed", range(1, 4))
-def test_no_leader_changes_though_the_metadata_store_was_away_and_the_leader_finds_it_last(
-    away: str, seed: int
-) -> None:
+def test_leadership_does_not_change_when_leader_finds_metadata_store_last(away: str, seed: int) -> None:
     async def story(stage: Stage) -> None:
         leader = await led_by_preferred(stage)
         at = epoch(stage)
@@ -379,7 +377,7 @@ def test_no_leader_changes_though_the_metadata_store_was_away_and_the_leader_fin
     play(story, knobs(), seed)
 
 
-def test_a_leader_that_nobody_asks_learns_that_another_has_taken_its_place() -> None:
+def test_idle_leader_learns_that_another_has_replaced_it() -> None:
     async def story(stage: Stage) -> None:
         old = await led_by_preferred(stage)
         stage.cluster.metadata.cut(old.name)
@@ -394,7 +392,7 @@ def test_a_leader_that_nobody_asks_learns_that_another_has_taken_its_place() -> 
 
 
 @pytest.mark.parametrize("seed", range(1, 6))
-def test_a_leader_that_is_busy_when_its_session_ends_keeps_the_lead(seed: int) -> None:
+def test_busy_leader_keeps_leadership_when_its_session_ends(seed: int) -> None:
     """It answers nobody for longer than a rank's delay."""
 
     async def story(stage: Stage) -> None:

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.sim
 ENTRIES = 400
 
 
-def test_of_many_entries_only_the_first_wait_for_a_bookie_that_says_nothing() -> None:
+def test_only_first_of_many_entries_wait_for_silent_bookie() -> None:
     async def case(bench: Bench) -> None:
         writer = Writer(await opened(bench.logs(NEVER)))
         await writer.append(ENTRIES, gap_s=0.001)

@@ -43,7 +43,7 @@ def starts_without_the_metadata_store(stage: Stage, patch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("seed", range(1, 6))
-def test_after_a_leaders_death_the_next_one_serves_though_the_metadata_store_stands_still(
+def test_next_leader_serves_after_leader_death_while_metadata_store_hangs(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story(stage: Stage) -> None:
@@ -62,7 +62,7 @@ def test_after_a_leaders_death_the_next_one_serves_though_the_metadata_store_sta
     play(story, knobs(), seed)
 
 
-def test_a_successor_serves_though_the_metadata_store_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_successor_serves_while_metadata_store_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the middle of five runs: where the former leader has just rolled, the ledger made ahead is used, and bookies
     have to ask about the next one."""
     took: list[float] = []
@@ -80,7 +80,7 @@ def test_a_successor_serves_though_the_metadata_store_stands_still(monkeypatch: 
     assert median(took) < START_S_MAX
 
 
-def test_a_replica_that_stops_while_its_claim_is_on_its_way_leaves_no_leaders_znode(
+def test_stopping_replica_leaves_no_leader_znode_when_claim_is_in_flight(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It would stand for as long as the server's session: nobody could lead, and a removed partition would stay."""

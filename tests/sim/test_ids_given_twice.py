@@ -158,7 +158,7 @@ async def nothing(*_: object) -> None:
 
 # docs/protocol.md G27
 @pytest.mark.parametrize("seed", range(1, 4))
-def test_no_ledger_is_made_in_an_older_copy_and_the_later_one_has_all(seed: int) -> None:
+def test_no_ledger_is_created_in_older_copy_and_later_copy_has_all(seed: int) -> None:
     async def story(stage: Stage) -> None:
         seen = await older_copy(stage, ledgers=2, wait_s=20.0)
         assert seen.made == set()
@@ -173,7 +173,9 @@ class Kept(Exception):
 
 # docs/protocol.md B36
 @pytest.mark.parametrize("seed", range(1, 4))
-def test_bookies_overwrite_nothing_where_ledger_ids_are_given_again(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bookies_overwrite_nothing_when_ledger_ids_are_assigned_twice(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As if nobody noticed the older copy."""
     monkeypatch.setattr(NewLedgerIds, "next_id", any_id)
     monkeypatch.setattr(ClusterIdentity, "mark_older", nothing)

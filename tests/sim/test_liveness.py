@@ -24,7 +24,7 @@ pytestmark = pytest.mark.sim
 # docs/protocol.md P45
 @pytest.mark.parametrize("story", [leader_whose_loop_is_blocked, leader_whose_disk_hangs])
 @pytest.mark.parametrize("seed", range(3))
-def test_others_write_in_time_when_a_leader_hangs(story: Story, seed: int) -> None:
+def test_other_clients_write_in_time_when_a_leader_hangs(story: Story, seed: int) -> None:
     play(story, knobs(), seed)
 
 
@@ -33,13 +33,13 @@ def test_others_write_in_time_when_a_leader_hangs(story: Story, seed: int) -> No
     "story", [leader_whose_engine_is_wedged, candidate_whose_engine_is_wedged, leader_that_reaches_no_other_bookie]
 )
 @pytest.mark.parametrize("seed", range(3))
-def test_others_write_in_time_when_a_reachable_leader_acknowledges_nothing(story: Story, seed: int) -> None:
+def test_other_clients_write_in_time_when_leader_acknowledges_nothing(story: Story, seed: int) -> None:
     play(story, knobs(lead_back_s=1.0), seed)
 
 
 # docs/protocol.md B24
 @pytest.mark.parametrize("seed", range(3))
-def test_bookie_gives_one_directory_up_when_its_disk_hangs(seed: int) -> None:
+def test_bookie_abandons_one_directory_when_its_disk_hangs(seed: int) -> None:
     play(directory_of_two_that_hangs, replace(knobs(), directories=2), seed)
 
 

@@ -20,13 +20,13 @@ def test_every_seed_is_played_once() -> None:
     assert [failure for each in found for failure in each.failures] == [str(seed) for seed in seeds]
 
 
-def test_branches_are_judged_by_the_same_seeds_always() -> None:
+def test_branches_are_always_judged_by_same_seeds() -> None:
     assert split(range(5_000)) == (BRANCH_SEEDS, range(60, 5_000))
     assert split(range(40)) == (range(0), range(40))
     assert split(range(7, 5_000)) == (range(0), range(7, 5_000))
 
 
-def test_branches_that_are_not_taken_are_listed_with_a_reason() -> None:
+def test_branches_not_taken_are_listed_with_a_reason() -> None:
     """Whether the list is right, only the seeds can tell; that it names branches that are there is told here."""
     listed = branches.listed()
     _, missed = branches.names_of({})

@@ -285,32 +285,32 @@ async def a_pin_ends_everywhere(world: World, users: Users) -> None:
 
 
 # docs/protocol.md K2
-def test_a_pin_that_is_given_back_while_nobody_leads_ends() -> None:
+def test_pin_released_while_partition_has_no_leader_ends() -> None:
     play(1, a_pin_is_given_back_while_nobody_leads, Knobs(partitions=1), users=1)
 
 
 # docs/protocol.md K3
-def test_a_pin_that_nobody_keeps_any_more_is_not_renewed() -> None:
+def test_pin_without_keeper_is_not_renewed() -> None:
     play(1, a_pin_ends_everywhere, Knobs(partitions=2), users=1)
 
 
 # docs/protocol.md K5
-def test_a_partition_that_has_retired_is_read_at_its_pinned_position_until_that_ends() -> None:
+def test_retired_partition_is_readable_at_pinned_position_until_pin_ends() -> None:
     play(1, a_partition_retires_under_a_pin, Knobs(partitions=2), users=2, pause_s=LONG_PAUSE_S)
 
 
-def test_a_partition_that_owns_nothing_is_pinned_too() -> None:
+def test_partition_that_owns_nothing_is_pinned_too() -> None:
     play(1, a_partition_owns_nothing, Knobs(partitions=2), users=2, pause_s=LONG_PAUSE_S)
 
 
 @pytest.mark.parametrize("seed", range(1))
-def test_every_replica_gives_what_the_log_says_while_ranges_move(seed: int) -> None:
+def test_every_replica_matches_log_while_ranges_move(seed: int) -> None:
     before = dict(hits)
     play(seed, pins_in_peace, users=4, pause_s=LONG_PAUSE_S)
     assert hits["pins.read_twice"] - before.get("pins.read_twice", 0) >= 2
 
 
-def test_every_replica_gives_what_the_log_says_whatever_strikes() -> None:
+def test_every_replica_matches_log_whatever_strikes() -> None:
     before = hits["pins.pinned"]
     play(11, pins_in_trouble, drawn(11), users=4, pause_s=LONG_PAUSE_S)
     assert hits["pins.pinned"] > before

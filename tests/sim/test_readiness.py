@@ -28,7 +28,7 @@ pytestmark = pytest.mark.sim
 P1, P2 = PartitionId("p1"), PartitionId("p2")
 
 
-def test_a_partition_that_cannot_be_led_makes_no_server_unready(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partition_that_cannot_be_led_makes_no_server_unready(monkeypatch: pytest.MonkeyPatch) -> None:
     """All servers were unready, so that nobody could reach the other partitions either."""
     open_as_leader = PartitionLogs.open_as_leader
 
@@ -63,7 +63,7 @@ async def all_keys_of_p1_answer(world: World) -> None:
             assert (await worker.do(commands.get(key))).status is Status.OK
 
 
-def test_a_server_is_unready_while_it_starts_and_once_it_drains() -> None:
+def test_server_is_unready_while_it_starts_and_once_it_drains() -> None:
     async def drain(world: World, users: Users) -> None:
         node = world.cluster.nodes[0]
         await served(node).begin_stopping()
@@ -74,7 +74,7 @@ def test_a_server_is_unready_while_it_starts_and_once_it_drains() -> None:
 
 
 @pytest.mark.parametrize("seed", [5, 6, 7])
-def test_a_drain_is_undone_and_the_node_leads_again(seed: int) -> None:
+def test_drain_is_undone_and_node_leads_again(seed: int) -> None:
     """Also where the drain is still under way, and nothing that users did is lost or told wrongly meanwhile."""
 
     async def story(world: World, users: Users) -> None:
@@ -100,7 +100,7 @@ def test_a_drain_is_undone_and_the_node_leads_again(seed: int) -> None:
 
 
 # docs/protocol.md P23
-def test_a_node_that_was_cut_from_the_metadata_store_while_it_was_drained_leaves_nothing_behind() -> None:
+def test_node_cut_from_metadata_store_while_draining_leaves_nothing_behind() -> None:
     """It runs on, and its session with it: its name stood as the leader's, and nobody led until it was restarted. What
     its replicas had published stood in any case, and held their logs for as long as it ran."""
 
@@ -126,7 +126,7 @@ def test_a_node_that_was_cut_from_the_metadata_store_while_it_was_drained_leaves
     play(10, story, TWO, users=0)
 
 
-def test_a_node_that_stops_is_not_drained_back() -> None:
+def test_stopping_node_is_not_undrained() -> None:
     async def story(world: World, users: Users) -> None:
         node = served(world.cluster.nodes[0])
         await node.drain()
@@ -141,7 +141,7 @@ def test_a_node_that_stops_is_not_drained_back() -> None:
 
 
 @pytest.mark.parametrize("is_drained_first", [True, False])
-def test_a_node_that_is_drained_and_stopped_together_hands_over_once(
+def test_node_drained_and_stopped_together_hands_over_once(
     is_drained_first: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each replica was stopped twice at once, and the second end of it ended the process, with all other leases."""
@@ -180,7 +180,7 @@ def test_a_node_that_is_drained_and_stopped_together_hands_over_once(
     play(9, story, TWO, users=4)
 
 
-def test_a_node_that_starts_is_not_drained_yet_and_answers_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_starting_node_is_not_drained_and_answers_operators(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its door is open before its replicas begin. A drain that came then said that all is handed over, and ended it."""
     host, seen = composition._host, list[ServerId]()
 

@@ -25,7 +25,7 @@ P = PartitionId("p1")
 LAGGING = MetadataConfig(lag_s=(5.0, 5.0), slow_p=0.0, followers=8)
 
 
-def test_a_node_that_starts_right_after_the_founding_sees_its_cluster() -> None:
+def test_node_started_right_after_cluster_creation_sees_its_cluster() -> None:
     """It read from a follower that lagged, and refused to start because there was no cluster."""
     with SimWorld(1) as world:
         metadata = SimMetadata(world.loop, world.fork("metadata"), LAGGING)
@@ -38,7 +38,7 @@ def test_a_node_that_starts_right_after_the_founding_sees_its_cluster() -> None:
         world.run(story())
 
 
-def test_a_bookie_that_restarts_at_once_reads_its_newest_cookie() -> None:
+def test_bookie_restarted_at_once_reads_its_newest_cookie() -> None:
     """From the version as of a moment ago it concluded that its directory was an old copy, and doubted every ledger."""
     cookie = Cookie(
         bookie=BookieId("n1-a"), journal_dirs=("j",), ledger_dirs=("j",), index_dirs=("i",), instance_id="cluster"
@@ -58,7 +58,7 @@ def test_a_bookie_that_restarts_at_once_reads_its_newest_cookie() -> None:
         world.run(story())
 
 
-def test_the_owner_is_woken_however_little_time_is_left() -> None:
+def test_owner_is_woken_however_little_time_is_left() -> None:
     """Less than the loop's clock can tell apart: the timer fired at once, the owner asked for another, for ever."""
     with SimWorld(1) as world:
         ticks: list[float] = []
@@ -84,7 +84,7 @@ def partition() -> Iterator[one_partition.Partition]:
     made.loop.close()
 
 
-def test_a_leader_that_is_asked_to_stop_before_it_serves_never_serves(partition: one_partition.Partition) -> None:
+def test_leader_asked_to_stop_before_it_serves_never_serves(partition: one_partition.Partition) -> None:
     """It logged its release record, then its epoch start was acknowledged and it served, and what it acknowledged while
     the ledger was being closed was lost."""
     started = partition.loop.create_task(partition.leader.start())
@@ -98,7 +98,7 @@ def test_a_leader_that_is_asked_to_stop_before_it_serves_never_serves(partition:
     assert partition.sent_kinds() == []
 
 
-def test_a_log_that_is_being_closed_takes_no_more_appends() -> None:
+def test_closing_log_takes_no_more_appends() -> None:
     """What was appended between the last acknowledgement and the close was acknowledged, and cut off by the close."""
     with LedgerCluster(1) as cluster:
         make_root(cluster.tree)

@@ -24,13 +24,13 @@ def traces(hash_seed: str, seeds: tuple[int, ...]) -> list[str]:
     return [line.partition("trace ")[2] for line in done.stdout.splitlines() if line.startswith("seed ")]
 
 
-def test_a_seed_gives_the_same_trace_in_every_process_whatever_ran_before_it() -> None:
+def test_seed_gives_same_trace_in_every_process_whatever_ran_before() -> None:
     first = traces("1", SEEDS)
     assert len(set(first)) == len(SEEDS), "other seeds give other runs"
     assert traces("2", SEEDS[::-1]) == first[::-1]
 
 
-def test_help_names_the_trace_and_an_unknown_run_lists_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_names_trace_and_unknown_run_lists_known_runs(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         run.main(["--help"])
     assert "TRACE=1" in capsys.readouterr().out

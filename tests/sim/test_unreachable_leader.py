@@ -46,13 +46,13 @@ def test_leader_stays_when_one_observer_cannot_reach_it(refuses: bool) -> None:
 
 
 # docs/protocol.md P40
-def test_lead_does_not_go_round_between_two_that_refuse_each_other() -> None:
+def test_leadership_does_not_alternate_between_two_that_refuse_each_other() -> None:
     for seed in range(1, 4):
         play(two_that_refuse_each_other, knobs(lead_back_s=1.0), seed)
 
 
 # docs/protocol.md P40
-def test_observer_that_stood_still_deposes_nobody() -> None:
+def test_paused_observer_deposes_no_leader() -> None:
     for seed in range(1, 6):
         play(observers_that_stand_still, CALM, seed)
 
@@ -64,13 +64,13 @@ def test_candidate_that_others_cannot_reach_lets_another_lead() -> None:
 
 
 # docs/protocol.md P40
-def test_leader_is_deposed_only_by_a_replica_that_a_majority_reaches() -> None:
+def test_leader_is_deposed_only_by_replica_that_a_majority_reaches() -> None:
     for seed in range(1, 4):
         play(successor_that_few_reach, CALM, seed)
 
 
 # docs/protocol.md P40
-def test_leader_cut_from_the_other_servers_but_not_from_bookies_is_deposed() -> None:
+def test_leader_cut_from_other_servers_but_not_from_bookies_is_deposed() -> None:
     async def story(stage: Stage) -> None:
         first = await led_by_preferred(stage)
         before, others = epoch(stage), [each for each in stage.cluster.servers if each is not first]
@@ -100,7 +100,7 @@ def test_leader_whose_answers_are_lost_is_deposed() -> None:
 
 # docs/protocol.md P25
 @pytest.mark.parametrize("refuses", [True, False])
-def test_restarted_leader_that_nobody_reaches_does_not_take_its_lead_back(refuses: bool) -> None:
+def test_restarted_leader_that_none_reaches_does_not_take_leadership_back(refuses: bool) -> None:
     """Its address has changed and nobody knows; the session of its former process lives on."""
 
     async def story(stage: Stage) -> None:

@@ -39,7 +39,7 @@ async def watch(world: World, *keys: bytes | None) -> list[Watcher]:
 
 
 @pytest.mark.parametrize("seed", [0])
-def test_a_partition_joins_and_leaves_while_others_watch(seed: int) -> None:
+def test_partition_joins_and_leaves_while_clients_watch(seed: int) -> None:
     async def join_and_leave(world: World, users: Users) -> None:
         await watch(world, None, b"k3", b"k5")
         await world.join("p2")
@@ -53,7 +53,7 @@ def test_a_partition_joins_and_leaves_while_others_watch(seed: int) -> None:
 
 # docs/protocol.md F3
 @pytest.mark.parametrize("seed", [0])
-def test_a_partition_joins_and_leaves_while_those_who_watch_are_away(seed: int) -> None:
+def test_partition_joins_and_leaves_while_watchers_are_away(seed: int) -> None:
     async def join_and_leave(world: World, users: Users) -> None:
         away = await watch(world, None, None)
         await asyncio.sleep(0.5)
@@ -71,7 +71,7 @@ def test_a_partition_joins_and_leaves_while_those_who_watch_are_away(seed: int) 
     play(seed, join_and_leave, Knobs(partitions=2), pause_s=LONG_PAUSE_S)
 
 
-def test_a_key_is_followed_to_where_it_goes_and_back() -> None:
+def test_watch_follows_key_to_new_owner_and_back() -> None:
     async def chain(world: World, users: Users) -> None:
         await watch(world, None, *KEYS_OF_3[:2])
         for target in ("p2", "p3", "p1"):
@@ -91,7 +91,7 @@ def test_a_key_is_followed_to_where_it_goes_and_back() -> None:
         pytest.param(f"after {ImportStep.FLIP}", marks=pytest.mark.slow),
     ],
 )
-def test_watches_survive_a_crash_in_a_move(step: str, parties: tuple[str, ...]) -> None:
+def test_watches_survive_crash_in_move(step: str, parties: tuple[str, ...]) -> None:
     accident = Accident(step)
 
     async def move_one(world: World, users: Users) -> None:
@@ -105,7 +105,7 @@ def test_watches_survive_a_crash_in_a_move(step: str, parties: tuple[str, ...]) 
         play(len(step), move_one, TWO, users=4, keys=KEYS, counters=COUNTERS)
 
 
-def test_watches_survive_the_loss_of_each_leader() -> None:
+def test_watches_survive_loss_of_each_leader() -> None:
     async def kill_leaders(world: World, users: Users) -> None:
         await watch(world, None, b"k3")
         for _ in range(3):

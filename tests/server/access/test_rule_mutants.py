@@ -82,7 +82,7 @@ def test_broken_caller_of_bookies_is_noticed(monkeypatch: Patch) -> None:
     """docs/protocol.md B32: a caller that does not recognise a refusal."""
     monkeypatch.setattr(Connection, "_hello_answered", lambda self, answer: setattr(self, "_hello_txn", -1))
     with pytest.raises(NOTICED):
-        test_connection.test_a_bookie_of_another_cluster_refuses_adds_and_reads_by_an_error_that_says_so()
+        test_connection.test_bookie_of_another_cluster_refuses_with_specific_error()
 
 
 # ── tokens ────────────────────────────────────────────────────────────────────────────────────────────────────────────

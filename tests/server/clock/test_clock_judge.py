@@ -90,7 +90,7 @@ def heard(said: Other, now: float) -> PeerClock:
 # ── the first date ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_first_date_is_another_servers_whatever_wall_clocks_say() -> None:
+def test_first_date_comes_from_another_server_not_wall_clocks() -> None:
     """Servers restart one by one after the clocks of a majority have jumped."""
     server = Server()
     server.wrong_ms = HOUR_MS
@@ -101,7 +101,7 @@ def test_first_date_is_another_servers_whatever_wall_clocks_say() -> None:
 
 
 @pytest.mark.parametrize("wrong_ms", [0, MINUTE_MS, -HOUR_MS])
-def test_first_date_is_the_one_of_the_process_before(wrong_ms: int) -> None:
+def test_first_date_comes_from_the_previous_process(wrong_ms: int) -> None:
     server = Server(kept_ms=0)
     server.wrong_ms = wrong_ms
     server.look()
@@ -113,7 +113,7 @@ def test_first_date_is_the_one_of_the_process_before(wrong_ms: int) -> None:
     assert abs(server.wrong) <= RATE * 1000
 
 
-def test_first_date_is_the_latest_that_a_majority_supports() -> None:
+def test_first_date_is_latest_that_majority_supports() -> None:
     server = Server()
     server.others = {B: Other(-HOUR_MS), C: SURE}
     assert server.wait(0.2).wrong == 0
@@ -122,7 +122,7 @@ def test_first_date_is_the_latest_that_a_majority_supports() -> None:
     assert server.wait(0.2).wrong == 0
 
 
-def test_cold_start_of_all_needs_two_of_three_that_agree() -> None:
+def test_cold_start_needs_two_agreeing_servers_of_three() -> None:
     server = Server()
     server.others = {B: Other(None, HOUR_MS, is_sure=False), C: Other(None, -HOUR_MS, is_sure=False)}
     assert not server.wait(2 * ALONE_S).judge.is_known
@@ -131,7 +131,7 @@ def test_cold_start_of_all_needs_two_of_three_that_agree() -> None:
     assert server.wrong == 0
 
 
-def test_cold_start_waits_for_a_server_that_does_not_answer() -> None:
+def test_cold_start_waits_for_silent_server() -> None:
     """It may be the one that has the date."""
     server = Server()
     server.wrong_ms = HOUR_MS
@@ -145,7 +145,7 @@ def test_cold_start_waits_for_a_server_that_does_not_answer() -> None:
     assert server.wait(ALONE_S + 1).judge.has_date, "nobody can have it"
 
 
-def test_one_that_is_alone_leads_after_a_while_and_removes_nothing() -> None:
+def test_isolated_server_leads_after_a_while_and_removes_nothing() -> None:
     server = Server()
     assert not server.wait(ALONE_S - 1).judge.may_lead
     server.wait(2.0)
@@ -156,7 +156,7 @@ def test_one_that_is_alone_leads_after_a_while_and_removes_nothing() -> None:
     assert server.wait(0.4).judge.has_date
 
 
-def test_one_that_agrees_with_all_that_it_hears_begins_although_they_are_few() -> None:
+def test_server_starts_when_all_few_reachable_servers_agree() -> None:
     """The others of a large cluster may be dead for good: what only this server can lead has no other leader."""
     server = Server([A, B, C, D, E])
     server.others = {B: Other(None, 100, is_sure=False)}
@@ -166,7 +166,7 @@ def test_one_that_agrees_with_all_that_it_hears_begins_although_they_are_few() -
     assert not server.judge.may_remove
 
 
-def test_one_that_was_alone_takes_the_date_of_a_server_that_has_one() -> None:
+def test_isolated_server_takes_date_of_another_server() -> None:
     server = Server()
     server.wrong_ms = HOUR_MS
     server.wait(ALONE_S + 1)
@@ -176,7 +176,7 @@ def test_one_that_was_alone_takes_the_date_of_a_server_that_has_one() -> None:
     assert abs(server.wrong) <= RATE * 1000
 
 
-def test_one_that_has_heard_others_is_alone_only_after_a_while() -> None:
+def test_server_counts_as_isolated_only_after_a_while() -> None:
     """A cut of some seconds, or a pause of its own, does not make its wrong wall clock a date."""
     server = Server()
     server.wrong_ms = HOUR_MS
@@ -194,7 +194,7 @@ def test_one_that_has_heard_others_is_alone_only_after_a_while() -> None:
 
 
 @pytest.mark.parametrize("wrong_ms", [HOUR_MS, -HOUR_MS])
-def test_while_nobody_is_sure_clients_are_told_no_time_of_the_future(wrong_ms: int) -> None:
+def test_clients_get_no_future_time_while_no_server_is_sure(wrong_ms: int) -> None:
     """A time that is too early is safe for them. A server that hears nobody could forward nothing either."""
     server = Server()
     server.wrong_ms = wrong_ms
@@ -209,7 +209,7 @@ def test_while_nobody_is_sure_clients_are_told_no_time_of_the_future(wrong_ms: i
     assert abs(server.wrong) <= RATE * 1000
 
 
-def test_a_server_judges_nothing_before_it_knows_the_ring() -> None:
+def test_server_judges_nothing_before_it_knows_the_ring() -> None:
     server = Server([])
     assert not server.wait(2 * ALONE_S).judge.is_known
 
@@ -218,7 +218,7 @@ def test_a_server_judges_nothing_before_it_knows_the_ring() -> None:
 
 
 @pytest.mark.parametrize("jump_ms", [BOUND_MS + 100, 60_000, HOUR_MS, -BOUND_MS - 100, -HOUR_MS])
-def test_a_jump_of_one_wall_clock_moves_no_date(jump_ms: int) -> None:
+def test_jump_of_one_wall_clock_moves_no_date(jump_ms: int) -> None:
     server = Server().sure()
     server.wrong_ms = jump_ms
     server.look()
@@ -230,7 +230,7 @@ def test_a_jump_of_one_wall_clock_moves_no_date(jump_ms: int) -> None:
 
 
 @pytest.mark.parametrize("jump_ms", [3_000, MINUTE_MS, HOUR_MS, 365 * 24 * HOUR_MS, -MINUTE_MS, -365 * 24 * HOUR_MS])
-def test_a_jump_of_a_majority_of_wall_clocks_moves_the_date_slowly(jump_ms: int) -> None:
+def test_jump_of_majority_of_wall_clocks_moves_date_slowly(jump_ms: int) -> None:
     """Seen by a server whose clock jumped with another one, and by the third."""
     for own, others in ((jump_ms, {B: jump_ms, C: 0}), (0, {B: jump_ms, C: jump_ms})):
         server = Server().sure()
@@ -247,7 +247,7 @@ def test_a_jump_of_a_majority_of_wall_clocks_moves_the_date_slowly(jump_ms: int)
         assert server.judge.taken_over == 0
 
 
-def test_a_date_arrives_at_the_wall_clocks_of_a_majority() -> None:
+def test_date_reaches_wall_clocks_of_majority() -> None:
     server = Server().sure()
     server.wrong_ms = MINUTE_MS
     server.others = {B: Other(0, MINUTE_MS), C: SURE}
@@ -258,13 +258,13 @@ def test_a_date_arrives_at_the_wall_clocks_of_a_majority() -> None:
     assert abs(server.judge.behind_ms) <= ARRIVED_MS
 
 
-def test_owners_count_less_than_a_date_and_two_clocks_may_move() -> None:
+def test_session_owner_counts_less_than_clocks_may_move() -> None:
     """Q3: NTP slews a clock by at most 500 ppm; the owner's may be slow, and the leader's fast."""
     ppm = 500e-6
     assert (1 - CLOCK_RATE) * (1 + ppm) * (1 + ppm) * (1 + RATE) < 1
 
 
-def test_a_process_that_stood_still_moves_its_date_by_no_more() -> None:
+def test_paused_process_moves_its_date_no_further() -> None:
     server = Server().sure()
     server.wrong_ms = MINUTE_MS
     server.others = {B: Other(0, MINUTE_MS), C: Other(0, MINUTE_MS)}
@@ -273,7 +273,7 @@ def test_a_process_that_stood_still_moves_its_date_by_no_more() -> None:
     assert server.wrong <= 2 * RATE * 1000
 
 
-def test_a_step_below_the_bound_is_followed_slowly() -> None:
+def test_small_step_is_followed_slowly() -> None:
     server = Server().sure()
     server.wrong_ms = 1_500
     server.wait(100.0)
@@ -283,7 +283,7 @@ def test_a_step_below_the_bound_is_followed_slowly() -> None:
     assert server.wrong == pytest.approx(1_500, abs=2)
 
 
-def test_the_only_server_of_a_cluster_moves_its_date_slowly_too() -> None:
+def test_single_server_moves_its_date_slowly() -> None:
     server = Server([A])
     server.wait(0.2)
     assert server.judge.may_remove
@@ -296,7 +296,7 @@ def test_the_only_server_of_a_cluster_moves_its_date_slowly_too() -> None:
 # ── clocks that miss time ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_server_whose_monotonic_clock_missed_time_steps_to_the_others_date() -> None:
+def test_server_with_missed_time_steps_to_date_of_others() -> None:
     server = Server().sure()
     server.judge.offset_ms -= 600_000  # its monotonic clock stood for ten minutes
     server.wait(0.2)
@@ -305,7 +305,7 @@ def test_a_server_whose_monotonic_clock_missed_time_steps_to_the_others_date() -
     assert server.judge.taken_over == 1
 
 
-def test_no_server_steps_to_a_date_that_no_majority_supports() -> None:
+def test_server_does_not_step_to_date_without_majority() -> None:
     """One server's clock may be broken."""
     server = Server().sure()
     server.others = {B: Other(HOUR_MS, HOUR_MS), C: SURE}
@@ -314,7 +314,7 @@ def test_no_server_steps_to_a_date_that_no_majority_supports() -> None:
     assert abs(server.wrong) <= 20
 
 
-def test_no_server_steps_back() -> None:
+def test_server_never_steps_back() -> None:
     server = Server().sure()
     server.others = {B: Other(-HOUR_MS, -HOUR_MS), C: Other(-HOUR_MS, -HOUR_MS)}
     server.wait(10.0)
@@ -322,7 +322,7 @@ def test_no_server_steps_back() -> None:
     assert server.wrong == pytest.approx(-10_000 * RATE, abs=5)
 
 
-def test_one_that_differs_from_both_others_does_not_lead() -> None:
+def test_server_that_differs_from_both_others_does_not_lead() -> None:
     server = Server().sure()
     server.others = {B: Other(-APART_MS - 100), C: Other(-APART_MS - 200)}
     assert not server.wait(0.2).judge.may_lead
@@ -333,7 +333,7 @@ def test_one_that_differs_from_both_others_does_not_lead() -> None:
     assert server.wait(0.2).judge.may_lead
 
 
-def test_one_of_two_others_that_differs_changes_nothing() -> None:
+def test_one_differing_server_of_two_changes_nothing() -> None:
     server = Server().sure()
     server.others = {B: Other(HOUR_MS, HOUR_MS), C: SURE}
     assert server.wait(10.0).judge.may_remove
@@ -341,7 +341,7 @@ def test_one_of_two_others_that_differs_changes_nothing() -> None:
     assert server.wait(20.0).judge.may_lead
 
 
-def test_a_survivor_goes_on_with_its_monotonic_clock() -> None:
+def test_survivor_continues_with_its_monotonic_clock() -> None:
     server = Server().sure()
     server.others = {}
     server.wrong_ms = HOUR_MS
@@ -352,7 +352,7 @@ def test_a_survivor_goes_on_with_its_monotonic_clock() -> None:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_a_look_that_is_left_out_would_have_found_nothing(seed: int) -> None:
+def test_skipped_judgement_would_have_changed_nothing(seed: int) -> None:
     """One judge looks each time, the other only when something may have changed: they say the same."""
     random = Random(seed)
     lazy, eager = Server(), Server()
@@ -373,7 +373,7 @@ def test_a_look_that_is_left_out_would_have_found_nothing(seed: int) -> None:
         assert abs(lazy.judge.offset_ms - eager.judge.offset_ms) <= 10 * ARRIVED_MS, "the rate holds over both's looks"
 
 
-def test_a_server_that_hears_what_it_knows_need_not_judge_again() -> None:
+def test_repeated_answer_needs_no_judgement() -> None:
     server = Server().sure()
     assert server.judge.is_calm(server.now + 0.2, server.wall_ms + 200)
     assert not server.judge.is_calm(server.now + 0.2, server.wall_ms + 200 + CALM_MS)

@@ -85,14 +85,14 @@ async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     await env.nursery.close()
 
 
-async def test_an_answer_in_time_counts(world: World) -> None:
+async def test_timely_answer_counts(world: World) -> None:
     world.clock_sync.start()
     await world.rounds(2)
     assert world.clock_sync.clock.has_date()
     await world.clock_sync.close()
 
 
-async def test_an_answer_that_took_longer_than_a_call_may_says_nothing_of_the_date(world: World) -> None:
+async def test_late_answer_says_nothing_about_the_date(world: World) -> None:
     """The event loop stood still between question and answer, here or there: half of that is how wrong it may be."""
     world.others.takes_s = CALL_S + 0.1
     world.clock_sync.start()
@@ -101,7 +101,7 @@ async def test_an_answer_that_took_longer_than_a_call_may_says_nothing_of_the_da
     await world.clock_sync.close()
 
 
-async def test_answer_from_before_a_clock_jump_confirms_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_answer_from_before_clock_jump_confirms_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, others = world.clock_sync.clock, world.others
 
     async def call(*_: object) -> bytes:
@@ -122,7 +122,7 @@ async def test_answer_from_before_a_clock_jump_confirms_nothing(world: World, mo
     assert not clock.judge.is_confirmed
 
 
-async def test_servers_of_earlier_versions_and_ours_understand_each_other(world: World) -> None:
+async def test_servers_of_earlier_releases_are_understood(world: World) -> None:
     """They take four elements, and say nothing of whether they have a date: one that is sure has one."""
     world.others.answer = b""
     world.clock_sync.start()
@@ -136,7 +136,7 @@ async def test_servers_of_earlier_versions_and_ours_understand_each_other(world:
 
 
 @pytest.mark.parametrize("answer", [b"refuses", b"?", encode("sure"), encode([1, "sure"]), encode([1.5, True])])
-async def test_who_does_not_tell_a_date_is_asked_again(world: World, answer: bytes) -> None:
+async def test_silent_server_is_asked_again(world: World, answer: bytes) -> None:
     world.others.answer = answer
     world.clock_sync.start()
     await world.rounds(2)

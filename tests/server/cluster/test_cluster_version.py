@@ -35,7 +35,7 @@ async def env(tmp_path: Path) -> AsyncIterator[Env]:
 
 
 # docs/protocol.md V1
-async def test_the_version_rises_and_never_falls() -> None:
+async def test_version_rises_and_never_falls() -> None:
     store = ClusterVersionStore(MemoryStore())
     assert await store.read() == ClusterVersion(1)
     assert await store.rise(3, "0.3.0") == ClusterVersion(3, "0.3.0")
@@ -43,7 +43,7 @@ async def test_the_version_rises_and_never_falls() -> None:
     assert await store.read() == ClusterVersion(3, "0.3.0")
 
 
-async def test_a_version_that_is_held_does_not_rise_until_it_is_let_go() -> None:
+async def test_held_version_does_not_rise() -> None:
     store = ClusterVersionStore(MemoryStore())
     await store.hold(True)
     assert (await store.rise(2, "0.2.0")).version == 1
@@ -51,7 +51,7 @@ async def test_a_version_that_is_held_does_not_rise_until_it_is_let_go() -> None
     assert await store.rise(2, "0.2.0") == ClusterVersion(2, "0.2.0")
 
 
-async def test_the_bytes_in_the_metadata_store() -> None:
+async def test_bytes_in_the_metadata_store() -> None:
     tree = MemoryStore()
     await ClusterVersionStore(tree).rise(2, "0.2.0")
     data, _ = await tree.get(paths.VERSION)
@@ -62,14 +62,14 @@ async def test_the_bytes_in_the_metadata_store() -> None:
 
 
 # docs/protocol.md V2
-async def test_a_server_that_cannot_do_the_clusters_version_does_not_start(env: Env) -> None:
+async def test_server_does_not_start_when_cluster_version_is_too_high(env: Env) -> None:
     store = MemoryStore()
     await ClusterVersionStore(store).rise(versions.LATEST + 7, "9.9.9")
     with pytest.raises(ClusterTooNew, match=r"the cluster is at version 9; install kvstore 9\.9\.9 or later"):
         await VersionFollower(env, store, N1).open()
 
 
-async def test_that_the_metadata_store_is_away_is_told_once(
+async def test_metadata_outage_is_logged_once(
     env: Env, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(version_follower, "RETRY_S", 0)
@@ -91,7 +91,7 @@ async def test_that_the_metadata_store_is_away_is_told_once(
     await follower.close()
 
 
-async def test_a_server_hears_of_a_rise(env: Env) -> None:
+async def test_server_learns_of_a_rise(env: Env) -> None:
     store = MemoryStore()
     follower, told = VersionFollower(env, store, N1), list[int]()
     follower.on_rise(lambda: told.append(follower.cluster))
@@ -107,7 +107,7 @@ async def test_a_server_hears_of_a_rise(env: Env) -> None:
     await follower.close()
 
 
-async def test_a_server_ends_when_the_cluster_rises_beyond_it(tmp_path: Path) -> None:
+async def test_server_ends_when_cluster_rises_beyond_it(tmp_path: Path) -> None:
     errors: list[BaseException] = []
     env = real_env(tmp_path, on_error=lambda _, error: errors.append(error))
     store = MemoryStore()
@@ -124,14 +124,14 @@ async def test_a_server_ends_when_the_cluster_rises_beyond_it(tmp_path: Path) ->
     await env.nursery.close()
 
 
-def test_a_server_of_the_first_release_says_nothing_of_what_it_can_do() -> None:
+def test_server_of_first_release_states_no_version() -> None:
     said = b'{"format":1,"id":"n1","resp":"a:1","grpc":"","http":"","bookie":"","zone":"","roles":[],"version":"0.1.0"}'
     assert Member.decode(said).can == versions.FIRST
     assert Member.decode(Member(id="n1", resp="a:1", can=2).encode()).can == 2
 
 
 # docs/protocol.md V2
-async def test_who_cannot_be_announced_yet_reads_the_version_again_once_it_is(env: Env) -> None:
+async def test_server_rereads_version_once_it_is_registered(env: Env) -> None:
     """Until then nobody waits for it with a rise, however long that takes."""
     tree, placed = MemoryTree(), list[str]()
     other, own = MemoryStore(tree), MemoryStore(tree)

@@ -65,7 +65,7 @@ async def knows(membership: Membership, wanted: ClusterTopology) -> bool:
     )
 
 
-async def test_the_ring_is_waited_for(world: World) -> None:
+async def test_membership_waits_for_the_ring(world: World) -> None:
     membership = world.membership(MemoryStore(world.tree))
     waiting = asyncio.ensure_future(membership.wait_ring())
     await asyncio.sleep(0)
@@ -74,7 +74,7 @@ async def test_the_ring_is_waited_for(world: World) -> None:
     assert (await asyncio.wait_for(waiting, PATIENCE_S)).version == RING.version
 
 
-async def test_changes_are_seen_and_told(world: World) -> None:
+async def test_changes_are_seen_and_reported(world: World) -> None:
     await world.other.create(paths.RING, codec.encode(RING))
     membership = world.membership(MemoryStore(world.tree))
     await membership.wait_ring()
@@ -97,7 +97,7 @@ async def test_changes_are_seen_and_told(world: World) -> None:
     assert len(told) == count, "told only until it was forgotten"
 
 
-async def test_an_older_ring_of_a_metadata_server_that_lags_is_not_believed(world: World) -> None:
+async def test_older_ring_of_lagging_metadata_server_is_ignored(world: World) -> None:
     later = with_partitions(RING, [RingMember(P2, (N1,))])
     await world.other.create(paths.RING, codec.encode(later))
     membership = world.membership(MemoryStore(world.tree))
@@ -109,9 +109,7 @@ async def test_an_older_ring_of_a_metadata_server_that_lags_is_not_believed(worl
 
 
 # docs/protocol.md H7
-async def test_everything_is_read_again_in_time_however_many_hints_there_are(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_everything_is_reread_in_time_despite_many_hints(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A watch was lost, and a partition that nobody leads makes this server look for its leader all the time."""
 
     class Deaf(MemoryStore):
@@ -132,9 +130,7 @@ async def test_everything_is_read_again_in_time_however_many_hints_there_are(
 
 
 # docs/protocol.md H7
-async def test_what_changes_while_everything_is_read_is_read_before_the_rest(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_change_during_full_read_is_read_first(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where that takes seconds, operations on a partition whose leader had changed were refused."""
     partitions = [PartitionId(f"p{number}") for number in range(1, 10)]
     ring = new_ring(partitions, {N1: "", N2: ""}, 2)
@@ -170,7 +166,7 @@ async def test_what_changes_while_everything_is_read_is_read_before_the_rest(
 
 
 # docs/protocol.md P34
-async def test_a_node_that_cannot_be_decoded_is_told_once(world: World, caplog: pytest.LogCaptureFixture) -> None:
+async def test_undecodable_node_is_logged_once(world: World, caplog: pytest.LogCaptureFixture) -> None:
     await world.other.create(paths.RING, codec.encode(RING))
     await world.other.create(paths.partition_leader(P1), b"no leader")
     membership = world.membership(MemoryStore(world.tree))
@@ -181,7 +177,7 @@ async def test_a_node_that_cannot_be_decoded_is_told_once(world: World, caplog: 
 
 
 # docs/protocol.md H7
-async def test_a_whole_read_asks_first_who_leads_where_nobody_is_known_to(world: World) -> None:
+async def test_full_read_starts_with_unknown_leaders(world: World) -> None:
     """Operations wait for those: of a thousand partitions one that had just joined stood for seconds in the line."""
     asked: list[str] = []
 
@@ -206,7 +202,7 @@ async def test_a_whole_read_asks_first_who_leads_where_nobody_is_known_to(world:
     assert [path for path in asked if path in leaders] == leaders
 
 
-async def test_partitions_that_have_left_by_a_whole_read_are_not_watched(world: World) -> None:
+async def test_partitions_removed_during_full_read_are_not_watched(world: World) -> None:
     await world.other.create(paths.RING, codec.encode(with_partitions(RING, [RingMember(P2, (N2,))])))
     membership = world.membership(MemoryStore(world.tree))
     await membership.wait_ring()
@@ -219,7 +215,7 @@ async def test_partitions_that_have_left_by_a_whole_read_are_not_watched(world: 
     assert paths.partition_leader(P2) not in membership._watches
 
 
-async def test_while_the_metadata_store_is_away_what_is_known_stays(world: World) -> None:
+async def test_known_state_stays_while_metadata_store_is_down(world: World) -> None:
     await world.other.create(paths.RING, codec.encode(RING))
     await world.other.create(paths.partition_leader(P1), LeaderRecord(N2, 4, "n").encode())
     store = MemoryStore(world.tree)
@@ -235,7 +231,7 @@ async def test_while_the_metadata_store_is_away_what_is_known_stays(world: World
     await wait_until(lambda: knows(membership, ClusterTopology(RING, {}, {})), what="it is read again")
 
 
-async def test_the_leader_of_a_new_partition_is_read_though_the_first_attempt_fails(
+async def test_leader_of_new_partition_is_read_after_failed_attempt(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "REREAD_S", 10 * PATIENCE_S)
@@ -261,7 +257,7 @@ async def test_the_leader_of_a_new_partition_is_read_though_the_first_attempt_fa
     assert store.failed
 
 
-async def test_a_server_is_announced_again_after_a_lost_session_with_the_same_nonce(world: World) -> None:
+async def test_server_registers_again_after_lost_session_with_same_nonce(world: World) -> None:
     await world.other.create(paths.RING, codec.encode(RING))
     store = MemoryStore(world.tree)
     membership = world.membership(store)
@@ -282,7 +278,7 @@ async def test_a_server_is_announced_again_after_a_lost_session_with_the_same_no
     assert Member.decode(first).nonce == "x"
 
 
-async def test_a_restarted_server_takes_its_former_znode_over_at_once_and_a_stranger_does_not(world: World) -> None:
+async def test_restarted_server_takes_over_only_its_own_znode(world: World) -> None:
     await world.other.create(paths.RING, codec.encode(RING))
     await world.other.create(paths.server(N1), Member(id="n1", resp="h:1", nonce="before").encode(), ephemeral=True)
     stranger = world.membership(MemoryStore(world.tree), resp="elsewhere:1")
@@ -299,7 +295,7 @@ async def test_a_restarted_server_takes_its_former_znode_over_at_once_and_a_stra
 
 
 # docs/protocol.md H12
-async def test_a_second_process_of_one_id_waits_until_the_first_is_gone(world: World) -> None:
+async def test_second_process_of_one_id_waits_for_the_first(world: World) -> None:
     """It would host replicas under that one's name, and each would remove what the other has published."""
     await world.other.create(paths.RING, codec.encode(RING))
     first = MemoryStore(world.tree)
@@ -315,7 +311,7 @@ async def test_a_second_process_of_one_id_waits_until_the_first_is_gone(world: W
     assert Member.decode((await world.other.get(paths.server(N1)))[0]).resp == "elsewhere:1"
 
 
-async def test_what_a_replica_here_has_learnt_counts_at_once(world: World) -> None:
+async def test_leader_learned_by_local_replica_counts_at_once(world: World) -> None:
     await world.other.create(paths.RING, codec.encode(RING))
     membership = world.membership(MemoryStore(world.tree))
     await membership.wait_ring()
@@ -337,12 +333,12 @@ async def test_what_a_replica_here_has_learnt_counts_at_once(world: World) -> No
         b"[" * 100_000,
     ],
 )
-def test_what_is_no_member_is_corrupted(data: bytes) -> None:
+def test_invalid_member_is_undecodable(data: bytes) -> None:
     with pytest.raises(Corrupted):
         Member.decode(data)
 
 
-def test_a_member_survives_its_znode_and_unknown_fields_are_left_out() -> None:
+def test_member_ignores_unknown_fields() -> None:
     member = Member(id="n1", resp="h:1", grpc="h:2", zone="z", roles=("server",), nonce="x")
     assert Member.decode(member.encode()) == member
     assert Member.decode(member.encode()[:-1] + b',"later":1}') == member

@@ -82,7 +82,7 @@ async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     await env.nursery.close()
 
 
-async def test_a_hint_is_followed_at_once_also_where_the_metadata_server_lags(world: World) -> None:
+async def test_hint_is_followed_at_once_when_metadata_server_lags(world: World) -> None:
     for lags in (False, True):
         world.store.lags = lags
         flipped = await world.flip(world.membership.topology.ring)
@@ -94,9 +94,7 @@ async def test_a_hint_is_followed_at_once_also_where_the_metadata_server_lags(wo
     assert not world.membership.hint_ring(flipped.routed), "it is known"
 
 
-async def test_a_false_hint_changes_nothing_and_is_not_followed_again_for_a_while(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_false_hint_is_ignored_for_a_while(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "DISBELIEF_S", 600.0)
     known, reads = world.membership.topology, world.store.reads
 
@@ -118,7 +116,7 @@ async def test_a_false_hint_changes_nothing_and_is_not_followed_again_for_a_whil
     await wait_until(lambda: world.knows(flipped.version), what="who tells the truth is believed again")
 
 
-async def test_a_true_hint_that_comes_while_a_false_one_is_looked_at_is_followed(world: World) -> None:
+async def test_true_hint_during_false_one_is_followed(world: World) -> None:
     world.membership.hint_ring(world.membership.topology.ring.routed + 5)
     flipped = await world.flip(world.membership.topology.ring)
     world.membership.hint_ring(flipped.routed)
@@ -144,7 +142,7 @@ async def busy(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
     return World(store, membership, world.other)
 
 
-async def test_a_hint_that_comes_when_all_is_due_is_followed_behind_a_sync_all_the_same(busy: World) -> None:
+async def test_hint_during_full_read_is_followed_after_sync(busy: World) -> None:
     """What is read then may be of a metadata server that lags, and whoever names the version again is told that it is
     being looked for."""
     busy.store.lags = True
@@ -154,7 +152,7 @@ async def test_a_hint_that_comes_when_all_is_due_is_followed_behind_a_sync_all_t
     await wait_until(lambda: busy.knows(flipped.version), what="the ring is read")
 
 
-async def test_a_false_hint_that_comes_when_all_is_due_is_found_out_all_the_same(busy: World) -> None:
+async def test_false_hint_during_full_read_is_detected(busy: World) -> None:
     assert busy.membership.hint_ring(1 << 60)
 
     async def is_refuted() -> bool:

@@ -58,27 +58,27 @@ async def stored(store: MemoryStore) -> Ring:
     return decode((await store.get(paths.RING))[0])
 
 
-async def test_of_two_changes_at_once_both_are_made(store: Flaky) -> None:
+async def test_concurrent_changes_are_both_made(store: Flaky) -> None:
     await asyncio.gather(change_ring(store, adding(P2)), change_ring(MemoryStore(store.tree), adding(P3)))
     ring = await stored(store)
     assert set(ring.partitions) == {P1, P2, P3}
     assert ring.version == 3
 
 
-async def test_a_plan_that_was_written_but_not_confirmed_is_made_once(store: Flaky) -> None:
+async def test_unconfirmed_plan_is_made_once(store: Flaky) -> None:
     store.breaks = 1
     ring = await change_ring(store, adding(P2))
     assert ring.version == (await stored(store)).version == 2
 
 
-async def test_a_plan_that_may_have_been_written_before_another_change_is_unknown_not_refused(store: Flaky) -> None:
+async def test_plan_lost_to_another_change_is_unknown(store: Flaky) -> None:
     first = await stored(store)
     store.breaks, store.between = 1, steps.set_pace(adding(P2)(first), Pace(paused=True))
     with pytest.raises(MetadataUnknown, match="p2 is or was in the ring"):
         await change_ring(store, adding(P2))
 
 
-async def test_an_operation_of_unknown_outcome_is_made_once_whoever_else_writes(store: Flaky) -> None:
+async def test_operation_of_unknown_outcome_is_made_once(store: Flaky) -> None:
     """Its id stands in the ring: so it is known, where a plan without one stays of unknown outcome (H11)."""
 
     def one_more(ring: Ring) -> Ring:
@@ -94,13 +94,13 @@ async def test_an_operation_of_unknown_outcome_is_made_once_whoever_else_writes(
     assert (await change_ring(MemoryStore(store.tree), step)).version == ring.version, "by way of another server"
 
 
-async def test_what_a_step_refuses_is_told_and_nothing_is_written(store: Flaky) -> None:
+async def test_refused_step_writes_nothing(store: Flaky) -> None:
     with pytest.raises(ValueError, match="p1 is or was in the ring"):
         await change_ring(store, adding(P1))
     assert (await stored(store)).version == 1
 
 
-async def test_a_ring_too_large_for_its_znode_is_refused(store: Flaky, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ring_too_large_for_its_znode_is_refused(store: Flaky, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ring_store, "RING_BYTES_MAX", 300)
     with pytest.raises(Overloaded, match="plan fewer changes at once"):
         await change_ring(store, adding(P2))
@@ -119,7 +119,7 @@ async def membership(store: Flaky, tmp_path: Path) -> AsyncIterator[Membership]:
     await env.nursery.close()
 
 
-async def test_what_a_server_writes_it_knows_at_once(store: Flaky, membership: Membership) -> None:
+async def test_server_knows_its_own_writes_at_once(store: Flaky, membership: Membership) -> None:
     found = RingStore(store, membership)
     told: list[int] = []
     forget = found.on_ring(lambda: told.append(found.ring.version))
@@ -131,7 +131,7 @@ async def test_what_a_server_writes_it_knows_at_once(store: Flaky, membership: M
     assert told == [2]
 
 
-async def test_changes_of_one_server_are_written_together_and_each_hears_of_its_own(
+async def test_changes_written_together_have_separate_outcomes(
     store: Flaky, membership: Membership, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Many moves of a server end at once, and operations wait for the ring to tell."""
@@ -162,14 +162,14 @@ def count_writes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return tried
 
 
-async def test_what_is_written_together_fails_together(store: Flaky, membership: Membership) -> None:
+async def test_changes_written_together_fail_together(store: Flaky, membership: Membership) -> None:
     own = RingStore(store, membership)
     await store.delete(paths.RING, -1)
     made = await asyncio.gather(*map(own.change, map(adding, (P2, P3, P1))), return_exceptions=True)
     assert all(isinstance(each, StoreError) for each in made), made
 
 
-async def test_a_change_that_is_too_large_fails_alone(
+async def test_change_that_is_too_large_fails_alone(
     store: Flaky, membership: Membership, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Moves of this server end while an operator asks for too much."""
@@ -192,7 +192,7 @@ async def test_a_change_that_is_too_large_fails_alone(
     assert ring.pace.paused
 
 
-async def test_what_is_planned_is_carried_out_though_no_more_can_be_planned(
+async def test_planned_change_proceeds_when_planning_is_refused(
     store: Flaky, membership: Membership, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A range that its source has released is owned by nobody for those who ask until the ring is flipped."""
@@ -210,9 +210,7 @@ async def test_what_is_planned_is_carried_out_though_no_more_can_be_planned(
         await own.change(lambda ring: steps.set_pace(ring, Pace(paused=True, bytes_per_s=1 << 60)))
 
 
-async def test_a_change_with_a_fault_of_its_own_fails_alone_and_where_it_was_asked_for(
-    store: Flaky, membership: Membership
-) -> None:
+async def test_failing_change_fails_alone_at_its_caller(store: Flaky, membership: Membership) -> None:
     def broken(ring: Ring) -> Ring:
         raise KeyError(ring.version)
 
@@ -222,7 +220,7 @@ async def test_a_change_with_a_fault_of_its_own_fails_alone_and_where_it_was_ask
     assert set((await stored(store)).partitions) == {P1, P2, P3}
 
 
-async def test_a_change_that_grew_too_large_after_an_unknown_attempt_is_unknown_not_refused(
+async def test_change_too_large_after_unknown_attempt_is_unknown(
     store: Flaky, membership: Membership, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = await stored(store)
@@ -239,9 +237,7 @@ async def test_a_change_that_grew_too_large_after_an_unknown_attempt_is_unknown_
         )
 
 
-async def test_what_may_have_been_written_together_before_another_change_is_unknown_not_refused(
-    store: Flaky, membership: Membership
-) -> None:
+async def test_joint_change_before_another_change_is_unknown(store: Flaky, membership: Membership) -> None:
     own = RingStore(store, membership)
     both = adding(P3)(adding(P2)(await stored(store)))
     pausing = asyncio.ensure_future(own.change(lambda ring: ring))
@@ -252,7 +248,7 @@ async def test_what_may_have_been_written_together_before_another_change_is_unkn
     assert [type(each) for each in made] == [MetadataUnknown, MetadataUnknown]
 
 
-async def test_a_change_that_is_cancelled_before_its_turn_is_not_made(
+async def test_cancelled_change_is_not_made(
     store: Flaky, membership: Membership, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count_writes(monkeypatch)
@@ -265,7 +261,7 @@ async def test_a_change_that_is_cancelled_before_its_turn_is_not_made(
 
 
 # docs/protocol.md M10
-async def test_a_change_that_is_wanted_soon_is_written_without_reading_what_is_known(
+async def test_urgent_change_is_written_without_reading(
     store: Flaky, membership: Membership, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Operations wait for a flip."""
@@ -284,7 +280,7 @@ async def test_a_change_that_is_wanted_soon_is_written_without_reading_what_is_k
     assert set((await stored(store)).partitions) == {P1, P2, P3}
 
 
-async def test_a_ring_that_is_known_here_and_old_decides_nothing(store: Flaky, membership: Membership) -> None:
+async def test_stale_known_ring_decides_nothing(store: Flaky, membership: Membership) -> None:
     own = RingStore(store, membership)
     known = own.ring
 
@@ -303,9 +299,7 @@ async def test_a_ring_that_is_known_here_and_old_decides_nothing(store: Flaky, m
     assert not ring.pace.paused, "what is as it should be by the old ring is looked at again"
 
 
-async def test_a_ring_that_this_server_has_written_is_known_at_once_and_an_older_one_is_not_taken(
-    store: Flaky, membership: Membership
-) -> None:
+async def test_written_ring_is_known_and_older_ring_is_ignored(store: Flaky, membership: Membership) -> None:
     own = RingStore(store, membership)
     first = own.ring
     second = await own.change(adding(P2))

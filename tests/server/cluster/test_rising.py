@@ -38,14 +38,14 @@ def up(**can: int) -> dict[ServerId, Member]:
         *("held", "there already", "it never falls", "no further than this build can"),
     ),
 )
-def test_it_rises_to_what_all_can_do(
+def test_version_rises_to_what_all_servers_support(
     now: ClusterVersion, members: dict[ServerId, Member], wanted: int | None, waits_for: str
 ) -> None:
     assert next_version(now, members, ALL) == wanted
     assert what_holds_it(now, members, ALL, 2).startswith(waits_for)
 
 
-def test_a_server_that_is_starting_counts_as_old_until_it_is_up() -> None:
+def test_starting_server_counts_as_old() -> None:
     """It may not come to anything, and then somebody wants to go back."""
     members = up(n1=2, n2=2, n3=2)
     members[N3] = replace(members[N3], starting=True)
@@ -56,11 +56,11 @@ def test_a_server_that_is_starting_counts_as_old_until_it_is_up() -> None:
     assert not may_rise(FIRST, up(n1=2, n2=2, n3=1), ALL)
 
 
-def test_a_server_of_which_nothing_can_be_read_is_named() -> None:
+def test_undecodable_server_is_named() -> None:
     assert what_holds_it(FIRST, up(n1=2, n2=2), ALL, 2, [N3]).startswith("the versions of n3 are unknown")
 
 
-def test_what_somebody_has_to_do_something_about_is_told_from_what_passes() -> None:
+def test_lasting_reasons_differ_from_passing_ones() -> None:
     """`kvstore up` waits for the one and not for the other."""
     started = {each: replace(member, starting=True) for each, member in up(n1=2, n2=2).items()}
     for members in (up(n1=2, n2=2, n3=2), up(n1=2, n2=2), started):

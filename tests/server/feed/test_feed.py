@@ -90,7 +90,7 @@ async def served(world: World) -> AsyncIterator[str]:
 
 
 # docs/protocol.md F1
-async def test_a_page_has_every_change_in_columns(reading: Reading) -> None:
+async def test_page_has_every_change_in_columns(reading: Reading) -> None:
     log = reading.world.logs["p1"]
     log.put((b"a", b"1"), (b"b", b"22"))
     log.time_ms = 2_000
@@ -114,7 +114,7 @@ async def test_a_page_has_every_change_in_columns(reading: Reading) -> None:
 @pytest.mark.parametrize(
     "bounds", [{"rows_max": 1}, {"rows_max": 2}, {"rows_max": 3}, {"bytes_max": 1}, {"bytes_max": 150}], ids=str
 )
-async def test_pages_of_any_size_have_each_change_once(reading: Reading, bounds: dict[str, int]) -> None:
+async def test_pages_of_any_size_contain_each_change_once(reading: Reading, bounds: dict[str, int]) -> None:
     log = reading.world.logs["p1"]
     for number in range(4):
         log.put(*((b"%d%d" % (number, row), b"x" * 50) for row in range(3)))
@@ -125,7 +125,7 @@ async def test_pages_of_any_size_have_each_change_once(reading: Reading, bounds:
     assert max(len(page.keys) for page in pages) <= bounds.get("rows_max", 2)
 
 
-async def test_a_page_ends_at_the_position_that_was_named(reading: Reading) -> None:
+async def test_page_ends_at_the_requested_position(reading: Reading) -> None:
     log = reading.world.logs["p1"]
     for _ in range(3):
         log.put((b"a", b""), (b"b", b""), (b"c", b""))
@@ -135,7 +135,7 @@ async def test_a_page_ends_at_the_position_that_was_named(reading: Reading) -> N
     assert (list(page.sequences), page.next) == ([], 5)
 
 
-async def test_a_page_without_anything_of_interest_moves_on(reading: Reading) -> None:
+async def test_page_without_interest_advances(reading: Reading) -> None:
     log = reading.world.logs["p1"]
     log.put((b"a", b"1"), (b"b", b"2"), (b"c", b"3"))
     page = await reading.page("p1", 0, start=b"b", end=b"c", keys_only=True)
@@ -144,7 +144,7 @@ async def test_a_page_without_anything_of_interest_moves_on(reading: Reading) ->
     assert (list(page.keys), page.next) == ([], 3)
 
 
-async def test_bounds_that_rise_over_what_does_not_matter_are_reached(reading: Reading) -> None:
+async def test_bounds_are_reached_over_uninteresting_entries(reading: Reading) -> None:
     """A reader's place that had gone over it, and then forgot that, stood still until something new came."""
     log = reading.world.logs["p1"]
     log.put((b"a", b"1"))
@@ -157,14 +157,14 @@ async def test_bounds_that_rise_over_what_does_not_matter_are_reached(reading: R
         assert (list(page.keys), page.next) == ([], until)
 
 
-def test_a_page_reaches_its_bound_before_an_entry_that_stands_behind_it() -> None:
+def test_page_reaches_its_bound_before_a_later_entry() -> None:
     """What came between is of no interest and was passed over: the reader must not ask for it for ever."""
     page = FeedPage(Interest(), PageBounds(until=583, rows=10, bytes=1000), 579, keys_only=False)
     assert not page.add(FeedEntry(AT, Seq(583), Seq(717), 1_000))
     assert (page.is_full, page.finish(717).next) == (True, 583)
 
 
-async def test_a_reader_who_waits_gets_what_comes(reading: Reading) -> None:
+async def test_waiting_reader_gets_new_changes(reading: Reading) -> None:
     waiting = asyncio.ensure_future(reading.page("p1", 0, wait_ms=4_000))
 
     async def is_waiting() -> bool:
@@ -175,7 +175,7 @@ async def test_a_reader_who_waits_gets_what_comes(reading: Reading) -> None:
     assert list((await waiting).keys) == [b"a"]
 
 
-async def test_a_reader_who_waits_in_vain_moves_on_over_what_does_not_matter(reading: Reading) -> None:
+async def test_waiting_reader_advances_over_uninteresting_entries(reading: Reading) -> None:
     waiting = asyncio.ensure_future(reading.page("p1", 0, start=b"x", wait_ms=300))
 
     async def is_waiting() -> bool:
@@ -187,7 +187,7 @@ async def test_a_reader_who_waits_in_vain_moves_on_over_what_does_not_matter(rea
     assert (list(page.keys), page.next) == ([], 1)
 
 
-async def test_a_reader_goes_on_without_a_search(reading: Reading) -> None:
+async def test_reader_continues_without_search(reading: Reading) -> None:
     log = reading.world.logs["p1"]
     for _ in range(10):
         log.put((b"a", b""), (b"b", b""))
@@ -195,7 +195,7 @@ async def test_a_reader_goes_on_without_a_search(reading: Reading) -> None:
     assert reading.world.logs.seeker.searches == 1
 
 
-async def test_a_page_names_what_came_and_went(reading: Reading) -> None:
+async def test_page_reports_handovers(reading: Reading) -> None:
     old, new, span = reading.world.logs["p1"], reading.world.logs["p2"], TokenSpan(7, 9)
     old.put((b"a", b""), (b"b", b""))
     old.record(Release(4, AT, 1, P2, span))
@@ -212,7 +212,7 @@ async def test_a_page_names_what_came_and_went(reading: Reading) -> None:
 
 
 # docs/protocol.md F6
-async def test_a_trimmed_position_is_an_error_of_its_own(reading: Reading) -> None:
+async def test_trimmed_position_has_its_own_error(reading: Reading) -> None:
     log = reading.world.logs["p1"]
     for _ in range(2):
         log.put((b"a", b""), (b"b", b""))
@@ -224,7 +224,7 @@ async def test_a_trimmed_position_is_an_error_of_its_own(reading: Reading) -> No
     assert list((await reading.page("p1", 2)).sequences) == [3, 4]
 
 
-async def test_a_place_in_what_was_trimmed_goes_on_if_its_reader_has_had_all_of_that(
+async def test_trimmed_position_is_valid_if_reader_has_everything(
     reading: Reading, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tail, "WINDOW_ENTRIES", 1)
@@ -239,7 +239,7 @@ async def test_a_place_in_what_was_trimmed_goes_on_if_its_reader_has_had_all_of_
     assert list((await reading.page("p1", 1, wait_ms=1_000)).sequences) == [2, 3, 4]
 
 
-async def test_a_move_right_behind_a_page_is_told_to_each_reader_who_goes_on_there(reading: Reading) -> None:
+async def test_handover_right_after_page_is_repeated(reading: Reading) -> None:
     log = reading.world.logs["p1"]
     log.put((b"a", b""))
     assert (await reading.page("p1", 0)).next == 1
@@ -248,7 +248,7 @@ async def test_a_move_right_behind_a_page_is_told_to_each_reader_who_goes_on_the
         assert [each.move for each in (await reading.page("p1", 1, wait_ms=300)).handovers] == [4]
 
 
-async def test_who_has_left_is_read_to_the_end(reading: Reading) -> None:
+async def test_partition_that_left_is_read_to_its_end(reading: Reading) -> None:
     log = reading.world.logs["p2"]
     for _ in range(3):
         log.put((b"a", b""))
@@ -259,7 +259,7 @@ async def test_who_has_left_is_read_to_the_end(reading: Reading) -> None:
     assert (last.next, last.ended) == (3, True)
 
 
-async def test_who_has_joined_unheard_has_not_left(reading: Reading) -> None:
+async def test_unknown_new_partition_has_not_left(reading: Reading) -> None:
     """Else nobody would ever read on."""
     await reading.world.join_unheard("p3")
     reading.world.logs["p3"].put((b"a", b""))
@@ -267,13 +267,13 @@ async def test_who_has_joined_unheard_has_not_left(reading: Reading) -> None:
     assert (page.next, page.ended) == (1, False)
 
 
-async def test_a_partition_that_is_none_is_refused(reading: Reading) -> None:
+async def test_unknown_partition_is_refused(reading: Reading) -> None:
     with pytest.raises(InvalidRequest, match="p9"):
         await reading.page("p9", 0)
 
 
 @pytest.mark.parametrize("bounds", [(b"k" * 4098, b""), (b"", b"k" * (1 << 20)), (b"b", b"a")], ids=["1", "2", "3"])
-async def test_what_no_key_can_be_is_no_bound(reading: Reading, bounds: tuple[bytes, bytes]) -> None:
+async def test_bound_longer_than_a_key_is_refused(reading: Reading, bounds: tuple[bytes, bytes]) -> None:
     """A megabyte of it would be kept for each watch and each place."""
     start, end = bounds
     with pytest.raises(InvalidRequest, match="want"):
@@ -282,7 +282,7 @@ async def test_what_no_key_can_be_is_no_bound(reading: Reading, bounds: tuple[by
         await reading.world.watch(Interest(start, end))
 
 
-async def test_a_place_behind_the_end_is_refused_and_none_is_held_there(reading: Reading) -> None:
+async def test_position_beyond_the_end_is_refused_and_not_held(reading: Reading) -> None:
     last = reading.world.logs["p1"].put((b"a", b"1"))
     assert (await reading.page("p1", last)).next == last
     with pytest.raises(InvalidRequest, match=f"want a position up to {last}, where its log ends, got {last + 1}"):
@@ -291,13 +291,13 @@ async def test_a_place_behind_the_end_is_refused_and_none_is_held_there(reading:
         await reading.hold("h", {"p1": last + 1}, 60.0)
 
 
-async def test_positions_say_of_which_cluster_they_are(reading: Reading, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_positions_name_their_cluster(reading: Reading, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FeedService, "_servers_of", lambda *_: [])
     feeds = await reading.positions()
     assert [(each.partition, each.cluster) for each in feeds] == [("p1", "the cluster"), ("p2", "the cluster")]
 
 
-async def test_a_partition_that_has_left_is_listed_for_good(reading: Reading, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_partition_that_left_is_listed_permanently(reading: Reading, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who was away while it joined and left would not know that he has missed anything."""
     monkeypatch.setattr(FeedService, "_servers_of", lambda *_: [])
     world = reading.world
@@ -316,7 +316,7 @@ async def test_a_partition_that_has_left_is_listed_for_good(reading: Reading, mo
     assert await told() == PartitionFeed("p2", 0, 0, True, (), "the cluster", True)
 
 
-async def test_a_log_that_never_was_is_not_gone_and_one_that_goes_meanwhile_is(reading: Reading) -> None:
+async def test_log_that_never_existed_is_not_gone(reading: Reading) -> None:
     """Who joined and was cancelled before it had a ledger ended all streams."""
     world = reading.world
     world.logs["p2"].ledgers = []
@@ -331,14 +331,14 @@ async def test_a_log_that_never_was_is_not_gone_and_one_that_goes_meanwhile_is(r
     assert (page.next, page.ended) == (0, True)
 
 
-async def test_a_reader_that_is_closed_opens_no_connection(reading: Reading) -> None:
+async def test_closed_reader_opens_no_connection(reading: Reading) -> None:
     await reading.page("p1", 0)
     reading.close()
     with pytest.raises(Unavailable, match="closed"):
         await reading.page("p1", 0)
 
 
-async def test_a_hold_pins_the_log_until_its_deadline(reading: Reading) -> None:
+async def test_hold_pins_the_log_until_its_deadline(reading: Reading) -> None:
     world, log = reading.world, reading.world.logs["p1"]
     log.put((b"a", b""))
     log.roll()
@@ -367,7 +367,7 @@ async def test_a_hold_pins_the_log_until_its_deadline(reading: Reading) -> None:
 
 
 # docs/protocol.md H5, F6
-async def test_a_hold_of_a_log_that_is_just_set_apart_pins_it(reading: Reading) -> None:
+async def test_hold_of_log_being_retired_pins_it(reading: Reading) -> None:
     """Its list is empty already, and the ring has the partition still: a stream ended as if its place were trimmed."""
     world, log = reading.world, reading.world.logs["p1"]
     log.put((b"a", b""))
@@ -387,7 +387,7 @@ async def test_a_hold_of_a_log_that_is_just_set_apart_pins_it(reading: Reading) 
         await reading.hold("stream", {"p1": 0}, 60)
 
 
-async def test_a_hold_is_of_partitions_that_join_too(reading: Reading) -> None:
+async def test_hold_covers_partitions_that_join(reading: Reading) -> None:
     """Of one that it does not name, and of one that has logged nothing yet: what it would get to read stays."""
     world = reading.world
     joining = replace(world.ring.partitions[P2], id=PartitionId("p3"), state=PartitionState.JOINING)
@@ -412,7 +412,7 @@ async def test_a_hold_is_of_partitions_that_join_too(reading: Reading) -> None:
     assert await held() == {"p1": [], "p2": [], "p3": [], "p4": []}, "given back, all of it"
 
 
-async def test_names_of_holds_are_few_and_those_that_are_there_go_on(
+async def test_hold_names_are_limited_and_existing_ones_continue(
     reading: Reading, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each is a znode of every partition, for up to a week."""
@@ -431,7 +431,7 @@ async def test_names_of_holds_are_few_and_those_that_are_there_go_on(
     await reading.hold("three", {"p2": 0}, 60)
 
 
-async def test_a_hold_leaves_out_who_has_left_and_holds_the_others(reading: Reading) -> None:
+async def test_hold_skips_partitions_that_left(reading: Reading) -> None:
     """Its log stays for a time without a pin. Refused for its sake, a stream that begins with it held no log."""
     world = reading.world
     for partition in ("p1", "p2"):
@@ -446,7 +446,7 @@ async def test_a_hold_leaves_out_who_has_left_and_holds_the_others(reading: Read
 
 
 @pytest.mark.parametrize("name", ["p9", "", ".", "a\n\0b", "../p1", "p" * 5000])
-async def test_a_hold_of_a_partition_that_never_was_is_refused_and_harms_nobody(reading: Reading, name: str) -> None:
+async def test_hold_of_unknown_partition_is_refused(reading: Reading, name: str) -> None:
     """It ended the process: its name was asked for in the metadata store by a task that must not fail."""
     world = reading.world
     with pytest.raises(InvalidRequest, match="one of the partitions"):

@@ -37,9 +37,7 @@ async def reading(tmp_path: Path) -> AsyncIterator[Reading]:
 
 
 # docs/protocol.md F6
-async def test_a_server_of_another_cluster_that_listens_there_is_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_server_of_another_cluster_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Addresses are used again, and partitions have the same names everywhere."""
     monkeypatch.setattr(FeedService, "_servers_of", lambda *_: [])
     async with (
@@ -68,7 +66,7 @@ async def test_a_server_of_another_cluster_that_listens_there_is_passed_over(
                 await Reading(ours, strict).positions()
 
 
-async def test_a_page_that_has_come_to_its_bound_waits_for_nothing(reading: Reading) -> None:
+async def test_page_at_its_bound_does_not_wait(reading: Reading) -> None:
     """What comes then is beyond it. Each partition without a key of the range cost a micro-batch the whole wait."""
     last = reading.world.logs["p1"].put(*((b"a%d" % each, b"") for each in range(5)))
     for after in (0, last):
@@ -79,9 +77,7 @@ async def test_a_page_that_has_come_to_its_bound_waits_for_nothing(reading: Read
     assert asyncio.get_running_loop().time() - began < PATIENCE_S
 
 
-async def test_a_hold_of_many_partitions_is_moved_in_many_at_a_time_and_gets_time_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_hold_of_many_partitions_moves_in_parallel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One after the other took longer than a server got for its answer, and each attempt began from the front."""
     names = [f"p{number}" for number in range(60)]
     moving: list[str] = []
@@ -107,7 +103,7 @@ async def test_a_hold_of_many_partitions_is_moved_in_many_at_a_time_and_gets_tim
     assert times_s[0] > PATIENCE_S / 4
 
 
-async def test_positions_of_many_partitions_are_asked_many_at_a_time_and_get_time_for_it(
+async def test_positions_of_many_partitions_are_read_in_parallel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The log of a partition that is idle is written to before its leader tells where it ends."""
@@ -141,9 +137,7 @@ async def test_positions_of_many_partitions_are_asked_many_at_a_time_and_get_tim
     assert times_s[0] > PATIENCE_S / 4
 
 
-async def test_a_reader_is_told_which_partition_has_nobody_who_tells_its_end(
-    reading: Reading, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_reader_learns_which_partition_does_not_answer(reading: Reading, monkeypatch: pytest.MonkeyPatch) -> None:
     async def latest(partition: PartitionId) -> int:
         return await latest_of(reading.world.env.clock, cast(Backend, None), partition)
 

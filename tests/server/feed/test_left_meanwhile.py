@@ -68,7 +68,7 @@ def lose_log(world: World, partition: str) -> None:
 
 @pytest.mark.parametrize(("source", "target"), [("p1", "p2"), ("p2", "p1")])
 @pytest.mark.parametrize("own_keys", [0, 1_000])
-async def test_changes_of_one_that_joined_and_left_meanwhile_come_before_newer_ones(
+async def test_changes_of_partition_that_came_and_went_come_first(
     world: World, source: str, target: str, own_keys: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feed_tail, "WINDOW_ENTRIES", 4)
@@ -81,7 +81,7 @@ async def test_changes_of_one_that_joined_and_left_meanwhile_come_before_newer_o
 
 
 @pytest.mark.parametrize(("source", "target"), [("p1", "p2"), ("p2", "p1")])
-async def test_none_is_lost_whose_source_was_idle_before_it_joined(world: World, source: str, target: str) -> None:
+async def test_changes_of_idle_source_are_not_lost(world: World, source: str, target: str) -> None:
     """The RELEASE stands right at the position: nothing says whether the reader has had it."""
     put(world, source)
     idle_at = world.logs[source].seq
@@ -95,7 +95,7 @@ async def test_none_is_lost_whose_source_was_idle_before_it_joined(world: World,
     assert [each.partition for each in await following.take(2)] == ["p3", target]
 
 
-async def test_two_in_a_row_are_not_lost_either(world: World) -> None:
+async def test_two_intermediate_partitions_are_not_lost(world: World) -> None:
     put(world, "p1")
     world.join("p3")
     world.join("p4")
@@ -112,7 +112,7 @@ async def test_two_in_a_row_are_not_lost_either(world: World) -> None:
 
 
 @pytest.mark.parametrize(("source", "target"), [("p1", "p2"), ("p2", "p1")])
-async def test_one_key_waits_for_one_that_joined_and_left_meanwhile(world: World, source: str, target: str) -> None:
+async def test_single_key_waits_for_partition_that_came_and_went(world: World, source: str, target: str) -> None:
     there_and_back(world, source, target, own_keys=500)
     world.logs["p1"].put((b"other", b""))
     of_one_key = Interest(KEY, KEY + b"\0")
@@ -124,7 +124,7 @@ async def test_one_key_waits_for_one_that_joined_and_left_meanwhile(world: World
 # docs/protocol.md F2
 @pytest.mark.parametrize(("source", "target"), [("p1", "p2"), ("p2", "p1")])
 @pytest.mark.parametrize("is_log_gone", [False, True])
-async def test_who_has_had_one_to_its_end_does_not_get_it_again(
+async def test_finished_partition_is_not_delivered_again(
     world: World, source: str, target: str, is_log_gone: bool
 ) -> None:
     """Its source was idle since it gave the range away: at the position its RELEASE is seen again."""
@@ -144,7 +144,7 @@ async def test_who_has_had_one_to_its_end_does_not_get_it_again(
 
 
 @pytest.mark.parametrize(("source", "target"), [("p1", "p2"), ("p2", "p1")])
-async def test_nor_does_he_where_its_target_was_idle_since(world: World, source: str, target: str) -> None:
+async def test_finished_partition_is_not_repeated_when_target_was_idle(world: World, source: str, target: str) -> None:
     """At the position OWN is seen again, which did not raise the target's sequence."""
     for _ in range(9):
         put(world, target)
@@ -166,7 +166,7 @@ async def test_nor_does_he_where_its_target_was_idle_since(world: World, source:
     assert (change.partition, change.version) == (target, 10)
 
 
-async def test_a_position_names_a_partition_before_it_stands_behind_a_release_to_it(world: World) -> None:
+async def test_position_names_partition_before_passing_release_to_it(world: World) -> None:
     """Else whoever is cut off in between, and comes back when it has left, has missed it and cannot say so."""
     messages: list[kv_pb2.WatchResponse] = []
     has_all = asyncio.Event()
@@ -194,7 +194,7 @@ async def test_a_position_names_a_partition_before_it_stands_behind_a_release_to
     assert named < behind
 
 
-async def test_who_has_missed_one_whose_log_is_gone_is_told(world: World) -> None:
+async def test_missed_partition_without_log_is_reported(world: World) -> None:
     put(world, "p1")
     world.join("p3")
     hand(world, "p1", "p3")
@@ -209,7 +209,7 @@ async def test_who_has_missed_one_whose_log_is_gone_is_told(world: World) -> Non
     assert failure.partition == "p3"
 
 
-async def test_all_positions_but_of_those_that_are_gone_may_be_named(world: World) -> None:
+async def test_all_positions_except_removed_ones_may_be_named(world: World) -> None:
     """Feed.Positions lists a partition that has left for good, at last at 0: nothing can be read behind that."""
     there_and_back(world, "p1", "p2")
     lose_log(world, "p3")
@@ -222,7 +222,7 @@ async def test_all_positions_but_of_those_that_are_gone_may_be_named(world: Worl
     assert (change.partition, change.version) == ("p1", world.logs["p1"].seq)
 
 
-async def test_what_left_before_a_watch_began_is_not_shown_by_it(world: World) -> None:
+async def test_partition_that_left_before_the_watch_is_not_shown(world: World) -> None:
     there_and_back(world, "p1", "p2")
     following = await world.watch()
     for log in ("p1", "p2"):
@@ -233,7 +233,7 @@ async def test_what_left_before_a_watch_began_is_not_shown_by_it(world: World) -
     }
 
 
-async def test_a_range_whose_target_is_heard_of_before_the_ring_waits_for_its_source(world: World) -> None:
+async def test_range_waits_for_source_when_target_is_known_before_ring(world: World) -> None:
     """p3 has joined, and left, and this server knows it from logs alone."""
     following = await world.watch()
     known = world.ring

@@ -139,7 +139,7 @@ class Reader:
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_pages_have_each_change_once_whatever_is_asked_and_trimmed(
+async def test_pages_contain_each_change_once_despite_trimming(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     random = Random(f"pages/{seed}")

@@ -87,7 +87,7 @@ async def servers(tmp_path: Path) -> AsyncIterator[Servers]:
 
 
 # docs/protocol.md K4
-async def test_a_round_in_which_a_range_moved_on_is_no_cut_of_the_logs(servers: Servers) -> None:
+async def test_pin_round_is_repeated_when_a_range_moved_on(servers: Servers) -> None:
     """It is A's at A's position. B has owned it, has taken writes, and has given it away before B's position; C
     does not own it yet at C's."""
 
@@ -111,7 +111,7 @@ async def test_a_round_in_which_a_range_moved_on_is_no_cut_of_the_logs(servers: 
     assert {each.entry for each in pinned.partitions} == {4, 5, 6}
 
 
-async def test_a_range_that_changes_hands_once_costs_no_other_round(servers: Servers) -> None:
+async def test_single_move_costs_no_further_pin_round(servers: Servers) -> None:
     end = next(end for end in servers.ring.tokens if servers.ring.owner_of(end) == A)
     ring = await servers.change(lambda ring: plan.shift_range(ring, end, end, B))
     move = MoveId(ring.next_move - 1)
@@ -126,9 +126,7 @@ async def test_a_range_that_changes_hands_once_costs_no_other_round(servers: Ser
     assert sorted(servers.taken) == [A, B, C]
 
 
-async def test_all_are_pinned_again_while_nobody_can_tell_whether_a_range_moved_on(
-    servers: Servers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_pin_round_is_repeated_while_moves_are_unknown(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     get, failures = servers.store.get, [MetadataUnavailable("away")]
 
     async def fails_once(path: str) -> Any:
@@ -142,7 +140,7 @@ async def test_all_are_pinned_again_while_nobody_can_tell_whether_a_range_moved_
 
 
 # docs/protocol.md K3
-async def test_a_pin_is_not_declared_gone_while_no_replica_is_there_to_say_so(servers: Servers) -> None:
+async def test_pin_is_not_gone_while_no_replica_answers(servers: Servers) -> None:
     """Servers announce themselves again after an outage; the pin on the log is renewed."""
     await servers.pins.hold_on(A, "pin", 1)
     renew = data_pb2.RenewRequest(id="pin", partitions=[A])
@@ -152,7 +150,7 @@ async def test_a_pin_is_not_declared_gone_while_no_replica_is_there_to_say_so(se
     assert (await servers.keeper.renew(renew)).deadline_ms == DEADLINE_MS
 
 
-async def test_pin_of_a_retired_partition_is_listed_and_given_back(servers: Servers) -> None:
+async def test_pin_of_retired_partition_is_listed_and_released(servers: Servers) -> None:
     """It is what keeps the partition: an operator who waits for its end has to see it."""
     await servers.pins.hold_on(C, "job", DEADLINE_MS)
     retired = replace(servers.ring.partitions[C], state=PartitionState.RETIRED)
@@ -163,7 +161,7 @@ async def test_pin_of_a_retired_partition_is_listed_and_given_back(servers: Serv
     assert (await servers.keeper.listed()).pins == []
 
 
-async def test_pins_are_listed_though_a_partition_is_forgotten_meanwhile(
+async def test_pins_are_listed_when_a_partition_is_removed_meanwhile(
     servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await servers.pins.hold_on(A, "mine", 1)

@@ -14,7 +14,7 @@ from tests.server.feed.world import World
 P1, P2 = PartitionId("p1"), PartitionId("p2")
 
 
-async def test_a_hold_is_given_back_by_the_name_that_it_is_listed_under(tmp_path: Path) -> None:
+async def test_hold_is_released_by_its_listed_name(tmp_path: Path) -> None:
     """An operator who is short of disk cannot ask the reader."""
     async with World.open(tmp_path, "p1", "p2") as world:
         pins = Pins(world.store, LedgerLists(world.store))

@@ -67,7 +67,7 @@ async def test_changes_are_shown_as_they_were_logged(world: World) -> None:
 
 
 # docs/protocol.md F5
-async def test_a_watch_begins_now_and_not_before(world: World) -> None:
+async def test_watch_begins_now(world: World) -> None:
     world.logs["p1"].put((b"a", b"old"))
     following = await world.watch()
     world.logs["p1"].put((b"a", b"new"))
@@ -85,7 +85,7 @@ async def test_what_a_client_has_seen_is_not_shown_again(world: World) -> None:
 
 
 @pytest.mark.parametrize("after", range(6))
-async def test_a_watch_goes_on_within_an_entry(world: World, after: int) -> None:
+async def test_watch_continues_within_an_entry(world: World, after: int) -> None:
     log = world.logs["p1"]
     log.put((b"a", b"1"), (b"b", b"2"), (b"c", b"3"))
     log.put((b"d", b"4"), (b"e", b"5"), (b"f", b"6"))
@@ -102,7 +102,7 @@ async def test_only_keys_of_interest_are_shown(world: World) -> None:
     assert [each.key for each in await one.take(1)] == [b"k1"]
 
 
-async def test_idle_partitions_have_positions_too(world: World) -> None:
+async def test_idle_partitions_have_positions(world: World) -> None:
     following = await world.watch(Interest(b"k1", b"k2"), heartbeat_s=0.06)
     for _ in range(5):
         world.logs["p2"].put((b"other", b""))
@@ -110,7 +110,7 @@ async def test_idle_partitions_have_positions_too(world: World) -> None:
     assert not following.changes
 
 
-async def test_a_position_that_was_trimmed_is_named(world: World) -> None:
+async def test_trimmed_position_is_named(world: World) -> None:
     log = world.logs["p1"]
     for _ in range(3):
         log.put((b"a", b"1"), (b"b", b"2"))
@@ -123,7 +123,7 @@ async def test_a_position_that_was_trimmed_is_named(world: World) -> None:
     assert [each.version for each in await following.take(2)] == [5, 6]
 
 
-async def test_a_reader_who_is_overtaken_by_trimming_is_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reader_overtaken_by_trimming_is_notified(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_tail, "WINDOW_ENTRIES", 2)
     following = await world.watch(is_reading=False)
     log = world.logs["p1"]
@@ -138,7 +138,7 @@ async def test_a_reader_who_is_overtaken_by_trimming_is_told(world: World, monke
 
 
 # docs/protocol.md F7
-async def test_a_slow_reader_holds_one_batch_and_reads_the_rest_from_the_log(
+async def test_slow_reader_holds_one_batch_and_reads_from_the_log(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feed_tail, "WINDOW_BYTES", 64 << 10)
@@ -160,7 +160,7 @@ async def test_a_slow_reader_holds_one_batch_and_reads_the_rest_from_the_log(
     assert world.feeds.log_reads >= 5
 
 
-async def test_a_reader_who_takes_nothing_is_cut_off(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reader_that_reads_nothing_is_disconnected(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "SLOW_S", 0.02)
     following = await world.watch(is_reading=False)
     world.logs["p1"].put((b"a", b"1"))
@@ -168,7 +168,7 @@ async def test_a_reader_who_takes_nothing_is_cut_off(world: World, monkeypatch: 
     assert (world.feeds.watches, world.feeds.slow_total) == (0, 1)
 
 
-async def test_a_server_bounds_its_watches(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_watches_per_server_are_limited(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feeds, "WATCHES_MAX", 2)
     await world.watch()
     second = await world.watch()
@@ -178,7 +178,7 @@ async def test_a_server_bounds_its_watches(world: World, monkeypatch: pytest.Mon
     await world.watch()
 
 
-async def test_all_who_watch_share_one_reader_of_the_log(world: World) -> None:
+async def test_watches_share_one_log_reader(world: World) -> None:
     everybody = [await world.watch() for _ in range(20)]
     world.logs["p1"].put((b"a", b"1"))
     for each in everybody:
@@ -186,7 +186,7 @@ async def test_all_who_watch_share_one_reader_of_the_log(world: World) -> None:
     assert world.logs.readers == 2, "one for each partition"
 
 
-async def test_a_tail_ends_when_nobody_watches(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tail_ends_without_watches(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feeds, "LINGER_S", 0.01)
     following = await world.watch()
     await world.settle()
@@ -199,7 +199,7 @@ async def test_a_tail_ends_when_nobody_watches(world: World, monkeypatch: pytest
     await wait_until(has_ended, what="the tails end")
 
 
-async def test_a_tail_that_ended_while_its_last_reader_was_leaving_is_not_ended_again(
+async def test_tail_that_ended_with_its_last_reader_is_not_ended_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second end was an error in a callback of the event loop, which ends the process."""
@@ -224,7 +224,7 @@ async def test_a_tail_that_ended_while_its_last_reader_was_leaving_is_not_ended_
     assert failures == []
 
 
-async def test_a_change_is_looked_for_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_changes_are_searched_only_where_there_are_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A watch of a range follows all partitions: to look through all for each change took a millisecond."""
     async with World.open(tmp_path, *(f"p{number}" for number in range(50))) as world:
         following = await world.watch()
@@ -242,9 +242,7 @@ async def test_a_change_is_looked_for_where_there_is_one(tmp_path: Path, monkeyp
         assert looked_through == ["p7"]
 
 
-async def test_a_log_that_cannot_be_read_wakes_no_watch_until_that_has_lasted(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_unreadable_log_wakes_watches_only_after_a_while(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_tail, "RETRY_S", 0.0)
     following = await world.watch()
     await world.settle()
@@ -268,7 +266,7 @@ async def test_a_log_that_cannot_be_read_wakes_no_watch_until_that_has_lasted(
     assert woken == 1
 
 
-async def test_places_in_many_logs_are_looked_for_together(tmp_path: Path) -> None:
+async def test_positions_in_many_logs_are_found_in_parallel(tmp_path: Path) -> None:
     """Each takes several reads: one after another they took longer than a client waits."""
     async with World.open(tmp_path, *(f"p{number}" for number in range(3 * feeds.FOLLOWS_MAX))) as world:
         find, looking, most = world.feeds.cursor, 0, 0
@@ -288,9 +286,7 @@ async def test_places_in_many_logs_are_looked_for_together(tmp_path: Path) -> No
         assert len(following.position) == 3 * feeds.FOLLOWS_MAX
 
 
-async def test_the_log_that_cannot_be_read_is_named_before_clients_go_elsewhere(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_unreadable_log_is_named_before_clients_leave(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ClientConfig(endpoints=("n1:1",)).timeout_s / 2 > OPEN_S
     monkeypatch.setattr(feeds, "OPEN_S", 0.5)
     world.logs["p2"].failure = cannot_be_read()
@@ -300,9 +296,7 @@ async def test_the_log_that_cannot_be_read_is_named_before_clients_go_elsewhere(
     assert tail is None or not tail.is_watched, "the places that were found are let go"
 
 
-async def test_a_log_that_cannot_be_read_sends_watchers_elsewhere(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_unreadable_log_redirects_watchers(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_tail, "PATIENCE_S", 0.05)
     monkeypatch.setattr(feed_tail, "RETRY_S", 0.01)
     following = await world.watch(heartbeat_s=0.05)
@@ -312,7 +306,7 @@ async def test_a_log_that_cannot_be_read_sends_watchers_elsewhere(
 
 
 @pytest.mark.parametrize("failure", [cannot_be_read(), NoSuchLedger("trimmed")], ids=lambda each: type(each).__name__)
-async def test_a_watch_is_woken_by_what_comes_after_its_log_could_not_be_read(
+async def test_watch_wakes_when_log_becomes_readable(
     world: World, monkeypatch: pytest.MonkeyPatch, failure: Exception
 ) -> None:
     monkeypatch.setattr(feed_tail, "RETRY_S", 0.01)
@@ -349,7 +343,7 @@ def handed(world: World, key: bytes, *, seq: int) -> tuple[Release, Own]:
     return Release(1, AT, 1, P2, span), Own(1, AT, AT, seq, world.logs["p1"].time_ms, P1, span)
 
 
-async def test_what_the_new_owner_logs_waits_for_what_the_old_one_logged(world: World) -> None:
+async def test_entries_of_new_owner_wait_for_former_owner(world: World) -> None:
     following = await world.watch()
     old, new = world.logs["p1"], world.logs["p2"]
     old.shown = 0  # slow: only the new owner's log is heard of
@@ -368,7 +362,7 @@ async def test_what_the_new_owner_logs_waits_for_what_the_old_one_logged(world: 
 
 
 # docs/protocol.md F4
-async def test_one_key_is_followed_from_the_old_owner_to_the_new_one(world: World) -> None:
+async def test_single_key_is_followed_to_its_new_owner(world: World) -> None:
     key = owned_by(world.ring, P1)
     following = await world.watch(Interest(key, key + b"\0"), of=key)
     assert set(following.position) == {"p1"}
@@ -389,7 +383,7 @@ async def test_one_key_is_followed_from_the_old_owner_to_the_new_one(world: Worl
 
 
 @pytest.mark.parametrize("after", [0, 1, 2])
-async def test_one_key_is_found_again_by_who_was_away_while_it_moved(world: World, after: int) -> None:
+async def test_single_key_is_found_after_a_missed_move(world: World, after: int) -> None:
     key = owned_by(world.ring, P1)
     old, new = world.logs["p1"], world.logs["p2"]
     old.put((key, b"1"))
@@ -405,7 +399,7 @@ async def test_one_key_is_found_again_by_who_was_away_while_it_moved(world: Worl
 
 
 # docs/protocol.md F2
-async def test_a_release_right_at_the_position_is_seen_again(world: World) -> None:
+async def test_release_at_the_position_is_seen_again(world: World) -> None:
     """Its sequence is that of the write before it: whoever has had that may not have had the release."""
     key = owned_by(world.ring, P1)
     old, new = world.logs["p1"], world.logs["p2"]
@@ -420,7 +414,7 @@ async def test_a_release_right_at_the_position_is_seen_again(world: World) -> No
     await warm.close()
 
 
-async def test_all_positions_may_be_named_for_one_key(world: World) -> None:
+async def test_all_positions_may_be_named_for_a_single_key(world: World) -> None:
     key = owned_by(world.ring, P1)
     world.logs["p1"].put((key, b"1"))
     world.logs["p2"].put((b"x", b""))
@@ -429,14 +423,14 @@ async def test_all_positions_may_be_named_for_one_key(world: World) -> None:
     await following.wait_position({"p1": 1})
 
 
-async def test_a_partition_that_joins_is_followed_from_its_beginning(world: World) -> None:
+async def test_new_partition_is_followed_from_its_beginning(world: World) -> None:
     following = await world.watch(heartbeat_s=0.05)
     world.join("p3")
     world.logs["p3"].put((b"new", b"1"))
     assert [(each.partition, each.version) for each in await following.take(1)] == [("p3", 1)]
 
 
-async def test_a_partition_that_has_left_is_not_followed_any_more(world: World) -> None:
+async def test_partition_that_left_is_no_longer_followed(world: World) -> None:
     following = await world.watch()
     world.logs["p2"].put((b"last", b"1"))
     world.leave("p2")
@@ -445,12 +439,12 @@ async def test_a_partition_that_has_left_is_not_followed_any_more(world: World) 
     await following.wait_position({"p1": 0})
 
 
-async def test_what_names_no_partition_of_the_cluster_is_refused(world: World) -> None:
+async def test_position_of_unknown_partition_is_refused(world: World) -> None:
     with pytest.raises(InvalidRequest, match="p9"):
         await world.watch(after={"p9": 1})
 
 
-async def test_a_position_behind_the_end_of_a_log_is_refused(world: World) -> None:
+async def test_position_beyond_the_end_of_a_log_is_refused(world: World) -> None:
     """It is another cluster's: whoever waited there would miss all changes up to it."""
     last = world.logs["p1"].put((b"a", b"1"))
     with pytest.raises(InvalidRequest, match=f"want a position up to {last}, where its log ends, got {last + 1}"):
@@ -460,7 +454,7 @@ async def test_a_position_behind_the_end_of_a_log_is_refused(world: World) -> No
         await world.watch(after={"p1": last, "p2": 1})
 
 
-async def test_a_position_that_only_another_server_knows_yet_is_good(world: World) -> None:
+async def test_position_known_only_to_another_server_is_accepted(world: World) -> None:
     log = world.logs["p1"]
     log.put((b"a", b"1"))
     log.shown = len(log.entries)
@@ -471,7 +465,7 @@ async def test_a_position_that_only_another_server_knows_yet_is_good(world: Worl
     assert [change.version for change in await reader.take(1)] == [last + 1]
 
 
-async def test_so_is_one_in_a_partition_of_which_this_server_has_not_heard_yet(world: World) -> None:
+async def test_position_in_partition_unknown_here_is_accepted(world: World) -> None:
     await world.join_unheard("p3")
     log = world.logs["p3"]
     log.put((b"a", b"1"))
@@ -483,7 +477,7 @@ async def test_so_is_one_in_a_partition_of_which_this_server_has_not_heard_yet(w
     assert [change.version for change in await reader.take(1)] == [last + 1]
 
 
-async def test_a_position_in_a_log_that_is_gone_with_its_partition_is_not_called_anothers(world: World) -> None:
+async def test_position_in_removed_log_is_reported_as_trimmed(world: World) -> None:
     log = world.logs["p2"]
     last = log.put((b"a", b"1"))
     world.leave("p2")

@@ -11,7 +11,7 @@ from tests.ring.rings import ids, members, ring_of, settle
 P1, P2 = PartitionId("p1"), PartitionId("p2")
 
 
-def test_a_partition_that_has_left_is_not_new_to_a_watch_whose_server_has_not_heard_of_that() -> None:
+def test_partition_that_left_is_not_new_when_server_lags() -> None:
     """It goes on after it, with what p2 got of it: p1's log from its beginning would be behind that."""
     both = settle(plan.join(ring_of(1), members(ids(2, 2))))
     left = settle(plan.leave(both, [P1]))

@@ -115,7 +115,7 @@ def _short(finding: FsckFinding) -> str:
     return finding.message.partition(";")[0]
 
 
-async def test_a_sound_log_has_no_errors(made: Made) -> None:
+async def test_consistent_log_has_no_errors(made: Made) -> None:
     await made.set_up()
     report = await made.checked()
     assert (report.errors, report.entries, report.copies) == (0, 9, 27)
@@ -131,7 +131,7 @@ async def test_bookies_that_are_down_break_no_invariant(made: Made) -> None:
 
 
 # docs/protocol.md A14
-async def test_what_was_given_up_is_a_note(made: Made) -> None:
+async def test_lost_entry_is_a_note(made: Made) -> None:
     await made.set_up()
     made.lost = {(LEDGERS[0], 1), (LEDGERS[1], 0)}
     for number, entry in made.lost:
@@ -147,7 +147,7 @@ async def test_what_was_given_up_is_a_note(made: Made) -> None:
     assert [where for where, _ in about_ledgers(report)] == ["p1 ledger=7 entry 2"], "a loss beside it is seen"
 
 
-async def test_a_log_may_go_on_behind_what_is_known_to_be_confirmed_of_a_ledger_that_is_not_closed(made: Made) -> None:
+async def test_open_ledger_may_have_unconfirmed_entries(made: Made) -> None:
     """A roll: the next one has entries already."""
     await made.set_up()
     await LedgerStore(made.store).remove(LEDGERS[1], -1)
@@ -156,7 +156,7 @@ async def test_a_log_may_go_on_behind_what_is_known_to_be_confirmed_of_a_ledger_
     assert (await made.checked()).errors == 0
 
 
-async def test_the_ledgers_of_a_partition_that_joins_during_the_check_are_not_left_over(
+async def test_ledgers_of_partition_joining_during_check_are_not_orphans(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await made.set_up()

@@ -27,9 +27,7 @@ class Answering:
 
 
 @pytest.mark.parametrize("status", [Status.IO_ERROR, Status.UNKNOWN_LEDGER_STATE, None], ids=str)
-async def test_a_bookie_of_damaged_entries_is_not_taken_for_one_that_is_away(
-    status: Status | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_bookie_with_damaged_entries_is_not_down(status: Status | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bookies, "READ_TIMEOUT_S", 0.01)
     metadata = LedgerMetadata(LedgerId(1), Quorum(2, 2, 2), (Fragment(EntryId(0), (B1, B2)),))
     own = B1, cast(Any, Answering(status))

@@ -42,27 +42,27 @@ def findings(report: FsckReport) -> list[tuple[Severity, str]]:
     return [(finding.severity, finding.where) for finding in report.findings]
 
 
-def test_a_list_whose_last_two_are_open_is_sound() -> None:
+def test_list_with_two_open_ledgers_at_its_end_is_valid() -> None:
     report = FsckReport()
     found = {LedgerId(1): closed(1), LedgerId(2): ledger(2), LedgerId(3): ledger(3)}
     check_list(report, P, list_of(1, 2, 3), found)
     assert report.findings == []
 
 
-def test_an_open_ledger_before_the_last_two_is_an_error() -> None:
+def test_open_ledger_before_the_last_two_is_an_error() -> None:
     report = FsckReport()
     found = {LedgerId(1): ledger(1), LedgerId(2): closed(2), LedgerId(3): ledger(3)}
     check_list(report, P, list_of(1, 2, 3), found)
     assert findings(report) == [(Severity.ERROR, "p1 ledger=1")]
 
 
-def test_a_listed_ledger_without_metadata_is_an_error() -> None:
+def test_listed_ledger_without_metadata_is_an_error() -> None:
     report = FsckReport()
     check_list(report, P, list_of(1, 2), {LedgerId(2): ledger(2)})
     assert findings(report) == [(Severity.ERROR, "p1 ledger=1")]
 
 
-def test_copies_below_the_write_quorum_are_a_warning_and_below_the_ack_quorum_an_error() -> None:
+def test_missing_copies_are_warnings_and_below_ack_quorum_errors() -> None:
     report = FsckReport()
     check_copies(report, "p1", ledger(1), EntryId(0), {B1: b"x", B2: b"x", B3: b"x"})
     check_copies(report, "p1", ledger(1), EntryId(1), {B1: b"x", B2: None, B3: b"x"})
@@ -77,7 +77,7 @@ def test_two_payloads_of_one_entry_are_an_error() -> None:
     assert findings(report) == [(Severity.ERROR, "p1 entry 0")]
 
 
-def test_the_same_about_many_entries_is_one_finding() -> None:
+def test_same_finding_for_many_entries_is_one() -> None:
     report = FsckReport()
     for entry in (0, 1, 2, 5, 6, 9):
         check_copies(report, "p1 ledger=1", ledger(1), EntryId(entry), {B1: b"x", B2: None, B3: b"x"})
@@ -85,7 +85,7 @@ def test_the_same_about_many_entries_is_one_finding() -> None:
     assert report.document()["findings"][0]["entries"] == [[0, 2], [5, 6], [9, 9]]
 
 
-def test_a_missing_copy_says_whether_its_bookie_is_up_and_what_to_do() -> None:
+def test_missing_copy_states_bookie_and_advice() -> None:
     report = FsckReport()
     payloads = {B1: b"x", B2: None, B3: b"x"}
     check_copies(report, "p1", ledger(1), EntryId(0), payloads, lambda bookie: bookie != B2)
@@ -100,7 +100,7 @@ def test_a_missing_copy_says_whether_its_bookie_is_up_and_what_to_do() -> None:
     assert report.advice() == [TOO_FEW_COPIES, START_BOOKIES, WAIT_FOR_COPIES]
 
 
-def test_two_copies_of_a_ledger_that_was_to_have_two_are_a_note_and_no_warning() -> None:
+def test_ledger_written_with_fewer_copies_is_a_note() -> None:
     report = FsckReport()
     two = LedgerMetadata(LedgerId(1), Quorum(2, 2, 2), (Fragment(EntryId(0), (B1, B2)),))
     check_quorum(report, "p1 ledger=1", two, 3)
@@ -111,7 +111,7 @@ def test_two_copies_of_a_ledger_that_was_to_have_two_are_a_note_and_no_warning()
     assert (report.errors, report.warnings, report.verdict) == (0, 0, "Healthy")
 
 
-def test_a_closed_ledger_whose_entries_hold_more_than_it_says_is_an_error_and_less_a_warning() -> None:
+def test_wrong_length_of_closed_ledger_is_error_or_warning() -> None:
     for found_bytes, errors, warnings in ((100, 0, 0), (99, 0, 1), (101, 1, 0)):
         report = FsckReport()
         check_length(report, "p1 ledger=1", closed(1), found_bytes)
@@ -126,7 +126,7 @@ def puts(first: int, count: int, *, epoch: int = 1, partition: PartitionId = P) 
     return entry.encode()
 
 
-def test_a_log_without_gaps_is_sound_also_over_control_records() -> None:
+def test_log_without_gaps_is_valid_with_control_records() -> None:
     report = FsckReport()
     log = Sequences(report, P)
     log.begin(1, exact=True)
@@ -137,7 +137,7 @@ def test_a_log_without_gaps_is_sound_also_over_control_records() -> None:
     assert report.findings == []
 
 
-def test_sequences_jump_only_where_a_range_is_owned_behind_its_source() -> None:
+def test_sequences_jump_only_at_owned_ranges() -> None:
     own = encode(Own(7, Position(LedgerId(1), EntryId(4)), Position(LedgerId(1), EntryId(6)), seq=900, time_ms=5))
     for said, after, errors in ((own, 901, 0), (own, 902, 1), (own, 3, 1), (b"garbage", 901, 1)):
         report = FsckReport()
@@ -148,7 +148,7 @@ def test_sequences_jump_only_where_a_range_is_owned_behind_its_source() -> None:
         assert report.errors == errors, (said, after)
 
 
-def test_a_gap_a_falling_epoch_a_foreign_entry_and_garbage_are_errors() -> None:
+def test_gaps_and_foreign_entries_are_errors() -> None:
     for bad in (puts(3, 1), puts(2, 1, epoch=0), puts(2, 1, partition=PartitionId("p2")), b"\xff"):
         report = FsckReport()
         log = Sequences(report, P)
@@ -157,7 +157,7 @@ def test_a_gap_a_falling_epoch_a_foreign_entry_and_garbage_are_errors() -> None:
         assert report.errors == 1, bad
 
 
-def test_a_list_that_names_another_first_sequence_is_an_error_once_it_is_exact() -> None:
+def test_wrong_first_sequence_in_list_is_an_error_when_exact() -> None:
     report = FsckReport()
     log = Sequences(report, P)
     log.add("ledger", EntryId(0), puts(1, 3))
@@ -167,13 +167,13 @@ def test_a_list_that_names_another_first_sequence_is_an_error_once_it_is_exact()
     assert report.errors == 1
 
 
-def test_orphans_are_ledgers_of_a_partition_that_no_list_names() -> None:
+def test_orphans_are_unlisted_ledgers_of_a_partition() -> None:
     ids = [LedgerId(1), LedgerId(2), LedgerId(3)]
     owners = {LedgerId(1): P, LedgerId(2): P}
     assert orphans([LedgerId(1)], ids, owners) == [(LedgerId(2), P)]
 
 
-def test_copies_that_could_stand_in_distinct_zones_are_a_warning_once_their_ledger_is_closed() -> None:
+def test_copies_sharing_a_zone_are_warned_of_after_close() -> None:
     """docs/protocol.md, W10."""
     b4, zones = BookieId("b4"), {B1: "a", B2: "a", B3: "b"}
     better = LedgerMetadata(LedgerId(1), Quorum(3, 3, 2), (Fragment(EntryId(0), (B1, b4, B3)),))

@@ -64,18 +64,14 @@ def shown(report: FsckReport, severity: Severity = Severity.ERROR) -> list[tuple
     ]
 
 
-async def test_ledgers_of_another_client_are_checked_without_their_password(
-    made: Made, held: Mapping[BookieId, range | None]
-) -> None:
+async def test_foreign_ledgers_are_checked_without_password(made: Made, held: Mapping[BookieId, range | None]) -> None:
     await set_up(made, pulsars(70), pulsars(71))
     report = await made.checked()
     assert (report.others, report.verdict) == (2, "No data is lost, but something needs attention"), report.findings
     assert not shown(report), "replicas of the partition are not up, and nothing else is amiss"
 
 
-async def test_ledgers_of_another_client_with_too_few_copies_are_named(
-    made: Made, held: dict[BookieId, range | None]
-) -> None:
+async def test_foreign_ledgers_with_too_few_copies_are_named(made: Made, held: dict[BookieId, range | None]) -> None:
     await set_up(made, pulsars(70), pulsars(71))
     held[B2] = held[B3] = None
     report = await made.checked()
@@ -85,16 +81,14 @@ async def test_ledgers_of_another_client_with_too_few_copies_are_named(
     assert TOO_FEW_COPIES in report.advice()
 
 
-async def test_entries_that_a_bookie_lost_are_named_one_by_one(made: Made, held: dict[BookieId, range | None]) -> None:
+async def test_entries_lost_by_a_bookie_are_named(made: Made, held: dict[BookieId, range | None]) -> None:
     await set_up(made, pulsars(70))
     held[B3] = range(4)
     report = await made.checked()
     assert shown(report, Severity.WARNING) == [("pulsar ledger=70 entries 4-9 (6)", "2 of 3 copies; none on b3")]
 
 
-async def test_open_ledger_of_another_client_is_named_with_what_is_not_known(
-    made: Made, held: dict[BookieId, range | None]
-) -> None:
+async def test_open_foreign_ledger_names_what_is_unknown(made: Made, held: dict[BookieId, range | None]) -> None:
     await set_up(made, pulsars(70, last=None))
     report = await made.checked()
     [(where, message)] = shown(report, Severity.NOTE)
@@ -104,7 +98,7 @@ async def test_open_ledger_of_another_client_is_named_with_what_is_not_known(
     )
 
 
-async def test_open_ledger_whose_bookies_are_away_is_at_risk(made: Made, held: dict[BookieId, range | None]) -> None:
+async def test_open_ledger_with_absent_bookies_is_at_risk(made: Made, held: dict[BookieId, range | None]) -> None:
     await set_up(made, pulsars(70, last=None))
     for bookie in (B2, B3):
         await made.store.delete(paths.available(bookie), -1)
@@ -113,7 +107,7 @@ async def test_open_ledger_whose_bookies_are_away_is_at_risk(made: Made, held: d
     assert message == "is OPEN and is being written to b2, b3 (not up); 2 copies of each entry are needed"
 
 
-async def test_ledger_whose_metadata_cannot_be_read_is_named_as_unchecked(
+async def test_ledger_with_unreadable_metadata_is_named_as_unchecked(
     made: Made, held: dict[BookieId, range | None]
 ) -> None:
     await set_up(made)
@@ -123,7 +117,7 @@ async def test_ledger_whose_metadata_cannot_be_read_is_named_as_unchecked(
     assert (found.severity, found.message[:27]) == (Severity.WARNING, "its copies are not checked,")
 
 
-async def test_ledgers_are_checked_where_no_ring_was_founded(made: Made, held: dict[BookieId, range | None]) -> None:
+async def test_ledgers_are_checked_without_a_ring(made: Made, held: dict[BookieId, range | None]) -> None:
     """Bookies without servers serve other clients."""
     await set_up(made, pulsars(70))
     await made.store.delete(paths.RING, -1)
@@ -131,7 +125,7 @@ async def test_ledgers_are_checked_where_no_ring_was_founded(made: Made, held: d
     assert shown(await Fsck(made.env, made.store).run())
 
 
-async def test_retired_partition_is_a_note_and_lacks_no_replica(made: Made, held: dict[BookieId, range | None]) -> None:
+async def test_retired_partition_is_a_note(made: Made, held: dict[BookieId, range | None]) -> None:
     await set_up(made)
     ring = new_ring((P,), {ServerId("n1"): ""}, 1)
     gone = replace(ring.partitions[P], state=PartitionState.RETIRED)
@@ -141,7 +135,7 @@ async def test_retired_partition_is_a_note_and_lacks_no_replica(made: Made, held
     assert any("is retired and needs no replica" in each.message for each in report.findings)
 
 
-def test_runs_of_entries_are_found_whoever_lacks_them() -> None:
+def test_runs_of_missing_entries_are_found() -> None:
     metadata = LedgerMetadata(LedgerId(7), Quorum(3, 2, 2), (Fragment(EntryId(0), BOOKIES),), password=b"").closed(
         EntryId(5), 10
     )
@@ -154,7 +148,7 @@ def test_runs_of_entries_are_found_whoever_lacks_them() -> None:
     ]
 
 
-def test_findings_of_status_make_the_verdict_of_fsck() -> None:
+def test_status_findings_affect_the_verdict_of_fsck() -> None:
     def verdict(*findings: Finding) -> str:
         report = FsckReport()
         report.add_health(findings)

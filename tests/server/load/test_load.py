@@ -16,7 +16,7 @@ P1, P2, P3 = (PartitionId(f"p{i}") for i in range(1, 4))
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_every_key_with_more_than_its_part_of_the_sketch_is_found_and_never_overstated(seed: int) -> None:
+def test_hot_keys_are_found_and_never_overstated(seed: int) -> None:
     random = Random(seed)
     hot = [b"hot-%d" % number for number in range(3)]
     keys = [random.choice(hot) if random.random() < 0.3 else random.randbytes(4) for _ in range(5_000)]
@@ -29,14 +29,14 @@ def test_every_key_with_more_than_its_part_of_the_sketch_is_found_and_never_over
     assert all(share > true[key] / len(keys) - 1 / KEYS_MAX for key, share in found.items())
 
 
-def test_without_hot_keys_none_is_named() -> None:
+def test_no_key_is_named_without_hot_keys() -> None:
     sketch = TopKeys()
     for number in range(5_000):
         sketch.add(b"%d" % number)
     assert sketch.top(10) == ()
 
 
-def test_what_was_hot_a_while_ago_fades() -> None:
+def test_old_hot_keys_fade() -> None:
     sketch = TopKeys()
     for _ in range(1_000):
         sketch.add(b"old")
@@ -55,7 +55,7 @@ def heat_of(partition: PartitionId, ops_per_s: float, keys: list[bytes]) -> Part
     return heat.load()
 
 
-def test_rates_follow_the_counters_and_survive_a_new_lead() -> None:
+def test_rates_follow_counters_across_leaderships() -> None:
     heat = LoadTracker(P1)
     for second in range(60):
         heat.counted(1000.0 * second, 500.0 * second, float(second))
@@ -72,7 +72,7 @@ def owned_keys(ring: Ring, partition: PartitionId, count: int = 2_000) -> list[b
     return [next(found) for _ in range(count)]
 
 
-def test_a_partition_with_far_too_much_to_do_gives_a_range_to_the_one_with_least() -> None:
+def test_overloaded_partition_gives_range_to_least_loaded() -> None:
     ring = ring_of(3)
     keys = owned_keys(ring, P1)
     loads = {
@@ -89,7 +89,7 @@ def test_a_partition_with_far_too_much_to_do_gives_a_range_to_the_one_with_least
     assert 0 < moved < 10_000 - 4_333 + 500, "no more than what is above the mean"
 
 
-def test_one_hot_key_is_named_and_no_move_is_suggested() -> None:
+def test_single_hot_key_is_named_without_a_move() -> None:
     ring = ring_of(3)
     key = owned_keys(ring, P1, 1)[0]
     loads = {P1: heat_of(P1, 10_000, [key] * 900 + owned_keys(ring, P1, 100))}
@@ -98,7 +98,7 @@ def test_one_hot_key_is_named_and_no_move_is_suggested() -> None:
     assert key.decode() in suggestion.text
 
 
-def test_nothing_is_suggested_while_load_is_even_small_or_already_on_the_move() -> None:
+def test_nothing_is_suggested_for_even_small_or_moving_load() -> None:
     ring = ring_of(3)
     even = {each: heat_of(each, 5_000, owned_keys(ring, each)) for each in (P1, P2, P3)}
     assert suggest(ring, even) == []
@@ -109,7 +109,7 @@ def test_nothing_is_suggested_while_load_is_even_small_or_already_on_the_move() 
     assert suggest(moving, {P1: heat_of(P1, 9_000, owned_keys(ring, P1))}) == []
 
 
-def test_loads_travel_between_servers() -> None:
+def test_loads_survive_encoding() -> None:
     loads = (heat_of(P1, 10, [b"\xff\x00", *(b"%d" % n for n in range(500))]),)
     assert decode(encode(loads)) == loads
     assert list(loads[0].tokens) == sorted(loads[0].tokens)

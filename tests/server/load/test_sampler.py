@@ -84,7 +84,7 @@ async def tapped(env: Env, monkeypatch: pytest.MonkeyPatch) -> tuple[Here, LoadS
     return here, load_sampler
 
 
-async def test_a_burst_passes_through_and_then_operations_go_straight_again(
+async def test_burst_passes_the_tap_and_then_operations_go_directly(
     tapped: tuple[Here, LoadSampler],
 ) -> None:
     here, load_sampler = tapped
@@ -97,7 +97,7 @@ async def test_a_burst_passes_through_and_then_operations_go_straight_again(
     assert [load.partition for load in load_sampler.loads()] == [P1]
 
 
-async def test_reads_that_are_answered_at_once_are_seen_once_like_others(
+async def test_immediate_reads_are_sampled_once(
     tapped: tuple[Here, LoadSampler],
 ) -> None:
     here, load_sampler = tapped
@@ -118,7 +118,7 @@ async def test_reads_that_are_answered_at_once_are_seen_once_like_others(
     await load_sampler.close()
 
 
-async def test_a_tap_through_which_nothing_passes_stands_and_sees_what_comes_then(
+async def test_idle_tap_stays_and_samples_later_operations(
     tapped: tuple[Here, LoadSampler],
 ) -> None:
     here, load_sampler = tapped
@@ -132,7 +132,7 @@ async def test_a_tap_through_which_nothing_passes_stands_and_sees_what_comes_the
     await load_sampler.close()
 
 
-async def test_a_replica_that_leads_no_more_has_no_tap(tapped: tuple[Here, LoadSampler]) -> None:
+async def test_replica_that_stops_leading_has_no_tap(tapped: tuple[Here, LoadSampler]) -> None:
     here, load_sampler = tapped
     here.led = False
     load_sampler.look()
@@ -140,7 +140,7 @@ async def test_a_replica_that_leads_no_more_has_no_tap(tapped: tuple[Here, LoadS
     await load_sampler.close()
 
 
-async def test_a_replica_that_stops_while_it_is_tapped_does_not_come_back(
+async def test_replica_stopped_during_a_tap_does_not_come_back(
     tapped: tuple[Here, LoadSampler],
 ) -> None:
     here, load_sampler = tapped
@@ -149,7 +149,7 @@ async def test_a_replica_that_stops_while_it_is_tapped_does_not_come_back(
     assert P1 not in here.local
 
 
-async def test_a_server_that_does_not_answer_is_left_out(env: Env) -> None:
+async def test_silent_server_is_left_out(env: Env) -> None:
     class Links:
         async def call(self, server: ServerId, *_: object) -> bytes:
             await asyncio.sleep(0)

@@ -76,7 +76,7 @@ async def turns(count: int) -> None:
 
 
 # docs/protocol.md N2
-async def test_reports_are_asked_for_and_rates_dealt_however_long_a_count_takes() -> None:
+async def test_reports_and_rates_do_not_wait_for_a_count() -> None:
     links = Links()
     keeper, nursery = keeper_of(links)
     large, small = Counted(1_000_000), Counted(3)
@@ -93,7 +93,7 @@ async def test_reports_are_asked_for_and_rates_dealt_however_long_a_count_takes(
     await nursery.close()
 
 
-async def test_a_lead_that_cannot_be_read_is_tried_again_with_the_next_look(caplog: pytest.LogCaptureFixture) -> None:
+async def test_failed_count_is_retried(caplog: pytest.LogCaptureFixture) -> None:
     keeper, nursery = keeper_of(Links())
     broken, well = Counted(2, failing=True), Counted(2)
     keeper.book.lead(P1, broken)
@@ -111,7 +111,7 @@ async def test_a_lead_that_cannot_be_read_is_tried_again_with_the_next_look(capl
     await nursery.close()
 
 
-async def test_a_table_that_was_written_here_may_be_old_by_now_so_it_is_looked_at_again() -> None:
+async def test_table_written_here_is_read_again() -> None:
     keeper, nursery = keeper_of(Links())
     later = NamespaceTable()
     keeper.reread = lambda: keeper.take(later)
@@ -121,7 +121,7 @@ async def test_a_table_that_was_written_here_may_be_old_by_now_so_it_is_looked_a
     await nursery.close()
 
 
-async def test_a_refusal_is_lately_where_a_count_has_risen_since_it_was_last_heard() -> None:
+async def test_refusal_is_recent_when_a_count_rises() -> None:
     links = Links()
     keeper, nursery = keeper_of(links)
     links.refused = {"n": {"keys": 40}}  # from before this server began
@@ -141,7 +141,7 @@ async def test_a_refusal_is_lately_where_a_count_has_risen_since_it_was_last_hea
     await nursery.close()
 
 
-async def test_a_table_that_is_lost_ends_no_quota_and_one_without_namespaces_does() -> None:
+async def test_lost_table_keeps_quotas_and_empty_table_ends_them() -> None:
     nursery, store, taken = TaskNursery("test"), MemoryStore(), list[NamespaceTable]()
     follower = NamespaceFollower(env_of(nursery), store, taken.append)
     await NamespaceStore(store).change(Add(TABLE.namespaces[0]))

@@ -44,7 +44,7 @@ def get(key: bytes) -> Op:
     return (int(Code.GET), key, 0, 0)
 
 
-def test_so_many_values_of_a_partition_are_under_way_and_the_rest_waits_in_order() -> None:
+def test_values_per_partition_are_limited_and_wait_in_order() -> None:
     flow = FlowControl()
     arrive(flow, P1, [GET] * (READS_FIRST + 2))
     assert taken(flow) == [*range(1, READS_FIRST + 1)]
@@ -55,7 +55,7 @@ def test_so_many_values_of_a_partition_are_under_way_and_the_rest_waits_in_order
     assert flow.waiting == 0
 
 
-def test_few_are_read_at_first_and_more_while_their_values_are_small() -> None:
+def test_reads_start_few_and_grow_while_values_are_small() -> None:
     """Nobody knows how large values are before they are read, and all that begin together are read in one turn."""
     flow, rounds = FlowControl(), list[int]()
     for first in (1, 10_000):
@@ -73,14 +73,14 @@ DELETE: Op = (int(Code.DELETE), b"k", 0, 0, None)
 SCAN: Op = (int(Code.SCAN), b"", b"", 10, 0, 0, 0)
 
 
-def test_writes_of_others_do_not_wait_behind_reads() -> None:
+def test_writes_do_not_wait_behind_reads() -> None:
     """One client asks for a thousand values and takes none: what others write is done meanwhile."""
     flow = FlowControl()
     arrive(flow, P1, [*[GET] * 1_000, PUT, DELETE])
     assert taken(flow)[:2] == [1_001, 1_002]
 
 
-def test_whether_a_key_is_there_is_not_told_before_an_earlier_read_of_it() -> None:
+def test_existence_check_waits_for_earlier_read_of_the_key() -> None:
     """A client that sends GET and EXISTS without waiting must not be shown a value, and then that there was none."""
     flow = FlowControl()
     arrive(flow, P1, [*[get(b"other")] * READS_FIRST, GET, META])
@@ -98,7 +98,7 @@ def test_whether_a_key_is_there_is_not_told_before_an_earlier_read_of_it() -> No
 
 
 # docs/protocol.md M15
-def test_writes_keep_their_order_also_those_that_tell_the_old_value() -> None:
+def test_writes_keep_order_including_those_returning_old_values() -> None:
     flow = FlowControl()
     arrive(flow, P1, [*[SWAP] * (VALUES_MAX + 1), PUT, DELETE])
     assert taken(flow) == [*range(1, VALUES_MAX + 1)]
@@ -106,7 +106,7 @@ def test_writes_keep_their_order_also_those_that_tell_the_old_value() -> None:
     assert taken(flow) == [VALUES_MAX + 1, VALUES_MAX + 2, VALUES_MAX + 3]
 
 
-def test_reads_of_keys_that_were_large_wait_for_each_other_and_others_do_not_wait_for_them() -> None:
+def test_reads_of_large_keys_wait_apart_from_others() -> None:
     flow = FlowControl()
     large, small = get(b"large"), get(b"small")
     arrive(flow, P1, [large])
@@ -121,13 +121,13 @@ def test_reads_of_keys_that_were_large_wait_for_each_other_and_others_do_not_wai
     assert taken(flow) == [begun[-1] + 1], "and they go on as there is room"
 
 
-def test_a_read_of_one_key_does_not_wait_behind_scans() -> None:
+def test_single_read_does_not_wait_behind_scans() -> None:
     flow = FlowControl()
     arrive(flow, P1, [*[SCAN] * (VALUES_MAX + 10), GET])
     assert taken(flow)[0] == VALUES_MAX + 11
 
 
-def test_a_key_whose_value_has_become_small_is_read_like_others() -> None:
+def test_key_that_became_small_is_read_normally() -> None:
     flow = FlowControl()
     for number, size in ((1, LARGE_BYTES + 1), (2, 10)):
         arrive(flow, P1, [GET], first=number)
@@ -137,7 +137,7 @@ def test_a_key_whose_value_has_become_small_is_read_like_others() -> None:
     assert (queues.large_keys, queues.apart, queues.large.values, queues.reads.values) == ({}, {}, 0, 0)
 
 
-def test_of_so_many_large_keys_the_last_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_most_recent_large_keys_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flow_control, "LARGE_KEYS_MAX", 2)
     flow = FlowControl()
     for number, key in enumerate((b"a", b"b", b"a", b"c"), 1):
@@ -148,7 +148,7 @@ def test_of_so_many_large_keys_the_last_are_remembered(monkeypatch: pytest.Monke
     assert list(queues.large_keys) == [b"a", b"c"]
 
 
-def test_reads_of_one_key_keep_their_order_while_it_becomes_large() -> None:
+def test_reads_of_a_key_keep_order_while_it_becomes_large() -> None:
     """A client's later read of a key never begins before an earlier one of its."""
     flow = FlowControl()
     large, other = get(b"large"), get(b"other")
@@ -161,7 +161,7 @@ def test_reads_of_one_key_keep_their_order_while_it_becomes_large() -> None:
     assert taken(flow) == [READS_FIRST + 1, READS_FIRST + 2, 1_000]
 
 
-def test_reads_of_one_key_keep_their_order_while_it_becomes_small(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reads_of_a_key_keep_order_while_it_becomes_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flow_control, "LARGE_KEYS_MAX", 1)
     flow = FlowControl()
     large, other = get(b"large"), get(b"other")
@@ -181,7 +181,7 @@ def test_reads_of_one_key_keep_their_order_while_it_becomes_small(monkeypatch: p
     assert queues.large_keys.keys() <= {b"other"}
 
 
-def test_what_waits_longest_and_came_last_is_found_in_all_kinds() -> None:
+def test_oldest_and_newest_are_found_across_kinds() -> None:
     flow = FlowControl()
     flow.is_held = True
     flow.arrive(P1, [(P1, SCAN, 3, 0, 7), (P1, PUT, 4, 0, 8), (P1, GET, 5, 0, 9)])
@@ -191,7 +191,7 @@ def test_what_waits_longest_and_came_last_is_found_in_all_kinds() -> None:
     assert (flow.newest(), flow.oldest(100), flow.waiting) == (0, 100, 0)
 
 
-def test_what_came_last_and_waits_longest_is_found_also_where_reads_of_a_key_found_large_have_joined_others() -> None:
+def test_oldest_and_newest_are_found_after_reads_move_to_large() -> None:
     flow = FlowControl()
     large, found = get(b"large"), get(b"found")
     arrive(flow, P1, [large, found])
@@ -206,7 +206,7 @@ def test_what_came_last_and_waits_longest_is_found_also_where_reads_of_a_key_fou
 
 
 @pytest.mark.parametrize("times", [1, 2], ids=["once", "twice"])
-def test_what_a_large_value_costs_does_not_grow_with_what_waits(times: int) -> None:
+def test_cost_of_a_large_value_is_independent_of_the_queue(times: int) -> None:
     """Thousands of different large keys are asked for at once: to look through all for each would take minutes."""
     looked = 0
 
@@ -233,9 +233,7 @@ def test_what_a_large_value_costs_does_not_grow_with_what_waits(times: int) -> N
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_any_mix_of_kinds_and_sizes_is_taken_once_and_in_the_order_of_its_kind_and_key(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mixed_operations_start_once_in_order_of_kind_and_key(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("VALUES_MAX", 6), ("READS_FIRST", 4), ("VALUES_LARGE_MAX", 2), ("LARGE_KEYS_MAX", 3)):
         monkeypatch.setattr(flow_control, name, value)
     random, flow, waiting, under_way = Random(seed), FlowControl(), dict[int, Op](), list[int]()
@@ -271,14 +269,14 @@ def test_any_mix_of_kinds_and_sizes_is_taken_once_and_in_the_order_of_its_kind_a
     assert sum(map(len, taken_of.values())) > 200
 
 
-def test_one_partition_does_not_wait_for_another() -> None:
+def test_partitions_do_not_wait_for_each_other() -> None:
     flow = FlowControl()
     arrive(flow, P1, [GET] * (READS_FIRST + 1))
     arrive(flow, P2, [GET], first=1_000)
     assert taken(flow)[-1] == 1_000
 
 
-def test_fewer_are_under_way_while_values_are_large() -> None:
+def test_fewer_operations_start_while_values_are_large() -> None:
     flow = FlowControl()
     arrive(flow, P1, [GET] * 300)
     for number in taken(flow):
@@ -290,7 +288,7 @@ def test_fewer_are_under_way_while_values_are_large() -> None:
     assert len(taken(flow)) == 2 * VALUES_LARGE_MAX
 
 
-def test_nothing_begins_while_the_other_server_does_not_take_its_answers() -> None:
+def test_nothing_starts_while_peer_does_not_read() -> None:
     flow = FlowControl()
     flow.is_held = True
     arrive(flow, P1, [PUT, GET])
@@ -312,7 +310,7 @@ def test_nothing_begins_while_the_other_server_does_not_take_its_answers() -> No
         ((Code.META, b"k", 0, 0), 0),
     ],
 )
-def test_values_that_an_operation_may_bring(op: Op, values: int) -> None:
+def test_values_of_an_operation_are_bounded(op: Op, values: int) -> None:
     assert values_of(op) == values
     flow = FlowControl()
     arrive(flow, P1, [op] * 3)
@@ -321,9 +319,7 @@ def test_values_that_an_operation_may_bring(op: Op, values: int) -> None:
     assert sum(each[1] for each in flow.under_way.values()) == 3 * values
 
 
-async def test_a_server_that_reads_its_answers_late_gets_all_of_them_and_keeps_its_link(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_slow_reader_gets_all_answers_and_keeps_its_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flow_control, "READS_FIRST", 8)
     count = 60
     async with servers(tmp_path, ["n1", "n2"]) as cluster:
@@ -358,7 +354,7 @@ async def test_a_server_that_reads_its_answers_late_gets_all_of_them_and_keeps_i
         raw.close()
 
 
-async def test_what_waits_for_longer_than_its_server_does_is_taken_out_and_what_came_later_is_not(
+async def test_overdue_operations_are_removed_and_later_ones_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(abandoned, "LOOK_S", 0)
@@ -380,7 +376,7 @@ async def test_what_waits_for_longer_than_its_server_does_is_taken_out_and_what_
     watcher.end()
 
 
-async def test_what_nobody_waits_for_any_more_is_not_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_abandoned_operations_are_not_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A write among them, too: its client has been told that the outcome is unknown, and goes on."""
     monkeypatch.setattr(flow_control, "VALUES_MAX", 8)
     monkeypatch.setattr(abandoned, "OPERATION_TIMEOUT_S", 0.0)
@@ -430,7 +426,7 @@ async def test_what_nobody_waits_for_any_more_is_not_done(tmp_path: Path, monkey
         raw.close()
 
 
-async def test_while_one_client_reads_large_values_others_of_its_server_are_answered(tmp_path: Path) -> None:
+async def test_other_clients_are_answered_while_one_reads_large_values(tmp_path: Path) -> None:
     """One link has the operations of all clients of a server, and a thousand large values take seconds."""
     count = 300
     async with servers(tmp_path, ["n1", "n2"]) as cluster:

@@ -97,7 +97,7 @@ EXAMPLES = {
 }
 
 
-def test_every_constructor_of_an_operation_has_an_example_here() -> None:
+def test_every_operation_constructor_has_an_example() -> None:
     constructors = {
         each
         for name, each in vars(commands).items()
@@ -107,7 +107,7 @@ def test_every_constructor_of_an_operation_has_an_example_here() -> None:
 
 
 @pytest.mark.parametrize(("make", "arguments"), EXAMPLES.items(), ids=lambda value: getattr(value, "__name__", ""))
-def test_every_operation_arrives_as_it_was_sent(make: Any, arguments: tuple[Any, ...]) -> None:
+def test_every_operation_arrives_as_sent(make: Any, arguments: tuple[Any, ...]) -> None:
     op = make(*arguments)
     arrived = op_through(op)
     assert arrived == op
@@ -115,7 +115,7 @@ def test_every_operation_arrives_as_it_was_sent(make: Any, arguments: tuple[Any,
         assert isinstance(arrived[-1], RequestId), "partitions read a request id's fields by name"
 
 
-def test_operations_of_all_columns_come_out_in_the_order_in_which_they_were_submitted() -> None:
+def test_operations_of_all_columns_keep_submission_order() -> None:
     lane = Lane(
         "p1",
         gets=[(2, commands.get(b"a")), (5, commands.get(b"b"))],
@@ -143,7 +143,7 @@ ERRORS = [each for each in vars(errors).values() if isinstance(each, type) and i
 
 
 @pytest.mark.parametrize("cls", ERRORS, ids=lambda cls: cls.__name__)
-def test_every_error_arrives_as_itself(cls: type[StoreError]) -> None:
+def test_every_error_arrives_unchanged(cls: type[StoreError]) -> None:
     arguments = {
         ConditionFailed: (7,),
         NotLeader: ("p1", "n2", "host:1"),
@@ -157,12 +157,12 @@ def test_every_error_arrives_as_itself(cls: type[StoreError]) -> None:
     assert arrived.args == arguments
 
 
-def test_errors_inside_a_result_arrive_too() -> None:
+def test_errors_inside_results_arrive() -> None:
     arrived = result_through([1, ConditionFailed(7)])
     assert type(arrived[1]) is ConditionFailed
 
 
-def test_an_error_of_a_newer_server_is_an_unknown_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_of_newer_server_is_unknown_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
     class Newer(StoreError):
         pass
 
@@ -191,7 +191,7 @@ def test_an_error_of_a_newer_server_is_an_unknown_outcome(monkeypatch: pytest.Mo
     ],
     ids=lambda op: str(op)[:30],
 )
-def test_a_malformed_operation_is_refused(op: tuple[Any, ...]) -> None:
+def test_malformed_operation_is_refused(op: tuple[Any, ...]) -> None:
     good, bad = Lane("p1", others=[(1, op)]).in_order()
     assert good == []
     assert isinstance(bad[0][1], InvalidRequest)
@@ -209,12 +209,12 @@ def test_a_malformed_operation_is_refused(op: tuple[Any, ...]) -> None:
     ],
     ids=["code", "empty key", "level", "value", "number", "name"],
 )
-def test_a_malformed_column_is_no_frame(lane: Lane) -> None:
+def test_malformed_column_is_a_frame_error(lane: Lane) -> None:
     with pytest.raises(FrameError):
         through(Operations(1, [lane]))
 
 
-def test_a_scan_goes_on_behind_the_longest_key() -> None:
+def test_scan_may_begin_beyond_the_longest_key() -> None:
     """A ring that changed meanwhile ended every scan whose last key was one of 4,096 bytes."""
     merge: Merge[int] = Merge(["p1"], b"")
     last = b"k" * KEY_BYTES_MAX
@@ -230,13 +230,13 @@ def test_a_scan_goes_on_behind_the_longest_key() -> None:
 
 
 @given(st.binary(max_size=200))
-def test_noise_is_no_frame_and_nothing_worse(noise: bytes) -> None:
+def test_noise_only_raises_frame_errors(noise: bytes) -> None:
     with suppress(FrameError):
         list(Frames().feed(frames.HEADER.pack(len(noise)) + noise))
 
 
 @given(st.lists(st.binary(max_size=300), max_size=8), st.integers(1, 50))
-def test_frames_come_out_however_the_stream_is_cut(bodies: list[bytes], step: int) -> None:
+def test_frames_survive_any_split_of_the_stream(bodies: list[bytes], step: int) -> None:
     sent = [Answer(number, body) for number, body in enumerate(bodies)]
     stream = b"".join(map(frames.encode, sent))
     cutter = Frames()
@@ -244,11 +244,11 @@ def test_frames_come_out_however_the_stream_is_cut(bodies: list[bytes], step: in
     assert found == sent
 
 
-def test_a_length_beyond_the_bound_is_refused_before_anything_is_kept() -> None:
+def test_excessive_length_is_refused_before_buffering() -> None:
     with pytest.raises(FrameError, match="at most"):
         list(Frames().feed(frames.HEADER.pack(frames.FRAME_BYTES_MAX + 1)))
 
 
-def test_what_is_too_large_for_a_frame_is_not_sent() -> None:
+def test_oversized_frame_is_not_sent() -> None:
     with pytest.raises(FrameError, match="at most"):
         frames.encode(Results(others=[(1, b"x" * frames.FRAME_BYTES_MAX)]))

@@ -38,7 +38,7 @@ def counted(cluster: Servers, name: str = "n2") -> int:
     return cluster[name].peers.statistics()["peer_refused_total"]
 
 
-async def test_who_only_says_that_he_is_a_server_is_none(cluster: Servers) -> None:
+async def test_client_that_only_claims_to_be_a_server_is_refused(cluster: Servers) -> None:
     """The greeting of before, and a frame behind it."""
     call = frames.encode(Call(1, "p1", "m", b""))
     raw = await connect(cluster)
@@ -54,7 +54,7 @@ async def test_who_only_says_that_he_is_a_server_is_none(cluster: Servers) -> No
 
 
 @pytest.mark.parametrize("own", [{"keys": ANOTHER}, {"cluster": "another"}], ids=["secret", "cluster"])
-async def test_a_server_of_another_cluster_is_not_let_in_and_lets_nobody_in(
+async def test_server_of_another_cluster_is_refused_in_both_directions(
     cluster: Servers, own: dict[str, object]
 ) -> None:
     """A reused address, and default names."""
@@ -69,7 +69,7 @@ async def test_a_server_of_another_cluster_is_not_let_in_and_lets_nobody_in(
         assert list(cluster[caller].links.refusals()) == [called]
 
 
-async def test_who_answers_for_a_server_without_the_secret_is_sent_nothing(cluster: Servers) -> None:
+async def test_impostor_without_secret_receives_nothing(cluster: Servers) -> None:
     heard = b""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -90,7 +90,7 @@ async def test_who_answers_for_a_server_without_the_secret_is_sent_nothing(clust
     assert heard == b""
 
 
-async def test_a_proof_has_little_time_and_until_then_it_is_a_client(
+async def test_proof_is_limited_in_time_and_counts_as_client_before(
     cluster: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(handshake, "PROOF_S", 1.0)
@@ -108,7 +108,7 @@ async def test_a_proof_has_little_time_and_until_then_it_is_a_client(
     await wait_until(is_gone, what="the connection is forgotten")
 
 
-async def test_a_connection_that_ends_before_its_proof_is_forgotten(cluster: Servers) -> None:
+async def test_connection_that_ends_before_its_proof_is_dropped(cluster: Servers) -> None:
     raw = await connect(cluster)
     raw.writer.write(hello() + bytes(5))
     await raw.read_line()
@@ -121,9 +121,7 @@ async def test_a_connection_that_ends_before_its_proof_is_forgotten(cluster: Ser
     assert counted(cluster) == 0
 
 
-async def test_a_server_whose_certificate_is_a_clients_is_refused_though_it_knows_the_secret(
-    cluster: Servers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_server_with_client_certificate_is_refused(cluster: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     certificate = {"subjectAltName": (("DNS", "application"),)}
     monkeypatch.setattr(handshake, "shown_on", lambda stream: certificate)
     with pytest.raises(Unavailable, match="the certificate is not that of a server"):
@@ -153,7 +151,7 @@ class StandingClock:
         return 0
 
 
-def test_strangers_are_counted_and_each_address_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+def test_refused_peers_are_counted_and_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     clock = StandingClock()
     strangers = RefusedPeers(clock)
     with caplog.at_level(logging.WARNING):
@@ -173,9 +171,7 @@ def test_strangers_are_counted_and_each_address_is_logged_once_a_minute(caplog: 
     assert strangers.count == 201 + 2 * SAID_MAX
 
 
-async def test_a_server_has_one_link_and_those_that_it_has_left_behind_do_not_add_up(
-    cluster: Servers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_server_has_one_link_and_old_links_end(cluster: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing tells the one that was called that the other side, or the network, is gone. So nobody would get in after
     LINKS_MAX of these."""
     monkeypatch.setattr(server, "LINKS_MAX", 1)

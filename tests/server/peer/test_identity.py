@@ -24,7 +24,7 @@ def named(*names: tuple[str, str], common: str = "") -> dict[str, Any]:
         named(common="n1"),
     ],
 )
-def test_one_that_names_the_server_or_its_host_is_its_own(certificate: dict[str, Any]) -> None:
+def test_certificate_of_server_or_host_is_accepted(certificate: dict[str, Any]) -> None:
     assert certificate_fault(certificate, "n1", "10.0.0.1" if "10.0.0.1" in str(certificate) else "db1.example") == ""
 
 
@@ -40,15 +40,15 @@ def test_one_that_names_the_server_or_its_host_is_its_own(certificate: dict[str,
         {"serialNumber": "1"},
     ],
 )
-def test_anybody_elses_is_not(certificate: dict[str, Any]) -> None:
+def test_certificate_of_another_name_is_refused(certificate: dict[str, Any]) -> None:
     assert "want n1 or db1.example" in certificate_fault(certificate, "n1", "db1.example")
 
 
-def test_where_nobody_has_to_show_one_the_secret_alone_counts() -> None:
+def test_secret_alone_counts_without_certificates() -> None:
     assert certificate_fault(None, "n1", None) == certificate_fault({}, "n1", None) == ""
     assert certificate_fault(named(("DNS", "n1")), "n1", None) == ""
     assert certificate_fault(named(("DNS", "db1.example")), "n1", None) == "its certificate is of db1.example, want n1"
 
 
-def test_the_host_of_an_address() -> None:
+def test_host_of_address_is_returned() -> None:
     assert (host_of("db1.example:6401"), host_of("[::1]:6401")) == ("db1.example", "::1")

@@ -36,7 +36,7 @@ async def echo(server: ServerId, method: str, body: bytes) -> bytes:
     return body
 
 
-async def test_calls_share_one_link_also_while_it_is_idle(tmp_path: Path) -> None:
+async def test_calls_share_one_link_when_idle(tmp_path: Path) -> None:
     """A link without an operation under way is a link all the same: another one in its place would leave the first one
     connected for good, and what is under way on the two would come in any order."""
     async with servers(tmp_path, ["n1", "n2"]) as cluster:
@@ -47,7 +47,7 @@ async def test_calls_share_one_link_also_while_it_is_idle(tmp_path: Path) -> Non
         await wait_until(lambda: has_links(cluster["n1"], 1), what="n1 has one link")
 
 
-async def test_a_call_to_the_same_server_ends_as_one_by_a_link_does(tmp_path: Path) -> None:
+async def test_call_to_own_server_ends_like_one_over_a_link(tmp_path: Path) -> None:
     """What it began ended with who had asked: a freeze that was logged was not looked after by anybody."""
     async with servers(tmp_path, ["n1", "n2"]) as cluster:
         begun, may_end, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -89,7 +89,7 @@ async def has_links(server: Server, count: int) -> bool:
 # ── the order of what is forwarded ────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_writes_keep_their_order_when_the_lead_comes_here_while_they_are_elsewhere(tmp_path: Path) -> None:
+async def test_writes_keep_order_when_lead_comes_here(tmp_path: Path) -> None:
     """The first is at the former leader, which will refuse it; the second must not be done here before that."""
     async with servers(tmp_path, ["n1", "n2"]) as cluster:
         former = await cluster.lead("p1", "n2")
@@ -104,7 +104,7 @@ async def test_writes_keep_their_order_when_the_lead_comes_here_while_they_are_e
         assert first < second
 
 
-async def test_writes_keep_their_order_when_the_lead_moves_while_they_are_elsewhere(tmp_path: Path) -> None:
+async def test_writes_keep_order_when_lead_moves(tmp_path: Path) -> None:
     async with servers(tmp_path, ["n1", "n2", "n3"]) as cluster:
         former = await cluster.lead("p1", "n2")
         former.is_up = False
@@ -121,7 +121,7 @@ async def test_writes_keep_their_order_when_the_lead_moves_while_they_are_elsewh
         assert first < second
 
 
-async def test_a_server_that_stops_answers_what_others_have_sent_it_before_it_ends_their_links(tmp_path: Path) -> None:
+async def test_stopping_server_answers_before_it_ends_links(tmp_path: Path) -> None:
     """It leads nothing any more, and says so. A link that merely ended would leave writes of unknown outcome."""
     async with servers(tmp_path, ["n1", "n2", "n3"]) as cluster:
         await cluster.lead("p1", "n2")
@@ -188,7 +188,7 @@ def sent(number: int, heard: int, partition: str = "p1") -> bytes:
     return frames.encode(Operations(1, [lane], heard))
 
 
-async def test_after_a_refusal_nothing_is_done_that_was_sent_before_it_was_heard() -> None:
+async def test_operations_sent_before_a_refusal_arrived_are_not_done() -> None:
     """Else the refused one, sent again, would be done after those that came later."""
     leader, stream = Leader(), Stream()
     connection = PeerConnection(cast(Any, LinkOwner(leader)), N2, cast(Any, stream))
@@ -208,7 +208,7 @@ async def test_after_a_refusal_nothing_is_done_that_was_sent_before_it_was_heard
     assert leader.done == [3, 5]
 
 
-async def test_a_process_that_stood_still_reads_what_has_come_before_it_calls_others_silent(
+async def test_paused_process_reads_before_it_declares_silence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The event loop runs timers before it reads: the answers may all be there."""
@@ -233,7 +233,7 @@ async def test_a_process_that_stood_still_reads_what_has_come_before_it_calls_ot
     link.connection_lost(None)
 
 
-async def test_a_link_that_is_being_closed_takes_nothing() -> None:
+async def test_closing_link_accepts_nothing() -> None:
     link = PeerLink(cast(Any, Links()), N2)
     link.connection_made(cast(Any, Stream()))
     prove(link)
@@ -243,7 +243,7 @@ async def test_a_link_that_is_being_closed_takes_nothing() -> None:
 
 
 # docs/protocol.md V3
-async def test_a_link_gives_way_to_one_of_a_higher_version_once_nothing_is_under_way() -> None:
+async def test_link_is_replaced_by_higher_version_when_idle() -> None:
     """What it was made by may have been all that was known: the other server's entry was not there yet."""
     owner, sink, stream = Older(), Collector(), Stream()
     link = PeerLink(cast(Any, owner), N2)
@@ -262,7 +262,7 @@ async def test_a_link_gives_way_to_one_of_a_higher_version_once_nothing_is_under
     assert not link.is_open
 
 
-async def test_a_link_that_is_lost_while_a_call_waits_for_it_to_open_fails_the_call() -> None:
+async def test_link_lost_while_opening_fails_the_waiting_call() -> None:
     """To write to it would end the process."""
     link, stream = PeerLink(cast(Any, Links()), N2), Stream()
     link.connection_made(cast(Any, stream))
@@ -315,7 +315,7 @@ class Links:
         """Nothing is asked again."""
 
 
-def test_a_result_that_no_frame_holds_is_of_an_operation_that_was_done() -> None:
+def test_result_too_large_for_a_frame_is_reported_as_done() -> None:
     stream = Stream()
     connection = PeerConnection(cast(Any, LinkOwner(Leader())), N2, cast(Any, stream))
     connection.complete(1, [b"x" * (1 << 20)] * 33)
@@ -327,7 +327,7 @@ def test_a_result_that_no_frame_holds_is_of_an_operation_that_was_done() -> None
 
 
 # docs/protocol.md P22
-def test_a_frame_of_results_says_how_far_its_partitions_are_if_that_was_not_said_yet() -> None:
+def test_result_frame_carries_unsent_progress() -> None:
     """Each frame said it of every partition that was ever asked on the link: half a millisecond for a small GET."""
     leader, stream, at = Leader(), Stream(), dict.fromkeys(("p1", "p2", "p3"), (7, 70))
     leader.submit_here = lambda *_: None  # type: ignore[method-assign]
@@ -364,7 +364,7 @@ class LinkOwner:
         self.now = lambda: 0.0
 
 
-async def test_a_server_that_reaches_none_of_several_others_says_so_and_goes_on_trying(tmp_path: Path) -> None:
+async def test_isolated_server_reports_it_and_keeps_trying(tmp_path: Path) -> None:
     """It tries again by itself: once a load balancer has taken it out, nobody else makes it."""
     async with servers(tmp_path, ["n1", "n2", "n3"]) as cluster:
         links, others = cluster["n1"].links, [N2, ServerId("n3")]
@@ -394,7 +394,7 @@ class Older(Links):
 
 # docs/protocol.md V3
 @pytest.mark.parametrize(("owner", "is_sent"), [(Links, True), (Older, False)], ids=("it knows it", "it does not"))
-async def test_an_operation_that_the_other_side_does_not_know_is_refused_here(
+async def test_operation_unknown_to_peer_is_refused_here(
     owner: type[Links], is_sent: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(traits.SINCE, int(Code.COUNT), 2)
@@ -417,7 +417,7 @@ async def test_an_operation_that_the_other_side_does_not_know_is_refused_here(
         assert "0.2.0" in str(refused)
 
 
-def test_fields_behind_those_that_a_side_knows_are_passed_over() -> None:
+def test_unknown_trailing_fields_are_ignored() -> None:
     body = msgspec.msgpack.encode([1, 7, [["p1", [[1, [1, b"k", 0, 0]]], [], [], "more"]], 3, {"traced": True}])
     (found,) = frames.Frames().feed(frames.HEADER.pack(len(body)) + body)
     assert isinstance(found, Operations)

@@ -58,7 +58,7 @@ async def test_another_version_is_refused_by_number(cluster: Servers) -> None:
     raw.close()
 
 
-async def test_a_link_meant_for_another_server_is_refused(cluster: Servers) -> None:
+async def test_link_meant_for_another_server_is_refused(cluster: Servers) -> None:
     """An address may be another server's by now."""
     raw = await connect(cluster)
     raw.writer.write(hello(to="n7"))
@@ -69,7 +69,7 @@ async def test_a_link_meant_for_another_server_is_refused(cluster: Servers) -> N
         await cluster["n1"].links.call(ServerId("n7"), P1, "m", b"", PATIENCE_S)
 
 
-async def test_a_connection_becomes_a_link_only_as_the_first_thing(cluster: Servers) -> None:
+async def test_link_greeting_is_accepted_only_as_first_command(cluster: Servers) -> None:
     raw = await connect(cluster)
     raw.writer.write(packed(b"PING") + hello() + packed(b"PING"))
     assert await raw.read_line() == b"+PONG\r\n"
@@ -88,7 +88,7 @@ async def test_a_connection_becomes_a_link_only_as_the_first_thing(cluster: Serv
     ],
     ids=["length", "body", "kind", "field"],
 )
-async def test_garbage_closes_its_link_and_nothing_else(cluster: Servers, garbage: bytes) -> None:
+async def test_garbage_closes_only_its_link(cluster: Servers, garbage: bytes) -> None:
     await cluster.lead("p1", "n2")
     raw, other = await connect(cluster), await connect(cluster)
     for each in (raw, other):
@@ -106,7 +106,7 @@ async def test_garbage_closes_its_link_and_nothing_else(cluster: Servers, garbag
     other.close()
 
 
-async def test_commands_in_the_same_breath_as_the_greeting_do_nothing(cluster: Servers) -> None:
+async def test_commands_after_the_greeting_have_no_effect(cluster: Servers) -> None:
     await cluster.lead("p1", "n2")
     raw = await connect(cluster)
     raw.writer.write(hello() + packed(b"SET", b"k", b"v"))
@@ -142,7 +142,7 @@ async def link(cluster: Servers) -> None:
     await cluster["n1"].links.call(N2, P1, "ask", b"", PATIENCE_S)
 
 
-async def test_a_call_is_answered_by_the_other_servers_replica(cluster: Servers) -> None:
+async def test_call_is_answered_by_the_other_replica(cluster: Servers) -> None:
     cluster["n2"].peers.serve(P1, echo)
     links = cluster["n1"].links
     assert await links.call(N2, P1, "ask", b"body", PATIENCE_S) == b"n1 ask body"
@@ -153,12 +153,12 @@ async def test_a_call_is_answered_by_the_other_servers_replica(cluster: Servers)
     assert len(cluster["n2"].peers._connections) == 1, "one link serves all"
 
 
-async def test_a_call_to_oneself_needs_no_link(cluster: Servers) -> None:
+async def test_call_to_oneself_needs_no_link(cluster: Servers) -> None:
     cluster["n1"].peers.serve(P1, echo)
     assert await cluster["n1"].links.call(N1, P1, "ask", b"", PATIENCE_S) == b"n1 ask "
 
 
-async def test_what_the_replica_raises_arrives(cluster: Servers) -> None:
+async def test_error_of_the_replica_arrives(cluster: Servers) -> None:
     cluster["n2"].peers.serve(P1, refuse)
     with pytest.raises(InvalidRequest, match="not that"):
         await cluster["n1"].links.call(N2, P1, "ask", b"", PATIENCE_S)
@@ -167,7 +167,7 @@ async def test_what_the_replica_raises_arrives(cluster: Servers) -> None:
         await cluster["n1"].links.call(N2, P1, "ask", b"", PATIENCE_S)
 
 
-async def test_no_answer_in_time_is_an_unknown_outcome(cluster: Servers) -> None:
+async def test_missing_answer_is_unknown_outcome(cluster: Servers) -> None:
     await link(cluster)
     cluster["n2"].peers.serve(P1, forever)
     with pytest.raises(OutcomeUnknown, match="within"):
@@ -183,9 +183,7 @@ async def test_calls_under_way_are_bounded(cluster: Servers, monkeypatch: pytest
     assert sorted(type(each).__name__ for each in results) == ["OutcomeUnknown", "OutcomeUnknown", Overloaded.__name__]
 
 
-async def test_questions_that_leaders_hold_keep_no_other_call_waiting(
-    cluster: Servers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_held_calls_do_not_delay_others(cluster: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server has one open at another for each partition that it follows and that one leads: hundreds of them."""
     monkeypatch.setattr(peer_calls, "CALLS_MAX", 2)
     monkeypatch.setattr(peer_server, "CALLS_MAX", 2)
@@ -205,9 +203,7 @@ async def test_questions_that_leaders_hold_keep_no_other_call_waiting(
         each.cancel()
 
 
-async def test_what_waits_for_nothing_is_answered_whatever_else_is(
-    cluster: Servers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_immediate_calls_are_answered_beyond_the_limit(cluster: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_server, "CALLS_MAX", 2)
     await link(cluster)
     links, peers, dates = cluster["n1"].links, cluster["n2"].peers, PartitionId("@dates of a test")
@@ -221,7 +217,7 @@ async def test_what_waits_for_nothing_is_answered_whatever_else_is(
     assert await links.call(N2, dates, "date", b"", PATIENCE_S) == b"now"
 
 
-async def test_a_peer_that_is_gone_is_told_apart_from_one_that_is_silent(cluster: Servers) -> None:
+async def test_dead_peer_differs_from_silent_peer(cluster: Servers) -> None:
     links = cluster["n1"].links
     address = cluster.addresses[N2]
     await cluster["n2"].resp.close()
@@ -242,7 +238,7 @@ async def test_a_peer_that_is_gone_is_told_apart_from_one_that_is_silent(cluster
         await writer.wait_closed()
 
 
-async def test_a_link_lost_during_a_call_is_an_unknown_outcome_at_once(cluster: Servers) -> None:
+async def test_link_lost_during_a_call_is_unknown_outcome(cluster: Servers) -> None:
     cluster["n2"].peers.serve(P1, forever)
     call = asyncio.ensure_future(cluster["n1"].links.call(N2, P1, "ask", b"", PATIENCE_S))
     await wait_until(lambda: has_calls(cluster["n2"]), what="the call is at n2")
@@ -256,7 +252,7 @@ async def has_calls(server: Server) -> bool:
     return any(connection._calls for connection in server.peers._connections.values())
 
 
-async def test_a_bug_in_an_answer_costs_the_link_and_not_the_server(cluster: Servers) -> None:
+async def test_bug_in_an_answer_costs_only_the_link(cluster: Servers) -> None:
     cluster["n2"].peers.serve(P1, broken)
     with pytest.raises(OutcomeUnknown):
         await cluster["n1"].links.call(N2, P1, "ask", b"", PATIENCE_S)
@@ -264,15 +260,13 @@ async def test_a_bug_in_an_answer_costs_the_link_and_not_the_server(cluster: Ser
     assert await cluster["n1"].links.call(N2, P1, "ask", b"", PATIENCE_S) == b"n1 ask "
 
 
-async def test_a_call_that_is_too_large_is_not_sent(cluster: Servers) -> None:
+async def test_oversized_call_is_not_sent(cluster: Servers) -> None:
     with pytest.raises(InvalidRequest, match="at most"):
         await cluster["n1"].links.call(N2, P1, "ask", b"x" * (frames.BODY_BYTES_MAX + 1), PATIENCE_S)
 
 
 # docs/protocol.md V2
-async def test_links_of_a_lower_version_end_once_the_cluster_has_risen(
-    cluster: Servers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_links_of_lower_version_end_after_a_rise(cluster: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its caller may not know, or not be able to do more."""
     monkeypatch.setattr(peer_server, "OUTDONE_S", 0.0)
     peers = cluster["n2"].peers

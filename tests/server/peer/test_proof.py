@@ -43,13 +43,13 @@ def meet(caller: Credentials, called: Credentials, to: ServerId = N2) -> tuple[C
     return calling, answering
 
 
-def test_two_of_one_cluster_are_sure_of_each_other() -> None:
+def test_servers_of_one_cluster_trust_each_other() -> None:
     calling, answering = meet(of(N1), of(N2))
     assert calling.is_proven
     assert answering.caller == N1
 
 
-def test_what_is_said_byte_by_byte() -> None:
+def test_proof_has_golden_bytes() -> None:
     """Golden bytes; also in pieces of one byte each."""
     caller = CallingSide(replace(of(N1), nonce=lambda: b"a" * NONCE_BYTES), N2)
     hello = b"*6\r\n$12\r\nKVSTORE.PEER\r\n$1\r\n2\r\n$2\r\nn1\r\n$2\r\nn2\r\n$2\r\nc1\r\n$32\r\n" + b"a" * 32 + b"\r\n"
@@ -78,19 +78,19 @@ def test_what_is_said_byte_by_byte() -> None:
     ],
     ids=["cluster", "server", "itself", "caller's secret", "called one's secret"],
 )
-def test_others_are_refused_and_told_why(caller: Credentials, called: Credentials, answer: str) -> None:
+def test_invalid_greetings_are_refused_with_reason(caller: Credentials, called: Credentials, answer: str) -> None:
     with pytest.raises(HandshakeRefused) as refused:
         meet(caller, called)
     assert answer in refused.value.answer
 
 
-def test_a_refusal_tells_nothing_of_this_cluster() -> None:
+def test_refusal_reveals_nothing_about_the_cluster() -> None:
     with pytest.raises(HandshakeRefused) as refused:
         meet(of(N1, cluster="theirs"), of(N2, cluster="ours"))
     assert "ours" not in refused.value.answer + str(refused.value)
 
 
-def test_while_the_secret_is_changed_both_are_accepted() -> None:
+def test_old_and_new_secret_are_accepted_during_rotation() -> None:
     for caller, called in (
         ((KEY,), (KEY, OTHER_KEY)),
         ((KEY, OTHER_KEY), (KEY,)),
@@ -101,19 +101,19 @@ def test_while_the_secret_is_changed_both_are_accepted() -> None:
         assert meet(of(N1, *caller), of(N2, *called))[0].is_proven
 
 
-def test_another_version_is_refused_by_number_whatever_else_it_says() -> None:
+def test_other_version_is_refused_by_number_before_anything_else() -> None:
     for said in ([b"1", b"n1", b"n2"], [b"4", b"n1", b"n2", b"c1", bytes(32), b"more"]):
         with pytest.raises(HandshakeRefused, match="peer version: want 2 to 3, got"):
             CalledSide(of(N2), said)
 
 
 @pytest.mark.parametrize("said", [[b"2", b"n1", b"n2"], [b"2", b"n1", b"n2", b"c1", bytes(31)]])
-def test_a_greeting_that_is_cut_short_is_refused(said: list[bytes]) -> None:
+def test_truncated_greeting_is_refused(said: list[bytes]) -> None:
     with pytest.raises(HandshakeRefused, match="a nonce of 32 bytes"):
         CalledSide(of(N2), said)
 
 
-def test_a_proof_that_was_recorded_is_of_no_use_again() -> None:
+def test_recorded_proof_cannot_be_replayed() -> None:
     calling = CallingSide(of(N1), N2)
     first = CalledSide(of(N2), words(calling.hello()))
     proof, _ = calling.take(first.nonce())
@@ -123,7 +123,7 @@ def test_a_proof_that_was_recorded_is_of_no_use_again() -> None:
         again.take(proof)
 
 
-def test_an_answer_that_was_recorded_is_of_no_use_again() -> None:
+def test_recorded_answer_cannot_be_replayed() -> None:
     calling = CallingSide(of(N1), N2)
     called = CalledSide(of(N2), words(calling.hello()))
     answer = called.take(calling.take(called.nonce())[0])
@@ -133,7 +133,7 @@ def test_an_answer_that_was_recorded_is_of_no_use_again() -> None:
         again.take(answer)
 
 
-def test_a_server_is_not_made_to_prove_what_another_one_needs() -> None:
+def test_server_cannot_be_used_to_prove_for_another() -> None:
     """Reflection: who knows no secret calls back, and hands on what the other side says."""
     calling = CallingSide(of(N1), N2)
     target = CalledSide(of(N2), words(calling.hello()))
@@ -149,7 +149,7 @@ def test_a_server_is_not_made_to_prove_what_another_one_needs() -> None:
 
 
 @pytest.mark.parametrize("size", [PROOF_BYTES + 1, 1 << 20])
-def test_nothing_is_taken_behind_a_proof_before_it_was_answered(size: int) -> None:
+def test_bytes_after_unanswered_proof_are_refused(size: int) -> None:
     called = CalledSide(of(N2), words(CallingSide(of(N1), N2).hello()))
     assert called.take(bytes(PROOF_BYTES - 1)) == b""
     with pytest.raises(HandshakeRefused, match="a proof of 32 bytes and then silence"):
@@ -159,7 +159,7 @@ def test_nothing_is_taken_behind_a_proof_before_it_was_answered(size: int) -> No
 @pytest.mark.parametrize(
     "said", [b"-ERR no\r\n", b"+OK\r\n", b"+" + b"zz" * 32 + b"\r\n", b"x" * 2000, b"+" + b"00" * 32 + b"\r\nmore"]
 )
-def test_what_is_no_server_of_ours_ends_the_call(said: bytes) -> None:
+def test_foreign_server_ends_the_call(said: bytes) -> None:
     with pytest.raises(FrameError):
         CallingSide(of(N1), N2).take(said)
 
@@ -170,7 +170,7 @@ def test_credentials_do_not_show_their_keys() -> None:
 
 # docs/protocol.md V3
 @pytest.mark.parametrize("version", [2, 3])
-def test_the_caller_chooses_a_version_that_both_can_do(version: int) -> None:
+def test_caller_chooses_a_common_version(version: int) -> None:
     calling = CallingSide(of(N1), N2, version)
     answering = CalledSide(of(N2), words(calling.hello()), least=2, most=3)
     proof, _ = calling.take(answering.nonce())
@@ -178,7 +178,7 @@ def test_the_caller_chooses_a_version_that_both_can_do(version: int) -> None:
     assert calling.is_proven
 
 
-def test_nobody_in_between_lowers_the_version_of_a_link() -> None:
+def test_attacker_cannot_lower_the_version() -> None:
     calling = CallingSide(of(N1), N2, 3)
     lowered = [b"2", *words(calling.hello())[1:]]
     answering = CalledSide(of(N2), lowered, least=2, most=3)
@@ -188,6 +188,6 @@ def test_nobody_in_between_lowers_the_version_of_a_link() -> None:
 
 
 # docs/protocol.md V2
-def test_who_cannot_do_what_the_cluster_does_is_refused() -> None:
+def test_server_below_cluster_version_is_refused() -> None:
     with pytest.raises(HandshakeRefused, match="peer version: want 3, got '2'"):
         CalledSide(of(N2), words(CallingSide(of(N1), N2, 2).hello()), least=3, most=3)

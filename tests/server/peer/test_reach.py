@@ -12,7 +12,7 @@ def looking(reach: Reach, begin: float, end: float) -> None:
         reach.look(begin + step * LOOK_S)
 
 
-def test_unheard_time_counts_from_the_last_byte() -> None:
+def test_silence_counts_from_the_last_byte() -> None:
     reach = Reach()
     assert reach.unheard_s(A, 10.0) is None
     assert reach.lost(A, heard_at=7.0, now=10.0)
@@ -21,7 +21,7 @@ def test_unheard_time_counts_from_the_last_byte() -> None:
     assert reach.unheard_s(A, 10.5) == 3.5
 
 
-def test_unheard_time_ends_when_a_link_opens() -> None:
+def test_silence_ends_when_a_link_opens() -> None:
     reach = Reach()
     reach.lost(A, 7.0, 10.0)
     reach.heard(A)
@@ -30,7 +30,7 @@ def test_unheard_time_ends_when_a_link_opens() -> None:
 
 
 # docs/protocol.md P40
-def test_unheard_time_begins_again_after_a_standstill() -> None:
+def test_silence_restarts_after_a_pause() -> None:
     reach = Reach()
     reach.lost(A, 0.0, 0.0)
     looking(reach, 0.0, 4.0)
@@ -43,7 +43,7 @@ def test_unheard_time_begins_again_after_a_standstill() -> None:
 
 
 # docs/protocol.md P40
-def test_loss_that_is_noticed_after_a_standstill_counts_from_then() -> None:
+def test_loss_noticed_after_a_pause_counts_from_then() -> None:
     reach = Reach()
     reach.lost(A, 0.0, 0.0)
     reach.lost(B, heard_at=0.5, now=9.0)
@@ -52,7 +52,7 @@ def test_loss_that_is_noticed_after_a_standstill_counts_from_then() -> None:
     assert (reach.unheard_s(B, 9.2) or 0.0) < 1.0
 
 
-def test_look_is_due_again_after_a_rest() -> None:
+def test_look_is_due_again_after_rest() -> None:
     reach = Reach()
     assert reach.lost(A, 0.0, 0.0)
     reach.forget(A)

@@ -91,7 +91,7 @@ def gets(*keys: bytes, first: int = 1, level: int = 0, token: int = 0) -> list[A
     return [(number, (GET, key, level, token)) for number, key in enumerate(keys, first)]
 
 
-def test_they_are_answered_in_the_call_that_brought_them(subject: Subject) -> None:
+def test_reads_of_a_frame_are_answered_in_one_call(subject: Subject) -> None:
     (results,) = subject.send(Lane("p1", gets=gets(b"k", b"absent", b"k")))
     assert isinstance(results, Results)
     assert [(number, record[0]) for number, record in results.records] == [(1, b"v"), (3, b"v")]
@@ -101,7 +101,7 @@ def test_they_are_answered_in_the_call_that_brought_them(subject: Subject) -> No
     assert subject.connection._in_flight == 0
 
 
-def test_writes_beside_them_go_on_together(subject: Subject) -> None:
+def test_writes_in_the_same_frame_proceed(subject: Subject) -> None:
     (results,) = subject.send(Lane("p1", gets=gets(b"k"), puts=[(2, (PUT, b"l", b"w", 0, 0, 0, None))]))
     assert isinstance(results, Results)
     assert [number for number, _ in results.records] == [1]
@@ -118,18 +118,18 @@ def test_writes_beside_them_go_on_together(subject: Subject) -> None:
     ],
     ids=["strict", "session", "beside others", "too many"],
 )
-def test_others_wait_for_their_turn(subject: Subject, lane: Lane) -> None:
+def test_rarer_operations_wait_for_their_turn(subject: Subject, lane: Lane) -> None:
     assert subject.send(lane) == []
     assert subject.leading.submitted
 
 
-def test_they_wait_where_the_partition_is_not_led_by_the_ring_that_is_known(subject: Subject) -> None:
+def test_reads_queue_when_ring_version_differs(subject: Subject) -> None:
     subject.leading.is_known = False
     assert subject.send(Lane("p1", gets=gets(b"k"))) == []
     assert subject.leading.submitted == [1]
 
 
-def test_they_do_not_overtake_a_read_that_waits_at_the_leader(subject: Subject) -> None:
+def test_reads_do_not_overtake_a_waiting_read_at_the_leader(subject: Subject) -> None:
     """It will see what the state is then, and a client may have asked for both, one behind the other."""
     subject.partition.submit(commands.get(b"k", Level.STRICT))
     assert subject.send(Lane("p1", gets=gets(b"k"))) == []
@@ -137,14 +137,14 @@ def test_they_do_not_overtake_a_read_that_waits_at_the_leader(subject: Subject) 
     assert len(subject.send(Lane("p1", gets=gets(b"k", first=2)))) == 1
 
 
-def test_they_do_not_overtake_what_waits_on_the_link(subject: Subject) -> None:
+def test_reads_do_not_overtake_waiting_operations_of_the_link(subject: Subject) -> None:
     subject.do(subject.connection.pause_writing)
     assert subject.send(Lane("p1", gets=gets(b"k"))) == []
     subject.do(subject.connection.resume_writing)
     assert subject.leading.submitted == [1]
 
 
-def test_many_large_answers_leave_in_bounded_frames(subject: Subject) -> None:
+def test_large_answers_leave_in_bounded_frames(subject: Subject) -> None:
     subject.partition.do(commands.put(b"l", b"x" * 2_000))
     results = subject.send(*(Lane("p1", gets=gets(*[b"l"] * 1_000, first=1_000 * n)) for n in range(6)))
     assert [type(each) for each in results] == [Results] * len(results)

@@ -34,7 +34,7 @@ MOVED = Moved("", 0)
 
 
 @pytest.mark.parametrize(("refused", "later"), [(PUT, PUT), (PUT, BATCH), (BATCH, PUT)])
-def test_a_write_waits_for_a_refused_one_until_the_sender_has_heard_of_it(refused: Op, later: Op) -> None:
+def test_write_waits_until_sender_received_the_refusal(refused: Op, later: Op) -> None:
     refusals = UnheardRefusals()
     assert refusals.of(P1, later, 0) is None
     refusals.tell(1)
@@ -45,7 +45,7 @@ def test_a_write_waits_for_a_refused_one_until_the_sender_has_heard_of_it(refuse
     assert refusals.of(P1, later, 2) is None
 
 
-def test_a_second_refusal_on_a_key_waits_for_its_own_frame() -> None:
+def test_second_refusal_on_a_key_waits_for_its_own_frame() -> None:
     refusals = UnheardRefusals()
     for frame in (1, 2):
         refusals.refuse(PUT)
@@ -55,7 +55,7 @@ def test_a_second_refusal_on_a_key_waits_for_its_own_frame() -> None:
     assert refusals.of(P1, PUT, 2) is None
 
 
-def test_reads_and_other_keys_wait_for_no_refused_write_and_no_write_for_a_refused_read() -> None:
+def test_reads_and_other_keys_ignore_refused_writes() -> None:
     refusals = UnheardRefusals()
     refusals.refuse(PUT)
     for op in (commands.get(b"k"), commands.meta(b"k"), commands.delete_range(b"a", b"z"), commands.delete(b"x")):
@@ -65,7 +65,7 @@ def test_reads_and_other_keys_wait_for_no_refused_write_and_no_write_for_a_refus
     assert not refusals.keys.frame_of
 
 
-def test_all_of_a_partition_waits_for_what_was_refused_as_not_led_here() -> None:
+def test_whole_partition_waits_after_a_not_leader_refusal() -> None:
     refusals = UnheardRefusals()
     refusals.partitions.refuse([P1])
     refusals.tell(1)
@@ -74,7 +74,7 @@ def test_all_of_a_partition_waits_for_what_was_refused_as_not_led_here() -> None
     assert refusals.of(P1, PUT, 1) is None
 
 
-def test_what_has_been_heard_is_forgotten_and_nothing_else() -> None:
+def test_received_refusals_are_forgotten() -> None:
     refusals = UnheardRefusals()
     for frame in range(1, 4):
         refusals.refuse(commands.put(b"%d" % frame, b"v"))
@@ -124,7 +124,7 @@ def refused(stream: Stream) -> list[int]:
     return [number for each in stream.written if isinstance(each, Results) for number, _ in each.others]
 
 
-async def test_a_write_behind_one_that_came_to_the_owner_too_early_is_not_done_before_it() -> None:
+async def test_write_behind_early_write_is_not_done_first() -> None:
     owner = Owning()
     connection, stream = connection_of(owner)
     connection.data_received(sent(1, 0))
@@ -141,7 +141,7 @@ async def test_a_write_behind_one_that_came_to_the_owner_too_early_is_not_done_b
     assert not connection._refused_keys
 
 
-async def test_what_waits_for_its_turn_is_refused_as_well_though_later_frames_have_heard() -> None:
+async def test_queued_write_is_refused_although_later_frames_acknowledge() -> None:
     owner = Owning()
     connection, stream = connection_of(owner)
     connection.data_received(sent(1, 0))
@@ -157,7 +157,7 @@ async def test_what_waits_for_its_turn_is_refused_as_well_though_later_frames_ha
     assert refused(stream) == [1, 2, 3]
 
 
-async def test_a_refusal_is_told_though_nothing_else_is() -> None:
+async def test_refusal_is_sent_without_other_results() -> None:
     connection, stream = connection_of(Owning())
     connection.turn_away(PUT, 1, MOVED)
     await asyncio.sleep(0)
@@ -181,7 +181,7 @@ class Asking(Links):
 
 
 @pytest.mark.parametrize("error", [MOVED, NotLeader("p1")], ids=("moved", "not led"))
-async def test_what_was_submitted_before_a_refusal_was_heard_says_so(error: StoreError) -> None:
+async def test_operation_states_that_it_precedes_a_refusal(error: StoreError) -> None:
     """Also if it leaves behind it, or is submitted by who hears of another result in the same frame."""
     links, stream = Asking(), Stream()
     link = PeerLink(cast(Any, links), N2)
@@ -216,7 +216,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Servers]:
         yield started
 
 
-async def test_a_write_that_comes_to_an_owner_too_early_is_held_against_those_behind_it(cluster: Servers) -> None:
+async def test_early_write_at_new_owner_blocks_later_ones(cluster: Servers) -> None:
     """By the server, which does not know of the flip, and by a leader that has not got the range yet."""
     turned_away: list[int] = []
 

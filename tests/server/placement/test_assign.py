@@ -34,54 +34,54 @@ def test_nothing_moves_without_need() -> None:
     assert decide(ring_of(3), FOUR, frozenset(), frozenset()) == []
 
 
-def test_a_drained_server_ends_with_no_replicas_and_nobody_has_fewer_than_before() -> None:
+def test_drained_server_loses_all_replicas_without_shortage() -> None:
     after = settle(drain(ring_of(5), N1), FOUR)
     assert replicas_held(after) == {N2: 5, N3: 5, N4: 5}
     assert all(len(member.replicas) == 3 for member in after.partitions.values())
 
 
-def test_with_nowhere_to_go_a_replica_stays_and_that_can_be_told() -> None:
+def test_replica_without_target_stays_and_is_reported() -> None:
     ring = drain(ring_of(2), N1)
     assert decide(ring, THREE, frozenset(), frozenset()) == []
     assert homeless(ring, THREE, N1) == ["p1", "p2"]
     assert homeless(ring, FOUR, N1) == []
 
 
-def test_replicas_of_a_server_that_is_gone_are_made_anew() -> None:
+def test_replicas_of_a_lost_server_are_recreated() -> None:
     alive = {each: zone for each, zone in FOUR.items() if each != N2}
     assert decide(ring_of(1), alive, frozenset(), frozenset()) == [], "not before it has been away for long enough"
     assert decide(ring_of(1), alive, frozenset({N2}), frozenset()) == [Begin(P1, N4, N2)]
 
 
-def test_a_newcomer_replaces_only_when_it_has_caught_up() -> None:
+def test_newcomer_replaces_only_after_catching_up() -> None:
     ring = begin_replacing(drain(ring_of(1), N1), P1, N4, N1)
     assert decide(ring, FOUR, frozenset(), frozenset()) == []
     assert decide(ring, FOUR, frozenset(), frozenset({(P1, N4)})) == [Finish(P1, N4)]
 
 
-def test_a_newcomer_that_is_gone_is_given_up() -> None:
+def test_lost_newcomer_is_cancelled() -> None:
     ring = begin_replacing(drain(ring_of(1), N1), P1, N4, N1)
     assert decide(ring, THREE, frozenset({N4}), frozenset()) == [GiveUp(P1, N4)]
 
 
-def test_a_server_takes_a_few_newcomers_at_once() -> None:
+def test_server_accepts_few_newcomers_at_once() -> None:
     changes = decide(drain(ring_of(8), N1), FOUR, frozenset(), frozenset())
     assert len(changes) == COMING_MAX
 
 
-def test_newcomers_go_to_the_least_loaded_server_of_another_zone() -> None:
+def test_newcomers_go_to_least_loaded_server_of_another_zone() -> None:
     zones = {N1: "a", N2: "b", N3: "c", N4: "b", N5: "a"}
     ring = drain(ring_of(4, {N1: "a", N2: "b", N3: "c"}), N1)
     changes = decide(ring, zones, frozenset(), frozenset())
     assert {change.newcomer for change in changes} == {N5}, "b has one of each already"
 
 
-def test_a_drained_server_gets_none_of_anothers_replicas() -> None:
+def test_drained_server_gets_no_replicas() -> None:
     ring = drain(ring_of(1), N4)
     assert decide(ring, FOUR, frozenset({N2}), frozenset()) == []
 
 
-def test_a_drained_server_is_forgotten_when_it_is_gone_and_holds_nothing() -> None:
+def test_drained_server_is_forgotten_once_empty_and_gone() -> None:
     ring = settle(drain(ring_of(2), N1), FOUR)
     assert ring.draining == (N1,)
     alive = {each: zone for each, zone in FOUR.items() if each != N1}
@@ -90,13 +90,13 @@ def test_a_drained_server_is_forgotten_when_it_is_gone_and_holds_nothing() -> No
     assert settle(ring, alive, frozenset({N1})).draining == ()
 
 
-def test_a_drained_server_with_a_replica_that_has_nowhere_to_go_is_remembered() -> None:
+def test_drained_server_with_stranded_replica_is_remembered() -> None:
     ring = drain(ring_of(2), N1)
     assert decide(ring, {N2: "", N3: ""}, frozenset({N1}), frozenset()) == []
 
 
 # docs/protocol.md H6
-def test_a_newcomer_that_gets_no_further_gives_way_if_another_server_can_take_its_place() -> None:
+def test_stuck_newcomer_gives_way_to_another_server() -> None:
     ring = begin_replacing(drain(ring_of(1), N1), P1, N4, N1)
     five, stuck = {**FOUR, N5: ""}, frozenset({(P1, N4)})
     assert decide(ring, FOUR, frozenset(), frozenset(), stuck=stuck) == [], "there is no other"
@@ -107,13 +107,13 @@ def test_a_newcomer_that_gets_no_further_gives_way_if_another_server_can_take_it
     assert decide(asked_for, five, frozenset(), frozenset(), stuck=stuck) == [], "nobody would make another one"
 
 
-def test_a_server_that_rests_gets_replicas_only_where_no_other_can() -> None:
+def test_resting_server_gets_replicas_only_as_last_choice() -> None:
     ring = drain(ring_of(1), N1)
     assert decide(ring, {**FOUR, N5: ""}, frozenset(), frozenset(), resting={N4}) == [Begin(P1, N5, N1)]
     assert decide(ring, FOUR, frozenset(), frozenset(), resting={N4}) == [Begin(P1, N4, N1)]
 
 
-def test_one_server_that_takes_nothing_does_not_keep_the_others_from_it() -> None:
+def test_one_blocked_server_does_not_block_others() -> None:
     """It has the fewest replicas, so it is best for each of the twenty; none of its newcomers ever begins."""
     ring, alive = ring_of(20, {N1: "", N2: "", N3: "", N5: ""}), {N1: "", N3: "", N4: "", N5: ""}
     newcomers, now = Newcomers(), 0.0

@@ -37,7 +37,7 @@ def settled(report: ClusterReport) -> list[str]:
 FOUR = dict.fromkeys("abcd", "")
 
 
-def test_server_that_was_drained_and_undrained_gets_its_share_again() -> None:
+def test_undrained_server_gets_its_share_again() -> None:
     report = cluster(FOUR, *["bcd"] * 8)
     assert next_balancing_move(report) == BalancingMove("p1", "c", "a"), (
         "b leads them; of the others the first by name gives one"
@@ -46,18 +46,18 @@ def test_server_that_was_drained_and_undrained_gets_its_share_again() -> None:
     assert sorted(found.count(server) for server in "abcd") == [6, 6, 6, 6]
 
 
-def test_nothing_moves_where_servers_hold_about_as_many() -> None:
+def test_nothing_moves_when_replicas_are_balanced() -> None:
     assert next_balancing_move(cluster(FOUR, "abc", "abd", "acd")) is None
     assert next_balancing_move(cluster(dict.fromkeys("abc", ""), *["abc"] * 5)) is None
 
 
-def test_zones_stay_as_distinct_as_they_are() -> None:
+def test_zones_stay_distinct() -> None:
     zones = {"a": "east", "b": "west", "c": "north", "d": "west"}
     report = cluster(zones, *["abc"] * 6)
     assert settled(report) == ["acd"] * 3 + ["abc"] * 3, "only b's replicas go to d, which is in its zone"
 
 
-def test_servers_that_are_away_draining_or_no_servers_take_nothing() -> None:
+def test_absent_or_draining_servers_take_nothing() -> None:
     report = cluster(FOUR, *["bcd"] * 4)
     report.nodes[0].no_answer = "refuses connections"
     assert next_balancing_move(report) is None
@@ -69,7 +69,7 @@ def test_servers_that_are_away_draining_or_no_servers_take_nothing() -> None:
     assert next_balancing_move(report) is None
 
 
-def test_partition_that_is_not_whole_or_retired_is_left_alone() -> None:
+def test_incomplete_or_retired_partition_is_skipped() -> None:
     report = cluster(FOUR, "bcd", "bcd", "bcd")
     report.partitions[0].replicas[1].is_up = False
     report.partitions[1].replicas[2].is_leaving = True

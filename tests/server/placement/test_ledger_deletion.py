@@ -46,7 +46,7 @@ async def check_there(store: MemoryStore, ledger: LedgerId) -> None:
 
 # docs/protocol.md G15
 @pytest.mark.parametrize("owner", [P, ""])
-async def test_a_ledger_that_nobody_needs_is_deleted_and_one_of_a_log_is_not(owner: str) -> None:
+async def test_unneeded_ledger_is_deleted_and_listed_ledger_is_kept(owner: str) -> None:
     store = await with_ledgers(owner)
     await LedgerDeletion(store, NEXT, {P}).commit(0)
     with pytest.raises(NoSuchLedger):
@@ -57,7 +57,7 @@ async def test_a_ledger_that_nobody_needs_is_deleted_and_one_of_a_log_is_not(own
 
 
 # docs/protocol.md G15
-async def test_a_ledger_that_is_listed_while_the_operator_reads_the_question_stays() -> None:
+async def test_ledger_listed_during_confirmation_is_kept() -> None:
     store = await with_ledgers()
     deletion = LedgerDeletion(store, NEXT, {P})
     await deletion.check()
@@ -68,7 +68,7 @@ async def test_a_ledger_that_is_listed_while_the_operator_reads_the_question_sta
 
 
 # docs/protocol.md G15
-async def test_a_ledger_that_is_listed_as_it_is_deleted_stays() -> None:
+async def test_ledger_listed_during_deletion_is_kept() -> None:
     class Late(MemoryStore):
         async def multi(self, changes: Sequence[Change]) -> None:
             await LedgerLists(MemoryStore(self.tree)).write(P, listed(FIRST, NEXT), 1, created=NEXT)
@@ -81,7 +81,7 @@ async def test_a_ledger_that_is_listed_as_it_is_deleted_stays() -> None:
 
 
 # docs/protocol.md F6
-async def test_the_log_of_a_partition_that_has_left_stays_for_its_readers() -> None:
+async def test_log_of_partition_that_left_is_kept_for_readers() -> None:
     store = await with_ledgers()
     await ensure_path(store, paths.KEPT)
     await store.create(paths.kept_log(P), encode(listed(FIRST, NEXT)))
@@ -91,7 +91,7 @@ async def test_the_log_of_a_partition_that_has_left_stays_for_its_readers() -> N
 
 
 # docs/protocol.md G14
-async def test_a_ledger_that_a_pin_holds_stays() -> None:
+async def test_pinned_ledger_is_kept() -> None:
     store = await with_ledgers()
     await Pins(store, LedgerLists(store)).hold(P, "snapshot", FIRST)
     with pytest.raises(InvalidRequest, match="held by a pin"):

@@ -14,7 +14,7 @@ def taking(*taken: int) -> Stand:
 
 
 # docs/protocol.md H6
-def test_a_newcomer_is_stuck_once_it_has_got_no_further_for_long() -> None:
+def test_newcomer_is_stuck_after_a_long_time_without_progress() -> None:
     newcomers = Newcomers()
     for at, stand in enumerate((NOTHING, *(taking(*taken) for taken in ((0, 0), (0, 5), (0, 9), (3, 0), (3, 1))))):
         newcomers.note({PAIR: stand}, at * (STUCK_S - 1))
@@ -26,7 +26,7 @@ def test_a_newcomer_is_stuck_once_it_has_got_no_further_for_long() -> None:
     assert newcomers.stuck(since + STUCK_S) == {PAIR}, "to begin anew is not to get further"
 
 
-def test_one_that_follows_the_log_is_held_to_it_while_others_get_further() -> None:
+def test_following_newcomer_is_judged_only_while_others_progress() -> None:
     """Without bookies nobody does."""
     newcomers, now, others = Newcomers(), 0.0, Seq(9_000)
     for _ in range(20):
@@ -43,7 +43,7 @@ def test_one_that_follows_the_log_is_held_to_it_while_others_get_further() -> No
     assert newcomers.stuck(now) == {PAIR}
 
 
-def test_one_that_cannot_be_judged_in_between_begins_anew() -> None:
+def test_newcomer_that_was_unjudgeable_starts_again() -> None:
     for forget in (lambda newcomers: newcomers.forget(), lambda newcomers: newcomers.note({}, STUCK_S - 1)):
         newcomers = Newcomers()
         newcomers.note({PAIR: NOTHING}, 0)
@@ -52,7 +52,7 @@ def test_one_that_cannot_be_judged_in_between_begins_anew() -> None:
         assert not newcomers.stuck(STUCK_S)
 
 
-def test_a_server_rests_twice_as_long_each_time_until_one_of_its_newcomers_takes_its_place() -> None:
+def test_server_rests_twice_as_long_until_a_newcomer_succeeds() -> None:
     newcomers, server = Newcomers(), PAIR[1]
     for rest_s in (REST_S, 2 * REST_S, 4 * REST_S, 8 * REST_S, 16 * REST_S, RESTS_S_MAX, RESTS_S_MAX):
         newcomers.given_up(server, 0)

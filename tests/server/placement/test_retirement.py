@@ -23,7 +23,7 @@ from tests.waiting import PATIENCE_S, wait_until
 
 
 # docs/protocol.md H5, G14
-async def test_a_pin_that_was_granted_while_a_log_was_set_apart_holds_it(world: World) -> None:
+async def test_pin_granted_during_retirement_holds_the_log(world: World) -> None:
     await log_of(world, P1, 1)
     await retire(world)
     pins = Pins(world.store, LedgerLists(world.store))
@@ -60,7 +60,7 @@ def counting(world: World, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return read
 
 
-async def test_partitions_that_are_held_cost_no_look_at_the_ring(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_held_partitions_cause_no_ring_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     for partition in (P1, P2):
         await log_of(world, partition, int(partition[1:]))
         await Pins(world.store, LedgerLists(world.store)).hold(
@@ -74,7 +74,7 @@ async def test_partitions_that_are_held_cost_no_look_at_the_ring(world: World, m
     assert read[paths.RING] == 0
 
 
-async def test_ledgers_are_read_once_for_all_that_have_retired(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ledgers_are_read_once_for_all_retired_partitions(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.ring = new_ring([P1, P2, P3], dict.fromkeys((N1, N2, N3), ""), 3)
     for number in range(1, 10):
         await log_of(world, (P1, P2, P3)[number % 3], number, listed=False)
@@ -86,9 +86,7 @@ async def test_ledgers_are_read_once_for_all_that_have_retired(world: World, mon
     assert [read[paths.ledger(LedgerId(number))] for number in range(1, 10)] == [1] * 9
 
 
-async def test_replicas_are_made_anew_while_ledgers_are_looked_for(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_replicas_are_recreated_during_ledger_search(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     await retire(world)
     is_looking = asyncio.Event()
 

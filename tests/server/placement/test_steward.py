@@ -26,7 +26,7 @@ from tests.server.placement.stewards import N1, N2, N3, N4, N5, P1, P2, P3, Worl
 from tests.waiting import wait_until
 
 
-async def test_replicas_of_a_server_are_made_anew_only_after_it_has_been_away_for_long(world: World) -> None:
+async def test_replicas_are_recreated_only_after_long_absence(world: World) -> None:
     steward = world.steward()
     await looks(steward)
     del world.up[N2]
@@ -39,7 +39,7 @@ async def test_replicas_of_a_server_are_made_anew_only_after_it_has_been_away_fo
     assert {member.replacing for member in world.ring.partitions.values()} == {((N4, N2),)}
 
 
-async def test_a_server_that_was_back_in_between_begins_anew(world: World) -> None:
+async def test_server_that_returned_restarts_its_absence(world: World) -> None:
     steward = world.steward()
     away = world.up.pop(N2)
     await looks(steward)
@@ -53,7 +53,7 @@ async def test_a_server_that_was_back_in_between_begins_anew(world: World) -> No
     assert world.ring.version == 1
 
 
-async def test_a_drained_server_that_has_left_is_forgotten_after_a_while_and_counts_as_missing_nowhere(
+async def test_drained_server_is_forgotten_and_not_missing(
     world: World,
 ) -> None:
     world.ring = drain(world.ring, N4)
@@ -67,7 +67,7 @@ async def test_a_drained_server_that_has_left_is_forgotten_after_a_while_and_cou
     assert world.ring.draining == ()
 
 
-async def test_while_the_metadata_store_is_away_nobody_counts_as_gone(world: World) -> None:
+async def test_no_server_counts_as_lost_while_metadata_store_is_down(world: World) -> None:
     steward = world.steward()
     del world.up[N2]
     await looks(steward)
@@ -83,7 +83,7 @@ async def test_while_the_metadata_store_is_away_nobody_counts_as_gone(world: Wor
     assert world.ring.version == 1
 
 
-async def test_a_newcomer_takes_its_place_only_when_it_is_close_behind(world: World) -> None:
+async def test_newcomer_replaces_only_when_close_behind(world: World) -> None:
     world.ring = begin_replacing(world.ring, P1, N4, N1)
     await world.publish(P1, N1, 10_000)
     await world.publish(P1, N2, 9_000)
@@ -100,7 +100,7 @@ async def test_a_newcomer_takes_its_place_only_when_it_is_close_behind(world: Wo
 
 
 # docs/protocol.md P34
-async def test_a_newcomer_of_which_nothing_can_be_read_keeps_nothing_else_from_being_done(world: World) -> None:
+async def test_undecodable_newcomer_blocks_nothing_else(world: World) -> None:
     """No replica of the one partition has ever begun: its znodes are not there."""
     world.ring = begin_replacing(begin_replacing(world.ring, P1, N4, N1), P2, N4, N1)
     await world.publish(P2, N2, 9_000)
@@ -111,7 +111,7 @@ async def test_a_newcomer_of_which_nothing_can_be_read_keeps_nothing_else_from_b
 
 
 # docs/protocol.md H6
-async def test_a_newcomer_that_takes_nothing_gives_way_to_one_on_another_server(world: World) -> None:
+async def test_blocked_newcomer_gives_way_to_another_server(world: World) -> None:
     world.up[N5] = Member(id=N5, resp=f"{N5}:1")
     world.ring = begin_replacing(drain(world.ring, N1), P1, N4, N1)
     await world.publish(P1, N2, 10_000)
@@ -129,7 +129,7 @@ async def test_a_newcomer_that_takes_nothing_gives_way_to_one_on_another_server(
     assert world.ring.partitions[P1].replacing == ((N5, N1),)
 
 
-async def test_a_newcomer_of_a_release_that_does_not_say_how_far_it_is_is_not_stuck(world: World) -> None:
+async def test_newcomer_of_old_release_is_not_stuck(world: World) -> None:
     world.up[N5] = Member(id=N5, resp=f"{N5}:1")
     world.ring = begin_replacing(drain(world.ring, N1), P1, N4, N1)
     await world.publish(P1, N2, 10_000)
@@ -141,7 +141,7 @@ async def test_a_newcomer_of_a_release_that_does_not_say_how_far_it_is_is_not_st
     assert world.ring.partitions[P1].replacing == ((N4, N1),)
 
 
-async def test_a_newcomer_that_follows_a_log_that_nobody_reads_is_not_stuck(world: World) -> None:
+async def test_newcomer_following_an_unreadable_log_is_not_stuck(world: World) -> None:
     world.up[N5] = Member(id=N5, resp=f"{N5}:1")
     world.ring = begin_replacing(drain(world.ring, N1), P1, N4, N1)
     await world.publish(P1, N2, 10_000, taken=(4, 700))
@@ -153,7 +153,7 @@ async def test_a_newcomer_that_follows_a_log_that_nobody_reads_is_not_stuck(worl
     assert world.ring.partitions[P1].replacing == ((N4, N1),)
 
 
-async def test_a_newcomer_whose_server_is_down_or_that_nobody_could_feed_is_not_stuck(world: World) -> None:
+async def test_newcomer_that_is_down_or_without_source_is_not_stuck(world: World) -> None:
     world.up[N5] = Member(id=N5, resp=f"{N5}:1")
     world.ring = begin_replacing(begin_replacing(drain(world.ring, N1), P1, N4, N1), P2, N5, N1)
     await world.publish(P1, N2, 10_000)
@@ -168,14 +168,14 @@ async def test_a_newcomer_whose_server_is_down_or_that_nobody_could_feed_is_not_
     assert [world.ring.partitions[each].replacing for each in (P1, P2)] == [((N4, N1),), ((N5, N1),)]
 
 
-async def test_a_newcomer_alone_has_nothing_to_be_measured_against(world: World) -> None:
+async def test_single_newcomer_cannot_be_judged(world: World) -> None:
     world.ring = begin_replacing(world.ring, P1, N4, N1)
     await world.publish(P1, N4, 5)
     await looks(world.steward())
     assert N1 in world.ring.partitions[P1].replicas
 
 
-async def test_one_server_acts_for_all_and_the_next_takes_its_place(world: World) -> None:
+async def test_one_steward_acts_and_the_next_takes_over(world: World) -> None:
     second = world.steward(N2)
     del world.up[N3]
     await looks(second)
@@ -208,7 +208,7 @@ async def log_of(world: World, partition: PartitionId, ledger: int, *, listed: b
         await lists.write(partition, found.with_ledger(LedgerId(ledger), Seq(1), epoch=1, lease_ms=500), version)
 
 
-async def test_a_retired_partition_leaves_no_ledgers_no_znodes_and_no_place_in_the_ring(world: World) -> None:
+async def test_retired_partition_leaves_nothing_behind(world: World) -> None:
     await log_of(world, P1, 1)
     await log_of(world, P1, 2, listed=False)
     await log_of(world, P2, 3)
@@ -223,7 +223,7 @@ async def test_a_retired_partition_leaves_no_ledgers_no_znodes_and_no_place_in_t
     assert await world.store.children(paths.PARTITIONS) == ["p2"]
 
 
-async def test_a_retired_partition_stays_while_a_replica_is_up_or_a_pin_holds_its_log(world: World) -> None:
+async def test_retired_partition_stays_while_in_use(world: World) -> None:
     await log_of(world, P1, 1)
     await retire(world)
     await world.publish(P1, N1, 5)
@@ -241,7 +241,7 @@ async def test_a_retired_partition_stays_while_a_replica_is_up_or_a_pin_holds_it
     assert P1 not in world.ring.partitions
 
 
-async def test_the_log_of_who_has_left_is_kept_for_feeds_for_a_while(world: World) -> None:
+async def test_log_of_retired_partition_is_kept_for_feeds(world: World) -> None:
     await log_of(world, P1, 1)
     await log_of(world, P1, 2, listed=False)
     await retire(world)
@@ -262,9 +262,7 @@ async def test_the_log_of_who_has_left_is_kept_for_feeds_for_a_while(world: Worl
     assert await partitions_kept(world.store) == []
 
 
-async def test_what_a_leader_lists_while_a_log_is_set_apart_is_kept_too(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_ledger_listed_during_retirement_is_kept(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     await log_of(world, P1, 1)
     await retire(world)
     read = LedgerLists.read
@@ -285,9 +283,7 @@ async def test_what_a_leader_lists_while_a_log_is_set_apart_is_kept_too(
     assert [each.id for each in (await ReadersLists(world.store).read(P1))[0].ledgers] == [1, 2, 4]
 
 
-async def test_a_log_is_not_set_apart_by_a_ring_that_another_has_changed(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_log_is_not_retired_when_ring_has_changed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Perhaps it has forgotten the partition, and its log was dropped: an empty one would then be kept for good."""
     await log_of(world, P1, 1)
     await retire(world)
@@ -303,7 +299,7 @@ async def test_a_log_is_not_set_apart_by_a_ring_that_another_has_changed(
     assert await partitions_kept(world.store) == []
 
 
-async def test_a_ledger_that_is_listed_and_kept_is_kept_once(world: World) -> None:
+async def test_ledger_listed_and_kept_is_kept_once(world: World) -> None:
     """As a crash of an older build left them."""
     await log_of(world, P1, 1)
     await retire(world)
@@ -315,7 +311,7 @@ async def test_a_ledger_that_is_listed_and_kept_is_kept_once(world: World) -> No
     assert [each.id for each in (await ReadersLists(world.store).read(P1))[0].ledgers] == [1, 2]
 
 
-async def test_that_a_partition_never_had_a_log_is_known_for_good(world: World) -> None:
+async def test_partition_without_log_is_remembered(world: World) -> None:
     """Added and cancelled at once. As one whose log is gone it would have ended every stream."""
     await log_of(world, P2, 3)
     await LedgerLists(world.store).make(P1)
@@ -327,7 +323,7 @@ async def test_that_a_partition_never_had_a_log_is_known_for_good(world: World) 
     assert await partitions_kept(world.store) == [P1]
 
 
-async def test_a_steward_that_was_asleep_keeps_no_empty_list_of_a_log_that_has_gone(world: World) -> None:
+async def test_paused_steward_keeps_no_list_of_removed_log(world: World) -> None:
     """Readers would take it for one that never was, and not be told what they have missed."""
     await log_of(world, P1, 1)
     await log_of(world, P2, 3)
@@ -341,7 +337,7 @@ async def test_a_steward_that_was_asleep_keeps_no_empty_list_of_a_log_that_has_g
 
 
 # docs/protocol.md P34
-async def test_what_cannot_be_decoded_keeps_no_other_partition_from_leaving(world: World) -> None:
+async def test_undecodable_node_does_not_block_other_retirements(world: World) -> None:
     """Neither a ledger of somebody's, nor the list of a partition that is to leave, nor one that is kept."""
     world.ring = new_ring([P1, P2, P3], dict.fromkeys((N1, N2, N3), ""), 3)
     await log_of(world, P2, 3)
@@ -359,7 +355,7 @@ async def test_what_cannot_be_decoded_keeps_no_other_partition_from_leaving(worl
 
 
 # docs/protocol.md P34
-async def test_a_kept_list_that_cannot_be_decoded_keeps_no_other_log_from_going(world: World) -> None:
+async def test_undecodable_kept_list_does_not_block_other_logs(world: World) -> None:
     await log_of(world, P1, 1)
     await retire(world)
     assert await remove_log(world.store, P1, now_ms=0)
@@ -370,9 +366,7 @@ async def test_a_kept_list_that_cannot_be_decoded_keeps_no_other_log_from_going(
     assert await partitions_kept(world.store) == ["p0"]
 
 
-async def test_a_change_that_is_refused_keeps_no_other_from_being_made(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_refused_change_does_not_block_others(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: Ring) -> Ring:
         raise ValueError("never")
 

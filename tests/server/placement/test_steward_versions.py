@@ -20,7 +20,7 @@ from tests.waiting import wait_until
 
 
 # docs/protocol.md V1
-async def test_the_clusters_version_rises_by_what_the_metadata_store_says_of_each_server(world: World) -> None:
+async def test_version_rises_by_current_registrations(world: World) -> None:
     """What the steward has heard of the servers may be old: one has gone back to the release before meanwhile."""
     versions = ClusterVersionStore(world.store)
     await world.store_ring()
@@ -42,7 +42,7 @@ async def test_the_clusters_version_rises_by_what_the_metadata_store_says_of_eac
 
 
 # docs/protocol.md V1
-async def test_the_version_does_not_rise_by_what_a_metadata_server_says_that_lags(world: World) -> None:
+async def test_version_does_not_rise_by_lagging_metadata_server(world: World) -> None:
     """One server has gone back to the release before, which that one has not heard yet."""
     world.store = store = LaggingStore()
     await world.store_ring()
@@ -57,7 +57,7 @@ async def test_the_version_does_not_rise_by_what_a_metadata_server_says_that_lag
 
 
 # docs/protocol.md V1
-async def test_the_version_waits_for_who_has_a_replica_by_a_ring_that_the_steward_has_not_read_yet(
+async def test_version_waits_for_replica_in_newer_ring(
     world: World,
 ) -> None:
     known = world.ring
@@ -74,7 +74,7 @@ async def test_the_version_waits_for_who_has_a_replica_by_a_ring_that_the_stewar
 
 # docs/protocol.md V1
 @pytest.mark.parametrize("who", ["a server", "a log"])
-async def test_a_version_that_an_older_copy_of_the_metadata_lacks_is_written_back(world: World, who: str) -> None:
+async def test_version_missing_in_older_metadata_is_restored(world: World, who: str) -> None:
     """By any server, also one that is not the first by name: perhaps it is the only one that knows."""
     store = ClusterVersionStore(world.store)
     await store.hold(True)
@@ -90,7 +90,7 @@ async def test_a_version_that_an_older_copy_of_the_metadata_lacks_is_written_bac
     assert steward.changes == 1
 
 
-async def test_a_log_that_tells_of_a_rise_before_the_watch_does_is_no_older_copy(world: World) -> None:
+async def test_log_that_shows_a_rise_early_is_no_older_copy(world: World) -> None:
     await ClusterVersionStore(world.store).rise(2, "0.2.0")
     steward = world.steward(N3, logs_at=2)
     await looks(steward)
@@ -99,9 +99,7 @@ async def test_a_log_that_tells_of_a_rise_before_the_watch_does_is_no_older_copy
 
 
 # docs/protocol.md V1
-async def test_a_rise_that_waits_for_a_znode_that_cannot_be_read_says_so(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_rise_blocked_by_undecodable_znode_is_logged(world: World, caplog: pytest.LogCaptureFixture) -> None:
     await world.store_ring()
     await ensure_path(world.store, paths.SERVERS)
     world.up = {each: replace(member, can=2) for each, member in world.up.items()}
@@ -128,7 +126,7 @@ async def test_a_rise_that_waits_for_a_znode_that_cannot_be_read_says_so(
 
 
 # docs/protocol.md V1
-async def test_a_server_without_replicas_that_restarts_while_the_others_can_do_more_counts_as_it_was(
+async def test_restarting_server_counts_with_its_last_version(
     world: World,
 ) -> None:
     """It would not be let in again, and its bookie stayed away with it."""
@@ -152,7 +150,7 @@ async def test_a_server_without_replicas_that_restarts_while_the_others_can_do_m
 
 
 # docs/protocol.md V2
-async def test_a_server_that_cannot_do_the_clusters_version_gets_no_replica(world: World) -> None:
+async def test_server_below_cluster_version_gets_no_replica(world: World) -> None:
     world.up[N4] = replace(world.up[N4], can=1)
     world.up |= {each: replace(world.up[each], can=2) for each in (N1, N2, N3)}
     world.ring = drain(world.ring, N3)
@@ -173,7 +171,7 @@ async def test_a_server_that_cannot_do_the_clusters_version_gets_no_replica(worl
 
 
 # docs/protocol.md V4
-async def test_a_newcomer_that_has_stopped_has_not_caught_up(world: World) -> None:
+async def test_stopped_newcomer_has_not_caught_up(world: World) -> None:
     world.ring = begin_replacing(drain(world.ring, N3), P1, N4, N3)
     await world.publish(P1, N1, 10)
     await ensure_path(world.store, paths.partition_replicas(P2))

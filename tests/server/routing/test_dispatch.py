@@ -64,7 +64,7 @@ def send(server: Server, op: commands.Op, partition: str | None = None, ring_ver
     return _token
 
 
-async def test_every_operation_is_forwarded_and_answered_as_if_it_were_led_here(cluster: Servers) -> None:
+async def test_forwarded_operations_are_answered_like_local_ones(cluster: Servers) -> None:
     await cluster.lead("p1", "n2")
     for server in (cluster["n2"], cluster["n1"]):
         suffix = server.id.encode()
@@ -121,7 +121,7 @@ async def test_operations_of_one_turn_leave_in_one_frame(cluster: Servers) -> No
     assert entries <= 2, f"500 operations of one turn came to the leader in {entries} groups"
 
 
-async def test_a_read_is_looked_up_at_once_only_where_it_is_led_alone_and_behind_nothing(
+async def test_read_now_works_only_for_settled_local_partition(
     cluster: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await cluster.lead("p1", "n2")
@@ -149,7 +149,7 @@ class Leaving(Collector):
         return self.left
 
 
-async def test_reads_that_wait_for_a_leader_are_not_sent_for_who_is_gone_and_writes_are(cluster: Servers) -> None:
+async def test_waiting_reads_of_gone_clients_are_dropped(cluster: Servers) -> None:
     server, leaving = cluster["n1"], Leaving()
     ops = [commands.get(b"k"), commands.put(b"k", b"v"), commands.meta(b"k")]
     for token, op in enumerate(ops):
@@ -162,7 +162,7 @@ async def test_reads_that_wait_for_a_leader_are_not_sent_for_who_is_gone_and_wri
 
 
 # docs/protocol.md N5
-async def test_a_page_that_all_partitions_are_asked_for_counts_once(tmp_path: Path) -> None:
+async def test_page_over_all_partitions_counts_once(tmp_path: Path) -> None:
     """Each partition's part counted: where there were more of them than a namespace's rate, no scan ever ended."""
     async with servers(tmp_path, ["n1"], partitions=5) as cluster:
         server, partitions = cluster["n1"], [f"p{number}" for number in range(1, 6)]
@@ -181,7 +181,7 @@ async def test_a_page_that_all_partitions_are_asked_for_counts_once(tmp_path: Pa
         assert isinstance(await result_of(server, commands.get(b"shop/k")), RateExceeded)
 
 
-async def test_what_has_no_leader_waits_until_there_is_one(cluster: Servers) -> None:
+async def test_operation_waits_for_a_leader(cluster: Servers) -> None:
     server = cluster["n1"]
     waiting = [send(server, commands.put(b"k", b"%d" % i)) for i in range(10)]
     await cluster.lead("p1", "n2")
@@ -189,14 +189,14 @@ async def test_what_has_no_leader_waits_until_there_is_one(cluster: Servers) -> 
     assert (await result_of(server, commands.get(b"k")))[0] == b"9", "what waits keeps its order"
 
 
-async def test_what_waits_for_a_leader_is_refused_in_the_end(cluster: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_operation_waiting_for_a_leader_times_out(cluster: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(router, "WAIT_S", 0.2)
     result = await result_of(cluster["n1"], commands.put(b"k", b"v"))
     assert isinstance(result, Unavailable)
     assert "p1 has no leader" in str(result)
 
 
-async def test_what_waits_for_a_leader_is_bounded(tmp_path: Path) -> None:
+async def test_waiting_operations_are_limited(tmp_path: Path) -> None:
     async with servers(tmp_path, ["n1"], limits=Limits(waiting_max=5)) as cluster:
         tokens = [send(cluster["n1"], commands.put(b"k", b"v")) for _ in range(8)]
         results = await cluster["n1"].sink.wait(*tokens[5:])
@@ -205,9 +205,7 @@ async def test_what_waits_for_a_leader_is_bounded(tmp_path: Path) -> None:
         assert all(isinstance(result, int) for result in await cluster["n1"].sink.wait(*tokens[:5]))
 
 
-async def test_what_waits_for_a_leader_is_bounded_in_bytes_too(
-    cluster: Servers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_waiting_operations_are_limited_in_bytes(cluster: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     server = cluster["n1"]
     routing = server.dispatcher._router
     monkeypatch.setattr(routing.waiting, "_bytes_max", 4_500)
@@ -225,9 +223,7 @@ async def test_what_waits_for_a_leader_is_bounded_in_bytes_too(
     await server.sink.wait(*tokens)
 
 
-async def test_what_is_under_way_to_another_server_is_bounded_in_bytes(
-    cluster: Servers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_operations_in_transit_are_limited_in_bytes(cluster: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     replica = await cluster.lead("p1", "n2")
     server = cluster["n1"]
     await result_of(server, commands.put(b"k", b"v"))
@@ -241,7 +237,7 @@ async def test_what_is_under_way_to_another_server_is_bounded_in_bytes(
     assert not [result for result in await server.sink.wait(*tokens) if isinstance(result, StoreError)]
 
 
-async def test_a_server_that_is_about_to_lead_holds_what_others_send_it(cluster: Servers) -> None:
+async def test_future_leader_holds_forwarded_operations(cluster: Servers) -> None:
     replica = await cluster.lead("p1", "n2")
     replica.is_up = False
     token = send(cluster["n1"], commands.put(b"k", b"v"))
@@ -255,7 +251,7 @@ async def waits(server: Server) -> bool:
     return server.dispatcher.statistics()["waiting_for_leader"] > 0
 
 
-async def test_an_operation_that_reaches_a_former_leader_is_sent_to_the_new_one(cluster: Servers) -> None:
+async def test_operation_at_former_leader_reaches_the_new_one(cluster: Servers) -> None:
     """n1 still believes in n2 when the operation leaves; n2 refuses it and n1 looks again."""
     await cluster.lead("p1", "n2")
     await result_of(cluster["n1"], commands.put(b"k", b"v"))
@@ -269,7 +265,7 @@ async def test_an_operation_that_reaches_a_former_leader_is_sent_to_the_new_one(
     assert (await result_of(cluster["n1"], commands.get(b"k")))[0] == b"last"
 
 
-async def test_what_comes_back_refused_goes_out_before_what_came_later(cluster: Servers) -> None:
+async def test_refused_operations_are_resent_before_later_ones(cluster: Servers) -> None:
     server = cluster["n1"]
     later = send(server, commands.put(b"k", b"later"))
     flight = Flight(ServerId("n2"), 10)
@@ -280,7 +276,7 @@ async def test_what_comes_back_refused_goes_out_before_what_came_later(cluster: 
     assert (await result_of(server, commands.get(b"k")))[0] == b"later"
 
 
-async def test_what_another_server_sent_and_waits_here_is_refused_when_the_lead_goes_elsewhere(
+async def test_held_peer_operations_are_refused_when_lead_moves(
     cluster: Servers,
 ) -> None:
     replica = await cluster.lead("p1", "n2")
@@ -291,7 +287,7 @@ async def test_what_another_server_sent_and_waits_here_is_refused_when_the_lead_
     assert isinstance(result, NotLeader)
 
 
-async def test_a_server_never_sends_on_what_another_one_sent_it(cluster: Servers) -> None:
+async def test_server_never_forwards_peer_operations(cluster: Servers) -> None:
     await cluster.lead("p1", "n1")
     cluster["n2"].dispatcher.submit_here(P1, commands.put(b"k", b"v"), cluster["n2"].sink, 77, 1)
     (result,) = await cluster["n2"].sink.wait(77)
@@ -299,7 +295,7 @@ async def test_a_server_never_sends_on_what_another_one_sent_it(cluster: Servers
     assert result.leader == "n1"
 
 
-async def test_stale_and_session_reads_go_to_the_replica_here(cluster: Servers) -> None:
+async def test_stale_and_session_reads_use_local_replica(cluster: Servers) -> None:
     await cluster.lead("p1", "n2")
     await result_of(cluster["n1"], commands.put(b"k", b"there"))
     replica = await cluster.host("p1", "n1")
@@ -312,7 +308,7 @@ async def test_stale_and_session_reads_go_to_the_replica_here(cluster: Servers) 
     assert (await result_of(cluster["n1"], commands.count(Level.STALE), "p1")) == 1
 
 
-async def test_when_the_leader_dies_sent_writes_are_unknown_and_the_rest_goes_elsewhere(cluster: Servers) -> None:
+async def test_sent_writes_are_unknown_when_leader_dies(cluster: Servers) -> None:
     await cluster.lead("p1", "n2")
     server = cluster["n1"]
     await result_of(server, commands.put(b"k", b"old"))
@@ -331,7 +327,7 @@ async def test_when_the_leader_dies_sent_writes_are_unknown_and_the_rest_goes_el
     assert isinstance(version, int)
 
 
-async def test_reads_under_way_to_a_leader_that_dies_are_answered_by_the_next_one(cluster: Servers) -> None:
+async def test_pending_reads_are_answered_by_next_leader(cluster: Servers) -> None:
     replica = await cluster.lead("p1", "n2")
     server = cluster["n1"]
     await result_of(server, commands.put(b"k", b"v"))
@@ -360,7 +356,7 @@ async def kill(cluster: Servers, name: str) -> None:
         replica.log.close_for_good()
 
 
-async def test_a_server_that_stops_answers_what_is_under_way_and_gets_nothing_more(cluster: Servers) -> None:
+async def test_stopping_server_finishes_and_accepts_nothing(cluster: Servers) -> None:
     replica = await cluster.lead("p1", "n2")
     server = cluster["n1"]
     await result_of(server, commands.put(b"k", b"v"))
@@ -382,7 +378,7 @@ async def is_leaving(server: Server) -> bool:
     return any(link._is_leaving for link in server.links.by_server.values())
 
 
-async def test_what_waits_at_a_server_that_hosts_the_partition_no_more_goes_back_at_once(cluster: Servers) -> None:
+async def test_waiting_operations_return_when_hosting_ends(cluster: Servers) -> None:
     replica = await cluster.lead("p1", "n2")
     replica.is_up = False
     tokens = [send(cluster["n1"], commands.put(b"k", b"%d" % i)) for i in range(5)]
@@ -393,9 +389,7 @@ async def test_what_waits_at_a_server_that_hosts_the_partition_no_more_goes_back
     assert all(isinstance(each, int) for each in await cluster["n1"].sink.wait(*tokens))
 
 
-async def test_a_leader_that_says_nothing_makes_writes_unknown_in_time(
-    cluster: Servers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_silent_leader_makes_writes_unknown_in_time(cluster: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     replica = await cluster.lead("p1", "n2")
     assert await result_of(cluster["n1"], commands.get(b"k")) is None  # so that there is a link
     monkeypatch.setattr(peer_link, "OPERATION_TIMEOUT_S", 0.3)
@@ -408,9 +402,7 @@ async def test_a_leader_that_says_nothing_makes_writes_unknown_in_time(
     assert (await result_of(cluster["n1"], commands.get(b"k")))[0] == b"v", "the late answer disturbs nothing"
 
 
-async def test_a_link_that_owes_answers_and_is_silent_is_closed(
-    cluster: Servers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_silent_link_with_open_answers_is_closed(cluster: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_link, "SILENCE_S", 0.3)
     monkeypatch.setattr(peer_link, "SWEEP_S", 0.05)
     replica = await cluster.lead("p1", "n2")
@@ -426,7 +418,7 @@ async def test_a_link_that_owes_answers_and_is_silent_is_closed(
     assert cluster["n1"].links.statistics()["peer_links_lost_total"] == 1
 
 
-async def test_values_too_large_for_one_frame_are_sent_in_several(cluster: Servers) -> None:
+async def test_values_beyond_one_frame_are_split(cluster: Servers) -> None:
     await cluster.lead("p1", "n2")
     server = cluster["n1"]
     value = b"x" * (1 << 20)
@@ -439,7 +431,7 @@ async def test_values_too_large_for_one_frame_are_sent_in_several(cluster: Serve
     assert all(each[0] == value for each in found)
 
 
-async def test_a_malformed_operation_is_refused_and_its_neighbours_are_done(cluster: Servers) -> None:
+async def test_malformed_operation_does_not_affect_neighbours(cluster: Servers) -> None:
     await cluster.lead("p1", "n2")
     server = cluster["n1"]
     tokens = [
@@ -455,14 +447,14 @@ async def test_a_malformed_operation_is_refused_and_its_neighbours_are_done(clus
     assert server.links.lost_links == 0
 
 
-async def test_progress_covers_every_answer_that_passed_here(cluster: Servers) -> None:
+async def test_progress_covers_every_answer_given_here(cluster: Servers) -> None:
     await cluster.lead("p1", "n2")
     version = await result_of(cluster["n1"], commands.put(b"k", b"v"))
     assert cluster["n1"].dispatcher.progress(P1) >= (version, 1)
     assert cluster["n2"].dispatcher.progress(P1) >= (version, 1)
 
 
-async def test_results_are_never_given_from_inside_submit(cluster: Servers) -> None:
+async def test_results_never_arrive_inside_submit(cluster: Servers) -> None:
     await cluster.lead("p1", "n1")
     for op in (commands.get(b"k"), commands.put(b"k", b"v")):
         token = send(cluster["n1"], op)
@@ -470,5 +462,5 @@ async def test_results_are_never_given_from_inside_submit(cluster: Servers) -> N
         await cluster["n1"].sink.wait(token)
 
 
-def test_a_record_of_a_link_is_a_plain_tuple_of_the_same_order() -> None:
+def test_link_record_is_a_plain_tuple() -> None:
     assert Record._fields == ("value", "version", "created", "written_ms", "expires_ms")

@@ -86,7 +86,7 @@ async def value_of(cluster: Servers, key: bytes) -> bytes:
     return record[0]  # type: ignore[no-any-return]
 
 
-async def test_what_follows_a_write_that_comes_back_goes_out_behind_it(cluster: Servers) -> None:
+async def test_writes_behind_a_returned_write_follow_it(cluster: Servers) -> None:
     server, key, other = cluster["n1"], cluster.key_of("p1"), cluster.key_of("p2")
     holding = hold(cluster, "n2", P1)
     first = send(server, commands.put(key, b"first"))
@@ -101,7 +101,7 @@ async def test_what_follows_a_write_that_comes_back_goes_out_behind_it(cluster: 
     assert await value_of(cluster, key) == b"second"
 
 
-async def test_what_follows_a_write_that_was_done_by_the_former_owner_goes_out_after_it(cluster: Servers) -> None:
+async def test_writes_behind_a_completed_write_follow_it(cluster: Servers) -> None:
     server, key = cluster["n1"], cluster.key_of("p1")
     holding = hold(cluster, "n2", P1)
     first = send(server, commands.put(key, b"first"))
@@ -115,7 +115,7 @@ async def test_what_follows_a_write_that_was_done_by_the_former_owner_goes_out_a
     assert await value_of(cluster, key) == b"second"
 
 
-async def test_a_write_of_unknown_outcome_keeps_nothing_behind_it(cluster: Servers) -> None:
+async def test_write_of_unknown_outcome_blocks_nothing(cluster: Servers) -> None:
     server, key = cluster["n1"], cluster.key_of("p1")
     holding = hold(cluster, "n2", P1)
     first = send(server, commands.put(key, b"first"))
@@ -129,7 +129,7 @@ async def test_a_write_of_unknown_outcome_keeps_nothing_behind_it(cluster: Serve
     assert isinstance(two, int)
 
 
-async def test_what_follows_a_batch_waits_for_each_of_its_keys(cluster: Servers) -> None:
+async def test_operations_behind_a_batch_wait_for_all_its_keys(cluster: Servers) -> None:
     server, key = cluster["n1"], cluster.key_of("p1")
     also = b"{%b}also" % key
     holding = hold(cluster, "n2", P1)
@@ -143,7 +143,7 @@ async def test_what_follows_a_batch_waits_for_each_of_its_keys(cluster: Servers)
     assert await value_of(cluster, also) == b"second"
 
 
-async def test_what_follows_a_write_that_was_turned_away_here_goes_out_behind_it(cluster: Servers) -> None:
+async def test_writes_behind_a_locally_rejected_write_follow_it(cluster: Servers) -> None:
     """Also while this server still asks the former owner: it might own the key again by now."""
     server, key = cluster["n2"], cluster.key_of("p1")
     holding = hold(cluster, "n2", P1)
@@ -156,7 +156,7 @@ async def test_what_follows_a_write_that_was_turned_away_here_goes_out_behind_it
     assert one < two
 
 
-async def test_what_was_submitted_by_one_ring_says_so_though_the_next_has_come_before_it_leaves(
+async def test_operations_state_the_ring_they_were_submitted_by(
     cluster: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, there, versions = cluster["n1"], cluster["n2"].dispatcher, []
@@ -175,7 +175,7 @@ async def test_what_was_submitted_by_one_ring_says_so_though_the_next_has_come_b
 
 
 @pytest.mark.parametrize("asked", ["n1", "n2"])
-async def test_puts_of_a_pipeline_go_to_their_partitions_and_stay_in_order(cluster: Servers, asked: str) -> None:
+async def test_pipelined_puts_stay_in_order_per_partition(cluster: Servers, asked: str) -> None:
     server, keys = cluster[asked], [cluster.key_of(each, number) for number in range(5) for each in ("p1", "p2")]
     ops = [commands.put(key, b"%d" % number) for number in range(3) for key in keys]
     tokens = range(70_000, 70_000 + 8 * len(ops), 8)
@@ -191,7 +191,7 @@ async def test_puts_of_a_pipeline_go_to_their_partitions_and_stay_in_order(clust
     assert [(await result_of(server, commands.get(key)))[0] for key in keys] == [b"2"] * 10
 
 
-async def test_what_was_turned_away_first_stays_first_when_it_is_turned_away_again(cluster: Servers) -> None:
+async def test_first_rejected_operation_stays_first(cluster: Servers) -> None:
     """It goes out again to the same leader, which turns away what was behind it, and then it once more."""
     server, key = cluster["n2"], cluster.key_of("p1")
     holding = hold(cluster, "n2", P1)
@@ -206,7 +206,7 @@ async def test_what_was_turned_away_first_stays_first_when_it_is_turned_away_aga
     assert one < two
 
 
-async def test_a_read_does_not_wait_behind_a_write_that_was_turned_away(cluster: Servers) -> None:
+async def test_read_does_not_wait_behind_rejected_write(cluster: Servers) -> None:
     """The former owner may still answer it (docs/protocol.md M7)."""
     server, key = cluster["n2"], cluster.key_of("p1")
     holding = hold(cluster, "n2", P1)
@@ -218,13 +218,13 @@ async def test_a_read_does_not_wait_behind_a_write_that_was_turned_away(cluster:
     await server.sink.wait(write)
 
 
-async def test_a_leader_here_turns_away_what_has_moved_before_anything_goes_to_the_new_owner(cluster: Servers) -> None:
+async def test_local_leader_rejects_moved_keys_before_resending(cluster: Servers) -> None:
     holding, key = hold(cluster, "n2", P1), cluster.key_of("p1")
     learn(cluster, flipped(cluster.ring, key))
     assert holding.is_expelled
 
 
-async def test_what_waited_for_the_former_owners_leader_goes_out_behind_what_is_under_way_to_it(
+async def test_operations_waiting_for_former_owner_follow_those_in_transit(
     cluster: Servers,
 ) -> None:
     server, key = cluster["n1"], cluster.key_of("p1")
@@ -241,7 +241,7 @@ async def test_what_waited_for_the_former_owners_leader_goes_out_behind_what_is_
     assert one < two
 
 
-async def test_a_refusal_by_the_former_owners_leader_sends_an_operation_to_the_new_owner(cluster: Servers) -> None:
+async def test_refusal_of_former_owner_redirects_to_new_owner(cluster: Servers) -> None:
     server, key = cluster["n1"], cluster.key_of("p1")
     holding = hold(cluster, "n2", P1)
     first = send(server, commands.put(key, b"first"))
@@ -255,9 +255,7 @@ async def test_a_refusal_by_the_former_owners_leader_sends_an_operation_to_the_n
     assert one < two
 
 
-async def test_what_waits_behind_something_that_never_comes_back_is_refused_in_the_end(
-    cluster: Servers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_operation_behind_a_lost_one_times_out(cluster: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvstore.server.routing.redirects.WAIT_S", 0.1)
     server, key = cluster["n1"], cluster.key_of("p1")
     holding = hold(cluster, "n2", P1)
@@ -268,7 +266,7 @@ async def test_what_waits_behind_something_that_never_comes_back_is_refused_in_t
     assert isinstance(second, Unavailable)
 
 
-async def test_nothing_is_kept_once_all_is_over(cluster: Servers) -> None:
+async def test_nothing_is_kept_after_the_end(cluster: Servers) -> None:
     server, key = cluster["n1"], cluster.key_of("p1")
     holding = hold(cluster, "n2", P1)
     tokens: list[Any] = [send(server, commands.put(key, b"%d" % number)) for number in range(20)]
@@ -284,7 +282,7 @@ async def test_nothing_is_kept_once_all_is_over(cluster: Servers) -> None:
     assert await has_arrived(cluster["n3"], 40)
 
 
-async def test_a_batch_whose_keys_a_flip_has_parted_is_refused_for_good_and_at_once(cluster: Servers) -> None:
+async def test_batch_split_by_a_move_is_refused_at_once(cluster: Servers) -> None:
     server, key, staying = cluster["n1"], cluster.key_of("p1"), cluster.key_of("p1", 1)
     holding = hold(cluster, "n2", P1)
     parted = send(server, commands.batch(key, (commands.put(key, b"v"), commands.put(staying, b"v"))))
@@ -306,9 +304,7 @@ class Following(Holding):
 
 
 @pytest.mark.parametrize("op", [commands.get, commands.meta])
-async def test_a_session_read_is_the_replicas_here_only_if_its_client_goes_by_the_same_ring(
-    cluster: Servers, op: Any
-) -> None:
+async def test_session_read_is_local_only_with_the_same_ring(cluster: Servers, op: Any) -> None:
     server, key = cluster["n1"], cluster.key_of("p1")
     following, leader = Following(), hold(cluster, "n2", P1)
     server.dispatcher.host(P1, following)
@@ -324,7 +320,7 @@ async def test_a_session_read_is_the_replicas_here_only_if_its_client_goes_by_th
     assert len(following.held) == 2
 
 
-async def test_a_session_read_by_a_later_ring_waits_for_that_one(cluster: Servers) -> None:
+async def test_session_read_with_later_ring_waits_for_it(cluster: Servers) -> None:
     """The partition that its client knows of might be another one. A token of 0 says nothing either: it is that of the
     partition which owns the key by the client's ring."""
     server, key = cluster["n1"], cluster.key_of("p1")
@@ -337,7 +333,7 @@ async def test_a_session_read_by_a_later_ring_waits_for_that_one(cluster: Server
     assert not following.held
 
 
-async def test_who_comes_by_a_ring_from_before_the_last_range_came_is_turned_away(cluster: Servers) -> None:
+async def test_operation_with_old_ring_is_rejected(cluster: Servers) -> None:
     key = cluster.key_of("p1")
     later = flipped(cluster.ring, key)
     learn(cluster, later, "n3")
@@ -349,7 +345,7 @@ async def test_who_comes_by_a_ring_from_before_the_last_range_came_is_turned_awa
     assert found is None
 
 
-async def test_keys_of_several_partitions_are_not_looked_up_in_one_of_them(tmp_path: Path) -> None:
+async def test_keys_of_several_partitions_are_not_read_in_one(tmp_path: Path) -> None:
     async with servers(tmp_path, ["n1"], partitions=2) as cluster:
         await cluster.lead("p1", "n1")
         await cluster.lead("p2", "n1")

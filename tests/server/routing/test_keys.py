@@ -59,7 +59,7 @@ def test_patterns_match_as_in_redis(pattern: bytes, matching: list[bytes], other
     assert [key for key in others if matches(key)] == []
 
 
-def test_a_class_is_as_short_as_it_was_written() -> None:
+def test_character_class_stays_short() -> None:
     """A kilobyte of them took half a second to compile when each byte that they match was written out."""
     for written in (b"[^a]", b"[\x00-\xff]", b"[^a-b]"):
         piece, end = _piece(written, 0)
@@ -79,7 +79,7 @@ def test_a_class_is_as_short_as_it_was_written() -> None:
         (b"", b""),
     ],
 )
-def test_literal_prefix_of_a_pattern_ends_before_its_first_special_byte(pattern: bytes, prefix: bytes) -> None:
+def test_literal_prefix_ends_before_first_special_byte(pattern: bytes, prefix: bytes) -> None:
     assert literal_prefix(pattern) == prefix
 
 
@@ -95,11 +95,11 @@ def test_literal_prefix_of_a_pattern_ends_before_its_first_special_byte(pattern:
         ([(b"t/", b"t0"), (b"v", b"w")], b"u", []),
     ],
 )
-def test_ranges_within_a_prefix_are_their_common_parts(spans: Spans, prefix: bytes, found: Spans) -> None:
+def test_ranges_within_a_prefix_are_intersections(spans: Spans, prefix: bytes, found: Spans) -> None:
     assert list(within(spans, prefix)) == list(found)
 
 
-async def test_keys_in_ranges_are_found_without_a_look_at_others() -> None:
+async def test_keys_in_ranges_are_found_without_reading_others() -> None:
     ring = new_ring([PartitionId(f"p{i}") for i in range(3)], {ServerId("n1"): ""}, 1)
     mine = [b"t/%d" % number for number in range(50)]
     cluster = Keys(ring, [*mine, *(b"other%d" % number for number in range(1_000))])
@@ -112,7 +112,7 @@ async def test_keys_in_ranges_are_found_without_a_look_at_others() -> None:
 
 # docs/protocol.md P37
 @pytest.mark.parametrize("walk", [scan, partial(scan_shown, shown=lambda key: True)])
-async def test_a_page_that_the_replica_here_leaves_to_the_leader_is_asked_of_that(walk: Any) -> None:
+async def test_page_referred_to_the_leader_is_read_there(walk: Any) -> None:
     ring = new_ring([PartitionId("p1")], {ServerId("n1"): ""}, 1)
     levels: list[int] = []
 
@@ -127,7 +127,7 @@ async def test_a_page_that_the_replica_here_leaves_to_the_leader_is_asked_of_tha
     assert levels == [Level.STALE, Level.LINEARIZABLE] * (len(levels) // 2)
 
 
-async def test_others_have_their_turn_while_keys_are_matched() -> None:
+async def test_event_loop_yields_during_matching() -> None:
     turns = 0
 
     async def count_turns() -> None:
@@ -148,7 +148,7 @@ def test_no_pattern_takes_long() -> None:
     assert not matcher(b"a*" * 500 + b"b")(key)
 
 
-async def test_one_scan_asks_a_bounded_number_of_times_whatever_its_user_may_see() -> None:
+async def test_scan_makes_a_bounded_number_of_requests() -> None:
     """A user may have 2,048 prefixes: to look for each in each partition takes longer than a client waits."""
     ring = new_ring([PartitionId(f"p{i}") for i in range(3)], {ServerId("n1"): ""}, 1)
     cluster = Keys(ring, [b"other%d" % number for number in range(1_000)])
@@ -188,7 +188,7 @@ class Keys:
 
 @pytest.mark.parametrize("partitions", [1, 3, 10])
 @pytest.mark.parametrize("count", [1, 10, 1000])
-async def test_a_scan_returns_every_key_once(partitions: int, count: int) -> None:
+async def test_scan_returns_every_key_once(partitions: int, count: int) -> None:
     ids = [PartitionId(f"p{i}") for i in range(partitions)]
     ring = new_ring(ids, {ServerId("n1"): ""}, 1)
     wanted = [b"key-%d" % i for i in range(300)]
@@ -205,7 +205,7 @@ async def test_a_scan_returns_every_key_once(partitions: int, count: int) -> Non
     assert await count_keys(cluster.ask, lambda: ring) == 300
 
 
-async def test_what_a_walk_gathers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_traversal_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     ring = new_ring([PartitionId("p1"), PartitionId("p2")], {ServerId("n1"): ""}, 1)
     wanted = [b"%03d" % i + b"k" * 997 for i in range(200)]
     cluster = Keys(ring, wanted)

@@ -104,7 +104,7 @@ def greedy_ones(way: Way, count: int) -> list[Caller]:
     return found
 
 
-def test_while_no_large_value_comes_nothing_waits() -> None:
+def test_nothing_waits_without_large_values() -> None:
     way, caller = Way(), Caller()
     way.ask(caller, 10_000)
     for number in list(way.under_way):
@@ -113,7 +113,7 @@ def test_while_no_large_value_comes_nothing_waits() -> None:
     assert way.reads.count == 0
 
 
-def test_all_who_read_what_is_large_share_a_few_places_in_turn() -> None:
+def test_large_readers_share_slots_in_turn() -> None:
     way = Way()
     greedy = greedy_ones(way, 3)
     assert len(way.under_way) == LARGE_AT_ONCE
@@ -126,7 +126,7 @@ def test_all_who_read_what_is_large_share_a_few_places_in_turn() -> None:
     assert set(begun.values()) == {30}
 
 
-def test_who_reads_what_is_small_waits_for_nobody_and_has_more_room_with_each_answer() -> None:
+def test_small_reader_waits_for_no_other_and_gains_slots() -> None:
     way, small = Way(), Caller()
     greedy_ones(way, 10)
     way.ask(small, 100)
@@ -137,7 +137,7 @@ def test_who_reads_what_is_small_waits_for_nobody_and_has_more_room_with_each_an
     assert len(way.of(small)) == 32 * ROOM_FIRST
 
 
-def test_who_reads_both_counts_by_what_came_last() -> None:
+def test_mixed_reader_counts_by_its_last_value() -> None:
     way, other = Way(), Caller()
     (greedy,) = greedy_ones(way, 1)
     way.answer(way.of(greedy)[0], 10)
@@ -150,7 +150,7 @@ def test_who_reads_both_counts_by_what_came_last() -> None:
     assert len(way.of(other)) == 9, "nobody else reads what is large"
 
 
-def test_a_value_larger_than_all_that_may_be_under_way_is_read_alone() -> None:
+def test_value_beyond_the_limit_is_read_alone() -> None:
     way, caller = Way(), Caller()
     way.ask(caller)
     way.answer(way.of(caller)[0], 2 * BYTES_AT_ONCE)
@@ -160,7 +160,7 @@ def test_a_value_larger_than_all_that_may_be_under_way_is_read_alone() -> None:
         way.answer(way.of(caller)[0], 2 * BYTES_AT_ONCE)
 
 
-def test_what_waits_for_who_is_gone_or_hears_nothing_is_over() -> None:
+def test_reads_of_gone_or_silent_clients_end() -> None:
     way = Way()
     first, second = greedy_ones(way, 2)
     waiting = way.reads.count
@@ -178,7 +178,7 @@ def test_what_waits_for_who_is_gone_or_hears_nothing_is_over() -> None:
     assert way.reads.count == 0
 
 
-def test_once_nothing_large_comes_all_is_as_before() -> None:
+def test_scheduling_ends_without_large_values() -> None:
     way = Way()
     (greedy,) = greedy_ones(way, 1)
     while way.under_way:
@@ -191,7 +191,7 @@ def test_once_nothing_large_comes_all_is_as_before() -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_whatever_comes_each_read_begins_once_and_those_of_a_client_in_order(seed: int) -> None:
+def test_reads_start_once_in_client_order(seed: int) -> None:
     random, way, callers = Random(seed), Way(), [Caller() for _ in range(6)]
     while way.asked < 800 or way.under_way:
         if way.asked < 800:
@@ -251,9 +251,7 @@ async def asked_for_much(cluster: Servers, count: int) -> list[Leaving]:
     return callers
 
 
-async def test_a_small_read_does_not_wait_behind_what_others_ask_for_over_the_same_link(
-    cluster: Servers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_small_read_does_not_wait_behind_large_ones(cluster: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flow_control, "LARGE_KEYS_MAX", 0)  # more keys than n2 remembers to be large
     greedy = await asked_for_much(cluster, 4)
     server = cluster["n1"]
@@ -266,7 +264,7 @@ async def test_a_small_read_does_not_wait_behind_what_others_ask_for_over_the_sa
         assert {len(found[0]) for found in results} == {LARGE}
 
 
-async def test_reads_that_wait_for_their_turn_are_not_sent_for_who_is_gone(cluster: Servers) -> None:
+async def test_waiting_reads_of_gone_clients_are_not_sent(cluster: Servers) -> None:
     greedy = await asked_for_much(cluster, 4)
     for each in greedy:
         each.left = True
@@ -278,7 +276,7 @@ async def test_reads_that_wait_for_their_turn_are_not_sent_for_who_is_gone(clust
     assert cluster["n1"].dispatcher.statistics()["waiting_for_leader"] == 0
 
 
-async def test_reads_that_wait_for_their_turn_go_to_the_next_leader(cluster: Servers) -> None:
+async def test_waiting_reads_go_to_the_next_leader(cluster: Servers) -> None:
     greedy = await asked_for_much(cluster, 2)
     cluster["n2"].hosted[P1].is_up = False
     replica = await cluster.lead("p1", "n1")
@@ -292,7 +290,7 @@ async def is_over(cluster: Servers) -> bool:
     return not any(flight.reads.is_on for flight in cluster["n1"].dispatcher.under_way()[0].values())
 
 
-async def test_the_link_is_as_before_once_no_large_values_come(cluster: Servers) -> None:
+async def test_link_returns_to_normal_without_large_values(cluster: Servers) -> None:
     (greedy,) = await asked_for_much(cluster, 1)
     await greedy.wait(*range(1, GREEDY + 1))
     assert not await is_over(cluster)

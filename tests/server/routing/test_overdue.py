@@ -21,7 +21,7 @@ def pending(order: int, op: Any = GET, deadline: float = 0.0) -> Pending:
     return Pending(order, op, NOBODY, order, deadline=deadline)
 
 
-def test_what_ends_in_time_is_not_told() -> None:
+def test_timely_operation_is_not_reported() -> None:
     overdue, flight = Overdue(LIMIT_S), Flight(N1, 10)
     for step in range(10):
         number = flight.begin(P0, pending(step))
@@ -30,7 +30,7 @@ def test_what_ends_in_time_is_not_told() -> None:
     assert overdue.look(9.0, {N1: flight}, {}) == []
 
 
-def test_what_a_link_carries_for_too_long_is_told_once_when_it_is_over_with_what_it_took_at_least() -> None:
+def test_overdue_operation_is_reported_once_with_minimum_duration() -> None:
     overdue, flight = Overdue(LIMIT_S), Flight(N1, 10)
     number = flight.begin(P0, pending(1, PUT))
     told = [overdue.look(at, {N1: flight}, {}) for at in (1.0, 1.25, 1.5, 1.75)]
@@ -40,7 +40,7 @@ def test_what_a_link_carries_for_too_long_is_told_once_when_it_is_over_with_what
     assert overdue.look(2.25, {N1: flight}, {}) == []
 
 
-def test_what_came_after_the_first_of_a_link_counts_from_when_it_was_seen() -> None:
+def test_later_operations_count_from_the_first_check() -> None:
     overdue, flight = Overdue(LIMIT_S), Flight(N1, 10)
     old = flight.begin(P0, pending(1))
     overdue.look(1.0, {N1: flight}, {})
@@ -53,7 +53,7 @@ def test_what_came_after_the_first_of_a_link_counts_from_when_it_was_seen() -> N
     assert overdue.look(1.2, {N1: flight}, {}) == [OverdueOperation("link", P0, GET, 1.0)]
 
 
-def test_a_link_that_has_opened_anew_begins_its_numbers_anew() -> None:
+def test_reopened_link_restarts_its_numbers() -> None:
     overdue, first, second = Overdue(LIMIT_S), Flight(N1, 10), Flight(N1, 10)
     first.begin(P0, pending(1))
     overdue.look(1.0, {N1: first}, {})
@@ -63,7 +63,7 @@ def test_a_link_that_has_opened_anew_begins_its_numbers_anew() -> None:
     assert overdue.look(1.55, {N1: second}, {}) == []
 
 
-def test_what_waits_for_a_leader_counts_from_when_it_came() -> None:
+def test_operation_waiting_for_a_leader_counts_from_arrival() -> None:
     overdue = Overdue(LIMIT_S)
     line = [pending(1, PUT, 5.0 + WAIT_S), pending(2, GET, 5.2 + WAIT_S)]
     assert overdue.look(5.25, {}, {P0: line}) == []
@@ -71,7 +71,7 @@ def test_what_waits_for_a_leader_counts_from_when_it_came() -> None:
     assert overdue.look(5.27, {}, {}) == []
 
 
-def test_the_oldest_are_looked_at_and_no_more_known_than_so_many() -> None:
+def test_only_oldest_operations_are_tracked() -> None:
     overdue, flights = Overdue(LIMIT_S), {}
     for server in range(20):
         flight = flights[ServerId(f"n{server}")] = Flight(ServerId(f"n{server}"), 1_000)

@@ -34,25 +34,25 @@ def play(seeds: Iterable[int]) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_writes_of_a_key_are_done_in_order_and_each_ends_once(seed: int) -> None:
+def test_writes_of_a_key_keep_order_and_end_once(seed: int) -> None:
     play([seed])
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_what_comes_while_a_link_is_full_goes_out_behind_what_waits(seed: int) -> None:
+def test_operations_during_a_full_link_queue_behind(seed: int) -> None:
     world = World(seed, room=6)
     world.run(600)
     world.check()
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_reads_that_wait_for_their_turn_end_once_whatever_happens_and_writes_keep_their_order(seed: int) -> None:
+def test_waiting_reads_end_once_and_writes_keep_order(seed: int) -> None:
     world = World(seed, reads=0.7, large=(0.1, 0.9)[seed % 2], room=(1000, 8)[seed // 2 % 2])
     world.run(900)
     world.check()
 
 
-def test_reads_do_wait_for_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reads_wait_for_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else that they end says nothing."""
     waited = 0
     wait = LargeReads.wait
@@ -68,7 +68,7 @@ def test_reads_do_wait_for_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     assert waited > 200
 
 
-def test_a_read_that_is_refused_again_and_again_is_given_up_in_time_whatever_is_before_it(
+def test_read_refused_repeatedly_times_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each time that it had to wait for its client's turn its time began anew: of a client with a hundred reads the
@@ -95,7 +95,7 @@ def test_a_read_that_is_refused_again_and_again_is_given_up_in_time_whatever_is_
     assert all(isinstance(each, StoreError) for each in client.told.values())
 
 
-def test_scan_that_waits_is_sent_when_a_leader_is_known() -> None:
+def test_waiting_scan_is_sent_when_leader_is_known() -> None:
     """Any change of the topology refused it as Moved, although no key had changed hands."""
     p1, n1, n2 = PartitionId("p1"), ServerId("n1"), ServerId("n2")
     ring = new_ring([p1], {n2: ""}, 1)
@@ -108,7 +108,7 @@ def test_scan_that_waits_is_sent_when_a_leader_is_known() -> None:
     assert [type(each) for each in commands_] == [events.Send]
 
 
-def test_scan_that_waits_is_refused_when_the_ring_has_changed() -> None:
+def test_waiting_scan_is_refused_when_ring_changes() -> None:
     p1, n1, n2 = PartitionId("p1"), ServerId("n1"), ServerId("n2")
     ring = new_ring([p1], {n2: ""}, 1)
     router = Router(n1, ClusterTopology(ring, {}, {}), lambda _: False, waiting_max=100, bytes_max=1 << 20)
@@ -140,7 +140,7 @@ BREAKAGES: dict[str, tuple[object, str, Callable[..., Any]]] = {
 
 
 @pytest.mark.parametrize("name", BREAKAGES)
-def test_a_broken_rule_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_rule_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, attribute, broken = BREAKAGES[name]
     monkeypatch.setattr(owner, attribute, broken)
     with pytest.raises(AssertionError):

@@ -27,7 +27,7 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Time:
     return Time()
 
 
-async def test_a_scan_that_nobody_reads_gives_its_place_to_one_that_waits(time: Time) -> None:
+async def test_unread_scan_gives_its_slot_to_a_waiting_one(time: Time) -> None:
     places = ScanSlots(time)
 
     async def slow() -> str:
@@ -45,7 +45,7 @@ async def test_a_scan_that_nobody_reads_gives_its_place_to_one_that_waits(time: 
         assert "too slowly" in await reading
 
 
-async def test_a_scan_that_is_read_on_when_its_place_is_gone_has_none(time: Time) -> None:
+async def test_scan_read_after_losing_its_slot_fails(time: Time) -> None:
     places, read_on = ScanSlots(time), asyncio.Event()
 
     async def slow() -> None:
@@ -61,7 +61,7 @@ async def test_a_scan_that_is_read_on_when_its_place_is_gone_has_none(time: Time
             await reading
 
 
-async def test_a_scan_that_is_read_keeps_its_place_and_one_more_is_refused_in_the_end(time: Time) -> None:
+async def test_scan_being_read_keeps_its_slot(time: Time) -> None:
     places = ScanSlots(time)
     async with places.place() as place:
         await place.wait_read(asyncio.sleep(0))
@@ -79,7 +79,7 @@ async def test_a_scan_that_is_read_keeps_its_place_and_one_more_is_refused_in_th
     await one_more()
 
 
-async def test_a_user_waits_for_his_own_scans_and_another_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_user_waits_only_for_own_scans(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scan_slots, "SCANS_OF_USER_MAX", 1)
     places = ScanSlots(Time())
     got: list[str] = []
@@ -98,7 +98,7 @@ async def test_a_user_waits_for_his_own_scans_and_another_does_not(monkeypatch: 
     assert got == ["ben", "", "", "", "anna"]
 
 
-async def test_the_place_of_a_scan_whose_caller_gave_up_is_free_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slot_of_cancelled_scan_is_free_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scan_slots, "SCANS_MAX", 1)
     places = ScanSlots(Time())
     async with places.place("anna"):
@@ -110,7 +110,7 @@ async def test_the_place_of_a_scan_whose_caller_gave_up_is_free_again(monkeypatc
         assert list(places._places.values()) == ["carl"]
 
 
-async def test_scans_of_one_user_that_wait_do_not_cost_more_than_their_number() -> None:
+async def test_waiting_scans_of_one_user_cost_linear_time() -> None:
     """Each that waited looked at all others ten times a second: 1,000 commands of one user held the event loop."""
     looks = 0
 
@@ -138,7 +138,7 @@ async def test_scans_of_one_user_that_wait_do_not_cost_more_than_their_number() 
     assert not places._of_user
 
 
-async def test_oldest_of_the_scans_that_may_begin_is_first() -> None:
+async def test_oldest_eligible_scan_starts_first() -> None:
     places, got = ScanSlots(Time()), list[str]()
 
     async def scan(user: str) -> None:
@@ -158,7 +158,7 @@ async def test_oldest_of_the_scans_that_may_begin_is_first() -> None:
     assert got == ["anna", "ben", "anna", "carl"]
 
 
-async def test_scans_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waiting_scans_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scan_slots, "SCANS_MAX", 0)
     monkeypatch.setattr(scan_slots, "WAITING_MAX", 0)
     with pytest.raises(Overloaded, match="0 scans wait"):

@@ -77,7 +77,7 @@ async def counter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     await made.env.nursery.close()
 
 
-async def test_copies_lack_as_soon_as_a_bookie_is_away_and_no_more_once_they_are_elsewhere(counter: Counter) -> None:
+async def test_copies_are_missing_while_a_bookie_is_down(counter: Counter) -> None:
     for number in range(5):
         await counter.make(number)
     assert counter.count.report() is None
@@ -96,7 +96,7 @@ async def test_copies_lack_as_soon_as_a_bookie_is_away_and_no_more_once_they_are
     await counter.until(lambda report: report.lacking == 0)
 
 
-async def test_ledger_made_after_the_count_is_counted_once_its_bookie_is_away(counter: Counter) -> None:
+async def test_ledger_created_after_the_count_is_counted_later(counter: Counter) -> None:
     await ensure_path(counter.store, paths.LEDGERS)
     counter.count.start()
     await counter.until(lambda report: report.ledgers == 0)
@@ -119,7 +119,7 @@ async def test_only_the_first_server_counts(counter: Counter) -> None:
     await wait_until(is_gone)
 
 
-async def test_last_count_stays_while_the_metadata_store_is_away(counter: Counter) -> None:
+async def test_last_count_stays_while_metadata_store_is_down(counter: Counter) -> None:
     await counter.make(7)
     counter.count.start()
     await counter.until(lambda report: report.ledgers == 1)
@@ -129,7 +129,7 @@ async def test_last_count_stays_while_the_metadata_store_is_away(counter: Counte
     assert second.ledgers == 1, "it is shown with its age"
 
 
-async def test_ledger_whose_metadata_are_damaged_is_counted_as_such(
+async def test_ledger_with_damaged_metadata_is_counted_separately(
     counter: Counter, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each count also logged that it was not audited: every 10 s while a bookie was away."""

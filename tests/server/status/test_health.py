@@ -323,7 +323,7 @@ def found_in(change: Callable[[ClusterReport], None]) -> list[Finding]:
     return findings_of(report)
 
 
-def test_a_date_that_is_ahead_of_wall_clocks_is_a_finding_too() -> None:
+def test_date_ahead_of_wall_clocks_is_a_finding() -> None:
     report = well()
     report.nodes[1].report.date_behind_s = -3600.0
     [finding] = findings_of(report)
@@ -331,7 +331,7 @@ def test_a_date_that_is_ahead_of_wall_clocks_is_a_finding_too() -> None:
 
 
 @pytest.mark.parametrize("code", CASES)
-def test_what_is_amiss_is_found_with_its_reason_and_the_next_step(code: str) -> None:
+def test_findings_have_reason_and_next_step(code: str) -> None:
     change, grade, subject, reason, next_step = CASES[code]
     [finding] = [each for each in found_in(change) if each.code == code]
     assert (finding.grade, finding.subject) == (grade, subject)
@@ -339,7 +339,7 @@ def test_what_is_amiss_is_found_with_its_reason_and_the_next_step(code: str) -> 
     assert next_step in finding.next_step
 
 
-def test_readonly_bookie_names_what_its_disk_lacks_instead_of_free_bytes() -> None:
+def test_readonly_bookie_names_what_its_disk_lacks() -> None:
     report = well()
     full(report)
     without_inodes(report)
@@ -347,7 +347,7 @@ def test_readonly_bookie_names_what_its_disk_lacks_instead_of_free_bytes() -> No
     assert finding.reason == "it is read-only, no inodes are free, 1,024 are used"
 
 
-def test_of_a_partition_that_nobody_leads_it_is_told_why_who_tried_could_not() -> None:
+def test_leaderless_partition_names_failed_attempts() -> None:
     report = well()
     first = report.partitions[0]
     first.leader, first.served = "", False
@@ -357,18 +357,18 @@ def test_of_a_partition_that_nobody_leads_it_is_told_why_who_tried_could_not() -
     assert "`kvstore fsck`" in finding.next_step
 
 
-def test_every_rule_has_its_case() -> None:
+def test_every_rule_has_a_case() -> None:
     codes = set(re.findall(r'"([a-z]+(?:_[a-z]+)+)"', getsource(health)))
     assert codes == set(CASES)
 
 
-def test_a_cluster_in_which_nothing_is_amiss_is_healthy() -> None:
+def test_cluster_without_findings_is_healthy() -> None:
     assert findings_of(well()) == []
     line = health_of(well(), [])
     assert (line.grade, line.text) == (HEALTHY, "healthy: 3 nodes, 2 partitions, all is served")
 
 
-def test_what_is_not_served_comes_first_and_makes_the_line() -> None:
+def test_unserved_partition_comes_first_in_the_summary() -> None:
     report = well()
     cut_off_one(report)
     not_yet(report)
@@ -382,14 +382,14 @@ def test_what_is_not_served_comes_first_and_makes_the_line() -> None:
     )
 
 
-def test_a_node_that_is_down_is_the_reason_and_not_its_bookie_or_replicas() -> None:
+def test_node_that_is_down_is_named_instead_of_its_parts() -> None:
     report = well()
     silent(report, 3)
     assert [each.code for each in findings_of(report)] == ["node_silent", "small_ensembles"]
     assert health_of(report, findings_of(report)).text.startswith("degraded, all is served: node n3: refuses")
 
 
-def test_partitions_with_the_same_reason_are_one_finding_and_few_are_named() -> None:
+def test_partitions_with_one_reason_are_one_finding() -> None:
     report = well()
     for number in range(3, 20):
         report.partitions.add(id=f"p{number}", state="serving", leader="n9", served=False)
@@ -397,13 +397,13 @@ def test_partitions_with_the_same_reason_are_one_finding_and_few_are_named() -> 
     assert finding.subject == "partitions p3, p4, p5, p6, p7 and 12 more"
 
 
-def test_a_retired_partition_needs_no_leader() -> None:
+def test_retired_partition_needs_no_leader() -> None:
     report = well()
     report.partitions.add(id="p0", state="retired")
     assert findings_of(report) == []
 
 
-def test_a_move_that_does_not_go_on_is_one_finding_with_its_reason_whoever_tells_of_it() -> None:
+def test_stuck_move_is_one_finding() -> None:
     report = well()
     stuck(report)
     move_of(report, "no step of it has gone well for 31 s: the copy was wrong")
@@ -413,7 +413,7 @@ def test_a_move_that_does_not_go_on_is_one_finding_with_its_reason_whoever_tells
     assert "`kvstore ring cancel 7`" in finding.next_step
 
 
-def test_a_move_whose_source_is_not_served_waits_for_that_and_needs_no_cancelling() -> None:
+def test_move_with_unserved_source_needs_no_cancelling() -> None:
     report = well()
     not_yet(report)
     move_of(report, "partition p1, its source, is not served")
@@ -421,12 +421,12 @@ def test_a_move_whose_source_is_not_served_waits_for_that_and_needs_no_cancellin
     assert findings_of(report)[1].next_step == "bring back partition p1; then the move continues by itself"
 
 
-def test_what_is_too_old_counts_as_away_whatever_the_session_says() -> None:
+def test_stale_knowledge_counts_as_metadata_outage() -> None:
     [finding] = found_in(old_knowledge)
     assert finding.code == "metadata_away"
 
 
-def test_where_nobody_reaches_a_zookeeper_that_may_be_an_older_one_what_its_log_says_then_is_told() -> None:
+def test_unreachable_zookeeper_finding_mentions_older_data() -> None:
     """Emptied, or put back to a copy, it runs and refuses all nodes: to start it would be no help."""
     [finding] = found_in(cut_off_all)
     assert "`Refusing session`" in finding.next_step
@@ -440,12 +440,12 @@ def test_where_nobody_reaches_a_zookeeper_that_may_be_an_older_one_what_its_log_
     assert "Refusing" not in finding.next_step
 
 
-def test_a_scarce_disk_of_a_data_directory_is_found_too() -> None:
+def test_nearly_full_data_disk_is_found() -> None:
     [finding] = found_in(scarce_data)
     assert (finding.code, finding.subject) == ("disk_scarce", "node n2")
 
 
-def test_a_small_disk_on_which_replicas_will_soon_sync_nothing_is_scarce() -> None:
+def test_small_disk_near_sync_limit_is_found() -> None:
     """Above a twentieth of it, which is too little for an engine all the same."""
 
     def small(report: ClusterReport) -> None:
@@ -457,7 +457,7 @@ def test_a_small_disk_on_which_replicas_will_soon_sync_nothing_is_scarce() -> No
     assert "200 of 1,024 MiB are free, and replicas stop syncing below 128" in finding.reason
 
 
-def test_a_wiped_bookie_is_no_finding_once_its_copies_are_made_again() -> None:
+def test_wiped_bookie_is_no_finding_after_repair() -> None:
     report = well()
     wiped(report)
     assert [each.code for each in findings_of(report)] == ["copies_lacking", "bookie_away"]
@@ -467,7 +467,7 @@ def test_a_wiped_bookie_is_no_finding_once_its_copies_are_made_again() -> None:
     assert findings_of(report) == []
 
 
-def test_copies_of_a_bookie_that_is_away_are_unknown_until_they_are_counted() -> None:
+def test_copies_of_absent_bookie_are_unknown_until_counted() -> None:
     report = well()
     report.ClearField("copies")
     assert findings_of(report) == [], "every bookie is registered"
@@ -479,7 +479,7 @@ def test_copies_of_a_bookie_that_is_away_are_unknown_until_they_are_counted() ->
     assert findings_of(report) == []
 
 
-def test_lacking_copies_are_shown_with_the_age_of_an_old_count() -> None:
+def test_missing_copies_show_the_age_of_an_old_count() -> None:
     """With 100,000 ledgers, ledgers that had been repaired were reported as lacking for up to 17 min, as if now."""
     report = well()
     wiped(report)
@@ -491,7 +491,7 @@ def test_lacking_copies_are_shown_with_the_age_of_an_old_count() -> None:
     assert "4 ledgers are under-replicated; 4 are marked" in findings_of(report)[0].reason, "marks are of now"
 
 
-def test_ledgers_lack_copies_by_whoever_knows_most() -> None:
+def test_missing_copies_use_the_best_source() -> None:
     report = well()
     report.partitions[0].lead.ledgers_lacking_copies, report.partitions[1].lead.ledgers_lacking_copies = 2, 3
     assert copies_of(report).lacking == 5, "leaders know of entries, the count only of bookies"
@@ -501,27 +501,27 @@ def test_ledgers_lack_copies_by_whoever_knows_most() -> None:
     assert copies_of(report).lacking == 11
 
 
-def test_a_retired_partition_waits_for_no_replica() -> None:
+def test_retired_partition_waits_for_no_replica() -> None:
     report = well()
     view = report.partitions.add(id="p0", state="retired")
     view.replicas.add(server="n1", is_up=False)
     assert findings_of(report) == []
 
 
-def test_a_newcomer_that_has_no_replica_yet_is_no_finding() -> None:
+def test_newcomer_without_replica_is_no_finding() -> None:
     report = well()
     report.partitions[0].replicas.add(server="n1", is_joining=True)
     assert findings_of(report) == []
 
 
-def test_a_node_whose_version_tells_nothing_is_not_taken_for_one_without_the_metadata_store() -> None:
+def test_node_of_old_release_does_not_lack_the_metadata_store() -> None:
     report = well()
     report.nodes[0].report.Clear()
     report.nodes[0].report.id = "n1"
     assert findings_of(report) == []
 
 
-def test_a_line_is_one_line_whatever_a_reason_holds() -> None:
+def test_finding_is_one_line_whatever_its_reason() -> None:
     report = well()
     report.nodes[0].report.date_doubt = "two\nlines \x1b[2J\x9b"
     assert ": two lines [2J." in health_of(report, findings_of(report)).text
@@ -538,6 +538,6 @@ def test_a_line_is_one_line_whatever_a_reason_holds() -> None:
         (20, 100, 10, False),
     ],
 )
-def test_a_disk_is_scarce_near_its_reserve_or_nearly_full(free: int, total: int, reserve: int, is_so: bool) -> None:
+def test_disk_is_scarce_near_its_reserve_or_full(free: int, total: int, reserve: int, is_so: bool) -> None:
     disk = admin_pb2.DiskReport(free_bytes=free, total_bytes=total, reserve_bytes=reserve)
     assert is_scarce(disk) is is_so

@@ -14,7 +14,7 @@ def tables() -> dict[str, dict[str, Histogram]]:
     }
 
 
-def test_what_came_before_the_first_look_and_more_than_a_minute_ago_does_not_count() -> None:
+def test_latencies_cover_only_the_last_minute() -> None:
     recent, found = RecentLatencies(), tables()
     found["resp_command_s"]["GET"].add(1.0)
     assert recent.take(found, 100.0) == []
@@ -29,7 +29,7 @@ def test_what_came_before_the_first_look_and_more_than_a_minute_ago_does_not_cou
     assert 6 <= latency.timed <= 7
 
 
-def test_doors_are_added_up_and_quantiles_are_bounds() -> None:
+def test_latencies_add_up_endpoints_and_quantiles_are_bounds() -> None:
     recent, found = RecentLatencies(), tables()
     recent.take(found, 0.0)
     for _ in range(98):
@@ -45,6 +45,6 @@ def test_doors_are_added_up_and_quantiles_are_bounds() -> None:
     assert (told["put"].p50_s, told["put"].timed, told["session"].p50_s) == (0.002048, 2, 0.004096)
 
 
-def test_a_node_without_doors_has_none() -> None:
+def test_node_without_endpoints_has_no_latencies() -> None:
     recent = RecentLatencies()
     assert [recent.take({}, now) for now in (0.0, 20.0)] == [[], []]

@@ -66,7 +66,7 @@ async def world() -> World:
     return World(await metadata())
 
 
-async def test_ledgers_of_nobodys_log_are_on_the_page_of_all_and_in_no_logs(world: World) -> None:
+async def test_foreign_ledgers_are_listed_only_on_the_full_page(world: World) -> None:
     assert [each.id for each in (await world.survey.ledgers()).ledgers] == [1, 2]
     everything = await world.survey.page(LedgerId(0))
     assert [(each.id, each.partition, each.state) for each in everything.ledgers] == [
@@ -77,7 +77,7 @@ async def test_ledgers_of_nobodys_log_are_on_the_page_of_all_and_in_no_logs(worl
     assert not everything.from_leaders
 
 
-async def test_a_ledger_that_cannot_be_read_is_told_as_such_and_not_as_a_store_that_is_away(world: World) -> None:
+async def test_unreadable_ledger_is_not_a_metadata_outage(world: World) -> None:
     await world.inner.set(paths.ledger(LedgerId(2)), b"spoilt", -1)
     found = await world.survey.ledger(LedgerId(2))
     assert (found.ledger.id, found.from_leaders) == (2, False)
@@ -86,7 +86,7 @@ async def test_a_ledger_that_cannot_be_read_is_told_as_such_and_not_as_a_store_t
     assert states[2] == found.ledger.state
 
 
-async def test_all_ledgers_come_in_pages(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_all_ledgers_are_listed_in_pages(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger_survey, "PAGE_MAX", 2)
     first = await world.survey.page(LedgerId(0))
     assert ([each.id for each in first.ledgers], first.next) == ([1, 2], 3)
@@ -94,11 +94,11 @@ async def test_all_ledgers_come_in_pages(world: World, monkeypatch: pytest.Monke
     assert ([each.id for each in second.ledgers], second.HasField("next")) == ([3], False)
 
 
-async def test_the_newest_of_a_long_log_are_its_last_ones(world: World) -> None:
+async def test_newest_ledgers_are_the_last_of_the_log(world: World) -> None:
     assert [each.id for each in (await world.survey.ledgers(P1, newest=1)).ledgers] == [2]
 
 
-async def test_while_the_metadata_store_is_away_leaders_tell_of_their_logs_and_who_does_not_is_named(
+async def test_leaders_answer_while_metadata_store_is_down(
     world: World,
 ) -> None:
     world.state = SessionState.SUSPENDED
@@ -116,7 +116,7 @@ async def test_while_the_metadata_store_is_away_leaders_tell_of_their_logs_and_w
         await world.survey.ledgers(P1)
 
 
-async def test_pages_and_single_ledgers_are_told_by_leaders_too(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pages_and_single_ledgers_come_from_leaders_too(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.state = SessionState.LOST
     monkeypatch.setattr(ledger_survey, "PAGE_MAX", 2)
     page = await world.survey.page(LedgerId(2))
@@ -129,15 +129,13 @@ async def test_pages_and_single_ledgers_are_told_by_leaders_too(world: World, mo
         await world.survey.ledger(LedgerId(3))
 
 
-async def test_a_store_that_hangs_before_its_session_is_missed_is_away_too(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_hanging_metadata_store_counts_as_unavailable(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger_survey, "READ_S", 0.0)
     assert (await world.survey.ledgers(P1)).from_leaders
     assert (await world.survey.ledger(LedgerId(1))).from_leaders
 
 
-async def test_of_two_who_say_that_they_lead_the_one_of_the_later_epoch_is_believed(world: World) -> None:
+async def test_leader_of_later_epoch_is_believed_for_ledgers(world: World) -> None:
     world.state = SessionState.LOST
     world.leading[P2] = SimpleNamespace(known_ledgers=lambda: log_of(7, 8, epoch=5))
     assert [each.id for each in (await world.survey.ledgers(P2)).ledgers] == [7]
@@ -145,12 +143,12 @@ async def test_of_two_who_say_that_they_lead_the_one_of_the_later_epoch_is_belie
     assert [each.id for each in (await world.survey.ledgers(P2)).ledgers] == [7, 8]
 
 
-async def test_no_answer_has_a_ledgers_password(world: World) -> None:
+async def test_answers_never_contain_a_ledger_password(world: World) -> None:
     world.state = SessionState.LOST
     assert PASSWORD not in (await world.survey.ledgers()).SerializeToString()
 
 
-async def test_what_is_not_there_is_refused(world: World) -> None:
+async def test_unknown_ledger_is_refused(world: World) -> None:
     with pytest.raises(NoSuchLedger):
         await world.survey.ledger(LedgerId(9))
     with pytest.raises(InvalidRequest, match="no partition p9; expected one of p1, p2"):

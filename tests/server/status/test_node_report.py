@@ -108,12 +108,12 @@ def report(bookie: Any = None, **changes: Any) -> NodeReport:
     return report_of(node, member, **(given | changes))
 
 
-def test_a_node_says_how_tls_is_there() -> None:
+def test_report_contains_state_of_tls() -> None:
     told = report().tls
     assert (told.mode, told.left_s, told.plain_connections, told.failing) == ("prefer", 60.0, 7, True)
 
 
-def test_a_replica_that_leads_says_what_it_leads_with() -> None:
+def test_leading_replica_reports_its_log() -> None:
     told = replica_report(P1, REPLICA, LOAD)
     assert (told.role, told.leader, told.sequence, told.durable_sequence, told.epoch) == ("serving", "n1", 70, 60, 4)
     assert (told.keys, told.failure, told.is_in_doubt, told.moves_stuck, told.pins_held) == (5, "", False, 1, 2)
@@ -125,7 +125,7 @@ def test_a_replica_that_leads_says_what_it_leads_with() -> None:
     assert [(hot.key, hot.share) for hot in lead.hot_keys] == [(b"hot", 0.5)]
 
 
-def test_a_replica_that_does_not_serve_yet_leads_nothing() -> None:
+def test_replica_not_serving_leads_nothing() -> None:
     opening = {
         **REPLICA,
         "role": "opening",
@@ -138,7 +138,7 @@ def test_a_replica_that_does_not_serve_yet_leads_nothing() -> None:
     assert told.lead_failure == "no quorum"
 
 
-def test_every_part_is_told_of() -> None:
+def test_report_covers_every_part() -> None:
     told = report(FullBookie())
     assert (told.id, told.zone, list(told.roles), told.resp) == ("n1", "rack-1", ["bookie", "server"], "n1:1")
     assert (list(told.not_ready), told.draining, told.access_on, told.ring_version) == (["draining"], True, True, 4)
@@ -177,7 +177,7 @@ def test_every_part_is_told_of() -> None:
     assert [each.partition for each in told.replicas] == ["p1"]
 
 
-def test_what_is_not_known_is_absent_and_not_zero() -> None:
+def test_unknown_values_are_absent() -> None:
     told = report(MuteBookie(), disk=(0, 0), snapshot={})
     assert not told.HasField("disk")
     assert not told.bookie.HasField("disk"), "its disk does not say"
@@ -185,7 +185,7 @@ def test_what_is_not_known_is_absent_and_not_zero() -> None:
     assert not report().HasField("bookie")
 
 
-def test_a_doubt_about_the_date_is_told_while_it_lasts() -> None:
+def test_doubt_about_date_is_reported_while_it_lasts() -> None:
     assert report().date_doubt == ""
     assert report(date=ClockReport(1, False, "it is 9 s ahead")).date_doubt == "it is 9 s ahead"
     assert report(date=ClockReport(1, False)).date_doubt == "it is too early to tell"

@@ -25,11 +25,11 @@ def told(outages: Outages, *sights: ClusterView, begin: float = 0.0, step: float
     ]
 
 
-def test_nothing_is_told_while_all_is_well() -> None:
+def test_nothing_is_reported_while_healthy() -> None:
     assert told(Outages(), *[WELL] * 20) == []
 
 
-def test_the_metadata_store_that_is_away_is_told_once_and_its_return_with_the_time() -> None:
+def test_metadata_outage_and_its_end_are_reported_once() -> None:
     away = seen(metadata="suspended")
     lines = told(Outages(), WELL, *[away] * 10, seen(metadata="lost"), WELL, WELL)
     assert [is_loss for is_loss, _ in lines] == [True, False]
@@ -37,12 +37,12 @@ def test_the_metadata_store_that_is_away_is_told_once_and_its_return_with_the_ti
     assert lines[1][1] == "metadata=connected the metadata store is back after 11.0 s"
 
 
-def test_what_is_back_before_it_counts_as_lost_is_not_told() -> None:
+def test_short_outage_is_not_reported() -> None:
     away = seen(metadata="suspended", leaders={P1: N2}, leaderless=(P0,))
     assert told(Outages(), WELL, away, WELL, away, WELL, step=GONE_S * 0.9) == []
 
 
-def test_a_lost_leader_is_told_with_the_reason() -> None:
+def test_lost_leader_is_reported_with_reason() -> None:
     gone = seen(leaders={P1: N2}, leaderless=(P0,), servers=frozenset({N2}))
     gave_up = seen(leaders={P0: N1}, leaderless=(P1,))
     assert told(Outages(), WELL, *[gone] * 6) == [
@@ -59,14 +59,14 @@ def test_a_lost_leader_is_told_with_the_reason() -> None:
     ]
 
 
-def test_a_leader_that_does_not_answer_is_named() -> None:
+def test_silent_leader_is_named() -> None:
     silent = seen(leaderless=(P0,))
     assert told(Outages(), *[silent] * 6) == [
         (True, "partitions=p0 have no leader: server=n1 has become leader but does not answer yet")
     ]
 
 
-def test_partitions_that_lose_their_leader_together_are_one_line_and_so_is_their_return() -> None:
+def test_partitions_that_lose_leaders_together_are_one_line() -> None:
     gone = seen(leaders={}, leaderless=(P0, P1), servers=frozenset())
     outages = Outages()
     lines = told(outages, seen(leaders={P0: N1, P1: N1}), *[gone] * 5, WELL)
@@ -76,12 +76,12 @@ def test_partitions_that_lose_their_leader_together_are_one_line_and_so_is_their
     ]
 
 
-def test_a_partition_that_leaves_the_ring_without_a_leader_is_not_said_to_have_one_again() -> None:
+def test_removed_partition_is_not_reported_as_recovered() -> None:
     gone = seen(leaders={P1: N2}, leaderless=(P0,))
     assert [is_loss for is_loss, _ in told(Outages(), WELL, *[gone] * 5, seen(leaders={P1: N2}))] == [True]
 
 
-def test_too_few_bookies_for_an_ack_quorum_are_told_but_not_while_nobody_knows_which_there_are() -> None:
+def test_lost_ack_quorum_is_reported_only_when_known() -> None:
     few = seen(writable=1, readonly=1)
     lines = told(Outages(), *[few] * 5, WELL)
     assert lines[0][1].startswith("writable=1 readonly=1 ack=2 the ack quorum is lost")
@@ -92,6 +92,6 @@ def test_too_few_bookies_for_an_ack_quorum_are_told_but_not_while_nobody_knows_w
     assert len([text for _, text in told(kept, *[few] * 5, *[unknown] * 5, *[few] * 5) if "quorum is" in text]) == 1
 
 
-def test_a_line_names_a_few_partitions_and_counts_the_others() -> None:
+def test_line_names_few_partitions_and_counts_others() -> None:
     many = [PartitionId(f"p{number}") for number in range(NAMED_MAX + 3)]
     assert named(many).endswith(f"p{NAMED_MAX - 1} and 3 more")

@@ -51,7 +51,7 @@ def seen(**changes: Any) -> ClusterReport:
     return report_of_cluster(ClusterSurvey(server=N1, **given))
 
 
-def test_partitions_are_shown_with_leader_epoch_sequence_and_each_replicas_lag() -> None:
+def test_partitions_show_leader_epoch_and_replica_lag() -> None:
     first, second = seen().partitions
     assert (first.id, first.leader, first.epoch, first.served, first.sequence) == ("p1", "n1", 4, True, 70)
     assert {each.server: each.behind for each in first.replicas} == {"n1": 0, "n2": 10, "n3": 0}
@@ -61,13 +61,13 @@ def test_partitions_are_shown_with_leader_epoch_sequence_and_each_replicas_lag()
     )
 
 
-def test_a_server_that_says_that_it_serves_is_believed_more_than_what_is_known() -> None:
+def test_server_that_reports_serving_is_believed() -> None:
     stale = ClusterTopology(RING, {P1: (N3, 3), P2: (N2, 6)}, SERVERS)
     first = seen(topology=stale).partitions[0]
     assert (first.leader, first.epoch, first.served) == ("n1", 4, True)
 
 
-def test_of_two_that_say_that_they_serve_the_one_of_the_later_epoch_does() -> None:
+def test_serving_server_of_later_epoch_is_believed() -> None:
     answers = reports()
     answers[N2] = told(N2, p1=("serving", 80, 5), p2=("serving", 55, 6))
     first = seen(reports=answers).partitions[0]
@@ -76,7 +76,7 @@ def test_of_two_that_say_that_they_serve_the_one_of_the_later_epoch_does() -> No
     assert seen(reports=answers).partitions[0].leader == "n1"
 
 
-def test_a_partition_whose_leader_does_not_answer_is_not_served_and_no_lag_is_made_up() -> None:
+def test_partition_with_silent_leader_is_not_served() -> None:
     answers = reports()
     del answers[N1]
     answers[N2].replicas[0].role = "standing"
@@ -99,7 +99,7 @@ def test_a_partition_whose_leader_does_not_answer_is_not_served_and_no_lag_is_ma
     assert (lost.state, lost.no_answer) == ("writable", "no answer within 1 s"), "registered still, and it is silent"
 
 
-def test_a_node_of_a_version_that_tells_nothing_is_there_as_others_say() -> None:
+def test_node_of_old_release_is_shown_by_others() -> None:
     answers = reports()
     answers[N1] = told(N1, p1=("following", 70, 4), p2=("following", 50, 6))
     answers[N2] = NodeReport(id=N2, version="0.0.9")
@@ -108,7 +108,7 @@ def test_a_node_of_a_version_that_tells_nothing_is_there_as_others_say() -> None
     assert report.partitions[1].replicas[[each.server for each in report.partitions[1].replicas].index("n2")].is_up
 
 
-def test_bookies_that_have_no_node_here_are_shown_by_what_they_say_or_why_they_do_not() -> None:
+def test_bookies_without_node_are_shown_by_their_answer() -> None:
     far, mute, gone = BookieId("store-1-00"), BookieId("store-2-00"), BookieId("n3-99")
     registered = RegisteredBookies({**REGISTERED.writable, far: "far:3181"}, {mute: "mute:3181"}, {far: "rack-9"})
     report = seen(bookies=registered, known_bookies=[gone, B1], spaces={far: (100, 40), mute: "no answer within 1 s"})
@@ -124,19 +124,19 @@ def test_bookies_that_have_no_node_here_are_shown_by_what_they_say_or_why_they_d
     assert (rows[gone].state, rows[gone].node) == ("away", "n3")
 
 
-def test_a_bookie_knows_better_than_its_registration_that_it_is_full() -> None:
+def test_bookie_is_believed_about_its_full_disk() -> None:
     answers = reports()
     answers[N1].bookie.state = "readonly"
     assert seen(reports=answers).bookies[0].state == "readonly"
 
 
-def test_a_bookie_is_its_nodes_by_address_or_by_name() -> None:
+def test_bookie_belongs_to_node_by_address_or_name() -> None:
     assert node_of(BookieId("store:3181"), "n2:3181", TOPOLOGY) == "n2"
     assert node_of(BookieId("n3-00"), "", TOPOLOGY) == "n3"
     assert node_of(BookieId("other-00"), "x:1", TOPOLOGY) == ""
 
 
-def test_of_repairs_the_largest_backlog_counts_and_what_is_done_is_added_up() -> None:
+def test_repairs_show_largest_backlog_and_sum_of_work() -> None:
     answers = reports()
     for server, marked, mending in ((N1, 5, 1), (N2, 7, 2), (N3, 0, 0)):
         answers[server].repair.marked, answers[server].repair.mending = marked, mending
@@ -146,7 +146,7 @@ def test_of_repairs_the_largest_backlog_counts_and_what_is_done_is_added_up() ->
     assert not seen(reports=answers).repair.enabled
 
 
-def test_a_node_that_is_known_only_by_the_ring_is_shown_as_not_registered() -> None:
+def test_node_known_only_from_ring_is_shown_unregistered() -> None:
     two = ClusterTopology(RING, TOPOLOGY.leaders, {N1: SERVERS[N1], N2: SERVERS[N2]})
     answers = {N1: reports()[N1], N2: reports()[N2]}
     report = seen(topology=two, reports=answers, silence={N3: "no address is known for server n3"})
@@ -169,17 +169,17 @@ def stuck(topology: ClusterTopology, failing_s: float = STUCK_S, **changes: Any)
     return [each.stuck for each in seen(reports=answers, topology=topology, **changes).ring.moves]
 
 
-def test_a_move_is_stuck_with_its_targets_reason_once_that_has_lasted() -> None:
+def test_move_is_stuck_after_lasting_failure() -> None:
     [why] = stuck(with_move())
     assert why == "no step has succeeded for 20 s: partition p1: the copy was wrong"
     assert stuck(with_move(), STUCK_S - 1) == [""], "a change of leader takes some seconds"
 
 
-def test_a_paused_move_is_not_stuck() -> None:
+def test_paused_move_is_not_stuck() -> None:
     assert stuck(with_move(paused=True)) == [""]
 
 
-def test_a_move_to_or_from_a_partition_that_nobody_serves_is_stuck_for_that() -> None:
+def test_move_of_unserved_partition_is_stuck() -> None:
     for server, why in (
         (N1, "partition p1, its source, is not served"),
         (N2, "partition p2, its target, is not served"),
@@ -191,7 +191,7 @@ def test_a_move_to_or_from_a_partition_that_nobody_serves_is_stuck_for_that() ->
         assert [each.stuck for each in report.ring.moves] == [why]
 
 
-def test_how_long_a_move_takes_still_is_told_if_its_target_says_so() -> None:
+def test_remaining_time_of_move_is_shown_if_reported() -> None:
     answers, topology = reports(), with_move()
     [move] = topology.ring.moves
     assert not seen(reports=answers, topology=topology).ring.moves[0].HasField("eta_s")
@@ -200,7 +200,7 @@ def test_how_long_a_move_takes_still_is_told_if_its_target_says_so() -> None:
     assert (view.copied, view.eta_s, view.stuck) == (0.25, 90, "")
 
 
-def test_missing_copies_are_added_up_at_their_bookies_those_that_are_gone_too() -> None:
+def test_missing_copies_are_summed_per_bookie() -> None:
     answers = reports()
     for server, partition, rows in ((N1, 0, [("n3-ab", 2), ("n9-ab", 1)]), (N2, 1, [("n3-ab", 5)])):
         for bookie, ledgers in rows:

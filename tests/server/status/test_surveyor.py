@@ -133,9 +133,7 @@ def world(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> World:
     return made
 
 
-async def test_those_that_do_not_answer_are_named_with_the_reason_and_hold_nobody_up(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_silent_nodes_are_named_and_delay_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(surveyor, "CALL_S", 0.05)
     world.answers = {N2: never, N3: failing(PeerRefused("n3 refuses connections"))}
     world.space = never
@@ -147,7 +145,7 @@ async def test_those_that_do_not_answer_are_named_with_the_reason_and_hold_nobod
     await world.nursery.close()
 
 
-async def test_an_answer_that_cannot_be_read_is_none(world: World) -> None:
+async def test_undecodable_answer_counts_as_none(world: World) -> None:
     world.answers[N2] = failing(BookieError("x"))
     world.answers[N3] = saying(told(N3))
 
@@ -161,14 +159,14 @@ async def test_an_answer_that_cannot_be_read_is_none(world: World) -> None:
     await world.nursery.close()
 
 
-async def test_a_server_of_a_version_without_surveys_counts_as_there(world: World) -> None:
+async def test_server_of_old_release_counts_as_up(world: World) -> None:
     world.answers[N2] = failing(NotLeader(STATUS))
     report = await world.surveyor.take()
     assert (report.nodes[1].no_answer, report.nodes[1].report.version) == ("", "0.1.0")
     await world.nursery.close()
 
 
-async def test_many_who_ask_share_one_survey_which_is_soon_made_anew(world: World) -> None:
+async def test_concurrent_callers_share_one_survey(world: World) -> None:
     found = await asyncio.gather(*(world.surveyor.take() for _ in range(20)))
     assert found[0].cluster_version == 2, "as the node that answers knows it"
     assert sorted(world.asked) == [N2, N3]
@@ -179,9 +177,7 @@ async def test_many_who_ask_share_one_survey_which_is_soon_made_anew(world: Worl
     await world.nursery.close()
 
 
-async def test_the_bookies_that_ever_were_stay_known_while_the_metadata_store_is_away(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_known_bookies_stay_known_during_metadata_outage(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [each.id for each in (await world.surveyor.take()).bookies if each.state == "away"] == ["n2-00"]
 
     async def lost(_: CookieStore) -> list[BookieId]:
@@ -198,7 +194,7 @@ async def test_the_bookies_that_ever_were_stay_known_while_the_metadata_store_is
     await world.nursery.close()
 
 
-async def test_servers_answer_each_other_with_their_own_report_and_nothing_else(world: World) -> None:
+async def test_servers_answer_with_their_own_report_only(world: World) -> None:
     report = NodeReport.FromString(world.surveyor.answer(N2, METHOD, b""))
     assert (report.id, report.resident_bytes, report.metadata.address) == ("n1", 7, "zk:2181")
     with pytest.raises(InvalidRequest, match="expected the method node, got 'all'"):
@@ -206,7 +202,7 @@ async def test_servers_answer_each_other_with_their_own_report_and_nothing_else(
     await world.nursery.close()
 
 
-async def test_what_is_known_of_namespaces_is_told_without_the_metadata_store(world: World) -> None:
+async def test_namespaces_are_reported_without_metadata_store(world: World) -> None:
     world.store.state = SessionState.SUSPENDED
     book = world.namespaces.book
     book.take(NamespaceTable(namespaces=(Namespace(name="shop", prefix=b"shop/", keys_max=10),)))
@@ -217,7 +213,7 @@ async def test_what_is_known_of_namespaces_is_told_without_the_metadata_store(wo
     assert (found.refused, found.refused_ago_s) == ({"keys": 4}, {"keys": 2.5})
 
 
-async def test_report_names_those_who_refuse_the_node_and_users_with_its_name(world: World) -> None:
+async def test_report_names_refusing_peers_and_users_named_like_it(world: World) -> None:
     own = world.surveyor.own()
     assert [(each.by, each.reason) for each in own.refused_by] == [
         (N2, "the link was refused"), (FAR, "it closed the connection"),

@@ -38,30 +38,24 @@ CASES = (
     test_batches,
     test_new_ids,
 )
-EVERY_COPY = "test_a_check_of_every_copy_finds_each_that_is_missing_or_damaged"
+EVERY_COPY = "test_check_of_every_copy_finds_each_missing_or_damaged_one"
 FIRST = {
-    "a tail believes a number without a digest": (
-        "test_a_tail_believes_no_last_add_confirmed_that_no_digest_vouches_for"
-    ),
-    "a leader goes on without its anchors": "test_a_server_that_lags_ends_no_lead",
-    "a server that lags ends a lead": "test_a_server_that_lags_ends_no_lead",
+    "a tail believes a number without a digest": ("test_tail_rejects_last_add_confirmed_without_valid_digest"),
+    "a leader goes on without its anchors": "test_lagging_server_ends_no_leadership",
+    "a server that lags ends a lead": "test_lagging_server_ends_no_leadership",
     "the packets of a batch are taken by their places": EVERY_COPY,
     "the packets of a batch are not checked": EVERY_COPY,
     "a check takes what a batch lacks for good": EVERY_COPY,
-    "a recovery takes what a batch lacks for absent": "test_a_recovery_reads_alone_what_no_batch_brings",
-    "leads a log that ends before the state here": (
-        "test_a_log_that_ends_before_the_state_is_not_led_and_nothing_is_made_in_it"
-    ),
+    "a recovery takes what a batch lacks for absent": "test_recovery_reads_alone_what_no_batch_returns",
+    "leads a log that ends before the state here": ("test_log_that_ends_before_state_is_not_led_and_stays_unchanged"),
     "leads a log that ends before another replica's state": (
-        "test_log_that_ends_before_another_replicas_state_is_not_led"
+        "test_log_that_ends_before_state_of_another_replica_is_not_led"
     ),
-    "goes on in a list that does not have what was read": "test_tail_stops_where_the_list_lacks_what_it_has_read",
+    "goes on in a list that does not have what was read": "test_tail_stops_when_list_lacks_what_it_has_read",
     "takes a list that has changed meanwhile for an older one": (
-        "test_another_replica_that_has_applied_what_another_leader_wrote_is_no_sign_of_an_older_copy"
+        "test_replica_ahead_under_another_leader_is_no_sign_of_older_copy"
     ),
-    "takes a log over in an older copy of the metadata": (
-        "test_an_older_copy_that_a_bookie_has_marked_is_used_by_nobody"
-    ),
+    "takes a log over in an older copy of the metadata": ("test_older_copy_marked_by_bookie_is_not_used"),
     "takes a ledger id without asking the bookies": "test_late_answer_counts_for_the_next_id",
     "takes a ledger id before it asks the bookies": "test_concurrent_creators_take_no_id_for_an_old_one",
     "forgets the ledger ids that it has seen in lists": "test_new_ids_remember_ids_seen_in_lists",
@@ -73,7 +67,7 @@ FIRST = {
         "test_silent_bookie_delays_an_id_by_a_quarter_second_at_most"
     ),
     "takes a ledger id without an ack quorum of answers": "test_new_id_needs_an_ack_quorum_of_answers",
-    "a recovery chooses between two payloads": "test_a_recovery_does_not_choose_between_two_payloads_of_an_entry",
+    "a recovery chooses between two payloads": "test_recovery_does_not_choose_between_two_payloads_of_an_entry",
     "a listed successor counts as the end of a ledger": "test_log seed 1",
 }
 """What noticed a breakage last, where much is played before it: it is played first."""

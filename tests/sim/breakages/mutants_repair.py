@@ -152,20 +152,20 @@ def _always_on(patch: pytest.MonkeyPatch) -> None:
 
 FIRST = {
     "a newcomer is named for entries that it does not have": (
-        "test_what_cannot_be_read_keeps_the_mark_and_the_rest_is_copied_once"
+        "test_unreadable_fragment_keeps_mark_and_others_are_copied_once"
     ),
     "a ledger is recovered although its log has a leader": (
-        "test_a_partitions_ledger_is_its_leaders_for_as_long_as_there_is_one"
+        "test_partition_ledger_belongs_to_its_leader_while_there_is_one"
     ),
-    "a ledger is recovered although its writer writes": "test_a_ledger_that_is_written_to_is_never_fenced",
+    "a ledger is recovered although its writer writes": "test_ledger_in_use_is_never_fenced",
     "what an empty disk does not have ends a ledger": (
-        "test_an_idle_writer_whose_ensemble_came_back_with_empty_disks_loses_nothing"
+        "test_idle_writer_loses_nothing_when_ensemble_returns_with_empty_disks"
     ),
-    "a recovery is begun that cannot be decided": "test_a_ledger_whose_end_cannot_be_told_is_left_as_it_is",
+    "a recovery is begun that cannot be decided": "test_ledger_with_unknown_end_is_left_unchanged",
     "what was recovered is shown under the former leader's lease": (
-        "test_nobody_sees_what_was_recovered_before_the_former_leaders_lease_is_over"
+        "test_recovered_entries_are_hidden_until_lease_of_former_leader_ends"
     ),
-    "ledgers are repaired while that is switched off": "test_the_switch_ends_what_is_being_copied",
+    "ledgers are repaired while that is switched off": "test_switching_repair_off_stops_copying",
 }
 """What noticed a breakage last, where much is played before it: it is played first."""
 

@@ -89,7 +89,7 @@ BREAKAGES = [
 ]
 
 
-def test_unbroken_it_passes() -> None:
+def test_unbroken_moves_pass() -> None:
     play(11, there_and_back, TWO, keys=KEYS, counters=COUNTERS)
 
 

@@ -27,7 +27,7 @@ def _quiet() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", [*ELEVEN, *ANSWERS])
-def test_a_breakage_is_noticed_and_only_that(name: str) -> None:
+def test_breakage_is_noticed_and_nothing_else(name: str) -> None:
     found = noticed(name, SEEDS)
     assert found is not None, f"none of {len(SEEDS)} seeds noticed"
     MUTANTS[name].play(found.seed)
@@ -40,7 +40,7 @@ def test_each_breakage_finds_what_it_breaks(name: str) -> None:
         pass
 
 
-def test_a_breakage_that_does_not_fit_the_code_is_not_taken_for_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_breakage_that_does_not_fit_the_code_is_not_counted_as_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def play_with_a_wrong_signature(_: int) -> None:
         raise TypeError("short_sighted() takes 3 positional arguments but 4 were given")
 

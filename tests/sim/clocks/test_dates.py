@@ -40,26 +40,26 @@ MAJORITY_JUMPS_MS = (-365 * 24 * HOUR_MS, -MINUTE_MS, 3_000, MINUTE_MS, HOUR_MS,
 
 
 @pytest.mark.parametrize("by_ms", JUMPS_MS)
-def test_a_server_whose_wall_clock_jumps_keeps_its_date(by_ms: int) -> None:
+def test_server_with_jumping_wall_clock_keeps_its_date(by_ms: int) -> None:
     play(partial(leader_whose_wall_clock_jumps, by_ms=by_ms), knobs())
 
 
-def test_a_server_whose_date_differs_from_the_others_does_not_lead() -> None:
+def test_server_with_deviating_date_does_not_lead() -> None:
     play(leader_whose_date_is_wrong, knobs())
 
 
 @pytest.mark.parametrize("by_ms", MAJORITY_JUMPS_MS)
-def test_no_date_steps_when_the_clocks_of_most_do(by_ms: int) -> None:
+def test_no_date_steps_when_most_clocks_do(by_ms: int) -> None:
     """Nor while processes and machines restart one by one."""
     play(partial(clocks_of_most, by_ms=by_ms), knobs())
 
 
-def test_a_key_of_ten_minutes_is_there_after_a_jump_of_an_hour() -> None:
+def test_key_with_ttl_of_ten_minutes_survives_clock_jump_of_an_hour() -> None:
     play(key_of_ten_minutes, knobs())
 
 
 @pytest.mark.parametrize("by_ms", JUMPS_MS)
-def test_a_second_is_a_second_while_and_after_a_date_jumps(by_ms: int) -> None:
+def test_second_lasts_a_second_while_and_after_a_date_jumps(by_ms: int) -> None:
     """A little more where another leads meanwhile."""
 
     async def story(stage: Stage) -> None:
@@ -80,19 +80,19 @@ def test_requests_are_not_refused_as_expired() -> None:
 
 
 @pytest.mark.parametrize("by_ms", [-HOUR_MS, HOUR_MS])
-def test_clients_of_a_server_that_starts_with_a_wrong_date_are_told_the_right_one(by_ms: int) -> None:
+def test_clients_of_server_started_with_wrong_date_get_right_date(by_ms: int) -> None:
     play(partial(door_without_a_date, by_ms=by_ms), knobs())
 
 
-def test_clients_of_a_cold_start_are_told_no_time_of_the_future() -> None:
+def test_clients_of_cold_start_get_no_future_date() -> None:
     play(doors_of_a_cold_start, knobs())
 
 
-def test_a_pin_is_there_after_a_jump() -> None:
+def test_pin_survives_clock_jump() -> None:
     play(pin_over_a_jump, knobs(roll_entries=3))
 
 
-def test_a_pin_goes_when_its_time_is_over() -> None:
+def test_pin_is_removed_after_its_deadline() -> None:
     async def story(stage: Stage) -> None:
         pins, ledger = await pins_of(stage)
         await pins.hold(P, "mine", ledger, deadline_ms=stage.leader.sim.clock.wall_ms() + 5_000)
@@ -105,7 +105,7 @@ def test_a_pin_goes_when_its_time_is_over() -> None:
 
 
 @pytest.mark.parametrize("whose", ["the leader's", "the metadata store's"])
-def test_a_log_is_kept_for_as_long_as_it_is_to_be(whose: str) -> None:
+def test_log_is_kept_for_its_retention(whose: str) -> None:
     async def story(stage: Stage) -> None:
         if whose != "the leader's":
             stage.cluster.metadata.wrong_ms = -HOUR_MS
@@ -122,17 +122,17 @@ def test_a_log_is_kept_for_as_long_as_it_is_to_be(whose: str) -> None:
     play(story, knobs(roll_entries=3, retention_ms=10 * MINUTE_MS))
 
 
-def test_a_partition_that_only_servers_with_doubtful_dates_can_lead_is_led() -> None:
+def test_partition_is_led_when_only_servers_with_doubtful_dates_can_lead() -> None:
     play(nobody_else_can_lead, replace(knobs(), nodes=4, partitions=4))
 
 
-def test_a_jump_while_the_metadata_store_is_away_costs_no_lead_that_nobody_can_take() -> None:
+def test_clock_jump_in_metadata_outage_keeps_leader_without_successor() -> None:
     play(metadata_away, knobs())
 
 
-def test_a_log_whose_time_is_ahead_comes_back_and_keeps_times_to_live() -> None:
+def test_log_with_time_ahead_comes_back_and_keeps_ttls() -> None:
     play(log_ahead, knobs())
 
 
-def test_a_cold_start_of_all_waits_for_a_majority_that_agrees() -> None:
+def test_cold_start_of_all_waits_for_majority_that_agrees() -> None:
     play(cold_start, knobs())

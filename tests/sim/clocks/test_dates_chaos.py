@@ -70,7 +70,7 @@ def play(seed: int, knobs: Knobs = KNOBS) -> None:
 
 
 @pytest.mark.parametrize("knobs", [KNOBS, MOST_JUMP], ids=["one clock", "clocks of a majority"])
-def test_nothing_goes_before_its_time_or_stays(knobs: Knobs, seed: int) -> None:
+def test_nothing_expires_early_or_stays(knobs: Knobs, seed: int) -> None:
     before = {name: probes.hits[name] for name in ("lodger.there", "lodger.gone", "lodger.pinned")}
     for number in range(SEEDS):
         play(seed + number, knobs)

@@ -17,21 +17,21 @@ SEEDS = (3, 4)
 """In which a pause beyond the limit shows what lies."""
 
 
-def test_the_limit_is_what_the_documents_say() -> None:
+def test_limit_equals_documented_limit() -> None:
     assert PartitionConfig().hidden_pause_ms == LIMIT_MS
 
 
 @pytest.mark.parametrize("lease_ms", [100, 400, 1000])
-def test_up_to_the_limit_no_read_is_older_than_a_write(lease_ms: int) -> None:
+def test_read_is_never_older_than_write_within_limit(lease_ms: int) -> None:
     for seed in SEEDS:
         play(zombie_whose_clock_stood_still(LIMIT_MS / 1000), knobs(lease_ms=lease_ms), seed)
 
 
-def test_with_a_limit_of_a_second_a_pause_of_a_second_is_borne() -> None:
+def test_pause_of_a_second_is_tolerated_with_limit_of_a_second() -> None:
     assert not any(is_stale(knobs(lease_ms=400, hidden_pause_ms=1000), 1000, seed) for seed in SEEDS)
 
 
-def test_with_no_limit_a_pause_of_a_quarter_of_a_second_shows_what_lies() -> None:
+def test_pause_of_a_quarter_second_gives_stale_read_without_limit() -> None:
     seeds = (*SEEDS, *range(5, 15))  # where it is not in the first of them any more
     assert any(is_stale(knobs(lease_ms=400, hidden_pause_ms=0), LIMIT_MS, seed) for seed in seeds)
 

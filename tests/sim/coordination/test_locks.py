@@ -37,7 +37,7 @@ def played(seeds: Iterable[int], knobs: Knobs, **options: Any) -> Counter[str]:
     [(STRUCK, {}), (STRUCK, {"shared": 0.6}), (JUMPING, {"grace_s": GRACE_S}), (MOST_JUMP, {"grace_s": GRACE_S})],
     ids=("leaders die", "readers and writers", "a clock jumps", "clocks of a majority jump"),
 )
-def test_a_lock_is_never_held_twice(knobs: Knobs, options: dict[str, Any], seed: int) -> None:
+def test_lock_is_never_held_twice(knobs: Knobs, options: dict[str, Any], seed: int) -> None:
     counts = played(range(seed, seed + 2), knobs, **options)
     assert counts["held"] > 10, counts
     assert counts["stopped"] > 5, counts
@@ -113,7 +113,7 @@ def trusts_any_release(patch: pytest.MonkeyPatch) -> None:
         (trusts_any_release, QUIET),
     ],
 )
-def test_without_this_rule_a_lock_is_held_twice(
+def test_lock_is_held_twice_without_this_rule(
     breaks: Callable[[pytest.MonkeyPatch], None], knobs: Knobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     breaks(monkeypatch)
@@ -121,7 +121,7 @@ def test_without_this_rule_a_lock_is_held_twice(
         played((0, 21, *range(30)), knobs)  # in 0 or in 21 each of them was
 
 
-def test_a_lock_outlives_a_leader_whose_date_was_earlier(seed: int) -> None:
+def test_lock_outlives_leader_whose_date_was_earlier(seed: int) -> None:
     for each in range(seed, seed + 2):
         assert play_dates_apart(each)["held"] == 2
 
@@ -137,7 +137,7 @@ def has_no_grace(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(leases.Lease, "__post_init__", none)
 
 
-def test_without_the_grace_a_lock_is_held_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lock_is_held_twice_without_grace_period(monkeypatch: pytest.MonkeyPatch) -> None:
     has_no_grace(monkeypatch)
 
     def play_some() -> None:

@@ -193,13 +193,13 @@ def played(seeds: range) -> Counter[str]:
     return sum(map(play, seeds), Counter())
 
 
-def test_an_item_is_one_sessions_at_a_time_and_none_is_lost(seed: int) -> None:
+def test_item_belongs_to_one_session_at_a_time_and_none_is_lost(seed: int) -> None:
     counts = played(range(seed, seed + 2))
     assert counts["taken"] > 40, counts
     assert counts["stopped"] + counts["killed"] > 5, counts
 
 
-def test_without_the_condition_that_nobody_has_it_an_item_is_taken_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_item_is_taken_twice_without_condition_that_it_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     batch = SessionLease.batch
 
     def unasked(self: SessionLease, write: Any, now: float) -> Batch:

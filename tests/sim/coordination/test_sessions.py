@@ -108,11 +108,11 @@ def play(seed: int, knobs: Knobs) -> int:
     return lives.ended
 
 
-def test_sessions_end_not_before_their_ttl_and_within_their_bound(seed: int) -> None:
+def test_sessions_end_after_their_ttl_and_within_their_bound(seed: int) -> None:
     assert play(seed, KNOBS) + play(seed + 1, KNOBS) > 8
 
 
-def test_without_the_question_for_the_session_one_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ended_session_comes_back_without_check_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Q1: of owners whose clocks stand still, so that they ask for more."""
     monkeypatch.setattr(SessionLease, "is_alive", lambda self, now: True)
     assert play(1, CALM) > 4

@@ -33,7 +33,7 @@ class SlowEngine(SimEngine):
 
 
 # docs/protocol.md P27
-def test_a_replica_that_is_made_anew_answers_stale_reads_once_it_has_what_the_others_had() -> None:
+def test_rebuilt_replica_answers_stale_reads_once_it_has_caught_up() -> None:
     async def story(stage: Stage) -> None:
         await stage.until(lambda: stage.cluster.leader(P) is not None)
         leader = stage.leader

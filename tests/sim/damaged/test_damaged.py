@@ -27,11 +27,11 @@ pytestmark = pytest.mark.sim
 
 
 @pytest.mark.parametrize("seed", range(1, 8))
-def test_a_leader_that_differs_from_both_others_steps_down_and_its_copy_is_made_anew(seed: int) -> None:
+def test_leader_that_differs_from_both_others_steps_down_and_is_rebuilt(seed: int) -> None:
     play(leader_is_damaged, CALM, seed)
 
 
-def test_a_wrong_value_is_gone_once_the_damaged_copy_was_made_anew() -> None:
+def test_wrong_value_is_gone_after_damaged_copy_is_rebuilt() -> None:
     async def story(stage: Stage) -> None:
         written = await stage.put_until_done(stage.leader)
         await asyncio.sleep(1.0)
@@ -48,7 +48,7 @@ def test_a_wrong_value_is_gone_once_the_damaged_copy_was_made_anew() -> None:
     play(story, CALM)
 
 
-def test_a_leader_that_died_damaged_is_followed_by_one_that_is_well() -> None:
+def test_healthy_replica_follows_leader_that_died_damaged() -> None:
     """The followers have met its check, and stopped; it cannot be asked any more."""
 
     async def story(stage: Stage) -> None:
@@ -67,7 +67,7 @@ def test_a_leader_that_died_damaged_is_followed_by_one_that_is_well() -> None:
     play(story, CALM)
 
 
-def test_when_all_differ_nobody_leads_until_an_operator_declares_one_right() -> None:
+def test_no_replica_leads_when_all_differ_until_operator_chooses_one() -> None:
     async def story(stage: Stage) -> None:
         trusted = await all_differ(stage)
         await stage.cluster.spawn(declare(trusted), name="operator")
@@ -81,9 +81,9 @@ FIVE = replace(CALM, nodes=5)
 """Two of them hold no replica, so that entries can be stored while replicas are down."""
 
 
-def test_a_leader_that_is_barred_because_another_differs_is_barred_over_its_restart() -> None:
+def test_leader_barred_because_another_differs_stays_barred_after_restart() -> None:
     play(barred_leader_starts_again, FIVE)
 
 
-def test_a_leader_that_is_well_is_free_again_once_another_bears_it_out() -> None:
+def test_healthy_leader_is_unbarred_when_another_replica_confirms_it() -> None:
     play(good_leader_starts_again, FIVE, seed=1)

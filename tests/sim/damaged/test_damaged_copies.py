@@ -47,7 +47,7 @@ async def trimmed(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("seed", range(1, 5))
-def test_a_damaged_replica_and_its_copy_do_not_outvote_the_one_that_is_well(seed: int) -> None:
+def test_damaged_replica_and_its_copy_do_not_outvote_healthy_one(seed: int) -> None:
     async def story(stage: Stage) -> None:
         await trimmed(stage)
         bad = stage.leader
@@ -68,7 +68,7 @@ def test_a_damaged_replica_and_its_copy_do_not_outvote_the_one_that_is_well(seed
     play(story, ROLLS, seed)
 
 
-def test_a_copy_that_a_third_replica_has_borne_out_is_a_witness_of_its_own() -> None:
+def test_copy_confirmed_by_third_replica_counts_as_its_own_vote() -> None:
     async def story(stage: Stage) -> None:
         await trimmed(stage)
         donor = stage.leader

@@ -70,7 +70,7 @@ def victims(stage: Stage) -> list[str]:
     return [path for path in tree.paths() if tree._nodes[path].data]
 
 
-def test_a_cluster_goes_on_over_garbage_in_any_one_node_of_the_metadata_store() -> None:
+def test_cluster_serves_with_garbage_in_any_one_metadata_node() -> None:
     """Also the ring's: all go on with the last good one."""
 
     async def story(stage: Stage) -> None:
@@ -87,7 +87,7 @@ def test_a_cluster_goes_on_over_garbage_in_any_one_node_of_the_metadata_store() 
     play(story, chosen(), 1)
 
 
-def test_documents_whose_fields_are_of_other_types_end_nobody() -> None:
+def test_documents_with_fields_of_wrong_types_stop_no_process() -> None:
     """Of a server and of a replica that are not there, by a session that goes on. What each has is JSON: decoded
     without a look at its types it would end whoever ranks, trims or plans by it."""
 
@@ -113,7 +113,7 @@ def test_documents_whose_fields_are_of_other_types_end_nobody() -> None:
     play(story, chosen(), 1)
 
 
-def test_garbage_in_everything_of_others_at_once_stops_no_survey_and_no_takeover() -> None:
+def test_garbage_in_all_foreign_nodes_stops_no_survey_and_no_takeover() -> None:
     """All but what a takeover of this very partition needs: its list, the last two ledgers in it, and the ring."""
 
     async def story(stage: Stage) -> None:
@@ -143,7 +143,7 @@ def test_garbage_in_everything_of_others_at_once_stops_no_survey_and_no_takeover
     play(story, chosen(), 1)
 
 
-def test_something_strange_in_the_leaders_place_that_nobody_put_there_is_removed() -> None:
+def test_foreign_znode_in_leader_path_is_removed() -> None:
     async def story(stage: Stage) -> None:
         tree, leader = stage.cluster.metadata.tree, stage.leader
         leader.crash()
@@ -156,7 +156,7 @@ def test_something_strange_in_the_leaders_place_that_nobody_put_there_is_removed
 
 
 # docs/protocol.md P34, G25
-def test_partition_is_led_again_after_fruitless_takeovers_over_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partition_is_led_again_after_failed_takeovers_over_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last two ledgers are empty, and nobody can decode the one before, in which the log ends."""
     fruitless = 0
     open_as_leader = PartitionLogs.open_as_leader

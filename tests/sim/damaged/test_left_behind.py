@@ -23,7 +23,7 @@ pytestmark = pytest.mark.sim
 P1, P2 = PartitionId("p1"), PartitionId("p2")
 
 
-def test_a_server_that_returns_drops_what_is_not_assigned_to_it_any_more_and_nothing_else() -> None:
+def test_returning_server_drops_only_what_is_no_longer_assigned_to_it() -> None:
     async def leave_while_one_is_down(world: World, users: Users) -> None:
         away = next(node for node in world.cluster.nodes if not {P1, P2} & set(node.leads))
         away.crash()
@@ -44,7 +44,7 @@ def test_a_server_that_returns_drops_what_is_not_assigned_to_it_any_more_and_not
     play(2, leave_while_one_is_down, TWO, users=1)
 
 
-def test_a_server_takes_back_what_a_replica_that_left_has_claimed_although_it_failed_at_first(
+def test_server_takes_back_claim_of_departed_replica_after_first_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The server goes on, and so does its session: the znode named it for as long as it ran, and nobody stood."""

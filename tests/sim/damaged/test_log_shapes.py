@@ -261,7 +261,7 @@ async def strike(bench: Bench, shape: Shape, at: int, *, is_deleted: bool) -> bo
 # docs/protocol.md P34, G25
 @pytest.mark.parametrize("is_deleted", [False, True], ids=["garbage", "deleted"])
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.__name__)
-def test_takeover_needs_the_list_and_its_last_two_ledgers(shape: Shape, is_deleted: bool) -> None:
+def test_takeover_needs_list_and_its_last_two_ledgers(shape: Shape, is_deleted: bool) -> None:
     is_more = True
 
     for at in range(40):
@@ -280,7 +280,7 @@ def test_takeover_needs_the_list_and_its_last_two_ledgers(shape: Shape, is_delet
 # docs/protocol.md P34, G25
 @pytest.mark.parametrize("is_deleted", [False, True], ids=["garbage", "deleted"])
 @pytest.mark.parametrize("at", [0, 1], ids=["the one it has read", "the next one"])
-def test_running_reader_passes_a_lost_ledger_without_further_entries(at: int, is_deleted: bool) -> None:
+def test_running_reader_passes_lost_ledger_without_further_entries(at: int, is_deleted: bool) -> None:
     """It has read the ledger while that was open, and learns of nothing until the ledger is lost."""
 
     async def case(bench: Bench) -> None:

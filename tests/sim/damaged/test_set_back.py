@@ -36,7 +36,7 @@ def said(position: Position) -> Callable[[], Coroutine[Any, Any, Position | None
 
 
 # docs/protocol.md G24, P25
-def test_log_that_ends_before_another_replicas_state_is_not_led() -> None:
+def test_log_that_ends_before_state_of_another_replica_is_not_led() -> None:
     """The candidate's own state is behind: it was down when the rest was written."""
 
     async def case(bench: Bench) -> None:
@@ -51,7 +51,7 @@ def test_log_that_ends_before_another_replicas_state_is_not_led() -> None:
 
 
 # docs/protocol.md G24
-def test_another_replica_that_has_applied_what_another_leader_wrote_is_no_sign_of_an_older_copy() -> None:
+def test_replica_ahead_under_another_leader_is_no_sign_of_older_copy() -> None:
     async def case(bench: Bench) -> None:
         await Writer(await opened(bench.logs(SMALL))).append(7)
         asked = 0
@@ -74,7 +74,7 @@ def test_another_replica_that_has_applied_what_another_leader_wrote_is_no_sign_o
 
 
 # docs/protocol.md G26
-def test_tail_stops_where_the_list_lacks_what_it_has_read() -> None:
+def test_tail_stops_when_list_lacks_what_it_has_read() -> None:
     async def case(bench: Bench) -> None:
         applied, _ = await set_back(bench)
         reader = bench.logs().reader(P, applied)
@@ -86,7 +86,7 @@ def test_tail_stops_where_the_list_lacks_what_it_has_read() -> None:
 
 
 # docs/protocol.md G26
-def test_tail_that_is_at_the_end_stops_when_the_list_is_set_back_and_another_leads() -> None:
+def test_tail_at_end_stops_when_list_is_set_back_and_another_leads() -> None:
     """It would go on in the other leader's ledger, which does not continue what it has read."""
 
     async def case(bench: Bench) -> None:
@@ -112,7 +112,7 @@ async def read_on(reader: LogReader) -> None:
 
 
 # docs/protocol.md G26
-def test_leader_that_hears_of_a_ledger_that_it_does_not_know_loses_its_log() -> None:
+def test_leader_loses_its_log_when_it_learns_of_unknown_ledger() -> None:
     async def case(bench: Bench) -> None:
         applied, _ = await set_back(bench)
         log = await bench.logs(SMALL).open_as_leader(P, 0, lambda: Seq(4))
@@ -126,7 +126,7 @@ def test_leader_that_hears_of_a_ledger_that_it_does_not_know_loses_its_log() -> 
 
 
 # docs/protocol.md G26
-def test_list_explains_what_it_names_and_what_was_trimmed() -> None:
+def test_list_explains_its_ledgers_and_trimmed_ledgers() -> None:
     begun = LedgerList()
     assert begun.explains(BEGINNING)
     assert not begun.explains(Position(LedgerId(1), EntryId(0)))

@@ -28,7 +28,7 @@ def rings(stage: Stage) -> list[bytes]:
 
 
 @pytest.mark.parametrize("how", sorted(WAYS))
-def test_a_stranger_is_let_in_nowhere(how: str) -> None:
+def test_unauthenticated_peer_is_refused_everywhere(how: str) -> None:
     async def story(stage: Stage) -> None:
         before = rings(stage)
         for number in range(12):
@@ -48,7 +48,7 @@ def test_a_stranger_is_let_in_nowhere(how: str) -> None:
     play(story, knobs())
 
 
-def test_a_forged_ring_is_not_believed_of_a_server_either_and_removes_nothing() -> None:
+def test_forged_ring_from_server_is_ignored_and_removes_nothing() -> None:
     """Before, every server that was told took its replicas off its disk."""
 
     async def story(stage: Stage) -> None:
@@ -82,7 +82,7 @@ def nowhere(ring: Ring) -> Ring:
     return replace(ring, version=ring.version + 1, partitions=members)
 
 
-def test_one_mistaken_ring_in_the_metadata_store_is_no_loss_once_it_is_put_right() -> None:
+def test_one_mistaken_ring_in_metadata_store_loses_nothing_once_corrected() -> None:
     async def story(stage: Stage) -> None:
         written = await stage.put_until_done(stage.leader)
         assert (await stage.put_until_done(stage.leader, b"r2")).status is Status.OK
@@ -107,7 +107,7 @@ def test_one_mistaken_ring_in_the_metadata_store_is_no_loss_once_it_is_put_right
     play(story, knobs(), 2)
 
 
-def test_a_state_is_set_aside_only_when_the_metadata_store_says_it_now() -> None:
+def test_state_is_set_aside_only_when_metadata_store_says_so_now() -> None:
     """A ring that this server knows, wherever it has it from, is not enough; nor is a metadata store that is away."""
 
     async def story(stage: Stage) -> None:
@@ -132,7 +132,7 @@ def test_a_state_is_set_aside_only_when_the_metadata_store_says_it_now() -> None
     play(story, knobs())
 
 
-def test_what_is_set_aside_goes_after_its_time_and_not_by_a_date(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_set_aside_state_is_removed_after_its_delay_not_by_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hosting, "LEFT_S", 0.1)
     monkeypatch.setattr(hosting, "AGE_S", 1)
 

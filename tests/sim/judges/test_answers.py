@@ -74,20 +74,20 @@ def test_judge_accepts_right_answer(log: Log, op: Op, result: Any) -> None:
 
 
 @pytest.mark.parametrize(("log", "op", "result"), WRONG)
-def test_judge_refuses_wrong_answer(log: Log, op: Op, result: Any) -> None:
+def test_judge_rejects_wrong_answer(log: Log, op: Op, result: Any) -> None:
     with pytest.raises(Wrong):
         judge(log, asked(op, 0, 1, result))
 
 
 # docs/protocol.md P27
-def test_stale_read_is_wrong_below_its_replicas_floor() -> None:
+def test_stale_read_is_wrong_below_floor_of_its_replica() -> None:
     stale = commands.get(K, Level.STALE)
     judge(TWO_PUTS, asked(stale, 4, 5, OLD, floor=1))
     with pytest.raises(Wrong, match="no state"):
         judge(TWO_PUTS, asked(stale, 4, 5, OLD, floor=2))
 
 
-def test_floor_is_what_the_others_had_published_at_the_start() -> None:
+def test_floor_is_what_other_replicas_had_published_at_start() -> None:
     now = [0.0]
     starts = Starts(lambda: now[0])
     for at, server, seq in ((1.0, "n1", 50), (1.0, "n2", 10), (2.0, "n2", 20), (9.0, "n2", 90)):
@@ -101,7 +101,7 @@ def test_floor_is_what_the_others_had_published_at_the_start() -> None:
     assert starts.floor(ServerId("n1"), PartitionId("p9"), 5.0) == 0
 
 
-def test_mutation_is_wrong_when_nobody_has_asked_for_it() -> None:
+def test_mutation_is_wrong_when_no_client_requested_it() -> None:
     witness = Witness(TWO_PUTS.states())
     witness.check([asked(commands.put(K, b"1"), 0, 1, 1)])
     with pytest.raises(Wrong, match="nobody has done"):
@@ -156,7 +156,7 @@ def test_refusal_is_accepted_when_it_has_a_cause(op: Op, error: StoreError, requ
         (GET, RequestExpired("")),
     ],
 )
-def test_refusal_of_the_wrong_kind_is_noticed(op: Op, error: StoreError) -> None:
+def test_refusal_of_wrong_kind_is_noticed(op: Op, error: StoreError) -> None:
     with pytest.raises(Wrong):
         judge_refusal(refused(op, error))
 

@@ -21,7 +21,7 @@ def recorded() -> History:
     return history
 
 
-def test_operations_are_kept_with_their_times_and_answers() -> None:
+def test_operations_are_kept_with_times_and_answers() -> None:
     first, second, third, *_, unknown, last = recorded()
     assert first == Operation(
         process="p1",
@@ -42,14 +42,14 @@ def test_operations_are_kept_with_their_times_and_answers() -> None:
     assert list(recorded().by_key()) == [b"k\xff\n", b"k", b"c"]
 
 
-def test_a_history_survives_a_file(tmp_path: Path) -> None:
+def test_history_survives_file_round_trip(tmp_path: Path) -> None:
     history = recorded()
     history.dump(tmp_path / "history.jsonl")
     assert History.load(tmp_path / "history.jsonl").operations == history.operations
     assert len(History.load(tmp_path / "history.jsonl", tmp_path / "history.jsonl")) == 14
 
 
-def test_a_process_asks_one_thing_at_a_time_and_nothing_after_an_unknown_outcome() -> None:
+def test_process_runs_one_operation_at_a_time_and_none_after_unknown_one() -> None:
     history = History()
     first = history.begin("p", Kind.GET, b"k")
     with pytest.raises(ValueError, match="before it has a definite answer"):
@@ -60,14 +60,14 @@ def test_a_process_asks_one_thing_at_a_time_and_nothing_after_an_unknown_outcome
         history.begin("p", Kind.GET, b"k")
 
 
-def test_an_operation_ends_once() -> None:
+def test_operation_ends_once() -> None:
     pending = History().begin("p", Kind.GET, b"k")
     pending.ok()
     with pytest.raises(AssertionError, match="ended twice"):
         pending.info()
 
 
-def test_what_was_never_answered_is_unknown() -> None:
+def test_unanswered_operation_has_unknown_outcome() -> None:
     history = History()
     history.begin("p", Kind.PUT, b"k", b"v")
     history.close()
@@ -75,7 +75,7 @@ def test_what_was_never_answered_is_unknown() -> None:
     assert [o.result for o in history] == [Result.INFO]
 
 
-def test_operations_that_make_no_sense_are_refused() -> None:
+def test_invalid_operations_are_refused() -> None:
     with pytest.raises(ValueError, match="before it begins"):
         Operation(process="p", kind=Kind.GET, key=b"k", began=2, ended=1, result=Result.OK)
     with pytest.raises(ValueError, match="exactly if the outcome is known"):
@@ -84,7 +84,7 @@ def test_operations_that_make_no_sense_are_refused() -> None:
         Operation(process="p", kind=Kind.GET, key=b"k", began=1, result=Result.OK)
 
 
-def test_an_idle_run_proves_nothing() -> None:
+def test_idle_run_proves_nothing() -> None:
     history = recorded()
     history.require(4)
     history.require(2, until=4)

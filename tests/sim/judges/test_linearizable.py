@@ -125,7 +125,7 @@ def test_each_checker_rejects(name: str, checker: Callable[[History], None]) -> 
 
 
 @pytest.mark.parametrize("name", ONLY_BY_VERSION)
-def test_versions_tell_what_values_do_not(name: str) -> None:
+def test_versions_reveal_errors_that_values_do_not(name: str) -> None:
     check_search(history_of([o for o in ONLY_BY_VERSION[name] if o.version != 1 or o.value != B]))
     with pytest.raises(Violation):
         check_versions(history_of(ONLY_BY_VERSION[name]))
@@ -138,7 +138,7 @@ def test_keys_are_independent_of_each_other() -> None:
         check(history_of([*other, replace(get(9, 10, 7, 12), key=b"other"), *RIGHT["a counter"]]))
 
 
-def test_the_log_convicts_writes_that_it_does_not_have() -> None:
+def test_log_convicts_writes_missing_from_it() -> None:
     history = history_of([put(0, 1, A, 1), put(2, 3, B, 2)])
     log: dict[int, tuple[bytes, Value]] = {1: (K, A), 2: (K, B)}
     check_versions(history, log)
@@ -154,7 +154,7 @@ def test_the_log_convicts_writes_that_it_does_not_have() -> None:
             check_versions(history, wrong)
 
 
-def test_the_log_settles_what_was_unknown() -> None:
+def test_log_settles_unknown_outcomes() -> None:
     deleted = [put(0, 1, A, 1), delete(2, inf), get(3, 4, None)]
     check_versions(history_of(deleted))
     check_versions(history_of(deleted), {1: (K, A), 2: (K, None)})
@@ -271,7 +271,7 @@ def mutate(luck: Random, operations: list[Operation], log: Log) -> list[Operatio
         ([Kind.INCR, Kind.GET], 0.3),
     ],
 )
-def test_the_checkers_agree_on_random_histories_half_of_them_mutated(kinds: list[Kind], unknown: float) -> None:
+def test_checkers_agree_on_random_histories_half_of_them_mutated(kinds: list[Kind], unknown: float) -> None:
     is_exact = unknown == 0 or kinds == [Kind.PUT, Kind.GET]
     verdicts = {True: 0, False: 0}
     for seed in range(500):
@@ -324,7 +324,7 @@ def long_history(operations: int, clients: int, unknown: float) -> list[Operatio
 
 
 @pytest.mark.parametrize("is_wrong", [False, True])
-def test_a_thousand_operations_on_a_key_are_checked_in_time(is_wrong: bool) -> None:
+def test_thousand_operations_on_a_key_are_checked_in_time(is_wrong: bool) -> None:
     operations = long_history(1000, clients=10, unknown=0.02)
     if is_wrong:
         stale = next(o for o in operations if o.kind is Kind.GET and o.value is not None)
@@ -337,7 +337,7 @@ def test_a_thousand_operations_on_a_key_are_checked_in_time(is_wrong: bool) -> N
         assert time.process_time() - began < 10
 
 
-def test_a_search_that_takes_too_long_is_no_acceptance() -> None:
+def test_search_that_takes_too_long_does_not_accept() -> None:
     hard = [put(0, inf, b"%d" % number) for number in range(12)]
     hard += [get(1, 2, b"%d" % number) for number in range(12)]
     with pytest.raises(Undecided, match="no verdict"):

@@ -37,7 +37,7 @@ UNVERSIONED: list[tuple[bool, list[Operation]]] = [
 
 
 @pytest.mark.parametrize(("is_right", "operations"), UNVERSIONED)
-def test_what_has_no_versions_is_searched(is_right: bool, operations: list[Operation]) -> None:
+def test_search_judges_histories_without_versions(is_right: bool, operations: list[Operation]) -> None:
     assert accepts(check_search, history_of(operations)) is is_right
 
 
@@ -53,7 +53,7 @@ def by_trying(left: list[Operation], held: Value = None) -> bool:
 
 
 @pytest.mark.parametrize("kinds", [[Kind.INCR, Kind.GET], [Kind.PUT, Kind.GET, Kind.CAS, Kind.CAS, Kind.DEL]])
-def test_the_search_takes_no_short_cut_that_changes_its_verdict(kinds: list[Kind]) -> None:
+def test_search_shortcuts_do_not_change_verdict(kinds: list[Kind]) -> None:
     verdicts = {True: 0, False: 0}
     for seed in range(400):
         luck = Random(seed)
@@ -106,7 +106,7 @@ def mutated_list(luck: Random, operations: list[Operation]) -> list[Operation]:
     return [*operations[:at], new, *operations[at + 1 :]]
 
 
-def test_what_answers_say_of_a_lists_past_changes_no_verdict() -> None:
+def test_past_items_in_list_answers_do_not_change_verdict() -> None:
     verdicts = {True: 0, False: 0}
     for seed in range(600):
         luck = Random(seed)
@@ -119,7 +119,7 @@ def test_what_answers_say_of_a_lists_past_changes_no_verdict() -> None:
     assert min(verdicts.values()) > 60, verdicts
 
 
-def test_a_list_through_a_storm_is_judged_in_time() -> None:
+def test_search_judges_list_in_time_after_storm() -> None:
     """Hundreds of items, a third of them by callers who heard nothing, some of whom emptied it."""
     for seed in range(5):
         operations = list_history(Random(seed), 400, unknown=0.3, span=400)
@@ -131,7 +131,7 @@ def test_a_list_through_a_storm_is_judged_in_time() -> None:
             check_search(history_of([each if each is not last else shorter for each in operations]))
 
 
-def test_many_like_operations_of_unknown_outcome_are_no_burden() -> None:
+def test_search_handles_many_similar_operations_of_unknown_outcome() -> None:
     """A counter, or a register with conditions, that clients could not reach for a while."""
     lost = [incr(number / 10, inf, None) for number in range(60)]
     counted = [incr(10 + number, 10.5 + number, number + 31) for number in range(40)]

@@ -5,7 +5,7 @@ import pytest
 from tests.sim.judges import probes
 
 
-def test_a_declared_road_is_missed_until_it_is_taken() -> None:
+def test_declared_path_is_missed_until_taken() -> None:
     probes.declare("test.road", "test.other")
     assert probes.missed("test.road") == ["test.road"]
     probes.probe("test.road")
@@ -14,12 +14,12 @@ def test_a_declared_road_is_missed_until_it_is_taken() -> None:
     assert probes.missed("test.") == []
 
 
-def test_an_undeclared_road_is_a_mistake() -> None:
+def test_undeclared_path_is_an_error() -> None:
     with pytest.raises(AssertionError, match="not declared"):
         probes.probe("test.nowhere")
 
 
-def test_calls_of_a_method_can_be_watched() -> None:
+def test_method_calls_can_be_watched() -> None:
     class Code:
         def rare(self, number: int) -> int:
             return number + 1

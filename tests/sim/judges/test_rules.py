@@ -34,7 +34,7 @@ def broken_by(step: bool) -> list[str]:
 
 
 # docs/protocol.md B29
-def test_node_that_works_in_a_restored_copy_is_judged_by_that_copy() -> None:
+def test_node_in_restored_copy_is_judged_by_that_copy() -> None:
     """A node that knew of no later copy began a recovery in the older one, and was accused of opening a closed ledger
     (seed 9500456)."""
     assert broken_by(step=False) == []

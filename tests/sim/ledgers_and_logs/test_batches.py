@@ -49,7 +49,7 @@ def damage(bench: Bench, bookie: BookieId, ledger: LedgerId, entries: Collection
             held[ledger, EntryId(entry)] = packet[:-1] + bytes([packet[-1] ^ 1])
 
 
-def test_a_tail_that_is_behind_asks_a_hundredth_as_often() -> None:
+def test_tail_that_is_behind_sends_a_hundredth_of_the_requests() -> None:
     async def case(bench: Bench) -> None:
         await written(bench, LogConfig(check_every_s=0.1))
         before = asked(bench)
@@ -61,7 +61,7 @@ def test_a_tail_that_is_behind_asks_a_hundredth_as_often() -> None:
     run(case)
 
 
-def test_a_striped_ledger_is_read_from_as_few_bookies_as_have_all_of_it() -> None:
+def test_striped_ledger_is_read_from_fewest_bookies_that_cover_it() -> None:
     async def case(bench: Bench) -> None:
         await written(bench, LogConfig(quorum=Quorum(5, 3, 2), check_every_s=0.1))
         assert await read_all(bench.logs(), COUNT) == numbers(1, COUNT)
@@ -72,7 +72,7 @@ def test_a_striped_ledger_is_read_from_as_few_bookies_as_have_all_of_it() -> Non
     run(case, bookies=5)
 
 
-def test_what_a_batch_does_not_bring_is_read_alone() -> None:
+def test_entry_missing_from_batch_is_read_alone() -> None:
     async def case(bench: Bench) -> None:
         ledger = await written(bench, LogConfig(check_every_s=0.1))
         for place, bookie in enumerate((B1, B2, B3)):
@@ -85,7 +85,7 @@ def test_what_a_batch_does_not_bring_is_read_alone() -> None:
     run(case)
 
 
-def test_bookies_that_give_no_batches_or_short_ones_are_read_from_all_the_same() -> None:
+def test_bookies_without_batches_or_with_short_ones_are_still_read() -> None:
     async def case(bench: Bench) -> None:
         await written(bench, LogConfig(check_every_s=0.1))
         bench.bookies.at[B1].is_old = True
@@ -97,7 +97,7 @@ def test_bookies_that_give_no_batches_or_short_ones_are_read_from_all_the_same()
     run(case)
 
 
-def test_a_reader_takes_nothing_for_absent_that_a_batch_lacks() -> None:
+def test_reader_does_not_take_entry_missing_from_batch_for_absent() -> None:
     async def case(bench: Bench) -> None:
         handle = bench.handle(await bench.ledger())
         await appended(bench, handle, 20)
@@ -134,7 +134,7 @@ def _unknown_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recovery.Recovery, "_last", last)
 
 
-def test_a_recovery_whose_end_is_far_asks_for_many_at_once_and_finds_the_end() -> None:
+def test_recovery_with_distant_end_reads_in_batches_and_finds_end() -> None:
     async def case(bench: Bench) -> None:
         await left_open(bench, COUNT)
         before = asked(bench)
@@ -151,11 +151,11 @@ def test_a_recovery_whose_end_is_far_asks_for_many_at_once_and_finds_the_end() -
 
 
 @pytest.mark.parametrize("is_striped", [False, True], ids=["plain", "striped"])
-def test_a_recovery_takes_nothing_for_absent_that_batches_lack(is_striped: bool) -> None:
+def test_recovery_does_not_take_entries_missing_from_batches_for_absent(is_striped: bool) -> None:
     _recover_with_holes(is_striped=is_striped)
 
 
-def test_a_recovery_reads_alone_what_no_batch_brings() -> None:
+def test_recovery_reads_alone_what_no_batch_returns() -> None:
     _recover_with_holes(is_striped=False)
 
 
@@ -184,7 +184,7 @@ async def copying(bench: Bench, count: int) -> Copying:
     return Copying(await bench.recorded(), bench.bookies, bench.env.nursery, CopyPace(bench.env.clock, FAST))
 
 
-def test_copies_are_made_of_what_comes_many_at_once() -> None:
+def test_copies_are_made_from_batches() -> None:
     async def case(bench: Bench) -> None:
         work = await copying(bench, COUNT)
         bench.bookies.at[B3].entries.clear()
@@ -200,7 +200,7 @@ def test_copies_are_made_of_what_comes_many_at_once() -> None:
     run(case)
 
 
-def test_copies_of_entries_far_apart_have_little_else_read() -> None:
+def test_copies_of_distant_entries_read_little_else() -> None:
     async def case(bench: Bench) -> None:
         work = await copying(bench, 2 * COUNT)
         far = [*range(0, COUNT, 50), *range(COUNT, 2 * COUNT, 7)]
@@ -213,7 +213,7 @@ def test_copies_of_entries_far_apart_have_little_else_read() -> None:
     run(case)
 
 
-def test_copies_of_a_striped_ledger_are_made_of_what_comes_many_at_once() -> None:
+def test_copies_of_striped_ledger_are_made_from_batches() -> None:
     async def case(bench: Bench) -> None:
         handle = bench.handle(await bench.ledger(*list(bench.bookies.at)[:5], write=3))
         await appended(bench, handle, COUNT)
@@ -232,7 +232,7 @@ def test_copies_of_a_striped_ledger_are_made_of_what_comes_many_at_once() -> Non
     run(case, bookies=5)
 
 
-def test_a_check_of_every_copy_finds_each_that_is_missing_or_damaged() -> None:
+def test_check_of_every_copy_finds_each_missing_or_damaged_one() -> None:
     async def case(bench: Bench) -> None:
         work = await copying(bench, COUNT)
         lose(bench, B2, LEDGER, {0, 77, 78})

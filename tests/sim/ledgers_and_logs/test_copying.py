@@ -26,7 +26,7 @@ async def closed(bench: Bench, count: int) -> Copying:
     return Copying(metadata, bench.bookies, bench.env.nursery, CopyPace(bench.env.clock, FAST))
 
 
-def test_several_entries_are_under_way_at_once() -> None:
+def test_several_entries_are_in_flight_at_once() -> None:
     async def case(bench: Bench) -> None:
         count = 20 * AT_ONCE_MAX
         work = await closed(bench, count)
@@ -39,7 +39,7 @@ def test_several_entries_are_under_way_at_once() -> None:
     run(case)
 
 
-def test_the_rate_is_kept() -> None:
+def test_rate_is_kept() -> None:
     async def case(bench: Bench) -> None:
         count = 200
         work = await closed(bench, count)
@@ -52,7 +52,7 @@ def test_the_rate_is_kept() -> None:
     run(case)
 
 
-def test_no_more_is_copied_than_the_rate_allows_for_the_time_that_is_counted() -> None:
+def test_copying_stays_within_rate_over_measured_time() -> None:
     async def case(bench: Bench) -> None:
         pace = CopyPace(bench.env.clock, 1_000)
         for size, pause_s in ((500, 0.0), (100, 0.2), (50, 30.0), (2_000, 0.9), (1, 0.0)):
@@ -69,7 +69,7 @@ def test_no_more_is_copied_than_the_rate_allows_for_the_time_that_is_counted() -
     run(case)
 
 
-def test_what_is_given_up_while_it_waits_for_its_turn_is_nobodys_to_wait_for() -> None:
+def test_cancelled_waiter_does_not_delay_others() -> None:
     async def case(bench: Bench) -> None:
         pace = CopyPace(bench.env.clock, 100)
         given_up = [asyncio.ensure_future(pace.spend(1_000)) for _ in range(5)]
@@ -85,7 +85,7 @@ def test_what_is_given_up_while_it_waits_for_its_turn_is_nobodys_to_wait_for() -
     run(case)
 
 
-def test_who_may_not_go_on_is_not_kept_by_a_low_rate() -> None:
+def test_stopped_worker_is_not_held_by_low_rate() -> None:
     async def case(bench: Bench) -> None:
         is_off = False
 
@@ -104,7 +104,7 @@ def test_who_may_not_go_on_is_not_kept_by_a_low_rate() -> None:
     run(case)
 
 
-def test_an_error_ends_the_work_and_what_was_copied_stays() -> None:
+def test_error_ends_work_and_copied_entries_stay() -> None:
     async def case(bench: Bench) -> None:
         work = await closed(bench, 200)
         for entry in range(100, 200):

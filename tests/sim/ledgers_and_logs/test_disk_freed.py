@@ -60,7 +60,7 @@ async def expect_writable(stage: Stage, nodes: Sequence[Node], within_s: float) 
     assert [node.sim.process for node in nodes] == processes, "no process has ended"
 
 
-def test_a_bookie_that_the_log_has_filled_becomes_writable_when_it_is_trimmed() -> None:
+def test_bookie_filled_by_log_becomes_writable_when_log_is_trimmed() -> None:
     """While somebody writes on: a new ledger without an entry does not say yet where the one before ends (G11)."""
 
     async def story(stage: Stage) -> None:
@@ -76,7 +76,7 @@ def test_a_bookie_that_the_log_has_filled_becomes_writable_when_it_is_trimmed() 
         play(story, full_knobs(), seed)
 
 
-def test_a_cluster_whose_disks_the_log_has_filled_becomes_writable_when_it_is_trimmed() -> None:
+def test_cluster_filled_by_log_becomes_writable_when_log_is_trimmed() -> None:
     """Its leaders keep their leads, because nobody else could lead either, and trim on (docs/protocol.md, G13)."""
 
     async def story(stage: Stage) -> None:
@@ -93,7 +93,7 @@ def test_a_cluster_whose_disks_the_log_has_filled_becomes_writable_when_it_is_tr
         play(story, full_knobs(retention_ms=20_000), seed)
 
 
-def test_a_cluster_whose_disks_are_all_full_serves_again_when_there_is_room() -> None:
+def test_cluster_with_all_disks_full_serves_again_when_space_is_free() -> None:
     """Where retention lets nothing go, space comes from outside."""
 
     async def story(stage: Stage) -> None:

@@ -44,7 +44,7 @@ def flip_polls(bench: Bench) -> None:
     bench.bookies.long_poll = flipped  # type: ignore[method-assign]
 
 
-def test_a_tail_believes_no_last_add_confirmed_that_no_digest_vouches_for() -> None:
+def test_tail_rejects_last_add_confirmed_without_valid_digest() -> None:
     async def case(bench: Bench) -> None:
         writer = Writer(await opened(bench.logs(NEVER)))
         await writer.append(2)
@@ -66,7 +66,7 @@ def test_a_tail_believes_no_last_add_confirmed_that_no_digest_vouches_for() -> N
     run(case)
 
 
-def test_packets_that_are_damaged_on_their_way_are_stored_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packets_damaged_in_transit_are_stored_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     flips: list[int] = []
 
     async def story(stage: Stage) -> None:

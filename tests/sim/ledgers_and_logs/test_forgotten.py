@@ -43,7 +43,7 @@ def anchors(log: OpenLeaderLog) -> tuple[str, ...]:
 # docs/protocol.md G23
 @pytest.mark.parametrize("anchor", range(3))
 @pytest.mark.parametrize("rolled", [False, True])
-def test_a_leader_stops_when_an_anchor_of_its_log_is_gone(anchor: int, rolled: bool) -> None:
+def test_leader_stops_when_anchor_of_its_log_is_gone(anchor: int, rolled: bool) -> None:
     async def case(bench: Bench) -> None:
         writer = Writer(await opened(bench.logs(SMALL if rolled else NEVER)))
         await writer.append(12)
@@ -62,7 +62,7 @@ def test_a_leader_stops_when_an_anchor_of_its_log_is_gone(anchor: int, rolled: b
 
 # docs/protocol.md G23
 @pytest.mark.parametrize(("anchor", "data"), [(0, b"another"), (1, b"")])
-def test_a_leader_stops_when_another_cluster_is_in_the_place_of_its_own(anchor: int, data: bytes) -> None:
+def test_leader_stops_when_another_cluster_replaces_its_own(anchor: int, data: bytes) -> None:
     async def case(bench: Bench) -> None:
         writer = Writer(await opened(bench.logs(SMALL)))
         await writer.append(12)
@@ -76,7 +76,7 @@ def test_a_leader_stops_when_another_cluster_is_in_the_place_of_its_own(anchor: 
 
 
 # docs/protocol.md G23
-def test_what_no_watch_has_told_of_is_found_by_the_next_look() -> None:
+def test_next_poll_finds_change_that_no_watch_reported() -> None:
     class Deaf(FrozenStore):
         def watch(self, path: str, changed: object) -> object:  # type: ignore[override]
             return super().watch(path, lambda: None)
@@ -108,7 +108,7 @@ class Lagging(FrozenStore):
 
 
 # docs/protocol.md G23, G13
-def test_a_server_that_lags_ends_no_lead() -> None:
+def test_lagging_server_ends_no_leadership() -> None:
     async def case(bench: Bench) -> None:
         store = Lagging(bench.tree)
         writer = Writer(await opened(bench.logs(NEVER, store=store)))
@@ -126,7 +126,7 @@ def test_a_server_that_lags_ends_no_lead() -> None:
 
 
 # docs/protocol.md G23, G13
-def test_a_store_that_is_away_ends_no_lead_and_is_looked_at_when_it_is_back() -> None:
+def test_unreachable_store_ends_no_leadership_and_is_checked_on_return() -> None:
     async def case(bench: Bench) -> None:
         store = FrozenStore(bench.tree)
         writer = Writer(await opened(bench.logs(NEVER, store=store)))
@@ -145,7 +145,7 @@ def test_a_store_that_is_away_ends_no_lead_and_is_looked_at_when_it_is_back() ->
 
 
 # docs/protocol.md G23
-def test_nobody_takes_a_log_over_for_another_cluster_than_its_own() -> None:
+def test_log_of_another_cluster_is_not_taken_over() -> None:
     async def case(bench: Bench) -> None:
         logs = bench.logs(NEVER)
         writer = Writer(await opened(logs))
@@ -165,7 +165,7 @@ def test_nobody_takes_a_log_over_for_another_cluster_than_its_own() -> None:
 
 
 # docs/protocol.md G23
-def test_a_state_that_has_been_through_a_log_begins_no_empty_list() -> None:
+def test_state_that_has_read_a_log_begins_no_empty_list() -> None:
     async def case(bench: Bench) -> None:
         writer = Writer(await opened(bench.logs(NEVER)))
         await writer.append(3)
@@ -177,7 +177,7 @@ def test_a_state_that_has_been_through_a_log_begins_no_empty_list() -> None:
 
 
 # docs/protocol.md G24
-def test_a_log_that_ends_before_the_state_is_not_led_and_nothing_is_made_in_it() -> None:
+def test_log_that_ends_before_state_is_not_led_and_stays_unchanged() -> None:
     async def case(bench: Bench) -> None:
         writer, older = await with_older_list(bench)
         applied, store = writer.entries.confirmed[-1], MemoryStore(bench.tree)
@@ -193,7 +193,7 @@ def test_a_log_that_ends_before_the_state_is_not_led_and_nothing_is_made_in_it()
 
 
 # docs/protocol.md G24
-def test_a_log_that_ends_with_what_the_state_has_applied_is_led() -> None:
+def test_log_that_ends_with_last_applied_entry_of_state_is_led() -> None:
     async def case(bench: Bench) -> None:
         writer = Writer(await opened(bench.logs(SMALL)))
         await writer.append(7)
@@ -206,7 +206,7 @@ def test_a_log_that_ends_with_what_the_state_has_applied_is_led() -> None:
 
 
 # docs/protocol.md B29
-def test_an_older_copy_that_a_bookie_has_marked_is_used_by_nobody() -> None:
+def test_older_copy_marked_by_bookie_is_not_used() -> None:
     async def case(bench: Bench) -> None:
         writer = Writer(await opened(bench.logs(NEVER)))
         await writer.append(1)
@@ -223,7 +223,7 @@ def test_an_older_copy_that_a_bookie_has_marked_is_used_by_nobody() -> None:
 
 
 # docs/protocol.md B10, G23
-def test_a_bookie_takes_no_list_of_another_cluster_for_its_own() -> None:
+def test_bookie_rejects_list_of_another_cluster() -> None:
     async def case(bench: Bench) -> None:
         authority = MetadataAuthority(bench.store, ClusterIdentity(bench.store, "simulated"))
         writer = Writer(await opened(bench.logs(NEVER)))

@@ -196,5 +196,5 @@ def run_seed(seed: int, rounds: int = ROUNDS) -> None:
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_a_ledger_keeps_what_its_writer_was_told(seed: int) -> None:
+def test_ledger_keeps_acknowledged_entries(seed: int) -> None:
     run_seed(seed)

@@ -286,5 +286,5 @@ def run_seed(seed: int, faults: tuple[str, ...] = FAULTS) -> History:
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_a_log_keeps_its_promises_whatever_its_leaders_and_bookies_suffer(seed: int) -> None:
+def test_log_keeps_its_promises_under_any_faults_of_leaders_and_bookies(seed: int) -> None:
     run_seed(seed)

@@ -49,7 +49,7 @@ async def grown(bench: Bench, count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [12_000, 20_000])
-def test_a_log_of_thousands_of_ledgers_is_led_again(count: int) -> None:
+def test_log_of_thousands_of_ledgers_is_led_again(count: int) -> None:
     async def case(bench: Bench) -> None:
         await grown(bench, count)
         began = bench.env.clock.now()
@@ -66,7 +66,7 @@ def test_a_log_of_thousands_of_ledgers_is_led_again(count: int) -> None:
     run(case)
 
 
-def test_a_log_that_nobody_trims_gets_ever_larger_ledgers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_untrimmed_log_gets_ever_larger_ledgers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger_list, "GROW_FROM", 10)
     monkeypatch.setattr(ledger_list, "GROW_STEP", 5)
 
@@ -79,7 +79,7 @@ def test_a_log_that_nobody_trims_gets_ever_larger_ledgers(monkeypatch: pytest.Mo
     run(case)
 
 
-def test_a_list_that_is_too_long_is_not_rolled_and_its_leader_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_long_list_is_not_rolled_and_its_leader_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     async def case(bench: Bench) -> None:
         writer = Writer(await opened(bench.logs(SMALL)))
         await writer.append(20)
@@ -95,7 +95,7 @@ def test_a_list_that_is_too_long_is_not_rolled_and_its_leader_goes_on(monkeypatc
     run(case)
 
 
-def test_a_takeover_of_a_crowded_list_waits_and_of_a_full_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_takeover_of_nearly_full_list_waits_and_of_full_list_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     async def case(bench: Bench) -> None:
         await Writer(await opened(bench.logs(NEVER))).append(3)
         monkeypatch.setattr(lists, "CROWDED_BYTES", 100)
@@ -112,7 +112,7 @@ def test_a_takeover_of_a_crowded_list_waits_and_of_a_full_one_is_refused(monkeyp
 
 
 @pytest.mark.parametrize("error", [VersionConflict("another was first"), MetadataUnavailable("away")], ids=str)
-def test_a_thousand_takeovers_that_fail_leave_nothing_behind(error: StoreError) -> None:
+def test_thousand_failed_takeovers_leave_nothing_behind(error: StoreError) -> None:
     async def case(bench: Bench) -> None:
         writer = Writer(await opened(bench.logs(NEVER)))
         await writer.append(3)
@@ -134,7 +134,7 @@ def test_a_thousand_takeovers_that_fail_leave_nothing_behind(error: StoreError) 
     run(case)
 
 
-def test_a_ledger_made_ahead_that_grew_old_is_deleted() -> None:
+def test_old_ledger_created_ahead_is_deleted() -> None:
     async def case(bench: Bench) -> None:
         logs = bench.logs(NEVER)
         for _ in range(10):
@@ -145,7 +145,7 @@ def test_a_ledger_made_ahead_that_grew_old_is_deleted() -> None:
     run(case)
 
 
-def test_a_roll_that_fails_leaves_nothing_behind() -> None:
+def test_failed_roll_leaves_nothing_behind() -> None:
     async def case(bench: Bench) -> None:
         store = Failing(bench.tree)
         writer = Writer(await opened(bench.logs(LogConfig(roll_entries=5, check_every_s=0.1), store)))

@@ -52,7 +52,7 @@ class Doubtful(FrozenStore):
 
 
 @pytest.mark.parametrize("seed", range(1, 9))
-def test_whatever_answers_are_lost_every_ledger_that_is_listed_is_there(seed: int) -> None:
+def test_every_listed_ledger_exists_whatever_answers_are_lost(seed: int) -> None:
     """docs/protocol.md, G22: what is deleted was certainly not listed."""
 
     async def case(bench: Bench) -> None:
@@ -102,7 +102,7 @@ class Retired(FrozenStore):
             raise MetadataUnknown("the answer was lost")
 
 
-def test_a_retired_log_keeps_what_its_kept_list_names() -> None:
+def test_retired_log_keeps_entries_named_by_its_kept_list() -> None:
     """docs/protocol.md, G22 and H5."""
 
     async def case(bench: Bench) -> None:
@@ -137,7 +137,7 @@ class Refusing(FrozenStore):
 
 
 @pytest.mark.parametrize("seals", [False, True], ids=("takeover", "roll"))
-def test_a_store_that_refuses_after_a_lost_answer_deletes_no_ledger(*, seals: bool) -> None:
+def test_refusal_after_lost_answer_deletes_no_ledger(*, seals: bool) -> None:
     """docs/protocol.md, G22: of what it does not tell nothing is certain."""
 
     async def case(bench: Bench) -> None:

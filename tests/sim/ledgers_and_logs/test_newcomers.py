@@ -40,7 +40,7 @@ async def crowded(bench: Bench) -> None:
     await bench.mark()
 
 
-def test_newcomers_that_cannot_be_supplied_are_few_and_tried_ever_more_rarely() -> None:
+def test_new_bookies_that_cannot_be_supplied_are_few_and_retried_ever_less() -> None:
     """Each is left with copies that nobody asks for."""
 
     async def case(bench: Bench) -> None:
@@ -62,7 +62,7 @@ def test_newcomers_that_cannot_be_supplied_are_few_and_tried_ever_more_rarely() 
     run(case, bookies=6, limit_s=6000)
 
 
-def test_a_newcomer_that_becomes_read_only_gives_way_to_another() -> None:
+def test_new_bookie_that_becomes_read_only_gives_way_to_another() -> None:
     async def case(bench: Bench) -> None:
         await crowded(bench)
         full = FullDisks(bench, SPARES[0], SPARES[1])
@@ -78,7 +78,7 @@ def test_a_newcomer_that_becomes_read_only_gives_way_to_another() -> None:
     run(case, bookies=6, limit_s=6000)
 
 
-def test_a_new_ensemble_has_as_many_places_as_there_are_machines() -> None:
+def test_new_ensemble_has_as_many_places_as_there_are_machines() -> None:
     """One that lost its disk is registered twice for a while: were both in one ensemble, its next loss would leave too
     few bookies that could tell where the ledger ends."""
 

@@ -41,7 +41,7 @@ def set_readonly(bench: Bench, bookie: BookieId, readonly: bool) -> None:
     bench.bookies.view.changed()
 
 
-def test_a_bookie_gets_its_copies_once_it_is_writable_and_its_leader_says_that_copies_lack_until_then() -> None:
+def test_leader_reports_missing_copies_until_their_bookie_is_writable() -> None:
     async def case(bench: Bench) -> None:
         await closed(bench)
         set_readonly(bench, B3, True)
@@ -57,7 +57,7 @@ def test_a_bookie_gets_its_copies_once_it_is_writable_and_its_leader_says_that_c
     run(case, bookies=3)
 
 
-def test_a_ledger_of_which_a_read_only_bookie_has_everything_lacks_nothing() -> None:
+def test_ledger_complete_on_read_only_bookie_lacks_nothing() -> None:
     async def case(bench: Bench) -> None:
         await closed(bench)
         set_readonly(bench, B2, True)
@@ -69,7 +69,7 @@ def test_a_ledger_of_which_a_read_only_bookie_has_everything_lacks_nothing() -> 
     run(case, bookies=3)
 
 
-def test_a_scrub_of_a_read_only_bookie_repairs_nothing_and_says_why() -> None:
+def test_scrub_of_read_only_bookie_repairs_nothing_and_reports_why() -> None:
     async def case(bench: Bench) -> None:
         await closed(bench)
         set_readonly(bench, B3, True)

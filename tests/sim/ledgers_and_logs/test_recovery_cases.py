@@ -23,7 +23,7 @@ from tests.sim.ledgers_and_logs.bench import B1, B2, B3, B4, B5, LEDGER, Appende
 pytestmark = pytest.mark.sim
 
 
-def test_the_first_writer_cannot_commit_a_write_after_the_second_has_closed() -> None:
+def test_first_writer_cannot_commit_write_after_second_has_closed() -> None:
     """testFirstWriterCannotCommitWriteAfter2ndWriterCloses: only reads that fence too make a negative final."""
 
     async def case(bench: Bench) -> None:
@@ -54,7 +54,7 @@ def test_the_first_writer_cannot_commit_a_write_after_the_second_has_closed() ->
     run(case)
 
 
-def test_recovery_of_an_empty_second_ensemble_ends_where_the_first_did() -> None:
+def test_recovery_of_empty_second_ensemble_ends_where_first_did() -> None:
     """testRecoveryWhenSecondEnsembleReturnsLacMinusOne."""
 
     async def case(bench: Bench) -> None:
@@ -70,7 +70,7 @@ def test_recovery_of_an_empty_second_ensemble_ends_where_the_first_did() -> None
     run(case, bookies=5)
 
 
-def test_recovery_ends_at_a_gap() -> None:
+def test_recovery_ends_at_gap() -> None:
     """testRecoveryOnEntryGap."""
 
     async def case(bench: Bench) -> None:
@@ -93,7 +93,7 @@ def test_recovery_ends_at_a_gap() -> None:
     run(case)
 
 
-def test_one_copy_of_an_entry_is_written_back_to_all() -> None:
+def test_one_copy_of_entry_is_written_back_to_all() -> None:
     async def case(bench: Bench) -> None:
         handle = bench.handle(await bench.ledger())
         await appended(bench, handle, 2)
@@ -108,7 +108,7 @@ def test_one_copy_of_an_entry_is_written_back_to_all() -> None:
     run(case)
 
 
-def test_recovery_without_a_covering_set_fails_and_truncates_nothing() -> None:
+def test_recovery_without_covering_set_fails_and_truncates_nothing() -> None:
     """LedgerRecovery2Test: all down."""
 
     async def case(bench: Bench) -> None:
@@ -124,7 +124,7 @@ def test_recovery_without_a_covering_set_fails_and_truncates_nothing() -> None:
     run(case)
 
 
-def test_bookies_that_answer_the_fence_and_then_fall_silent_end_nothing() -> None:
+def test_bookies_silent_after_fence_do_not_end_ledger() -> None:
     """A timeout, an I/O error or a damaged copy is no negative, however many there are of them."""
 
     async def case(bench: Bench) -> None:
@@ -150,7 +150,7 @@ def test_bookies_that_answer_the_fence_and_then_fall_silent_end_nothing() -> Non
 
 
 @pytest.mark.parametrize("ensemble", [(B1, B2), (B1, B2, B3)])
-def test_recovery_goes_on_with_one_bookie_lost(ensemble: tuple[str, ...]) -> None:
+def test_recovery_continues_with_one_bookie_lost(ensemble: tuple[str, ...]) -> None:
     async def case(bench: Bench) -> None:
         handle = bench.handle(await bench.ledger(*ensemble))  # type: ignore[arg-type]
         await appended(bench, handle, 3)
@@ -161,7 +161,7 @@ def test_recovery_goes_on_with_one_bookie_lost(ensemble: tuple[str, ...]) -> Non
     run(case, bookies=4)
 
 
-def test_a_hung_bookie_does_not_hold_a_recovery_up() -> None:
+def test_hung_bookie_does_not_delay_recovery() -> None:
     """testFencingWithHungBookie."""
 
     async def case(bench: Bench) -> None:
@@ -175,7 +175,7 @@ def test_a_hung_bookie_does_not_hold_a_recovery_up() -> None:
     run(case)
 
 
-def test_a_recovery_that_can_read_but_not_write_leaves_the_ledger_in_recovery() -> None:
+def test_recovery_that_can_read_but_not_write_leaves_ledger_in_recovery() -> None:
     """LedgerRecovery2Test: LAC readable but cannot write."""
 
     async def case(bench: Bench) -> None:
@@ -193,7 +193,7 @@ def test_a_recovery_that_can_read_but_not_write_leaves_the_ledger_in_recovery() 
 
 
 # docs/protocol.md R6
-def test_a_recovery_adopts_the_end_of_another_that_was_first() -> None:
+def test_recovery_adopts_end_of_recovery_that_was_first() -> None:
     """testMetadataClosedDuringRecovery."""
 
     async def case(bench: Bench) -> None:
@@ -215,7 +215,7 @@ def test_a_recovery_adopts_the_end_of_another_that_was_first() -> None:
 
 
 # docs/protocol.md R5
-def test_an_ensemble_change_of_a_recovery_is_seen_by_nobody_before_the_end() -> None:
+def test_ensemble_change_of_recovery_is_hidden_until_end() -> None:
     """testNewEnsembleAddedDuringRecovery: published early, the second recovery would look for entry 2 at a bookie that
     is new."""
 
@@ -243,7 +243,7 @@ def test_an_ensemble_change_of_a_recovery_is_seen_by_nobody_before_the_end() -> 
     run(case, bookies=4)
 
 
-def test_the_ensemble_change_of_a_recovery_is_published_with_the_end() -> None:
+def test_ensemble_change_of_recovery_is_published_with_end() -> None:
     async def case(bench: Bench) -> None:
         handle = bench.handle(await bench.ledger())
         await appended(bench, handle, 2)
@@ -258,7 +258,7 @@ def test_the_ensemble_change_of_a_recovery_is_published_with_the_end() -> None:
     run(case, bookies=4)
 
 
-def test_a_recovery_of_a_ledger_on_two_bookies_replaces_the_one_that_answers_nothing() -> None:
+def test_recovery_of_ledger_on_two_bookies_replaces_silent_one() -> None:
     """Its process is stopped, so its add fails last, after all the others are answered. The live bookie and the spare
     are enough."""
 
@@ -290,7 +290,7 @@ def test_a_recovery_of_a_ledger_on_two_bookies_replaces_the_one_that_answers_not
 
 
 # docs/protocol.md B36
-def test_a_recovery_does_not_choose_between_two_payloads_of_an_entry() -> None:
+def test_recovery_does_not_choose_between_two_payloads_of_an_entry() -> None:
     async def case(bench: Bench) -> None:
         metadata = await bench.ledger()
         await appended(bench, bench.handle(metadata), 3)
@@ -309,7 +309,7 @@ def test_a_recovery_does_not_choose_between_two_payloads_of_an_entry() -> None:
     run(case)
 
 
-def test_two_recoveries_at_once_agree() -> None:
+def test_concurrent_recoveries_agree() -> None:
     """testConcurrentRecovery1 to 4: each bookie in turn is lost to one of them."""
 
     async def case(bench: Bench) -> None:
@@ -330,7 +330,7 @@ def test_two_recoveries_at_once_agree() -> None:
 
 # docs/protocol.md R7
 @pytest.mark.parametrize("moment", [0.0, 0.0006, 0.0012, 0.0018, 0.0024, 0.003, 0.004, 0.006])
-def test_a_recovery_that_dies_anywhere_is_finished_by_the_next(moment: float) -> None:
+def test_recovery_that_dies_anywhere_is_finished_by_next(moment: float) -> None:
     async def case(bench: Bench) -> None:
         handle = bench.handle(await bench.ledger())
         entries = await appended(bench, handle, 3)
@@ -349,7 +349,7 @@ def test_a_recovery_that_dies_anywhere_is_finished_by_the_next(moment: float) ->
 
 
 # docs/protocol.md R4
-def test_a_recovery_shows_readers_nothing_that_another_may_drop() -> None:
+def test_recovery_shows_readers_nothing_that_another_may_drop() -> None:
     """The last-add-confirmed of the write-back stands still: the recovery that found entry 3 may lose to one that did
     not."""
 
@@ -370,7 +370,7 @@ def test_a_recovery_shows_readers_nothing_that_another_may_drop() -> None:
     run(case)
 
 
-def test_a_ledger_of_one_entry_keeps_it() -> None:
+def test_ledger_of_one_entry_keeps_it() -> None:
     async def case(bench: Bench) -> None:
         handle = bench.handle(await bench.ledger())
         handle.append(b"only", Appended().done)
@@ -381,7 +381,7 @@ def test_a_ledger_of_one_entry_keeps_it() -> None:
 
 
 # docs/protocol.md G7
-def test_an_empty_ledger_closes_with_no_entry() -> None:
+def test_empty_ledger_closes_with_no_entry() -> None:
     async def case(bench: Bench) -> None:
         await bench.ledger()
         closed = await bench.recover()

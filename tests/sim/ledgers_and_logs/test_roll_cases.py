@@ -52,7 +52,7 @@ def test_leader_with_too_many_entries_in_flight_loses_its_log(rolls: bool) -> No
 
 
 # docs/protocol.md G10
-def test_a_full_ledger_is_rolled_and_nothing_is_lost_or_reordered() -> None:
+def test_full_ledger_is_rolled_and_nothing_is_lost_or_reordered() -> None:
     async def case(bench: Bench) -> None:
         writer = Writer(await opened(bench.logs(SMALL)))
         await writer.append(23, gap_s=0.002)
@@ -81,7 +81,7 @@ def test_first_sequences_become_exact() -> None:
     run(case)
 
 
-def test_entries_go_to_the_next_ledger_only_when_all_before_are_acknowledged() -> None:
+def test_entries_go_to_next_ledger_only_when_all_before_are_acknowledged() -> None:
     async def case(bench: Bench) -> None:
         writer = Writer(await opened(bench.logs(SMALL)))
         await writer.append(4)
@@ -103,7 +103,7 @@ def test_entries_go_to_the_next_ledger_only_when_all_before_are_acknowledged() -
     run(case)
 
 
-def test_a_log_that_is_lost_with_the_first_entry_of_the_next_ledger_stops_the_former_one_too(
+def test_log_lost_at_first_entry_of_next_ledger_stops_former_ledger_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It would look for other bookies at the next change of theirs, and raise, as its log's tasks are gone."""
@@ -135,7 +135,7 @@ def test_a_log_that_is_lost_with_the_first_entry_of_the_next_ledger_stops_the_fo
     run(case)
 
 
-def test_a_log_that_is_lost_as_its_former_ledger_is_closed_leaves_nobody_who_listens(
+def test_log_lost_during_close_of_former_ledger_leaves_no_listener(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     close = LedgerHandle.close
@@ -157,7 +157,7 @@ def test_a_log_that_is_lost_as_its_former_ledger_is_closed_leaves_nobody_who_lis
     run(case)
 
 
-def test_a_leader_that_finds_no_ack_quorum_while_it_rolls_gives_its_log_up_too() -> None:
+def test_leader_without_ack_quorum_during_roll_loses_its_log_too() -> None:
     """It waits for the last entries of the former ledger; as long as it did, nobody else would lead."""
 
     async def case(bench: Bench) -> None:
@@ -177,7 +177,7 @@ def test_a_leader_that_finds_no_ack_quorum_while_it_rolls_gives_its_log_up_too()
 
 
 # docs/protocol.md G13
-def test_while_the_metadata_store_is_away_nothing_is_rolled_and_appends_go_on() -> None:
+def test_appends_continue_without_roll_while_metadata_store_is_away() -> None:
     async def case(bench: Bench) -> None:
         store = FrozenStore(bench.tree)
         writer = Writer(await opened(bench.logs(SMALL, store=store)))
@@ -195,7 +195,7 @@ def test_while_the_metadata_store_is_away_nothing_is_rolled_and_appends_go_on() 
     run(case)
 
 
-def test_a_roll_whose_list_write_is_unknown_goes_on_in_the_old_ledger_until_it_is_known() -> None:
+def test_roll_of_unknown_outcome_continues_in_old_ledger_until_it_is_known() -> None:
     async def case(bench: Bench) -> None:
         store = FrozenStore(bench.tree)
         writer = Writer(await opened(bench.logs(SMALL, store=store)))
@@ -222,7 +222,7 @@ def test_a_roll_whose_list_write_is_unknown_goes_on_in_the_old_ledger_until_it_i
     run(case)
 
 
-def test_a_takeover_in_the_middle_of_a_roll_keeps_everything() -> None:
+def test_takeover_in_middle_of_roll_keeps_everything() -> None:
     async def case(bench: Bench) -> None:
         store = FrozenStore(bench.tree)
         old = Writer(await opened(bench.logs(SMALL, store=store)))
@@ -239,7 +239,7 @@ def test_a_takeover_in_the_middle_of_a_roll_keeps_everything() -> None:
     run(case)
 
 
-def test_a_leader_that_lost_its_list_stops_rolling_trimming_and_appending() -> None:
+def test_leader_that_lost_its_list_stops_rolling_trimming_and_appending() -> None:
     async def case(bench: Bench) -> None:
         old = Writer(await opened(bench.logs(SMALL)))
         await old.append(12)
@@ -254,7 +254,7 @@ def test_a_leader_that_lost_its_list_stops_rolling_trimming_and_appending() -> N
     run(case)
 
 
-def test_a_ledger_on_two_bookies_is_rolled_when_a_third_is_there() -> None:
+def test_ledger_on_two_bookies_is_rolled_when_third_is_present() -> None:
     async def case(bench: Bench) -> None:
         bench.bookies.stop(B3)
         writer = Writer(await opened(bench.logs(NEVER)))
@@ -269,7 +269,7 @@ def test_a_ledger_on_two_bookies_is_rolled_when_a_third_is_there() -> None:
     run(case)
 
 
-def test_a_machine_that_is_registered_twice_is_no_reason_to_roll() -> None:
+def test_machine_registered_twice_is_no_reason_to_roll() -> None:
     """It has lost its disk, and the session of the former one has not ended yet: no ensemble is given both (W10)."""
 
     async def case(bench: Bench) -> None:
@@ -286,7 +286,7 @@ def test_a_machine_that_is_registered_twice_is_no_reason_to_roll() -> None:
     run(case, bookies=1)
 
 
-def test_a_striped_ledger_that_has_lost_a_bookie_is_followed_by_a_narrower_one_that_stands_the_next_loss() -> None:
+def test_narrower_ledger_follows_striped_one_and_survives_next_loss() -> None:
     async def case(bench: Bench) -> None:
         config = LogConfig(quorum=Quorum(5, 3, 2), check_every_s=0.1)
         writer = Writer(await opened(bench.logs(config)))
@@ -313,7 +313,7 @@ def test_a_striped_ledger_that_has_lost_a_bookie_is_followed_by_a_narrower_one_t
     run(case, bookies=5)
 
 
-def test_a_leader_without_an_ack_quorum_for_long_gives_its_log_up() -> None:
+def test_leader_long_without_ack_quorum_abandons_its_log() -> None:
     async def case(bench: Bench) -> None:
         writer = Writer(await opened(bench.logs(NEVER)))
         await writer.append(2)
@@ -329,7 +329,7 @@ def test_a_leader_without_an_ack_quorum_for_long_gives_its_log_up() -> None:
 
 
 # docs/protocol.md W8
-def test_missing_copies_are_made_again_when_a_bookie_is_back() -> None:
+def test_missing_copies_are_remade_when_bookie_is_back() -> None:
     async def case(bench: Bench) -> None:
         bench.worker()
         writer = Writer(await opened(bench.logs(LogConfig(roll_entries=10, check_every_s=0.1))))
@@ -349,7 +349,7 @@ def test_missing_copies_are_made_again_when_a_bookie_is_back() -> None:
     run(case)
 
 
-def test_what_a_bookie_has_lost_of_ledgers_that_were_complete_is_made_again_when_it_is_back() -> None:
+def test_copies_lost_from_complete_ledgers_are_remade_when_bookie_is_back() -> None:
     async def case(bench: Bench) -> None:
         bench.worker()
         writer = Writer(await opened(bench.logs(LogConfig(roll_entries=10, check_every_s=0.1))))
@@ -369,7 +369,7 @@ def test_what_a_bookie_has_lost_of_ledgers_that_were_complete_is_made_again_when
 
 
 # docs/protocol.md B14
-def test_what_a_bookie_does_not_list_any_more_is_copied_there_again_without_being_asked(
+def test_entries_no_longer_listed_by_bookie_are_copied_there_unprompted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(copier, "ROUND_S", 60.0)
@@ -390,7 +390,7 @@ def test_what_a_bookie_does_not_list_any_more_is_copied_there_again_without_bein
     run(case)
 
 
-def test_a_new_leader_makes_copies_again_that_the_former_one_left_missing() -> None:
+def test_new_leader_makes_missing_copies_of_former_leader() -> None:
     async def case(bench: Bench) -> None:
         bench.worker()
         writer = Writer(await opened(bench.logs(NEVER)))
@@ -407,7 +407,7 @@ def test_a_new_leader_makes_copies_again_that_the_former_one_left_missing() -> N
     run(case)
 
 
-def test_a_sealed_log_has_nothing_to_recover() -> None:
+def test_sealed_log_has_nothing_to_recover() -> None:
     async def case(bench: Bench) -> None:
         writer = Writer(await opened(bench.logs()))
         await writer.append(3)

@@ -26,7 +26,7 @@ def places(node: Node, value: bytes) -> list[tuple[str, int]]:
     return [(path, data.index(value)) for path, data in files.items() if path.endswith(".journal") and value in data]
 
 
-def test_a_bit_that_turns_over_on_a_disk_is_mended_without_being_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flipped_bit_on_disk_is_repaired_unprompted(monkeypatch: pytest.MonkeyPatch) -> None:
     told = Knobs.bookie
 
     def eager(self: Knobs, name: str, listen: str) -> BookieConfig:

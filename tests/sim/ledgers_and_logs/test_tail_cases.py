@@ -13,7 +13,7 @@ from tests.sim.ledgers_and_logs.logs import NEVER, SMALL, Writer, numbers, opene
 pytestmark = pytest.mark.sim
 
 
-def test_a_tail_is_never_behind_an_idle_leader() -> None:
+def test_tail_is_never_behind_an_idle_leader() -> None:
     async def case(bench: Bench) -> None:
         writer = Writer(await opened(bench.logs(NEVER)))
         reader = bench.logs().reader(P, None)
@@ -32,7 +32,7 @@ def test_a_tail_is_never_behind_an_idle_leader() -> None:
     run(case)
 
 
-def test_a_tail_waits_no_longer_than_it_was_told() -> None:
+def test_tail_waits_no_longer_than_its_timeout() -> None:
     async def case(bench: Bench) -> None:
         await opened(bench.logs(NEVER))
         reader = bench.logs().reader(P, None)
@@ -45,7 +45,7 @@ def test_a_tail_waits_no_longer_than_it_was_told() -> None:
     run(case)
 
 
-def test_a_tail_goes_on_from_any_position() -> None:
+def test_tail_continues_from_any_position() -> None:
     async def case(bench: Bench) -> None:
         writer = Writer(await opened(bench.logs(SMALL)))
         await writer.append(17)
@@ -56,7 +56,7 @@ def test_a_tail_goes_on_from_any_position() -> None:
     run(case)
 
 
-def test_a_tail_is_given_nothing_beyond_the_last_confirmed_entry() -> None:
+def test_tail_returns_nothing_after_last_confirmed_entry() -> None:
     async def case(bench: Bench) -> None:
         writer = Writer(await opened(bench.logs(NEVER)))
         await writer.append(2)
@@ -72,7 +72,7 @@ def test_a_tail_is_given_nothing_beyond_the_last_confirmed_entry() -> None:
     run(case)
 
 
-def test_a_tail_crosses_to_the_next_ledger_exactly_at_the_closed_end() -> None:
+def test_tail_crosses_to_next_ledger_exactly_at_closed_end() -> None:
     async def case(bench: Bench) -> None:
         writer = Writer(await opened(bench.logs(NEVER)))
         await writer.append(3)
@@ -88,7 +88,7 @@ def test_a_tail_crosses_to_the_next_ledger_exactly_at_the_closed_end() -> None:
     run(case)
 
 
-def test_a_tail_reads_around_a_bookie_that_is_gone() -> None:
+def test_tail_reads_around_missing_bookie() -> None:
     async def case(bench: Bench) -> None:
         writer = Writer(await opened(bench.logs(NEVER)))
         await writer.append(5)
@@ -100,7 +100,7 @@ def test_a_tail_reads_around_a_bookie_that_is_gone() -> None:
     run(case)
 
 
-def test_a_tail_before_there_is_a_log_waits_for_it() -> None:
+def test_tail_waits_for_log_that_does_not_exist_yet() -> None:
     async def case(bench: Bench) -> None:
         reader = bench.logs().reader(P, None)
         waiting = bench.env.nursery.spawn(reader.read(5000), name="waits")

@@ -59,7 +59,7 @@ async def lags(bench: Bench, writer: Writer, reader: TailReader, count: int, gap
     ids=str,
 )
 @pytest.mark.parametrize("own", [None, B1], ids=["asks", "listens"])
-def test_a_near_bookie_that_gets_no_adds_delays_one_entry_and_no_more(
+def test_near_bookie_without_adds_delays_only_one_entry(
     own: BookieId | None, quorum: Quorum, behind: tuple[BookieId, ...]
 ) -> None:
     config = LogConfig(quorum=quorum, check_every_s=0.1)
@@ -81,7 +81,7 @@ def test_a_near_bookie_that_gets_no_adds_delays_one_entry_and_no_more(
 
 @pytest.mark.parametrize("quorum", [Quorum(3, 3, 2), Quorum(5, 3, 2)], ids=str)
 @pytest.mark.parametrize("listens", [False, True], ids=["asks", "listens"])
-def test_a_bookie_that_is_replaced_in_the_ensemble_is_not_waited_for(quorum: Quorum, listens: bool) -> None:
+def test_bookie_replaced_in_ensemble_is_not_waited_for(quorum: Quorum, listens: bool) -> None:
     config = LogConfig(quorum=quorum, check_every_s=0.1)
 
     async def case(bench: Bench) -> None:
@@ -100,7 +100,7 @@ def test_a_bookie_that_is_replaced_in_the_ensemble_is_not_waited_for(quorum: Quo
 
 
 @pytest.mark.parametrize("gap_s", [1.0, 0.05, 0.003])
-def test_striping_shows_an_entry_no_more_than_a_round_trip_later(gap_s: float) -> None:
+def test_striping_delays_an_entry_by_at_most_one_round_trip(gap_s: float) -> None:
     def lag_of(quorum: Quorum, own: BookieId) -> float:
         found: list[float] = []
 
@@ -120,7 +120,7 @@ def test_striping_shows_an_entry_no_more_than_a_round_trip_later(gap_s: float) -
     assert striped <= plain + 3 * DELAY_S
 
 
-def test_a_bookie_that_has_caught_up_is_polled_again() -> None:
+def test_bookie_that_has_caught_up_is_polled_again() -> None:
     config = LogConfig(check_every_s=0.1)
 
     async def case(bench: Bench) -> None:
@@ -175,7 +175,7 @@ async def listening(bench: Bench) -> tuple[Writer, TailReader]:
     return writer, reader
 
 
-def test_what_the_own_bookie_has_stored_is_given_without_asking_anybody() -> None:
+def test_entries_stored_by_own_bookie_are_delivered_without_a_request() -> None:
     async def case(bench: Bench) -> None:
         writer, reader = await listening(bench)
         taker, wanted = Taker(), []
@@ -196,7 +196,7 @@ def test_what_the_own_bookie_has_stored_is_given_without_asking_anybody() -> Non
     run(case)
 
 
-def test_an_own_bookie_whose_disk_stands_still_holds_up_no_reader() -> None:
+def test_own_bookie_with_hanging_disk_delays_no_reader() -> None:
     async def case(bench: Bench) -> None:
         config = LogConfig(check_every_s=0.1)
         writer = Writer(await opened(bench.logs(config)))
@@ -213,7 +213,7 @@ def test_an_own_bookie_whose_disk_stands_still_holds_up_no_reader() -> None:
     run(case)
 
 
-def test_an_entry_is_not_given_before_it_is_confirmed() -> None:
+def test_entry_is_not_delivered_before_it_is_confirmed() -> None:
     async def case(bench: Bench) -> None:
         writer, reader = await listening(bench)
         taker = Taker()
@@ -233,7 +233,7 @@ def test_an_entry_is_not_given_before_it_is_confirmed() -> None:
     run(case)
 
 
-def test_what_the_taker_raises_is_raised_by_the_read() -> None:
+def test_error_of_taker_is_raised_by_read() -> None:
     async def case(bench: Bench) -> None:
         writer, reader = await listening(bench)
         taker = Taker()
@@ -246,7 +246,7 @@ def test_what_the_taker_raises_is_raised_by_the_read() -> None:
     run(case)
 
 
-def test_who_may_not_take_gets_it_from_the_read() -> None:
+def test_entries_not_taken_are_returned_by_read() -> None:
     async def case(bench: Bench) -> None:
         writer, reader = await listening(bench)
         taker = Taker()
@@ -261,7 +261,7 @@ def test_who_may_not_take_gets_it_from_the_read() -> None:
     run(case)
 
 
-def test_more_than_fits_one_turn_wakes_the_read() -> None:
+def test_more_entries_than_fit_one_turn_wake_read() -> None:
     async def case(bench: Bench) -> None:
         writer, reader = await listening(bench)
         taker, count = Taker(), 3 * GIVEN_MAX
@@ -282,7 +282,7 @@ def test_more_than_fits_one_turn_wakes_the_read() -> None:
     run(case)
 
 
-def test_nothing_is_given_to_who_reads_no_more() -> None:
+def test_cancelled_read_is_given_nothing() -> None:
     async def case(bench: Bench) -> None:
         writer, reader = await listening(bench)
         taker = Taker()
@@ -298,7 +298,7 @@ def test_nothing_is_given_to_who_reads_no_more() -> None:
     run(case)
 
 
-def test_a_read_that_is_cancelled_skips_nothing() -> None:
+def test_cancelled_read_skips_nothing() -> None:
     async def case(bench: Bench) -> None:
         writer, reader = await listening(bench)
         await writer.append(5)
@@ -318,7 +318,7 @@ def test_a_read_that_is_cancelled_skips_nothing() -> None:
     run(case)
 
 
-def test_a_tail_that_has_gone_on_or_is_closed_is_told_nothing() -> None:
+def test_advanced_or_closed_tail_is_notified_of_nothing() -> None:
     async def case(bench: Bench) -> None:
         config = LogConfig(check_every_s=0.1, roll_entries=3)
         bench.bookies.own = B1
@@ -340,7 +340,7 @@ def test_a_tail_that_has_gone_on_or_is_closed_is_told_nothing() -> None:
     run(case)
 
 
-def test_a_tail_that_is_closed_while_it_looks_does_not_begin_to_listen() -> None:
+def test_tail_closed_during_its_check_does_not_begin_to_listen() -> None:
     async def case(bench: Bench) -> None:
         writer, other = await listening(bench)
         await other.close()
@@ -357,7 +357,7 @@ def test_a_tail_that_is_closed_while_it_looks_does_not_begin_to_listen() -> None
     run(case)
 
 
-def test_what_was_read_elsewhere_is_kept_no_longer() -> None:
+def test_entries_read_elsewhere_are_dropped() -> None:
     async def case(bench: Bench) -> None:
         config = LogConfig(quorum=Quorum(3, 2, 2), check_every_s=0.1)
         bench.bookies.own = B1
@@ -379,7 +379,7 @@ def test_what_was_read_elsewhere_is_kept_no_longer() -> None:
     run(case)
 
 
-def test_little_is_kept_of_what_is_not_confirmed() -> None:
+def test_unconfirmed_entries_are_kept_up_to_limits() -> None:
     fresh = FreshEntries(DigestType.CRC32C, e(5))
     for entry in range(ENTRIES_MAX + 20):
         fresh.keep(entry, b"p" * 100)
@@ -395,7 +395,7 @@ def test_little_is_kept_of_what_is_not_confirmed() -> None:
     assert checked_by_nobody.take(e(0)) is None
 
 
-def test_who_is_behind_is_polled_last() -> None:
+def test_lagging_bookie_is_polled_last() -> None:
     choice = PollChoice()
     assert choice.first((B1, B2, B3)) == B1
     assert choice.compare({B1: e(4), B2: e(7), B3: e(5)}, now=1.0) == 7
@@ -408,7 +408,7 @@ def test_who_is_behind_is_polled_last() -> None:
     assert choice.first((B1, B2, B3)) == B3
 
 
-def test_a_bookie_that_lagged_for_a_moment_is_asked_again_after_a_second_and_then_more_rarely() -> None:
+def test_briefly_lagging_bookie_is_asked_again_after_growing_delays() -> None:
     choice = PollChoice()
     choice.compare({B1: e(3), B2: e(4)}, now=1.0)
     assert choice.first((B1, B2)) == B2
@@ -420,7 +420,7 @@ def test_a_bookie_that_lagged_for_a_moment_is_asked_again_after_a_second_and_the
     assert choice.first((B1, B2)) == B1
 
 
-def test_a_tail_that_is_closed_while_it_opens_a_ledger_asks_nobody_anything_any_more() -> None:
+def test_tail_closed_while_opening_ledger_sends_no_more_requests() -> None:
     async def case(bench: Bench) -> None:
         writer = Writer(await opened(bench.logs(LogConfig(check_every_s=0.1))))
         await writer.append(2)

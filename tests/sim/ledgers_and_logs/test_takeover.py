@@ -114,7 +114,7 @@ def stop_and_unseat(stage: Stage, node: Node) -> None:
 
 
 @pytest.mark.parametrize(("strike", "lease_ms"), [(kill, 500), (cut_power, 0), (stop_and_unseat, 500)])
-def test_a_candidate_may_fail_at_every_step_of_its_takeover(
+def test_candidate_may_fail_at_every_step_of_takeover(
     patch: pytest.MonkeyPatch, strike: Callable[[Stage, Node], None], lease_ms: int
 ) -> None:
     steps = 1
@@ -168,7 +168,7 @@ def strict_get(stage: Stage, node: Node) -> Any:
 
 
 @pytest.mark.parametrize(("ask", "lease_ms"), [(put, 500), (get, 500), (get, 0), (strict_get, 500)])
-def test_a_leader_that_sleeps_anywhere_in_an_operation_tells_nothing_stale_when_it_wakes(
+def test_leader_paused_in_any_operation_returns_nothing_stale_on_resume(
     ask: Callable[[Stage, Node], Any], lease_ms: int
 ) -> None:
     answered = 0
@@ -215,7 +215,7 @@ def roller_stopped_at(patch: pytest.MonkeyPatch, step: int) -> bool:
     return bool(struck)
 
 
-def test_a_takeover_may_come_at_every_step_of_a_roll(patch: pytest.MonkeyPatch) -> None:
+def test_takeover_may_come_at_every_step_of_roll(patch: pytest.MonkeyPatch) -> None:
     steps = 1
     while roller_stopped_at(patch, steps):
         steps += 1
@@ -224,7 +224,7 @@ def test_a_takeover_may_come_at_every_step_of_a_roll(patch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("seed", range(1, 9))
-def test_of_two_leaders_that_both_won_the_election_one_goes_on(patch: pytest.MonkeyPatch, seed: int) -> None:
+def test_one_of_two_leaders_that_both_won_election_continues(patch: pytest.MonkeyPatch, seed: int) -> None:
     """Whoever claims, wins: the election decides nothing any more, only fencing and the list do."""
     from kvstore.partition.election.leader_znode import Claims
 
@@ -249,12 +249,12 @@ def test_of_two_leaders_that_both_won_the_election_one_goes_on(patch: pytest.Mon
 
 @pytest.mark.parametrize("lease_ms", [1000, 100, 0])
 @pytest.mark.parametrize("story", STORIES)
-def test_a_leader_that_nobody_counts_on_any_more_tells_nothing_stale(story: Story, lease_ms: int) -> None:
+def test_superseded_leader_returns_nothing_stale(story: Story, lease_ms: int) -> None:
     for seed in range(1, 4):
         play(story, knobs(lease_ms=lease_ms), seed)
 
 
-def test_while_a_new_leader_waits_the_old_one_answers_under_its_lease() -> None:
+def test_old_leader_answers_under_its_lease_while_new_leader_waits() -> None:
     """From the fence to the list is longer than the lease, and the old leader answers meanwhile, unless its last append
     was so long ago that its lease ends at once: in some runs it was not."""
     assert max(map(answered_meanwhile, range(3, 8))) > 5

@@ -29,7 +29,7 @@ from tests.sim.ledgers_and_logs.logs import NEVER, SMALL, Writer, numbers, opene
 pytestmark = pytest.mark.sim
 
 
-def test_the_first_leader_of_a_log_waits_for_nobody() -> None:
+def test_first_leader_of_log_does_not_wait() -> None:
     async def case(bench: Bench) -> None:
         began = bench.env.clock.now()
         log = await opened(bench.logs())
@@ -39,7 +39,7 @@ def test_the_first_leader_of_a_log_waits_for_nobody() -> None:
     run(case)
 
 
-def test_a_takeover_waits_out_the_lease_that_the_list_names() -> None:
+def test_takeover_waits_out_lease_named_by_list() -> None:
     async def case(bench: Bench) -> None:
         await Writer(await opened(bench.logs(), lease_ms=2000)).append(3)
         began = bench.env.clock.now()
@@ -57,7 +57,7 @@ def test_a_takeover_waits_out_the_lease_that_the_list_names() -> None:
 
 
 # docs/protocol.md G8
-def test_nothing_is_closed_or_listed_before_the_wait_is_over() -> None:
+def test_nothing_is_closed_or_listed_before_wait_ends() -> None:
     async def case(bench: Bench) -> None:
         await Writer(await opened(bench.logs(), lease_ms=1000)).append(3)
         before = await bench.listed()
@@ -73,7 +73,7 @@ def test_nothing_is_closed_or_listed_before_the_wait_is_over() -> None:
 
 
 # docs/protocol.md G9
-def test_a_release_record_at_the_end_saves_the_wait() -> None:
+def test_release_record_at_end_saves_wait() -> None:
     async def case(bench: Bench) -> None:
         log = await opened(bench.logs(), lease_ms=5000)
         await Writer(log).append(3)
@@ -87,7 +87,7 @@ def test_a_release_record_at_the_end_saves_the_wait() -> None:
     run(case)
 
 
-def test_a_release_record_that_is_not_the_end_saves_nothing() -> None:
+def test_release_record_not_at_end_saves_nothing() -> None:
     async def case(bench: Bench) -> None:
         log = await opened(bench.logs(), lease_ms=1000)
         log.append(RELEASE, Seq(1), Appended().done)
@@ -99,7 +99,7 @@ def test_a_release_record_that_is_not_the_end_saves_nothing() -> None:
     run(case)
 
 
-def test_a_release_record_before_an_empty_ledger_is_still_the_end() -> None:
+def test_release_record_before_empty_ledger_is_still_the_end() -> None:
     async def case(bench: Bench) -> None:
         log = await opened(bench.logs(), lease_ms=1000)
         log.append(RELEASE, Seq(1), Appended().done)
@@ -110,7 +110,7 @@ def test_a_release_record_before_an_empty_ledger_is_still_the_end() -> None:
     run(case)
 
 
-def test_a_ledger_that_somebody_else_closed_is_waited_for_too() -> None:
+def test_ledger_closed_by_another_process_is_waited_for_too() -> None:
     """An operator's recovery closes without a wait; the old leader's lease runs on."""
 
     async def case(bench: Bench) -> None:
@@ -151,7 +151,7 @@ async def _recovered_elsewhere(bench: Bench, ledger: LedgerId, *, without: Booki
 
 
 # docs/protocol.md R6, G8
-def test_a_leader_that_missed_the_last_entry_goes_on_behind_it_if_another_recovery_found_it() -> None:
+def test_leader_continues_after_entry_found_only_by_another_recovery() -> None:
     """The other one records its end while the leader waits out the lease: a worker, a command, another candidate."""
 
     async def case(bench: Bench) -> None:
@@ -169,7 +169,7 @@ def test_a_leader_that_missed_the_last_entry_goes_on_behind_it_if_another_recove
 
 
 # docs/protocol.md R6, G8
-def test_a_leader_that_found_one_entry_more_goes_on_before_it_if_another_recovery_ended_the_ledger_there() -> None:
+def test_leader_continues_before_entry_that_another_recovery_excluded() -> None:
     async def case(bench: Bench) -> None:
         ledger = await _half_written(bench)
         other = await _recovering_elsewhere(bench, ledger, without=B3)
@@ -186,7 +186,7 @@ def test_a_leader_that_found_one_entry_more_goes_on_before_it_if_another_recover
 
 # docs/protocol.md G24
 @pytest.mark.parametrize("is_first", [True, False], ids=["before it is compared", "while the lease is waited out"])
-def test_a_state_that_has_applied_what_another_recovery_found_is_no_sign_of_an_older_metadata_store(
+def test_state_with_entry_found_by_another_recovery_proves_no_older_store(
     is_first: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def case(bench: Bench) -> None:
@@ -214,7 +214,7 @@ def test_a_state_that_has_applied_what_another_recovery_found_is_no_sign_of_an_o
     run(case)
 
 
-def test_a_former_leader_learns_of_its_loss_at_its_next_append() -> None:
+def test_former_leader_learns_of_its_loss_at_next_append() -> None:
     async def case(bench: Bench) -> None:
         old = Writer(await opened(bench.logs()))
         await old.append(3)
@@ -231,7 +231,7 @@ def test_a_former_leader_learns_of_its_loss_at_its_next_append() -> None:
     run(case)
 
 
-def test_of_two_that_take_over_at_once_one_wins_and_the_other_begins_again() -> None:
+def test_one_of_two_simultaneous_takeovers_wins_and_the_other_retries() -> None:
     async def case(bench: Bench) -> None:
         await Writer(await opened(bench.logs())).append(3)
         one = bench.env.nursery.spawn(opened(bench.logs()), name="one")
@@ -246,7 +246,7 @@ def test_of_two_that_take_over_at_once_one_wins_and_the_other_begins_again() -> 
 
 
 @pytest.mark.parametrize("step", range(14))
-def test_a_candidate_that_dies_after_any_write_is_followed_by_another(step: int) -> None:
+def test_candidate_that_dies_after_any_write_is_followed_by_another(step: int) -> None:
     """Crash points of a takeover: IN_RECOVERY, closes, the new ledger, the list, each before and after."""
 
     async def case(bench: Bench) -> None:
@@ -266,7 +266,7 @@ def test_a_candidate_that_dies_after_any_write_is_followed_by_another(step: int)
 
 
 # docs/protocol.md G12
-def test_a_list_write_of_unknown_outcome_that_was_done_is_success() -> None:
+def test_list_write_of_unknown_outcome_that_was_done_succeeds() -> None:
     async def case(bench: Bench) -> None:
         store = FrozenStore(bench.tree)
         lists = LedgerLists(store)
@@ -279,7 +279,7 @@ def test_a_list_write_of_unknown_outcome_that_was_done_is_success() -> None:
     run(case)
 
 
-def test_a_list_write_that_others_beat_is_lost_also_when_its_outcome_was_unknown() -> None:
+def test_list_write_that_lost_a_race_fails_also_when_outcome_was_unknown() -> None:
     async def case(bench: Bench) -> None:
         mine, theirs = LedgerLists(FrozenStore(bench.tree)), LedgerLists(FrozenStore(bench.tree))
         listed, version = await mine.make(P)
@@ -298,7 +298,7 @@ def test_a_list_write_that_others_beat_is_lost_also_when_its_outcome_was_unknown
     run(case)
 
 
-def test_a_list_that_is_removed_as_it_is_made_is_nobodys_to_write() -> None:
+def test_list_removed_during_its_creation_is_not_written() -> None:
     """Its version would be "whatever is there": what another makes anew in that moment would be written over."""
 
     async def case(bench: Bench) -> None:
@@ -318,7 +318,7 @@ def test_a_list_that_is_removed_as_it_is_made_is_nobodys_to_write() -> None:
     run(case)
 
 
-def test_a_ledger_that_was_swept_cannot_be_listed() -> None:
+def test_swept_ledger_cannot_be_listed() -> None:
     """A leader that slept between create and list."""
 
     async def case(bench: Bench) -> None:
@@ -340,7 +340,7 @@ def test_a_ledger_that_was_swept_cannot_be_listed() -> None:
     run(case)
 
 
-def test_without_an_ack_quorum_of_bookies_nobody_opens_a_log() -> None:
+def test_log_is_not_opened_without_ack_quorum_of_bookies() -> None:
     async def case(bench: Bench) -> None:
         bench.bookies.stop(B2, B3)
         with pytest.raises(NotEnoughBookies):

@@ -36,7 +36,7 @@ async def four_ledgers(bench: Bench, seq: int = 1) -> Writer:
     return writer
 
 
-def test_trimming_takes_what_everybody_has_synced_from_list_and_store() -> None:
+def test_trimming_removes_ledgers_synced_everywhere_from_list_and_store() -> None:
     async def case(bench: Bench) -> None:
         writer = await four_ledgers(bench)
         lines = writer.log.listed.ledgers
@@ -50,7 +50,7 @@ def test_trimming_takes_what_everybody_has_synced_from_list_and_store() -> None:
     run(case)
 
 
-def test_what_is_not_synced_everywhere_stays() -> None:
+def test_ledgers_not_synced_everywhere_stay() -> None:
     async def case(bench: Bench) -> None:
         writer = await four_ledgers(bench)
         lines = writer.log.listed.ledgers
@@ -59,7 +59,7 @@ def test_what_is_not_synced_everywhere_stays() -> None:
     run(case)
 
 
-def test_what_is_younger_than_the_retention_stays() -> None:
+def test_ledgers_younger_than_retention_stay() -> None:
     async def case(bench: Bench) -> None:
         writer = await four_ledgers(bench)
         assert await writer.log.trim(Seq(1000), 3_600_000) == 0
@@ -69,7 +69,7 @@ def test_what_is_younger_than_the_retention_stays() -> None:
     run(case)
 
 
-def test_a_ledger_whose_leader_ended_before_it_said_where_it_begins_is_trimmed_with_those_around_it() -> None:
+def test_ledger_without_first_sequence_is_trimmed_with_its_neighbours() -> None:
     """Else nothing would ever be trimmed again."""
 
     async def case(bench: Bench) -> None:
@@ -87,7 +87,7 @@ def test_a_ledger_whose_leader_ended_before_it_said_where_it_begins_is_trimmed_w
     run(case)
 
 
-def test_thousands_of_ledgers_go_a_number_at_a_time() -> None:
+def test_thousands_of_ledgers_are_trimmed_in_batches() -> None:
     """So many round trips keep a leader from its other duties, and one that fails would begin all of them again."""
 
     async def case(bench: Bench) -> None:
@@ -118,7 +118,7 @@ def test_thousands_of_ledgers_go_a_number_at_a_time() -> None:
     run(case)
 
 
-def test_more_ledgers_than_go_at_once_go_together_if_none_of_them_says_where_it_begins(
+def test_ledgers_without_first_sequence_are_trimmed_in_one_oversized_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(trim, "TRIMMED_MAX", 1)
@@ -136,7 +136,7 @@ def test_more_ledgers_than_go_at_once_go_together_if_none_of_them_says_where_it_
 
 
 # docs/protocol.md P34
-def test_ledgers_before_one_that_cannot_be_read_are_trimmed() -> None:
+def test_ledgers_before_unreadable_one_are_trimmed() -> None:
     async def case(bench: Bench) -> None:
         writer = await four_ledgers(bench)
         lines = writer.log.listed.ledgers
@@ -150,7 +150,7 @@ def test_ledgers_before_one_that_cannot_be_read_are_trimmed() -> None:
 
 
 # docs/protocol.md G6
-def test_a_ledger_that_somebody_has_deleted_goes_with_those_around_it() -> None:
+def test_deleted_ledger_is_trimmed_with_its_neighbours() -> None:
     """Its line would keep all that is behind it for good."""
 
     async def case(bench: Bench) -> None:
@@ -168,7 +168,7 @@ def test_a_ledger_that_somebody_has_deleted_goes_with_those_around_it() -> None:
 
 # docs/protocol.md G6
 @pytest.mark.parametrize("entries", [0, 2])
-def test_a_ledger_that_somebody_has_deleted_is_not_the_last_with_entries_that_goes(entries: int) -> None:
+def test_deleted_ledger_is_not_last_with_entries_to_be_trimmed(entries: int) -> None:
     """Where it ended is not known: who stands before its end would be told that he stands at the end of all that was
     trimmed."""
 
@@ -189,7 +189,7 @@ def test_a_ledger_that_somebody_has_deleted_is_not_the_last_with_entries_that_go
     run(case)
 
 
-def test_a_leader_that_was_replaced_takes_no_ledger_that_the_next_one_has_trimmed_for_deleted() -> None:
+def test_replaced_leader_does_not_take_trimmed_ledger_for_deleted() -> None:
     async def case(bench: Bench) -> None:
         old = (await four_ledgers(bench)).log
         new = await opened(bench.logs(NEVER))
@@ -204,7 +204,7 @@ def test_a_leader_that_was_replaced_takes_no_ledger_that_the_next_one_has_trimme
 
 # docs/protocol.md P31
 @pytest.mark.parametrize("whose", ["the metadata store's", "the leader's"])
-def test_a_date_that_is_still_to_come_keeps_nothing_that_later_dates_would_let_go(whose: str) -> None:
+def test_future_date_keeps_nothing_that_later_dates_would_release(whose: str) -> None:
     """The clock of the metadata store's machine, or those of most servers, were a year ahead for some minutes."""
     year_ms = 365 * 86_400_000
 
@@ -226,7 +226,7 @@ def test_a_date_that_is_still_to_come_keeps_nothing_that_later_dates_would_let_g
     run(case)
 
 
-def test_a_reader_of_what_was_trimmed_is_told_so_and_one_that_stands_at_the_end_goes_on() -> None:
+def test_reader_of_trimmed_entries_fails_and_reader_at_end_continues() -> None:
     async def case(bench: Bench) -> None:
         writer = await four_ledgers(bench)
         lines = writer.log.listed.ledgers
@@ -243,7 +243,7 @@ def test_a_reader_of_what_was_trimmed_is_told_so_and_one_that_stands_at_the_end_
     run(case)
 
 
-def test_a_pin_holds_its_ledger_and_what_follows() -> None:
+def test_pin_holds_its_ledger_and_later_ones() -> None:
     async def case(bench: Bench) -> None:
         writer = await four_ledgers(bench)
         lines = writer.log.listed.ledgers
@@ -256,7 +256,7 @@ def test_a_pin_holds_its_ledger_and_what_follows() -> None:
     run(case)
 
 
-def test_a_pin_on_a_ledger_that_was_trimmed_fails() -> None:
+def test_pin_on_trimmed_ledger_fails() -> None:
     async def case(bench: Bench) -> None:
         writer = await four_ledgers(bench)
         first = writer.log.listed.ledgers[0].id
@@ -270,7 +270,7 @@ def test_a_pin_on_a_ledger_that_was_trimmed_fails() -> None:
 
 
 # docs/protocol.md G14
-def test_a_pin_that_comes_between_list_and_delete_keeps_the_ledger() -> None:
+def test_pin_created_between_list_and_delete_keeps_ledger() -> None:
     async def case(bench: Bench) -> None:
         writer = await four_ledgers(bench)
         first = writer.log.listed.ledgers[0].id
@@ -293,7 +293,7 @@ def test_a_pin_that_comes_between_list_and_delete_keeps_the_ledger() -> None:
     run(case)
 
 
-def test_a_pin_past_its_deadline_holds_nothing() -> None:
+def test_expired_pin_holds_nothing() -> None:
     async def case(bench: Bench) -> None:
         writer = await four_ledgers(bench)
         first = writer.log.listed.ledgers[0].id
@@ -306,7 +306,7 @@ def test_a_pin_past_its_deadline_holds_nothing() -> None:
     run(case)
 
 
-def test_a_pin_that_cannot_be_read_holds_everything() -> None:
+def test_unreadable_pin_holds_everything() -> None:
     """What it holds is not known, and its leader ended with it."""
 
     async def case(bench: Bench) -> None:
@@ -321,7 +321,7 @@ def test_a_pin_that_cannot_be_read_holds_everything() -> None:
     run(case)
 
 
-def test_a_pin_whose_deadline_was_moved_holds_from_where_it_held_before() -> None:
+def test_pin_with_moved_deadline_holds_from_same_position() -> None:
     async def case(bench: Bench) -> None:
         writer = await four_ledgers(bench)
         first, _, third = (each.id for each in writer.log.listed.ledgers[:3])
@@ -342,7 +342,7 @@ def test_a_pin_whose_deadline_was_moved_holds_from_where_it_held_before() -> Non
 
 # docs/protocol.md K3
 @pytest.mark.parametrize("anew", [False, True], ids=("renewed", "made anew"))
-def test_a_pin_that_is_renewed_while_the_trimmer_finds_it_too_old_stays(anew: bool) -> None:
+def test_pin_renewed_while_trimmer_finds_it_expired_stays(anew: bool) -> None:
     """Also one that was given back and made again under its name, whose node has the version of the former one."""
 
     async def case(bench: Bench) -> None:
@@ -377,7 +377,7 @@ def test_a_pin_that_is_renewed_while_the_trimmer_finds_it_too_old_stays(anew: bo
 
 
 # docs/protocol.md G15
-def test_orphans_are_swept_by_owner_and_age_and_nothing_else() -> None:
+def test_only_orphans_are_swept_by_owner_and_age() -> None:
     async def case(bench: Bench) -> None:
         writer = Writer(await opened(bench.logs(SMALL)))
         await writer.append(2)
@@ -416,7 +416,7 @@ def test_log_whose_leader_changes_often_is_swept() -> None:
 
 # docs/protocol.md P34
 @pytest.mark.parametrize("tag", [b"\xff", b"", b"..", b"p1/log", b"p1\x00"])
-def test_a_strangers_ledger_under_our_tag_is_nobodys_and_the_sweep_goes_on(tag: bytes) -> None:
+def test_foreign_ledger_under_our_tag_is_ignored_and_sweep_continues(tag: bytes) -> None:
     """Every leader goes over it, a few minutes after it took the lead."""
 
     async def case(bench: Bench) -> None:
@@ -434,7 +434,7 @@ def test_a_strangers_ledger_under_our_tag_is_nobodys_and_the_sweep_goes_on(tag: 
     run(case)
 
 
-def test_a_leader_that_was_replaced_sweeps_nothing() -> None:
+def test_replaced_leader_sweeps_nothing() -> None:
     async def case(bench: Bench) -> None:
         old = await opened(bench.logs(NEVER))
         orphan = await bench.logs()._creator.create(P, after=LedgerId(-1))
@@ -446,7 +446,7 @@ def test_a_leader_that_was_replaced_sweeps_nothing() -> None:
     run(case)
 
 
-def test_the_list_is_where_it_is_documented() -> None:
+def test_list_is_at_its_documented_path() -> None:
     async def case(bench: Bench) -> None:
         await opened(bench.logs())
         data, _ = await MemoryStore(bench.tree).get(paths.partition_log(P))
@@ -460,7 +460,7 @@ async def read_on(reader: LogReader) -> None:
         await reader.read(100)
 
 
-def test_a_ledger_that_somebody_has_deleted_is_not_one_that_was_trimmed() -> None:
+def test_deleted_ledger_is_not_reported_as_trimmed() -> None:
     """A replica that took it for trimmed would give its state up, which may be the last that has what stood there."""
 
     async def case(bench: Bench) -> None:
@@ -476,7 +476,7 @@ def test_a_ledger_that_somebody_has_deleted_is_not_one_that_was_trimmed() -> Non
     run(case)
 
 
-def test_nor_is_one_that_follows_what_was_trimmed() -> None:
+def test_ledger_after_trimmed_ones_is_not_reported_as_trimmed() -> None:
     """A replica that stands where the list begins has all before it, and would give that up for another's state."""
 
     async def case(bench: Bench) -> None:

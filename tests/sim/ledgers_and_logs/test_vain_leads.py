@@ -15,7 +15,7 @@ pytestmark = pytest.mark.sim
 VAIN_S = 450.0
 
 
-def test_leads_in_vain_become_rare(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsuccessful_leaderships_become_rare(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(stage: Stage) -> None:
         store = await stage.cluster.metadata.connect()
         lists = LedgerLists(store)

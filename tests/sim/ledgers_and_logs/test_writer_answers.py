@@ -9,7 +9,7 @@ from tests.sim.ledgers_and_logs.bench import B1, B2, B3, Appended, Bench, run
 pytestmark = pytest.mark.sim
 
 
-def test_an_error_of_who_waits_for_an_entry_costs_those_behind_it_nothing() -> None:
+def test_error_of_one_waiting_caller_does_not_affect_later_ones() -> None:
     """Entries that are confirmed together, and those of a ledger that is lost: each is told of its own."""
 
     async def case(bench: Bench) -> None:

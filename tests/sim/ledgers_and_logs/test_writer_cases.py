@@ -26,7 +26,7 @@ from tests.sim.ledgers_and_logs.logs import Writer, opened
 pytestmark = pytest.mark.sim
 
 
-def test_a_failed_bookie_is_replaced_by_one_metadata_write() -> None:
+def test_failed_bookie_is_replaced_by_one_metadata_write() -> None:
     """HandleFailuresTest: one metadata write per failure."""
 
     async def case(bench: Bench) -> None:
@@ -42,7 +42,7 @@ def test_a_failed_bookie_is_replaced_by_one_metadata_write() -> None:
     run(case, bookies=4)
 
 
-def test_bookies_that_fail_together_are_one_metadata_write() -> None:
+def test_bookies_that_fail_together_are_replaced_by_one_metadata_write() -> None:
     async def case(bench: Bench) -> None:
         handle = bench.handle(await bench.ledger())
         bench.bookies.stop(B2, B3)
@@ -53,7 +53,7 @@ def test_bookies_that_fail_together_are_one_metadata_write() -> None:
     run(case, bookies=5)
 
 
-def test_a_bookie_that_fails_while_another_is_replaced_is_replaced_after_it() -> None:
+def test_bookie_that_fails_during_a_replacement_is_replaced_after_it() -> None:
     """HandleFailuresTest: second failure while the first is handled."""
 
     async def case(bench: Bench) -> None:
@@ -74,7 +74,7 @@ def test_a_bookie_that_fails_while_another_is_replaced_is_replaced_after_it() ->
     run(case, bookies=5)
 
 
-def test_nothing_is_confirmed_while_the_metadata_store_is_stalled_in_a_change() -> None:
+def test_nothing_is_confirmed_while_metadata_store_stalls_ensemble_change() -> None:
     """testNoAddsAreCompletedWhileFailureHandlingInProgress, with all bookies failing in turn."""
 
     async def case(bench: Bench) -> None:
@@ -97,7 +97,7 @@ def test_nothing_is_confirmed_while_the_metadata_store_is_stalled_in_a_change() 
     run(case, bookies=6)
 
 
-def test_a_copy_on_a_bookie_that_was_replaced_counts_for_nothing() -> None:
+def test_copy_on_replaced_bookie_does_not_count() -> None:
     async def case(bench: Bench) -> None:
         handle = bench.handle(await bench.ledger())
         at = bench.bookies.at
@@ -122,7 +122,7 @@ def test_a_copy_on_a_bookie_that_was_replaced_counts_for_nothing() -> None:
     run(case, bookies=4)
 
 
-def test_an_entry_is_as_old_as_its_first_send_however_late_it_is_confirmed() -> None:
+def test_entry_age_counts_from_first_send_however_late_it_is_confirmed() -> None:
     async def case(bench: Bench) -> None:
         handle = bench.handle(await bench.ledger())
         entries = Appended()
@@ -142,7 +142,7 @@ def test_an_entry_is_as_old_as_its_first_send_however_late_it_is_confirmed() -> 
     run(case, bookies=4)
 
 
-def test_a_change_whose_outcome_is_unknown_is_found_done() -> None:
+def test_change_of_unknown_outcome_is_found_done() -> None:
     async def case(bench: Bench) -> None:
         handle = bench.handle(await bench.ledger())
         bench.store.fail_next = [MetadataUnknown("the connection broke")]
@@ -154,7 +154,7 @@ def test_a_change_whose_outcome_is_unknown_is_found_done() -> None:
     run(case, bookies=4)
 
 
-def test_a_writer_stops_when_its_ledger_is_in_recovery_while_it_replaces_a_bookie() -> None:
+def test_writer_stops_when_ledger_is_in_recovery_while_replacing_bookie() -> None:
     """testMetadataSetToInRecoveryDuringFailureHandler."""
 
     async def case(bench: Bench) -> None:
@@ -177,7 +177,7 @@ def test_a_writer_stops_when_its_ledger_is_in_recovery_while_it_replaces_a_booki
     run(case, bookies=4)
 
 
-def test_a_writer_stops_when_its_ledger_was_closed_while_it_replaces_a_bookie() -> None:
+def test_writer_stops_when_ledger_was_closed_while_replacing_bookie() -> None:
     async def case(bench: Bench) -> None:
         handle = bench.handle(await bench.ledger())
         entries = Appended()
@@ -191,7 +191,7 @@ def test_a_writer_stops_when_its_ledger_was_closed_while_it_replaces_a_bookie() 
     run(case, bookies=4)
 
 
-def test_without_a_spare_the_ensemble_stays_and_writing_goes_on() -> None:
+def test_ensemble_stays_and_writing_continues_without_spare() -> None:
     """TestDelayEnsembleChange."""
 
     async def case(bench: Bench) -> None:
@@ -204,7 +204,7 @@ def test_without_a_spare_the_ensemble_stays_and_writing_goes_on() -> None:
     run(case)
 
 
-def test_without_the_metadata_store_the_ensemble_stays_and_writing_goes_on() -> None:
+def test_ensemble_stays_and_writing_continues_without_metadata_store() -> None:
     async def case(bench: Bench) -> None:
         handle = bench.handle(await bench.ledger())
         bench.store.suspend()
@@ -219,7 +219,7 @@ def test_without_the_metadata_store_the_ensemble_stays_and_writing_goes_on() -> 
     run(case, bookies=4)
 
 
-def test_a_bookie_that_is_back_takes_adds_again() -> None:
+def test_returned_bookie_takes_adds_again() -> None:
     async def case(bench: Bench) -> None:
         handle = bench.handle(await bench.ledger())
         bench.bookies.stop(B3)
@@ -234,7 +234,7 @@ def test_a_bookie_that_is_back_takes_adds_again() -> None:
     run(case)
 
 
-def test_who_failed_a_moment_ago_takes_a_place_only_when_nothing_can_be_confirmed_without() -> None:
+def test_recently_failed_bookie_is_used_only_if_needed_for_ack_quorum() -> None:
     async def case(bench: Bench) -> None:
         handle = bench.handle(await bench.ledger())
         bench.ports.choice.failed(B4)
@@ -252,7 +252,7 @@ def test_who_failed_a_moment_ago_takes_a_place_only_when_nothing_can_be_confirme
     run(case, bookies=4)
 
 
-def test_entries_wait_for_an_ack_quorum_and_are_confirmed_when_it_is_back() -> None:
+def test_entries_wait_for_ack_quorum_and_are_confirmed_when_it_is_back() -> None:
     async def case(bench: Bench) -> None:
         handle = bench.handle(await bench.ledger())
         entries = Appended()
@@ -268,7 +268,7 @@ def test_entries_wait_for_an_ack_quorum_and_are_confirmed_when_it_is_back() -> N
     run(case)
 
 
-def test_a_slow_bookie_stops_nobody() -> None:
+def test_slow_bookie_does_not_stop_writing() -> None:
     """SlowBookieTest."""
 
     async def case(bench: Bench) -> None:
@@ -283,7 +283,7 @@ def test_a_slow_bookie_stops_nobody() -> None:
 
 
 # docs/protocol.md W2, W8
-def test_a_bookie_that_was_owed_too_much_takes_adds_again_once_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overloaded_bookie_takes_adds_again_once_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "OWED_ENTRIES_MAX", 3)
 
     async def case(bench: Bench) -> None:
@@ -305,7 +305,7 @@ def test_a_bookie_that_was_owed_too_much_takes_adds_again_once_it_answers(monkey
 
 
 # docs/protocol.md W2
-def test_a_bookie_that_was_owed_too_much_is_no_spare_of_another_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overloaded_bookie_is_no_spare_for_another_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "OWED_ENTRIES_MAX", 3)
 
     async def case(bench: Bench) -> None:
@@ -319,7 +319,7 @@ def test_a_bookie_that_was_owed_too_much_is_no_spare_of_another_ledger(monkeypat
 
 
 # docs/protocol.md W2
-def test_a_bookie_whose_connection_is_well_and_whose_disk_hangs_is_replaced() -> None:
+def test_bookie_with_healthy_connection_and_hanging_disk_is_replaced() -> None:
     """The node's own bookie, which has no connection; one of several directories of a bookie."""
 
     async def case(bench: Bench) -> None:
@@ -338,7 +338,7 @@ def test_a_bookie_whose_connection_is_well_and_whose_disk_hangs_is_replaced() ->
 
 
 # docs/protocol.md W2, W8
-def test_a_bookie_whose_disk_hangs_and_that_nobody_can_replace_is_back_once_its_disk_is() -> None:
+def test_bookie_with_hanging_disk_and_no_spare_returns_when_disk_recovers() -> None:
     async def case(bench: Bench) -> None:
         log = await opened(bench.logs())
         lead = Writer(log)
@@ -357,7 +357,7 @@ def test_a_bookie_whose_disk_hangs_and_that_nobody_can_replace_is_back_once_its_
     run(case)
 
 
-def test_an_entry_that_follows_no_other_is_shown_by_an_explicit_lac() -> None:
+def test_single_entry_is_shown_by_explicit_lac() -> None:
     async def case(bench: Bench) -> None:
         handle = bench.handle(await bench.ledger())
         entries = Appended()
@@ -370,7 +370,7 @@ def test_an_entry_that_follows_no_other_is_shown_by_an_explicit_lac() -> None:
     run(case)
 
 
-def test_among_entries_that_follow_each_other_only_the_last_is_shown_by_an_explicit_lac() -> None:
+def test_only_last_of_consecutive_entries_is_shown_by_explicit_lac() -> None:
     async def case(bench: Bench) -> None:
         handle = bench.handle(await bench.ledger())
         entries = Appended()
@@ -394,7 +394,7 @@ def test_among_entries_that_follow_each_other_only_the_last_is_shown_by_an_expli
     run(case)
 
 
-def test_closing_twice_is_fine_and_a_recovery_in_between_that_agrees_too() -> None:
+def test_closing_twice_succeeds_also_after_recovery_that_agrees() -> None:
     """LedgerClose2Test."""
 
     async def case(bench: Bench) -> None:
@@ -410,7 +410,7 @@ def test_closing_twice_is_fine_and_a_recovery_in_between_that_agrees_too() -> No
 
 
 # docs/protocol.md W9
-def test_a_writer_cannot_close_a_ledger_that_is_in_recovery() -> None:
+def test_writer_cannot_close_ledger_in_recovery() -> None:
     async def case(bench: Bench) -> None:
         handle = bench.handle(await bench.ledger())
         await appended(bench, handle, 3)
@@ -423,7 +423,7 @@ def test_a_writer_cannot_close_a_ledger_that_is_in_recovery() -> None:
 
 
 # docs/protocol.md W9
-def test_a_bookie_that_is_silent_while_its_ledger_is_closed_is_replaced_no_more() -> None:
+def test_bookie_silent_during_close_is_not_replaced() -> None:
     """The change raced with the end that was being recorded, and the loser took the winner for another writer."""
 
     async def case(bench: Bench) -> None:
@@ -445,7 +445,7 @@ def test_a_bookie_that_is_silent_while_its_ledger_is_closed_is_replaced_no_more(
     run(case, bookies=4)
 
 
-def test_a_bookie_that_answers_before_its_call_returns_changes_no_order() -> None:
+def test_bookie_that_answers_before_its_call_returns_changes_no_order() -> None:
     """As the node's own does. What its answers call for comes after what is being done."""
 
     async def case(bench: Bench) -> None:

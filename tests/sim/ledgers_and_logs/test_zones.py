@@ -78,7 +78,7 @@ async def only_notes(stage: Stage) -> bool:
 
 
 @pytest.mark.parametrize("seed", range(1, 4))
-def test_every_ledger_of_six_bookies_in_three_zones_has_its_copies_in_all_three(seed: int) -> None:
+def test_ledgers_on_six_bookies_in_three_zones_have_copies_in_all_zones(seed: int) -> None:
     async def story(stage: Stage) -> None:
         for _ in range(20):  # how many writes make a ledger goes by how they are gathered
             await write(stage, 50)
@@ -93,7 +93,7 @@ def test_every_ledger_of_six_bookies_in_three_zones_has_its_copies_in_all_three(
 
 
 @pytest.mark.parametrize("seed", range(1, 4))
-def test_a_bookie_is_replaced_by_the_other_one_of_its_zone(seed: int) -> None:
+def test_bookie_is_replaced_by_other_bookie_of_its_zone(seed: int) -> None:
     async def story(stage: Stage) -> None:
         for number in range(3):
             await write(stage, 10)
@@ -107,7 +107,7 @@ def test_a_bookie_is_replaced_by_the_other_one_of_its_zone(seed: int) -> None:
     play(story, HELD, seed)
 
 
-def test_what_was_written_while_a_zone_was_away_is_spread_out_when_it_is_back() -> None:
+def test_entries_written_during_zone_outage_are_spread_when_zone_is_back() -> None:
     async def story(stage: Stage) -> None:
         await write(stage, 10)
         leads = zone_of(stage.leader.name)

@@ -38,7 +38,7 @@ async def join_one(world: World, users: Users) -> None:
 
 
 @pytest.mark.parametrize("seed", [0])
-def test_a_partition_joins_under_load(seed: int) -> None:
+def test_partition_joins_under_load(seed: int) -> None:
     play(seed, join_one, pause_s=LONG_PAUSE_S)
 
 
@@ -49,7 +49,7 @@ def test_a_partition_joins_under_load(seed: int) -> None:
     ids=("source", "target", "both"),
 )
 @pytest.mark.parametrize("step", ON_THE_WAY)
-def test_a_move_survives_a_crash(step: str, parties: tuple[str, ...]) -> None:
+def test_move_survives_crash(step: str, parties: tuple[str, ...]) -> None:
     accident = Accident(step)
 
     async def move_one(world: World, users: Users) -> None:
@@ -69,12 +69,12 @@ async def chain(world: World, users: Users) -> None:
         await world.moved()
 
 
-def test_a_range_goes_on_and_comes_back() -> None:
+def test_range_moves_away_and_comes_back() -> None:
     play(3, chain, Knobs(partitions=3), keys=keys_in(SPAN_OF_3, 8, b"k"), counters=keys_in(SPAN_OF_3, 3, b"c"))
 
 
 @pytest.mark.slow
-def test_joins_in_a_chain_end_with_every_key_at_its_owner() -> None:
+def test_chained_joins_end_with_every_key_at_its_owner() -> None:
     """B joins and takes keys of A; C joins and takes keys of B before B has them all. No key is left behind, answered
     by two, or by nobody."""
 
@@ -97,7 +97,7 @@ def test_joins_in_a_chain_end_with_every_key_at_its_owner() -> None:
 @pytest.mark.parametrize(
     "step", [each for each in ON_THE_WAY if each.endswith(("begin", "copy", "follow", "freeze", "ask", "release"))]
 )
-def test_a_move_cancelled_on_the_way_leaves_nothing_or_ends(step: str) -> None:
+def test_move_cancelled_halfway_leaves_nothing_or_ends(step: str) -> None:
     """The range is the source's as before, and nothing of the copy is left; or, once released, the target's."""
     accident = Accident(step)
 
@@ -114,7 +114,7 @@ def test_a_move_cancelled_on_the_way_leaves_nothing_or_ends(step: str) -> None:
         play(len(step), cancel_one, TWO, users=4, keys=KEYS, counters=COUNTERS)
 
 
-def test_a_cancelled_move_that_nobody_released_leaves_the_range_where_it_was() -> None:
+def test_cancelled_move_without_release_leaves_range_in_place() -> None:
     """Whether the change of the ring is heard before the source releases the range is luck: in the first run in which
     it is."""
     for seed in range(8, 28):
@@ -138,7 +138,7 @@ def test_a_cancelled_move_that_nobody_released_leaves_the_range_where_it_was() -
 
 
 @pytest.mark.parametrize("through", [0, 2])
-def test_a_join_cancelled_while_its_partition_rests_keeps_what_has_flipped_and_nothing_else(through: int) -> None:
+def test_join_cancelled_while_partition_pauses_keeps_only_flipped_ranges(through: int) -> None:
     """A range that changed hands stays where it is; a partition that has got nothing goes away."""
     flipped: list[int] = []
     cancel = asyncio.Event()
@@ -165,7 +165,7 @@ def test_a_join_cancelled_while_its_partition_rests_keeps_what_has_flipped_and_n
         play(9, cancel_a_join, TWO, users=4)
 
 
-def test_a_paused_move_waits_and_goes_on() -> None:
+def test_paused_move_waits_and_continues() -> None:
     async def pause(world: World, users: Users) -> None:
         await world.change(lambda ring: steps.set_pace(ring, Pace(paused=True)))
         await world.shift(SPAN, "p2")
@@ -180,7 +180,7 @@ def test_a_paused_move_waits_and_goes_on() -> None:
 
 # docs/protocol.md M14
 @pytest.mark.slow
-def test_scans_that_cross_moves_find_every_key_once() -> None:
+def test_scans_during_moves_find_every_key_once() -> None:
     """By token, in pages of several sizes, while partitions join and ranges flip."""
     there = [b"always%d" % number for number in range(80)]
 

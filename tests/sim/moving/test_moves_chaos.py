@@ -32,5 +32,5 @@ async def join_in_trouble(world: World, users: Users) -> None:
 
 
 @pytest.mark.parametrize("seed", [15])  # in 15 a wait for the last of a rest ended before the rest did
-def test_moves_end_well_whatever_strikes(seed: int) -> None:
+def test_moves_complete_whatever_strikes(seed: int) -> None:
     play(seed, join_in_trouble, drawn(seed), users=4, pause_s=LONG_PAUSE_S)

@@ -29,7 +29,7 @@ def staying_keys(ring: Ring, count: int) -> tuple[bytes, ...]:
     return keys_in(TokenSpan(*spans[0]), count, b"s")
 
 
-def test_a_move_ends_soon_while_large_values_are_written_all_the_time() -> None:
+def test_move_ends_soon_while_large_values_are_written_all_the_time() -> None:
     async def beside_large_values(world: World, users: Users) -> None:
         ask, keys = asker(world.cluster.nodes[0]), staying_keys(world.ring, 20)
         is_over = False
@@ -85,7 +85,7 @@ def test_nothing_is_frozen_before_its_target_is_close() -> None:
     assert median(behind) < 40
 
 
-def test_a_new_leader_of_the_source_unfreezes_at_once_what_it_finds_frozen() -> None:
+def test_new_leader_of_source_unfreezes_frozen_range_at_once() -> None:
     """It need not wait until it looks after its moves again: writes wait for it."""
     accident = Accident("after freeze")
 

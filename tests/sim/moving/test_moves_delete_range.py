@@ -57,7 +57,7 @@ def tell(mover: Any, accident: Accident) -> None:
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_delete_of_a_range_of_which_keys_move_is_done_or_refused(step: str) -> None:
+def test_range_delete_is_done_or_refused_when_some_of_its_keys_move(step: str) -> None:
     seen: list[Any] = []
 
     async def story(world: World, users: Users) -> None:

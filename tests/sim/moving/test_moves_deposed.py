@@ -35,7 +35,7 @@ async def another_leads(world: World, former: Node) -> None:
 
 
 # docs/protocol.md M10
-def test_a_deposed_target_that_owned_the_range_before_does_not_flip_the_ring() -> None:
+def test_deposed_target_that_owned_range_before_does_not_flip_ring() -> None:
     """The range would be routed to a partition that does not own it, for good."""
 
     async def away_and_back(world: World, users: Users) -> None:

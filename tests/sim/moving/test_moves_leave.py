@@ -37,11 +37,11 @@ async def leave_one(world: World, users: Users) -> None:
     assert world.ring.retired == (P2,)
 
 
-def test_a_partition_leaves_under_load() -> None:
+def test_partition_leaves_under_load() -> None:
     play(1, leave_one, TWO, pause_s=LONG_PAUSE_S)
 
 
-def test_that_nothing_is_left_of_who_has_retired_is_noticed_when_it_is_not_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remains_of_retired_partition_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     async def remove_nothing(*_: object, **__: object) -> bool:
         return True
 
@@ -51,7 +51,7 @@ def test_that_nothing_is_left_of_who_has_retired_is_noticed_when_it_is_not_so(mo
         play(1, leave_one, TWO, pause_s=LONG_PAUSE_S)
 
 
-def test_that_a_log_goes_before_its_partition_has_retired_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_deleted_before_its_partition_has_retired_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     async def remove_early(world: World, users: Users) -> None:
         await world.leave("p2")
         await world.store.set(paths.partition_log(P2), b'{"format":1,"ledgers":[]}', -1)
@@ -61,7 +61,7 @@ def test_that_a_log_goes_before_its_partition_has_retired_is_noticed(monkeypatch
         play(1, remove_early, TWO)
 
 
-def test_while_a_log_is_held_its_partition_stays_retired_and_nobody_misses_its_leader() -> None:
+def test_partition_stays_retired_without_leader_while_its_log_is_pinned() -> None:
     async def leave_while_held(world: World, users: Users) -> None:
         lists = LedgerLists(world.store)
         listed, _ = await lists.read(P2)
@@ -102,7 +102,7 @@ class Strikes:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("parties", [("source",), ("target",), ("source", "target")], ids="+".join)
-def test_a_leave_survives_a_crash_at_each_step(parties: tuple[str, ...]) -> None:
+def test_leave_survives_crash_at_each_step(parties: tuple[str, ...]) -> None:
     strikes = Strikes(parties)
 
     async def leave_in_trouble(world: World, users: Users) -> None:
@@ -117,7 +117,7 @@ def test_a_leave_survives_a_crash_at_each_step(parties: tuple[str, ...]) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victims", [("n1",), ("n1", "n2", "n3")], ids="+".join)
-def test_who_has_retired_goes_also_when_nodes_crash_after_each_write_of_that(victims: tuple[str, ...]) -> None:
+def test_retired_partition_goes_when_nodes_crash_after_each_of_its_writes(victims: tuple[str, ...]) -> None:
     """n1 is the one that sees to it."""
     written: list[str] = []
 
@@ -152,7 +152,7 @@ def restart(world: World, node: Node) -> None:
 
 
 @pytest.mark.slow
-def test_joins_and_leaves_in_a_chain_end_with_every_key_at_its_owner() -> None:
+def test_chained_joins_and_leaves_end_with_every_key_at_its_owner() -> None:
     """One joins while another leaves; the newcomer leaves before it has all; who was to leave stays after all."""
 
     async def chain(world: World, users: Users) -> None:
@@ -178,7 +178,7 @@ def test_joins_and_leaves_in_a_chain_end_with_every_key_at_its_owner() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [20])
-def test_leaves_end_well_whatever_strikes(seed: int) -> None:
+def test_leaves_complete_whatever_strikes(seed: int) -> None:
     async def leave_in_trouble(world: World, users: Users) -> None:
         cluster = world.cluster
         await world.join("px")

@@ -79,7 +79,7 @@ async def there_and_back(world: World, pipelines: Sequence[Pipeline], struck: Se
 
 
 @pytest.mark.parametrize("seed", [0, 14])
-def test_writes_that_follow_each_other_are_done_in_order_over_a_flip(seed: int) -> None:
+def test_consecutive_writes_are_done_in_order_over_a_flip(seed: int) -> None:
     async def story(world: World, users: Users) -> None:
         await there_and_back(world, [Pipeline(world, node, KEYS) for node in world.cluster.nodes])
 

@@ -23,7 +23,7 @@ P1 = PartitionId("p1")
 SLOW = 200_000
 
 
-def test_a_long_pause_lets_the_sources_log_go_and_the_move_ends_when_it_goes_on(
+def test_long_pause_releases_log_of_source_and_move_ends_after_resume(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(import_driver, "HELD_S", 2.0)

@@ -30,7 +30,7 @@ async def pins(world: World) -> list[str]:
 
 
 @pytest.mark.parametrize("step", [each for each in ON_THE_WAY if each in ("before begin", "after begin", "after flip")])
-def test_no_pin_is_left_when_the_metadata_store_was_away_meanwhile(step: str) -> None:
+def test_no_pin_is_left_after_metadata_outage(step: str) -> None:
     accident = Accident(step)
 
     async def without_metadata(world: World, users: Users) -> None:

@@ -85,7 +85,7 @@ async def walked(world: World, request: kv_pb2.PageRequest) -> list[bytes]:
 
 # docs/protocol.md M14 P37
 @pytest.mark.parametrize("seed", [8])
-def test_pages_that_cross_moves_and_deaths_of_leaders_have_every_key_once_and_in_order(seed: int) -> None:
+def test_pages_across_moves_and_leader_deaths_have_every_key_once_in_order(seed: int) -> None:
     async def walk(world: World, users: Users) -> None:
         for key in THERE:
             await done(world, commands.put(key, b"x"))
@@ -103,7 +103,7 @@ def test_pages_that_cross_moves_and_deaths_of_leaders_have_every_key_once_and_in
     play(seed, walk, users=3, pause_s=LONG_PAUSE_S)
 
 
-def test_a_prefix_that_is_deleted_while_its_keys_move_is_gone() -> None:
+def test_prefix_deleted_while_its_keys_move_is_gone() -> None:
     async def delete(world: World, users: Users) -> None:
         for key in THERE:
             await done(world, commands.put(key, b"x"))

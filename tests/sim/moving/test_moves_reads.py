@@ -148,12 +148,12 @@ def let_the_source_learn_late(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_read_that_meets_a_move_waits_at_its_door_no_longer_than_it_may(seed: int) -> None:
+def test_read_during_move_waits_at_its_endpoint_no_longer_than_allowed(seed: int) -> None:
     assert max(moved_while_read(seed)) < WAIT_S
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_no_read_is_older_than_a_write_although_the_sources_door_learns_late(
+def test_read_is_never_older_than_write_when_source_endpoint_learns_late(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     let_the_source_learn_late(monkeypatch)
@@ -161,7 +161,7 @@ def test_no_read_is_older_than_a_write_although_the_sources_door_learns_late(
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_no_read_is_older_than_a_write_although_the_sources_clock_stands_still(
+def test_read_is_never_older_than_write_when_source_clock_stands_still(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     let_the_source_learn_late(monkeypatch)
@@ -180,7 +180,7 @@ def read_on(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(queries, "find", found)
 
 
-def test_a_source_that_reads_on_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_that_keeps_answering_reads_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     let_the_source_learn_late(monkeypatch)
     read_on(monkeypatch)
     for seed in BROKEN_SEEDS:

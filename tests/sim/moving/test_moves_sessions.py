@@ -23,7 +23,7 @@ SPAN = first_range("p1", 2)
 (KEY,) = keys_in(SPAN, 1, b"k")
 
 
-def test_a_replica_that_was_down_while_a_range_went_and_came_back_shows_no_session_what_was_before() -> None:
+def test_sessions_never_go_back_on_replica_that_was_down_during_moves() -> None:
     answers: list[object] = []
 
     async def away_and_back(world: World, users: Users) -> None:
@@ -64,7 +64,7 @@ def test_a_replica_that_was_down_while_a_range_went_and_came_back_shows_no_sessi
     assert any(isinstance(each, StoreError) for each in answers), "it was never asked before it had caught up"
 
 
-def test_a_replica_does_not_answer_by_a_ring_that_is_older_than_what_it_owns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replica_does_not_answer_by_ring_older_than_its_ownership(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a session would see the range's third owner, believe that it is the first, and ask the second next."""
     monkeypatch.setattr(RingStore, "hint", lambda self, routed: None)  # other servers do not reach it either
 

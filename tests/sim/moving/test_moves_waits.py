@@ -98,13 +98,13 @@ def to_and_fro(seed: int, users: int) -> Hands:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_while_a_range_changes_hands_three_records_are_logged_and_one_question_is_asked(seed: int) -> None:
+def test_move_of_range_logs_three_records_and_asks_one_question(seed: int) -> None:
     hands = to_and_fro(seed, users=0)
     assert max(hands.frozen) <= RECORDS * RECORD_S + hands.calls * ROUND_TRIP_S + LEAST_S, hands
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_under_load_a_range_changes_hands_with_one_record_more_and_all_doors_know_soon(seed: int) -> None:
+def test_move_under_load_logs_one_more_record_and_all_endpoints_know_soon(seed: int) -> None:
     """The record holds what was written until the freeze. Each may wait for a sync that is under way. A door that is
     told of the flip reads the ring, and once more behind a sync where that was older (docs/protocol.md, H9)."""
     hands = to_and_fro(seed, users=3)
@@ -119,7 +119,7 @@ STEADY = Knobs(partition=PartitionConfig(lead_back_s=100.0))
 """The next leader of a partition does not know that it rests."""
 
 
-def test_a_partition_that_takes_many_ranges_takes_them_one_by_one_and_rests_between() -> None:
+def test_partition_takes_many_ranges_one_by_one_and_pauses_between() -> None:
     begun: dict[int, float] = {}
     ended: dict[int, float] = {}
 

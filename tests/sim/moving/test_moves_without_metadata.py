@@ -25,9 +25,7 @@ KNOBS = replace(TWO, session_s=60.0)
 
 # docs/protocol.md M10
 @pytest.mark.parametrize("from_all", [True, False], ids=("all", "the target's leader"))
-def test_a_range_stays_where_it_is_while_the_ring_cannot_be_changed(
-    from_all: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_range_stays_in_place_while_ring_cannot_be_changed(from_all: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The target has followed for a while, far behind: what it reads of the source's log needs the store no more."""
     accident = Accident("before follow", nth=5)
     close = catch_up.CLOSE_ENTRIES

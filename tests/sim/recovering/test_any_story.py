@@ -295,7 +295,7 @@ def is_good(packet: bytes, key: tuple[LedgerId, EntryId]) -> bool:
 
 
 @pytest.mark.parametrize("seed", range(1, 5))
-def test_whatever_befalls_them_workers_make_everything_whole_and_lose_nothing(seed: int) -> None:
+def test_workers_restore_all_copies_and_lose_nothing_whatever_happens(seed: int) -> None:
     async def case(bench: Bench) -> None:
         story = Story(bench, seed)
         await story.begin()

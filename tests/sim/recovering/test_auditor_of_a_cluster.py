@@ -82,7 +82,7 @@ async def write_until_it_has_some(stage: Stage, bookie: BookieId) -> set[LedgerI
 
 
 @pytest.mark.parametrize("seed", range(1, 4))
-def test_a_rolling_restart_of_all_nodes_marks_nothing(seed: int) -> None:
+def test_rolling_restart_of_all_nodes_marks_nothing(seed: int) -> None:
     async def story(stage: Stage) -> None:
         await write(stage, 20)
         for node in stage.cluster.nodes:
@@ -99,7 +99,7 @@ def test_a_rolling_restart_of_all_nodes_marks_nothing(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(1, 4))
-def test_when_the_auditors_own_machine_stays_down_the_next_one_marks_what_it_had(seed: int) -> None:
+def test_next_auditor_marks_ledgers_when_auditor_machine_stays_down(seed: int) -> None:
     async def story(stage: Stage) -> None:
         await write(stage, 30)
         await stage.until(lambda: len(auditors(stage)) == 1)
@@ -122,7 +122,7 @@ def test_when_the_auditors_own_machine_stays_down_the_next_one_marks_what_it_had
 
 
 # docs/protocol.md A9
-def test_what_a_bookies_scrub_finds_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_findings_of_bookie_scrub_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:
     told = Knobs.bookie
 
     def eager(self: Knobs, name: str, listen: str) -> BookieConfig:

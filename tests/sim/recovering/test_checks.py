@@ -19,7 +19,7 @@ CHECKING = AutorecoveryConfig(check_interval_s=1_000, placement_interval_s=0)
 PLACING = AutorecoveryConfig(check_interval_s=0, placement_interval_s=1_000)
 
 
-def test_a_ledger_with_a_missing_copy_in_its_middle_is_marked_by_the_next_check() -> None:
+def test_next_check_marks_ledger_with_copy_missing_in_its_middle() -> None:
     async def case(bench: AuditBench) -> None:
         await bench.ledger(7, B1, B2, B3, entries=50)
         await bench.ledger(8, B1, B2, B3, entries=50)
@@ -38,7 +38,7 @@ def test_a_ledger_with_a_missing_copy_in_its_middle_is_marked_by_the_next_check(
 
 
 # docs/protocol.md A14
-def test_what_was_given_up_is_not_missed() -> None:
+def test_check_ignores_entries_marked_as_lost() -> None:
     async def case(bench: AuditBench) -> None:
         metadata = await bench.ledger(7, B1, B2, B3, entries=50)
         closed, version = await bench.ledgers.read(metadata.ledger)
@@ -53,7 +53,7 @@ def test_what_was_given_up_is_not_missed() -> None:
     run(case)
 
 
-def test_what_a_writer_may_have_under_way_is_not_missed() -> None:
+def test_check_ignores_entries_that_writer_may_have_in_flight() -> None:
     async def case(bench: AuditBench) -> None:
         metadata = await bench.ledger(7, B1, B2, B3)
         bench.bookies.at[B1].entries[metadata.ledger, EntryId(0)] = b""
@@ -68,7 +68,7 @@ def test_what_a_writer_may_have_under_way_is_not_missed() -> None:
     run(case)
 
 
-def test_a_bookie_that_is_away_or_does_not_answer_has_lost_nothing_for_that() -> None:
+def test_check_does_not_count_unreachable_bookie_as_loss() -> None:
     async def case(bench: AuditBench) -> None:
         await bench.ledger(7, B1, B2, B3, entries=50)
         await bench.stop(B2)
@@ -89,7 +89,7 @@ def test_a_bookie_that_is_away_or_does_not_answer_has_lost_nothing_for_that() ->
     run(case)
 
 
-def test_the_check_keeps_to_its_rate() -> None:
+def test_check_keeps_to_its_rate() -> None:
     async def case(bench: AuditBench) -> None:
         for number in range(100):
             await bench.ledger(number, B1, B2, B3, entries=1)
@@ -103,7 +103,7 @@ def test_the_check_keeps_to_its_rate() -> None:
     run(case)
 
 
-def test_copies_that_share_a_zone_are_marked_when_another_zone_can_take_one() -> None:
+def test_copies_in_one_zone_are_marked_when_another_zone_can_take_one() -> None:
     async def case(bench: AuditBench) -> None:
         for bookie, zone in ((B1, "a"), (B2, "b"), (B3, "b"), (B4, "c")):
             bench.bookies.at[bookie].zone = zone
@@ -121,7 +121,7 @@ def test_copies_that_share_a_zone_are_marked_when_another_zone_can_take_one() ->
     run(case)
 
 
-def test_nothing_is_checked_while_it_is_switched_off() -> None:
+def test_nothing_is_checked_while_checks_are_off() -> None:
     async def case(bench: AuditBench) -> None:
         await bench.ledger(7, B1, B2, B3, entries=5)
         bench.bookies.at[B2].entries.clear()

@@ -13,7 +13,7 @@ from tests.sim.recovering.audits import AuditBench, later, run
 pytestmark = pytest.mark.sim
 
 
-def test_damage_is_marked_once_auto_recovery_is_on_and_only_where_the_ledger_names_the_bookie() -> None:
+def test_damage_is_marked_when_autorecovery_is_on_and_ledger_names_bookie() -> None:
     async def case(bench: AuditBench) -> None:
         await bench.ledger(7, B1, B2, B3, entries=5)
         await bench.ledger(8, B2, B3, B4, entries=5)
@@ -30,7 +30,7 @@ def test_damage_is_marked_once_auto_recovery_is_on_and_only_where_the_ledger_nam
     run(case)
 
 
-def test_a_ledger_that_cannot_be_read_keeps_no_other_from_being_marked() -> None:
+def test_unreadable_ledger_does_not_stop_others_from_being_marked() -> None:
     async def case(bench: AuditBench) -> None:
         await bench.ledger(7, B1, B2, B3, entries=5)
         await bench.store.set(paths.ledger(LedgerId(7)), b"no metadata", -1)
@@ -44,7 +44,7 @@ def test_a_ledger_that_cannot_be_read_keeps_no_other_from_being_marked() -> None
     run(case)
 
 
-def test_damage_is_marked_when_the_metadata_store_is_back() -> None:
+def test_damage_is_marked_when_metadata_store_is_back() -> None:
     async def case(bench: AuditBench) -> None:
         await bench.ledger(7, B1, B2, B3, entries=5)
         reports = DamageReports(bench.world.env("n1"), bench.store, B1)

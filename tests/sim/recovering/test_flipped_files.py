@@ -51,7 +51,7 @@ async def struck(stage: Stage, node: Node) -> list[str]:
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_bits_flipped_in_a_stopped_bookie_are_found_and_mended_under_load(seed: int) -> None:
+def test_bits_flipped_in_stopped_bookie_are_found_and_repaired_under_load(seed: int) -> None:
     async def story(stage: Stage) -> None:
         await filled(stage)
         workload = Workload(stage.cluster, stage.world.fork("workload"), SMALL.load)

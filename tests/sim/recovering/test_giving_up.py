@@ -40,7 +40,7 @@ async def given_up(bench: Bench) -> tuple[Loss, RepairOutcome]:
     return await abandonment(bench).abandon(LEDGER, 1, await abandonment(bench).find_loss(LEDGER))
 
 
-def test_of_a_closed_ledger_all_is_kept_that_anybody_has() -> None:
+def test_closed_ledger_keeps_every_entry_that_any_bookie_has() -> None:
     async def case(bench: Bench) -> None:
         await closed(bench)
         for bookie in (B1, B2):
@@ -64,7 +64,7 @@ def test_of_a_closed_ledger_all_is_kept_that_anybody_has() -> None:
     run(case, bookies=4)
 
 
-def test_what_was_given_up_no_leader_misses() -> None:
+def test_leader_does_not_miss_entries_marked_as_lost() -> None:
     """Else its ledger would be marked and mended for ever."""
 
     async def case(bench: Bench) -> None:
@@ -89,7 +89,7 @@ def test_what_was_given_up_no_leader_misses() -> None:
     run(case, bookies=4)
 
 
-def test_a_ledger_whose_end_nobody_can_tell_is_closed_behind_what_is_left() -> None:
+def test_ledger_with_unknowable_end_is_closed_after_last_remaining_entry() -> None:
     async def case(bench: Bench) -> None:
         handle = bench.handle(await bench.ledger())
         await appended(bench, handle, COUNT)
@@ -112,7 +112,7 @@ def test_a_ledger_whose_end_nobody_can_tell_is_closed_behind_what_is_left() -> N
     run(case, bookies=5)
 
 
-def test_what_is_known_to_be_confirmed_is_lost_and_not_cut_off() -> None:
+def test_entries_known_to_be_confirmed_are_marked_as_lost_not_truncated() -> None:
     async def case(bench: Bench) -> None:
         handle = bench.handle(await bench.ledger())
         await appended(bench, handle, COUNT)
@@ -125,7 +125,7 @@ def test_what_is_known_to_be_confirmed_is_lost_and_not_cut_off() -> None:
     run(case, bookies=5)
 
 
-def test_the_ledger_of_a_log_that_has_a_leader_is_not_given_up() -> None:
+def test_ledger_of_log_with_leader_is_not_abandoned() -> None:
     async def case(bench: Bench) -> None:
         await of_a_log(bench, 500)
         leader = MemoryStore(bench.tree)
@@ -139,7 +139,7 @@ def test_the_ledger_of_a_log_that_has_a_leader_is_not_given_up() -> None:
 
 
 @pytest.mark.parametrize("status", [Status.TOO_MANY_REQUESTS, Status.IO_ERROR], ids=str)
-def test_a_refusal_that_may_be_over_in_a_moment_is_no_loss(status: Status) -> None:
+def test_transient_refusal_is_not_a_loss(status: Status) -> None:
     async def case(bench: Bench) -> None:
         await closed(bench)
         bench.bookies.stop(B2, B3)
@@ -161,7 +161,7 @@ def test_a_refusal_that_may_be_over_in_a_moment_is_no_loss(status: Status) -> No
 
 
 # docs/protocol.md A14
-def test_a_ledger_is_not_closed_by_the_answers_of_a_bookie_that_takes_no_fence() -> None:
+def test_ledger_is_not_closed_by_answers_of_bookie_that_cannot_be_fenced() -> None:
     """A disk without room for the fence itself: each fencing read ends in an I/O error, whatever is there."""
 
     async def case(bench: Bench) -> None:
@@ -189,7 +189,7 @@ def test_a_ledger_is_not_closed_by_the_answers_of_a_bookie_that_takes_no_fence()
 
 
 # docs/protocol.md A14
-def test_a_ledger_is_not_closed_below_what_was_seen_before_it_was_fenced() -> None:
+def test_ledger_is_not_closed_below_what_was_read_before_its_fence() -> None:
     """A disk whose reads fail from then on."""
 
     async def case(bench: Bench) -> None:
@@ -217,7 +217,7 @@ def test_a_ledger_is_not_closed_below_what_was_seen_before_it_was_fenced() -> No
 
 # docs/protocol.md A14
 @pytest.mark.parametrize("is_closed", [False, True])
-def test_nothing_is_given_up_that_a_bookie_may_have_which_has_come_back_meanwhile(is_closed: bool) -> None:
+def test_nothing_is_marked_as_lost_when_returned_bookie_may_have_it(is_closed: bool) -> None:
     """It registers while the others are read; who gives up has not heard of that yet."""
 
     async def case(bench: Bench) -> None:
@@ -255,7 +255,7 @@ def test_nothing_is_given_up_that_a_bookie_may_have_which_has_come_back_meanwhil
 # docs/protocol.md A14
 @pytest.mark.parametrize("is_closed", [False, True])
 @pytest.mark.parametrize("others", [(B2, B3), ()], ids=["the others are away", "only it goes"])
-def test_nothing_is_given_up_that_only_a_bookie_has_which_has_gone_away_meanwhile(
+def test_nothing_is_marked_as_lost_when_its_only_bookie_left_meanwhile(
     is_closed: bool, others: tuple[BookieId, ...]
 ) -> None:
     """Its node is restarted while the operator thinks of what he was shown."""
@@ -284,7 +284,7 @@ def test_nothing_is_given_up_that_only_a_bookie_has_which_has_gone_away_meanwhil
 
 
 # docs/protocol.md A14
-def test_nothing_is_given_up_that_could_be_read_when_the_loss_was_shown() -> None:
+def test_nothing_is_marked_as_lost_that_was_readable_when_loss_was_shown() -> None:
     async def case(bench: Bench) -> None:
         await closed(bench)
         bench.bookies.stop(B2, B3)
@@ -302,7 +302,7 @@ def test_nothing_is_given_up_that_could_be_read_when_the_loss_was_shown() -> Non
 
 # docs/protocol.md A14
 @pytest.mark.parametrize("is_closed", [False, True])
-def test_nothing_is_given_up_that_only_a_bookie_has_which_goes_away_in_the_middle(is_closed: bool) -> None:
+def test_nothing_is_marked_as_lost_when_its_only_bookie_leaves_halfway(is_closed: bool) -> None:
     """After the last read before a write, that of its registration."""
 
     async def case(bench: Bench) -> None:
@@ -331,7 +331,7 @@ def test_nothing_is_given_up_that_only_a_bookie_has_which_goes_away_in_the_middl
     run(case, bookies=6)
 
 
-def test_a_bookie_that_is_there_and_does_not_answer_is_waited_for() -> None:
+def test_present_bookie_that_does_not_answer_is_waited_for() -> None:
     async def case(bench: Bench) -> None:
         await closed(bench)
         bench.bookies.at[B1].is_silent = True
@@ -342,7 +342,7 @@ def test_a_bookie_that_is_there_and_does_not_answer_is_waited_for() -> None:
     run(case, bookies=4)
 
 
-def test_what_a_bookie_knows_to_be_confirmed_is_not_cut_off_since_it_was_silent_for_a_moment() -> None:
+def test_confirmed_entries_are_kept_when_their_bookie_is_briefly_silent() -> None:
     """It cannot read its last entries any more, but has been told that they are confirmed."""
 
     async def case(bench: Bench) -> None:
@@ -367,7 +367,7 @@ def test_what_a_bookie_knows_to_be_confirmed_is_not_cut_off_since_it_was_silent_
     run(case, bookies=5)
 
 
-def test_a_bookie_whose_damage_hides_what_is_confirmed_stands_in_nobodys_way() -> None:
+def test_bookie_with_damage_in_confirmed_entries_does_not_block_closing() -> None:
     async def case(bench: Bench) -> None:
         handle = bench.handle(await bench.ledger())
         await appended(bench, handle, COUNT)

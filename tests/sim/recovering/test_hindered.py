@@ -38,7 +38,7 @@ def dumb(bench: Bench, *bookies: BookieId) -> set[BookieId]:
     return found
 
 
-def test_a_damaged_bookie_that_does_not_answer_keeps_no_lost_one_from_being_replaced() -> None:
+def test_lost_bookie_is_replaced_when_damaged_one_does_not_answer() -> None:
     """There is one good copy of each entry left: it must not wait for a disk that hangs."""
 
     async def case(bench: Bench) -> None:
@@ -60,7 +60,7 @@ def test_a_damaged_bookie_that_does_not_answer_keeps_no_lost_one_from_being_repl
 
 
 @pytest.mark.parametrize("is_marked", [True, False])
-def test_a_bookie_that_takes_no_copies_keeps_no_lost_one_from_being_replaced(is_marked: bool) -> None:
+def test_lost_bookie_is_replaced_when_another_takes_no_copies(is_marked: bool) -> None:
     async def case(bench: Bench) -> None:
         await closed(bench)
         for entry in (0, 7):
@@ -82,7 +82,7 @@ def test_a_bookie_that_takes_no_copies_keeps_no_lost_one_from_being_replaced(is_
     run(case, bookies=4)
 
 
-def test_a_bookie_of_apaches_whose_copies_cannot_be_read_keeps_no_lost_one_from_being_replaced() -> None:
+def test_lost_bookie_is_replaced_when_apache_bookie_copies_are_unreadable() -> None:
     """Of such a one the copies are read, since it lists what it cannot read as well."""
 
     async def case(bench: Bench) -> None:
@@ -100,7 +100,7 @@ def test_a_bookie_of_apaches_whose_copies_cannot_be_read_keeps_no_lost_one_from_
     run(case, bookies=4)
 
 
-def test_a_newcomer_that_does_not_say_what_it_has_is_passed_over_in_the_end() -> None:
+def test_new_bookie_that_does_not_report_its_entries_is_finally_skipped() -> None:
     """Each attempt draws the same one, so that what was copied is found again."""
 
     async def case(bench: Bench) -> None:
@@ -144,7 +144,7 @@ def forget(bench: Bench, entries: range) -> None:
             model.entries.pop((LEDGER, EntryId(entry)), None)
 
 
-def test_a_fragment_that_is_lost_keeps_no_other_from_being_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_fragment_does_not_stop_others_from_being_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many entries of it there are."""
 
     async def case(bench: Bench) -> None:
@@ -172,7 +172,7 @@ async def given_up(repairer: LedgerRepairer, bench: Bench) -> tuple[Loss, Repair
     return await abandonment.abandon(LEDGER, 1, await abandonment.find_loss(LEDGER))
 
 
-def test_however_much_is_given_up_the_rest_gets_its_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remaining_fragments_are_copied_however_many_are_marked_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     async def case(bench: Bench) -> None:
         monkeypatch.setattr(copying, "UNREADABLE_MAX", 10)
         await closed(bench, count=80)
@@ -195,7 +195,7 @@ def test_however_much_is_given_up_the_rest_gets_its_copies(monkeypatch: pytest.M
     run(case, bookies=5)
 
 
-def test_what_was_given_up_wants_no_room_on_a_full_disk() -> None:
+def test_fragments_marked_as_lost_need_no_space_on_full_disk() -> None:
     async def case(bench: Bench) -> None:
         await closed(bench)
         forget(bench, range(3, 4))
@@ -219,7 +219,7 @@ class NoReleases(FrozenStore):
         await super().delete(path, version)
 
 
-def test_a_lock_that_could_not_be_given_back_is_not_kept_for_a_whole_round() -> None:
+def test_lock_that_could_not_be_released_is_not_kept_for_a_whole_round() -> None:
     """At a low rate a round takes hours, and meanwhile nobody else could have the ledger."""
 
     async def case(bench: Bench) -> None:
@@ -247,7 +247,7 @@ def test_a_lock_that_could_not_be_given_back_is_not_kept_for_a_whole_round() -> 
     run(case, bookies=4)
 
 
-def test_a_crowded_ledger_costs_no_bookie_its_place_that_is_restarted_just_then() -> None:
+def test_spreading_copies_over_zones_does_not_replace_restarting_bookie() -> None:
     """Whose copies are to be spread out the leader says: a mark of nobody would mean everybody who is not there."""
 
     async def case(bench: Bench) -> None:
@@ -276,7 +276,7 @@ def test_a_crowded_ledger_costs_no_bookie_its_place_that_is_restarted_just_then(
 
 # docs/protocol.md W8
 @pytest.mark.parametrize("is_open", [True, False])
-def test_a_leader_finds_what_one_bookie_lacks_while_another_one_hangs(is_open: bool) -> None:
+def test_leader_finds_missing_copies_of_one_bookie_while_another_hangs(is_open: bool) -> None:
     """Of the ledger that it writes nobody else knows what is missing."""
 
     async def case(bench: Bench) -> None:
@@ -309,7 +309,7 @@ def test_a_leader_finds_what_one_bookie_lacks_while_another_one_hangs(is_open: b
 
 
 # docs/protocol.md W8
-def test_a_leader_goes_on_copying_to_one_bookie_while_another_one_takes_nothing() -> None:
+def test_leader_keeps_copying_to_one_bookie_while_another_takes_nothing() -> None:
     async def case(bench: Bench) -> None:
         await appended(bench, bench.handle(await bench.ledger()), COUNT)
         for bookie in (B2, B3):

@@ -27,7 +27,7 @@ async def three_ledgers(bench: AuditBench) -> None:
     await bench.ledger(2**40, B1, B2, B4, entries=1)
 
 
-def test_every_ledger_of_a_bookie_that_stays_away_is_marked_when_the_delay_is_over() -> None:
+def test_every_ledger_of_absent_bookie_is_marked_after_delay() -> None:
     async def case(bench: AuditBench) -> None:
         await three_ledgers(bench)
         candidate = bench.candidate("n1")
@@ -44,7 +44,7 @@ def test_every_ledger_of_a_bookie_that_stays_away_is_marked_when_the_delay_is_ov
     run(case)
 
 
-def test_a_bookie_that_is_back_in_time_has_nothing_marked() -> None:
+def test_bookie_that_returns_in_time_has_nothing_marked() -> None:
     async def case(bench: AuditBench) -> None:
         await three_ledgers(bench)
         bench.candidate("n1")
@@ -79,7 +79,7 @@ def test_restarting_all_bookies_one_by_one_marks_nothing() -> None:
     run(case)
 
 
-def test_two_that_are_away_wait_as_long_as_one() -> None:
+def test_two_absent_bookies_wait_as_long_as_one() -> None:
     async def case(bench: AuditBench) -> None:
         await three_ledgers(bench)
         bench.candidate("n1")
@@ -93,7 +93,7 @@ def test_two_that_are_away_wait_as_long_as_one() -> None:
     run(case)
 
 
-def test_a_read_only_bookie_is_there() -> None:
+def test_read_only_bookie_counts_as_present() -> None:
     async def case(bench: AuditBench) -> None:
         await three_ledgers(bench)
         bench.candidate("n1")
@@ -106,7 +106,7 @@ def test_a_read_only_bookie_is_there() -> None:
 
 
 @pytest.mark.parametrize("by_cookie", [True, False])
-def test_an_auditor_that_starts_after_the_death_knows_of_the_dead(by_cookie: bool) -> None:
+def test_auditor_started_after_death_knows_of_dead_bookie(by_cookie: bool) -> None:
     async def case(bench: AuditBench) -> None:
         await three_ledgers(bench)
         await bench.stop(B4)
@@ -119,7 +119,7 @@ def test_an_auditor_that_starts_after_the_death_knows_of_the_dead(by_cookie: boo
     run(case)
 
 
-def test_the_delay_can_be_changed_at_any_time() -> None:
+def test_delay_can_be_changed_at_any_time() -> None:
     async def case(bench: AuditBench) -> None:
         await three_ledgers(bench)
         bench.candidate("n1")
@@ -135,7 +135,7 @@ def test_the_delay_can_be_changed_at_any_time() -> None:
     run(case)
 
 
-def test_nothing_is_marked_while_it_is_switched_off_nor_at_once_when_it_is_on_again() -> None:
+def test_nothing_is_marked_while_autorecovery_is_off_nor_when_it_resumes() -> None:
     async def case(bench: AuditBench) -> None:
         await three_ledgers(bench)
         candidate = bench.candidate("n1")
@@ -154,7 +154,7 @@ def test_nothing_is_marked_while_it_is_switched_off_nor_at_once_when_it_is_on_ag
     run(case)
 
 
-def test_while_no_bookie_is_registered_nothing_is_marked() -> None:
+def test_nothing_is_marked_while_no_bookie_is_registered() -> None:
     async def case(bench: AuditBench) -> None:
         await three_ledgers(bench)
         bench.candidate("n1")
@@ -166,7 +166,7 @@ def test_while_no_bookie_is_registered_nothing_is_marked() -> None:
     run(case)
 
 
-def test_the_next_candidate_goes_on_where_the_auditor_died() -> None:
+def test_next_candidate_continues_where_auditor_died() -> None:
     async def case(bench: AuditBench) -> None:
         await three_ledgers(bench)
         first = bench.candidate("n1")
@@ -189,7 +189,7 @@ def test_the_next_candidate_goes_on_where_the_auditor_died() -> None:
     run(case)
 
 
-def test_what_an_auditor_could_not_see_for_a_while_does_not_count() -> None:
+def test_time_that_auditor_could_not_observe_does_not_count() -> None:
     async def case(bench: AuditBench) -> None:
         await three_ledgers(bench)
         only = bench.candidate("n1")
@@ -206,7 +206,7 @@ def test_what_an_auditor_could_not_see_for_a_while_does_not_count() -> None:
     run(case)
 
 
-def test_an_auditor_that_is_stopped_leaves_the_office_at_once() -> None:
+def test_stopped_auditor_resigns_at_once() -> None:
     async def case(bench: AuditBench) -> None:
         first = bench.candidate("n1")
         await later(1)
@@ -219,7 +219,7 @@ def test_an_auditor_that_is_stopped_leaves_the_office_at_once() -> None:
     run(case)
 
 
-def test_an_auditor_whose_session_ends_stops_in_the_middle_of_its_marks() -> None:
+def test_auditor_stops_marking_when_its_session_ends() -> None:
     async def case(bench: AuditBench) -> None:
         for number in range(200):
             await bench.ledger(number, B2, B3, B4, entries=1)
@@ -245,7 +245,7 @@ def test_an_auditor_whose_session_ends_stops_in_the_middle_of_its_marks() -> Non
     run(case)
 
 
-def test_a_mark_that_went_while_its_bookie_is_lost_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mark_removed_while_its_bookie_is_lost_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auditors, "AUDIT_AGAIN_S", 100.0)
 
     async def case(bench: AuditBench) -> None:
@@ -264,7 +264,7 @@ def test_a_mark_that_went_while_its_bookie_is_lost_is_made_again(monkeypatch: py
     run(case)
 
 
-def test_a_bookie_that_is_back_while_its_ledgers_are_marked_has_no_more_of_them_marked() -> None:
+def test_bookie_that_returns_during_marking_has_no_more_ledgers_marked() -> None:
     async def case(bench: AuditBench) -> None:
         for number in range(3_000):
             await bench.ledger(number, B2, B3, B4, entries=1)
@@ -279,7 +279,7 @@ def test_a_bookie_that_is_back_while_its_ledgers_are_marked_has_no_more_of_them_
     run(case)
 
 
-def test_a_bookie_that_was_back_for_a_moment_while_ledgers_were_marked_has_all_of_them_marked() -> None:
+def test_bookie_that_returns_only_briefly_during_marking_has_all_marked() -> None:
     """Those that the walk passed in that moment are walked again, as soon as it is lost again."""
 
     async def case(bench: AuditBench) -> None:
@@ -304,7 +304,7 @@ def test_a_bookie_that_was_back_for_a_moment_while_ledgers_were_marked_has_all_o
     run(case, bookies=5)
 
 
-def test_one_audit_marks_all_and_is_not_made_again_and_again() -> None:
+def test_one_audit_marks_all_and_is_not_repeated() -> None:
     async def case(bench: AuditBench) -> None:
         for number in range(3_000):
             await bench.ledger(number, B2, B3, B4, entries=1)
@@ -327,7 +327,7 @@ def test_one_audit_marks_all_and_is_not_made_again_and_again() -> None:
     run(case)
 
 
-def test_a_slow_answer_makes_nobody_seem_to_be_away_for_longer() -> None:
+def test_slow_answer_does_not_prolong_absence_of_bookie() -> None:
     async def case(bench: AuditBench) -> None:
         await three_ledgers(bench)
         candidate = bench.candidate("n1")
@@ -352,7 +352,7 @@ def test_a_slow_answer_makes_nobody_seem_to_be_away_for_longer() -> None:
     run(case)
 
 
-def test_very_many_ledgers_are_marked_some_at_once_and_at_a_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_very_many_ledgers_are_marked_in_batches_at_a_bounded_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     """One after the other a hundred thousand take an hour: each waits for the metadata store seven times."""
     count, under_way, most, at = 60, 0, 0, list[float]()
     mark = AuditorRole.mark
@@ -382,7 +382,7 @@ def test_very_many_ledgers_are_marked_some_at_once_and_at_a_pace(monkeypatch: py
     assert at[-1] - at[0] >= (count - 2 * auditors.MARKS_AT_ONCE) / auditors.MARKS_PER_S
 
 
-def test_a_mark_that_fails_is_made_by_the_next_round(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_mark_is_made_by_next_round(monkeypatch: pytest.MonkeyPatch) -> None:
     failed: list[LedgerId] = []
     mark = AuditorRole.mark
 

@@ -106,9 +106,7 @@ async def lose_disk(stage: Stage, node: Node) -> BookieId:
 
 
 @pytest.mark.parametrize(("seed", "chosen"), [(1, CALM), (1, ZONED)], ids=("anywhere", "in zones"))
-def test_a_disk_is_lost_under_load_three_times_and_everything_has_all_its_copies_again(
-    seed: int, chosen: Knobs
-) -> None:
+def test_all_copies_are_restored_after_three_lost_disks_under_load(seed: int, chosen: Knobs) -> None:
     async def story(stage: Stage) -> None:
         workload = Workload(stage.cluster, stage.world.fork("workload"), CALM.load)
         users = [stage.cluster.spawn(each, name="user") for each in workload.workers]
@@ -132,7 +130,7 @@ def test_a_disk_is_lost_under_load_three_times_and_everything_has_all_its_copies
     play(story, chosen, seed)
 
 
-def test_a_rolling_restart_copies_no_byte() -> None:
+def test_rolling_restart_copies_no_byte() -> None:
     async def story(stage: Stage) -> None:
         for number in range(60):
             await stage.put_until_done(stage.leader, b"k%d" % number)

@@ -91,32 +91,32 @@ def check_without_a_pause(patch: Patch) -> None:
 
 lost = test_lost_bookies
 CAUGHT: list[tuple[Callable[[Patch], None], Callable[[], None]]] = [
-    (count_a_bookie_as_lost_at_once, lost.test_a_bookie_that_is_back_in_time_has_nothing_marked),
+    (count_a_bookie_as_lost_at_once, lost.test_bookie_that_returns_in_time_has_nothing_marked),
     (count_a_bookie_as_lost_at_once, lost.test_restarting_all_bookies_one_by_one_marks_nothing),
-    (count_two_as_lost_at_once, lost.test_two_that_are_away_wait_as_long_as_one),
+    (count_two_as_lost_at_once, lost.test_two_absent_bookies_wait_as_long_as_one),
     (count_two_as_lost_at_once, lost.test_restarting_all_bookies_one_by_one_marks_nothing),
-    (go_on_counting_when_a_bookie_comes_back, lost.test_a_bookie_that_is_back_in_time_has_nothing_marked),
-    (go_on_counting_when_a_bookie_comes_back, lost.test_while_no_bookie_is_registered_nothing_is_marked),
-    (never_forget_who_was_away, lost.test_what_an_auditor_could_not_see_for_a_while_does_not_count),
-    (miss_the_read_only_ones, lost.test_a_read_only_bookie_is_there),
+    (go_on_counting_when_a_bookie_comes_back, lost.test_bookie_that_returns_in_time_has_nothing_marked),
+    (go_on_counting_when_a_bookie_comes_back, lost.test_nothing_is_marked_while_no_bookie_is_registered),
+    (never_forget_who_was_away, lost.test_time_that_auditor_could_not_observe_does_not_count),
+    (miss_the_read_only_ones, lost.test_read_only_bookie_counts_as_present),
     (
         know_only_those_that_were_seen_alive,
-        lambda: lost.test_an_auditor_that_starts_after_the_death_knows_of_the_dead(True),
+        lambda: lost.test_auditor_started_after_death_knows_of_dead_bookie(True),
     ),
     (
         audit_whatever_the_switch_says,
-        lost.test_nothing_is_marked_while_it_is_switched_off_nor_at_once_when_it_is_on_again,
+        lost.test_nothing_is_marked_while_autorecovery_is_off_nor_when_it_resumes,
     ),
-    (act_without_the_role, lost.test_an_auditor_whose_session_ends_stops_in_the_middle_of_its_marks),
-    (check_what_a_writer_has_under_way, test_checks.test_what_a_writer_may_have_under_way_is_not_missed),
-    (check_without_a_pause, test_checks.test_a_ledger_with_a_missing_copy_in_its_middle_is_marked_by_the_next_check),
+    (act_without_the_role, lost.test_auditor_stops_marking_when_its_session_ends),
+    (check_what_a_writer_has_under_way, test_checks.test_check_ignores_entries_that_writer_may_have_in_flight),
+    (check_without_a_pause, test_checks.test_next_check_marks_ledger_with_copy_missing_in_its_middle),
 ]
 
 
 @pytest.mark.parametrize(
     ("mutant", "sentence"), CAUGHT, ids=[f"{number}-{mutant.__name__}" for number, (mutant, _) in enumerate(CAUGHT)]
 )
-def test_a_broken_auditor_is_noticed(
+def test_broken_auditor_is_noticed(
     mutant: Callable[[Patch], None], sentence: Callable[[], None], monkeypatch: Patch
 ) -> None:
     sentence()

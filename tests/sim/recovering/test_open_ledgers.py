@@ -32,7 +32,7 @@ pytestmark = pytest.mark.sim
 
 
 # docs/protocol.md A13
-def test_a_recovery_that_an_operator_asks_for_waits_out_the_former_leaders_lease() -> None:
+def test_recovery_by_operator_waits_out_lease_of_former_leader() -> None:
     """Until then that may answer reads alone, without what the recovery has found."""
 
     async def case(bench: Bench) -> None:
@@ -48,7 +48,7 @@ def test_a_recovery_that_an_operator_asks_for_waits_out_the_former_leaders_lease
     run(case)
 
 
-def test_a_dead_writers_ledger_is_recovered_and_then_repaired() -> None:
+def test_ledger_of_dead_writer_is_recovered_and_then_repaired() -> None:
     async def case(bench: Bench) -> None:
         await bench.set_up(B1, B2, B3)
         handle = bench.handle(await bench.ledger())
@@ -68,7 +68,7 @@ def test_a_dead_writers_ledger_is_recovered_and_then_repaired() -> None:
     run(case, bookies=4)
 
 
-def test_a_ledger_that_is_written_to_is_never_fenced() -> None:
+def test_ledger_in_use_is_never_fenced() -> None:
     async def case(bench: Bench) -> None:
         await bench.set_up(B1, B2, B3)
         handle, entries = bench.handle(await bench.ledger()), Appended()
@@ -85,7 +85,7 @@ def test_a_ledger_that_is_written_to_is_never_fenced() -> None:
     run(case, bookies=3)
 
 
-def test_an_idle_writer_whose_ledger_was_recovered_acknowledges_nothing_more() -> None:
+def test_idle_writer_acknowledges_nothing_after_its_ledger_was_recovered() -> None:
     async def case(bench: Bench) -> None:
         await bench.set_up(B1, B2, B3)
         handle = bench.handle(await bench.ledger())
@@ -103,7 +103,7 @@ def test_an_idle_writer_whose_ledger_was_recovered_acknowledges_nothing_more() -
     run(case, bookies=3 + 1)
 
 
-def test_an_idle_writer_whose_ensemble_came_back_with_empty_disks_loses_nothing() -> None:
+def test_idle_writer_loses_nothing_when_ensemble_returns_with_empty_disks() -> None:
     """Apache's #4812: what bookies that are younger than the ledger do not have ends no recovery."""
 
     async def case(bench: Bench) -> None:
@@ -128,7 +128,7 @@ def test_an_idle_writer_whose_ensemble_came_back_with_empty_disks_loses_nothing(
     run(case, bookies=4)
 
 
-def test_a_ledger_whose_end_cannot_be_told_is_left_as_it_is() -> None:
+def test_ledger_with_unknown_end_is_left_unchanged() -> None:
     async def case(bench: Bench) -> None:
         await bench.set_up(B1, B2, B3)
         handle = bench.handle(await bench.ledger())
@@ -149,7 +149,7 @@ def test_a_ledger_whose_end_cannot_be_told_is_left_as_it_is() -> None:
     run(case, bookies=5)
 
 
-def test_a_partitions_ledger_is_its_leaders_for_as_long_as_there_is_one() -> None:
+def test_partition_ledger_belongs_to_its_leader_while_there_is_one() -> None:
     async def case(bench: Bench) -> None:
         await bench.set_up(B1, B2, B3)
         await of_a_log(bench, 500)
@@ -169,7 +169,7 @@ def test_a_partitions_ledger_is_its_leaders_for_as_long_as_there_is_one() -> Non
     run(case, bookies=4)
 
 
-def test_nobody_sees_what_was_recovered_before_the_former_leaders_lease_is_over() -> None:
+def test_recovered_entries_are_hidden_until_lease_of_former_leader_ends() -> None:
     async def case(bench: Bench) -> None:
         await bench.set_up(B1, B2, B3)
         await of_a_log(bench, 5000)

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.sim
 OTHERS = tuple(LedgerId(101 + number) for number in range(20))
 
 
-def test_a_lost_bookies_copies_are_made_elsewhere_and_mark_and_lock_go() -> None:
+def test_copies_of_lost_bookie_are_remade_and_mark_and_lock_removed() -> None:
     async def case(bench: Bench) -> None:
         await closed(bench)
         bench.bookies.stop(B3)
@@ -70,7 +70,7 @@ def test_several_workers_repair_many_ledgers_and_copy_nothing_twice() -> None:
     run(case, bookies=5)
 
 
-def test_the_lock_of_a_worker_that_died_passes_to_another() -> None:
+def test_lock_of_dead_worker_passes_to_another() -> None:
     async def case(bench: Bench) -> None:
         await closed(bench)
         bench.bookies.stop(B3)
@@ -92,7 +92,7 @@ def test_the_lock_of_a_worker_that_died_passes_to_another() -> None:
     run(case, bookies=4)
 
 
-def test_a_marked_bookie_that_was_back_and_has_gone_again_before_the_repair_ends_keeps_the_mark(
+def test_mark_stays_when_marked_bookie_returned_and_left_again_before_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """docs/protocol.md, A3: the auditor writes nothing where the mark names it already, and nobody else would."""
@@ -118,7 +118,7 @@ async def until_locked(bench: Bench, worker: Worker, store: FrozenStore) -> None
     await worker._nursery.close()
 
 
-def test_two_that_both_believe_to_have_the_lock_do_no_harm() -> None:
+def test_two_workers_that_both_believe_to_hold_lock_do_no_harm() -> None:
     """A session ends while its worker copies: it records nothing any more."""
 
     async def case(bench: Bench) -> None:
@@ -139,7 +139,7 @@ def test_two_that_both_believe_to_have_the_lock_do_no_harm() -> None:
     run(case, bookies=4)
 
 
-def test_a_worker_whose_session_has_ended_records_nothing_until_it_has_the_lock_again() -> None:
+def test_worker_records_nothing_after_session_end_until_it_has_lock_again() -> None:
     async def case(bench: Bench) -> None:
         await closed(bench)
         bench.bookies.stop(B3)
@@ -161,7 +161,7 @@ def test_a_worker_whose_session_has_ended_records_nothing_until_it_has_the_lock_
     run(case, bookies=4)
 
 
-def test_the_switch_ends_what_is_being_copied() -> None:
+def test_switching_repair_off_stops_copying() -> None:
     """A large ledger may take minutes."""
 
     async def case(bench: Bench) -> None:
@@ -184,7 +184,7 @@ def test_the_switch_ends_what_is_being_copied() -> None:
     run(case, bookies=4)
 
 
-def test_a_mark_that_grows_meanwhile_stays_until_that_is_repaired_too() -> None:
+def test_mark_that_grows_during_repair_stays_until_all_is_repaired() -> None:
     async def case(bench: Bench) -> None:
         await closed(bench)
         bench.bookies.stop(B3)
@@ -202,7 +202,7 @@ def test_a_mark_that_grows_meanwhile_stays_until_that_is_repaired_too() -> None:
     run(case, bookies=5)
 
 
-def test_a_bookie_that_is_back_has_its_mark_cleared_and_nothing_is_copied() -> None:
+def test_returned_bookie_has_its_mark_cleared_and_nothing_is_copied() -> None:
     async def case(bench: Bench) -> None:
         await closed(bench)
         bench.bookies.stop(B3)
@@ -217,7 +217,7 @@ def test_a_bookie_that_is_back_has_its_mark_cleared_and_nothing_is_copied() -> N
     run(case, bookies=4)
 
 
-def test_a_bookie_that_is_away_and_not_marked_is_not_replaced() -> None:
+def test_absent_bookie_without_mark_is_not_replaced() -> None:
     async def case(bench: Bench) -> None:
         await closed(bench)
         del bench.bookies.at[B2].entries[LEDGER, EntryId(3)]
@@ -247,7 +247,7 @@ def test_a_ledger_that_is_deleted_meanwhile_does_not_come_back() -> None:
     run(case, bookies=4)
 
 
-def test_nothing_more_is_copied_of_a_ledger_that_is_deleted_however_low_the_rate() -> None:
+def test_copying_of_deleted_ledger_stops_at_any_rate() -> None:
     async def case(bench: Bench) -> None:
         await closed(bench)
         bench.bookies.stop(B3)
@@ -263,7 +263,7 @@ def test_nothing_more_is_copied_of_a_ledger_that_is_deleted_however_low_the_rate
     run(case, bookies=4)
 
 
-def test_who_loses_the_metadata_to_others_looks_again() -> None:
+def test_worker_rereads_metadata_when_its_update_conflicts() -> None:
     async def case(bench: Bench) -> None:
         await closed(bench)
         bench.bookies.stop(B3)
@@ -286,7 +286,7 @@ def test_who_loses_the_metadata_to_others_looks_again() -> None:
     run(case, bookies=5)
 
 
-def test_while_it_is_switched_off_nothing_is_repaired() -> None:
+def test_nothing_is_repaired_while_repair_is_off() -> None:
     async def case(bench: Bench) -> None:
         await closed(bench)
         bench.bookies.stop(B3)
@@ -304,7 +304,7 @@ def test_while_it_is_switched_off_nothing_is_repaired() -> None:
     run(case, bookies=4)
 
 
-def test_what_cannot_be_read_keeps_the_mark_and_the_rest_is_copied_once() -> None:
+def test_unreadable_fragment_keeps_mark_and_others_are_copied_once() -> None:
     async def case(bench: Bench) -> None:
         await closed(bench)
         bench.bookies.stop(B3)
@@ -326,7 +326,7 @@ def test_what_cannot_be_read_keeps_the_mark_and_the_rest_is_copied_once() -> Non
     run(case, bookies=4, limit_s=2000)
 
 
-def test_a_ledger_that_this_program_cannot_cope_with_keeps_no_other_from_being_repaired(
+def test_unsupported_ledger_does_not_stop_others_from_being_repaired(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     poisoned, other = OTHERS[:2]
@@ -356,7 +356,7 @@ def test_a_ledger_that_this_program_cannot_cope_with_keeps_no_other_from_being_r
     run(case, bookies=4, limit_s=1000)
 
 
-def test_damage_at_a_bookie_that_is_there_is_repaired_in_place() -> None:
+def test_damage_at_present_bookie_is_repaired_in_place() -> None:
     async def case(bench: Bench) -> None:
         await closed(bench)
         good = dict(bench.bookies.at[B2].entries)
@@ -373,7 +373,7 @@ def test_damage_at_a_bookie_that_is_there_is_repaired_in_place() -> None:
     run(case, bookies=4)
 
 
-def test_a_new_bookie_is_used_as_soon_as_it_is_there() -> None:
+def test_new_bookie_is_used_as_soon_as_it_registers() -> None:
     async def case(bench: Bench) -> None:
         await closed(bench)
         bench.bookies.stop(B3, B4)
@@ -388,7 +388,7 @@ def test_a_new_bookie_is_used_as_soon_as_it_is_there() -> None:
     run(case, bookies=4, limit_s=2000)
 
 
-def test_the_rate_is_one_for_all_ledgers_of_a_worker() -> None:
+def test_rate_is_shared_by_all_ledgers_of_a_worker() -> None:
     async def case(bench: Bench) -> None:
         for ledger in OTHERS[:6]:
             await closed(bench, ledger)
@@ -404,7 +404,7 @@ def test_the_rate_is_one_for_all_ledgers_of_a_worker() -> None:
     run(case, bookies=4)
 
 
-def test_a_bookie_that_changes_its_place_is_named_there_once_it_has_what_that_place_has() -> None:
+def test_bookie_in_new_place_is_listed_there_once_it_has_the_copies() -> None:
     """Where an ensemble is wider than its write sets, each place has entries of its own."""
 
     async def case(bench: Bench) -> None:

@@ -36,7 +36,7 @@ def play() -> None:
         run(seed, knobs(seed))
 
 
-def test_leaders_count_what_they_have_and_keep_to_quotas_whatever_strikes() -> None:
+def test_leaders_count_usage_and_keep_to_quotas_whatever_strikes() -> None:
     before = dict(probes.hits)
     play()
     for name in ("tenant.counted", "tenant.judged", "tenant.quota", "tenant.rate"):
@@ -80,7 +80,7 @@ def never_forget_a_report(patch: Patch) -> None:
 
 
 @pytest.mark.parametrize("mutant", [look_at_leads_while_they_begin, count_no_appends, never_forget_a_report])
-def test_a_broken_count_is_noticed(mutant: Callable[[Patch], None], monkeypatch: Patch) -> None:
+def test_broken_count_is_noticed(mutant: Callable[[Patch], None], monkeypatch: Patch) -> None:
     mutant(monkeypatch)
     with pytest.raises((RuleBroken, AssertionError), match="N1"):
         play()

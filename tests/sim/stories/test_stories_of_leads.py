@@ -22,11 +22,11 @@ def test_retry_is_applied_once_when_leader_was_copied_by_snapshot(seed: int) -> 
 
 # docs/protocol.md P26
 @pytest.mark.parametrize("seed", range(1, 4))
-def test_lead_is_kept_when_successor_has_not_caught_up(seed: int) -> None:
+def test_leadership_is_kept_when_successor_has_not_caught_up(seed: int) -> None:
     play(successor_lags_behind, knobs(lead_back_s=100.0), seed)
 
 
 # docs/protocol.md P9
 @pytest.mark.parametrize("seed", range(1, 4))
-def test_write_is_of_unknown_outcome_when_its_leader_was_fenced(seed: int) -> None:
+def test_write_has_unknown_outcome_when_its_leader_was_fenced(seed: int) -> None:
     play(fenced_with_a_write_under_way, knobs(lead_back_s=100.0), seed)

@@ -29,13 +29,13 @@ def mixed(seed: int, older: int) -> Knobs:
 # docs/protocol.md V1
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("older", [2, 3])
-def test_a_cluster_of_two_releases_rises_under_faults_when_the_last_server_is_upgraded(seed: int, older: int) -> None:
+def test_cluster_version_rises_under_faults_when_last_server_is_upgraded(seed: int, older: int) -> None:
     before = hits["upgrade.back"]
     run(seed, mixed(seed, older))
     assert hits["upgrade.back"] == before + 1
 
 
-def test_a_rise_while_one_server_cannot_do_it_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_version_rise_while_one_server_does_not_support_it_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def hasty(members: Any, wanted: Any) -> int:
         return max(member.can for member in members.values())
 
@@ -45,7 +45,7 @@ def test_a_rise_while_one_server_cannot_do_it_is_noticed(monkeypatch: pytest.Mon
 
 
 # docs/protocol.md V4
-def test_a_log_that_is_written_by_what_a_server_can_do_itself_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_written_in_version_of_server_instead_of_cluster_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Versioning.__init__
 
     def hasty(self: Versioning, env: Any, partition: Any, state: Any, leading: Any, known: Versions) -> None:
@@ -56,7 +56,7 @@ def test_a_log_that_is_written_by_what_a_server_can_do_itself_is_noticed(monkeyp
         run(1, mixed(1, 2))
 
 
-def test_a_log_that_does_not_follow_the_cluster_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_that_does_not_follow_cluster_version_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     async def never(self: Versioning) -> None:
         """Log nothing."""
 

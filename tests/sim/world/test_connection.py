@@ -105,7 +105,7 @@ def test_adds_of_one_turn_are_stored_in_order_and_read_back() -> None:
     run(case)
 
 
-def test_the_same_add_sent_again_is_answered_again() -> None:
+def test_repeated_add_is_answered_again() -> None:
     async def case(wire: Wire) -> None:
         for _ in range(3):
             wire.add(0)
@@ -114,7 +114,7 @@ def test_the_same_add_sent_again_is_answered_again() -> None:
     run(case)
 
 
-def test_an_explicit_lac_is_known_to_readers() -> None:
+def test_explicit_lac_is_known_to_readers() -> None:
     async def case(wire: Wire) -> None:
         wire.add(0)
         await wire.added(1)
@@ -125,7 +125,7 @@ def test_an_explicit_lac_is_known_to_readers() -> None:
     run(case)
 
 
-def test_a_long_poll_is_answered_in_one_round_trip_of_what_it_waits_for() -> None:
+def test_long_poll_is_answered_one_round_trip_after_its_entry() -> None:
     async def case(wire: Wire) -> None:
         wire.add(0)
         await wire.added(1)
@@ -143,7 +143,7 @@ def test_a_long_poll_is_answered_in_one_round_trip_of_what_it_waits_for() -> Non
     run(case)
 
 
-def test_a_sure_absence_is_an_answer_and_a_fence_refuses_adds() -> None:
+def test_confirmed_absence_is_an_answer_and_fence_refuses_adds() -> None:
     async def case(wire: Wire) -> None:
         wire.add(0)
         await wire.added(1)
@@ -164,7 +164,7 @@ def opened(packets: Sequence[bytes]) -> list[EntryId]:
 
 
 # docs/protocol.md T12
-def test_a_batch_brings_what_a_bookie_has_of_a_row_of_entries() -> None:
+def test_batch_returns_consecutive_entries_that_bookie_has() -> None:
     async def case(wire: Wire) -> None:
         for entry in (0, 1, 2, 5, 6):
             wire.add(entry)
@@ -183,7 +183,7 @@ def test_a_batch_brings_what_a_bookie_has_of_a_row_of_entries() -> None:
     run(case)
 
 
-def test_a_bookie_that_knows_no_batches_is_asked_for_none_until_it_may_have_been_upgraded(
+def test_bookie_without_batches_is_asked_for_none_until_possible_upgrade(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def case(wire: Wire) -> None:
@@ -212,7 +212,7 @@ def test_a_bookie_that_knows_no_batches_is_asked_for_none_until_it_may_have_been
     run(case)
 
 
-def test_a_silent_bookie_costs_one_batch_a_quarter_of_a_second() -> None:
+def test_silent_bookie_costs_one_batch_a_quarter_of_a_second() -> None:
     async def case(wire: Wire) -> None:
         wire.add(0)
         await wire.added(1)
@@ -227,7 +227,7 @@ def test_a_silent_bookie_costs_one_batch_a_quarter_of_a_second() -> None:
     run(case)
 
 
-def test_a_killed_bookie_fails_all_that_is_outstanding_at_once() -> None:
+def test_killed_bookie_fails_all_outstanding_requests_at_once() -> None:
     async def case(wire: Wire) -> None:
         wire.add(0)
         await wire.added(1)
@@ -245,7 +245,7 @@ def test_a_killed_bookie_fails_all_that_is_outstanding_at_once() -> None:
 
 
 # docs/protocol.md W2
-def test_a_silent_bookie_fails_adds_after_two_seconds_without_progress() -> None:
+def test_silent_bookie_fails_adds_after_two_seconds_without_progress() -> None:
     async def case(wire: Wire) -> None:
         wire.add(0)
         await wire.added(1)
@@ -259,7 +259,7 @@ def test_a_silent_bookie_fails_adds_after_two_seconds_without_progress() -> None
     run(case)
 
 
-def test_who_stood_still_himself_takes_no_bookie_for_silent() -> None:
+def test_client_that_was_paused_does_not_take_bookie_for_silent() -> None:
     async def case(wire: Wire) -> None:
         client = wire.world.node("client")
 
@@ -279,7 +279,7 @@ def test_who_stood_still_himself_takes_no_bookie_for_silent() -> None:
     run(case)
 
 
-def test_a_slow_bookie_that_makes_progress_is_not_silent() -> None:
+def test_slow_bookie_that_makes_progress_is_not_silent() -> None:
     async def case(wire: Wire) -> None:
         wire.world.node("b1").disk.slow_syncs((1.0, 1.0))
         for entry in range(6):
@@ -290,7 +290,7 @@ def test_a_slow_bookie_that_makes_progress_is_not_silent() -> None:
     run(case)
 
 
-def test_a_bookie_that_is_back_is_reached_again() -> None:
+def test_returned_bookie_is_reached_again() -> None:
     async def case(wire: Wire) -> None:
         wire.add(0)
         await wire.added(1)
@@ -306,7 +306,7 @@ def test_a_bookie_that_is_back_is_reached_again() -> None:
     run(case)
 
 
-def test_the_end_of_a_former_connection_fails_nothing_on_the_present_one() -> None:
+def test_end_of_former_connection_fails_nothing_on_present_one() -> None:
     """The system tells of it late; by then entries may be under way on the next one."""
 
     async def case(wire: Wire) -> None:
@@ -328,7 +328,7 @@ def test_the_end_of_a_former_connection_fails_nothing_on_the_present_one() -> No
     run(case)
 
 
-def test_while_a_bookie_cannot_be_reached_calls_fail_at_once_and_tries_get_rarer() -> None:
+def test_calls_to_unreachable_bookie_fail_at_once_and_retries_back_off() -> None:
     async def case(wire: Wire) -> None:
         wire.world.node("b1").crash()
         began = wire.env.clock.now()
@@ -342,7 +342,7 @@ def test_while_a_bookie_cannot_be_reached_calls_fail_at_once_and_tries_get_rarer
     run(case)
 
 
-def test_another_bookie_at_the_address_is_not_taken_for_the_one_that_is_meant() -> None:
+def test_another_bookie_at_same_address_is_not_accepted() -> None:
     """A wiped disk comes back as another incarnation: it neither takes the add nor says that an entry is not there."""
 
     async def case(wire: Wire) -> None:
@@ -356,7 +356,7 @@ def test_another_bookie_at_the_address_is_not_taken_for_the_one_that_is_meant() 
     run(case)
 
 
-def test_a_bookie_whose_address_nobody_knows_fails() -> None:
+def test_bookie_with_unknown_address_fails() -> None:
     async def case(wire: Wire) -> None:
         wire.address = None
         wire.add(0)
@@ -365,7 +365,7 @@ def test_a_bookie_whose_address_nobody_knows_fails() -> None:
     run(case)
 
 
-def test_what_is_owed_to_one_bookie_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_outstanding_to_one_bookie_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "OUTSTANDING_MAX", 10)
 
     async def case(wire: Wire) -> None:
@@ -381,7 +381,7 @@ def test_what_is_owed_to_one_bookie_is_bounded(monkeypatch: pytest.MonkeyPatch) 
     run(case)
 
 
-def test_a_read_that_is_not_answered_ends_in_five_seconds_and_the_connection_with_it() -> None:
+def test_unanswered_read_ends_in_five_seconds_and_closes_connection() -> None:
     async def case(wire: Wire) -> None:
         wire.add(0)
         await wire.added(1)
@@ -397,7 +397,7 @@ def test_a_read_that_is_not_answered_ends_in_five_seconds_and_the_connection_wit
     run(case)
 
 
-def test_a_client_that_closes_fails_everything_and_connects_no_more() -> None:
+def test_closed_client_fails_everything_and_connects_no_more() -> None:
     async def case(wire: Wire) -> None:
         wire.add(0)
         await wire.added(1)
@@ -411,7 +411,7 @@ def test_a_client_that_closes_fails_everything_and_connects_no_more() -> None:
     run(case)
 
 
-def test_a_bookie_of_another_cluster_refuses_adds_and_reads_by_an_error_that_says_so() -> None:
+def test_bookie_of_another_cluster_refuses_with_specific_error() -> None:
     """docs/protocol.md B32"""
 
     async def case(wire: Wire) -> None:
@@ -426,7 +426,7 @@ def test_a_bookie_of_another_cluster_refuses_adds_and_reads_by_an_error_that_say
     run(case, "c-another")
 
 
-def test_a_client_that_says_nothing_of_a_cluster_is_served() -> None:
+def test_client_without_cluster_id_is_served() -> None:
     async def case(wire: Wire) -> None:
         wire.add(0)
         assert await wire.added(1) == [None]

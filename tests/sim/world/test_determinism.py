@@ -26,22 +26,22 @@ def run_all(seeds: range) -> None:
         example.run(seed)
 
 
-def test_a_seed_gives_the_same_trace_in_every_process() -> None:
+def test_seed_gives_same_trace_in_every_process() -> None:
     first = digests("1")
     assert first == digests("2")
     assert len({line.split()[1] for line in first}) == len(SEEDS), "other seeds give other runs"
 
 
-def test_a_seed_gives_the_same_trace_after_other_seeds_in_one_process() -> None:
+def test_seed_gives_same_trace_after_other_seeds_in_one_process() -> None:
     assert example.run(3) == [example.run(seed) for seed in (1, 2, 3)][-1]
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_what_was_answered_after_a_sync_survives_every_fault(seed: int) -> None:
+def test_answer_after_sync_survives_every_fault(seed: int) -> None:
     example.run(seed)
 
 
-def test_what_was_answered_before_the_sync_is_lost_by_some_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answer_before_sync_is_lost_by_some_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     def answer_too_early(file: File, connection: example.Frames, payload: bytes, _: object) -> None:
         connection.send(payload)
 
@@ -50,7 +50,7 @@ def test_what_was_answered_before_the_sync_is_lost_by_some_seed(monkeypatch: pyt
         run_all(range(10))
 
 
-def test_a_journal_that_trusts_its_page_cache_after_a_failed_sync_is_lost_by_some_seed(
+def test_journal_that_trusts_page_cache_after_failed_sync_loses_some_seed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def trust(file: File) -> int:

@@ -45,11 +45,11 @@ def outcomes(prepare: Callable[[SimDisk, SimFile], None], data: bytes, seeds: It
 # Writes
 
 
-def test_what_a_sync_covered_survives_whatever_happens() -> None:
+def test_synced_data_survives_any_fault() -> None:
     assert outcomes(lambda disk, file: None, b"a" * 2000) == {b"a" * 2000}
 
 
-def test_what_no_sync_covered_is_kept_dropped_or_torn_at_sectors() -> None:
+def test_unsynced_data_is_kept_dropped_or_torn_at_sectors() -> None:
     old, new = b"o" * 3 * SECTOR, b"n" * 3 * SECTOR
     found = outcomes(lambda disk, file: file.pwrite(0, new), old)
     sectors = [b"o" * SECTOR, b"n" * SECTOR]
@@ -67,7 +67,7 @@ def test_unsynced_appends_may_leave_holes_and_any_length() -> None:
     assert {(o,), (o, 1), (o, 1, 2), (o, 1, 2, 3), (o, 0, 2), (o, 0, 0, 3), (o, 1, 0, 3)} <= kept
 
 
-def test_a_sector_reaches_the_platter_with_all_earlier_writes_to_it() -> None:
+def test_sector_reaches_platter_with_all_its_earlier_writes() -> None:
     def overwrite(disk: SimDisk, file: SimFile) -> None:
         file.pwrite(0, b"1" * 10)
         file.pwrite(5, b"2" * 10)
@@ -79,7 +79,7 @@ def test_a_sector_reaches_the_platter_with_all_earlier_writes_to_it() -> None:
     }
 
 
-def test_a_write_across_sectors_tears_where_they_meet() -> None:
+def test_write_across_sectors_tears_at_sector_boundary() -> None:
     def overwrite(disk: SimDisk, file: SimFile) -> None:
         file.pwrite(SECTOR - 2, b"nnnn")
 
@@ -89,12 +89,12 @@ def test_a_write_across_sectors_tears_where_they_meet() -> None:
     assert all(len(data) == len(old) for data in found)
 
 
-def test_reserving_and_cutting_may_be_lost_too() -> None:
+def test_preallocation_and_truncation_may_be_lost_too() -> None:
     assert {len(data) for data in outcomes(lambda disk, file: file.allocate(500), b"abc")} == {3, 500}
     assert outcomes(lambda disk, file: file.truncate(1), b"abc") == {b"abc", b"a"}
 
 
-def test_a_fate_can_be_asked_for() -> None:
+def test_fate_of_unsynced_writes_can_be_chosen() -> None:
     def cut(fate: Fate) -> bytes:
         disk, file = disk_with(b"o" * SECTOR)
         file.pwrite(SECTOR, b"1" * SECTOR)
@@ -143,7 +143,7 @@ def in_world(work: Callable[[SimWorld], object], **disk: object) -> SimWorld:
     return world
 
 
-def test_a_sync_covers_what_was_written_before_it_was_submitted_and_no_more() -> None:
+def test_sync_covers_only_what_was_written_before_its_submission() -> None:
     async def work(world: SimWorld) -> None:
         disk = world.node("n").disk
         file = disk.open("f", create=True)
@@ -159,7 +159,7 @@ def test_a_sync_covers_what_was_written_before_it_was_submitted_and_no_more() ->
     in_world(work)
 
 
-def test_a_sync_takes_time_and_until_then_covers_nothing() -> None:
+def test_sync_takes_time_and_covers_nothing_until_then() -> None:
     async def work(world: SimWorld) -> None:
         disk = world.node("n").disk
         file = disk.open("f", create=True)
@@ -178,7 +178,7 @@ def test_a_sync_takes_time_and_until_then_covers_nothing() -> None:
     in_world(work, sync_s=(0.5, 1.0), slow_chance=0)
 
 
-def test_a_sync_of_a_crashed_process_is_never_reported_and_may_not_have_happened() -> None:
+def test_sync_of_crashed_process_is_never_reported_and_may_be_lost() -> None:
     kept = set()
     for seed in range(30):
         with SimWorld(seed) as world:
@@ -204,7 +204,7 @@ def test_a_sync_of_a_crashed_process_is_never_reported_and_may_not_have_happened
     assert kept == {b"", b"x"}
 
 
-def test_a_failed_sync_loses_its_pages_although_the_cache_still_shows_them() -> None:
+def test_failed_sync_loses_its_pages_although_cache_still_shows_them() -> None:
     found = set()
     for seed in range(50):
         disk, file = disk_with(b"o" * SECTOR, seed)
@@ -245,7 +245,7 @@ def test_syncs_can_be_slow_and_reads_can_fail() -> None:
     in_world(work)
 
 
-def test_damage_is_on_the_platter_and_in_the_cache() -> None:
+def test_damage_is_on_platter_and_in_cache() -> None:
     disk, file = disk_with(b"abc")
     assert disk.flip_bit("f", 8) == 8
     assert file.read(0, 3) == b"a" + bytes([ord("b") ^ 1]) + b"c"
@@ -276,7 +276,7 @@ def names_after_cuts(prepare: Callable[[SimDisk], None], seeds: int = 100) -> se
     return found
 
 
-def test_a_new_file_may_vanish_until_its_directory_is_synced_even_if_it_was_synced_itself() -> None:
+def test_new_file_may_vanish_until_its_directory_is_synced() -> None:
     def create(disk: SimDisk) -> None:
         file = disk.open("d/new", create=True)
         file.pwrite(0, b"new")
@@ -290,11 +290,11 @@ def test_a_new_file_may_vanish_until_its_directory_is_synced_even_if_it_was_sync
     assert names_after_cuts(create_and_sync) == {("a=a", "b=b", "new=new")}
 
 
-def test_a_rename_is_whole_or_not_at_all() -> None:
+def test_rename_is_atomic() -> None:
     assert names_after_cuts(lambda disk: disk.rename("d/a", "d/b")) == {("a=a", "b=b"), ("b=a",)}
 
 
-def test_a_removed_file_may_come_back() -> None:
+def test_removed_file_may_come_back() -> None:
     assert names_after_cuts(lambda disk: disk.remove("d/a")) == {("a=a", "b=b"), ("b=b",)}
 
 
@@ -307,7 +307,7 @@ def test_changes_in_one_directory_survive_in_order() -> None:
     assert names_after_cuts(change) == {("a=a", "b=b"), ("b=b", "c=a"), ("a=b", "c=a"), ("a=b",)}
 
 
-def test_syncing_one_directory_says_nothing_of_another() -> None:
+def test_syncing_one_directory_does_not_sync_another() -> None:
     def change(disk: SimDisk) -> None:
         disk.open("top", create=True)
         disk.remove("d/a")
@@ -316,7 +316,7 @@ def test_syncing_one_directory_says_nothing_of_another() -> None:
     assert names_after_cuts(change) == {("a=a", "b=b"), ("b=b",)}
 
 
-def test_a_directory_that_was_never_synced_takes_its_files_along() -> None:
+def test_unsynced_directory_loses_its_files_too() -> None:
     found = set()
     for seed in range(50):
         disk = SimDisk(Random(seed))
@@ -330,7 +330,7 @@ def test_a_directory_that_was_never_synced_takes_its_files_along() -> None:
     assert all(not there or above for above, _, there in found)
 
 
-def test_the_order_in_which_a_directory_and_its_parent_are_synced_does_not_matter() -> None:
+def test_sync_order_of_directory_and_parent_does_not_matter() -> None:
     for order in (("new", ""), ("", "new")):
         disk = SimDisk(Random(1))
         disk.mkdir("new")
@@ -341,7 +341,7 @@ def test_the_order_in_which_a_directory_and_its_parent_are_synced_does_not_matte
         assert disk.exists("new/f")
 
 
-def test_a_move_between_directories_is_durable_with_either_of_them() -> None:
+def test_move_between_directories_is_durable_once_either_is_synced() -> None:
     for synced in ("", "d"):
 
         def move(disk: SimDisk, synced: str = synced) -> None:
@@ -355,7 +355,7 @@ def test_a_move_between_directories_is_durable_with_either_of_them() -> None:
 # Processes
 
 
-def test_a_killed_process_loses_nothing_and_a_power_cut_takes_the_rest() -> None:
+def test_killed_process_loses_nothing_and_power_cut_loses_unsynced_data() -> None:
     disk, file = disk_with(b"old")
     file.pwrite(0, b"new")
     disk.kill()
@@ -363,7 +363,7 @@ def test_a_killed_process_loses_nothing_and_a_power_cut_takes_the_rest() -> None
     assert after_cut(disk, DROP_ALL) == b"old"
 
 
-def test_a_dead_process_cannot_touch_the_disk() -> None:
+def test_dead_process_cannot_touch_disk() -> None:
     """Not even in what runs after `fatal` on its way out."""
     with SimWorld(1) as world:
         node = world.node("n")
@@ -384,7 +384,7 @@ def test_a_dead_process_cannot_touch_the_disk() -> None:
         world.run(act())
 
 
-def test_an_operation_is_refused_with_the_errno_until_the_refusal_is_taken_out() -> None:
+def test_operation_fails_with_errno_until_refusal_is_removed() -> None:
     disk, file = disk_with(b"kept")
     disk.refusals.append(Refusal(errno.EDQUOT, frozenset({"pwrite", "create"}), "f"))
     with pytest.raises(OSError, match="quota") as refused:
@@ -398,7 +398,7 @@ def test_an_operation_is_refused_with_the_errno_until_the_refusal_is_taken_out()
     file.pwrite(0, b"more")
 
 
-def test_without_inodes_no_file_is_made_and_those_there_grow() -> None:
+def test_without_inodes_no_file_is_created_and_existing_files_grow() -> None:
     disk, file = disk_with(b"kept")
     disk.has_inodes = False
     assert disk.free_files() == 0
@@ -410,7 +410,7 @@ def test_without_inodes_no_file_is_made_and_those_there_grow() -> None:
     disk.open("new", create=True)
 
 
-def test_these_tests_have_taken_every_road_of_the_disk() -> None:
+def test_disk_tests_have_taken_every_path_of_disk() -> None:
     disk, file = disk_with(b"abc")
     disk.set_capacity(3)
     with pytest.raises(OSError, match="no space"):

@@ -34,7 +34,7 @@ def test_sleeping_takes_no_real_time(loop: SimLoop) -> None:
     assert loop.time() == 1_000_000
 
 
-def test_time_stands_still_while_there_is_something_to_do(loop: SimLoop) -> None:
+def test_time_stands_still_while_callbacks_are_ready(loop: SimLoop) -> None:
     async def work() -> None:
         loop.call_later(0.001, lambda: None)
         for _ in range(1000):
@@ -53,7 +53,7 @@ def test_timers_fire_in_order_of_time_and_then_of_call(loop: SimLoop) -> None:
     assert loop.time() == 3
 
 
-def test_cancelled_timers_do_not_fire_nor_move_time(loop: SimLoop) -> None:
+def test_cancelled_timers_do_not_fire_nor_advance_time(loop: SimLoop) -> None:
     timers = [loop.call_later(delay, pytest.fail, "fired") for delay in range(1, 1000)]
     for timer in timers:
         timer.cancel()
@@ -65,7 +65,7 @@ def test_cancelled_timers_do_not_fire_nor_move_time(loop: SimLoop) -> None:
     assert len(loop._timers) < 500, "cancelled timers are swept"
 
 
-def test_waiting_for_nothing_is_a_deadlock_that_says_who_waits(loop: SimLoop) -> None:
+def test_waiting_for_nothing_is_a_deadlock_that_names_waiting_tasks(loop: SimLoop) -> None:
     async def waiter() -> None:
         await asyncio.Event().wait()
 
@@ -85,7 +85,7 @@ def test_spinning_without_time_is_a_livelock(loop: SimLoop, monkeypatch: pytest.
         loop.run_until_complete(spin())
 
 
-def test_a_timer_too_short_to_move_time_is_a_livelock(loop: SimLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timer_too_short_to_advance_time_is_a_livelock(loop: SimLoop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sim, "HANDLES_PER_INSTANT_MAX", 1000)
 
     def again() -> None:
@@ -160,7 +160,7 @@ def test_events_locks_and_queues(loop: SimLoop) -> None:
     loop.run_until_complete(work())
 
 
-def test_async_generators_are_closed_at_the_end(loop: SimLoop) -> None:
+def test_async_generators_are_closed_at_end(loop: SimLoop) -> None:
     closed: list[str] = []
 
     async def numbers(name: str) -> AsyncIterator[int]:
@@ -187,7 +187,7 @@ def test_async_generators_are_closed_at_the_end(loop: SimLoop) -> None:
     assert closed == ["dropped", "open"]
 
 
-def test_cancellation_runs_what_is_in_finally(loop: SimLoop) -> None:
+def test_cancellation_runs_finally_blocks(loop: SimLoop) -> None:
     log: list[str] = []
 
     async def worker() -> None:
@@ -207,7 +207,7 @@ def test_cancellation_runs_what_is_in_finally(loop: SimLoop) -> None:
     assert (log, loop.time()) == (["cleaned up"], 1)
 
 
-def test_callbacks_from_the_same_thread_are_run(loop: SimLoop) -> None:
+def test_callbacks_from_same_thread_are_run(loop: SimLoop) -> None:
     loop.call_soon_threadsafe(loop.stop)
     loop.run_forever()
 
@@ -225,14 +225,12 @@ def test_callbacks_from_the_same_thread_are_run(loop: SimLoop) -> None:
         lambda loop: loop.add_signal_handler(1, print),
     ],
 )
-def test_what_cannot_be_simulated_is_refused(loop: SimLoop, use: Callable[[SimLoop], object]) -> None:
+def test_unsupported_calls_are_refused(loop: SimLoop, use: Callable[[SimLoop], object]) -> None:
     with pytest.raises(NotSimulated, match="use the ports"):
         use(loop)
 
 
-def test_an_error_in_a_callback_is_recorded_and_the_loop_goes_on(
-    loop: SimLoop, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_error_in_callback_is_recorded_and_loop_continues(loop: SimLoop, caplog: pytest.LogCaptureFixture) -> None:
     process = loop.process("n1")
     loop.call_soon(lambda: 1 / 0, context=process.context)
     with caplog.at_level(logging.CRITICAL):
@@ -257,7 +255,7 @@ def interleaving(seed: int) -> list[str]:
     return log
 
 
-def test_a_process_runs_its_callbacks_in_order_whatever_the_seed() -> None:
+def test_process_runs_its_callbacks_in_order_whatever_the_seed() -> None:
     for seed in range(20):
         log = interleaving(seed)
         for name in "abc":

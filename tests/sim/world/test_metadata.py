@@ -100,7 +100,7 @@ async def tell(store: MetadataStore, path: str) -> bytes | None:
             await asyncio.sleep(0.1)
 
 
-def test_the_ephemeral_of_a_crashed_node_outlives_it_until_its_session_is_over() -> None:
+def test_ephemeral_of_crashed_node_outlives_it_until_session_ends() -> None:
     scene = Scene(1, QUIET)
 
     async def story() -> None:
@@ -116,7 +116,7 @@ def test_the_ephemeral_of_a_crashed_node_outlives_it_until_its_session_is_over()
 
 
 @pytest.mark.parametrize(("cut_s", "is_lost"), [(4.0, False), (8.0, True)])
-def test_a_cut_longer_than_the_session_costs_it(cut_s: float, is_lost: bool) -> None:
+def test_cut_longer_than_session_ends_it(cut_s: float, is_lost: bool) -> None:
     scene = Scene(2, QUIET)
 
     async def story() -> None:
@@ -138,7 +138,7 @@ def test_a_cut_longer_than_the_session_costs_it(cut_s: float, is_lost: bool) -> 
     scene.run(story())
 
 
-def test_a_paused_node_learns_that_its_session_is_lost_when_it_goes_on() -> None:
+def test_paused_node_learns_of_lost_session_when_it_resumes() -> None:
     scene = Scene(3, QUIET)
 
     async def story() -> None:
@@ -157,7 +157,7 @@ def test_a_paused_node_learns_that_its_session_is_lost_when_it_goes_on() -> None
     scene.run(story())
 
 
-def test_an_outage_of_all_costs_no_session() -> None:
+def test_outage_of_all_servers_ends_no_session() -> None:
     scene = Scene(4, QUIET)
 
     async def story() -> None:
@@ -174,7 +174,7 @@ def test_an_outage_of_all_costs_no_session() -> None:
     scene.run(story())
 
 
-def test_a_frozen_ensemble_is_noticed_and_may_serve_what_it_had_received_long_after() -> None:
+def test_frozen_ensemble_is_noticed_and_may_apply_old_writes_much_later() -> None:
     outcomes = set()
     for seed in SEEDS:
         scene = Scene(seed, QUIET)
@@ -193,7 +193,7 @@ def test_a_frozen_ensemble_is_noticed_and_may_serve_what_it_had_received_long_af
     assert outcomes == {None, b"done"}
 
 
-def test_an_unknown_write_may_be_done_or_not_but_never_after_the_client_is_back() -> None:
+def test_unknown_write_may_be_done_or_not_but_not_after_client_is_back() -> None:
     outcomes = set()
     for seed in SEEDS:
         scene = Scene(seed, MetadataConfig(break_p=0.5))
@@ -217,7 +217,7 @@ def test_an_unknown_write_may_be_done_or_not_but_never_after_the_client_is_back(
     assert outcomes == {None, b""}
 
 
-def test_reads_may_be_stale_but_not_after_a_sync_nor_behind_what_was_seen() -> None:
+def test_reads_may_be_stale_but_not_after_sync_nor_behind_earlier_read() -> None:
     stale = 0
     for seed in SEEDS:
         scene = Scene(seed, MetadataConfig(slow_p=0))
@@ -245,7 +245,7 @@ def test_reads_may_be_stale_but_not_after_a_sync_nor_behind_what_was_seen() -> N
     assert stale > 0
 
 
-def test_every_committed_change_is_shown_to_whoever_checks() -> None:
+def test_every_committed_change_is_shown_to_checkers() -> None:
     scene = Scene(5, QUIET)
     seen: list[tuple[str, bytes | None, bytes | None]] = []
 
@@ -263,7 +263,7 @@ def test_every_committed_change_is_shown_to_whoever_checks() -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_through_all_faults_a_kept_ephemeral_comes_back_and_ids_and_ledgers_stay_unique(seed: int) -> None:
+def test_kept_ephemeral_returns_and_ids_stay_unique_through_all_faults(seed: int) -> None:
     scene = Scene(seed)
     names = ["n1", "n2", "n3"]
     given: list[LedgerId] = []
@@ -315,7 +315,7 @@ def metadata_of(ledger: LedgerId, token: int) -> LedgerMetadata:
 
 
 @pytest.mark.parametrize("seed", SEEDS[:10])
-def test_a_counter_counts_each_known_write_once_through_all_faults(seed: int) -> None:
+def test_counter_counts_each_known_write_once_through_all_faults(seed: int) -> None:
     scene = Scene(seed)
     names = ["n1", "n2", "n3"]
     known = {"done": 0, "unknown": 0}
@@ -351,7 +351,7 @@ def test_a_counter_counts_each_known_write_once_through_all_faults(seed: int) ->
     scene.run(story())
 
 
-def test_one_seed_gives_one_course_of_events() -> None:
+def test_one_seed_gives_one_sequence_of_events() -> None:
     def digest(seed: int) -> str:
         scene = Scene(seed)
 
@@ -368,5 +368,5 @@ def test_one_seed_gives_one_course_of_events() -> None:
     assert digest(1) == digest(1) != digest(2)
 
 
-def test_these_tests_have_taken_every_road() -> None:
+def test_metadata_tests_have_taken_every_path() -> None:
     assert missed("metadata.") == []

@@ -16,7 +16,7 @@ from tests.sim.world.peers import ADDRESS, CALM, Peer, Scene, play
 pytestmark = pytest.mark.sim
 
 
-def test_a_message_takes_its_latency() -> None:
+def test_message_takes_its_latency() -> None:
     async def scenario(scene: Scene) -> None:
         peer = await scene.connect()
         sent = scene.now
@@ -27,7 +27,7 @@ def test_a_message_takes_its_latency() -> None:
     play(scenario)
 
 
-def test_bytes_of_one_instant_travel_together_and_are_now_and_then_cut_anew() -> None:
+def test_bytes_of_one_instant_travel_together_and_are_sometimes_split() -> None:
     async def together(scene: Scene) -> None:
         peer = await scene.connect()
         for _ in range(10):
@@ -48,7 +48,7 @@ def test_bytes_of_one_instant_travel_together_and_are_now_and_then_cut_anew() ->
     assert len(sizes) > 5
 
 
-def test_a_short_cut_only_delays() -> None:
+def test_short_cut_only_delays() -> None:
     async def scenario(scene: Scene) -> None:
         peer = await scene.connect()
         scene.world.network.cut("c", "s")
@@ -65,7 +65,7 @@ def test_a_short_cut_only_delays() -> None:
     play(scenario)
 
 
-def test_a_long_cut_breaks_the_side_that_waits_for_an_acknowledgement_and_later_the_other() -> None:
+def test_long_cut_breaks_side_that_awaits_acknowledgement_then_the_other() -> None:
     async def scenario(scene: Scene) -> None:
         peer = await scene.connect()
         scene.world.network.cut("c", "s")
@@ -85,7 +85,7 @@ def test_a_long_cut_breaks_the_side_that_waits_for_an_acknowledgement_and_later_
     play(scenario)
 
 
-def test_an_idle_connection_does_not_notice_a_cut() -> None:
+def test_idle_connection_does_not_notice_cut() -> None:
     async def scenario(scene: Scene) -> None:
         peer = await scene.connect()
         scene.world.network.cut("c", "s")
@@ -98,7 +98,7 @@ def test_an_idle_connection_does_not_notice_a_cut() -> None:
     play(scenario)
 
 
-def test_over_a_one_way_cut_requests_arrive_and_answers_do_not() -> None:
+def test_one_way_cut_lets_requests_through_and_drops_answers() -> None:
     async def scenario(scene: Scene) -> None:
         peer = await scene.connect()
         scene.world.network.cut_one_way("s", "c")
@@ -113,7 +113,7 @@ def test_over_a_one_way_cut_requests_arrive_and_answers_do_not() -> None:
     play(scenario)
 
 
-def test_a_split_cuts_between_sides_and_leaves_who_is_on_none() -> None:
+def test_split_cuts_between_sides_and_spares_hosts_on_no_side() -> None:
     async def scenario(scene: Scene) -> None:
         peers = {name: await scene.connect(name) for name in ("a", "b", "c")}
         scene.world.network.split(["s"], ["a", "b"])
@@ -131,7 +131,7 @@ def test_a_split_cuts_between_sides_and_leaves_who_is_on_none() -> None:
     play(scenario)
 
 
-def test_a_clog_delays_what_is_sent_and_keeps_its_order() -> None:
+def test_clog_delays_data_and_keeps_its_order() -> None:
     async def scenario(scene: Scene) -> None:
         peer = await scene.connect()
         scene.world.network.clog("c", "s", 3)
@@ -148,7 +148,7 @@ def test_a_clog_delays_what_is_sent_and_keeps_its_order() -> None:
     play(scenario)
 
 
-def test_a_slow_link_is_slow_until_set_again() -> None:
+def test_slow_link_is_slow_until_set_again() -> None:
     async def scenario(scene: Scene) -> None:
         peer = await scene.connect()
         for extra_s in (0.5, 0):
@@ -161,7 +161,7 @@ def test_a_slow_link_is_slow_until_set_again() -> None:
     play(scenario)
 
 
-def test_a_reset_strikes_both_ends() -> None:
+def test_reset_strikes_both_ends() -> None:
     async def scenario(scene: Scene) -> None:
         assert not scene.world.network.reset_random()
         peer = await scene.connect()
@@ -174,7 +174,7 @@ def test_a_reset_strikes_both_ends() -> None:
     play(scenario)
 
 
-def test_the_peers_of_a_crashed_process_see_a_reset_and_are_refused_until_it_is_back() -> None:
+def test_peers_of_crashed_process_get_reset_and_refusal_until_it_is_back() -> None:
     async def scenario(scene: Scene) -> None:
         peer = await scene.connect()
         crashed = scene.now
@@ -193,7 +193,7 @@ def test_the_peers_of_a_crashed_process_see_a_reset_and_are_refused_until_it_is_
     play(scenario)
 
 
-def test_the_answer_to_a_request_may_be_lost_in_a_crash_after_it_was_carried_out() -> None:
+def test_answer_may_be_lost_in_crash_after_request_was_done() -> None:
     async def scenario(scene: Scene) -> None:
         peer = await scene.connect()
         peer.stream.write(b"x")
@@ -207,7 +207,7 @@ def test_the_answer_to_a_request_may_be_lost_in_a_crash_after_it_was_carried_out
     assert set(answers) == {b"", b"x"}, "both happen"
 
 
-def test_a_host_that_dies_silently_answers_nothing_until_it_is_back() -> None:
+def test_host_that_dies_silently_answers_nothing_until_it_is_back() -> None:
     async def scenario(scene: Scene) -> None:
         idle, busy = await scene.connect(), await scene.connect("d")
         scene.server.crash(silent=True)
@@ -227,7 +227,7 @@ def test_a_host_that_dies_silently_answers_nothing_until_it_is_back() -> None:
     play(scenario)
 
 
-def test_connecting_over_a_cut_hangs_until_it_heals_or_times_out() -> None:
+def test_connecting_over_cut_hangs_until_it_heals_or_times_out() -> None:
     async def scenario(scene: Scene) -> None:
         scene.world.network.cut_one_way("s", "c")
         with pytest.raises(TimeoutError):
@@ -243,7 +243,7 @@ def test_connecting_over_a_cut_hangs_until_it_heals_or_times_out() -> None:
     play(scenario, seeds=5)
 
 
-def test_a_caller_that_gives_up_at_any_moment_leaves_no_connection() -> None:
+def test_cancelled_caller_leaves_no_connection() -> None:
     async def scenario(scene: Scene) -> None:
         for _ in range(20):
             peer = Peer(scene.world)
@@ -261,7 +261,7 @@ def test_a_caller_that_gives_up_at_any_moment_leaves_no_connection() -> None:
     assert 0 < sum(counts) < 20 * 20
 
 
-def test_a_paused_process_still_has_connections_made_and_bytes_taken_by_its_kernel() -> None:
+def test_kernel_of_paused_process_accepts_connections_and_bytes() -> None:
     async def scenario(scene: Scene) -> None:
         peer = await scene.connect()
         scene.server.pause()
@@ -279,7 +279,7 @@ def test_a_paused_process_still_has_connections_made_and_bytes_taken_by_its_kern
     play(scenario)
 
 
-def test_who_sends_to_a_paused_process_is_held_back() -> None:
+def test_sender_to_paused_process_is_held_back() -> None:
     async def scenario(scene: Scene) -> None:
         peer = await scene.connect()
         scene.server.pause()
@@ -295,7 +295,7 @@ def test_who_sends_to_a_paused_process_is_held_back() -> None:
     play(scenario, seeds=3)
 
 
-def test_an_error_in_a_handler_breaks_its_connection_and_fails_the_run(caplog: pytest.LogCaptureFixture) -> None:
+def test_error_in_handler_breaks_its_connection_and_fails_run(caplog: pytest.LogCaptureFixture) -> None:
     class Bad(Peer):
         def data_received(self, data: bytes) -> None:
             raise ValueError("cannot read that")
@@ -313,7 +313,7 @@ def test_an_error_in_a_handler_breaks_its_connection_and_fails_the_run(caplog: p
         world.run(scenario(world))
 
 
-def test_handlers_are_called_in_the_context_of_their_node() -> None:
+def test_handlers_are_called_in_context_of_their_node() -> None:
     async def scenario(scene: Scene) -> None:
         peer = await scene.connect()
         peer.stream.write(b"x")
@@ -333,7 +333,7 @@ def test_handlers_are_called_in_the_context_of_their_node() -> None:
     play(scenario)
 
 
-def test_an_address_belongs_to_its_node_and_is_free_again_after_a_crash() -> None:
+def test_address_belongs_to_its_node_and_is_free_again_after_crash() -> None:
     async def scenario(scene: Scene) -> None:
         with pytest.raises(OSError, match="not an address of c"):
             await scene.world.env("c").transport.listen(ADDRESS, lambda: Peer(scene.world))
@@ -345,13 +345,13 @@ def test_an_address_belongs_to_its_node_and_is_free_again_after_a_crash() -> Non
     play(scenario, seeds=3)
 
 
-def test_these_tests_have_taken_every_road_of_the_network() -> None:
+def test_network_tests_have_taken_every_path_of_network() -> None:
     """Runs last: over all seeds of the tests above."""
-    test_a_long_cut_breaks_the_side_that_waits_for_an_acknowledgement_and_later_the_other()
-    test_the_answer_to_a_request_may_be_lost_in_a_crash_after_it_was_carried_out()
-    test_connecting_over_a_cut_hangs_until_it_heals_or_times_out()
-    test_the_peers_of_a_crashed_process_see_a_reset_and_are_refused_until_it_is_back()
-    test_bytes_of_one_instant_travel_together_and_are_now_and_then_cut_anew()
+    test_long_cut_breaks_side_that_awaits_acknowledgement_then_the_other()
+    test_answer_may_be_lost_in_crash_after_request_was_done()
+    test_connecting_over_cut_hangs_until_it_heals_or_times_out()
+    test_peers_of_crashed_process_get_reset_and_refusal_until_it_is_back()
+    test_bytes_of_one_instant_travel_together_and_are_sometimes_split()
 
     async def reset_in_cut(scene: Scene) -> None:
         peer = await scene.connect()

@@ -39,12 +39,12 @@ def lost(honest: bool) -> int:
     return broken
 
 
-def test_crash_images_hold_an_honest_journal_to_its_promises_and_convict_another() -> None:
+def test_crash_images_pass_correct_journal_and_convict_broken_one() -> None:
     assert lost(honest=True) == 0
     assert lost(honest=False) > 5
 
 
-def test_crash_images_cover_every_operation_and_each_is_a_disk_of_its_own() -> None:
+def test_crash_images_cover_every_operation_and_each_is_its_own_disk() -> None:
     disk, file = disk_with(b"o" * SECTOR)
     oplog = OpLog(disk)
     file.pwrite(0, b"1" * SECTOR)

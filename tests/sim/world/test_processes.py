@@ -24,7 +24,7 @@ def start(loop: SimLoop, process: Process, work: Coroutine[Any, Any, Any]) -> as
     return loop.create_task(work, context=process.context.copy())
 
 
-def test_all_that_a_process_starts_is_its_own(loop: SimLoop) -> None:
+def test_process_owns_everything_it_starts(loop: SimLoop) -> None:
     seen: list[tuple[str, Process | None]] = []
 
     def note(what: str) -> None:
@@ -51,7 +51,7 @@ def test_all_that_a_process_starts_is_its_own(loop: SimLoop) -> None:
     assert current_node.get() is None
 
 
-def test_not_a_line_of_a_crashed_process_runs(loop: SimLoop) -> None:
+def test_no_line_of_crashed_process_runs(loop: SimLoop) -> None:
     log: list[str] = []
 
     async def steps() -> AsyncIterator[int]:
@@ -90,7 +90,7 @@ def test_not_a_line_of_a_crashed_process_runs(loop: SimLoop) -> None:
     loop.run_until_complete(test())
 
 
-def test_the_dead_are_buried_without_complaint(loop: SimLoop, caplog: pytest.LogCaptureFixture) -> None:
+def test_dead_processes_are_finalized_without_errors(loop: SimLoop, caplog: pytest.LogCaptureFixture) -> None:
     async def stubborn() -> None:
         while True:
             try:
@@ -114,7 +114,7 @@ def test_the_dead_are_buried_without_complaint(loop: SimLoop, caplog: pytest.Log
     assert caplog.text == ""
 
 
-def test_whoever_asked_is_told_of_a_death_outside_of_it(loop: SimLoop) -> None:
+def test_caller_outside_process_is_notified_of_its_death(loop: SimLoop) -> None:
     told: list[Process | None] = []
 
     async def test() -> None:
@@ -127,7 +127,7 @@ def test_whoever_asked_is_told_of_a_death_outside_of_it(loop: SimLoop) -> None:
     loop.run_until_complete(test())
 
 
-def test_a_paused_process_does_later_what_it_would_have_done(loop: SimLoop) -> None:
+def test_paused_process_later_does_what_it_would_have_done(loop: SimLoop) -> None:
     log: list[tuple[str, float]] = []
 
     async def ticks() -> None:
@@ -150,7 +150,7 @@ def test_a_paused_process_does_later_what_it_would_have_done(loop: SimLoop) -> N
     loop.run_until_complete(test())
 
 
-def test_a_process_that_dies_while_paused_stays_dead(loop: SimLoop) -> None:
+def test_process_that_dies_while_paused_stays_dead(loop: SimLoop) -> None:
     async def test() -> None:
         process = loop.process("n1")
         loop.pause(process)
@@ -162,7 +162,7 @@ def test_a_process_that_dies_while_paused_stays_dead(loop: SimLoop) -> None:
     loop.run_until_complete(test())
 
 
-def test_a_deadlock_names_who_is_paused(loop: SimLoop) -> None:
+def test_deadlock_names_paused_process(loop: SimLoop) -> None:
     process = loop.process("n1")
     loop.pause(process)
     never_begun = asyncio.sleep(0)
@@ -171,7 +171,7 @@ def test_a_deadlock_names_who_is_paused(loop: SimLoop) -> None:
     never_begun.close()
 
 
-def test_what_a_generator_waits_for_is_closed_with_the_loop(
+def test_generator_awaitable_is_closed_with_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """To close the task ends at the generator's `asend`; what is below was finalized outside of any loop."""

@@ -19,7 +19,7 @@ async def forever(env: Env) -> None:
     await asyncio.Event().wait()
 
 
-def test_a_node_restarts_on_its_own_disk_as_a_new_incarnation() -> None:
+def test_node_restarts_on_its_own_disk_as_new_incarnation() -> None:
     starts: list[tuple[bytes, float]] = []
 
     async def main(env: Env) -> None:
@@ -42,7 +42,7 @@ def test_a_node_restarts_on_its_own_disk_as_a_new_incarnation() -> None:
     assert len({luck for _, luck in starts}) == 4
 
 
-def test_a_process_ends_with_its_main_and_takes_along_all_that_it_started() -> None:
+def test_process_ends_with_its_main_and_everything_it_started() -> None:
     log: list[str] = []
 
     async def tick() -> None:
@@ -67,7 +67,7 @@ def test_a_process_ends_with_its_main_and_takes_along_all_that_it_started() -> N
         world.run(act(world))
 
 
-def test_everything_of_a_node_stops_while_it_is_paused() -> None:
+def test_paused_node_stops_entirely() -> None:
     log: list[float] = []
 
     async def main(env: Env) -> None:
@@ -89,7 +89,7 @@ def test_everything_of_a_node_stops_while_it_is_paused() -> None:
     assert log == [1.0, 11.5]
 
 
-def test_a_call_on_a_node_returns_raises_or_dies_with_it() -> None:
+def test_call_on_node_returns_raises_or_dies_with_it() -> None:
     async def answer(after: float) -> str:
         await asyncio.sleep(after)
         return "answer"
@@ -113,7 +113,7 @@ def test_a_call_on_a_node_returns_raises_or_dies_with_it() -> None:
         world.run(act(world))
 
 
-def test_a_fatal_error_ends_the_process_and_is_recorded() -> None:
+def test_fatal_error_ends_process_and_is_recorded() -> None:
     log: list[str] = []
 
     async def main(env: Env) -> None:
@@ -142,7 +142,7 @@ def test_a_fatal_error_ends_the_process_and_is_recorded() -> None:
     assert log == []
 
 
-def test_an_error_that_leaves_main_or_a_task_fails_the_run(caplog: pytest.LogCaptureFixture) -> None:
+def test_error_that_leaves_main_or_a_task_fails_run(caplog: pytest.LogCaptureFixture) -> None:
     async def fail(env: Env) -> None:
         raise ValueError("main is wrong")
 
@@ -169,7 +169,7 @@ async def act_again(world: SimWorld) -> None:
     await asyncio.sleep(1)
 
 
-def test_a_test_may_take_an_expected_error_out() -> None:
+def test_test_can_remove_expected_error() -> None:
     async def fail(env: Env) -> None:
         raise ValueError("as expected")
 
@@ -184,7 +184,7 @@ def test_a_test_may_take_an_expected_error_out() -> None:
         world.run(act(world))
 
 
-def test_a_run_that_does_not_end_says_who_waits() -> None:
+def test_run_that_does_not_end_names_waiting_tasks() -> None:
     async def act() -> None:
         for _ in count():
             await asyncio.sleep(1)
@@ -195,7 +195,7 @@ def test_a_run_that_does_not_end_says_who_waits() -> None:
         assert world.loop.time() <= 10
 
 
-def test_a_world_can_be_run_again_and_again() -> None:
+def test_world_can_be_run_repeatedly() -> None:
     with SimWorld(1) as world:
         for number in range(3):
             world.run(asyncio.sleep(100))
@@ -221,7 +221,7 @@ def test_clocks_drift_apart_within_bounds_and_dates_differ() -> None:
         world.run(act(world), limit_s=2000)
 
 
-def test_a_power_cut_starts_the_boot_clock_anew_and_a_crash_does_not() -> None:
+def test_power_cut_restarts_boot_clock_and_crash_does_not() -> None:
     async def act(world: SimWorld) -> None:
         node = world.node("n")
         node.start(forever)
@@ -236,7 +236,7 @@ def test_a_power_cut_starts_the_boot_clock_anew_and_a_crash_does_not() -> None:
         world.run(act(world), limit_s=2000)
 
 
-def test_a_draw_in_one_place_moves_nothing_in_another() -> None:
+def test_draw_in_one_place_changes_nothing_in_another() -> None:
     with SimWorld(1) as one, SimWorld(1) as other:
         one.fork("a").random()
         assert one.fork("b").random() == other.fork("b").random()
@@ -245,7 +245,7 @@ def test_a_draw_in_one_place_moves_nothing_in_another() -> None:
         assert third.fork("b").random() != SimWorld(1).fork("b").random()
 
 
-def test_the_trace_can_be_read() -> None:
+def test_trace_can_be_read() -> None:
     text = io.StringIO()
 
     async def act(world: SimWorld) -> None:
@@ -261,7 +261,7 @@ def test_the_trace_can_be_read() -> None:
     assert crash.split()[:3] == ["1.000000", "node-1", "crash"]
 
 
-def test_the_digest_tells_schedules_apart_and_does_not_depend_on_who_reads_the_trace() -> None:
+def test_digest_distinguishes_schedules_whoever_reads_trace() -> None:
     def digest(seed: int, text: io.StringIO | None = None) -> str:
         async def act(world: SimWorld) -> None:
             for name in "abc":
@@ -280,7 +280,7 @@ def test_the_digest_tells_schedules_apart_and_does_not_depend_on_who_reads_the_t
     assert len({digest(seed) for seed in range(10)}) == 10
 
 
-def test_the_living_and_the_dead_are_buried_when_the_world_is_closed(caplog: pytest.LogCaptureFixture) -> None:
+def test_closing_world_finalizes_live_and_dead_processes(caplog: pytest.LogCaptureFixture) -> None:
     log: list[str] = []
 
     async def main(env: Env) -> None:
