@@ -19,7 +19,7 @@ from kvstore import config as toml
 from kvstore.server.config import NodeConfig
 from tests.cli.test_help import TREE
 from tests.pages import Block, all_blocks, blocks, pages
-from tests.source import ROOT
+from tests.source import ROOT, tracked_texts
 
 BLOCKS = all_blocks()
 SHELL = [block for block in BLOCKS if block.language == "sh"]
@@ -144,3 +144,21 @@ def test_python_compiles_and_its_imports_exist(block: Block) -> None:
                 continue
             module = importlib.import_module(node.module or "")
             assert [name.name for name in node.names if name.name != "*" and not hasattr(module, name.name)] == []
+
+
+def test_verdicts_and_messages_are_those_of_the_code() -> None:
+    """The strings that a reader compares with what the programs print."""
+    code = "".join(
+        text for path, text in tracked_texts().items() if path.startswith("kvstore/") and path.endswith(".py")
+    )
+    code = re.sub(r'"\s*\n\s*f?"', "", code)
+    shown = {
+        "docs/how-to/check-data-with-fsck.md": r"^\| `([A-Z][^`]*)` \|",
+        "docs/how-to/upgrade.md": r"^\| (?:a replica says )?`([^`]*)`",
+        "docs/how-to/use-several-disks.md": r"^You see: `([^`]*)`",
+    }
+    for page, pattern in shown.items():
+        found = re.findall(pattern, (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)
+        assert found, page
+        parts = {part.strip(" ,.:") for text in found for part in re.split(r"…|\bn3\b|\d+|'", text)}
+        assert sorted(part for part in parts if len(part) > 5 and part not in code) == [], page

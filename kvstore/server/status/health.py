@@ -533,7 +533,7 @@ def _dates(report: ClusterReport) -> Iterator[Finding]:
             "date_behind",
             "cluster time",
             f"it is {abs(behind_s):.1f} s {side} a majority of wall clocks and moves by {3600 * RATE:g} s an hour",
-            "correct the wall clocks; if cluster time is wrong, see docs/how-to/correct-the-clusters-date.md",
+            "correct the wall clocks; if cluster time is wrong, see docs/how-to/correct-cluster-time.md",
         )
 
 

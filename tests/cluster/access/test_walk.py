@@ -51,7 +51,7 @@ class Part(NamedTuple):
 
 def parts_of_the_walk() -> list[Part]:
     """The first has where everything is; the second the functions."""
-    found = [each for each in blocks(PAGE) if each.mark == "test"]
+    found = [each for each in blocks(PAGE) if each.how == "tests/cluster/access/test_walk.py"]
     return [Part(each.heading.partition(". ")[2], each.lines) for each in found]
 
 

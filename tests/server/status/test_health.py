@@ -256,7 +256,13 @@ CASES: dict[str, tuple[Callable[[ClusterReport], None], int, str, str, str]] = {
     ),
     "directory_failed": (one_directory, DEGRADED, "bookie n1-ab", "/disks/b has failed: [Errno 5]", "lost_dirs"),
     "bookie_limbo": (limbo, DEGRADED, "bookie n1-ab", "may have lost entries of 1 ledger", "autorecovery status"),
-    "bookie_conflict": (conflict, DEGRADED, "bookie n1-ab", "refused 2 adds because", "Restoring the metadata"),
+    "bookie_conflict": (
+        conflict,
+        DEGRADED,
+        "bookie n1-ab",
+        "refused 2 adds because",
+        "back-up-and-restore-metadata.md",
+    ),
     "disk_scarce": (scarce, DEGRADED, "bookie n1-ab", "4,096 MiB are free and 98,304 are used", "free space"),
     "bookie_cannot_write": (
         without_inodes,
@@ -307,7 +313,7 @@ CASES: dict[str, tuple[Callable[[ClusterReport], None], int, str, str, str]] = {
     "certificate_expires": (expiring, DEGRADED, "node n1", "expires in 12 days", "no restart is needed"),
     "certificate_unusable": (unusable, DEGRADED, "node n1", "in use is valid for 300 days", "log of n1"),
     "date_doubtful": (doubtful, DEGRADED, "node n1", "9.0 s ahead", "its clock is right"),
-    "date_behind": (dated_behind, DEGRADED, "cluster time", "60.0 s behind", "correct-the-clusters-date.md"),
+    "date_behind": (dated_behind, DEGRADED, "cluster time", "60.0 s behind", "correct-cluster-time.md"),
 }
 
 
