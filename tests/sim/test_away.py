@@ -1,4 +1,4 @@
-"""A replica that is dead does not hold the log for ever (docs/protocol.md, G20)."""
+"""A dead replica does not hold the log forever (docs/protocol.md, G20)."""
 
 from __future__ import annotations
 
@@ -49,6 +49,6 @@ def test_dead_replica_stops_holding_log_and_returns_by_snapshot(
         assert leads >= 4
         assert (await listed(store)).trimmed_seq > trimmed + 20
         await store.close()
-        dead.start()  # the judge waits for it to have what the others have
+        dead.start()  # the judge waits until it has caught up with the others
 
     play(story, knobs(roll_entries=4))

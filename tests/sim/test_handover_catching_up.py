@@ -1,4 +1,4 @@
-"""Catching up with the log goes fast though a bookie is dead: a candidate does it while everybody waits."""
+"""Catching up with the log is fast although a bookie is dead. A candidate does it while all clients wait."""
 
 from __future__ import annotations
 

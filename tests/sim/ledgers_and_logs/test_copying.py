@@ -1,4 +1,4 @@
-"""Copies are made several at a time, within a rate (docs/protocol.md, W8)."""
+"""Several entries are copied at a time, within a rate (docs/protocol.md, W8)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FAST = 1 << 30
 
 
 async def closed(bench: Bench, count: int) -> Copying:
-    """Copies of a closed ledger of `count` entries, B3 having lost all of its own."""
+    """Copy a closed ledger of `count` entries of which B3 has lost all its copies."""
     handle = bench.handle(await bench.ledger())
     await appended(bench, handle, count)
     await handle.close()

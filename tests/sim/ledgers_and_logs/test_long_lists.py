@@ -1,4 +1,4 @@
-"""Lists of ledgers that nobody trims, and takeovers that fail (docs/protocol.md, G21, G22)."""
+"""Untrimmed lists of ledgers, and takeovers that fail (docs/protocol.md, G21, G22)."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ pytestmark = pytest.mark.sim
 
 
 class Failing(FrozenStore):
-    """Fails as it is told."""
+    """A session that fails on request."""
 
     fails: StoreError | None = None
-    """What a listing ends with."""
+    """The error of the next listing."""
 
     async def multi(self, changes: list[Change]) -> None:  # type: ignore[override]
         if self.fails is not None and any(isinstance(change, SetData) for change in changes):
@@ -33,7 +33,7 @@ class Failing(FrozenStore):
 
 
 async def grown(bench: Bench, count: int) -> None:
-    """A log of so many closed ledgers, as a build before packed lists has left it."""
+    """Create a log of `count` closed ledgers, as a release before packed lists left it."""
     for path in (paths.parent(paths.IDGEN_LONG), paths.IDGEN_LONG):
         await ensure_path(bench.store, path)  # ids begin far above
     writer = Writer(await opened(bench.logs(NEVER)))

@@ -63,7 +63,7 @@ def test_check_ignores_entries_that_writer_may_have_in_flight() -> None:
         changed = metadata.with_ensemble(EntryId(1), (B1, B2, B4))
         await bench.ledgers.write(changed, 0)
         await later(1_100)
-        assert await bench.marked() == {7: [B2, B3]}, "what it has left behind is"
+        assert await bench.marked() == {7: [B2, B3]}, "the remains are"
 
     run(case)
 

@@ -1,4 +1,4 @@
-"""Which bookies the auditor takes for lost, and which ledgers it marks then (docs/protocol.md, A4, A5, A6)."""
+"""The bookies that the auditor considers lost, and the ledgers that it then marks (docs/protocol.md, A4, A5, A6)."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_next_candidate_continues_where_auditor_died() -> None:
         await later(5)
         bench.tree.end_session(first.store._session)
         await later(58)
-        assert await bench.marked() == {}, "the next one has seen nobody away for so long"
+        assert await bench.marked() == {}, "the next auditor has not observed the absence for long enough"
         await later(15)
         assert sorted(await bench.marked()) == [8, 2**40]
         assert await auditor_or_none(bench.store) == "n2"
@@ -280,7 +280,7 @@ def test_bookie_that_returns_during_marking_has_no_more_ledgers_marked() -> None
 
 
 def test_bookie_that_returns_only_briefly_during_marking_has_all_marked() -> None:
-    """Those that the walk passed in that moment are walked again, as soon as it is lost again."""
+    """Ledgers that the traversal passed at that moment are visited again as soon as the bookie is lost again."""
 
     async def case(bench: AuditBench) -> None:
         for number in range(3_000):
@@ -353,7 +353,8 @@ def test_slow_answer_does_not_prolong_absence_of_bookie() -> None:
 
 
 def test_very_many_ledgers_are_marked_in_batches_at_a_bounded_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One after the other a hundred thousand take an hour: each waits for the metadata store seven times."""
+    """Marking a hundred thousand ledgers one by one takes an hour, because each waits for the metadata store seven
+    times."""
     count, under_way, most, at = 60, 0, 0, list[float]()
     mark = AuditorRole.mark
 

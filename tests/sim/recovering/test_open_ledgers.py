@@ -1,5 +1,4 @@
-"""Marked ledgers that are not closed: whose they are, when they are recovered, and when not (docs/protocol.md, A11,
-A12, A13)."""
+"""Marked ledgers that are not closed: their owner, and when they are recovered (docs/protocol.md, A11, A12, A13)."""
 
 from __future__ import annotations
 
@@ -33,7 +32,8 @@ pytestmark = pytest.mark.sim
 
 # docs/protocol.md A13
 def test_recovery_by_operator_waits_out_lease_of_former_leader() -> None:
-    """Until then that may answer reads alone, without what the recovery has found."""
+    """Until the lease ends, the former leader may answer reads alone, without the entries that the recovery has
+    found."""
 
     async def case(bench: Bench) -> None:
         await of_a_log(bench, 5000)
@@ -104,7 +104,7 @@ def test_idle_writer_acknowledges_nothing_after_its_ledger_was_recovered() -> No
 
 
 def test_idle_writer_loses_nothing_when_ensemble_returns_with_empty_disks() -> None:
-    """Apache's #4812: what bookies that are younger than the ledger do not have ends no recovery."""
+    """Apache's #4812: entries missing on bookies that are younger than the ledger do not end a recovery."""
 
     async def case(bench: Bench) -> None:
         await bench.set_up(B1)
