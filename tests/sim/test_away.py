@@ -44,7 +44,7 @@ def test_dead_replica_stops_holding_log_and_returns_by_snapshot(
             leader.crash()
             leader.start()
             leads += 1
-            assert (await listed(store)).trimmed_seq <= trimmed + 10, "it counts for a while"
+            assert (await listed(store)).trimmed_seq <= trimmed + 10, "the dead replica counts for a while"
         await asyncio.sleep(4 * leads + 20)
         assert leads >= 4
         assert (await listed(store)).trimmed_seq > trimmed + 20

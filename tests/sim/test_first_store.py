@@ -113,7 +113,7 @@ def test_04_write_stored_on_too_few_disks_is_not_acknowledged() -> None:
             other.disk.fail_sync()
         done = await stage.put(old)
         assert done.status is not Status.OK
-        assert not any(other.sim.is_running for other in stage.others(old)), "both have ended, since a sync failed"
+        assert not any(other.sim.is_running for other in stage.others(old)), "both have ended because a sync failed"
 
     play(story, knobs())
 

@@ -114,7 +114,7 @@ def test_hand_back_is_one_leader_change_and_costs_some_round_trips() -> None:
         writing = stage.spawn(write(stage, third, 4 * BACK_S))
         gaps.append(await unserved_until(stage, lambda: P in back.leads))
         assert epoch(stage) == before + 1
-        assert seen == [back.id], "at no moment is there no leader's znode"
+        assert seen == [back.id], "the leader's znode always exists"
         await writing
 
     for seed in range(1, 5):

@@ -223,7 +223,7 @@ async def a_partition_retires_under_a_pin(world: World, users: Users) -> None:
     await asyncio.sleep(5.0)
     assert not any(node.replica(PartitionId(leaver.partition)) for node in cluster.nodes)
     ring = await world.read_ring()
-    assert ring.partitions[PartitionId(leaver.partition)].state is PartitionState.RETIRED, "its log is held"
+    assert ring.partitions[PartitionId(leaver.partition)].state is PartitionState.RETIRED, "the pin holds its log"
     assert await reader.compare("pin", leaver) == 3
     renewed = await reader.renew("pin", 600_000)
     assert leaver.partition in renewed.partitions

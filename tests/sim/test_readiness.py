@@ -177,7 +177,7 @@ def test_node_drained_and_stopped_together_hands_over_once(
                 await node.drain()
         await stopping
         assert (machine.sim.is_running, node.hosting.statistics()) == (False, {})
-        assert asyncio.get_running_loop().time() - began < STOP_S_MAX, "it had to be killed"
+        assert asyncio.get_running_loop().time() - began < STOP_S_MAX, "the node had to be killed"
         machine.start()
 
     play(9, story, TWO, users=4)

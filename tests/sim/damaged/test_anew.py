@@ -50,7 +50,7 @@ def test_rebuilt_replica_answers_stale_reads_once_it_has_caught_up() -> None:
         anew.start()
         await stage.until(lambda: engine.writes >= APPLIED_FIRST)
         for level in (Level.STALE, Level.SESSION):
-            assert (await stage.get(anew, level=level)).status is not Status.OK, "it does not know"
+            assert (await stage.get(anew, level=level)).status is not Status.OK, "it does not know the value"
         engine.is_let = True
         await asyncio.sleep(3)
         for level in (Level.STALE, Level.SESSION):

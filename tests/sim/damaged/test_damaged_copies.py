@@ -33,7 +33,7 @@ async def copied(stage: Stage, donor: Node, newcomer: Node) -> None:
     newcomer.start()
     await stage.until(lambda: (replica := newcomer.replica(P)) is not None and replica._tail.installs == 1)
     network.heal(newcomer.name)
-    assert newcomer.replica(P).state.crc == donor.replica(P).state.crc, "it took another's"  # type: ignore[union-attr]
+    assert newcomer.replica(P).state.crc == donor.replica(P).state.crc, "it took the state of another replica"  # type: ignore[union-attr]
 
 
 async def trimmed(stage: Stage) -> None:

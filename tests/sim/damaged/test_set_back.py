@@ -68,7 +68,7 @@ def test_replica_ahead_under_another_leader_is_no_sign_of_older_copy() -> None:
             return other.entries.confirmed[-1]
 
         log = await bench.logs(SMALL).open_as_leader(P, 500, lambda: Seq(10), lambda: None, others)
-        assert asked > 1, "it began again"
+        assert asked > 1, "the takeover was not repeated"
         assert log.epoch == 3
 
     run(case)
@@ -110,7 +110,7 @@ def test_tail_at_end_stops_when_list_is_set_back_and_another_leads() -> None:
 
 async def read_on(reader: LogReader) -> None:
     while True:
-        assert not await reader.read(1000), "of another history"
+        assert not await reader.read(1000), "entries of another history"
 
 
 # docs/protocol.md G26

@@ -104,7 +104,7 @@ def test_reader_does_not_take_entry_missing_from_batch_for_absent() -> None:
         lose(bench, B1, LEDGER, {0, 5})
         reader = EntryReader(await bench.recorded(), bench.bookies, bench.env.nursery)
         entries = [EntryId(entry) for entry in range(20)]
-        assert await reader.read_batch(entries) == {}, "the first is not there: all are asked for alone, or elsewhere"
+        assert await reader.read_batch(entries) == {}, "the first entry is missing: all are read alone, or elsewhere"
         found = await reader.read_batch(entries)
         assert [found[entry].payload for entry in entries] == [b"entry %d" % entry for entry in entries]
         again = EntryReader(await bench.recorded(), bench.bookies, bench.env.nursery)

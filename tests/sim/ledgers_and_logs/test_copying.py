@@ -64,7 +64,7 @@ def test_copying_stays_within_rate_over_measured_time() -> None:
             assert pace.spent_bytes <= pace.bytes_per_s * pace.busy_s + 1e-6
             await asyncio.sleep(pause_s)
         assert pace.spent_bytes == 5 * 2_651
-        assert pace.busy_s == pytest.approx(5 * 2.651 + 0.2 + 0.9, abs=0.1), "not the half minute with nothing to do"
+        assert pace.busy_s == pytest.approx(5 * 2.651 + 0.2 + 0.9, abs=0.1), "the idle half minute does not count"
 
     run(case)
 

@@ -60,7 +60,7 @@ def test_tail_rejects_last_add_confirmed_without_valid_digest() -> None:
         async with asyncio.timeout(20):
             while len(found) < 5:
                 found += [entry.payload for entry in await reader.read(1000)]
-        assert found == numbers(1, 5), "what is confirmed comes all the same"
+        assert found == numbers(1, 5), "confirmed entries still arrive"
         await reader.close()
 
     run(case)

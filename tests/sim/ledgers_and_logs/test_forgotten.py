@@ -120,7 +120,7 @@ def test_lagging_server_ends_no_leadership() -> None:
             assert writer.log.lost is None
         syncs = store.syncs
         await asyncio.sleep(4 * LOOK_AGAIN_S)
-        assert store.syncs == syncs, "a look that finds all in its place costs no sync"
+        assert store.syncs == syncs, "a poll that finds nothing missing costs no sync"
 
     run(case)
 

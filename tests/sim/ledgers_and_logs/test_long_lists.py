@@ -54,11 +54,11 @@ def test_log_of_thousands_of_ledgers_is_led_again(count: int) -> None:
         await grown(bench, count)
         began = bench.env.clock.now()
         writer = Writer(await opened(bench.logs(SMALL, Failing(bench.tree))), seq=4)
-        assert bench.env.clock.now() - began < 5, "packed it is not crowded"
+        assert bench.env.clock.now() - began < 5, "the packed list is not nearly full"
         await writer.append(20)
         assert len(writer.entries.confirmed) == 20
         listed = await bench.listed()
-        assert len(listed.ledgers) == count + 1, "it has grown too large to be rolled for five entries"
+        assert len(listed.ledgers) == count + 1, "the ledger is too large to be rolled after five entries"
         assert writer.log.statistics()["list_bytes"] < CROWDED_BYTES
         data, _ = await MemoryStore(bench.tree).get(paths.partition_log(P))
         assert len(data) == writer.log.statistics()["list_bytes"]
@@ -74,7 +74,7 @@ def test_untrimmed_log_gets_ever_larger_ledgers(monkeypatch: pytest.MonkeyPatch)
         writer = Writer(await opened(bench.logs(SMALL)))
         for _ in range(160):
             await writer.append(10, gap_s=0.02)
-        assert 25 < len((await bench.listed()).ledgers) < 45, "1600 entries at 5 a ledger would be 320"
+        assert 25 < len((await bench.listed()).ledgers) < 45, "1600 entries with 5 per ledger would be 320 ledgers"
 
     run(case)
 

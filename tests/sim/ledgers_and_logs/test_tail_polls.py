@@ -401,7 +401,7 @@ def test_lagging_bookie_is_polled_last() -> None:
     assert choice.compare({B1: e(4), B2: e(7), B3: e(5)}, now=1.0) == 7
     assert choice.first((B1, B2, B3)) == B2
     choice.failed(B2, now=2.0)
-    assert choice.first((B2, B1, B3)) == B1, "of those behind, who has been so for longest"
+    assert choice.first((B2, B1, B3)) == B1, "of the bookies behind, the one that has been behind for longest"
     assert choice.due(now=1.0 + CHECK_S) == [B1, B3]
     assert choice.due(now=1.0 + CHECK_S) == []
     choice.caught_up(B3)
@@ -414,7 +414,7 @@ def test_briefly_lagging_bookie_is_asked_again_after_growing_delays() -> None:
     assert choice.first((B1, B2)) == B2
     assert choice.due(now=1.0 + FIRST_CHECK_S - 0.01) == []
     assert choice.due(now=1.0 + FIRST_CHECK_S) == [B1]
-    assert choice.due(now=FIRST_CHECK_S + CHECK_S) == [], "it had not caught up"
+    assert choice.due(now=FIRST_CHECK_S + CHECK_S) == [], "the bookie had not caught up"
     assert choice.due(now=1.0 + FIRST_CHECK_S + CHECK_S) == [B1]
     choice.caught_up(B1)
     assert choice.first((B1, B2)) == B1

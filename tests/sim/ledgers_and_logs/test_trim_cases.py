@@ -80,7 +80,7 @@ def test_ledger_without_first_sequence_is_trimmed_with_its_neighbours() -> None:
         lines = writer.log.listed.ledgers
         assert [each.exact for each in lines[:3]] == [True, False, True]
         assert await writer.log.trim(Seq(2), 0) == 0
-        assert await writer.log.trim(Seq(1000), 60_000) == 0, "the first is old enough, and the next may begin anywhere"
+        assert await writer.log.trim(Seq(1000), 60_000) == 0, "the start of the next ledger is unknown"
         assert await writer.log.trim(lines[2].first_seq, 0) == 2
         assert (await bench.listed()).trimmed_seq == lines[2].first_seq == 3
 
@@ -161,7 +161,7 @@ def test_deleted_ledger_is_trimmed_with_its_neighbours() -> None:
         assert [each.id for each in (await bench.listed()).ledgers] == [each.id for each in lines[-2:]]
         assert writer.log.trimmer.deleted == {lines[1].id}
         last = max(position for position in writer.entries.confirmed if position.ledger == lines[-3].id)
-        assert (await bench.listed()).trimmed_end == LogEnd(last.ledger, last.entry), "who stands there goes on"
+        assert (await bench.listed()).trimmed_end == LogEnd(last.ledger, last.entry), "a reader at the end continues"
 
     run(case)
 
@@ -371,7 +371,7 @@ def test_pin_renewed_while_trimmer_finds_it_expired_stays(anew: bool) -> None:
 
         bench.store.delete = delete_after_renewal  # type: ignore[method-assign]
         bench.store.multi = multi_after_renewal  # type: ignore[method-assign]
-        assert await pins.oldest(P, now_ms + 2_000) == first, "and it holds what it held"
+        assert await pins.oldest(P, now_ms + 2_000) == first, "it holds the same position"
         assert [pin.deadline_ms for _, pin in await pins.all(P)] == [now_ms + 60_000]
 
     run(case)

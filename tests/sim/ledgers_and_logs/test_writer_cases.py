@@ -382,7 +382,7 @@ def test_only_last_of_consecutive_entries_is_shown_by_explicit_lac() -> None:
         for number in range(1, 20):
             handle.append(b"%d" % number, entries.done)
             await bench.pass_time(0.009)
-            assert shown() == [number - 1] * 3, "each entry says it of the one before"
+            assert shown() == [number - 1] * 3, "each entry confirms the one before it"
         await bench.pass_time(0.007)
         assert shown() == [19, 19, 19], "10 ms after it was confirmed (docs/protocol.md W7)"
         await bench.pass_time(0.1)

@@ -85,7 +85,7 @@ def test_ledgers_on_six_bookies_in_three_zones_have_copies_in_all_zones(seed: in
             if len(await ledgers(stage)) >= 5:
                 break
         assert len(await ledgers(stage)) >= 5
-        assert len(await sharing(stage)) <= 1, "the first may be older than the bookies of a zone"
+        assert len(await sharing(stage)) <= 1, "the first ledger may be older than the bookies of a zone"
         await soon(lambda: none(sharing(stage)))
         assert await checked(stage) == []
 
@@ -118,7 +118,7 @@ def test_entries_written_during_zone_outage_are_spread_when_zone_is_back() -> No
         await asyncio.sleep(5)
         await write(stage, 30)
         assert await sharing(stage), "there was no third zone"
-        assert await checked(stage) == [], "nothing else was possible"
+        assert await checked(stage) == [], "no other placement was possible"
         for node in away:
             node.start()
         found = await soon(lambda: checked(stage))

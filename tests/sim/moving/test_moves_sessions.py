@@ -61,7 +61,7 @@ def test_sessions_never_go_back_on_replica_that_was_down_during_moves() -> None:
 
     play(5, away_and_back, TWO, users=0, keys=(KEY,), counters=())
     assert any(isinstance(each, int) for each in answers)
-    assert any(isinstance(each, StoreError) for each in answers), "it was never asked before it had caught up"
+    assert any(isinstance(each, StoreError) for each in answers), "it was never read before it had caught up"
 
 
 def test_replica_does_not_answer_by_ring_older_than_its_ownership(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -273,7 +273,7 @@ class Story:
             except NoSuchLedger:
                 assert ledger == DELETED
                 continue
-            assert ledger != DELETED, "it is deleted and stays so"
+            assert ledger != DELETED, "the ledger stays deleted"
             assert self.lacking(metadata) == []
             confirmed = [position.entry for position in self.written[ledger].confirmed]
             assert confirmed == list(range(len(confirmed)))

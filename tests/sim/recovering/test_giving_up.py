@@ -50,7 +50,7 @@ def test_closed_ledger_keeps_every_entry_that_any_bookie_has() -> None:
         await bench.mark(B3)
         found = await abandonment(bench).find_loss(LEDGER)
         assert (found.text, found.away) == ("5-6", (B3,))
-        assert await recorded(bench) == (B1, B2, B3), "looking changes nothing"
+        assert await recorded(bench) == (B1, B2, B3), "showing the loss changes nothing"
         loss, mended = await given_up(bench)
         assert loss.text == "5-6"
         assert mended.is_whole

@@ -51,7 +51,7 @@ def test_lost_bookie_is_replaced_when_damaged_one_does_not_answer() -> None:
         await bench.pass_time(10)
         assert await recorded(bench) == (B1, B2, B4)
         assert bench.bookies.at[B4].of(LEDGER) == list(range(COUNT))
-        assert await bench.is_marked(), "B2 lacks copies still"
+        assert await bench.is_marked(), "B2 still lacks copies"
         hanging.clear()
         await until_unmarked(bench)
         assert bench.bookies.at[B2].of(LEDGER) == list(range(COUNT))
@@ -73,7 +73,7 @@ def test_lost_bookie_is_replaced_when_another_takes_no_copies(is_marked: bool) -
         await bench.pass_time(10)
         assert await recorded(bench) == (B1, B2, B4)
         assert bench.bookies.at[B4].of(LEDGER) == list(range(COUNT))
-        assert await bench.is_marked(), "B2 lacks copies still"
+        assert await bench.is_marked(), "B2 still lacks copies"
         copies.refusing.clear()
         await until_unmarked(bench)
         assert bench.bookies.at[B2].of(LEDGER) == list(range(COUNT))
@@ -239,7 +239,7 @@ def test_lock_that_could_not_be_released_is_not_kept_for_a_whole_round() -> None
         assert paths.mark_lock(done) in locks(bench)
         store.heals = True
         await until(lambda: paths.mark_lock(done) not in locks(bench), within_s=20.0)
-        assert len([each for each in ledgers if await bench.is_marked(each)]) > 10, "it is the same round still"
+        assert len([each for each in ledgers if await bench.is_marked(each)]) > 10, "it is still the same round"
         await until_unmarked(bench, *ledgers)
         await bench.pass_time(5)
         assert (locks(bench), worker.statistics()["ledgers_mended"] >= 19) == ([], True)
@@ -269,7 +269,7 @@ def test_spreading_copies_over_zones_does_not_replace_restarting_bookie() -> Non
         bench.bookies.stop(B3)
         bench.worker()
         await until_unmarked(bench)
-        assert B3 in await recorded(bench), "it was only restarted"
+        assert B3 in await recorded(bench), "the bookie was only restarted"
         assert leaving not in await recorded(bench)
 
     run(case, bookies=5)

@@ -239,7 +239,7 @@ def test_auditor_stops_marking_when_its_session_ends() -> None:
         later_store = MemoryStore(bench.tree)
         await later_store.create(paths.join(paths.AUDITOR_VOTES, "V_"), b"", ephemeral=True, sequential=True)
         await later(70)
-        assert len(created) < 50 + auditors.MARKS_AT_ONCE, "those that were under way"
+        assert len(created) < 50 + auditors.MARKS_AT_ONCE, "only marks in flight are added"
         assert first.numbers["in_office"] == 0
 
     run(case)
@@ -296,8 +296,8 @@ def test_bookie_that_returns_only_briefly_during_marking_has_all_marked() -> Non
         await later(3)
         first = await bench.marked()
         assert first[0] == [B4, B5]
-        assert [B5] in first.values(), "it was back"
-        assert len(first) < 3_000, "and is lost again before the walk ends"
+        assert [B5] in first.values(), "the bookie was registered"
+        assert len(first) < 3_000, "the bookie is lost again before the traversal ends"
         await later(60)
         assert await bench.marked() == {number: [B4, B5] for number in range(3_000)}
 
@@ -322,7 +322,7 @@ def test_one_audit_marks_all_and_is_not_repeated() -> None:
         candidate.store.get = counted  # type: ignore[method-assign,assignment]
         await later(120)
         assert len(await bench.marked()) == 3_000
-        assert reads <= 2 * 3_000, "once to audit each, once to mark it"
+        assert reads <= 2 * 3_000, "one read to audit each ledger, one to mark it"
 
     run(case)
 

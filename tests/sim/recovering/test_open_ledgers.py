@@ -58,7 +58,7 @@ def test_ledger_of_dead_writer_is_recovered_and_then_repaired() -> None:
         await bench.mark(B3)
         bench.worker()
         await bench.pass_time(25)
-        assert (await bench.recorded()).state is LedgerState.OPEN, "its writer has a while to replace the bookie"
+        assert (await bench.recorded()).state is LedgerState.OPEN, "its writer has time to replace the bookie"
         await until_unmarked(bench)
         found = await bench.recorded()
         assert (found.state, found.last_entry) == (LedgerState.CLOSED, COUNT - 1)
@@ -123,7 +123,7 @@ def test_idle_writer_loses_nothing_when_ensemble_returns_with_empty_disks() -> N
         assert not bench.bookies.at[B2].fenced
         bench.bookies.start(B1)
         await until_unmarked(bench)
-        assert holders(bench, COUNT - 1) == [B1, B2, B3], "as it is confirmed, it is copied"
+        assert holders(bench, COUNT - 1) == [B1, B2, B3], "it is copied because it is confirmed"
 
     run(case, bookies=4)
 
@@ -144,7 +144,7 @@ def test_ledger_with_unknown_end_is_left_unchanged() -> None:
         entries = Appended()
         handle.append(b"goes on", entries.done)
         await bench.pass_time(10)
-        assert len(entries.confirmed) == 1, "its writer was only idle"
+        assert len(entries.confirmed) == 1, "the writer was only idle"
 
     run(case, bookies=5)
 

@@ -63,7 +63,7 @@ def test_several_workers_repair_many_ledgers_and_copy_nothing_twice() -> None:
         await until_unmarked(bench, *OTHERS)
         assert len(copies.made) == COUNT * len(OTHERS)
         assert set(copies.made.values()) == {1}
-        assert all(worker.statistics()["ledgers_mended"] for worker in workers), "each took a part"
+        assert all(worker.statistics()["ledgers_mended"] for worker in workers), "each worker copied a part"
         for ledger in OTHERS:
             assert B3 not in await recorded(bench, ledger)
 
@@ -82,12 +82,12 @@ def test_lock_of_dead_worker_passes_to_another() -> None:
         copies = Copies(bench)
         bench.worker("goes on")
         await bench.pass_time(20)
-        assert not copies.made, "the lock is another's"
+        assert not copies.made, "another worker holds the lock"
         store.expire()
         await until_unmarked(bench)
         assert await recorded(bench) == (B1, B2, B4)
         assert bench.bookies.at[B4].of(LEDGER) == list(range(COUNT))
-        assert len(copies.made) < COUNT, "what the first has copied is there"
+        assert len(copies.made) < COUNT, "the copies of the first worker are there"
 
     run(case, bookies=4)
 
@@ -322,7 +322,7 @@ def test_unreadable_fragment_keeps_mark_and_others_are_copied_once() -> None:
         assert worker.statistics()["ledgers_unreadable"] == 1
         bench.bookies.start(B3)
         await until_unmarked(bench)
-        assert await recorded(bench) == (B1, B2, B3), "it was only away"
+        assert await recorded(bench) == (B1, B2, B3), "the bookie was only away"
 
     run(case, bookies=4, limit_s=2000)
 
@@ -349,7 +349,7 @@ def test_unsupported_ledger_does_not_stop_others_from_being_repaired(
         await until_unmarked(bench, other)
         await bench.pass_time(10)
         assert await bench.is_marked(poisoned)
-        assert worker.statistics()["attempts_failed"] == 1, "it is not tried all the time"
+        assert worker.statistics()["attempts_failed"] == 1, "failed repairs are not repeated at once"
         assert locks(bench) == []
         monkeypatch.setattr(LedgerRepairer, "repair", original)
         await until_unmarked(bench, poisoned, within_s=400.0)

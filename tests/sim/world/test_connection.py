@@ -178,7 +178,7 @@ def test_batch_returns_consecutive_entries_that_bookie_has() -> None:
         wire.add(7)
         assert isinstance((await wire.added(6))[5], LedgerFenced)
         answer = await wire.bookies.read(BOOKIE, LEDGER, EntryId(9))
-        assert answer.packet is None, "on the other connection all is as it was"
+        assert answer.packet is None, "the other connection is unchanged"
 
     run(case)
 

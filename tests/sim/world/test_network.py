@@ -80,7 +80,7 @@ def test_long_cut_breaks_side_that_awaits_acknowledgement_then_the_other() -> No
         scene.world.network.heal()
         accepted.stream.write(b"y")
         await asyncio.sleep(1)
-        assert isinstance(accepted.error, ConnectionResetError), "it learns when it sends"
+        assert isinstance(accepted.error, ConnectionResetError), "the other side learns it when it sends"
 
     play(scenario)
 
@@ -219,7 +219,7 @@ def test_host_that_dies_silently_answers_nothing_until_it_is_back() -> None:
         assert not attempt.done(), "no host refuses it"
         scene.server.restart()
         await asyncio.sleep(3)
-        assert attempt.done(), "the attempt is repeated by the kernel"
+        assert attempt.done(), "the kernel repeats the attempt"
         idle.stream.write(b"x")
         await asyncio.sleep(1)
         assert isinstance(idle.error, ConnectionResetError), "the new process knows nothing of it"
