@@ -31,6 +31,6 @@ async def join_in_trouble(world: World, users: Users) -> None:
     await Chaos(world.cluster, world.cluster.world.fork("chaos"), list(knobs.faults), knobs.pace_s).run(knobs.chaos_s)
 
 
-@pytest.mark.parametrize("seed", [15])  # in 15 a wait for the end of a batching delay ended too early
+@pytest.mark.parametrize("seed", [15])  # in 15 a wait for the end of a pause ended too early
 def test_moves_complete_whatever_strikes(seed: int) -> None:
     play(seed, join_in_trouble, drawn(seed), users=4, pause_s=LONG_PAUSE_S)
