@@ -12,6 +12,8 @@ def test_every_layer_has_breakages() -> None:
     assert found.keys() == {"whole clusters", "ledgers and logs", "repair of ledgers", "bookies", "leaders and models"}
     assert all(len(names) > 10 for names in found.values())
     assert len({name for names in found.values() for name in names}) > 100
+    by_pytest = found["leaders and models"]
+    assert [suite for suite in mutants.BY_PYTEST if not any(name.startswith(suite) for name in by_pytest)] == []
 
 
 def test_unknown_breakage_is_an_error() -> None:

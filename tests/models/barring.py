@@ -2,10 +2,10 @@
 
 The check is in the part of the log that no ledger closes, so only a leader, or a candidate that recovers the log, reads
 it. The replica that wrote the check has applied it. Replicas stop and start again, and learn that another replica
-differs in any order. Each part of `Rules` is a rule that can be taken away.
+differs in any order. Each part of `Rules` is a rule that can be removed.
 
-Promised:
-- once ten seconds have passed since a replica learned of the difference, the damaged replica does not serve;
+Promises:
+- ten seconds after a replica learned of the difference, the damaged replica does not serve;
 - with all replicas up and no more faults, an undamaged replica serves in the end.
 """
 
@@ -22,7 +22,7 @@ from tests.models.search import Broken
 REPLICAS = range(3)
 DAMAGED = 0
 STOPS = 2
-"""How often replicas stop. It bounds the search."""
+"""Maximum number of times that replicas stop. It bounds the search."""
 
 
 class Verdict(Enum):
@@ -35,7 +35,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class Rules:
-    """True: the rule is kept. False takes it away."""
+    """The rules of the model. A rule that is False is not kept."""
 
     unmet_are_free: bool = True
     """A replica that has not applied the check is not barred because another replica differs."""
@@ -54,11 +54,11 @@ class Replica(NamedTuple):
     is_barred: bool = False
     is_up: bool = True
     is_gone: bool = False
-    """Outvoted: its state is set aside."""
+    """The replica was outvoted and its state is set aside."""
 
 
 class State(NamedTuple):
-    """All of it. `writer`: the replica that wrote the check."""
+    """The state of the model. `writer`: the replica that wrote the check."""
 
     replicas: tuple[Replica, ...]
     writer: int
@@ -69,19 +69,19 @@ Step = tuple[str, "State | Broken"]
 
 
 def firsts() -> Iterator[State]:
-    """Yield the states in which the check has just been written, by the damaged replica or by another one."""
+    """Yield the states in which the damaged replica or another one has just written the check."""
     for writer in (DAMAGED, 1):
         yield State(tuple(Replica(has_met=each == writer) for each in REPLICAS), writer)
 
 
 class Model:
-    """The steps under some rules."""
+    """The steps that a set of rules allows."""
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
 
     def steps(self, state: State) -> Iterator[Step]:
-        """Yield everything that may happen next."""
+        """Yield all possible next steps."""
         if self._serves(state, DAMAGED) and state.replicas[DAMAGED].is_late and self._is_settled(state, DAMAGED):
             yield "the damaged replica answers a read", Broken("a damaged replica serves")
         if not self._recovers(state):
@@ -97,7 +97,7 @@ class Model:
             yield from self._progress(state, each)
 
     def _progress(self, state: State, each: int) -> Iterator[tuple[str, State]]:
-        """Yield the steps of one replica that are no faults."""
+        """Yield the steps of one replica that are not faults."""
         replica = state.replicas[each]
         if not replica.is_up or replica.is_gone:
             return
@@ -138,7 +138,7 @@ class Model:
 
     @staticmethod
     def _met(state: State) -> list[int]:
-        """Return the replicas that are up and say what they have at the check."""
+        """Return the replicas that are up and report their state at the check."""
         return [n for n, each in enumerate(state.replicas) if each.is_up and each.has_met and not each.is_gone]
 
     @staticmethod

@@ -1,5 +1,6 @@
-"""Replicas that copy one another's states, one of which is damaged, under the rules that jury.py has (docs/protocol.md,
-P35). Promise: one damage never outvotes a replica that is well, whoever copied whom before, and whoever is heard."""
+"""A model of replicas that copy each other's states, one of which is damaged, under the rules of jury.py
+(docs/protocol.md, P35). Promise: one damage never outvotes a healthy replica, whatever was copied before and
+whichever replicas answer."""
 
 from __future__ import annotations
 
@@ -22,20 +23,21 @@ class Rules:
     one_witness: bool = True
     """A copy and its donor have one vote."""
     by_others: bool = True
-    """A copy is borne out by others; without it, by any check of its own."""
+    """Other replicas confirm a copy. Without this rule, any check that the copy passes confirms it."""
     donor_named: bool = True
-    """A copy of a copy names its own donor too, not only the first: that donor may be borne out a moment later."""
+    """A copy of a copy names its direct donor too, not only the first donor: the direct donor may be confirmed a
+    moment later."""
 
 
 @dataclass(frozen=True)
 class State:
-    """By the order of SERVERS."""
+    """The replicas in the order of SERVERS."""
 
     damaged: tuple[bool, ...] = (False, False, False)
     had: tuple[Had, ...] = (frozenset(), frozenset(), frozenset())
     origins: tuple[frozenset[ServerId], ...] = (frozenset(), frozenset(), frozenset())
     is_harmed: bool = False
-    """The one damage has come."""
+    """The one damage has happened."""
     checks: int = 0
     copies: int = 0
 
@@ -92,7 +94,7 @@ def _hearings(state: State, one: int) -> Iterator[dict[ServerId, dict[Seq, int]]
 
 
 def _check(state: State, who: tuple[int, ...]) -> State:
-    """Whoever is not among them meets it never, which is the worst."""
+    """Apply a check to the replicas `who`. All other replicas never apply it, which is the worst case."""
     at = Seq(state.checks + 1)
     had = tuple(
         each | {(at, 2 * at + state.damaged[one])} if one in who else each for one, each in enumerate(state.had)

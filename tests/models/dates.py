@@ -1,15 +1,16 @@
 """A model of the dates by which three servers lead one partition. Wall clocks of one server or of a majority jump,
 processes and machines restart one by one or all at once, a monotonic clock misses a suspension, and a server is cut
-off: rules P28 to P31, Q2 and Q3 of docs/protocol.md, each a rule that the search can take away.
+off. Each of the rules P28 to P31, Q2 and Q3 of docs/protocol.md can be removed.
 
 A date is an offset from the true time, which advances in steps of one. JUMP is larger than anything that the rules
-allow. One lock is granted at a moment that the search chooses, and one pin with a deadline.
+allow. One lock is granted at a moment that the search chooses, and one pin is made with a deadline.
 
-Promised: the lock's owner counts on the lock for OWNER, and the store does not give the lock away before. The pin stays
-until its deadline. A key does not stay after its time to live where record time is ahead of the date.
+Promises: the lock's owner relies on the lock for OWNER, and the store does not give the lock away before. The pin stays
+until its deadline. A key does not outlive its time to live where record time is ahead of the date.
 
-Not promised: anything after servers without a date have heard nobody who has one and believed wrong wall clocks. Nor
-does the search cut a server off while another's clock misses time: the others cannot tell it which date is right.
+Not promised: anything after servers without a date found no server with a date and believed wrong wall clocks. The
+search also does not cut a server off while another server's clock misses time: the others cannot tell it which date is
+right.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ SERVERS = range(3)
 MAJORITY = 2
 JUMP, BOUND = 10, 2
 RATE_STEPS = 2
-"""The date moves towards the wall clocks by one in so many steps."""
+"""Number of steps in which the date moves towards the wall clocks by one."""
 OWNER, MARGIN, GRACE = 2, 1, 1
 TTL = OWNER + MARGIN + GRACE
 TIME_MAX, TIME_MAX_AHEAD = 3, 6
@@ -33,7 +34,7 @@ TIME_MAX, TIME_MAX_AHEAD = 3, 6
 
 @dataclass(frozen=True)
 class Rules:
-    """What is done right; False takes the rule away."""
+    """The rules of the model. A rule that is False is not kept."""
 
     elapsed_time_decides: bool = True
     """P28: no server steps its date to wall clocks, not even to those of a majority."""
@@ -42,57 +43,58 @@ class Rules:
     first_from_dated: bool = True
     """P28: a process takes its first date from a server that has one, not from wall clocks."""
     survives_restarts: bool = True
-    """P28: a process takes its date over from the process before, if the machine was not rebooted."""
+    """P28: a process takes over the date of the process before it if the machine was not rebooted."""
     waits_for_silent: bool = True
-    """P28: wall clocks count for the first date only after each silent server was silent for long."""
+    """P28: wall clocks count for the first date only after each silent server was silent for a long time."""
     majority_of_walls: bool = True
-    """P28: and only the wall clocks of a majority."""
+    """P28: only the wall clocks of a majority count."""
     alone_has_no_date: bool = True
-    """P28: a server that was alone for long and believes its wall clock has no date that others may take."""
+    """P28: a server that was alone for a long time and believes its wall clock has no date that others may take."""
     doubtful_does_not_lead: bool = True
     """P29: a server whose date differs from the others' does not lead while another could."""
     alone_removes_nothing: bool = True
     """P31: a server that believes its wall clock removes nothing by it."""
     goes_on_ahead: bool = True
-    """P30: record time that is ahead of the date goes on."""
+    """P30: record time that is ahead of the date continues."""
     owner_counts_less: bool = True
-    """Q2: the owner counts less than the store, by more than the date may move."""
+    """Q2: the owner's lease is shorter than the store's by more than the date may move."""
 
 
 class Server(NamedTuple):
     wall: int = 0
     date: int | None = 0
-    """None: no server's elapsed time explains a date here."""
+    """None if no server's elapsed time explains a date here."""
     believed: int | None = None
-    """It was alone for long: it leads by what its wall clock said then."""
+    """The server was alone for a long time: it leads by what its wall clock showed then."""
     was_rebooted: bool = False
-    """It has no date for that reason."""
+    """The server has no date because of a reboot."""
     is_confirmed: bool = True
-    """A majority has had its date since this process began, or since its clocks last moved apart."""
+    """A majority has shared its date since this process began, or since its clocks last diverged."""
 
 
 class State(NamedTuple):
-    """Everything. The last fields bound the search."""
+    """The whole state. The last fields bound the search."""
 
     servers: tuple[Server, ...] = (Server(), Server(), Server())
     now: int = 0
     cut: int = 0
-    """1: the first server and the others do not hear each other; 2: for long."""
+    """1: the first server and the others do not reach each other; 2: for a long time."""
     only: int | None = None
-    """The one server that can lead the partition: the others have no replica, or a damaged one."""
+    """The only server that can lead the partition: the others have no replica, or a damaged one."""
     leader: int | None = 0
     record: int = -JUMP
-    """Record time of the last entry. Nothing has been written for long."""
+    """Record time of the last entry. No entry has been written for a long time."""
     recorded_at: int = 0
-    """When the leader made that entry, or began to lead."""
+    """The time at which the leader wrote that entry, or began to lead."""
     lock: tuple[int, int] | None = None
-    """When it was granted, and its expiry."""
+    """The time of its grant, and its expiry."""
     pin: tuple[int, int] | None = None
-    """When it was made, and its deadline."""
+    """The time at which it was made, and its deadline."""
     lost: int = 0
-    """1: a server that was alone believes its wrong wall clock; 2: a majority without a date has done so."""
+    """1: a server that was alone believes its wrong wall clock; 2: a majority without a date believes wrong wall
+    clocks."""
     grants: str = "lock"
-    """Or "pin"."""
+    """"lock" or "pin"."""
     may_sleep: bool = False
     time_max: int = TIME_MAX
     jumps: int = 2
@@ -104,14 +106,14 @@ Step = tuple[str, "State | Broken"]
 
 
 class Model:
-    """The steps under some rules."""
+    """The steps that a set of rules allows."""
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
         self.owner = OWNER if rules.owner_counts_less else OWNER + MARGIN
 
     def steps(self, state: State) -> Iterator[Step]:
-        """Everything that may happen next, in states up to the names of servers."""
+        """Yield all possible next steps, treating states that differ only in server names as equal."""
         for label, after in self._steps(state):
             yield label, after if isinstance(after, Broken) else _ordered(after)
 
@@ -138,7 +140,7 @@ class Model:
             for number in SERVERS:
                 if self._may_run(state, number) and self._is_judged(state, number):
                     yield f"{number} leads", state._replace(leader=number, recorded_at=state.now)
-        elif not self._may_lead(state, state.leader) and state.only is None:  # somebody takes it
+        elif not self._may_lead(state, state.leader) and state.only is None:  # another server takes leadership
             yield "stops leading", state._replace(leader=None)
         else:
             if state.only is None:
@@ -161,7 +163,7 @@ class Model:
                 yield f"{number} sleeps", _put(_unled(state, number), number, asleep)._replace(jumps=state.jumps - 1)
 
     def _may_sleep(self, state: State, number: int) -> bool:
-        """Not two of three: these agree on a date then."""
+        """Return False for two of three servers, which would then agree on a date."""
         dates = [each.date for each in state.servers]
         return state.may_sleep and dates[number] == 0 and all(date in (0, None) for date in dates)
 
@@ -224,7 +226,8 @@ class Model:
         return sorted(dated)
 
     def _best(self, server: Server, heard: list[Server], dated: list[int]) -> int:
-        """The latest date of those that a majority supports; else of all, because clocks miss time and gain none."""
+        """Return the latest date that a majority supports, or the latest of all dates: clocks can miss time but not
+        gain it."""
         return ([date for date in dated if self._has_majority(server, heard, date)] or dated)[-1]
 
     def _has_majority(self, server: Server, heard: list[Server], date: int) -> bool:
@@ -262,7 +265,8 @@ class Model:
         return self._is_sure(state, number) or not others_could or not self.rules.doubtful_does_not_lead
 
     def _may_run(self, state: State, number: int) -> bool:
-        """Where nobody leads for long, a server that is not sure runs for election."""
+        """Return True if the server may run for election although it is not sure of its date, because no server has
+        led for a long time."""
         if state.only is None:
             return self._may_lead(state, number)
         server = state.servers[number]
@@ -299,15 +303,15 @@ class Model:
         return state.now + date
 
     def _time(self, state: State, number: int) -> int:
-        """Record time of an entry that is made now."""
+        """Return the record time of an entry made now."""
         date = self._date(state, number)
         gone_on = state.record + state.now - state.recorded_at
         return max(date, gone_on if self.rules.goes_on_ahead else state.record)
 
 
 def _ordered(state: State) -> State:
-    """Return one of the states that differ only in the names of servers, the same one for all of them. Only a cut, past
-    or to come, tells the first server from the others."""
+    """Return one representative of the states that differ only in the names of servers. Only a past or future cut
+    distinguishes the first server from the others."""
     servers, leader, only = state.servers, state.leader, state.only
     first = 1 if state.cut or state.cuts else 0
     keys = [(_sortable(each), number == leader, number == only) for number, each in enumerate(servers)]
@@ -336,7 +340,8 @@ def _rebooted(server: Server) -> Server:
 
 
 def _lost_by(state: State, before: Server, after: Server, heard: list[Server]) -> int:
-    """What is not promised any more: the server believes wrong wall clocks, and could not know better."""
+    """Return the new value of `lost` if the server believes wrong wall clocks and could not know better, otherwise
+    0."""
     if (
         before.date is not None
         or not before.was_rebooted
@@ -355,7 +360,7 @@ def _is_lost(server: Server) -> bool:
 
 
 def _unled(state: State, number: int) -> State:
-    """The server's lead, if it had it, has ended."""
+    """End the leadership of the server, if it led."""
     return state._replace(leader=None) if state.leader == number else state
 
 
@@ -365,5 +370,5 @@ def _put(state: State, number: int, server: Server) -> State:
 
 
 AHEAD = State(record=JUMP, only=0, jumps=0, starts=0, cuts=0, time_max=TIME_MAX_AHEAD)
-"""A log whose record time is ahead: of an older version, or of servers that had lost their date. A new leader does not
-know how long ago the last entry was made; so there is only one."""
+"""A log whose record time is ahead, written by an older version or by servers that had lost their date. A new leader
+does not know the age of the last entry, so there is only one such state."""

@@ -1,15 +1,15 @@
-"""A model of three replicas that may depose their leader (docs/protocol.md, P40), each part of it a rule that can be
-taken away.
+"""A model of three replicas that may depose their leader (docs/protocol.md, P40). Each part of it is a rule that can be
+removed.
 
-Who reaches whom is a relation in one direction: i reaches j if i's questions to j's address are answered. The network
-changes once, to any relation, and once more to the full one. Time passes in ticks, and in none of them anything that
-is due is left undone. One process may stand still for some ticks. `unheard` counts ticks: 1 confirms, 2 asks.
+Reachability has a direction: i reaches j if j's address answers i's questions. The network changes once, to any
+relation, and then to full reachability. Time passes in ticks, and everything that is due is done within a tick. One
+process may pause for some ticks. `unheard` counts ticks: 1 confirms, 2 asks.
 
-Promised:
-- a leader that all but one replica reach, or have reached until a moment ago, is never deposed: one observer deposes
-  nobody, and a late transaction does not strike the successor;
-- once the network stands still, leadership changes twice at the most: once by what was agreed before;
-- two replicas that reach each other, and do not reach the leader, do not stay without one that they reach.
+Promises:
+- a leader that all replicas but one reach, or reached until a moment ago, is never deposed: one observer alone deposes
+  no leader, and a late transaction does not strike the successor;
+- once the network is stable, leadership changes at most twice: once by an earlier agreement;
+- two replicas that reach each other and do not reach the leader get a leader that they reach.
 """
 
 from __future__ import annotations
@@ -35,57 +35,57 @@ FULL: Reach = frozenset(PAIRS)
 
 @dataclass(frozen=True)
 class Rules:
-    """What is done right; False takes the rule away."""
+    """The rules of the model. A rule that is False is not kept."""
 
     majority_agrees: bool = True
-    """A majority has not heard the leader. Without: the one that asks is enough."""
+    """A majority has received no answer from the leader. Without: the replica that asks is enough."""
     majority_reaches_the_asker: bool = True
     """A replica deposes only if a majority reaches it."""
     awake_time_counts: bool = True
-    """A process that stood still measures from then on."""
+    """A process that was paused measures from the end of the pause on."""
     term_is_checked: bool = True
-    """The transaction fails if somebody has claimed since the question."""
+    """The transaction fails if another replica has claimed leadership since the question."""
     replaced_in_one_step: bool = True
-    """Without: the znode is removed, and whoever is first claims it, the former leader included."""
+    """Without: the znode is removed, and the first replica to claim it leads, possibly the former leader."""
     asks_at_all: bool = True
-    """Without: a leader keeps the lead as long as its session lives."""
+    """Without: a leader keeps leadership as long as its session lives."""
 
 
 class State(NamedTuple):
-    """All of it. The last ones bound the search."""
+    """The whole state. The last fields bound the search."""
 
     reach: Reach = FULL
     holder: int = 0
-    """Of the leader's znode."""
+    """The owner of the leader's znode."""
     former: int = NOBODY
     """The leader whose znode was removed, and which still serves."""
     term: int = 0
     unheard: tuple[int, ...] = (0, 0, 0)
-    """By each replica, of the holder, as it measures."""
+    """By replica: ticks without an answer from the holder, as the replica measures them."""
     missed: tuple[int, ...] = (0, 0, 0)
-    """Ticks of this term in which it did not reach the holder, in truth."""
+    """Ticks of this term in which the replica did not in fact reach the holder."""
     agreed: tuple[tuple[int, int], ...] = ()
-    """Transactions on their way: who sends them, and the term at which it asked."""
+    """Transactions in flight: the sender, and the term at which it asked."""
     asleep: int = NOBODY
     naps: int = 1
     changes: int = 2
     depositions: int = 0
-    """Since the network changed last."""
+    """Number of depositions since the last change of the network."""
     stuck: int = 0
-    """Ticks for which two replicas that reach each other have not reached the holder."""
+    """Number of ticks in which two replicas that reach each other have not reached the holder."""
 
 
 Step = tuple[str, "State | Broken"]
 
 
 class Model:
-    """The steps under some rules."""
+    """The steps that a set of rules allows."""
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
 
     def steps(self, state: State) -> Iterator[Step]:
-        """Everything that may happen next."""
+        """Yield all possible next steps."""
         yield from self._network(state)
         due = list(self._due(state))
         yield from due
@@ -180,7 +180,7 @@ class Model:
         return state._replace(unheard=tuple(unheard), missed=tuple(missed), stuck=stuck)
 
     def _should_change(self, state: State) -> bool:
-        """Two awake replicas reach each other, and neither reaches the holder."""
+        """Return True if two awake replicas reach each other and neither reaches the holder."""
         one, other = (each for each in REPLICAS if each != state.holder)
         awake = state.asleep not in (one, other)
         is_pair = {(one, other), (other, one)} <= state.reach

@@ -1,14 +1,15 @@
-"""A model of one key that moves from partition S to partition P while it is written, deleted and read: rules M3 to M9
-of docs/protocol.md, each as a rule that can be taken away.
+"""A model of one key that moves from partition S to partition P while it is written, deleted and read. Each of the
+rules M3 to M9 of docs/protocol.md can be removed.
 
-S's log is what is acknowledged and what its leader has sent beside that. A takeover of S keeps a part of the latter,
-and leaves the former leader behind, which answers reads under its lease until the new leader's wait is over. P's own
-log is taken as atomic; a crash of P loses the page that it had in memory only. P learns of RELEASE from S's log, or
-sooner from S's answer; its requests for it may be late. One client puts, then deletes; what is not answered is sent
-again to S and to P, and one request comes late once more. A freeze may end and be tried again.
+S's log consists of the acknowledged records and of the records that its leader has sent in addition. A takeover of S
+keeps a part of the latter. It leaves the former leader behind, which answers reads under its lease until the new
+leader's wait ends. P's own log is modelled as atomic; a crash of P loses the page that it had only in memory. P learns
+of RELEASE from S's log, or sooner from S's answer; its requests for RELEASE may be late. One client puts, then deletes.
+An unanswered request is sent to S and to P again, and one request arrives late a second time. A freeze may end and be
+tried again.
 
-Promised: reads are linearizable; a request is applied once; what was acknowledged stays; a session sees its own
-writes at every replica of S that answers it.
+Promises: reads are linearizable; a request is applied once; acknowledged writes stay; a session sees its own writes at
+every replica of S that answers it.
 """
 
 from __future__ import annotations
@@ -26,28 +27,28 @@ PUT, DELETE = 1, 2
 
 WRITE, OTHER, FREEZE, UNFREEZE, RELEASE = "write", "write of another key", "FREEZE", "UNFREEZE", "RELEASE"
 Record = tuple[str, int]
-"""Its kind, and the number of the request or the freeze."""
+"""The kind, and the number of the request or the freeze."""
 Log = tuple[Record, ...]
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What is done right; False takes the rule away."""
+    """The rules of the model. A rule that is False is not kept."""
 
     page_behind_pin: bool = True
     """M3: no page is older than the pin."""
     tail_from_pin: bool = True
     """M3: S's log is followed from the pin, not from the page."""
     tail_acknowledged: bool = True
-    """M3: P reads S's log up to what is acknowledged."""
+    """M3: P reads S's log only up to the last acknowledged record."""
     wiped: bool = True
-    """M3: IMPORT-BEGIN removes what an earlier attempt has left."""
+    """M3: IMPORT-BEGIN removes the remains of an earlier attempt."""
     results_move: bool = True
-    """M4: with the key go the results of its requests."""
+    """M4: the results of a key's requests move with the key."""
     frozen: bool = True
     """M5: FREEZE stops writes."""
     frozen_once_sent: bool = True
-    """M5: from its send on."""
+    """M5: writes stop as soon as FREEZE is sent."""
     release_by_serving: bool = True
     """M7: a leader that still waits for its predecessor's lease does not release."""
     silent_once_sent: bool = True
@@ -55,15 +56,15 @@ class Rules:
     freeze_named: bool = True
     """M7: a request for RELEASE names its freeze."""
     one_decides: bool = True
-    """M8: UNFREEZE and RELEASE exclude each other, those under way counted."""
+    """M8: UNFREEZE and RELEASE exclude each other, including those in flight."""
     own_after_release: bool = True
     """M9: P owns after RELEASE, not after the flip."""
     sequence_raised: bool = True
-    """M9: OWN raises P's sequence to S's at RELEASE, not only to the versions that came."""
+    """M9: OWN raises P's sequence to S's at RELEASE, not only to the versions that were copied."""
 
 
 class Phase(StrEnum):
-    """P's."""
+    """The phase of P."""
 
     IDLE = "idle"
     COPYING = "copying"
@@ -74,15 +75,16 @@ class Phase(StrEnum):
 
 
 class State(NamedTuple):
-    """All of it. The last ones bound the search: how often something may still happen."""
+    """The whole state. The last fields bound the search: the number of times that an event may still happen."""
 
     log: Log = ()
     sent: Log = ()
-    """By S's leader, and not acknowledged."""
+    """Sent by S's leader and not acknowledged."""
     waiting: bool = False
     """S's leader waits for its predecessor's lease."""
     former: tuple[int, bool] | None = None
-    """S's former leader while its lease lasts: how much it has applied, and whether it has sent RELEASE."""
+    """S's former leader while its lease lasts: the number of records it has applied, and True if it has sent
+    RELEASE."""
     phase: Phase = Phase.IDLE
     end: int = 0
     """The freeze that P's IMPORT-END names."""
@@ -90,29 +92,30 @@ class State(NamedTuple):
     """The requests that P has applied to the key."""
     results: frozenset[int] = frozenset()
     tail: int = 0
-    """How much of S's log P has read."""
+    """Number of records of S's log that P has read."""
     sequence: int = 0
-    """P's."""
+    """The sequence of P."""
     pin: int = -1
     page: tuple[int, tuple[int, ...], frozenset[int]] | None = None
-    """In P's memory: where it was read, the data, the results."""
+    """In P's memory: the position of the read, the data, the results."""
     asked: frozenset[int] = frozenset()
     """The freezes that requests for RELEASE name."""
     request: int = 0
-    """The client's last one."""
+    """The client's last request."""
     open: bool = False
-    """It is not answered yet."""
+    """True if the request is not answered yet."""
     token: int = 0
-    """Of the client's session."""
+    """The token of the client's session."""
     seen: int = 0
-    """The last request whose effect somebody has been shown."""
+    """The last request whose effect any reader has seen."""
     takeovers: int = 1
     crashes: int = 1
     late: int = 1
 
 
 def fold(log: Log) -> tuple[tuple[int, ...], frozenset[int]]:
-    """What the key holds after this much of S's log: the requests applied, and whose results are known."""
+    """Return the key's content after this part of S's log: the applied requests, and the requests with known
+    results."""
     data: tuple[int, ...] = ()
     for kind, number in log:
         if kind == WRITE and number not in data:
@@ -121,13 +124,13 @@ def fold(log: Log) -> tuple[tuple[int, ...], frozenset[int]]:
 
 
 def version(log: Log) -> int:
-    """Of the key."""
+    """Return the version of the key."""
     written = [place for place, record in enumerate(log, 1) if record[0] == WRITE and record not in log[: place - 1]]
     return written[-1] if written else 0
 
 
 def freeze_in(log: Log) -> int:
-    """The freeze that is in force, 0 if none is."""
+    """Return the freeze in force, or 0 if there is none."""
     found = 0
     for kind, number in log:
         found = number if kind == FREEZE else 0 if kind == UNFREEZE else found
@@ -139,7 +142,7 @@ def has(log: Log, kind: str) -> bool:
 
 
 def is_released(log: Log, rules: Rules) -> bool:
-    """S has given the range away. Without `one_decides` the last word counts."""
+    """Return True if S has given the range away. Without `one_decides` the last record counts."""
     words = [kind for kind, _ in log if kind in (RELEASE, UNFREEZE)]
     return RELEASE in words if rules.one_decides else words[-1:] == [RELEASE]
 
@@ -149,7 +152,7 @@ def is_there(data: tuple[int, ...]) -> bool:
 
 
 def explained(data: tuple[int, ...]) -> list[int]:
-    """The requests after which the key looks like that."""
+    """Return the requests after which the key has this content."""
     return [data[-1]] if is_there(data) else [0, DELETE]
 
 
@@ -157,7 +160,7 @@ Step = tuple[str, "State | Broken"]
 
 
 def shown(state: State, data: tuple[int, ...], label: str) -> Step:
-    """A linearizable read is answered with `data`."""
+    """Answer a linearizable read with `data`."""
     if sorted(set(data)) != list(data):
         return label, Broken(f"requests were applied as {data}")
     fitting = [each for each in explained(data) if state.seen <= each <= state.request]
@@ -167,20 +170,20 @@ def shown(state: State, data: tuple[int, ...], label: str) -> Step:
 
 
 def answered(state: State, request: int, sequence: int) -> State:
-    """The client hears that the request is done."""
+    """Answer the client: the request is done."""
     if not state.open or request != state.request:
         return state
     return state._replace(open=False, seen=max(state.seen, request), token=sequence)
 
 
 class Model:
-    """The steps under some rules."""
+    """The steps that a set of rules allows."""
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
 
     def steps(self, state: State) -> Iterator[Step]:
-        """Everything that may happen next."""
+        """Yield all possible next steps."""
         yield from self._client(state)
         yield from self._acknowledgement(state)
         yield from self._source(state)
@@ -285,7 +288,7 @@ class Model:
                 yield shown(state, fold(state.log[:applied])[0], "S's former leader answers a read")
 
     def _follower(self, state: State) -> Iterator[Step]:
-        """A replica of S answers a read of the client's session."""
+        """Yield the answers of a replica of S to a read of the client's session."""
         if not state.token or state.open:
             return
         for applied in range(state.token, len(state.log) + 1):
@@ -337,7 +340,7 @@ class Model:
         yield f"P reads {record} in S's log and is {after.phase}", after
 
     def _owning(self, state: State, log: Log, release: int) -> State:
-        """P logs OWN; RELEASE has the sequence `release`."""
+        """P logs OWN. RELEASE has the sequence `release`."""
         versions = version(log) if is_there(state.data) else 0
         return state._replace(phase=Phase.OWNING, sequence=release if self.rules.sequence_raised else versions)
 

@@ -1,11 +1,12 @@
-"""A model of writes on one key that came to one server in order and go over one link to another, which at times leads
-what they go to and owns their key, and at times does not: rule M15 of docs/protocol.md, each part of it a rule that can
-be taken away.
+"""A model of writes on one key that arrive at one server in order and go over one link to another server. At times the
+other server leads the key's partition and owns the key, and at times it does not. Rule M15 of docs/protocol.md; each
+part of it can be removed.
 
-What is submitted in one turn leaves as a frame later; frames and results come in the order in which they were sent.
-What is refused goes out again.
+Writes submitted in one turn leave later as one frame. Frames and results arrive in the order in which they were sent.
+Refused writes are sent again.
 
-Promised: the writes are done in the order in which they came, and once the key stays, what goes out again is done.
+Promises: the writes are done in the order in which they arrived, and once the key stays in place, every write that is
+sent again is done.
 """
 
 from __future__ import annotations
@@ -21,29 +22,30 @@ NOT_SAID = 1 << 30
 
 @dataclass(frozen=True)
 class Rules:
-    """What is done right; False takes the rule away."""
+    """The rules of the model. A rule that is False is not kept."""
 
     refuses_until_heard: bool = True
-    """Until the sender has heard of a refusal, what follows is refused too."""
+    """Until the sender has received a refusal, all following writes are refused too."""
     speaks_of_submission: bool = True
-    """What was submitted before a refusal was heard says so, also if it leaves later."""
+    """A write that was submitted before the sender received a refusal carries that fact, even if it leaves later."""
     later_wait: bool = True
-    """What comes while a refused one waits to go out again waits behind it."""
+    """A write that arrives while a refused write waits to be sent again waits behind it."""
     waits_for_all: bool = True
-    """Nothing goes out again before everything has come back."""
+    """Nothing is sent again before all writes in flight have returned."""
     keeps_order: bool = True
-    """What goes out again goes in the order in which it came."""
+    """Refused writes are sent again in the order in which they arrived."""
 
 
 class Frame(NamedTuple):
-    """Of operations: writes by their number, and how many frames of results their sender had heard."""
+    """A frame of operations: the numbers of the writes, and the number of result frames that the sender had
+    received."""
 
     writes: tuple[int, ...]
     heard: int
 
 
 class State(NamedTuple):
-    """All of it. The last ones bound the search."""
+    """The whole state. The last fields bound the search."""
 
     next: int = 1
     lane: tuple[int, ...] = ()
@@ -53,37 +55,37 @@ class State(NamedTuple):
     """In the lane or sent, and not answered."""
     heard: int = 0
     there: tuple[Frame, ...] = ()
-    """On its way to the answering server."""
+    """Frames on their way to the answering server."""
     back: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
-    """Frames of results on their way back: what is done, what is refused."""
+    """Result frames on their way back: done writes, refused writes."""
     owns: bool = False
     refused_by: int = 0
-    """The frame that tells of the last refusal."""
+    """The frame that carries the last refusal."""
     said: int = 0
-    """Frames of results sent."""
+    """Number of result frames sent."""
     done_now: tuple[int, ...] = ()
     refused_now: tuple[int, ...] = ()
-    """With the next frame of results."""
+    """Writes that the next result frame refuses."""
     done: int = 0
     """The last write that was done."""
     changes: int = 3
     again: int = 4
-    """How often refused ones may go out again."""
+    """Number of times that refused writes may still be sent again."""
     stays: bool = False
-    """Some have gone out again since the key stays."""
+    """True if writes have been sent again since the key stays in place."""
 
 
 Step = tuple[str, "State | Broken"]
 
 
 class Model:
-    """The steps under some rules."""
+    """The steps that a set of rules allows."""
 
     def __init__(self, rules: Rules, writes: int) -> None:
         self.rules, self.writes = rules, writes
 
     def steps(self, state: State) -> Iterator[Step]:
-        """Everything that may happen next."""
+        """Yield all possible next steps."""
         if state.next <= self.writes:
             yield f"write {state.next} comes", self._submitted(state)
         if state.lane:

@@ -1,11 +1,11 @@
-"""A model of two replicas, one of which leads, while the others of the partition are away (docs/protocol.md, P40). Then
-nobody can contradict a refused connection. Each part is a rule that can be taken away.
+"""A model of two replicas, one of which leads, while the other replicas of the partition are away (docs/protocol.md,
+P40). No replica can then contradict a refused connection. Each part is a rule that can be removed.
 
-The network changes to any refusals, back to none, and again to any. One process may die; its address refuses
-connections, too, and its session ends some time later.
+The network changes to any set of refusals, back to none, and again to any set. One process may die; its address then
+refuses connections too, and its session ends some time later.
 
-Promised:
-- while the network stands still, a refusal changes the lead once at the most;
+Promises:
+- while the network is stable, a refusal changes the leader at most once;
 - a leader that has died is replaced before its session ends, unless it has deposed the other replica.
 """
 
@@ -24,7 +24,7 @@ NOBODY = -1
 
 @dataclass(frozen=True)
 class Rules:
-    """What is done right; False takes the rule away."""
+    """The rules of the model. A rule that is False is not kept."""
 
     refusal_deposes: bool = True
     """A refused connection alone deposes the leader."""
@@ -33,7 +33,7 @@ class Rules:
 
 
 class State(NamedTuple):
-    """All of it. The last two bound the search."""
+    """The whole state. The last two fields bound the search."""
 
     leader: int = 0
     has_deposed: bool = False
@@ -42,20 +42,20 @@ class State(NamedTuple):
     dead: int = NOBODY
     changes: int = 3
     depositions: int = 0
-    """Since the network changed last."""
+    """Number of depositions since the last change of the network."""
 
 
 Step = tuple[str, "State | Broken"]
 
 
 class Model:
-    """The steps under some rules."""
+    """The steps that a set of rules allows."""
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
 
     def steps(self, state: State) -> Iterator[Step]:
-        """Everything that may happen next."""
+        """Yield all possible next steps."""
         if state.changes:
             for refused in REFUSALS if state.changes % 2 else REFUSALS[:1]:
                 changed = state._replace(refused=refused, changes=state.changes - 1, depositions=0)

@@ -1,7 +1,7 @@
 """Breadth-first search through all states of a model: every order of every event, within the model's bounds.
 
-A model is a first state and a function from a state to the (label, next state) that may follow. A step that breaks a
-promise leads to a Broken instead. The first one found is at the end of a shortest way there.
+A model is a first state and a function from a state to the possible (label, next state). A step that breaks a promise
+leads to a Broken instead. The first Broken found is at the end of a shortest path.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import NamedTuple, TypeVar
 
 
 class Broken(NamedTuple):
-    """A promise was not kept."""
+    """A broken promise."""
 
     what: str
 
 
 class Found(NamedTuple):
-    """`way`: the labels from the first state to a broken promise; empty if there is none in all the states."""
+    """`way`: the labels from the first state to a broken promise; empty if no state breaks one."""
 
     states: int
     way: list[str]
@@ -29,7 +29,7 @@ Steps = Callable[[S], Iterator[tuple[str, S | Broken]]]
 
 
 def search(first: S, steps: Steps[S], *, states_max: int) -> Found:
-    """Raises AssertionError if there are more states than that."""
+    """Search all states. Raises AssertionError if there are more than `states_max`."""
     before: dict[S, tuple[S, str] | None] = {first: None}
     waiting = deque([first])
     while waiting:

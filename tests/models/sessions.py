@@ -1,11 +1,12 @@
-"""A model of one session that reads and writes one key, by replicas and by leaders, while the key changes hands twice
-and all learn of that at different times: rule M16 of docs/protocol.md, each part of it a rule that can be taken away.
+"""A model of one session that reads and writes one key through replicas and leaders, while the key changes owner twice
+and all servers learn of that at different times. Rule M16 of docs/protocol.md; each part of it can be removed.
 
-That one partition owns the key at any time is given (tests/models/move.py). The ring's versions are 0, plan 1, flip 2,
-plan 3, flip 4; keys go elsewhere since the even ones. All leaders are on one server, which another may succeed; all
-followers, one of each partition, are on a second one. A client asks either, and they ask each other.
+It is given that exactly one partition owns the key at any time (tests/models/move.py). The ring's versions are 0, plan
+1, flip 2, plan 3, flip 4; each even version routes the key to a new owner. All leaders are on one server, which another
+server may succeed. All followers, one of each partition, are on a second server. A client asks either server, and the
+servers ask each other.
 
-Promised: a session reads nothing older than it has seen before or written.
+Promise: a session reads nothing older than what it has read or written before.
 """
 
 from __future__ import annotations
@@ -21,48 +22,48 @@ MOVES = 2
 
 @dataclass(frozen=True)
 class Rules:
-    """What is done right; False takes the rule away."""
+    """The rules of the model. A rule that is False is not kept."""
 
     sequence_raised: bool = True
     """M9: OWN raises the target's sequence to the source's."""
     client_goes_by_what_it_heard: bool = True
-    """M16 (1): a client that has heard of a later ring than it knows asks the leader."""
+    """M16 (1): a client that knows of a ring later than its own asks the leader."""
     server_goes_by_the_same_ring: bool = True
-    """M16 (1): a server that knows another ring than the client asks the leader."""
+    """M16 (1): a server with a ring other than the client's asks the leader."""
     follower_has_what_came: bool = True
     """M16 (2): a follower that is behind the last flip to its partition answers no session read."""
     follower_knows_the_plan: bool = True
-    """M16 (3): nor one that owns what its server's ring knows no plan of."""
+    """M16 (3): a follower does not answer if it owns a range for which its server's ring has no plan."""
     leader_knows_the_plan: bool = True
-    """M16 (3): who owns what its server's ring knows no plan of does not lead."""
+    """M16 (3): a replica does not lead if it owns a range for which its server's ring has no plan."""
     leader_turns_away: bool = True
-    """M16 (3): a leader's server turns away what comes by a ring from before the last flip to the partition."""
+    """M16 (3): a leader's server refuses operations routed by a ring from before the last flip to the partition."""
 
 
 class Stand(NamedTuple):
-    """A partition after some of its log."""
+    """A partition after a part of its log."""
 
     sequence: int = 0
     owns: bool = False
     value: int = 0
-    """Of the key: the number of its last write."""
+    """The key's value: the number of its last write."""
     newest: int = 0
-    """The last move that brought it here."""
+    """The last move that brought the key here."""
 
 
 class State(NamedTuple):
-    """All of it. The last ones bound the search."""
+    """The whole state. The last fields bound the search."""
 
     path: tuple[int, ...]
-    """Who owns the key, one after the other."""
+    """The owners of the key, in order."""
     logs: tuple[tuple[Stand, ...], ...] = ((Stand(0, True),), (Stand(),), (Stand(),))
     applied: tuple[int, ...] = (1, 1, 1)
     """By each partition's follower."""
     owned: int = 0
-    """How many of the moves are done in the logs."""
+    """Number of moves that are done in the logs."""
     ring: int = 0
     owned_since: tuple[int, ...] = ()
-    """What each flip says: the sequence of its target then."""
+    """By flip: the sequence of its target at that time."""
     leaders_ring: int = 0
     followers_ring: int = 0
     clients_ring: int = 0
@@ -77,12 +78,12 @@ Step = tuple[str, "State | Broken"]
 
 
 def routed(version: int) -> int:
-    """Since when keys go where they go by this version."""
+    """Return the ring version from which on this version routes keys to their current owner."""
     return version // 2 * 2
 
 
 def plans(version: int) -> int:
-    """How many moves it knows of."""
+    """Return the number of moves that this version knows of."""
     return (version + 1) // 2
 
 
@@ -91,13 +92,13 @@ def put(values: tuple[int, ...], place: int, value: int) -> tuple[int, ...]:
 
 
 class Model:
-    """The steps under some rules."""
+    """The steps that a set of rules allows."""
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
 
     def steps(self, state: State) -> Iterator[Step]:
-        """Everything that may happen next."""
+        """Yield all possible next steps."""
         yield from self._move(state)
         yield from self._learn(state)
         for partition, log in enumerate(state.logs):
@@ -162,13 +163,14 @@ class Model:
                 yield f"a server that knows ring {version} leads", succeeded
 
     def _last_flip_to(self, state: State, partition: int, version: int) -> int:
-        """The number of the last move that brought the key there by this version of the ring; 0 if none did."""
+        """Return the number of the last move that brought the key to the partition by this version of the ring, or
+        0."""
         return max((move for move in range(1, version // 2 + 1) if state.path[move] == partition), default=0)
 
     # ── the session ──
 
     def _by_leader(self, state: State, door: str, version: int) -> Iterator[Step]:
-        """A write, and a linearizable read, that a server gives to the leader of whoever owns the key by its ring."""
+        """Yield a write and a linearizable read that a server passes to the leader of the key's owner by its ring."""
         if not self._leader_answers(state, version):
             return
         owner = state.path[version // 2]
@@ -186,7 +188,7 @@ class Model:
         return state.path[known // 2] == owner and version >= 2 * self._last_flip_to(state, owner, known)
 
     def _session_read(self, state: State) -> Iterator[Step]:
-        """One that a follower answers. Else a leader does, as above."""
+        """Yield a session read that a follower answers. If no follower answers, a leader does, as above."""
         rules, version = self.rules, state.followers_ring
         if rules.client_goes_by_what_it_heard and state.heard > state.clients_ring:
             return

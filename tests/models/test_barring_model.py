@@ -1,4 +1,4 @@
-"""Barring keeps its promises in every order of events that the model has, and needs each of its rules."""
+"""Barring keeps its promises in every order of events of the model, and needs each of its rules."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.models.barring import Model, Rules, firsts
 from tests.models.search import search
 
 STATES = (5_828, 3_608)
-"""Other numbers: the model has changed, and with it what is shown."""
+"""If the numbers differ, the model has changed, and with it what the search shows."""
 
 
 # docs/protocol.md P35

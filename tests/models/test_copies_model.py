@@ -1,4 +1,5 @@
-"""One damage outvotes nobody who is well, in every order of damage, copies and checks, and this needs each rule."""
+"""One damage does not outvote a healthy replica in any order of damage, copies and checks, and each rule is
+necessary."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from tests.models.copies import Model, Rules, State
 from tests.models.search import search
 
 STATES = 15_808
-"""Another number: the model has changed, and with it what is shown."""
+"""If the number differs, the model has changed, and with it what the search shows."""
 
 
 def test_damaged_replica_and_its_copies_outvote_none_with_all_rules() -> None:

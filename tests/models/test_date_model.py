@@ -1,4 +1,4 @@
-"""Locks, times to live and pins hold in every order of events that the model of dates has, and need each of its rules
+"""Locks, times to live and pins hold in every order of events of the date model, and need each of its rules
 (docs/protocol.md, P28 to P31, Q2, Q3)."""
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ CASES = {
     PIN: (State(jumps=1, grants="pin"), 39_330),
     "a log that is ahead": (AHEAD, 91),
 }
-"""A first state, and the number of states that follow, up to the names of servers. In the first two, a majority of wall
-clocks may jump. If the number differs, the model has changed, and with it what the search shows."""
+"""A first state, and the number of states that follow, treating states that differ only in server names as equal. In
+the first two, a majority of wall clocks may jump. If the number differs, the model has changed, and with it what the
+search shows."""
 NEEDED_FOR = {
     "elapsed_time_decides": CUT,
     "is_slow": CUT,
@@ -30,7 +31,7 @@ NEEDED_FOR = {
     "waits_for_silent": BOTH,
     "goes_on_ahead": "a log that is ahead",
 }
-"""A case in which a promise breaks without the rule; a pin, if none is named."""
+"""The case in which a promise breaks without the rule; the case "pin" if none is named."""
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -49,7 +50,7 @@ def test_dates_break_a_promise_without_this_rule(rule: str) -> None:
 
 
 def test_lock_is_held_twice_with_dates_of_a_majority() -> None:
-    """The former rule: a server takes over the date that a majority of wall clocks has."""
+    """The former rule: a server takes over the date of a majority of wall clocks."""
     model = Model(replace(Rules(), elapsed_time_decides=False))
     found = search(State(starts=0, cuts=0), model.steps, states_max=100_000)
     assert [label for label in found.way if "jumps by 10" in label] != []

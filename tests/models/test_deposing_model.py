@@ -1,4 +1,4 @@
-"""Deposing keeps its promises in every order of events that the model has, and needs each of its rules."""
+"""Deposing keeps its promises in every order of events of the model, and needs each of its rules."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.models.search import search
 
 STATES = 4_958
 REFUSING_STATES = 66
-"""Other numbers: a model has changed, and with it what is shown."""
+"""If the numbers differ, a model has changed, and with it what the search shows."""
 
 
 # docs/protocol.md P40

@@ -1,4 +1,4 @@
-"""The protocol of a move holds in every order of events that the model has, and needs each of its rules."""
+"""The protocol of a move holds in every order of events of the model, and needs each of its rules."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.models.move import Model, Rules, State
 from tests.models.search import search
 
 STATES = 161_810
-"""Of the whole model. Another number: the model has changed, and with it what is shown."""
+"""Number of states of the whole model. If it differs, the model has changed, and with it what the search shows."""
 
 BOUNDS = {
     "tail_acknowledged": State(takeovers=1, crashes=0, late=0),
@@ -19,7 +19,7 @@ BOUNDS = {
     "release_by_serving": State(takeovers=1, crashes=0, late=0),
     "silent_once_sent": State(takeovers=1, crashes=0, late=0),
 }
-"""What has to happen before a missing rule shows; nothing for the others."""
+"""The bounds under which a missing rule shows; none for the other rules."""
 
 
 @pytest.mark.slow

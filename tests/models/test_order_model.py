@@ -1,4 +1,4 @@
-"""Writes are done in order in every order of events that the model has, and need each of the model's rules."""
+"""Writes are done in order in every order of events of the model, and need each of the model's rules."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.models.order import Model, Rules, State
 from tests.models.search import search
 
 STATES = {2: 1_106, 3: 4_888, 4: 17_977}
-"""By how many writes there are. Another number: the model has changed, and with it what is shown."""
+"""By the number of writes. If a number differs, the model has changed, and with it what the search shows."""
 
 
 @pytest.mark.parametrize("writes", STATES)

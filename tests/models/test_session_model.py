@@ -1,4 +1,4 @@
-"""Sessions over flips hold in every order of events that the model has, and need each of the model's rules."""
+"""Sessions keep their promise over flips in every order of events of the model, and need each of the model's rules."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tests.models.sessions import Model, Rules, State
 
 RETURNS, GOES_ON = (0, 1, 0), (0, 1, 2)
 STATES = {(RETURNS, 1): 19_224, (GOES_ON, 1): 27_371, (RETURNS, 2): 101_630}
-"""By who owns the key and how many writes there are. Another number: the model has changed, and with it what is
-shown."""
+"""By the owners of the key and the number of writes. If a number differs, the model has changed, and with it what
+the search shows."""
 
 
 @pytest.mark.parametrize(

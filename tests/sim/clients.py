@@ -1,5 +1,6 @@
-"""Users of a simulated cluster: they send operations to any node, wait, retry what is safe, and write down what they
-saw. A client is no node: it is never crashed, and its links to the nodes have latency and can be cut."""
+"""Users of a simulated cluster: they send operations to any node, wait, retry operations that are safe to retry, and
+record their answers. A client is not a node: it never crashes, and its links to the nodes have latency and can be
+cut."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ _REQUEST_AT = {
 
 
 class Population(Protocol):
-    """What clients need of a cluster."""
+    """The parts of a cluster that clients need."""
 
     ring: Ring
     network: SimNetwork
@@ -43,7 +44,7 @@ class Population(Protocol):
 
 
 class Identity:
-    """A client id with its request numbers, shared by workers that run side by side."""
+    """A client id with its request numbers, shared by concurrent workers."""
 
     def __init__(self, random: Random) -> None:
         self.id = random.randbytes(16)
@@ -52,23 +53,23 @@ class Identity:
         self._open: set[int] = set()
 
     def next(self) -> RequestId:
-        """A number for a new request."""
+        """Return the number of a new request."""
         self._last += 1
         self._open.add(self._last)
         return RequestId(self.id, self._last, min(self._open), self.seen_ms)
 
     def done(self, request: RequestId) -> None:
-        """It was answered, or given up: no attempt of it is sent any more."""
+        """Mark a request as answered or abandoned: no attempt of it is sent again."""
         self._open.discard(request.sequence)
 
 
 class Worker:
-    """One user: does one thing at a time."""
+    """One user. It performs one operation at a time."""
 
     def __init__(self, cluster: Population, name: str, random: Random, identity: Identity) -> None:
         self.name, self.random, self.identity = name, random, identity
         self.ring = cluster.ring
-        """The latest that a node had which has answered."""
+        """The latest ring of any node that has answered."""
         self.tokens: dict[PartitionId, int] = {}
         """The highest sequence seen of each partition."""
         self.timeout_s = 2.0
@@ -77,13 +78,13 @@ class Worker:
         self._loop = asyncio.get_running_loop()
 
     async def do(self, op: Op, *, with_id: bool = True, partition: PartitionId | None = None) -> Operation:
-        """Carry `op` out, retrying as far as that is safe, and return its record."""
+        """Perform `op`, retry as long as this is safe, and return its record."""
         return (await self.do_all([op], with_id=with_id, partition=partition))[0]
 
     async def do_all(
         self, ops: Sequence[Op], *, with_id: bool = True, partition: PartitionId | None = None
     ) -> list[Operation]:
-        """The same for several operations: they are sent together, and so is what of them is sent again."""
+        """Perform several operations, which are sent together and retried together."""
         begun = [self._begin(op, with_id, partition) for op in ops]
         left = [_Attempts(each) for each in begun]
         for attempt in range(self.attempts_max):
@@ -120,7 +121,7 @@ class Worker:
         return self._cluster.recorder.begin(self.name, op, where, self._loop.time(), request, is_keyed=not partition)
 
     async def _attempt(self, operation: Operation) -> Any:
-        """The result or the StoreError of one submission."""
+        """Return the result or the StoreError of one submission."""
         return await self._answer(self._send([operation])[0])
 
     def _send(self, operations: list[Operation]) -> list[Call]:
@@ -155,7 +156,7 @@ class _Attempts:
         self._result: Any = None
 
     def status_after(self, result: Any) -> Status:
-        """How the operation has ended with this answer; OPEN if it is safe to send it again."""
+        """Return the status of the operation after this answer; OPEN if a retry is safe."""
         operation, self._result = self.operation, result
         if isinstance(result, OutcomeUnknown):
             probe("client.unknown")
@@ -164,7 +165,7 @@ class _Attempts:
         if isinstance(result, Retryable):
             return Status.OPEN
         if isinstance(result, Refused) and self._was_unknown:
-            return self.abandoned()[0]  # a refused retry says nothing of what was sent before
+            return self.abandoned()[0]  # a refused retry does not tell the outcome of earlier attempts
         if isinstance(result, StoreError) and not is_answer(result):
             return Status.INFO if self._was_unknown else Status.FAIL
         if self._was_unknown:
@@ -172,7 +173,7 @@ class _Attempts:
         return Status.OK
 
     def abandoned(self) -> tuple[Status, Any]:
-        """How the operation ends when it is not sent again."""
+        """Return the status and result of an operation that is not sent again."""
         if self._was_unknown and self.operation.is_write:
             probe("client.abandoned")
             return Status.INFO, self._result
@@ -181,5 +182,5 @@ class _Attempts:
 
 # docs/protocol.md P13
 def _changes_nothing(op: Op) -> bool:
-    """Whether this is a batch of reads and CHECKs: front ends drop its request id."""
+    """Return True if this is a batch of reads and CHECKs only: front ends drop its request id."""
     return bool(op[0] == Code.BATCH and op[2] and all(each[0] in APPLIES_NOTHING for each in op[2]))

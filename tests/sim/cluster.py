@@ -1,5 +1,5 @@
-"""A simulated cluster: nodes with real code at every layer, a simulated metadata store, clients' doors, and rules that
-are checked at every step."""
+"""A simulated cluster: nodes with real code at every layer, a simulated metadata store, client endpoints, and rules
+that are checked at every step."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class RuleBroken(AssertionError):
 
 
 class Cluster:
-    """Several nodes and what they share."""
+    """Several nodes and the services that they share."""
 
     def __init__(self, world: SimWorld, knobs: Knobs) -> None:
         self.world, self.knobs = world, knobs
@@ -64,13 +64,13 @@ class Cluster:
         return list(self.servers)
 
     def broken(self, message: str) -> None:
-        """A rule is broken: the run ends as soon as the test gets a turn."""
+        """Report a broken rule: the run ends as soon as the test gets a turn."""
         self.violations.append(f"{message} (at {self.world.loop.time():.6f} s)")
         self.world.trace.event("rules", "broken", message)
         self.on_violation.set()
 
     def check(self) -> None:
-        """Raise RuleBroken if a rule was broken so far, or SimulationFailed if an error left a task."""
+        """Raise RuleBroken if a rule was broken so far, or SimulationFailed if a task ended with an error."""
         if self.violations:
             raise RuleBroken("\n".join(self.violations[:5]))
         self.world.check()
@@ -81,11 +81,11 @@ class Cluster:
             self.on_violation.set()
 
     def spawn(self, work: Coroutine[Any, Any, Any], *, name: str) -> Task:
-        """Run a part of the test beside the others."""
+        """Run a part of the test concurrently with the others."""
         return self._nursery.spawn(work, name=name)
 
     async def found(self) -> None:
-        """Make the cluster in the empty metadata store, and start all nodes."""
+        """Create the cluster in the empty metadata store and start all nodes."""
         founder = await self.metadata.connect()
         servers = {node.id: node.zone for node in self.servers}
         replicas = min(3, len(self.servers))
@@ -97,17 +97,17 @@ class Cluster:
             node.start()
 
     def leader(self, partition: PartitionId) -> Node | None:
-        """A node that serves the partition now."""
+        """Return a node that serves the partition now."""
         return next((node for node in self.nodes if partition in node.leads), None)
 
     def leader_other_than(self, node: Node) -> PartitionId | None:
-        """A partition that is served by another node, if there is one."""
+        """Return a partition that another node serves, if there is one."""
         return next((each for other in self.nodes if other is not node for each in other.leads), None)
 
     # ── rules that need the nodes ─────────────────────────────────────────────────────────────────────────────────────
 
     def _check_trim(self, partition: PartitionId, dropped: list[Listed]) -> None:
-        """What leaves the log is in the synced state of two replicas."""
+        """Check that the synced state of two replicas contains everything that leaves the log."""
         last = dropped[-1].id
         end = (last, self.logbook.closed.get(last, -1))
         replicas = self.ring.partitions[partition].replicas

@@ -1,9 +1,9 @@
-"""Plays many seeds of the whole cluster and counts what struck them: `python -m tests.sim.many [SEEDS] [FIRST]`, or
-`make sims`. `python -m tests.sim.many relist` writes the list of branches that are not taken anew.
+"""Play many seeds of the whole cluster and count the faults that struck: `python -m tests.sim.many [SEEDS] [FIRST]`, or
+`make sims`. `python -m tests.sim.many relist` rewrites the list of branches that are not taken.
 
-Ends with 1 if a promise was broken; each line of a failure names the seed for `make sim`. Ends with 1 too if an
-operation, an option of it or a fast path was never taken by REACH_SEEDS seeds or more, or if the branches of machines
-that BRANCH_SEEDS do not take are not those that are listed.
+Exits with 1 if a promise was broken. Each line of a failure names the seed for `make sim`. Also exits with 1 if
+REACH_SEEDS seeds or more never took an operation, an option or a fast path, or if the branches that BRANCH_SEEDS do not
+take differ from the list.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ from tests.sim.strikes.faults import FAULTS
 
 SEEDS_PER_TASK = 5
 TASKS_AHEAD = 4
-"""For each process: so that a run that is interrupted has not queued everything."""
+"""Tasks queued per process, so that an interrupted run has not queued all tasks."""
 REPORT_EVERY_S = 60.0
 REACH_SEEDS = 25
-"""So many seeds take every operation and fast path."""
+"""Number of seeds after which every operation and fast path is expected."""
 BRANCH_SEEDS = range(60)
-"""By these seeds the branches of the machines are judged. They are always the same, so that the list of branches
-that are not taken (tests/sim/judges/unreached.toml) is either right or wrong."""
+"""The seeds that judge the branches of the machines. They are fixed, so that the list of branches that are not taken
+(tests/sim/judges/unreached.toml) is either right or wrong."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """What many runs were like."""
+    """The results of many runs."""
 
     seeds: int = 0
     virtual_s: float = 0.0
     struck: Counter[str] = field(default_factory=Counter)
-    """Seeds in which a fault struck at least once."""
+    """Number of seeds in which a fault struck at least once."""
     strikes: Counter[str] = field(default_factory=Counter)
     statuses: Counter[Status] = field(default_factory=Counter)
     asked: Counter[str] = field(default_factory=Counter)
     paths: Counter[str] = field(default_factory=Counter)
-    """Operations that were answered, and fast paths that were taken (tests/sim/judges/reach.py)."""
+    """Answered operations and taken fast paths (tests/sim/judges/reach.py)."""
     arcs: branches.Arcs = field(default_factory=dict)
-    """Of the machines, where branches are measured."""
+    """The arcs of the machines, if branches are measured."""
     failures: list[str] = field(default_factory=list)
 
     def add(self, other: Tally) -> None:
@@ -66,7 +66,7 @@ class Tally:
 
 
 def play(seeds: range) -> Tally:
-    """Play each seed; a failure is a line of the tally."""
+    """Play each seed. A failure becomes a line of the tally."""
     logging.getLogger("kvstore").setLevel(logging.CRITICAL + 1)
     tally, before = Tally(), reach.taken()
     for seed in seeds:
@@ -87,7 +87,7 @@ def play(seeds: range) -> Tally:
 
 
 def play_measured(seeds: range) -> Tally:
-    """The same, with the branches that the machines take. Costs about three times as much."""
+    """Play each seed and measure the branches of the machines. Costs about three times as much as `play`."""
     with branches.measuring() as measured:
         tally = play(seeds)
     tally.arcs = measured.arcs
@@ -95,7 +95,7 @@ def play_measured(seeds: range) -> Tally:
 
 
 def tallies(seeds: range, play: Callable[[range], Tally] = play) -> Iterator[Tally]:
-    """Those of a few seeds each, in order, played by all processors."""
+    """Yield the tallies of groups of seeds, in order, played on all processors."""
     chunks = iter(seeds[at : at + SEEDS_PER_TASK] for at in range(0, len(seeds), SEEDS_PER_TASK))
     processes = os.cpu_count() or 1
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
@@ -106,15 +106,15 @@ def tallies(seeds: range, play: Callable[[range], Tally] = play) -> Iterator[Tal
 
 
 def split(seeds: range) -> tuple[range, range]:
-    """The seeds by which branches are judged, if all are among `seeds`, and the others."""
+    """Return the seeds that judge branches, if `seeds` contains all of them, and the remaining seeds."""
     if seeds.start > BRANCH_SEEDS.start or seeds.stop < BRANCH_SEEDS.stop:
         return range(0), seeds
     return BRANCH_SEEDS, range(BRANCH_SEEDS.stop, seeds.stop)
 
 
 def table(tally: Tally) -> str:
-    """Each fault with the seeds that it struck, and how often in all; each operation and fast path, the rare ones
-    first."""
+    """Return a table of the faults with the number of seeds and strikes, and of the operations and fast paths,
+    rarest first."""
     width = max(map(len, FAULTS))
     lines = [f"{name:{width}}  {tally.struck[name]:6} seeds  {tally.strikes[name]:7} times" for name in sorted(FAULTS)]
     for names, taken in ((reach.OPERATIONS, tally.asked), (reach.PATHS, tally.paths)):
@@ -124,7 +124,7 @@ def table(tally: Tally) -> str:
 
 
 def main(count: int, first: int) -> int:
-    """Play `count` seeds from `first` on and print what they were like."""
+    """Play `count` seeds from `first` on and print the results."""
     total, began = Tally(), time.monotonic()
     reported = began
     measured, others = split(range(first, first + count))
@@ -152,7 +152,7 @@ def main(count: int, first: int) -> int:
 
 
 def relist() -> int:
-    """Write the list of branches anew, after a change of the code; reasons are kept."""
+    """Rewrite the list of branches after a change of the code. Reasons are kept."""
     total = Tally()
     for tally in tallies(BRANCH_SEEDS, play_measured):
         total.add(tally)

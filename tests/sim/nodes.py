@@ -1,5 +1,5 @@
 """One node of a simulated cluster: the real composition (kvstore.server.composition) on a simulated machine, with
-engines in memory and a session of the simulated metadata store."""
+in-memory engines and a session of the simulated metadata store."""
 
 from __future__ import annotations
 
@@ -41,24 +41,24 @@ from tests.sim.world.metadata_client import SimStore
 declare("node.start_failed", "node.started_again_in_its_process")
 
 Connect = Callable[[], Awaitable[MetadataStore]]
-"""A new session for the process that asks."""
+"""Opens a new session for the calling process."""
 Dirs = tuple[str, ...]
 SECRET = ClusterSecret((bytes(range(32)),))
-"""Of every simulated cluster."""
+"""The secret of every simulated cluster."""
 OVER_QUOTA = Refusal(EDQUOT, frozenset({"create", "allocate"}))
 RESTART_S = 0.2
 RAISE_S = 1.0
-"""Between high-water marks: runs are short."""
+"""Seconds between high-water marks, short because runs are short."""
 STOP_S_MAX = 20.0
 
 
 class Node:
-    """A machine, its disk and engines, and the process that runs on it, if one does."""
+    """A machine with its disk and engines, and the process that runs on it, if any."""
 
     def __init__(
         self, world: SimWorld, name: str, knobs: Knobs, connect: Connect, starts: Starts, *, is_bookie: bool = False
     ) -> None:
-        """`is_bookie`: it is one alone."""
+        """`is_bookie`: the node is a standalone bookie."""
         self.name = name
         self.sim = world.node(name)
         self.engines = Engines(world.fork(f"engines/{name}"))
@@ -66,14 +66,14 @@ class Node:
         """The running composition; None until it is up."""
         self.store: MetadataStore | None = None
         self.can = versions.LATEST
-        """Which cluster version its process can do, from its next start on."""
+        """The highest cluster version that the process supports from its next start on."""
         self.starts = starts
         self.started_at = 0.0
         self._world, self._connect = world, connect
         self._stopping: asyncio.Event | None = None
         self.journal_dirs = ("bookie/journal", "disk2/journal", "disk3/journal")[: knobs.directories]
         self.lost_dirs: tuple[str, ...] = ()
-        """What the operator has declared lost."""
+        """The directories that the operator has declared lost."""
         self.zone = knobs.zones[(int(name[1:]) - 1) % len(knobs.zones)] if knobs.zones else ""
         self.config = NodeConfig(
             id=name,
@@ -101,7 +101,7 @@ class Node:
 
     @property
     def is_running(self) -> bool:
-        """A process is there and not stopped by SIGSTOP."""
+        """True if a process exists and is not stopped by SIGSTOP."""
         return self.sim.is_running and not self.is_paused
 
     @property
@@ -110,7 +110,7 @@ class Node:
 
     @property
     def is_serving(self) -> bool:
-        """A process is there, is up, and hosts replicas."""
+        """True if the process is up and hosts replicas."""
         return self.is_server and self.sim.is_running and self.served is not None
 
     @property
@@ -138,8 +138,8 @@ class Node:
         return self.served.hosting._hosted.get(partition)
 
     def floor(self, partition: PartitionId) -> int:
-        """The least sequence that a stale read may show here now: what the replica has applied, and what the others had
-        published when the process started (docs/protocol.md, P27)."""
+        """Return the lowest sequence that a stale read may show here now: what the replica has applied, and what the
+        others had published when the process started (docs/protocol.md, P27)."""
         replica = self.replica(partition)
         if replica is None:
             return 0
@@ -153,7 +153,7 @@ class Node:
     # ── its life ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def start(self) -> None:
-        """Start a process unless one runs. If it cannot come up it ends, and a supervisor starts another a little
+        """Start a process unless one runs. If it cannot start it ends, and a supervisor starts another one a little
         later."""
         if not self.sim.is_running:
             self.served = None
@@ -166,7 +166,7 @@ class Node:
         self.sim.crash(power=power, silent=silent)
 
     async def stop(self) -> None:
-        """SIGTERM: hand over and end. What hangs is killed in the end."""
+        """SIGTERM: hand over and end. A process that hangs is killed."""
         if not self.sim.is_running or self._stopping is None:
             return
         ended = asyncio.Event()
@@ -179,11 +179,11 @@ class Node:
             self.crash()
 
     def pause(self, *, hidden: bool = False) -> None:
-        """`hidden`: its clocks stand still with it."""
+        """Pause the process. With `hidden`, its clocks stop with it."""
         self.sim.pause(hidden=hidden)
 
     def block(self) -> None:
-        """Block its event loop, and nothing else of it, until `resume`."""
+        """Block the event loop, and nothing else of the process, until `resume`."""
         self.sim.block()
 
     def resume(self) -> None:
@@ -191,7 +191,7 @@ class Node:
             self.sim.resume()
 
     def wipe(self) -> None:
-        """A new, empty disk. The process must be down."""
+        """Replace the disk by an empty one. The process must be down."""
         assert not self.sim.is_running
         self.sim.disk = SimDisk(
             self._world.fork(f"disk/{self.name}/new"),
@@ -203,14 +203,15 @@ class Node:
         self.declare_lost(())
 
     def use_up_inodes(self) -> None:
-        """Let nobody make a file on its disk, although bytes are free; `free_inodes` undoes it."""
+        """Make file creation on the disk fail although bytes are free; `free_inodes` undoes it."""
         self.disk.has_inodes, self.engines.refusal = False, ENOSPC
 
     def free_inodes(self) -> None:
         self.disk.has_inodes, self.engines.refusal = True, 0
 
     def exceed_quota(self) -> None:
-        """Let no file on its disk take new blocks, although bytes and inodes are free; `raise_quota` undoes it."""
+        """Make every file on the disk unable to take new blocks although bytes and inodes are free; `raise_quota`
+        undoes it."""
         self.disk.refusals.append(OVER_QUOTA)
         self.engines.refusal = EDQUOT
 
@@ -219,12 +220,13 @@ class Node:
         self.engines.refusal = 0
 
     def declare_lost(self, paths: tuple[str, ...]) -> None:
-        """Directories of its bookie that the operator declares lost, as of the next start."""
+        """Declare directories of the bookie lost, as the operator would, from the next start on."""
         self.lost_dirs = paths
         self.config = replace(self.config, storage=replace(self.config.storage, lost_dirs=paths))
 
     async def _main(self, env: Env) -> None:
-        """As kvstore.server.node: what passes is waited for in this process, for anything else it ends."""
+        """Run the node as kvstore.server.node does: wait in this process for transient failures, and end it for all
+        others."""
         self._stopping = asyncio.Event()
         process = self.sim.process
         try:
@@ -244,7 +246,7 @@ class Node:
         except ConfigError:
             if not self.disk.has_dead:
                 raise
-            self._world.trace.event(self.name, "waits for its operator")  # who has not heard of the disk yet
+            self._world.trace.event(self.name, "waits for its operator")  # the operator does not know of the disk yet
 
     async def _serve(self, env: Env, stopping: asyncio.Event) -> None:
         self.store = store = await self._connect()
@@ -258,7 +260,7 @@ class Node:
             spoil_engine=engines.spoil, can=self.can,
         )  # fmt: skip
         try:
-            # Not by `async with`: a process that is killed leaves no context.
+            # Not by `async with`: a killed process leaves no context.
             self.served = await context.__aenter__()
         except Exception:
             forget()
@@ -290,7 +292,7 @@ def check_after_each_event(machine: Router) -> None:
 
 @contextmanager
 def small_journals(knobs: Knobs) -> Iterator[None]:
-    """Let all nodes that are composed meanwhile have the bookie that the knobs say."""
+    """Let all nodes composed in the block use the bookie settings of the knobs."""
     with pytest.MonkeyPatch.context() as patch:
 
         def small(
@@ -306,7 +308,7 @@ def small_journals(knobs: Knobs) -> Iterator[None]:
 
 @contextmanager
 def short_ranges(knobs: Knobs) -> Iterator[None]:
-    """Let deletes of ranges take several entries where the knobs say so."""
+    """Let range deletes take several entries if the knobs say so."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (range_delete, evaluate):
             patch.setattr(module, "RANGE_KEYS_MAX", knobs.range_keys)

@@ -1,9 +1,9 @@
 """One simulated run of a whole cluster: `python -m tests.sim.run NAME…`, or `make sim SEED=n`. With `TRACE=1` in the
 environment it prints every event.
 
-A run goes through phases: the cluster comes up and serves; users work while faults strike; the faults end, and within
-a bounded time every partition must serve again through every node; perhaps the power of all machines is cut once
-more; then everything that was recorded is judged.
+A run has phases. The cluster starts and serves. Users work while faults strike. The faults end, and every partition
+must serve again through every node within a bounded time. In some runs the power of all machines is then cut once.
+Finally the recorded history is judged.
 """
 
 from __future__ import annotations
@@ -40,16 +40,17 @@ from tests.sim.world.env import SimWorld
 
 UP_S_MAX = 30.0
 CALM_S = 1.0
-"""Before the faults and after them."""
+"""Duration of the phases before and after the faults."""
 RECOVERY_S_MAX = 90.0
-"""Within this time after the last fault every partition serves. A candidate that gave up stays out for up to 30 s."""
+"""Maximum time in seconds from the last fault until every partition serves. A candidate that has given up waits up
+to 30 s before it runs again."""
 RUN_S_MAX = 600.0
 TTL_S = 2.0, 6.0
 SPACES_SHARE = 1 / 4
-"""Of the runs, that have namespaces."""
+"""Share of the runs that have namespaces."""
 TENANTS = 2
 TAIL = 60
-"""Events of the trace that a failure shows."""
+"""Number of trace events that a failure shows."""
 HELP = "Replay simulated runs of a whole cluster. A failed run names its seed."
 NAMES = (
     "a seed, for example 17 (default: 1); fault:kill:17 lets one fault strike alone, road:a_ledger_is_rolled:17 makes "
@@ -60,7 +61,7 @@ MORE = "With TRACE=1 in the environment, a run prints every event to standard er
 
 @dataclass(slots=True)
 class Outcome:
-    """What a run was like."""
+    """The result of a run."""
 
     seed: int
     knobs: Knobs
@@ -68,9 +69,9 @@ class Outcome:
     virtual_s: float = 0.0
     cpu_s: float = 0.0
     recovery_s: float = 0.0
-    """From the last fault until everything served."""
+    """Seconds from the last fault until all partitions served."""
     answered: tuple[int, int, int] = (0, 0, 0)
-    """Operations before, during and after the faults."""
+    """Number of operations before, during and after the faults."""
     statuses: Counter[Status] = field(default_factory=Counter)
     struck: Counter[str] = field(default_factory=Counter)
     asked: Counter[str] = field(default_factory=Counter)
@@ -80,8 +81,8 @@ class Outcome:
 
 
 def play(name: str) -> Outcome:
-    """Play a run by its name: `17` is seed 17; `fault:kill:17` and `road:a_ledger_is_rolled:17` are seeds with knobs
-    under which that fault strikes alone or that road is likely. Raises whatever is wrong."""
+    """Play a run by its name. `17` is seed 17. `fault:kill:17` and `road:a_ledger_is_rolled:17` are seeds with knobs
+    under which that fault strikes alone or that path is likely. Raises the failure of the run."""
     kind, _, rest = name.partition(":")
     of, _, number = rest.rpartition(":")
     if kind == "fault":
@@ -93,7 +94,8 @@ def play(name: str) -> Outcome:
 
 
 def run(seed: int, knobs: Knobs | None = None, *, name: str = "") -> Outcome:
-    """Play `seed`; with the knobs it draws, unless others are given. Raises whatever is wrong."""
+    """Play `seed` with the given knobs, by default with the knobs that the seed draws. Raises the failure of the
+    run."""
     began = process_time()
     with SimWorld(seed) as world:
         world.replay = f"make sim SEED={name or seed}"
@@ -115,12 +117,12 @@ def _drawn(world: SimWorld) -> Knobs:
     knobs = perhaps_older(knobs, world.fork("older"))
     random = world.fork("ranges")
     knobs = replace(knobs, range_keys=random.choice((2, RANGE_KEYS_MAX, RANGE_KEYS_MAX)))
-    random = world.fork("spaces")  # older servers know of no namespaces
+    random = world.fork("spaces")  # older servers do not support namespaces
     return replace(knobs, spaces=drawn(random)) if random.random() < SPACES_SHARE and not knobs.older else knobs
 
 
 async def _guarded(world: SimWorld, outcome: Outcome) -> None:
-    """The scenario, ended at once when a rule is broken."""
+    """Run the scenario. End it at once when a rule is broken."""
     cluster = Cluster(world, outcome.knobs)
     small = small_journals(outcome.knobs), short_ranges(outcome.knobs)
     meters = metering(cluster) if outcome.knobs.spaces else nullcontext()
@@ -129,7 +131,7 @@ async def _guarded(world: SimWorld, outcome: Outcome) -> None:
 
 
 async def until_broken(cluster: Cluster, work: Coroutine[Any, Any, None]) -> None:
-    """Do `work`; raise RuleBroken as soon as a rule is broken."""
+    """Run `work` and raise RuleBroken as soon as a rule is broken."""
     working = asyncio.get_running_loop().create_task(work)
     watching_rules = asyncio.get_running_loop().create_task(cluster.on_violation.wait())
     await asyncio.wait((working, watching_rules), return_when=asyncio.FIRST_COMPLETED)
@@ -138,7 +140,7 @@ async def until_broken(cluster: Cluster, work: Coroutine[Any, Any, None]) -> Non
 
 
 async def scenario(cluster: Cluster, outcome: Outcome) -> None:
-    """All phases."""
+    """Run all phases."""
     world, knobs = cluster.world, outcome.knobs
     loop = world.loop
     older = older_ones(cluster, knobs.older)
@@ -190,7 +192,7 @@ async def scenario(cluster: Cluster, outcome: Outcome) -> None:
 
 
 def heal(cluster: Cluster) -> None:
-    """Undo what faults may have left behind."""
+    """Undo the lasting effects of faults."""
     cluster.metadata.trouble(0.0)
     cluster.network.heal()
     for node in cluster.nodes:
@@ -202,13 +204,13 @@ def heal(cluster: Cluster) -> None:
             node.resume()
         if not node.sim.is_running:
             node.start()
-        elif has_failed_directory(node):  # its operator sees that
+        elif has_failed_directory(node):  # the node's operator notices that
             node.crash()
             node.start()
 
 
 async def power_cut_and_up(cluster: Cluster) -> None:
-    """What survives is what was synced; it must be all that was acknowledged."""
+    """Cut the power of all machines. Only synced data survives, and it must contain all acknowledged writes."""
     for node in cluster.nodes:
         node.crash(power=True)
     for node in cluster.nodes:
@@ -217,7 +219,7 @@ async def power_cut_and_up(cluster: Cluster) -> None:
 
 
 async def all_serve(cluster: Cluster, within_s: float) -> None:
-    """Return once each partition has taken a write through each node. Raises AssertionError if that takes too long."""
+    """Return when each partition has accepted a write through each node. Raises AssertionError after `within_s`."""
     loop = asyncio.get_running_loop()
     random = cluster.world.fork(f"liveness/{loop.time()}")
     deadline = loop.time() + within_s
@@ -234,13 +236,13 @@ async def all_serve(cluster: Cluster, within_s: float) -> None:
                     break
                 await asyncio.sleep(0.05)
                 assert loop.time() < deadline, (
-                    f"P8 {partition} takes no write through {node.name} within {within_s} s: {done.result!r}; "
+                    f"P8 {partition} accepts no write through {node.name} within {within_s} s: {done.result!r}; "
                     f"leader {cluster.leader(partition)}"
                 )
 
 
 class Only:
-    """A cluster of which one node is known."""
+    """A cluster of which only one node is known."""
 
     def __init__(self, cluster: Cluster, node: Any) -> None:
         self.ring, self.network, self.recorder = cluster.ring, cluster.network, cluster.recorder
@@ -248,7 +250,7 @@ class Only:
 
 
 def main(words: list[str]) -> None:
-    """Play one run after the other, and say what they were like."""
+    """Play the runs one after the other and print their results."""
     parser = argparse.ArgumentParser(prog="python -m tests.sim.run", description=HELP, epilog=MORE)
     parser.add_argument("names", nargs="*", default=["1"], metavar="NAME", type=_name, help=NAMES)
     names = parser.parse_args(words).names
@@ -260,7 +262,7 @@ def main(words: list[str]) -> None:
             f"answered {outcome.answered}, recovery {outcome.recovery_s:.1f} s, {dict(outcome.statuses)}, "
             f"{outcome.mutations} mutations, faults {dict(outcome.struck)}, trace {outcome.digest[:16]}"
         )
-    print(f"never happened: {', '.join(probes.missed()) or 'nothing'}")
+    print(f"paths never taken: {', '.join(probes.missed()) or 'nothing'}")
 
 
 def _name(text: str) -> str:

@@ -1,4 +1,4 @@
-"""A replica that is dead does not hold the log for ever (docs/protocol.md, G20)."""
+"""A dead replica does not hold the log forever (docs/protocol.md, G20)."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def test_dead_replica_stops_holding_log_and_returns_by_snapshot(
             leader.crash()
             leader.start()
             leads += 1
-            assert (await listed(store)).trimmed_seq <= trimmed + 10, "it counts for a while"
+            assert (await listed(store)).trimmed_seq <= trimmed + 10, "the dead replica counts for a while"
         await asyncio.sleep(4 * leads + 20)
         assert leads >= 4
         assert (await listed(store)).trimmed_seq > trimmed + 20
         await store.close()
-        dead.start()  # the judge waits for it to have what the others have
+        dead.start()  # the judge waits until it has caught up with the others
 
     play(story, knobs(roll_entries=4))

@@ -1,5 +1,5 @@
-"""Nodes of a running cluster that are to have no bookie any more, `[log] bookies = "external"`, though ledgers are
-stored on theirs."""
+"""Nodes of a running cluster that are reconfigured to have no bookie, `[log] bookies = "external"`, although ledgers
+are stored on their bookies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.sim
 
 
 async def starts_without_a_bookie(stage: Stage, node: Node) -> None:
-    """One start of its process as it would be with the other setting. Raises ConfigError."""
+    """Start its process once as with the other setting. Raises ConfigError."""
     config = replace(node.config, log=replace(node.config.log, bookies=BookieKind.EXTERNAL), roles=None)
     store = await stage.cluster.metadata.connect()
     engines = node.engines
@@ -31,7 +31,7 @@ async def starts_without_a_bookie(stage: Stage, node: Node) -> None:
 
 
 def test_bookie_that_others_depend_on_is_not_left_behind() -> None:
-    """Two nodes so restarted, and no write quorum would have what was acknowledged."""
+    """After two such restarts, no write quorum would have the acknowledged entries."""
 
     async def story(stage: Stage) -> None:
         await stage.put_until_done(stage.leader)

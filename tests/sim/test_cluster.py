@@ -1,6 +1,7 @@
-"""Whole clusters under faults, one seed a run: nothing acknowledged is lost, no read lies, and all of it serves again.
+"""Whole clusters under faults, one seed per run: nothing acknowledged is lost, no read lies, and everything serves
+again.
 
-`make sim SEED=n` plays one again, and a failure says which; `pytest --seed 1000` plays a hundred others.
+`make sim SEED=n` repeats a run, and a failure names its seed; `pytest --seed 1000` plays a hundred other seeds.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ pytestmark = pytest.mark.sim
 CHUNKS, SEEDS_PER_CHUNK = 2, 10
 ROAD_SEEDS_MAX = 25
 FOUND = {"a snapshot is installed": 7, "the lead is handed back": 2, "damaged_replica": 1, "disk_filled_and_freed": 3}
-"""Seeds of the roads and faults that seed 0 does not meet; where they do not any more, the others are played."""
+"""Seeds of the paths and faults that seed 0 does not meet. If these seeds no longer meet them, the others are
+played."""
 
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    """What a node logs under faults is not worth its time; `make sim` shows it."""
+    """Suppress the logs of nodes under faults to save time; `make sim` shows them."""
     logger = logging.getLogger("kvstore")
     before = logger.level
     logger.setLevel(logging.CRITICAL + 1)
@@ -42,7 +44,7 @@ def test_cluster_keeps_its_promises_under_any_faults(chunk: int, seed: int) -> N
 
 
 def _refuse_idle_runs(outcomes: list[Outcome]) -> None:
-    """A run in which nothing was asked, or nothing happened, proves nothing."""
+    """Fail if a run had no operations or no faults: such a run proves nothing."""
     for outcome in outcomes:
         before, _, after = outcome.answered
         assert before > 0, f"nothing was answered before the faults: make sim SEED={outcome.seed}"
@@ -55,12 +57,12 @@ def _refuse_idle_runs(outcomes: list[Outcome]) -> None:
 
 
 def _seeds(*first: int) -> list[int]:
-    """All in which is looked, those first in which it was found last."""
+    """Return all seeds of the search, those first in which the path was found last."""
     return [*first, *(seed for seed in range(ROAD_SEEDS_MAX) if seed not in first)]
 
 
 def test_every_common_path_is_taken() -> None:
-    """By a few seeds together: chunks may run in several processes, so that none of them knows what all have met."""
+    """A few seeds together take them. The seeds may run in several processes, so that no process knows all results."""
     before = {name: probes.hits[f"road: {name}"] for name, road in ROADS.items() if not road.is_rare}
     left = set(before)
     for seed in _seeds(0, 2, 5):
@@ -72,7 +74,7 @@ def test_every_common_path_is_taken() -> None:
 
 
 def test_every_operation_and_fast_path_is_taken() -> None:
-    """By a few seeds together: what the workload never asks for, and what it never reaches, is not tested by any."""
+    """A few seeds together take them: operations and paths that no workload reaches are tested by no run."""
     before, operations = reach.taken(), Counter[str]()
     left: list[str] = []
     for seed in range(ROAD_SEEDS_MAX):
@@ -84,7 +86,7 @@ def test_every_operation_and_fast_path_is_taken() -> None:
 
 
 def test_every_flag_and_level_is_requested() -> None:
-    """A new operation or option must be in the table of what runs have to reach."""
+    """A new operation or option must be in the table of what runs have to cover."""
     flags = {flag for each in reach.FLAGS.values() for flag in each}
     assert flags == {each for each in Flag if each is not Flag.NONE}
     assert {name.partition(" ")[0] for name in reach.OPERATIONS} >= {code.name for code in Code}
@@ -92,7 +94,7 @@ def test_every_flag_and_level_is_requested() -> None:
 
 @pytest.mark.parametrize("name", [name for name, road in ROADS.items() if road.is_rare])
 def test_every_rare_path_is_taken(name: str) -> None:
-    """With the faults and knobs that lead there."""
+    """The run uses the faults and knobs that lead there."""
     before = probes.hits[f"road: {name}"]
     for seed in _seeds(FOUND.get(name, 0)):
         play(f"road:{name.replace(' ', '_')}:{seed}")
@@ -103,7 +105,7 @@ def test_every_rare_path_is_taken(name: str) -> None:
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_every_fault_strikes_on_its_own(name: str) -> None:
-    """And its blow is survived, without any other."""
+    """The cluster survives the fault, without any other fault."""
     before = probes.hits[f"fault.{name}"]
     for seed in _seeds(FOUND.get(name, 0)):
         play(f"fault:{name}:{seed}")

@@ -1,11 +1,11 @@
-"""What the first store of this kind got wrong, and ours must not, one test for each.
+"""The mistakes of the first store of this kind, one test for each.
 
-1. It said "done" before anybody else had the write. 2. It never synced. 3. After a restart it read nothing back.
-4. It said "done" when the log could not take the write. 5. Two writers got one number, and one of the writes was
-dropped. 6. Every replica took writes. 7. Who had been deposed went on. 8. Leaders were chosen by numbers that may be
-old. 9. Writes were put in order by clocks, and what was deleted came back. 10. A range was deleted before it had
-arrived. 11. What was on its way was "not found". 12. Views of the ring differed, and nobody noticed (the ring by
-itself: tests/ring/test_first_ring.py).
+1. It acknowledged a write before any other replica had it. 2. It never synced. 3. After a restart it read nothing back.
+4. It acknowledged a write although the log could not take it. 5. Two writers got one sequence, and one of the writes
+was dropped. 6. Every replica accepted writes. 7. A deposed leader continued. 8. Leaders were chosen by numbers that may
+be stale. 9. Clocks ordered the writes, and deleted keys came back. 10. A range was deleted before it had arrived. 11.
+Keys in transit were "not found". 12. Servers had different rings, and no server noticed (tests/ring/test_first_ring.py
+tests the ring by itself).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ COUNTER = keys_in(SPAN, 1, b"c")[0]
 
 
 async def value(stage: Stage, node: Node, key: bytes = b"r1") -> bytes | None:
-    """What a linearizable read finds; asked until it is answered."""
+    """Return the result of a linearizable read, retried until it is answered."""
     for _ in range(200):
         done = await stage.get(node, key)
         if done.status is Status.OK:
@@ -113,7 +113,7 @@ def test_04_write_stored_on_too_few_disks_is_not_acknowledged() -> None:
             other.disk.fail_sync()
         done = await stage.put(old)
         assert done.status is not Status.OK
-        assert not any(other.sim.is_running for other in stage.others(old)), "both have ended, since a sync failed"
+        assert not any(other.sim.is_running for other in stage.others(old)), "both have ended because a sync failed"
 
     play(story, knobs())
 
@@ -196,7 +196,7 @@ def test_08_leader_chosen_by_wrong_number_loses_nothing_and_does_not_hang() -> N
 
 
 def test_09_clocks_order_nothing() -> None:
-    """Leads go to a machine whose date is an hour behind; what was deleted stays away."""
+    """Leadership moves to a machine whose date is an hour behind. Deleted keys must stay deleted."""
 
     async def story(stage: Stage) -> None:
         old = stage.leader
@@ -260,7 +260,8 @@ def test_11_moving_key_is_never_absent_and_no_value_means_absent() -> None:
 
 
 def test_12_server_with_old_ring_gives_no_answer_from_old_owner() -> None:
-    """It is cut off from the metadata store while the range changes hands: refused, or as the new owner answers."""
+    """The server is cut off from the metadata store while the range changes hands. It must refuse, or answer as the
+    new owner does."""
 
     async def story(world: World, users: Users) -> None:
         blind = next(node for node in reversed(world.cluster.nodes) if not node.leads)
@@ -270,7 +271,7 @@ def test_12_server_with_old_ring_gives_no_answer_from_old_owner() -> None:
         world.cluster.metadata.cut(blind.name, silently=False)
         others = [node.name for node in world.cluster.nodes if node is not blind]
         for each in others:
-            world.cluster.network.cut(blind.name, each)  # they would tell it
+            world.cluster.network.cut(blind.name, each)  # they would send it the new ring
         before = world.ring.routed
         await world.shift(SPAN, "p2")
         await world.moved()
@@ -278,7 +279,7 @@ def test_12_server_with_old_ring_gives_no_answer_from_old_owner() -> None:
             world.cluster.network.heal(blind.name, each)
         assert world.ring.routed > before, "the range has changed hands"
         assert blind.served is not None
-        assert blind.served.rings.ring.routed == before, "and this server has not heard of it"
+        assert blind.served.rings.ring.routed == before, "and this server does not know of it"
         await ask(commands.put(MOVING[0], b"after"), None)
         for level in (Level.LINEARIZABLE, Level.STRICT):
             with suppress(Retryable):

@@ -1,4 +1,4 @@
-"""A cluster whose id goes from the metadata store, as when that is formatted by another's tool."""
+"""A cluster whose id disappears from the metadata store, as when another operator's tool formats the store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A disk without room costs its server its leads, not its process, and they come back when there is room."""
+"""A server with a full disk loses its leaderships but not its process, and leads again when space is free."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.sim
 
 
 class FullEngine(SimEngine):
-    """As an engine on a disk that may be full."""
+    """Behaves like an engine on a disk that may be full."""
 
     is_full = False
 
@@ -55,9 +55,9 @@ def test_leader_with_full_disk_hands_over_and_leads_again_after_cleanup() -> Non
             stage.spawn(stage.ask(put(b"%d" % each, b"queued %d" % each), asked, timeout_s=9.0)) for each in range(20)
         ]
         await stage.until(lambda: P in {each for node in stage.others(first) for each in node.leads}, within_s=8.0)
-        assert {(await each).status for each in writing} == {Status.OK}, "what waited goes to the next leader"
+        assert {(await each).status for each in writing} == {Status.OK}, "waiting operations go to the next leader"
         await asyncio.sleep(5)
-        assert stage.leader is not first, "it is not handed back to where nothing can be written"
+        assert stage.leader is not first, "leadership is not handed back to a node that cannot write"
         assert (await stage.put(asked)).status is Status.OK
         engine.is_full = False
         if preferred == first.id:
@@ -83,7 +83,7 @@ def test_candidate_without_inodes_does_not_run_while_another_can() -> None:
 
 # docs/protocol.md P41
 def test_node_with_failing_probe_leads_when_every_probe_fails() -> None:
-    """Its memory has room for a while, and a bad leader is better than none."""
+    """The node's memory has space for a while, and a bad leader is better than none."""
 
     async def story(stage: Stage) -> None:
         first = await led_by_preferred(stage)

@@ -1,5 +1,5 @@
-"""The lead is handed back to the replica that the ring prefers: what it costs, what may happen at every step of it, and
-when it does not happen. And leaders that lose their session, not their lead."""
+"""Handing leadership back to the replica that the ring prefers: its cost, faults at every step, and the cases in
+which it does not happen. Also leaders that lose their session but not their leadership."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.sim
 
 STEPS_MAX = 80
 BACK_S = 1.0
-"""How long the preferred replica must be up in these runs."""
+"""Seconds that the preferred replica must be up in these runs."""
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def preferred(stage: Stage) -> Node:
 
 
 def leading(stage: Stage) -> list[Node]:
-    """All that believe they lead."""
+    """Return all nodes that believe that they lead."""
     return [node for node in stage.cluster.nodes if P in node.leads]
 
 
@@ -63,7 +63,7 @@ async def led_by_preferred(stage: Stage) -> Node:
 
 
 async def led_by_another(stage: Stage) -> tuple[Node, Node]:
-    """The preferred node dies and comes back: who leads now, and who should."""
+    """Let the preferred node die and return. Returns the current leader and the preferred node."""
     first = await led_by_preferred(stage)
     first.crash()
     leads = await stage.until_led_by_another(first)
@@ -73,7 +73,7 @@ async def led_by_another(stage: Stage) -> tuple[Node, Node]:
 
 
 def note_leaders(stage: Stage) -> list[ServerId | None]:
-    """From now on, who holds the leader's znode, one after the other."""
+    """Record the holders of the leader's znode from now on, in order, in the returned list."""
     seen: list[ServerId | None] = []
 
     def note(path: str, old: bytes | None, new: bytes | None) -> None:
@@ -85,7 +85,7 @@ def note_leaders(stage: Stage) -> list[ServerId | None]:
 
 
 async def unserved_until(stage: Stage, over: Callable[[], bool]) -> float:
-    """The longest time in which no node leads."""
+    """Return the longest time in seconds in which no node leads."""
     loop = asyncio.get_running_loop()
     last, longest, end = loop.time(), 0.0, loop.time() + 30
     while not over() and loop.time() < end:
@@ -96,7 +96,7 @@ async def unserved_until(stage: Stage, over: Callable[[], bool]) -> float:
 
 
 async def write(stage: Stage, asked: Node, seconds: float) -> None:
-    """Write through one node without a pause."""
+    """Write through one node without pauses."""
     loop = asyncio.get_running_loop()
     end = loop.time() + seconds
     while loop.time() < end:
@@ -114,7 +114,7 @@ def test_hand_back_is_one_leader_change_and_costs_some_round_trips() -> None:
         writing = stage.spawn(write(stage, third, 4 * BACK_S))
         gaps.append(await unserved_until(stage, lambda: P in back.leads))
         assert epoch(stage) == before + 1
-        assert seen == [back.id], "at no moment is there no leader's znode"
+        assert seen == [back.id], "the leader's znode always exists"
         await writing
 
     for seed in range(1, 5):
@@ -123,14 +123,14 @@ def test_hand_back_is_one_leader_change_and_costs_some_round_trips() -> None:
 
 
 def test_leadership_is_not_handed_to_process_that_is_gone_or_just_started() -> None:
-    """What the former process has published stands until its session ends."""
+    """The positions that the former process has published stay until its session ends."""
 
     async def story(stage: Stage) -> None:
         first = await led_by_preferred(stage)
         first.crash()
         leads = await stage.until_led_by_another(first)
         at = epoch(stage)
-        await asyncio.sleep(2.5 * BACK_S)  # less than its session
+        await asyncio.sleep(2.5 * BACK_S)  # less than its session timeout
         assert stage.leader is leads
         first.start()
         await stage.until(lambda: first.replica(P) is not None)
@@ -177,7 +177,7 @@ def test_views_from_before_metadata_outage_do_not_count_after_it() -> None:
 def struck_at(
     patch: pytest.MonkeyPatch, step: int, method: str, strike: Callable[[Stage, Node], None], *, of_leader: bool
 ) -> bool:
-    """Strike a party of a hand-over at the `step`-th wait of `method`. False if that has fewer steps."""
+    """Strike one party of a handover at the `step`-th wait of `method`. Returns False if it has fewer steps."""
     struck: list[Node] = []
 
     async def story(stage: Stage) -> None:
@@ -201,7 +201,7 @@ def struck_at(
         began = stage.world.loop.time()
         await stage.put_until_done(third)
         if struck and not of_leader:
-            assert stage.world.loop.time() - began < TAKE_S + 6.0, "somebody leads again, soon"
+            assert stage.world.loop.time() - began < TAKE_S + 6.0, "a node leads again soon"
         if struck and struck[0].is_paused:
             struck[0].resume()
             await stage.get(struck[0])
@@ -234,7 +234,7 @@ def test_either_party_may_fail_at_every_step_of_handover(
     steps = 1
     while struck_at(patch, steps, method, strike, of_leader=of_leader):
         steps += 1
-        assert steps < STEPS_MAX, "a hand-over without end"
+        assert steps < STEPS_MAX, "an endless handover"
     assert steps > least, f"{method} of {steps} steps"
 
 
@@ -294,7 +294,7 @@ def test_stopping_node_logs_its_release_when_metadata_store_is_away() -> None:
 
 
 def stopped_at(patch: pytest.MonkeyPatch, step: int) -> bool:
-    """A node is told to stop at the `step`-th wait of a hand-back of its lead. False if that has fewer steps."""
+    """Stop a node at the `step`-th wait of a hand-back of its leadership. Returns False if it has fewer steps."""
     struck: list[Node] = []
     handed: list[Node] = []
 
@@ -318,7 +318,7 @@ def stopped_at(patch: pytest.MonkeyPatch, step: int) -> bool:
         over = asyncio.Event()
         writing = [stage.spawn(told(stage, third, over)) for _ in range(2)]
         try:
-            # When it comes is not known: a leader that has handed back before waits for twice as long.
+            # The time of the hand-back is unknown: a leader that has handed back before waits twice as long.
             await stage.until(lambda: bool(struck) or bool(handed))
         finally:
             patch.undo()
@@ -336,7 +336,7 @@ def stopped_at(patch: pytest.MonkeyPatch, step: int) -> bool:
 
 
 async def told(stage: Stage, asked: Node, over: asyncio.Event) -> set[Status]:
-    """Write through one node without a pause, each write once; what was told."""
+    """Write through one node without pauses, each write once. Returns the statuses of the answers."""
     statuses = set[Status]()
     while not over.is_set():
         statuses.add((await stage.put(asked)).status)
@@ -349,7 +349,7 @@ def test_node_stopped_during_hand_back_leaves_no_write_of_unknown_outcome(
     step = 1
     while stopped_at(patch, step):
         step += 1
-        assert step < STEPS_MAX, "a hand-over without end"
+        assert step < STEPS_MAX, "an endless handover"
     assert step > 6
 
 
@@ -368,7 +368,8 @@ def test_leadership_does_not_change_when_leader_finds_metadata_store_last(away: 
         assert (await stage.put(leader)).status is Status.OK
         metadata.cut(leader.name)
         metadata.start() if away == "stopped" else metadata.thaw()
-        # The others have their sessions again, and see the leader's end: by SIGCONT at once, else after its whole time.
+        # The others have their sessions again and see the end of the leader's session: at once by SIGCONT, otherwise
+        # after its whole timeout.
         await asyncio.sleep((stage.cluster.knobs.session_s if away == "stopped" else 0) + 0.7 * INCUMBENT_GRACE_S)
         metadata.mend(leader.name)
         await asyncio.sleep(10)
@@ -383,7 +384,7 @@ def test_idle_leader_learns_that_another_has_replaced_it() -> None:
         stage.cluster.metadata.cut(old.name)
         stage.unseat(old)
         new = await stage.until_led_by_another(old)
-        assert leading(stage) == sorted([old, new], key=lambda node: node.name), "until it hears of it"
+        assert leading(stage) == sorted([old, new], key=lambda node: node.name), "until it learns of the loss"
         stage.cluster.metadata.mend(old.name)
         await asyncio.sleep(4)
         assert leading(stage) == [new]
@@ -393,7 +394,7 @@ def test_idle_leader_learns_that_another_has_replaced_it() -> None:
 
 @pytest.mark.parametrize("seed", range(1, 6))
 def test_busy_leader_keeps_leadership_when_its_session_ends(seed: int) -> None:
-    """It answers nobody for longer than a rank's delay."""
+    """It answers no request for longer than a rank's delay."""
 
     async def story(stage: Stage) -> None:
         leader = await led_by_preferred(stage)

@@ -1,4 +1,4 @@
-"""Catching up with the log goes fast though a bookie is dead: a candidate does it while everybody waits."""
+"""Catching up with the log is fast although a bookie is dead. A candidate does it while all clients wait."""
 
 from __future__ import annotations
 
@@ -33,6 +33,6 @@ def test_only_first_of_many_entries_wait_for_silent_bookie() -> None:
         bench.bookies.read = read_but_of  # type: ignore[method-assign]
         began = bench.env.clock.now()
         assert await read_all(bench.logs(), ENTRIES) == numbers(1, ENTRIES)
-        assert bench.env.clock.now() - began < 0.5, "eight at once that wait for it each time take 2.5 s"
+        assert bench.env.clock.now() - began < 0.5, "batches of eight that each wait for the silent bookie take 2.5 s"
 
     run(case)

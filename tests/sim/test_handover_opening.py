@@ -1,4 +1,4 @@
-"""From the moment in which a new leader has listed its ledger it waits for nothing but its bookies' disks."""
+"""Once a new leader has listed its ledger, it waits only for the disks of its bookies."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ START_S_MAX = 0.3
 
 
 def starts_without_the_metadata_store(stage: Stage, patch: pytest.MonkeyPatch) -> list[float]:
-    """From now on the metadata store stands still from the moment in which a leader has its log until it serves. How
-    long each of them took."""
+    """Freeze the metadata store from the moment a leader has its log until it serves. Returns the duration of each
+    such phase."""
     took: list[float] = []
     start = Leader.start
 
@@ -63,8 +63,8 @@ def test_next_leader_serves_after_leader_death_while_metadata_store_hangs(
 
 
 def test_successor_serves_while_metadata_store_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the middle of five runs: where the former leader has just rolled, the ledger made ahead is used, and bookies
-    have to ask about the next one."""
+    """The median of five runs counts. If the former leader has just rolled, the ledger created ahead is used, and
+    bookies have to ask about the next one."""
     took: list[float] = []
 
     async def story(stage: Stage) -> None:
@@ -83,7 +83,8 @@ def test_successor_serves_while_metadata_store_hangs(monkeypatch: pytest.MonkeyP
 def test_stopping_replica_leaves_no_leader_znode_when_claim_is_in_flight(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It would stand for as long as the server's session: nobody could lead, and a removed partition would stay."""
+    """The znode would stay as long as the server's session: no replica could lead, and a removed partition would
+    stay."""
     become = Claims._become
 
     async def story(stage: Stage) -> None:
@@ -113,7 +114,7 @@ def test_stopping_replica_leaves_no_leader_znode_when_claim_is_in_flight(
         await asyncio.sleep(0.05)
         with suppress(NoSuchNode):
             data, _ = stage.cluster.metadata.tree.get(paths.partition_leader(P))
-            assert LeaderRecord.decode(data).server != server, "another one may lead by now"
+            assert LeaderRecord.decode(data).server != server, "another node may lead by now"
         for node in stage.cluster.nodes:
             node.crash()
             node.start()

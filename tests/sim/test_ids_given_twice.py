@@ -1,4 +1,4 @@
-"""A metadata store that was restored from an older copy gives ledger ids again: whole clusters (docs/protocol.md, B36,
+"""A metadata store restored from an older copy assigns ledger ids again: whole clusters (docs/protocol.md, B36,
 G27)."""
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Nodes = dict[str, TreeNode]
 
 
 def is_of_logs(path: str) -> bool:
-    """Whether an older copy differs in this node: ledgers, their counter, and the partition's list."""
+    """Return True if an older copy differs in this node: ledgers, their counter, and the partition's list."""
     return path in (LISTED, paths.IDGEN) or paths.ledger_of(path) is not None
 
 
@@ -44,7 +44,7 @@ def copied(metadata: SimMetadata) -> Nodes:
 
 
 def restore(metadata: SimMetadata, copy: Nodes) -> None:
-    """Let the ensemble have these nodes, as if it had never had others. Nobody is told."""
+    """Give the ensemble these nodes, as if it had never had others, without notifying any client."""
     nodes = metadata.tree._nodes
     touched: dict[str, TreeNode | None] = {path: copy.get(path) for path in copied(metadata).keys() | copy.keys()}
     for path, node in touched.items():
@@ -62,7 +62,8 @@ def restore(metadata: SimMetadata, copy: Nodes) -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_else_recognises_the_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """High-water marks and versions (B29) would keep every node from the copy before it takes an id there."""
+    """Disable the other checks. High-water marks and versions (B29) would keep every node away from the copy before
+    it takes an id there."""
 
     async def why_older(self: HighWater) -> str:
         return ""
@@ -73,7 +74,8 @@ def nothing_else_recognises_the_copy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def unwatched(stage: Stage) -> Iterator[None]:
-    """Note nothing that writers do and that happens to the metadata: the rules are about a store that only goes on."""
+    """Record nothing that writers do and that happens to the metadata in the block: the rules are about a store that
+    never goes back."""
     tree, logbook = stage.cluster.metadata.tree, stage.cluster.logbook
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tree, "observers", [])
@@ -84,20 +86,20 @@ def unwatched(stage: Stage) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Seen:
-    """What was seen while the older copy was there."""
+    """Observations while the older copy was there."""
 
     made: set[LedgerId]
-    """Ledgers that were made."""
+    """The ledgers created meanwhile."""
     before: dict[tuple[int, int], bytes]
-    """Payloads that a bookie had before, which ran all the time, by ledger and entry."""
+    """The former payloads, by ledger and entry, of a bookie that ran all the time."""
     after: dict[tuple[int, int], bytes]
 
 
 async def older_copy(stage: Stage, ledgers: int, wait_s: float) -> Seen:
-    """The metadata store goes back to a copy from before writes that one replica has not seen; then that replica
-    starts, and the leader dies. At last the later copy is back.
+    """The metadata store goes back to a copy from before writes that one replica has not seen. Then that replica
+    starts, and the leader dies. Finally the later copy returns.
 
-    `ledgers`: so many are made after the copy. `wait_s`: so long the older copy is there.
+    `ledgers`: number of ledgers created after the copy. `wait_s`: seconds that the older copy is there.
     """
     metadata, leader = stage.cluster.metadata, stage.leader
 
@@ -146,7 +148,7 @@ def payloads(node: Node) -> dict[tuple[int, int], bytes]:
 
 
 async def any_id(self: NewLedgerIds, after: LedgerId, *_: object) -> LedgerId:
-    """As before G27."""
+    """Return the next id as before G27."""
     while (ledger := await self._ids.next_id()) <= after:
         pass
     return ledger
@@ -168,7 +170,7 @@ def test_no_ledger_is_created_in_older_copy_and_later_copy_has_all(seed: int) ->
 
 
 class Kept(Exception):
-    """The story is over. Nobody judges a replica that has followed an older copy."""
+    """The story is over. A replica that has followed an older copy is not judged."""
 
 
 # docs/protocol.md B36
@@ -176,7 +178,7 @@ class Kept(Exception):
 def test_bookies_overwrite_nothing_when_ledger_ids_are_assigned_twice(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As if nobody noticed the older copy."""
+    """The test behaves as if no node noticed the older copy."""
     monkeypatch.setattr(NewLedgerIds, "next_id", any_id)
     monkeypatch.setattr(ClusterIdentity, "mark_older", nothing)
     monkeypatch.setattr(PeerReplicas, "furthest", nothing)

@@ -1,4 +1,4 @@
-"""Nodes that hang in part, in the simulation: stories, and faults among others."""
+"""Nodes that hang in part, in the simulation: as stories, and among other faults."""
 
 from __future__ import annotations
 

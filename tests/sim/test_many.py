@@ -1,4 +1,4 @@
-"""Thousands of seeds are played whole: none is left out where one process's share ends and the next begins."""
+"""All of thousands of seeds are played, also where one process's share ends and the next begins."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def test_branches_are_always_judged_by_same_seeds() -> None:
 
 
 def test_branches_not_taken_are_listed_with_a_reason() -> None:
-    """Whether the list is right, only the seeds can tell; that it names branches that are there is told here."""
+    """This test shows only that the list names existing branches. The seeds show if the list is right."""
     listed = branches.listed()
     _, missed = branches.names_of({})
-    assert set(listed) <= missed, f"gone from the code: {sorted(set(listed) - missed)[:9]}"
+    assert set(listed) <= missed, f"no longer in the code: {sorted(set(listed) - missed)[:9]}"
     assert all(len(why) > 20 for why in listed.values())
 
 

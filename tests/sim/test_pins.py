@@ -1,5 +1,5 @@
-"""Pinned reads while partitions join and faults strike: whoever keeps a pinned position gives the same bytes, and they
-are what the log says up to there; together they own every token once."""
+"""Pinned reads while partitions join and faults strike. All replicas that keep a pinned position return the same
+bytes, which match the log up to there. Together the partitions own every token once."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ PATIENT = (Retryable, OutcomeUnknown, MetadataError)
 
 
 class Reader:
-    """Pins now and then, and reads what is pinned from every node, again and again until it has ended."""
+    """Pins from time to time, and reads the pinned data from every node repeatedly until the pin has ended."""
 
     def __init__(self, cluster: Cluster, random: Random, *, pause_s: float = 1.0, reads: float = 1.0) -> None:
         """`reads`: the share of pins that are read at all."""
@@ -82,7 +82,7 @@ class Reader:
             await self.unpin(pinned.id)
 
     async def unpin(self, pin: str, node: Node | None = None) -> Any:
-        """By a node, or by any."""
+        """Release a pin through a node, or through any node."""
         return await self._at(
             node or self._random.choice(self._cluster.nodes), lambda served: _keeper(served).unpin(pin)
         )
@@ -100,12 +100,12 @@ class Reader:
         return found if isinstance(found, data_pb2.PinResponse) else None
 
     async def renew(self, pin: str, ttl_ms: int) -> Any:
-        """What is answered, an error also."""
+        """Return the answer, which may be an error."""
         request = data_pb2.RenewRequest(id=pin, ttl_ms=ttl_ms)
         return await self._at(self._cluster.nodes[0], lambda served: _keeper(served).renew(request))
 
     async def compare(self, pin: str, pinned: data_pb2.PinnedPartition) -> int:
-        """Every node gives what the log says, or nothing; how many gave it."""
+        """Check that every node returns what the log says, or nothing. Returns the number of nodes that returned it."""
         position = Position(LedgerId(pinned.ledger), EntryId(pinned.entry))
         partition, given = PartitionId(pinned.partition), 0
         for node in self._cluster.nodes:
@@ -116,7 +116,7 @@ class Reader:
                 continue
             given += 1
             if pages != self._fold(partition, position):
-                self._cluster.broken(f"{node.name} gives other rows of {partition} at {position} than its log")
+                self._cluster.broken(f"{node.name} returns other rows of {partition} at {position} than its log")
         if given > 1:
             probe("pins.read_twice")
         return given
@@ -128,20 +128,20 @@ class Reader:
         return [pair async for page in data.pages(request) for pair in pairs_of(page)]
 
     def _fold(self, partition: PartitionId, position: Position) -> list[tuple[bytes, bytes]]:
-        """What is owned there, by the log alone."""
+        """Return the rows that the partition owns, computed from the log alone."""
         if (partition, position) not in self._expected:
             state = ReplicaState(partition, MemoryEngine(), self._cluster.knobs.partition)
             for at, noted in sorted(self._cluster.logbook.entries[partition].items()):
                 if at <= position:
                     state.apply(LogEntry(at, noted.payload))
-            assert state.position == position, f"{partition} was pinned at {position}, where its log has nothing"
+            assert state.position == position, f"{partition} was pinned at {position}, where its log has no entry"
             owned = state.ownership.owned
             found = [pair for pair in state.engine.iterate(*rows.ALL_DATA) if owned.holds_row(pair[0])]
             self._expected[partition, position] = found
         return self._expected[partition, position]
 
     async def _at(self, node: Node, call: Any) -> Any:
-        """What a call gives that is made in a node's process; None if the process ends meanwhile."""
+        """Return the result of a call made in a node's process, or None if the process ends meanwhile."""
         if node.door is None or not node.is_running:
             return None
         served = node.served
@@ -171,7 +171,7 @@ def _keeper(served: app.Node) -> PinKeeper:
 
 
 def pairs_of(page: data_pb2.PinnedPage) -> list[tuple[bytes, bytes]]:
-    """Row keys and rows."""
+    """Return row keys and rows."""
     found, key_at, row_at = [], 0, 0
     for key, row in zip(lengths_of(page.key_lengths), lengths_of(page.row_lengths), strict=True):
         found.append((page.keys[key_at : key_at + key], page.rows[row_at : row_at + row]))
@@ -189,7 +189,7 @@ def drawn(seed: int) -> Knobs:
 
 
 async def pins_in_peace(world: World, users: Users) -> None:
-    """Many of them, also in the moments in which a range is owned by nobody, and by two of those that are pinned."""
+    """Pin many times, also at moments in which a range has no owner, or two of the pinned partitions own it."""
     reader = Reader(world.cluster, world.cluster.world.fork("pins"), pause_s=0.01, reads=0.1)
     reader.start()
     await world.join("px")
@@ -223,22 +223,22 @@ async def a_partition_retires_under_a_pin(world: World, users: Users) -> None:
     await asyncio.sleep(5.0)
     assert not any(node.replica(PartitionId(leaver.partition)) for node in cluster.nodes)
     ring = await world.read_ring()
-    assert ring.partitions[PartitionId(leaver.partition)].state is PartitionState.RETIRED, "its log is held"
+    assert ring.partitions[PartitionId(leaver.partition)].state is PartitionState.RETIRED, "the pin holds its log"
     assert await reader.compare("pin", leaver) == 3
     renewed = await reader.renew("pin", 600_000)
     assert leaver.partition in renewed.partitions
     await asyncio.sleep(90.0)
-    assert await reader.compare("pin", leaver) == 3, "it lives on, although no MARK says so"
+    assert await reader.compare("pin", leaver) == 3, "it is still pinned, although no MARK says so"
     await reader.unpin("pin")
     await asyncio.sleep(5.0)
-    assert await reader.compare("pin", leaver) == 0, "nobody leads it any more who could say so in its log"
+    assert await reader.compare("pin", leaver) == 0, "it has no leader any more that could record this in its log"
     await asyncio.sleep(5.0)
     assert PartitionId(leaver.partition) not in (await world.read_ring()).partitions
     assert await reader.compare("pin", leaver) == 0
 
 
 async def a_partition_owns_nothing(world: World, users: Users) -> None:
-    """Keys have changed there, and it may own some again: snapshots go on from where it stands."""
+    """The partition's keys have changed, and it may own some again: snapshots continue from its position."""
     emptied, target = sorted((await world.read_ring()).partitions)
     await world.shift(TokenSpan(0, TOKENS - 1), target)
     await world.moved()
@@ -270,7 +270,7 @@ async def a_pin_is_given_back_while_nobody_leads(world: World, users: Users) -> 
 
 
 async def a_pin_ends_everywhere(world: World, users: Users) -> None:
-    """What is left of it in the metadata store, a leader removes a moment later."""
+    """A leader removes the rest of the pin in the metadata store a moment later."""
     cluster = world.cluster
     await users.stop()
     reader, pinned = await reader_that_has_pinned(cluster, 4_000)

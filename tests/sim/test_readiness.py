@@ -1,4 +1,5 @@
-"""Which servers a load balancer finds when a partition cannot be led: all that answer for the others."""
+"""The servers that a load balancer finds when a partition cannot be led: all servers, because they answer for the
+other partitions."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ P1, P2 = PartitionId("p1"), PartitionId("p2")
 
 
 def test_partition_that_cannot_be_led_makes_no_server_unready(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All servers were unready, so that nobody could reach the other partitions either."""
+    """A former version made all servers unready, so that clients could not reach the other partitions either."""
     open_as_leader = PartitionLogs.open_as_leader
 
     async def stuck(logs: PartitionLogs, partition: PartitionId, *rest: Any) -> Any:
@@ -75,7 +76,7 @@ def test_server_is_unready_while_it_starts_and_once_it_drains() -> None:
 
 @pytest.mark.parametrize("seed", [5, 6, 7])
 def test_drain_is_undone_and_node_leads_again(seed: int) -> None:
-    """Also where the drain is still under way, and nothing that users did is lost or told wrongly meanwhile."""
+    """The drain may still be in progress. No user data is lost and no answer is wrong meanwhile."""
 
     async def story(world: World, users: Users) -> None:
         drained = world.leader_of(P1)
@@ -101,8 +102,9 @@ def test_drain_is_undone_and_node_leads_again(seed: int) -> None:
 
 # docs/protocol.md P23
 def test_node_cut_from_metadata_store_while_draining_leaves_nothing_behind() -> None:
-    """It runs on, and its session with it: its name stood as the leader's, and nobody led until it was restarted. What
-    its replicas had published stood in any case, and held their logs for as long as it ran."""
+    """The node continues to run, and so does its session. In a former version, its name stayed as the leader's and
+    no replica led until it was restarted. The positions that its replicas had published stayed in any case, and held
+    their logs as long as it ran."""
 
     async def story(world: World, users: Users) -> None:
         drained, metadata = world.leader_of(P1), world.cluster.metadata
@@ -119,7 +121,7 @@ def test_node_cut_from_metadata_store_while_draining_leaves_nothing_behind() -> 
         metadata.mend(drained.name)
         await until(lambda: world.leader_of(P1) is not None, within_s=20.0)
         await until(lambda: published() == [False, False], within_s=20.0)
-        assert node.store.session == session, "what it leaves behind is not gone with its session"
+        assert node.store.session == session, "its published positions outlive its session"
         assert await node.undrain()
         await until(lambda: published() == [True, True], within_s=20.0)
 
@@ -144,7 +146,8 @@ def test_stopping_node_is_not_undrained() -> None:
 def test_node_drained_and_stopped_together_hands_over_once(
     is_drained_first: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each replica was stopped twice at once, and the second end of it ended the process, with all other leases."""
+    """In a former version each replica was stopped twice at once. Its second stop ended the process, with all other
+    leases."""
     stop = Partition.stop
 
     async def slowly(partition: Partition, **how: bool) -> None:
@@ -174,14 +177,15 @@ def test_node_drained_and_stopped_together_hands_over_once(
                 await node.drain()
         await stopping
         assert (machine.sim.is_running, node.hosting.statistics()) == (False, {})
-        assert asyncio.get_running_loop().time() - began < STOP_S_MAX, "it had to be killed"
+        assert asyncio.get_running_loop().time() - began < STOP_S_MAX, "the node had to be killed"
         machine.start()
 
     play(9, story, TWO, users=4)
 
 
 def test_starting_node_is_not_drained_and_answers_operators(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its door is open before its replicas begin. A drain that came then said that all is handed over, and ended it."""
+    """The server's endpoint is open before its replicas begin. In a former version a drain at that moment reported
+    that everything is handed over, and ended the node."""
     host, seen = composition._host, list[ServerId]()
 
     async def while_it_starts(node: app.Node, stack: AsyncExitStack) -> None:

@@ -1,4 +1,4 @@
-"""What simulated runs have found, each as the shortest story that shows it."""
+"""Bugs that simulated runs have found, each as the shortest story that shows it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LAGGING = MetadataConfig(lag_s=(5.0, 5.0), slow_p=0.0, followers=8)
 
 
 def test_node_started_right_after_cluster_creation_sees_its_cluster() -> None:
-    """It read from a follower that lagged, and refused to start because there was no cluster."""
+    """It read from a lagging follower and refused to start because there was no cluster."""
     with SimWorld(1) as world:
         metadata = SimMetadata(world.loop, world.fork("metadata"), LAGGING)
 
@@ -39,7 +39,8 @@ def test_node_started_right_after_cluster_creation_sees_its_cluster() -> None:
 
 
 def test_bookie_restarted_at_once_reads_its_newest_cookie() -> None:
-    """From the version as of a moment ago it concluded that its directory was an old copy, and doubted every ledger."""
+    """From a stale version of the cookie it concluded that its directory was an old copy, and distrusted every
+    ledger."""
     cookie = Cookie(
         bookie=BookieId("n1-a"), journal_dirs=("j",), ledger_dirs=("j",), index_dirs=("i",), instance_id="cluster"
     )
@@ -59,7 +60,8 @@ def test_bookie_restarted_at_once_reads_its_newest_cookie() -> None:
 
 
 def test_owner_is_woken_however_little_time_is_left() -> None:
-    """Less than the loop's clock can tell apart: the timer fired at once, the owner asked for another, for ever."""
+    """The remaining time was below the resolution of the loop's clock. The timer fired at once and the owner set
+    another one, forever."""
     with SimWorld(1) as world:
         ticks: list[float] = []
 
@@ -85,8 +87,8 @@ def partition() -> Iterator[one_partition.Partition]:
 
 
 def test_leader_asked_to_stop_before_it_serves_never_serves(partition: one_partition.Partition) -> None:
-    """It logged its release record, then its epoch start was acknowledged and it served, and what it acknowledged while
-    the ledger was being closed was lost."""
+    """The leader logged its release record, then its epoch start was acknowledged and it served. Writes that it
+    acknowledged while the ledger was being closed were lost."""
     started = partition.loop.create_task(partition.leader.start())
     partition.settle()
     released = partition.loop.create_task(partition.leader.release())
@@ -99,7 +101,7 @@ def test_leader_asked_to_stop_before_it_serves_never_serves(partition: one_parti
 
 
 def test_closing_log_takes_no_more_appends() -> None:
-    """What was appended between the last acknowledgement and the close was acknowledged, and cut off by the close."""
+    """Entries appended between the last acknowledgement and the close were acknowledged, but the close cut them off."""
     with LedgerCluster(1) as cluster:
         make_root(cluster.tree)
 

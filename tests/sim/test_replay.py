@@ -1,4 +1,4 @@
-"""One seed explains everything, also of a whole cluster."""
+"""One seed determines everything, also in a whole cluster."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tests.sim import run
 pytestmark = pytest.mark.sim
 
 SEEDS = (5, 6)
-"""Short ones."""
+"""Short runs."""
 
 
 def traces(hash_seed: str, seeds: tuple[int, ...]) -> list[str]:
-    """What runs of these seeds say of themselves, in a process of their own."""
+    """Return the traces of these seeds, computed in a separate process."""
     command = [sys.executable, "-W", "ignore", "-m", "tests.sim.run", *map(str, seeds)]
     environment = os.environ | {"PYTHONHASHSEED": hash_seed}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)

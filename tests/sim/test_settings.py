@@ -25,10 +25,10 @@ pytestmark = pytest.mark.sim
 MIB = 1 << 20
 SMALL = StorageConfig(segment_bytes=MIB, reserve_bytes=2 * MIB)
 LED_S_MAX = 400.0
-"""Longer than the longest lease, its margin and a session."""
+"""Seconds: longer than the longest lease, its margin and a session."""
 WRITES = 30
 UNWRITABLE = {"storage.reserve_bytes": "no disk of the simulation has 1 TiB: every bookie is read-only"}
-"""Settings at whose highest value nothing can be written."""
+"""Settings at whose highest value no write succeeds."""
 TOO_LARGE = {"storage.segment_bytes": "2 GiB for each segment: the simulation keeps them in memory"}
 """Settings whose highest value is not tried here."""
 BESIDE = {
@@ -37,11 +37,11 @@ BESIDE = {
     "partition.write_buffer_bytes": {"partition.memory_bytes": 4 << 30},
     "partition.entry_bytes_max": {"partition.entries_in_flight_max": 32},
 }
-"""Settings that must follow where another one is at its highest value."""
+"""Settings that must change when another setting is at its highest value."""
 
 
 def at_the_end_of(found: Range, kind: type, *, is_highest: bool) -> Any:
-    """The lowest or the highest value in a range."""
+    """Return the lowest or the highest value of a range."""
     if is_highest:
         return kind(found.most) if not found.is_below else 1 - 1e-9
     return kind(0 if found.is_zero_allowed else found.least)
@@ -62,18 +62,18 @@ CASES = [
 
 
 def with_value(config: Any, name: str, value: Any) -> Any:
-    """The same settings with another value of one, by its dotted name."""
+    """Return the settings with one value replaced, given by its dotted name."""
     section, dot, rest = name.partition(".")
     return replace(config, **{section: with_value(getattr(config, section), rest, value) if dot else value})
 
 
 def lowest_of_a_node(name: str, value: Any) -> Any:
-    """A node wants larger segments than a bookie by itself does."""
+    """Return the lowest value for a node, which requires larger segments than a standalone bookie."""
     return max(value, MIB) if name == "storage.segment_bytes" else value
 
 
 async def works(stage: Stage, *, is_writable: bool) -> None:
-    """Write, lose the leader, write again, and let some of every periodic work come."""
+    """Write, lose the leader, write again, and let every periodic task run."""
     if not is_writable:
         await asyncio.sleep(20)
         return

@@ -1,5 +1,5 @@
-"""A leader that the other replicas cannot reach loses the lead although its session lives, and only once; one observer
-that cannot reach it changes nothing."""
+"""A leader that the other replicas cannot reach loses leadership although its session lives, and only once. One
+observer that cannot reach the leader changes nothing."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from tests.sim.test_handover import epoch, led_by_preferred
 pytestmark = pytest.mark.sim
 
 SESSION_S = 600.0
-"""Sessions of these runs: none ends by itself."""
+"""Session timeout of these runs: no session ends on its own."""
 CALM = knobs(lead_back_s=1.0, session_s=SESSION_S)
 SPLIT = replace(CALM, bookies=3)
-"""Servers and bookies on machines of their own."""
+"""Servers and bookies on separate machines."""
 
 
 # docs/protocol.md P40
@@ -84,7 +84,7 @@ def test_leader_cut_from_other_servers_but_not_from_bookies_is_deposed() -> None
 
 # docs/protocol.md P40
 def test_leader_whose_answers_are_lost_is_deposed() -> None:
-    """It hears everybody, and nobody hears it."""
+    """It receives all requests, but its answers do not arrive."""
 
     async def story(stage: Stage) -> None:
         first = await led_by_preferred(stage)
@@ -101,7 +101,7 @@ def test_leader_whose_answers_are_lost_is_deposed() -> None:
 # docs/protocol.md P25
 @pytest.mark.parametrize("refuses", [True, False])
 def test_restarted_leader_that_none_reaches_does_not_take_leadership_back(refuses: bool) -> None:
-    """Its address has changed and nobody knows; the session of its former process lives on."""
+    """Its address has changed without notice, and the session of its former process lives on."""
 
     async def story(stage: Stage) -> None:
         first = await led_by_preferred(stage)

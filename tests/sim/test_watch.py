@@ -28,7 +28,7 @@ TWO = Knobs(partitions=2, partition=PartitionConfig(check_every=3))
 
 
 async def watch(world: World, *keys: bytes | None) -> list[Watcher]:
-    """Have users who watch these, from now to the end."""
+    """Start users who watch these keys from now to the end."""
     watchers = []
     for number, key in enumerate(keys):
         watcher = Watcher(world.cluster, world.cluster.world.fork(f"watcher {number}"), key)
@@ -59,7 +59,7 @@ def test_partition_joins_and_leaves_while_watchers_are_away(seed: int) -> None:
         await asyncio.sleep(0.5)
         for watcher in away:
             watcher.stay_away()
-        await world.join("a")  # its name comes first, and that of those who get its ranges behind it
+        await world.join("a")  # its name sorts first, and the partitions that get its ranges follow
         await world.moved()
         await asyncio.sleep(0.5)
         await world.leave("a")
@@ -99,7 +99,7 @@ def test_watches_survive_crash_in_move(step: str, parties: tuple[str, ...]) -> N
         accident.strike = lambda: crash(world, parties)
         await world.shift(SPAN, "p2")
         await world.moved()
-        assert accident.has_struck, f"never {step}: {accident.seen}"
+        assert accident.has_struck, f"the step {step} never happened: {accident.seen}"
 
     with at_each_step(accident.reached):
         play(len(step), move_one, TWO, users=4, keys=KEYS, counters=COUNTERS)
@@ -131,5 +131,5 @@ def test_watches_show_each_write_once_whatever_strikes(seed: int) -> None:
         await chaos.run(knobs.chaos_s)
 
     knobs = drawn(seed)
-    kept = replace(knobs.partition, retention_ms=3_600_000)  # else a watcher may come too late
+    kept = replace(knobs.partition, retention_ms=3_600_000)  # otherwise a watcher may come too late
     play(seed, trouble, replace(knobs, partition=kept), users=4, pause_s=LONG_PAUSE_S)

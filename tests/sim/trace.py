@@ -1,4 +1,4 @@
-"""What happened in a run, event by event: a digest that tells two runs apart, and the text of it when asked for."""
+"""The events of a run: a digest that distinguishes two runs, and their text on request."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _BATCH = 1000
 
 
 class Trace:
-    """A SHA-256 over (virtual time, node, kind, details). Cheap enough to be always on."""
+    """A SHA-256 over (virtual time, node, kind, details). It is cheap enough to be always on."""
 
     def __init__(
         self, now: Callable[[], float], text: TextIO | None = None, *, order: Callable[[], int] = lambda: 0
     ) -> None:
-        """`order` tells two schedules apart; it becomes part of the digest."""
+        """`order` distinguishes two schedules and is part of the digest."""
         self._now = now
         self._order = order
         self._text = text
@@ -32,14 +32,14 @@ class Trace:
             self._flush()
 
     def digest(self) -> str:
-        """Of everything so far."""
+        """The digest of all events so far."""
         self._flush()
         whole = self._hash.copy()
         whole.update(b"%d" % self._order())
         return whole.hexdigest()
 
     def tail(self, count: int) -> str:
-        """The last events, one a line."""
+        """Return the last `count` events, one per line."""
         return "".join(map(_line, [*self._before, *self._batch][-count:]))
 
     def _flush(self) -> None:

@@ -1,13 +1,13 @@
-"""Checker A: is a history linearizable, given the versions that servers answered? Exact, in n log n.
+"""Checker A: is a history linearizable, given the versions in the answers? Exact, in O(n log n).
 
-Versions put all writes of a key in one order, so nothing needs to be searched. Each write has a rank, and each read the
-rank of the write that it found. A history is linearizable if and only if ranks respect real time: of two operations of
-which one ended before the other began, the later one has no lower rank, and a higher one if it is a write.
+Versions put all writes of a key in one order, so no search is necessary. Each write has a rank, and each read has the
+rank of the write that it found. A history is linearizable if and only if ranks respect real time. If one operation
+ended before another began, the later operation has no lower rank, and a higher rank if it is a write.
 
-A read of nothing has no version: it takes the lowest rank that fits, of those at which the key held nothing; the lowest
-of a later one is no lower, so that they need no comparing. A write of unknown outcome has the version under which a
-read, or the log, shows it; unseen, it did nothing, except that an unseen DEL excuses every read of nothing after its
-start. Give the log, and there is nothing left to excuse.
+A read of an absent key has no version. It takes the lowest fitting rank at which the key was absent. The lowest rank of
+a later read is no lower, so that these reads need no comparison. A write of unknown outcome has the version under which
+a read or the log shows it. If neither shows it, it did nothing, except that an unseen DEL excuses every read of an
+absent key after its start. With a log, no such excuse is needed.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from typing import NamedTuple
 from tests.sim.judges.history import History, Kind, Operation, Result, Value
 
 Log = Mapping[int, tuple[bytes, Value]]
-"""What each version wrote: (key, what the key held from then on)."""
+"""The effect of each version: (key, the value of the key from then on)."""
 
 
 class Violation(AssertionError):
-    """The history is not linearizable; says why."""
+    """The history is not linearizable. The message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Write:
-    """What is known of a version. `ended` is infinite for a write of unknown outcome."""
+    """The known facts about a version. `ended` is infinite for a write of unknown outcome."""
 
     began: float
     ended: float
@@ -50,7 +50,7 @@ class _Placed(NamedTuple):
 
 
 def check_versions(history: History, log: Log | None = None) -> None:
-    """Raise Violation unless every key's operations are linearizable and, if `log` is given, stand in it."""
+    """Raise Violation unless the operations of every key are linearizable and, if `log` is given, are in the log."""
     for key, operations in sorted(history.by_key().items()):
         own = None if log is None else {version: value for version, (name, value) in log.items() if name == key}
         _Key(operations, own).check()
@@ -79,7 +79,7 @@ class _Key:
         if not self._unknown:
             self._check_effects()
 
-    # What each version wrote
+    # The effect of each version
 
     def _collect_writes(self) -> None:
         for operation in self._operations:
@@ -100,10 +100,10 @@ class _Key:
             self._unknown.clear()
 
     def _find_unknown(self, version: int, value: Value, seen_by: object) -> None:
-        """Somebody saw `version`: one of the writes of unknown outcome must have done it."""
+        """Attribute `version`, which a read saw, to one of the writes of unknown outcome."""
         fitting = [o for o in self._unknown if _may_leave(o, value)]
         if not fitting:
-            raise Violation(f"nobody wrote {value!r} as version {version}, or only once: {seen_by}")
+            raise Violation(f"no write of {value!r} explains version {version}: {seen_by}")
         writer = min(fitting, key=lambda o: o.began)
         self._unknown.remove(writer)
         self._writes[version] = _Write(writer.began, inf, value, writer)
@@ -117,15 +117,16 @@ class _Key:
             raise Violation(f"version {read.version} is {write.value!r} by {write.operation}, but was read as: {read}")
 
     def _explain_refusal(self, refused: Operation) -> None:
-        """A refusal that names the version it met is a read of it; which value it met, is not told."""
+        """Treat a refusal that names the version it found as a read of that version. The value that it found is
+        unknown."""
         assert refused.version is not None
         write = self._writes.get(refused.version)
         if write is None and self._unknown:
-            return  # by one of them, which nobody has read
+            return  # by one of them, which no operation has read
         if write is None:
-            raise Violation(f"nobody wrote version {refused.version}: {refused}")
+            raise Violation(f"no write explains version {refused.version}: {refused}")
         if write.value == refused.expected:
-            raise Violation(f"refused although version {refused.version} is what it expected: {refused}")
+            raise Violation(f"refused although version {refused.version} has the expected value: {refused}")
         self._reads.append(refused)
 
     def _check_log(self) -> None:
@@ -158,8 +159,8 @@ class _Key:
     def _place_reads_of_nothing(
         self, ranks: dict[int, int], floor: tuple[list[float], list[int]], ceiling: tuple[list[float], list[int]]
     ) -> None:
-        """`floor`: by which end which rank was reached at least. `ceiling`: from which beginning on which rank was not
-        exceeded."""
+        """`floor`: the highest rank reached by each end time. `ceiling`: the highest rank possible from each start
+        time on."""
         empty = [0, *sorted(ranks[version] for version, write in self._writes.items() if write.value is None)]
         for read in filter(_found_nothing, self._operations):
             count = bisect_left(floor[0], read.began)
@@ -171,10 +172,10 @@ class _Key:
             if not fits and not any(_may_leave(o, None) and o.began <= read.ended for o in self._unknown):
                 raise Violation(f"the key held something all the time: {read}")
 
-    # What conditions and counters saw
+    # The effects of conditions and counters
 
     def _check_effects(self) -> None:
-        """Every write is known, so each one's predecessor is too."""
+        """Check conditions and counters. Every write is known, so the predecessor of each write is known, too."""
         before: Value = None
         for _, write in sorted(self._writes.items()):
             operation = write.operation
@@ -192,14 +193,14 @@ def _higher(one: _Placed, other: _Placed) -> _Placed:
 
 
 def _found_nothing(operation: Operation) -> bool:
-    """An operation that tells that the key held nothing, and not since which version."""
+    """Return True if the operation shows that the key was absent, but not since which version."""
     if operation.result is not Result.OK or operation.version is not None:
         return False
     return operation.kind is Kind.DEL or (operation.kind is Kind.GET and operation.value is None)
 
 
 def _may_leave(operation: Operation, value: Value) -> bool:
-    """Could this write, of unknown outcome, have left `value`?"""
+    """Return True if this write of unknown outcome could have left `value`."""
     match operation.kind:
         case Kind.PUT | Kind.CAS:
             return operation.value == value

@@ -1,5 +1,5 @@
-"""Users who watch: each follows a key or all of them through any node, leaves at random, goes on at another node from
-its position, and compares what it was shown with what those who wrote were told."""
+"""Watching users. Each follows one key or all keys through any node, disconnects at random, continues at another
+node from its position, and compares the changes that it received with the answers of the writers."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from tests.sim.nodes import Node
 declare("watch.went_on_elsewhere", "watch.node_died")
 
 PATIENCE_S = 3.0
-"""A node that has sent nothing for so long is left."""
+"""Seconds without a message after which a watcher leaves a node."""
 STAY_S = 1.5
-"""How long a watcher stays with a node, on average."""
+"""Mean time in seconds that a watcher stays with a node."""
 CAUGHT_UP_S_MAX = 60.0
 
 
 class Stream:
-    """From a node to a watcher: one message under way at a time."""
+    """A stream from a node to a watcher, with one message in flight at a time."""
 
     def __init__(self) -> None:
         self.messages: deque[kv_pb2.WatchResponse] = deque()
@@ -38,7 +38,7 @@ class Stream:
         self.news, self._taken = asyncio.Event(), asyncio.Event()
 
     async def write(self, message: kv_pb2.WatchResponse) -> None:
-        """On the node."""
+        """Send a message. Called on the node."""
         self.messages.append(kv_pb2.WatchResponse.FromString(message.SerializeToString()))
         self._taken.clear()
         self.news.set()
@@ -49,7 +49,7 @@ class Stream:
         self.news.set()
 
     async def read(self) -> kv_pb2.WatchResponse:
-        """At the watcher. Raises what ended the watch, or TimeoutError."""
+        """Return the next message. Raises the error that ended the watch, or TimeoutError. Called by the watcher."""
         async with asyncio.timeout(PATIENCE_S):
             while not self.messages:
                 if self.error is not None:
@@ -61,7 +61,7 @@ class Stream:
 
 
 class Watcher:
-    """Begins at once; `check` when nobody writes any more."""
+    """One watcher. It begins at once; call `check` when all writers have stopped."""
 
     def __init__(self, cluster: Cluster, random: Random, key: bytes | None = None) -> None:
         self.changes: list[Change] = []
@@ -73,7 +73,7 @@ class Watcher:
         self._failure: StoreError | None = None
         self._checked = 0
         self._latest: dict[bytes, int] = {}
-        """By key, the last version among the changes that are checked."""
+        """By key: the last version among the checked changes."""
         self._is_ready = asyncio.Event()
         self._is_here = asyncio.Event()
         self._is_here.set()
@@ -100,7 +100,7 @@ class Watcher:
             probe("watch.went_on_elsewhere")
 
     async def _stay(self, node: Node) -> None:
-        """Watch through one node, until it dies, falls silent, or the watcher has had enough of it."""
+        """Watch through one node until the node dies, falls silent, or the watcher leaves."""
         assert node.door is not None
         process, stream = node.door[0], Stream()
         serving: Any = process.context.run(self._serve, node, stream)
@@ -126,7 +126,7 @@ class Watcher:
             await asyncio.sleep(self._random.uniform(0, 0.05))
 
     def _serve(self, node: Node, stream: Stream) -> Any:
-        """On the node."""
+        """Serve the watch on the node."""
         served, request = node.served, self._reading.request()
         assert served is not None
 
@@ -139,7 +139,7 @@ class Watcher:
         return served.env.nursery.spawn(serve(), name="watch")
 
     def _take(self, message: kv_pb2.WatchResponse) -> bool:
-        """False: the rest of the message is lost on the way, so it is asked for again."""
+        """Take a message. Return False if the rest of the message is lost in transit and has to be requested again."""
         self._reading.take(message)
         if self.ready_at is None:
             self.ready_at = asyncio.get_running_loop().time()
@@ -154,7 +154,7 @@ class Watcher:
     def _check_order(self) -> None:
         for change in islice(self.changes, self._checked, None):
             if change.version <= self._latest.get(change.key, 0):
-                self._cluster.broken(f"F3 {change} is shown behind version {self._latest[change.key]}")
+                self._cluster.broken(f"F3 {change} is shown after version {self._latest[change.key]}")
                 return
             self._latest[change.key] = change.version
         self._checked = len(self.changes)
@@ -162,7 +162,7 @@ class Watcher:
     # ── judging ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def check(self) -> None:
-        """Raise AssertionError unless every write was shown once."""
+        """Raise AssertionError unless every write was shown exactly once."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + CAUGHT_UP_S_MAX
         while missing := self._missing():
@@ -178,29 +178,29 @@ class Watcher:
         return [each for each in writes if self._key is None or each.key == self._key]
 
     def _missing(self) -> list[Operation]:
-        """Writes that were done, began after the watch, and were not shown."""
+        """Return the writes that succeeded, began after the watch, and were not shown."""
         assert self.ready_at is not None, "the watch never began"
         shown = {(change.key, change.version) for change in self.changes}
         known = [each for each in self._writes() if each.status is Status.OK and each.began >= self.ready_at]
         return [each for each in known if (version := _version_of(each)) and (each.key, version) not in shown]
 
     def _check_not_made_up(self) -> None:
-        """Each change is a write that somebody asked for; none is shown twice."""
+        """Check that each change is a requested write and that none is shown twice."""
         shown = Counter((change.key, change.version) for change in self.changes)
         twice = [each for each, count in shown.items() if count > 1]
         assert not twice, f"shown twice: {twice}"
         asked = {(each.key, each.op[2]) for each in self._writes() if each.code is Code.PUT}
         for change in self.changes:
             if change.key[:1] == b"k" and change.item is not None:
-                assert (change.key, change.item.value) in asked, f"{change} was written by nobody"
+                assert (change.key, change.item.value) in asked, f"no client wrote {change}"
                 assert change.item.version == change.version
         refused = {each.op[2] for each in self._writes() if each.code is Code.PUT and each.status is Status.FAIL}
         wrong = [change for change in self.changes if change.item is not None and change.item.value in refused]
-        assert not wrong, f"refused, and shown: {wrong}"
+        assert not wrong, f"refused, but shown: {wrong}"
 
 
 def _version_of(operation: Operation) -> int:
-    """The version that a write got, as its writer was told; 0 if it changed nothing."""
+    """Return the version in the answer to a write, or 0 if the write changed nothing."""
     result = operation.result
     if isinstance(result, ConditionFailed):
         return 0

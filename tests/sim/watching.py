@@ -1,4 +1,4 @@
-"""Looks over the shoulders of the code under test: what writers confirm and replicas apply goes into the logbook."""
+"""Observes the code under test: what writers confirm and replicas apply goes into the logbook."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.sim.world.loop import current_node
 
 @contextmanager
 def watching(logbook: Logbook, rules: MetadataRules) -> Iterator[None]:
-    """Note everything that happens meanwhile, in whatever node."""
+    """Record everything that happens in the block, in any node."""
     handle, append, stored = LedgerWriter.handle, LedgerWriter.append, LedgerWriter.stored
     apply_decoded, apply_run = ReplicaState.apply_decoded, ReplicaState.apply_run
 
     def is_watched(writer: LedgerWriter) -> bool:
-        return writer._frozen_lac is None  # a recovery writes back: what it confirms was found, not appended
+        return writer._frozen_lac is None  # a recovery writes back: its confirmed entries were found, not appended
 
     def note_confirmed(self: LedgerWriter, commands: list[Command]) -> list[Command]:
         ledger = self.metadata.ledger
@@ -35,7 +35,7 @@ def watching(logbook: Logbook, rules: MetadataRules) -> Iterator[None]:
 
     def handle_and_note(self: LedgerWriter, event: Event) -> list[Command]:
         commands = handle(self, event)
-        is_noted = isinstance(event, Append | AddStored)  # by those two below
+        is_noted = isinstance(event, Append | AddStored)  # recorded by the two functions below
         return commands if is_noted or not is_watched(self) else note_confirmed(self, commands)
 
     def append_and_note(self: LedgerWriter, payload: bytes, now: float) -> list[Command]:

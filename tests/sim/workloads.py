@@ -1,7 +1,7 @@
-"""What the users of a simulated cluster do. Each workload is a few workers that run until they are told to stop; what
-their histories must show is checked by tests/sim/judges/checks.py.
+"""The workloads of a simulated cluster. Each workload is a few workers that run until they are stopped.
+tests/sim/judges/checks.py checks their histories.
 
-Values are unique, so that each read names the write it saw.
+Values are unique, so that each read identifies the write that it saw.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from tests.sim.judges.operations import Status
 
 ACCOUNTS = 4
 DEPOSIT = 100
-"""What each account of a bank begins with."""
+"""The initial balance of each account of a bank."""
 REGISTERS = 6
 COUNTERS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How much is asked for."""
+    """The amount of load."""
 
     registers: int = 3
     """Workers of each kind."""
@@ -39,7 +39,7 @@ class Load:
     lodgers: int = 1
     """Users whose keys have a time to live: tests/sim/clocks/lodgers.py."""
     pause_s: float = 0.03
-    """Mean time a worker thinks between two operations."""
+    """Mean time in seconds between two operations of a worker."""
     value_bytes: int = 40
 
 
@@ -70,11 +70,11 @@ class Workload:
         return [Worker(self._cluster, f"lodger{n}", each, Identity(each)) for n, each in enumerate(random)]
 
     def stop(self) -> None:
-        """Let every worker end after the operation that it is in."""
+        """Stop every worker after its current operation."""
         self._stopping = True
 
     def _add(self, count: int, kind: str, work: Callable[[Worker], Coroutine[Any, Any, None]]) -> None:
-        """Workers of one kind; some share an identity, so that one client has several requests under way."""
+        """Start workers of one kind. Some share an identity, so that one client has several requests in flight."""
         identity = Identity(self._random)
         for number in range(count):
             if self._random.random() < 0.5:
@@ -90,7 +90,7 @@ class Workload:
             await asyncio.sleep(worker.random.expovariate(1 / self._load.pause_s))
 
     def _value(self, worker: Worker) -> bytes:
-        """One that nobody has written before."""
+        """Return a value that no operation has written before."""
         number = self._numbers[worker.name] = self._numbers.get(worker.name, 0) + 1
         return f"{worker.name}-{number}".encode().ljust(self._load.value_bytes, b".")
 

@@ -26,7 +26,7 @@ declare(
 
 HELD_POLL_S = 0.05
 HELD_MAX_S = 5.0
-"""What a cut link holds back for longer is lost."""
+"""Maximum seconds that a cut link holds data back; data held for longer are lost."""
 _LOCAL = (Level.SESSION, Level.STALE)
 
 
@@ -37,16 +37,16 @@ class Doors(Protocol):
 
     @property
     def door(self) -> tuple[Process, Any] | None:
-        """The running process and its Backend; None if its port refuses connections."""
+        """Return the running process and its Backend, or None if its port refuses connections."""
         ...
 
     def floor(self, partition: PartitionId) -> int:
-        """The least sequence that a stale or session read may show that the replica on this node answers now."""
+        """Return the lowest sequence that a stale or session read answered now by the replica on this node may show."""
         ...
 
 
 class Answer(NamedTuple):
-    """What comes back to a client."""
+    """An answer to a client."""
 
     result: Result
     progress: dict[PartitionId, tuple[int, int]]
@@ -55,7 +55,7 @@ class Answer(NamedTuple):
 
 
 class Call:
-    """One operation of a frame: its answer's way back."""
+    """One operation of a frame, with the way back of its answer."""
 
     def __init__(self, frame: Frame, operation: Operation) -> None:
         self.operation = operation
@@ -64,11 +64,11 @@ class Call:
         self._frame = frame
 
     def lost(self, why: str) -> StoreError:
-        """What to think of the operation when its answer will not come."""
+        """Return the error of an operation whose answer will not arrive."""
         return OutcomeUnknown(why) if self.operation.is_write else Unavailable(why)
 
     def send_back(self, answer: Answer, answered_at: float) -> None:
-        """On its way, or at the client."""
+        """Send the answer to the client."""
         frame = self._frame
         if not frame.network.is_open(frame.back):
             if frame.network.loop.time() - answered_at < HELD_MAX_S:
@@ -88,7 +88,7 @@ class Call:
 
 
 class Frame(Sink):
-    """Operations that a client sends together over one connection. A Sink on the node's side; tokens are places."""
+    """Operations that a client sends together over one connection. A Sink on the node's side; tokens are indexes."""
 
     def __init__(
         self, network: SimNetwork, client: str, node: Doors, operations: Sequence[Operation], ring_version: int
@@ -113,7 +113,7 @@ class Frame(Sink):
         self.network.at(self.network.loop.time() + delay, callback, *args)
 
     def note_returned(self) -> None:
-        """An answer has come back."""
+        """Record that an answer has returned."""
         self._left -= 1
         if not self._left and self._died in self._process.on_death:
             self._process.on_death.remove(self._died)
@@ -121,7 +121,7 @@ class Frame(Sink):
     # ── on the node ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def complete(self, token: int, result: Result | StoreError) -> None:
-        """The operation has ended."""
+        """Handle the end of an operation."""
         call = self.calls[token]
         ring, operation = self._backend.topology.ring, call.operation
         asked = {operation.partition, *([ring.partition_of(operation.key)] if operation.is_keyed else [])}
@@ -130,7 +130,7 @@ class Frame(Sink):
         self.later(self.back.delay(), call.send_back, answer, self.network.loop.time())
 
     def flush(self) -> None:
-        """Each answer is sent at once."""
+        """Do nothing: each answer is sent at once."""
 
     def _arrive(self) -> None:
         if not self.network.is_open(self._there):
@@ -141,7 +141,7 @@ class Frame(Sink):
 
     # docs/protocol.md P18
     def _submit(self) -> None:
-        """Take the fast paths that the front ends take: plain PUTs of a frame together, plain GETs of one that has
+        """Submit by the fast paths of the front ends: plain PUTs of a frame together, and plain GETs of a frame with
         nothing else at once. Half of the frames of one operation take the slow path."""
         backend, drawn = self._backend, int(self._sent_at * 1e6)
         ops = [call.operation.op for call in self.calls]
@@ -169,12 +169,12 @@ class Frame(Sink):
         self._backend.submit((op,), self, (token,), self._ring_version, by_key)
 
     def _died(self) -> None:
-        """The kernel of the node resets the connection; an answer that is under way may still come first."""
+        """The node's kernel resets the connection. An answer in flight may still arrive before that."""
         delay = self.back.delay()
         for call in self.calls:
             self.later(delay, call.fail, call.lost("connection reset"))
 
 
 def is_answer(error: StoreError) -> bool:
-    """A failed condition tells something about the state, and nothing went wrong."""
+    """Return True if the error is a failed condition: it is an answer about the state, not a failure."""
     return isinstance(error, ConditionFailed)

@@ -1,7 +1,7 @@
-"""Users that issue every operation with every option that clients have, alone and in frames. The judge checks each of
-their answers exactly (tests/sim/judges/witness.py).
+"""Users that issue every operation with every client option, alone and in frames. The judge checks each of their
+answers exactly (tests/sim/judges/witness.py).
 
-Values and suffixes are unique, so that the log tells whose a write is.
+Values and suffixes are unique, so that the log identifies the operation of each write.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.sim.judges.operations import Operation, Status
 from tests.sim.world.env import EPOCH_MS
 
 PREFIX, END = b"x/", b"x0"
-"""All keys of explorers lie between."""
+"""All keys of explorers are between these."""
 KEYS = 10
 TAGGED = 8
 FRESH = 5_000
@@ -31,7 +31,7 @@ TTL_CONDITIONS = (Flag.NONE, Flag.IF_NO_TTL, Flag.IF_TTL, Flag.IF_LONGER, Flag.I
 
 
 class Values(Protocol):
-    """Makes a value that nobody has written before."""
+    """Returns a value that no operation has written before."""
 
     def __call__(self, worker: Worker) -> bytes: ...
 
@@ -41,13 +41,13 @@ class Explorer:
 
     def __init__(self, worker: Worker, value: Values, now: Callable[[], float]) -> None:
         self._worker, self._random, self._value, self._now = worker, worker.random, value, now
-        worker.timeout_s = self._random.choice((2.0, 2.0, 0.02))  # who gives up soon retries what is in flight
+        worker.timeout_s = self._random.choice((2.0, 2.0, 0.02))  # a short timeout makes it retry operations in flight
         self._tag = b"{x%d}" % self._random.randrange(2)
         self._versions: dict[bytes, int] = {}
-        """Versions that it has seen, for conditions."""
+        """Versions that the explorer has seen, for conditions."""
 
     async def explore(self) -> None:
-        """Do one thing."""
+        """Perform one operation."""
         random = self._random
         kind = random.choices(("one", "puts", "gets", "mixed", "pages", "delete_range"), (50, 14, 10, 10, 12, 4))[0]
         with_id = random.random() < 0.6
@@ -85,7 +85,7 @@ class Explorer:
         return self._operation(self._random.choice((self._spread, self._tagged))())
 
     def _operation(self, key: bytes, *, in_batch: bool = False) -> Op:
-        """One operation on a key."""
+        """Return one operation on a key."""
         random = self._random
         kind = random.choices(
             ("get", "meta", "put", "delete", "increment", "append", "expire", "check"), (14, 6, 30, 8, 8, 8, 18, 6)
@@ -121,7 +121,7 @@ class Explorer:
         return commands.check(key, int(flags), _asked(flags, version))
 
     def _expiry(self) -> tuple[int, Flag]:
-        """When a key expires: never, in a while, at a date, or in the past."""
+        """Return the expiry of a key: never, after a while, at a date, or in the past."""
         random, date_ms = self._random, EPOCH_MS + round(self._now() * 1000)
         roll = random.random()
         if roll < 0.55:
@@ -133,7 +133,7 @@ class Explorer:
         return date_ms - random.choice((10_000, 100_000)), Flag.NONE
 
     def _batch(self) -> Op:
-        """A batch of one hash tag: plain puts, or anything."""
+        """Return a batch of one hash tag: plain puts, or anything."""
         random = self._random
         count = random.choice((1, 2, 3, 6))
         keys = [self._tagged() for _ in range(count)]
@@ -146,7 +146,7 @@ class Explorer:
         return commands.batch(keys[0], tuple(parts), int(flags))
 
     def _invalid(self) -> Op:
-        """What no server may do."""
+        """Return an operation that every server must refuse."""
         return self._random.choice(
             (
                 commands.put(PREFIX + bytes(KEY_BYTES_MAX), b"too long a key"),
@@ -158,13 +158,13 @@ class Explorer:
     # ── ranges ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _range(self) -> tuple[bytes, bytes]:
-        """A range of an explorer's keys."""
+        """Return a range of an explorer's keys."""
         whole = (PREFIX, END)
         start, end = sorted((self._spread(), self._spread()))
         return self._random.choice((whole, (start, end + b"\0"), (PREFIX + self._tag, PREFIX + self._tag + b"\xff")))
 
     async def _pages(self) -> None:
-        """Some pages of a range of one partition, one after the other."""
+        """Read some pages of a range of one partition, one after the other."""
         random, partition = self._random, self._partition()
         start, end = self._range()
         limit, level = random.choice((1, 3, 1000)), random.choice(LEVELS)
@@ -235,5 +235,5 @@ def _asked(flags: Flag, version: int) -> int:
 
 
 def drawn(random: Random) -> int:
-    """How many explorers a run has."""
+    """Return the number of explorers in a run."""
     return random.choice((1, 2, 2, 3))

@@ -1,4 +1,4 @@
-"""What a deliberate breakage of the store is, and how to find out whether a simulated cluster notices it."""
+"""Deliberate breakages of the store, and how to find out if a simulated cluster notices them."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Mutant:
     faults: tuple[str, ...]
     story: Story | None
     hints: dict[str, Any] = field(default_factory=dict)
-    """Knobs by name; `log.x` and `partition.x` for those of the log and the partition, `load.x` for the load."""
+    """Knobs by name; `log.x` and `partition.x` for the log and the partition, `load.x` for the load."""
     found_by: int = 0
-    """A seed that noticed it: the first that is played."""
+    """The seed that last noticed the breakage; it is played first."""
 
     def play(self, seed: int) -> None:
-        """One run in which it should be noticed."""
+        """Play one run that should notice the breakage."""
         if self.story is None:
             run(seed, hinted(seed, self.faults, self.hints))
         else:
@@ -52,13 +52,13 @@ class Notice:
 
 MUTANTS: dict[str, Mutant] = {}
 MISFIT = re.compile(r"\b(AttributeError|TypeError|NameError)\b")
-"""What a patch for other code than there is ends with."""
+"""The errors of a patch that does not fit the code."""
 
 
 def mutant(
     name: str, *faults: str, story: Story | None = None, found_by: int = 0, **hints: Any
 ) -> Callable[[Patch], Patch]:
-    """Adds a breakage to the catalogue. Dots in hints are written as two underscores."""
+    """Add a breakage to the catalogue. Dots in hints are written as two underscores."""
 
     def register(patch: Patch) -> Patch:
         named = {key.replace("__", "."): value for key, value in hints.items()}
@@ -69,21 +69,21 @@ def mutant(
 
 
 def from_wal(name: str, *faults: str, story: Story | None = None, found_by: int = 0, **hints: Any) -> None:
-    """Takes over a breakage of the ledger client."""
+    """Take over a breakage of the ledger client."""
     mutant(name, *faults, story=story, found_by=found_by, **hints)(mutants_wal.MUTANTS[name])
 
 
 @contextmanager
 def broken(name: str) -> Iterator[None]:
-    """The code with this breakage in it."""
+    """Apply the breakage to the code in the block."""
     with pytest.MonkeyPatch.context() as patch:
         MUTANTS[name].patch(patch)
         yield
 
 
 def noticed(name: str, seeds: range) -> Notice | None:
-    """The first seed that fails with the breakage, and how; None if none does. Raises AssertionError if the breakage
-    itself does not fit the code any more: any test notices that."""
+    """Return the first seed that fails with the breakage, and its failure, or None. Raises AssertionError if the
+    breakage does not fit the code any more, because every test would notice that."""
     for seed in sorted(seeds, key=lambda seed: seed != MUTANTS[name].found_by):
         error = _error_of(name, seed)
         if error is None:

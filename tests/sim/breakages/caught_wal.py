@@ -1,4 +1,4 @@
-"""Which case or seed notices a breakage of the ledger client and the log."""
+"""The cases and seeds that notice a breakage of the ledger client and the log."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ FIRST = {
     "a recovery chooses between two payloads": "test_recovery_does_not_choose_between_two_payloads_of_an_entry",
     "a listed successor counts as the end of a ledger": "test_log seed 1",
 }
-"""What noticed a breakage last, where much is played before it: it is played first."""
+"""The case or seed that last noticed a breakage for which much is played otherwise. It is played first."""
 
 
 def caught_by(name: str, seeds: range) -> str | None:
-    """The first case or seed that fails with the breakage, and how; None if none does."""
+    """Return the first case or seed that fails with the breakage, and its failure, or None."""
     with broken(name):
         for label, play in sorted([*_cases(), *_seeds(seeds)], key=lambda each: each[0] != FIRST.get(name)):
             try:
@@ -85,7 +85,7 @@ def caught_by(name: str, seeds: range) -> str | None:
 
 
 def _cases() -> Iterator[tuple[str, Callable[[], None]]]:
-    """Those that take no arguments, sorted."""
+    """Yield the cases without arguments, sorted."""
     for module in CASES:
         for name, case in sorted(vars(module).items()):
             if name.startswith("test_") and not signature(case).parameters:

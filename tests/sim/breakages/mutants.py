@@ -1,9 +1,9 @@
-"""Ways to break the store, each of which the simulated cluster must notice; `make mutants` tries them all.
+"""Ways to break the store. The simulated cluster must notice each; `make mutants` tries them all.
 
-Every breakage is a patch that lasts for one run; nothing in kvstore/ knows of it. With each come the faults and knobs
-under which it shows soonest: the question is whether the judges notice, and how many seeds they need. What whole
-clusters show too rarely is left to narrower suites: breakages of the ledger client are in mutants_wal.py, of a leader
-in tests/partition/leading/test_mutants.py, of a bookie in tests/bookie/mutants.py.
+Every breakage is a patch that lasts for one run; nothing in kvstore/ knows of it. Each has the faults and knobs under
+which it shows soonest, because the question is if the judges notice, and how many seeds they need. Breakages that whole
+clusters show too rarely are in narrower suites: the ledger client in mutants_wal.py, a leader in
+tests/partition/leading/test_mutants.py, a bookie in tests/bookie/mutants.py.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ from tests.sim.stories.stories_of_liveness import leader_whose_disk_hangs, leade
 from tests.sim.world.engines import SimEngine
 
 ZOMBIES = ("metadata_cut", "session_expiry", "pause_leader_beyond_its_session", "isolate")
-"""What leaves an old leader alive while a new one takes over."""
+"""Faults that leave an old leader alive while a new one takes over."""
 
 
 ELEVEN = (
@@ -92,7 +92,7 @@ ELEVEN = (
     "the list is written without compare",
     "empty directory accepted under the old id",
 )
-"""Those without which nobody should believe this simulation; `make test` plays them. The others: `make mutants`."""
+"""The breakages that every run of `make test` must notice. `make mutants` plays the others."""
 
 
 # ── bookies ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -460,7 +460,7 @@ def dates_of_the_wall_clock(patch: pytest.MonkeyPatch) -> None:
 @mutant("removes by the wall clock", story=pin_over_a_jump, roll_entries=3)
 def remove_by_the_wall_clock(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(JudgedClock, "passed_ms", lambda self: self.wall_ms())
-    patch.setattr(JudgedClock, "may_lead", lambda self: True)  # else another leads before it comes to that
+    patch.setattr(JudgedClock, "may_lead", lambda self: True)  # otherwise another replica leads first
 
 
 @mutant("the first date is believed", story=cold_start)

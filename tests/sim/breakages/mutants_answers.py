@@ -1,9 +1,9 @@
-"""Ways to break what clients are answered, each of which a whole cluster must notice. They show because the explorers
-(tests/sim/asking/explorers.py) issue every operation, and because each answer and each refusal is judged.
+"""Ways to break the answers to clients. A whole cluster must notice each. They show because the explorers
+(tests/sim/asking/explorers.py) issue every operation, and because every answer and every refusal is judged.
 
-Whole clusters meet too rarely that a failed condition is told too early or without a lease, that a proof is used again,
-that a leader answers after its release, or that a key is called absent by the wall clock:
-tests/partition/leading/test_mutants.py breaks these.
+Whole clusters rarely meet some cases: a failed condition is reported too early or without a lease, a proof is used
+twice, a leader answers after its release, the wall clock makes a key absent. tests/partition/leading/test_mutants.py
+breaks these.
 """
 
 from __future__ import annotations

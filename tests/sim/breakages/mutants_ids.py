@@ -1,5 +1,5 @@
-"""Ways to break how ledger ids are given, and what a recovery makes of two payloads (docs/protocol.md, B36 and G27);
-tests/sim/breakages/mutants_wal.py has the others of the log and runs all."""
+"""Ways to break the assignment of ledger ids, and a recovery's handling of two payloads (docs/protocol.md, B36 and
+G27). tests/sim/breakages/mutants_wal.py has the other breakages of the log and runs all."""
 
 from __future__ import annotations
 
@@ -80,6 +80,6 @@ def _unanswered_id(patch: pytest.MonkeyPatch) -> None:
 @mutant("a recovery chooses between two payloads")
 def _chooses(patch: pytest.MonkeyPatch) -> None:
     class Nothing(BookieError):
-        """An error that no answer is."""
+        """An error that no bookie returns."""
 
     patch.setattr(opener, "LedgerFenced", Nothing)

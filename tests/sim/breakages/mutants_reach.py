@@ -1,4 +1,4 @@
-"""Breakages of the rules by which leaders are deposed and candidates are fit (docs/protocol.md, P25, P40, P41)."""
+"""Breakages of the rules that depose leaders and judge the fitness of candidates (docs/protocol.md, P25, P40, P41)."""
 
 from __future__ import annotations
 

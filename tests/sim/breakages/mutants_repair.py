@@ -1,4 +1,4 @@
-"""Ways to break the repair of marked ledgers, each of which its cases must notice; `make mutants` tries them all."""
+"""Ways to break the repair of marked ledgers. Its cases must notice each; `make mutants` tries them all."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def mutant(name: str) -> Callable[[Patch], Patch]:
 
 @contextmanager
 def broken(name: str) -> Iterator[None]:
-    """The code with this breakage in it."""
+    """Apply the breakage to the code in the block."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         MUTANTS[name](monkeypatch)
         yield
@@ -167,11 +167,11 @@ FIRST = {
     ),
     "ledgers are repaired while that is switched off": "test_switching_repair_off_stops_copying",
 }
-"""What noticed a breakage last, where much is played before it: it is played first."""
+"""The case that last noticed a breakage for which much is played otherwise. It is played first."""
 
 
 def caught_by(name: str) -> str | None:
-    """The first case that fails with the breakage, and how; None if none does."""
+    """Return the first case that fails with the breakage, and its failure, or None."""
     with broken(name):
         for each, case in sorted(_cases(), key=lambda case: case[0] != FIRST.get(name)):
             try:
@@ -182,7 +182,7 @@ def caught_by(name: str) -> str | None:
 
 
 def _cases() -> Iterator[tuple[str, Callable[[], None]]]:
-    """Those that take no arguments."""
+    """Yield the cases without arguments."""
     for module in CASES:
         for name, case in sorted(vars(module).items()):
             if name.startswith("test_") and not signature(case).parameters:

@@ -1,4 +1,4 @@
-"""Ways to break the ledger client and the log, each of which must be noticed; `make mutants` tries them all.
+"""Ways to break the ledger client and the log. Tests must notice each; `make mutants` tries them all.
 
 Every breakage is a patch that lasts for one run; nothing in kvstore/ knows of it.
 """
@@ -47,7 +47,7 @@ def mutant(name: str) -> Callable[[Patch], Patch]:
 
 @contextmanager
 def broken(name: str) -> Iterator[None]:
-    """The code with this breakage in it."""
+    """Apply the breakage to the code in the block."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         MUTANTS[name](monkeypatch)
         yield
@@ -207,7 +207,7 @@ def _last_only(patch: pytest.MonkeyPatch) -> None:
     attempt = LogTakeover._attempt
 
     class LastOnly:
-        """The lists, as one who looks at the last ledger only sees them."""
+        """The lists as a reader of the last ledger only sees them."""
 
         def __init__(self, lists: LedgerLists) -> None:
             self._lists = lists

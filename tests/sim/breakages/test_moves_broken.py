@@ -1,4 +1,4 @@
-"""Deliberate breakages of a move: each must be noticed by what the simulation checks."""
+"""Deliberate breakages of a move. The checks of the simulation must notice each."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def delete_before_own(patch: pytest.MonkeyPatch) -> None:
 
 
 def release_without_freeze(patch: pytest.MonkeyPatch) -> None:
-    """Writes go on after FREEZE, and nobody counts."""
+    """Writes continue after FREEZE, and are not counted."""
     _trust_the_copy(patch)
     patch.setattr(ownership.Ownership, "writable", property(lambda self: self.owned))
     recompute = serving_ranges.ServingRanges._recompute
@@ -55,18 +55,18 @@ def release_without_freeze(patch: pytest.MonkeyPatch) -> None:
 
 
 def retry_table_left_behind(patch: pytest.MonkeyPatch) -> None:
-    """Rows move, results do not."""
+    """Rows move, but results do not."""
     patch.setattr(pages.PickedRequests, "requests", property(lambda self: None))
 
 
 def deletes_dropped_by_the_filter(patch: pytest.MonkeyPatch) -> None:
-    """What was deleted while it was copied comes back."""
+    """Keys deleted during the copy come back."""
     patch.setattr(pages.RangeChanges, "rows", property(lambda self: [each for each in self._rows.values() if each]))
     patch.setattr(pages.RangeChanges, "keys", property(lambda self: [key for key, row in self._rows.items() if row]))
 
 
 def ring_flip_without_release(patch: pytest.MonkeyPatch) -> None:
-    """The target owns because it has all; the source was never asked."""
+    """The target owns the range because it has everything; the source was never asked."""
 
     async def ask(self: Any, leader: Any, move: Any) -> None:
         end = self._import().end
@@ -76,7 +76,7 @@ def ring_flip_without_release(patch: pytest.MonkeyPatch) -> None:
 
 
 def _trust_the_copy(patch: pytest.MonkeyPatch) -> None:
-    """Without this the hash alone would notice."""
+    """Disable the hash check. Otherwise it alone would notice."""
     patch.setattr(RangeDigest, "_add", lambda self, key, row, sign: setattr(self, "count", 0))
 
 
@@ -96,7 +96,7 @@ def test_unbroken_moves_pass() -> None:
 @pytest.mark.parametrize("broken", BREAKAGES, ids=lambda each: each.__name__)
 def test_a_breakage_is_noticed(broken: Break, monkeypatch: pytest.MonkeyPatch) -> None:
     broken(monkeypatch)
-    for seed in (13, *range(11, 31)):  # a range is frozen for a moment, and a read has to come just then: in 13 it did
+    for seed in (13, *range(11, 31)):  # a read must arrive while a range is briefly frozen; in 13 it did
         try:
             play(seed, there_and_back, TWO, keys=KEYS, counters=COUNTERS)
         except AssertionError:

@@ -1,4 +1,4 @@
-"""The simulated cluster notices each of the eleven breakages, and nothing where there is none."""
+"""The simulated cluster notices each of the eleven breakages, and reports nothing without a breakage."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.sim.breakages.mutants import ELEVEN
 
 SEEDS = range(20)
 ANSWERS = ("columns follow the engine alone", "lost writes are told as refused", "RETURN_OLD answers nothing")
-"""Of the breakages of answers, those that `make test` plays: one of the fast paths, of a refusal and of a result."""
+"""Breakages of answers that `make test` plays: of a fast path, a refusal and a result."""
 pytestmark = [pytest.mark.sim]
 
 
@@ -35,7 +35,7 @@ def test_breakage_is_noticed_and_nothing_else(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(MUTANTS))
 def test_each_breakage_finds_what_it_breaks(name: str) -> None:
-    assert mutants_answers.BUSY  # importing it has filled the catalogue
+    assert mutants_answers.BUSY  # the import has filled the catalogue
     with broken(name):
         pass
 

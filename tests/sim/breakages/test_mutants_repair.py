@@ -1,4 +1,4 @@
-"""The cases notice each way in which the repair of marked ledgers can be broken."""
+"""The cases notice each breakage of the repair of marked ledgers."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The suites notice each way in which the ledger client and the log can be broken."""
+"""The suites notice each breakage of the ledger client and the log."""
 
 import pytest
 

@@ -1,5 +1,5 @@
-"""Users whose keys have a time to live, who pin logs for a while, and who count on retention; judged by the true time,
-which no machine of the cluster knows (docs/protocol.md, P28 to P31)."""
+"""Users with keys that have a time to live, who pin logs for a while and rely on retention. They are judged by the
+true time, which no machine of the cluster knows (docs/protocol.md, P28 to P31)."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ from tests.sim.world.env import EPOCH_MS
 declare("lodger.there", "lodger.gone", "lodger.pinned")
 
 BOUND_S = 3.0
-"""What dates of servers that lead may differ (kvstore.server.clock.clock_judge.APART_MS), and a moment."""
+"""Seconds: the maximum difference between the dates of servers that lead
+(kvstore.server.clock.clock_judge.APART_MS), with a margin."""
 PIN_S = 8.0
 
 
 class Lodgers:
-    """Each has one key after the other; `ttl_s`: the least and the most."""
+    """Each user has one key after the other. `ttl_s`: the minimum and maximum TTL."""
 
     def __init__(self, cluster: Cluster, ttl_s: tuple[float, float]) -> None:
         self._cluster, self._ttl_s = cluster, ttl_s
@@ -67,12 +68,12 @@ class Lodgers:
         if self._cluster.knobs.may_lose_dates:
             return
         if read.result is None and read.ended < written.began + ttl_s - BOUND_S:
-            self._cluster.broken(f"P28 a key of {ttl_s:.3f} s went too early: {written} {read}")
+            self._cluster.broken(f"P28 a key of {ttl_s:.3f} s expired too early: {written} {read}")
         if read.result is not None and read.began > written.ended + ttl_s + BOUND_S:
-            self._cluster.broken(f"P30 a key of {ttl_s:.3f} s stays: {written} {read}")
+            self._cluster.broken(f"P30 a key of {ttl_s:.3f} s outlives its TTL: {written} {read}")
 
     def _expect_current(self, operation: Operation) -> Operation:
-        """No request is refused as too old before the window of retries is over, by the true time."""
+        """Check that no request is refused as too old before the retry window has ended by the true time."""
         if isinstance(operation.result, RequestExpired) and operation.request and operation.request.seen_ms:
             age_s = operation.ended - (operation.request.seen_ms - EPOCH_MS) / 1000
             if age_s < self._cluster.knobs.partition.retry_window_ms / 1000 - BOUND_S:
@@ -87,7 +88,7 @@ class Lodgers:
             return
 
     async def pin(self, store: MetadataStore, partition: PartitionId) -> None:
-        """Hold the log for a while, again and again: the pin is there until its time is over."""
+        """Hold the log for a while, repeatedly, and check that the pin exists until its deadline."""
         lists = LedgerLists(store)
         pins, number = Pins(store, lists), 0
         while not self._stopping.is_set():
@@ -107,7 +108,7 @@ class Lodgers:
 
 
 class KeptFor:
-    """Watches that no ledger leaves a list before it has been closed for as long as logs are kept."""
+    """Checks that no ledger leaves a list before it has been closed for the retention time."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster, self._closed_at = cluster, dict[LedgerId, float]()

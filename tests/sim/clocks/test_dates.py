@@ -1,5 +1,5 @@
-"""Wall clocks of a cluster jump by up to an hour: nothing goes before its time, nothing stays, nobody is refused for it
-(docs/protocol.md, P28 to P31)."""
+"""Wall clocks of a cluster jump by up to an hour: nothing expires early, nothing stays, no request is refused
+because of it (docs/protocol.md, P28 to P31)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_server_with_deviating_date_does_not_lead() -> None:
 
 @pytest.mark.parametrize("by_ms", MAJORITY_JUMPS_MS)
 def test_no_date_steps_when_most_clocks_do(by_ms: int) -> None:
-    """Nor while processes and machines restart one by one."""
+    """Dates do not step while processes and machines restart one by one, either."""
     play(partial(clocks_of_most, by_ms=by_ms), knobs())
 
 
@@ -60,7 +60,7 @@ def test_key_with_ttl_of_ten_minutes_survives_clock_jump_of_an_hour() -> None:
 
 @pytest.mark.parametrize("by_ms", JUMPS_MS)
 def test_second_lasts_a_second_while_and_after_a_date_jumps(by_ms: int) -> None:
-    """A little more where another leads meanwhile."""
+    """The error is a little larger if another server leads meanwhile."""
 
     async def story(stage: Stage) -> None:
         node = await jump(stage, by_ms)

@@ -75,4 +75,4 @@ def test_nothing_expires_early_or_stays(knobs: Knobs, seed: int) -> None:
     for number in range(SEEDS):
         play(seed + number, knobs)
     for name, hits in before.items():
-        assert probes.hits[name] > hits, f"it never came to {name}"
+        assert probes.hits[name] > hits, f"the step {name} never happened"

@@ -1,5 +1,5 @@
-"""Owners who contend for one lock in a simulated cluster, stopped, killed and struck, and a judge who sees all of them
-at once."""
+"""Owners that contend for one lock in a simulated cluster, and are paused, killed and struck, and a judge that sees
+all of them at once."""
 
 from __future__ import annotations
 
@@ -27,35 +27,35 @@ OWNERS = 5
 TAG, NAME = b"jobs", b"nightly"
 PARTITION = PartitionId("p1")
 TTL_S, GRACE_S = 3.0, 2.0
-"""The grace is more than what simulated wall clocks differ by, if nobody moves them: 1.8 s."""
+"""The grace period exceeds the maximum difference of simulated wall clocks without faults: 1.8 s."""
 LONG_TTL_S = 10.0
-"""A hand-over takes a part of it only."""
+"""A handover takes only a part of it."""
 JUDGE_S = 0.005
 APART_MS = 1_800
-"""So much are the dates of leaders apart where that is what matters."""
+"""Difference between the dates of leaders in the runs about dates."""
 TAKEOVER_S = 8.0
-"""Without a leader nothing ends; this and a sweep."""
+"""Seconds for a takeover and a sweep. Without a leader nothing ends."""
 
 
 @dataclass
 class Contest:
-    """One lock, those who want it, and what was seen of it."""
+    """One lock, its contenders, and what was observed."""
 
     cluster: Cluster
     shared: float = 0.0
-    """The share of owners who want the reading side."""
+    """The share of owners that want the read lock."""
     grace_s: float = GRACE_S
     stops: bool = True
-    """Owners are stopped and killed."""
+    """True if owners are paused and killed."""
     locks: dict[str, AsyncLock] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     is_over: bool = False
     owners: dict[str, Owner] = field(default_factory=dict)
     _tokens: int = 0
-    """The highest that the protected thing has seen."""
+    """The highest token that the protected resource has seen."""
 
     async def judge(self) -> None:
-        """At no moment do two hold it, or one who writes and one who reads."""
+        """Check that at no moment two owners hold the lock, or a writer and a reader."""
         while not self.is_over:
             self.look()
             await asyncio.sleep(JUDGE_S)
@@ -63,10 +63,10 @@ class Contest:
     def look(self) -> None:
         held = {name: lock._mode for name, lock in self.locks.items() if lock.is_held}
         if len(held) > 1 and b"w" in held.values():
-            self.cluster.broken(f"Q4 it is held twice: {held}")
+            self.cluster.broken(f"Q4 the lock is held twice: {held}")
 
     async def contend(self, number: int) -> None:
-        """One process after the other, each with a session of its own."""
+        """Run one process after the other, each with its own session."""
         life = 0
         while not self.is_over:
             life += 1
@@ -81,7 +81,7 @@ class Contest:
                 self.counts[type(error).__name__] += 1
             if owner.random.random() < 0.5:
                 await session.close()
-            await owner.nursery.close()  # kill -9: nothing is told to anybody
+            await owner.nursery.close()  # kill -9: no peer is notified
             del self.locks[name], self.owners[name]
 
     async def _live(self, owner: Owner, session: AsyncSession, lock: AsyncLock) -> None:
@@ -113,7 +113,7 @@ class Contest:
                 return
 
     async def stop_anybody(self) -> None:
-        """Also those who wait, and those whose renewal is on its way."""
+        """Pause owners, including waiting owners and owners whose renewal is in flight."""
         random = self.cluster.world.fork("stops")
         while self.stops:
             await asyncio.sleep(random.expovariate(1 / 0.7))
@@ -146,7 +146,7 @@ async def play_out(contest: Contest, seconds: float) -> None:
     while contest.counts["held"] == held:
         await asyncio.sleep(JUDGE_S)
         if cluster.world.loop.time() > last:
-            cluster.broken(f"Q3 nobody gets the lock any more: {contest.counts}")
+            cluster.broken(f"Q3 no owner gets the lock any more: {contest.counts}")
             break
     contest.is_over = True
     for task in tasks:
@@ -154,8 +154,8 @@ async def play_out(contest: Contest, seconds: float) -> None:
 
 
 async def hand_over_to_a_later_date(contest: Contest) -> None:
-    """The leader of whose date a holder has its lock goes while that one stands still; the next one's date is later,
-    and somebody stands in line there."""
+    """The leader by whose date a holder has its lock dies while the holder is paused. The next leader's date is
+    later, and another owner waits for the lock there."""
     cluster = contest.cluster
     early, *late = cluster.nodes
     for node in late:
@@ -165,14 +165,14 @@ async def hand_over_to_a_later_date(contest: Contest) -> None:
     for node in cluster.nodes:
         assert node.served is not None
         judge = node.served.clock_sync.clock.judge
-        judge.offset_ms += judge.drift_ms  # it would come there at its rate
+        judge.offset_ms += judge.drift_ms  # it would get there at its rate
     tasks = [cluster.spawn(work, name="beside") for work in (contest.judge(), _write_on(contest))]
     await _lead(cluster, [early])
-    await asyncio.sleep(APART_MS / 1000)  # what a late one has logged before is over by the early one's date too
+    await asyncio.sleep(APART_MS / 1000)  # records by the late date are over by the early date, too
     holder, session = await _holder(contest, "holder")
     holder.stop()
     await _lead(cluster, late)
-    assert session.lease.deadline - cluster.world.loop.time() > APART_MS / 1000, "its lock would go too late to see it"
+    assert session.lease.deadline - cluster.world.loop.time() > APART_MS / 1000, "the lock would expire too late"
     await _holder(contest, "next")
     contest.look()
     contest.is_over = True
@@ -181,7 +181,7 @@ async def hand_over_to_a_later_date(contest: Contest) -> None:
 
 
 async def _write_on(contest: Contest) -> None:
-    """Each record brings the date on by which keys go: nobody waits for a sweep."""
+    """Write continuously: each record advances the date by which keys expire, so that no sweep is necessary."""
     owner = Owner(contest.cluster, "writer", contest.cluster.world.fork("writer"))
     while not contest.is_over:
         with suppress(StoreError):
@@ -190,7 +190,7 @@ async def _write_on(contest: Contest) -> None:
 
 
 async def _lead(cluster: Cluster, wanted: list[Node]) -> None:
-    """Restart whoever leads until one of these does."""
+    """Restart the leader until one of `wanted` leads."""
     while True:
         leader = cluster.leader(PARTITION)
         if leader in wanted:
@@ -202,7 +202,7 @@ async def _lead(cluster: Cluster, wanted: list[Node]) -> None:
 
 
 async def _holder(contest: Contest, name: str) -> tuple[Owner, AsyncSession]:
-    """One who has waited for the lock."""
+    """Return an owner that has waited for the lock."""
     owner = Owner(contest.cluster, name, contest.cluster.world.fork(name))
     session = owner.session(TAG, ttl_s=LONG_TTL_S, grace_s=contest.grace_s)
     lock = contest.locks[name] = AsyncLock(session, NAME)
@@ -215,14 +215,14 @@ async def _holder(contest: Contest, name: str) -> tuple[Owner, AsyncSession]:
 def play(
     seed: int, knobs: Knobs, *, seconds: float = 20.0, shared: float = 0.0, grace_s: float = GRACE_S
 ) -> Counter[str]:
-    """One run; raises RuleBroken if the lock was held twice. Returns what happened how often."""
+    """Play one run. Raises RuleBroken if the lock was held twice. Returns the number of events by kind."""
     with SimWorld(seed) as world:
         contest = Contest(Cluster(world, knobs), shared, grace_s)
         return _played(contest, play_out(contest, seconds))
 
 
 def play_dates_apart(seed: int) -> Counter[str]:
-    """The same of one lock that is handed over to a leader with a later date."""
+    """Play a run in which the lock is handed over to a leader with a later date."""
     with SimWorld(seed, clock=ClockConfig(wall_skew_ms_max=0)) as world:
         contest = Contest(Cluster(world, Knobs()))
         return _played(contest, hand_over_to_a_later_date(contest))

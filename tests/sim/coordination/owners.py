@@ -1,5 +1,5 @@
 """Processes that coordinate on a simulated cluster: the real sessions and locks of kvstore.client.coordination, on
-clients that the simulation can stop at any moment, as SIGSTOP does, or for good, as kill -9."""
+clients that the simulation can pause at any moment, as SIGSTOP does, or end, as kill -9 does."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PAGE = 1000
 
 
 class LoopClock(Unjudged):
-    """The simulation's true time: a process that stands still does not stop it."""
+    """The simulation's true time. It continues while a process is paused."""
 
     def now(self) -> float:
         return asyncio.get_running_loop().time()
@@ -39,7 +39,8 @@ class LoopClock(Unjudged):
 
 
 class Owner:
-    """One process: what AsyncSession needs of a client. Its calls neither leave nor return while it stands still."""
+    """One process: the parts of a client that AsyncSession needs. Its calls neither leave nor return while the
+    process is paused."""
 
     def __init__(self, cluster: Cluster, name: str, random: Random) -> None:
         self.random, self._cluster = random, cluster
@@ -54,7 +55,7 @@ class Owner:
         return AsyncSession(self, tag, ttl_s=ttl_s, grace_s=grace_s, env=env)  # type: ignore[arg-type]
 
     def stop(self, *, with_an_answer: bool = False) -> None:
-        """Stand still now, or when the next answer comes, before the process has seen it."""
+        """Pause now, or when the next answer arrives, before the process has seen it."""
         if with_an_answer:
             self._stops_with_answer = True
         else:
@@ -65,7 +66,7 @@ class Owner:
         self._runs.set()
 
     async def runs(self) -> None:
-        """Return while the process does not stand still."""
+        """Return when the process is not paused."""
         await self._runs.wait()
 
     async def batch(self, batch: Batch, *, timeout_s: float) -> list[Any]:
@@ -114,7 +115,7 @@ class Owner:
 
 
 class Looks:
-    """A watch that says every tenth of a second that something may have changed: watches have tests of their own."""
+    """A watch that reports a possible change every tenth of a second. Watches have their own tests."""
 
     def __init__(self, owner: Owner) -> None:
         self._owner = owner
@@ -123,7 +124,7 @@ class Looks:
         return self
 
     async def __aexit__(self, *ended: object) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
     async def __anext__(self) -> Change:
         await asyncio.sleep(LOOK_S)
@@ -132,14 +133,14 @@ class Looks:
 
 
 def result_of(code: int, found: Any) -> Any:
-    """What a client makes of an answer of its own batch."""
+    """Return the client's result of an answer to its own batch."""
     if code == GET and found:
         return Item(*found)
     return found[0] if code == kv_pb2.INCREMENT else found
 
 
 def op_of(operation: ClientOperation) -> Op:
-    """What a door makes of it."""
+    """Return the operation that a front end makes of it."""
     options = operation.options or kv_pb2.Options()
     flags, version, expires_ms = options.flags, options.version, options.expires_ms
     match operation.code:

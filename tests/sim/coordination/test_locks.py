@@ -1,4 +1,4 @@
-"""Locks in simulated clusters: never held twice, whoever is stopped or killed (docs/protocol.md, Q1 to Q5)."""
+"""Locks in simulated clusters: never held twice, whatever process is paused or killed (docs/protocol.md, Q1 to Q5)."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def counts_from_the_answer(patch: pytest.MonkeyPatch) -> None:
 
 
 def trusts_what_it_was_told(patch: pytest.MonkeyPatch) -> None:
-    """Q2: a holder that looks at no clock."""
+    """Q2: a holder that does not check the clock."""
     patch.setattr(SessionLease, "holds", lambda self, key, now: key in self.keys)
 
 
 def asks_for_names_in_order(patch: pytest.MonkeyPatch) -> None:
-    """Q4: the order of keys is not that in which the store has made them."""
+    """Q4: the order of keys is not the order of their creation."""
 
     def by_name(line: Any, key: bytes, mode: bytes) -> bytes | None:
         before = [other for other in line if other < key]
@@ -99,7 +99,7 @@ def trusts_the_end_of_the_one_in_front(patch: pytest.MonkeyPatch) -> None:
 
 
 def trusts_any_release(patch: pytest.MonkeyPatch) -> None:
-    """Q4: one that another holder has told is none of the one in front."""
+    """Q4: a release reported by another holder is not a release by the predecessor in the queue."""
     patch.setattr(locking, "has_released", lambda turn, token: bool(turn))
 
 
@@ -118,7 +118,7 @@ def test_lock_is_held_twice_without_this_rule(
 ) -> None:
     breaks(monkeypatch)
     with pytest.raises(RuleBroken, match=r"Q[45]"):
-        played((0, 21, *range(30)), knobs)  # in 0 or in 21 each of them was
+        played((0, 21, *range(30)), knobs)  # in 0 or in 21 each of them was noticed
 
 
 def test_lock_outlives_leader_whose_date_was_earlier(seed: int) -> None:
@@ -127,7 +127,7 @@ def test_lock_outlives_leader_whose_date_was_earlier(seed: int) -> None:
 
 
 def has_no_grace(patch: pytest.MonkeyPatch) -> None:
-    """Q3: keys go as soon as the owner stops to count on them, by another leader's date before that."""
+    """Q3: keys expire as soon as the owner's time is over, and before that by another leader's date."""
     init = SessionLease.__post_init__
 
     def none(self: SessionLease) -> None:

@@ -1,5 +1,5 @@
-"""Queues in simulated clusters: an item is one session's at a time, whoever is stopped or killed, and none is lost
-(docs/protocol.md, Q6)."""
+"""Queues in simulated clusters: an item belongs to one session at a time, whatever process is paused or killed, and
+no item is lost (docs/protocol.md, Q6)."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ TAG, NAME = b"jobs", b"q"
 
 
 class Work:
-    """One who puts, and takers that are stopped and killed; a judge sees all of them at once."""
+    """One producer, and takers that are paused and killed. A judge sees all of them at once."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.put: set[bytes] = set()
-        """Acknowledged."""
+        """Acknowledged puts."""
         self.done: Counter[bytes] = Counter()
-        """Acknowledged too."""
+        """Acknowledged completions."""
         self.doubtful: set[bytes] = set()
         """Values whose end has an unknown outcome."""
         self.held: dict[str, tuple[AsyncSession, Taken]] = {}
@@ -78,7 +78,7 @@ class Work:
             if session.lease.holds(prefix + taken.name, session.now())
         )
         if twice := [name for name, count in held.items() if count > 1]:
-            self.cluster.broken(f"Q6 {twice} are taken twice")
+            self.cluster.broken(f"Q6 {twice} were taken twice")
 
     async def takes(self, number: int) -> None:
         life = 0
@@ -155,14 +155,14 @@ async def play_out(work: Work) -> None:
 
 
 async def the_rest(work: Work) -> None:
-    """What was put and not done is still there, and handed out once nobody's session is left."""
+    """Check that every item that was put and not done is still there, and is handed out when no session is left."""
     owner, loop = Owner(work.cluster, "last", work.cluster.world.fork("last")), asyncio.get_running_loop()
     last = loop.time()
     async with owner.session(TAG, ttl_s=60.0, grace_s=GRACE_S) as session:
         queue = AsyncQueue(session, NAME)
         while True:
             try:
-                taken = await queue.take(timeout_s=1.0)  # a claim that expires is no news to a simulated watch
+                taken = await queue.take(timeout_s=1.0)  # a simulated watch does not report an expired claim
             except NotInTime:
                 if loop.time() > last + TTL_S + 2 * GRACE_S + TAKEOVER_S:
                     break
@@ -203,7 +203,7 @@ def test_item_is_taken_twice_without_condition_that_it_is_free(monkeypatch: pyte
     batch = SessionLease.batch
 
     def unasked(self: SessionLease, write: Any, now: float) -> Batch:
-        """A claim is written whether or not there is one."""
+        """Write a claim whether or not one exists."""
         made = batch(self, write, now)
         for place, each in enumerate(made.operations):
             if b"/claim-" in each.key and each.code == CHECK:

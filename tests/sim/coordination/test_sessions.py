@@ -1,4 +1,4 @@
-"""Sessions in simulated clusters end when they should: not before their ttl, by the true time, and within their bound
+"""Sessions in simulated clusters end in time: not before their TTL by the true time, and within their bound
 (docs/protocol.md, Q1 and Q3)."""
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OWNERS, CHAOS_S = 4, 30.0
 
 
 class Lives:
-    """Owners with a session and a key, killed again and again; somebody else looks when the key has gone."""
+    """Owners with a session and a key, killed repeatedly. An observer records when the key has gone."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster, self.ended, self.is_over = cluster, 0, False
@@ -68,11 +68,11 @@ class Lives:
             if stays == [None, None]:
                 break
             if began > last + 2 * GRACE_S + TAKEOVER_S:
-                self.cluster.broken(f"Q3 {lease.key!r} stays {began - last:.3f} s after its owner was gone")
+                self.cluster.broken(f"Q3 {lease.key!r} exists {began - last:.3f} s after its owner died")
                 break
             await asyncio.sleep(0.1)
         if loop.time() < last:
-            self.cluster.broken(f"Q3 {lease.key!r} has gone {last - loop.time():.3f} s before its ttl was over")
+            self.cluster.broken(f"Q3 {lease.key!r} expired {last - loop.time():.3f} s before its TTL")
         self.ended += 1
 
     async def _hears(self, session: Any) -> None:
@@ -84,7 +84,7 @@ class Lives:
 
 
 def play(seed: int, knobs: Knobs) -> int:
-    """How many sessions ended."""
+    """Play one run and return the number of sessions that ended."""
 
     async def scenario() -> None:
         await cluster.found()
@@ -113,7 +113,7 @@ def test_sessions_end_after_their_ttl_and_within_their_bound(seed: int) -> None:
 
 
 def test_ended_session_comes_back_without_check_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Q1: of owners whose clocks stand still, so that they ask for more."""
+    """Q1: the clocks of the owners stand still, so that they keep asking for more time."""
     monkeypatch.setattr(SessionLease, "is_alive", lambda self, now: True)
     assert play(1, CALM) > 4
     batch = SessionLease.batch

@@ -1,4 +1,5 @@
-"""Strangers on the Redis port of simulated servers: they say that they are servers, and send what servers send."""
+"""Unauthenticated peers on the Redis port of simulated servers: they claim to be servers, and send what servers
+send."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ VERSION_AHEAD = 1_000_000
 
 
 class Stranger:
-    """One connection; a StreamHandler that keeps what it is told."""
+    """One connection: a StreamHandler that keeps the received data."""
 
     def __init__(self, cluster: Cluster, random: Random) -> None:
         self._cluster, self._random = cluster, random
@@ -36,14 +37,15 @@ class Stranger:
         self._heard = asyncio.Event()
 
     async def attempt(self, node: Node, how: str) -> bytes:
-        """Try to be a server to `node` in one of the WAYS, and send forged frames whatever it answers. Returns that."""
+        """Try to be a server to `node` in one of the WAYS, and send forged frames whatever it answers. Returns the
+        answer."""
         transport = self._cluster.world.env("stranger").transport
         try:
             async with asyncio.timeout(WAIT_S):
                 await transport.connect(f"{node.name}:6401", self)
         except (OSError, TimeoutError):
             return b""
-        if node.served is not None:  # with another one it would be refused for that, before it is to prove anything
+        if node.served is not None:  # with another one it would be refused for that, before it has to prove anything
             self._version = versions.link_version(node.served.peers.versions.cluster)
         caller = ServerId(self._random.choice([each.name for each in self._cluster.nodes if each is not node]))
         for part in (*WAYS[how](self, caller, node.id), self.frames()):
@@ -56,18 +58,18 @@ class Stranger:
     # ── ways to be taken for a server ─────────────────────────────────────────────────────────────────────────────────
 
     def _says_so(self, caller: ServerId, called: ServerId) -> tuple[bytes, ...]:
-        """As servers did when nobody had to prove anything."""
+        """Claim to be a server, as servers did before proofs were required."""
         return (_packed(b"KVSTORE.PEER", b"1", caller.encode(), called.encode()),)
 
     def _guesses(self, caller: ServerId, called: ServerId) -> tuple[bytes, ...]:
-        """With a proof by another secret."""
+        """Send a proof made with another secret."""
         own = self._credentials(caller, (self._random.randbytes(32),))
         calling = CallingSide(own, called, self._version)
         proof, _ = calling.take(b"+%b\r\n" % self._random.randbytes(NONCE_BYTES).hex().encode())
         return calling.hello(), proof
 
     def _replays(self, caller: ServerId, called: ServerId) -> tuple[bytes, ...]:
-        """What two servers have said to each other once."""
+        """Replay what two servers once sent to each other."""
         calling = CallingSide(self._credentials(caller, SECRET.derive_all(PURPOSE)), called, self._version)
         hello = calling.hello()
         answering = CalledSide(self._credentials(called, SECRET.derive_all(PURPOSE)), _unpacked(hello)[1:])
@@ -88,7 +90,7 @@ class Stranger:
     # ── what it would do as one ───────────────────────────────────────────────────────────────────────────────────────
 
     def frames(self) -> bytes:
-        """A ring that is far ahead and names no replica here; writes that nobody asked for, also by that ring."""
+        """Return a ring that is far ahead and names no replica here, and unrequested writes, also with that ring."""
         ring = forged(self._cluster.ring)
         told = (codec.encode(ring), ring.routed.to_bytes(ROUTED_BYTES, "big"))
         calls = [
@@ -109,14 +111,14 @@ class Stranger:
     # ── the connection ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _send(self, data: bytes) -> None:
-        """In pieces, as a network would."""
+        """Send the data in pieces, as a network would."""
         while data and not self.is_lost:
             size = self._random.choice((1, 100, len(data)))
             self.stream.write(data[:size])
             data = data[size:]
 
     async def _wait_for_an_answer(self) -> None:
-        """For a while; or not at all."""
+        """Wait for an answer for a while, or not at all."""
         if self._random.random() < 0.2:
             return
         self._heard.clear()
@@ -139,10 +141,10 @@ class Stranger:
         self._heard.set()
 
     def pause_writing(self) -> None:
-        """It sends little."""
+        """Do nothing: it sends little."""
 
     def resume_writing(self) -> None:
-        """It sends little."""
+        """Do nothing: it sends little."""
 
 
 WAYS = {
@@ -155,7 +157,7 @@ WAYS = {
 
 
 def forged(ring: Ring) -> Ring:
-    """A later ring in which no partition has a replica on any server that there is."""
+    """Return a later ring in which no partition has a replica on any existing server."""
     nowhere = {id_: replace(each, replicas=(ServerId("n99"),)) for id_, each in ring.partitions.items()}
     version = ring.version + VERSION_AHEAD
     return replace(ring, version=version, routed=version, partitions=nowhere)

@@ -1,4 +1,4 @@
-"""A replica that is made anew does not call absent what the others have had for long."""
+"""A rebuilt replica does not report keys as absent that the other replicas have had for a long time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ APPLIED_FIRST = 3
 
 
 class SlowEngine(SimEngine):
-    """Takes a few entries, then nothing until it is let."""
+    """An engine that takes a few entries, then nothing until it is released."""
 
     is_let = False
     writes = 0
@@ -41,7 +41,7 @@ def test_rebuilt_replica_answers_stale_reads_once_it_has_caught_up() -> None:
             assert (await stage.put(leader, key)).status is Status.OK
         written = await stage.put(leader)
         anew = stage.others(leader)[0]
-        await asyncio.sleep(3)  # until all have published what they have
+        await asyncio.sleep(3)  # until all have published their positions
         anew.crash()
         anew.engines.wipe()
         engine = SlowEngine(0.05)
@@ -50,7 +50,7 @@ def test_rebuilt_replica_answers_stale_reads_once_it_has_caught_up() -> None:
         anew.start()
         await stage.until(lambda: engine.writes >= APPLIED_FIRST)
         for level in (Level.STALE, Level.SESSION):
-            assert (await stage.get(anew, level=level)).status is not Status.OK, "it does not know"
+            assert (await stage.get(anew, level=level)).status is not Status.OK, "it does not know the value"
         engine.is_let = True
         await asyncio.sleep(3)
         for level in (Level.STALE, Level.SESSION):

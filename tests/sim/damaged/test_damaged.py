@@ -1,4 +1,4 @@
-"""A replica whose state differs from the others', the leader's too, is found out and made anew (docs/protocol.md,
+"""A replica whose state differs from the others, the leader included, is detected and rebuilt (docs/protocol.md,
 P35)."""
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def test_wrong_value_is_gone_after_damaged_copy_is_rebuilt() -> None:
 
 
 def test_healthy_replica_follows_leader_that_died_damaged() -> None:
-    """The followers have met its check, and stopped; it cannot be asked any more."""
+    """The followers have applied its check and stopped. The leader can no longer be asked."""
 
     async def story(stage: Stage) -> None:
         await busy(stage)
@@ -78,7 +78,7 @@ def test_no_replica_leads_when_all_differ_until_operator_chooses_one() -> None:
 
 
 FIVE = replace(CALM, nodes=5)
-"""Two of them hold no replica, so that entries can be stored while replicas are down."""
+"""Two of the nodes hold no replica, so that entries can be stored while replicas are down."""
 
 
 def test_leader_barred_because_another_differs_stays_barred_after_restart() -> None:

@@ -1,4 +1,4 @@
-"""A copy of a damaged replica's state is no second witness of it (docs/protocol.md, P35)."""
+"""A copy of a damaged replica's state is not a second vote for it (docs/protocol.md, P35)."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from tests.sim.strikes.damage import damage
 pytestmark = pytest.mark.sim
 ROLLS = replace(
     knobs(lead_back_s=100.0, check_every=100, roll_entries=10),
-    autorecovery=AutorecoveryConfig(auditor=False, worker=False),  # it is about states, not about copies of entries
+    autorecovery=AutorecoveryConfig(auditor=False, worker=False),  # tests states, not copies of entries
 )
 
 
 async def copied(stage: Stage, donor: Node, newcomer: Node) -> None:
-    """The newcomer has lost its state, the log is trimmed; it reaches nobody but the donor and takes its state."""
+    """The new replica has lost its state, and the log is trimmed. It reaches only the donor and takes the donor's
+    state."""
     network = stage.world.network
     newcomer.crash()
     newcomer.engines.wipe()
@@ -32,13 +33,13 @@ async def copied(stage: Stage, donor: Node, newcomer: Node) -> None:
     newcomer.start()
     await stage.until(lambda: (replica := newcomer.replica(P)) is not None and replica._tail.installs == 1)
     network.heal(newcomer.name)
-    assert newcomer.replica(P).state.crc == donor.replica(P).state.crc, "it took another's"  # type: ignore[union-attr]
+    assert newcomer.replica(P).state.crc == donor.replica(P).state.crc, "it took the state of another replica"  # type: ignore[union-attr]
 
 
 async def trimmed(stage: Stage) -> None:
     replica = stage.leader.replica(P)
     assert replica is not None
-    for _ in range(60):  # looks of a while apart roll the log, and trim it
+    for _ in range(60):  # spaced checks roll the log and trim it
         await busy(stage, 12)
         await asyncio.sleep(0.5)
         if replica._upkeep.trimmed:
@@ -59,8 +60,8 @@ def test_damaged_replica_and_its_copy_do_not_outvote_healthy_one(seed: int) -> N
             await stage.put(good, b"other")
         await stage.until(lambda: not any(map(is_well, stage.cluster.nodes)))
         await asyncio.sleep(20.0)
-        assert good.replica(P) is well, "it was made anew from a damaged copy"
-        assert stage.cluster.leader(P) is None, "nobody knows which of two is right"
+        assert good.replica(P) is well, "it was rebuilt from a damaged copy"
+        assert stage.cluster.leader(P) is None, "it is unknown which of the two is right"
         await stage.cluster.spawn(declare(good), name="operator")
         await stage.until(lambda: all(map(is_well, stage.cluster.nodes)))
         assert (await stage.put_until_done(good)).status is Status.OK

@@ -1,4 +1,4 @@
-"""Garbage in one node of the metadata store harms only what the node is about (docs/protocol.md, P34)."""
+"""Garbage in one node of the metadata store harms only the subject of that node (docs/protocol.md, P34)."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ GARBAGE = b"\xff\x00 not what anybody wrote {"
 DEEP = b"BookieMetadataFormatVersion\t2\n" + b"segment {" * 5_000
 LONG = b"BookieMetadataFormatVersion\t" + b"3" * 5_000 + b"\n"
 REREAD_S = 13.0
-"""Longer than any periodic look at the metadata store in this configuration."""
+"""Seconds: longer than any polling interval of the metadata store in this configuration."""
 FOREIGN = LedgerId(77)
-"""A ledger of nobody's here, in the way of every survey."""
+"""A ledger without an owner in this cluster, which every survey meets."""
 ORPHAN = LedgerId(78)
-"""One of this partition, of which its list knows nothing."""
+"""A ledger of this partition that its list does not name."""
 
 
 def chosen() -> Knobs:
@@ -39,14 +39,14 @@ def chosen() -> Knobs:
 
 
 def rot(stage: Stage, path: str) -> bytes:
-    """Bits turn over in a node, behind everybody's back; returns what it held."""
+    """Flip bits in a node without notice to any client. Returns the former content."""
     node: TreeNode = stage.cluster.metadata.tree._nodes[path]
     before, node.data = node.data, GARBAGE
     return before
 
 
 def heal(stage: Stage, path: str, before: bytes) -> None:
-    """Unless somebody has written it since."""
+    """Restore the content, unless a process has written the node since."""
     node = stage.cluster.metadata.tree._nodes.get(path)
     if node is not None and node.data == GARBAGE:
         node.data = before
@@ -61,17 +61,17 @@ async def serves(stage: Stage, path: str) -> None:
     for node in stage.cluster.nodes:
         assert node.is_running, f"garbage in {path} ended {node.name}"
         done = await stage.put(node, attempts=5)
-        assert done.status is Status.OK, f"garbage in {path}: {node.name} takes no write: {done}"
+        assert done.status is Status.OK, f"garbage in {path}: {node.name} accepts no write: {done}"
 
 
 def victims(stage: Stage) -> list[str]:
-    """Every node with something in it."""
+    """Return every node with content."""
     tree = stage.cluster.metadata.tree
     return [path for path in tree.paths() if tree._nodes[path].data]
 
 
 def test_cluster_serves_with_garbage_in_any_one_metadata_node() -> None:
-    """Also the ring's: all go on with the last good one."""
+    """This includes the ring's node: all servers continue with the last good ring."""
 
     async def story(stage: Stage) -> None:
         await write(stage, 150)  # some ledgers
@@ -79,7 +79,7 @@ def test_cluster_serves_with_garbage_in_any_one_metadata_node() -> None:
             if path not in stage.cluster.metadata.tree._nodes:
                 continue
             before = rot(stage, path)
-            await write(stage, 45)  # rolls
+            await write(stage, 45)  # enough for rolls
             await asyncio.sleep(REREAD_S)
             await serves(stage, path)
             heal(stage, path, before)
@@ -88,15 +88,15 @@ def test_cluster_serves_with_garbage_in_any_one_metadata_node() -> None:
 
 
 def test_documents_with_fields_of_wrong_types_stop_no_process() -> None:
-    """Of a server and of a replica that are not there, by a session that goes on. What each has is JSON: decoded
-    without a look at its types it would end whoever ranks, trims or plans by it."""
+    """The documents describe a server and a replica that do not exist, with a session that stays alive. Their
+    content is JSON: decoded without type checks, it would end every process that ranks, trims or plans by it."""
 
     async def story(stage: Stage) -> None:
         await write(stage, 5)
         tree = stage.cluster.metadata.tree
         session = tree.open_session()
         tree.observers.remove(stage.cluster.rules)
-        stranger = ServerId("n0")  # the first by name, whose the steward's work would be
+        stranger = ServerId("n0")  # the first name, so the steward's work would be its own
         member = b'{"format":1,"id":"n0","resp":"h:1","can":"9"}'
         tree.apply(session, [Create(paths.server(stranger), member, True)])
         for number, said in enumerate((b"[]", b"7", b'{"seq":"3","durable_seq":2,"epoch":1,"nonce":"x"}')):
@@ -114,7 +114,7 @@ def test_documents_with_fields_of_wrong_types_stop_no_process() -> None:
 
 
 def test_garbage_in_all_foreign_nodes_stops_no_survey_and_no_takeover() -> None:
-    """All but what a takeover of this very partition needs: its list, the last two ledgers in it, and the ring."""
+    """All nodes except those that a takeover of this partition needs: its list, its last two ledgers, and the ring."""
 
     async def story(stage: Stage) -> None:
         tree = stage.cluster.metadata.tree
@@ -132,8 +132,8 @@ def test_garbage_in_all_foreign_nodes_stops_no_survey_and_no_takeover() -> None:
         tree.apply(session, [Create(paths.ledger(ORPHAN), tree.get(of_ours)[0])])
         tree.observers.append(stage.cluster.rules)
         await asyncio.sleep(20.0)
-        assert paths.ledger(ORPHAN) not in tree.paths(), "the sweep stopped at what it could not read"
-        assert paths.ledger(FOREIGN) in tree.paths(), "what cannot be read was deleted"
+        assert paths.ledger(ORPHAN) not in tree.paths(), "the sweep stopped at an unreadable ledger"
+        assert paths.ledger(FOREIGN) in tree.paths(), "an unreadable ledger was deleted"
         leader.crash()
         await stage.until_led_by_another(leader)
         leader.start()
@@ -157,7 +157,7 @@ def test_foreign_znode_in_leader_path_is_removed() -> None:
 
 # docs/protocol.md P34, G25
 def test_partition_is_led_again_after_failed_takeovers_over_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last two ledgers are empty, and nobody can decode the one before, in which the log ends."""
+    """The last two ledgers are empty, and no process can decode the ledger before them, in which the log ends."""
     fruitless = 0
     open_as_leader = PartitionLogs.open_as_leader
 
@@ -167,7 +167,7 @@ def test_partition_is_led_again_after_failed_takeovers_over_garbage(monkeypatch:
         if fruitless:
             fruitless -= 1
             opened.close_for_good()
-            raise Unavailable("its leader ends before its first append")
+            raise Unavailable("the leader ends before its first append")
         return opened
 
     async def story(stage: Stage) -> None:

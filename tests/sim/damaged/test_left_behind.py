@@ -1,4 +1,4 @@
-"""What a server still has of a partition whose replica went elsewhere while the server was down."""
+"""Remains of a partition on a server whose replica moved elsewhere while the server was down."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_returning_server_drops_only_what_is_no_longer_assigned_to_it() -> None:
 def test_server_takes_back_claim_of_departed_replica_after_first_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The server goes on, and so does its session: the znode named it for as long as it ran, and nobody stood."""
+    """The server and its session continue. The znode named it as long as it ran, and no replica ran for election."""
     release, delete = Claims.release, SimStore.delete
     failing = {"claim": True, "published": True}
 
@@ -64,7 +64,7 @@ def test_server_takes_back_claim_of_departed_replica_after_first_failure(
         await delete(store, path, version)
 
     async def to_nobody(replica: Replica) -> None:
-        """No other could be reached."""
+        """Fail as if no other server could be reached."""
 
     async def replace_the_leader(world: World, users: Users) -> None:
         bad = world.leader_of(P1)
@@ -78,7 +78,7 @@ def test_server_takes_back_claim_of_departed_replica_after_first_failure(
             await world.change(lambda ring: begin_replacing(ring, P1, newcomer, bad.id))
             deadline = asyncio.get_running_loop().time() + 40.0
             while world.leader_of(P1) in (bad, None):
-                assert asyncio.get_running_loop().time() < deadline, "nobody leads"
+                assert asyncio.get_running_loop().time() < deadline, "no node leads"
                 await asyncio.sleep(0.05)
         assert failing == {"claim": False, "published": False}
         tree = world.cluster.metadata.tree

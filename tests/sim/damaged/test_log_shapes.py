@@ -1,7 +1,8 @@
-"""A takeover of a log of any shape needs only its list and the last two ledgers (docs/protocol.md P34, G25).
+"""A takeover of a log of any shape needs only its list and its last two ledgers (docs/protocol.md P34, G25).
 
-Every shape is struck at every node of the metadata store that has no children: the node is filled with garbage, or
-deleted. A replica that has applied the whole log must take it over and read on, unless the takeover needs the node."""
+For every shape, every leaf node of the metadata store is struck: it is filled with garbage, or deleted. A replica that
+has applied the whole log must take it over and continue to read, unless the takeover needs the node.
+"""
 
 from __future__ import annotations
 
@@ -28,18 +29,18 @@ pytestmark = pytest.mark.sim
 GARBAGE = b"\xff\x00 not what anybody wrote {"
 OPEN_S, READ_S = 60.0, 30.0
 Shape = Callable[[Bench], Awaitable[list[Position]]]
-"""Makes a log and leaves it without a leader; returns the confirmed positions."""
+"""Creates a log and leaves it without a leader. Returns the confirmed positions."""
 
 
 async def written(bench: Bench, count: int, *, seq: int = 1) -> Writer:
-    """A log that is led, with so many more entries and small ledgers."""
+    """Return the writer of a led log with `count` more entries and small ledgers."""
     writer = Writer(await opened(bench.logs(SMALL)), seq=seq)
     await writer.append(count)
     return writer
 
 
 async def taken_over(bench: Bench, times: int) -> None:
-    """By leaders that append nothing."""
+    """Let leaders that append nothing take over."""
     for _ in range(times):
         (await opened(bench.logs(NEVER))).close_for_good()
 
@@ -77,14 +78,14 @@ async def rolled_with_empty_ones_at_the_end(bench: Bench) -> list[Position]:
 
 
 async def one_with_entries_and_two_empty(bench: Bench) -> list[Position]:
-    """The shape of the report: two fruitless takeovers."""
+    """The shape of the original report: two unsuccessful takeovers."""
     confirmed = await one_ledger(bench)
     await taken_over(bench, 2)
     return confirmed
 
 
 async def empty_ones_between(bench: Bench) -> list[Position]:
-    """The first sequences of the empty ledgers stay bounds for good."""
+    """The first sequences of the empty ledgers stay bounds permanently."""
     confirmed = await one_ledger(bench)
     await taken_over(bench, 3)
     writer = await written(bench, 7, seq=4)
@@ -194,13 +195,13 @@ SHAPES: list[Shape] = [
 
 
 def leaves(bench: Bench) -> list[str]:
-    """Every node without children."""
+    """Return every node without children."""
     tree = set(bench.tree.paths()) - {"/"}
     return sorted(path for path in tree if not any(each.startswith(f"{path}/") for each in tree))
 
 
 def needed(listed: LedgerList) -> set[str]:
-    """Paths of nodes that a takeover may fail without."""
+    """Return the paths of nodes without which a takeover may fail."""
     last_two = {paths.ledger(each.id) for each in listed.ledgers[-2:]}
     return {paths.INSTANCE_ID, paths.partition_log(P), *last_two}
 
@@ -217,12 +218,13 @@ async def read_until(reader: LogReader, payload: bytes) -> None:
 
 
 async def lead_and_read_on(bench: Bench, end: Position, running: LogReader) -> None:
-    """A replica that has applied the log up to `end` takes it over; it and a restarted one read what is appended."""
+    """A replica that has applied the log up to `end` takes it over. The replica and a restarted one read the
+    appended entries."""
     log = await take_over(bench, None if end == BEGINNING else end)
     reader = bench.logs().reader(P, None if end == BEGINNING else end)
     found = end
     async with asyncio.timeout(READ_S):
-        while found < log.recovered_end:  # what the former leader sent and nobody acknowledged may be there
+        while found < log.recovered_end:  # entries that the former leader sent without an acknowledgement may be there
             found = max([found, *(entry.position for entry in await reader.read(1000))])
     writer = Writer(log, seq=100)
     await writer.append(1)
@@ -233,7 +235,7 @@ async def lead_and_read_on(bench: Bench, end: Position, running: LogReader) -> N
 
 
 async def strike(bench: Bench, shape: Shape, at: int, *, is_deleted: bool) -> bool:
-    """Strike one node of the log's metadata; False if there are no more."""
+    """Strike one node of the log's metadata. Returns False if there are no more nodes."""
     confirmed = await shape(bench)
     end = max(confirmed, default=BEGINNING)
     running = bench.logs().reader(P, None if end == BEGINNING else end)
@@ -281,7 +283,7 @@ def test_takeover_needs_list_and_its_last_two_ledgers(shape: Shape, is_deleted: 
 @pytest.mark.parametrize("is_deleted", [False, True], ids=["garbage", "deleted"])
 @pytest.mark.parametrize("at", [0, 1], ids=["the one it has read", "the next one"])
 def test_running_reader_passes_lost_ledger_without_further_entries(at: int, is_deleted: bool) -> None:
-    """It has read the ledger while that was open, and learns of nothing until the ledger is lost."""
+    """It has read the ledger while the ledger was open, and receives no notice until the ledger is lost."""
 
     async def case(bench: Bench) -> None:
         writer = await written(bench, 3)

@@ -1,4 +1,5 @@
-"""A list of ledgers that is set back to an older one, as with a copy of the metadata, case by case, in virtual time."""
+"""A list of ledgers that is set back to an older list, as with a copy of the metadata, case by case, in virtual
+time."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ pytestmark = pytest.mark.sim
 
 
 async def set_back(bench: Bench) -> tuple[Position, Sequence[LedgerId]]:
-    """A log of several ledgers whose list is an older one, of the first ledger. Returns the last position that was
-    written, and the ledgers that there are."""
+    """Create a log of several ledgers with an older list, of the first ledger only. Returns the last written
+    position and the existing ledgers."""
     writer, older = await with_older_list(bench)
     writer.log.close_for_good()
     await set_list_back(bench, older)
@@ -37,7 +38,7 @@ def said(position: Position) -> Callable[[], Coroutine[Any, Any, Position | None
 
 # docs/protocol.md G24, P25
 def test_log_that_ends_before_state_of_another_replica_is_not_led() -> None:
-    """The candidate's own state is behind: it was down when the rest was written."""
+    """The candidate's own state is behind, because the candidate was down during the last writes."""
 
     async def case(bench: Bench) -> None:
         applied, ledgers = await set_back(bench)
@@ -67,7 +68,7 @@ def test_replica_ahead_under_another_leader_is_no_sign_of_older_copy() -> None:
             return other.entries.confirmed[-1]
 
         log = await bench.logs(SMALL).open_as_leader(P, 500, lambda: Seq(10), lambda: None, others)
-        assert asked > 1, "it began again"
+        assert asked > 1, "the takeover was not repeated"
         assert log.epoch == 3
 
     run(case)
@@ -87,7 +88,8 @@ def test_tail_stops_when_list_lacks_what_it_has_read() -> None:
 
 # docs/protocol.md G26
 def test_tail_at_end_stops_when_list_is_set_back_and_another_leads() -> None:
-    """It would go on in the other leader's ledger, which does not continue what it has read."""
+    """Otherwise it would continue in the other leader's ledger, which does not continue the entries that it has
+    read."""
 
     async def case(bench: Bench) -> None:
         writer, older = await with_older_list(bench)
@@ -108,7 +110,7 @@ def test_tail_at_end_stops_when_list_is_set_back_and_another_leads() -> None:
 
 async def read_on(reader: LogReader) -> None:
     while True:
-        assert not await reader.read(1000), "of another history"
+        assert not await reader.read(1000), "entries of another history"
 
 
 # docs/protocol.md G26

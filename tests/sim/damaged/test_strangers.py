@@ -1,5 +1,5 @@
-"""Nobody but the metadata store changes the ring that servers go by, and nothing else takes their data
-(docs/protocol.md H8, H9, H10)."""
+"""Only the metadata store changes the ring that servers use, and nothing else removes their data (docs/protocol.md
+H8, H9, H10)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_unauthenticated_peer_is_refused_everywhere(how: str) -> None:
             stranger = Stranger(stage.cluster, Random(number))
             received = await stranger.attempt(node, how)
             assert received.count(b"+") <= 1, "a nonce at the most"
-            assert b"peer version" not in received or how == "says so", "it is refused before it comes to that"
+            assert b"peer version" not in received or how == "says so", "it is refused earlier"
         await asyncio.sleep(2.0)
         assert rings(stage) == before
         for node in stage.cluster.nodes:
@@ -49,7 +49,7 @@ def test_unauthenticated_peer_is_refused_everywhere(how: str) -> None:
 
 
 def test_forged_ring_from_server_is_ignored_and_removes_nothing() -> None:
-    """Before, every server that was told took its replicas off its disk."""
+    """In a former version every server that received the ring removed its replicas from its disk."""
 
     async def story(stage: Stage) -> None:
         written = await stage.put_until_done(stage.leader)
@@ -77,7 +77,7 @@ def test_forged_ring_from_server_is_ignored_and_removes_nothing() -> None:
 
 
 def nowhere(ring: Ring) -> Ring:
-    """By mistake: all replicas elsewhere."""
+    """Return a mistaken ring with all replicas elsewhere."""
     members = {id_: replace(each, replicas=(ServerId("n99"),)) for id_, each in ring.partitions.items()}
     return replace(ring, version=ring.version + 1, partitions=members)
 
@@ -108,7 +108,8 @@ def test_one_mistaken_ring_in_metadata_store_loses_nothing_once_corrected() -> N
 
 
 def test_state_is_set_aside_only_when_metadata_store_says_so_now() -> None:
-    """A ring that this server knows, wherever it has it from, is not enough; nor is a metadata store that is away."""
+    """A ring known to this server is not enough, whatever its source; an unreachable metadata store is not enough
+    either."""
 
     async def story(stage: Stage) -> None:
         leader = stage.leader

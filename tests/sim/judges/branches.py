@@ -1,8 +1,10 @@
-"""Which branches of the machines runs have taken. A machine is a file that only decides: its module docstring says so.
+"""Which branches of the state machines runs have taken. A machine is a file that only decides: its module docstring
+says so.
 
-Measured by coverage.py while seeds are played. A branch has a name that outlives changes elsewhere: the file, the
-function, the line that decides and the line that comes next. Branches that no run takes are listed in unreached.toml
-with the reason; one that is neither taken nor listed is a failure, and so is one that is listed and taken.
+coverage.py measures the branches while seeds are played. A branch has a name that survives changes elsewhere in the
+code: the file, the function, the line that decides and the line that comes next. unreached.toml lists the branches that
+no run takes, with a reason for each. A branch that is neither taken nor listed is a failure. So is a branch that is
+both listed and taken.
 """
 
 from __future__ import annotations
@@ -30,15 +32,15 @@ DRIVERS = (
     "kvstore/partition/leading/leader_reads.py",
     "kvstore/partition/state/state.py",
 )
-"""Files that decide and perform."""
+"""Files that decide and also perform I/O."""
 Arc = tuple[int, int]
 Arcs = dict[str, set[Arc]]
-"""By file: the pairs of lines that were run one after the other."""
+"""By file: the pairs of lines that ran one after the other."""
 
 
 @cache
 def machines() -> list[str]:
-    """The files of all machines, relative to the repository."""
+    """Return the files of all machines, relative to the repository."""
     found = []
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
@@ -51,14 +53,14 @@ def machines() -> list[str]:
 
 @dataclass(slots=True)
 class Measured:
-    """The arcs of a block of code."""
+    """The arcs that a block of code took."""
 
     arcs: Arcs = field(default_factory=dict)
 
 
 @contextmanager
 def measuring() -> Iterator[Measured]:
-    """Note the arcs of machines that are taken meanwhile."""
+    """Record the arcs of machines that are taken in the block."""
     measured = Measured()
     coverage = _coverage()
     coverage.start()
@@ -77,7 +79,7 @@ def merge(into: Arcs, other: Arcs) -> None:
 
 
 def names_of(arcs: Arcs) -> tuple[set[str], set[str]]:
-    """The branches that were taken, and those that were not."""
+    """Return the branches that were taken and the branches that were not."""
     coverage = _coverage()
     files = machines()
     data = coverage.get_data()
@@ -95,22 +97,23 @@ def names_of(arcs: Arcs) -> tuple[set[str], set[str]]:
 
 
 def judged(arcs: Arcs) -> tuple[list[str], list[str], int]:
-    """The branches that were neither taken nor are listed, those that are listed and were taken or are gone, and how
-    many were taken."""
+    """Return the branches that are neither taken nor listed, the listed branches that were taken or no longer exist,
+    and the number of taken branches."""
     taken, missed = names_of(arcs)
     expected = set(listed())
     return sorted(missed - expected), sorted(expected - missed), len(taken)
 
 
 def listed() -> dict[str, str]:
-    """The branches that no run takes, with the reasons."""
+    """Return the branches that no run takes, with the reason for each."""
     groups = tomllib.loads(LISTED.read_text())["unreached"] if LISTED.exists() else []
     return {f"{group['file']}: {branch}": group["why"] for group in groups for branch in group["branches"]}
 
 
 def relisted(arcs: Arcs) -> str:
-    """The list as it should be, by what was taken. A branch that is new gets the reason of its function, or of its
-    file, if all of their branches have one reason; else none, and whoever lists it has to say why."""
+    """Return the list of branches that the measured arcs justify. A new branch gets the reason of its function or of
+    its file if all their branches have one reason. Otherwise it gets no reason, and the developer who lists it has
+    to write one."""
     _, missed = names_of(arcs)
     before = listed()
     whys: dict[str, set[str]] = defaultdict(set)
@@ -141,7 +144,7 @@ def _coverage() -> Coverage:
 
 
 class _Names:
-    """Names the branches of one file."""
+    """The names of the branches of one file."""
 
     def __init__(self, file: str) -> None:
         text = (ROOT / file).read_text()

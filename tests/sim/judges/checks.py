@@ -1,4 +1,4 @@
-"""What must be true at the end of a run, when every fault is over and everything serves again."""
+"""The conditions that must hold at the end of a run, when all faults have ended and all partitions serve again."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ from tests.sim.workloads import ACCOUNTS, DEPOSIT
 
 ENDED_S_MAX = 10.0
 SETTLE_S_MAX = 60.0
-"""Within this time after the last write all replicas stand at the log's end."""
+"""Maximum time in seconds from the last write until all replicas have applied the whole log."""
 SEARCH_STEPS_MAX = 300_000
 _RESULTS = {Status.OK: Result.OK, Status.FAIL: Result.FAIL, Status.INFO: Result.INFO}
 
 
 async def judge(cluster: Cluster, *, search: bool) -> None:
-    """Raise AssertionError unless every promise was kept. `search`: also by a checker that trusts no version."""
+    """Raise AssertionError unless every promise was kept. With `search`, also use a checker that does not trust
+    versions."""
     await settled(cluster)
     operations, knobs = cluster.recorder.operations, cluster.knobs
     Refusals(knobs.partition, knobs.spaces, is_older=knobs.older > 0, may_lose_dates=knobs.may_lose_dates).check(
@@ -55,17 +56,18 @@ async def judge(cluster: Cluster, *, search: bool) -> None:
 
 # docs/protocol.md P10
 async def ended(cluster: Cluster) -> None:
-    """Return once nothing is under way between servers, or after ENDED_S_MAX: what a client has given up ends later."""
+    """Return when no operation is in flight between servers, or after ENDED_S_MAX: an operation that its client has
+    abandoned ends later."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + ENDED_S_MAX
     while any(under_way(node) for node in cluster.servers):
         if loop.time() >= deadline:
-            return  # check_bounds says what it is
+            return  # check_bounds reports what is in flight
         await asyncio.sleep(0.1)
 
 
 def under_way(node: Node) -> dict[str, int]:
-    """Return the counts of what waits or is under way at a server and at the logs that it leads, those above 0."""
+    """Return the nonzero counts of waiting or in-flight operations on a server and in the logs that it leads."""
     assert node.served is not None
     numbers: dict[str, Any] = {**node.served.statistics()["server"]}
     found = {name: numbers[name] for name in ("waiting_for_leader", "peer_operations_in_flight")}
@@ -77,7 +79,7 @@ def under_way(node: Node) -> dict[str, int]:
 
 
 async def settled(cluster: Cluster) -> None:
-    """Return once all replicas of each partition stand at the end of its log."""
+    """Return when all replicas of each partition have applied their whole log."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + SETTLE_S_MAX
     while behind := [line for partition in cluster.partitions for line in lagging(cluster, partition)]:
@@ -86,8 +88,8 @@ async def settled(cluster: Cluster) -> None:
 
 
 def lagging(cluster: Cluster, partition: PartitionId) -> list[str]:
-    """The replicas that are not at the log's end, and why. One that just opens the log may be about to read an entry
-    that was confirmed, and that nobody has read."""
+    """Return the replicas that have not applied the whole log, with reasons. A replica that is just opening the log
+    may still have to read a confirmed entry that no replica has read."""
     found: list[str] = []
     positions = []
     for node in cluster.nodes:
@@ -111,7 +113,7 @@ def lagging(cluster: Cluster, partition: PartitionId) -> list[str]:
 
 
 def check_replicas(cluster: Cluster, states: LogStates) -> None:
-    """P1, P5: each replica's state is the fold of the log, and all are the same."""
+    """Check P1 and P5: each replica's state is the fold of the log, and all states are equal."""
     prints: dict[int, list[str]] = {}
     for node in cluster.nodes:
         replica = node.replica(states.partition)
@@ -135,7 +137,7 @@ def check_replicas(cluster: Cluster, states: LogStates) -> None:
 
 
 def check_banks(states: LogStates) -> None:
-    """At every entry of the log a bank holds the money that it was opened with."""
+    """Check that a bank holds its initial total at every entry of the log."""
     for bank in (b"{bank%d}" % number for number in range(2)):
         keys = [key for key in states.all_keys() if key.startswith(bank)]
         for seq in states.entry_ends:
@@ -146,7 +148,7 @@ def check_banks(states: LogStates) -> None:
 
 
 def check_bounds(cluster: Cluster) -> None:
-    """Nothing piles up: what is kept for others is within its bounds, and what was under way has ended."""
+    """Check that data kept for others is within its bounds and that all in-flight operations have ended."""
     for node in cluster.servers:
         waiting = under_way(node)
         assert not waiting, f"{node.name} still holds {waiting}"
@@ -159,7 +161,7 @@ def _check_replica_bounds(cluster: Cluster, node: Node) -> None:
         replica = node.replica(partition)
         if replica is None:
             continue
-        # A client that is known may still add results of its own up to twice the bound.
+        # A known client may still add its own results, up to twice the bound.
         assert replica.state.retries.bytes <= 2 * config.retry_bytes_max + (64 << 10), f"{node.name} {partition}"
 
 
@@ -167,7 +169,7 @@ def _check_replica_bounds(cluster: Cluster, node: Node) -> None:
 
 
 def check_registers(states: LogStates, operations: Iterable[Operation], *, search: bool) -> None:
-    """Hold what was asked of plain registers and counters to the other checkers."""
+    """Check operations on plain registers and counters with the other checkers, too."""
     found = as_history(states, operations)
     check_versions(found)
     if search:
@@ -175,7 +177,8 @@ def check_registers(states: LogStates, operations: Iterable[Operation], *, searc
 
 
 def as_history(states: LogStates, operations: Iterable[Operation]) -> History:
-    """The operations on registers and counters; those of unknown outcome only if the log has them."""
+    """Return the operations on registers and counters. Operations of unknown outcome are included only if the log
+    has them."""
     kept = [each for each in operations if each.key[:1] in b"rc" and each.key[1:].isdigit()]
     translated = [_translate(states, each) for each in kept if each.level not in (Level.SESSION, Level.STALE)]
     return history_of(each for each in translated if each is not None)
@@ -185,7 +188,7 @@ def _translate(states: LogStates, operation: Operation) -> history.Operation | N
     known = operation.status is Status.OK
     if operation.status is Status.FAIL or (not known and (not operation.is_write or not _is_in_log(states, operation))):
         return None
-    failed = known and isinstance(operation.result, ConditionFailed)  # of a retry it says nothing of the first attempt
+    failed = known and isinstance(operation.result, ConditionFailed)  # says nothing about the first attempt of a retry
     fields: dict[str, Any] = {"process": operation.client, "key": operation.key, "began": operation.began}
     fields |= {"ended": operation.ended, "result": Result.FAIL if failed else _RESULTS[operation.status]}
     fields |= {"condition_failed": failed, "node": ",".join(operation.attempts)}
@@ -200,7 +203,7 @@ def _translate(states: LogStates, operation: Operation) -> history.Operation | N
             return history.Operation(kind=Kind.INCR, delta=operation.op[2], value=value, version=version, **fields)
         case Code.PUT | Code.DELETE:
             return _translate_put(states, operation, fields, known and not failed)
-    raise AssertionError(f"no register does this: {operation}")
+    raise AssertionError(f"expected an operation of a register, got {operation}")
 
 
 def _translate_put(states: LogStates, operation: Operation, fields: dict[str, Any], done: bool) -> history.Operation:
@@ -226,5 +229,5 @@ def _value(key: bytes, value: bytes | None) -> history.Value:
 
 
 def count_statuses(cluster: Cluster) -> Counter[Status]:
-    """How many operations ended how."""
+    """Return the number of operations by status."""
     return Counter(operation.status for operation in cluster.recorder.operations)

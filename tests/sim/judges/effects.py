@@ -1,5 +1,5 @@
-"""What a write must have done and answered: a model (tests/partition/model.py) carries it out again on what its keys
-held, and the log must say the same."""
+"""Check the effect and the answer of each write: a model (tests/partition/model.py) repeats the write on the former
+values of its keys, and the log must show the same effect."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from tests.sim.judges.operations import Operation, Status
 
 _RECORD = len(Record._fields)
 ANY = object()
-"""In the place of a result that nobody knows."""
+"""Stands for an unknown result."""
 
 
 def keys_of(op: Op) -> list[bytes]:
-    """The keys that an operation reads or writes; of a range, none."""
+    """Return the keys that an operation reads or writes; none for a range."""
     if op[0] == Code.BATCH:
         return sorted({part[1] for part in op[2]})
     return [op[1]] if op[0] != Code.DELETE_RANGE else []
 
 
 def plain(result: Any) -> Any:
-    """A result with records as tuples and errors by their names."""
+    """Return a result with records as tuples and errors as their names."""
     if isinstance(result, InvalidRequest):
         return InvalidRequest.__name__
     if isinstance(result, StoreError):
@@ -37,15 +37,15 @@ def plain(result: Any) -> Any:
 
 
 class Effects:
-    """Compares writes with the log of a partition. Where a namespace gives keys a time to live (`prefixes`), their
-    expiry is not compared: nobody knows since when its leader knew of the namespace."""
+    """Compares writes with the log of a partition. Expiry times are not compared where a namespace gives keys a time
+    to live (`prefixes`), because it is not known when the leader learned of the namespace."""
 
     def __init__(self, states: LogStates, prefixes: tuple[bytes, ...] = ()) -> None:
         self._states, self._prefixes = states, prefixes
 
     def begin_or_none(self, operation: Operation, seq: int) -> int | None:
-        """The sequence before the write, if its mutations end at `seq` and it has its result; None if the log has
-        something else there."""
+        """Return the sequence before the write if its mutations end at `seq` and produce its result; None if the log
+        differs there."""
         op, states = operation.op, self._states
         keys = keys_of(op)
         result = operation.result if operation.status is Status.OK else ANY
@@ -55,11 +55,11 @@ class Effects:
             if states.mutations[begin].key not in {*keys, op[1]} or not states.are_together(begin + 1, seq):
                 break
             if self._fits(operation, keys, begin, seq, result):
-                found = begin  # of an unknown result, a delete in front may be its own as well
+                found = begin  # if the result is unknown, a delete before it may belong to the write, too
         return found
 
     def _last_of(self, op: Op) -> int:
-        """The most mutations: each operation may find its key past its expiry."""
+        """Return the maximum number of mutations: each operation may find its key expired."""
         return 2 * len(op[2]) if op[0] == Code.BATCH else 2
 
     def _fits(self, operation: Operation, keys: list[bytes], begin: int, seq: int, result: Any) -> bool:
@@ -72,7 +72,7 @@ class Effects:
         return all(known(model.records.get(key)) == known(_or_none(states.record(key, seq))) for key in keys)
 
     def is_answer_at(self, operation: Operation, seq: int) -> bool:
-        """Whether an operation that changed nothing could have answered so at this sequence."""
+        """Return True if an operation that changed nothing could have this result at this sequence."""
         keys = keys_of(operation.op)
         op, known = (*operation.op[:-1], None), self._known_of(keys)
         for time_ms in set(self._states.times_ms(seq)):
@@ -89,7 +89,8 @@ class Effects:
         return Model(records, seq, time_ms)
 
     def _known_of(self, keys: list[bytes]) -> Callable[[Any], Any]:
-        """What of results and records of these keys is known: the expiry is not if a namespace may have given it."""
+        """Return a function that reduces results and records of these keys to their known parts. The expiry is
+        unknown if a namespace may have set it."""
         return _without_expiry if any(key.startswith(self._prefixes) for key in keys) else plain
 
 
@@ -106,7 +107,7 @@ def _or_none(record: Record) -> Record | None:
 
 
 def _changes(states: LogStates, model: Model, keys: list[bytes], seq: int) -> bool:
-    """Whether the model has changed more than that keys past their expiry are gone."""
+    """Return True if the model changed more than removing expired keys."""
     for key in keys:
         before, after = _or_none(states.record(key, seq)), model.records.get(key)
         is_gone = before is not None and 0 < before.expires_ms <= model.time_ms
@@ -116,13 +117,13 @@ def _changes(states: LogStates, model: Model, keys: list[bytes], seq: int) -> bo
 
 
 def deletes_between(states: LogStates, start: bytes, end: bytes, first: int, last: int) -> int:
-    """How many keys of a range were deleted by the mutations `first` to `last`."""
+    """Return the number of keys of a range that the mutations `first` to `last` deleted."""
     some = states.mutations[first - 1 : last]
     return sum(each.kind == DELETE and start <= each.key and (not end or each.key < end) for each in some)
 
 
 def is_deleted(states: LogStates, start: bytes, end: bytes, since: int, seq: int) -> bool:
-    """Whether at `seq` no key of the range is left that was last written at `since` or before."""
+    """Return True if at `seq` the range holds no key whose last write is at `since` or earlier."""
     for key in states.keys_between(start, end):
         record = states.record(key, seq)
         if 0 < record.version <= since and not 0 < record.expires_ms <= states.time_ms(seq):
@@ -131,7 +132,7 @@ def is_deleted(states: LogStates, start: bytes, end: bytes, since: int, seq: int
 
 
 def is_conditional(op: Op) -> bool:
-    """Whether an operation may fail by a condition."""
+    """Return True if an operation can fail because of a condition."""
     conditions = Flag.IF_ABSENT | Flag.IF_PRESENT | Flag.IF_VERSION
     match op[0]:
         case Code.PUT:

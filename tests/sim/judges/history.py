@@ -1,7 +1,8 @@
-"""What clients asked and were told, and when: the only evidence that a checker may use.
+"""A history of operations, their times and their answers: the only evidence that a checker may use.
 
-One process does one operation at a time. An operation whose outcome nobody knows (INFO) may take effect at any moment
-after its start, or never; its process asks nothing more, a new one takes its place. Written values are unique per key.
+A process performs one operation at a time. An operation of unknown outcome (INFO) may take effect at any moment after
+its start, or never. Its process performs no further operation; a new process replaces it. Written values are unique per
+key.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 Value = bytes | int | None
-"""What a key holds: bytes, the number of a counter, or None for nothing."""
+"""The value of a key: bytes, the number of a counter, or None for no value."""
 
 
 class Kind(StrEnum):
@@ -26,24 +27,24 @@ class Kind(StrEnum):
     CAS = "cas"
     """Put if the key holds `expected`."""
     INCR = "incr"
-    """Add `delta` to a counter, from 0 if there is none; `value` is the sum."""
+    """Add `delta` to a counter, starting from 0 if the key is absent; `value` is the sum."""
     SWAP = "swap"
-    """Put, or delete if `value` is None, and answer what the key held: `expected`."""
+    """Put, or delete if `value` is None, and return the former value of the key: `expected`."""
     APPEND = "append"
-    """Lengthen the value by `value`; `delta` is the length that was answered."""
+    """Append `value` to the value; `delta` is the resulting length."""
 
 
 class Result(StrEnum):
     OK = "ok"
     FAIL = "fail"
-    """Certainly not done. For CAS with `condition_failed`, because the key held something else."""
+    """Certainly not done. For CAS with `condition_failed`: the key held another value."""
     INFO = "info"
 
 
 WRITES = frozenset({Kind.PUT, Kind.DEL, Kind.CAS, Kind.INCR, Kind.SWAP, Kind.APPEND})
 
 _ANSWERED = {Kind.GET: "value", Kind.INCR: "value", Kind.SWAP: "expected", Kind.APPEND: "delta"}
-"""Where the answer stands."""
+"""The field that holds the answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,23 +55,24 @@ class Operation:
     kind: Kind
     key: bytes
     began: float
-    """Seconds, on one clock for all processes."""
+    """Seconds on one clock that all processes share."""
     ended: float = inf
     result: Result = Result.INFO
     value: Value = None
-    """Written by PUT, CAS, SWAP and APPEND; found by GET; the sum that INCR answered."""
+    """The value written by PUT, CAS, SWAP or APPEND, found by GET, or returned as the sum by INCR."""
     expected: Value = None
     delta: int = 0
     version: int | None = None
-    """Of a write that took effect, of what a GET found, or of what a failed condition met; None if that was nothing."""
+    """The version of an effective write, of the value that a GET found, or of the value that failed a condition;
+    None if there was no value."""
     condition_failed: bool = False
     node: str = ""
 
     def __post_init__(self) -> None:
         if self.ended < self.began:
-            raise ValueError(f"ends before it begins: {self}")
+            raise ValueError(f"expected an end after the beginning, got {self}")
         if (self.result is Result.INFO) != (self.ended == inf):
-            raise ValueError(f"want an end exactly if the outcome is known: {self}")
+            raise ValueError(f"expected an end exactly if the outcome is known, got {self}")
 
     @property
     def is_write(self) -> bool:
@@ -86,7 +88,7 @@ class Operation:
 
 
 class Pending:
-    """An operation that has begun. Ends by exactly one of its methods; if by none, its outcome is unknown."""
+    """An operation that has begun. At most one of its methods ends it; without one, its outcome is unknown."""
 
     def __init__(self, history: History, **fields: Any) -> None:
         self._history = history
@@ -94,18 +96,19 @@ class Pending:
         self.is_over = False
 
     def ok(self, value: Value = None, *, version: int | None = None) -> None:
-        """Done. For all but PUT, DEL and CAS `value` is the answer."""
+        """Record success. `value` is the answer for all kinds except PUT, DEL and CAS."""
         field = _ANSWERED.get(self._fields["kind"])
         if field is not None:
             self._fields[field] = value
         self._end(Result.OK, version=version)
 
     def fail(self, *, condition_failed: bool = False, version: int | None = None) -> None:
-        """Certainly not done; because of its condition, `version` is what was met."""
+        """Record that the operation was certainly not done. If its condition failed, `version` is the version that
+        it found."""
         self._end(Result.FAIL, condition_failed=condition_failed, version=version)
 
     def info(self) -> None:
-        """Nobody knows."""
+        """Record that the outcome is unknown."""
         self._end(Result.INFO)
 
     def _end(self, result: Result, **fields: Any) -> None:
@@ -116,7 +119,7 @@ class Pending:
 
 
 class History:
-    """Operations in the order in which they were told the outcome."""
+    """Operations in the order in which their outcomes became known."""
 
     def __init__(self, now: Callable[[], float] = lambda: 0.0) -> None:
         self.now = now
@@ -134,28 +137,29 @@ class History:
         delta: int = 0,
         node: str = "",
     ) -> Pending:
-        """Note that `process` asks. Raises ValueError if it still waits for an answer, or has had an unknown one."""
+        """Record that `process` begins an operation. Raises ValueError if the process still waits for an answer or
+        had an operation of unknown outcome."""
         if process in self._busy:
-            raise ValueError(f"{process} asks for {kind} {key!r} before it has a definite answer to its last question")
+            raise ValueError(f"{process} begins {kind} {key!r} before the outcome of its last operation is known")
         fields = {"process": process, "kind": kind, "key": key, "value": value, "expected": expected}
         pending = Pending(self, **fields, delta=delta, node=node, began=self.now())
         self._busy[process] = pending
         return pending
 
     def add(self, operation: Operation) -> None:
-        """Note an operation whose outcome is known, or known to be unknown."""
+        """Record an operation that has ended or has an unknown outcome."""
         self.operations.append(operation)
         if operation.result is not Result.INFO:
             self._busy.pop(operation.process, None)
 
     def close(self) -> None:
-        """What has not ended by now has an unknown outcome."""
+        """Give all operations that have not ended an unknown outcome."""
         for pending in list(self._busy.values()):
             if not pending.is_over:
                 pending.info()
 
     def by_key(self) -> dict[bytes, list[Operation]]:
-        """Operations of each key: keys are independent of each other."""
+        """Return the operations of each key. Keys are independent of each other."""
         keys: dict[bytes, list[Operation]] = {}
         for operation in self.operations:
             keys.setdefault(operation.key, []).append(operation)
@@ -165,9 +169,10 @@ class History:
         return Counter(operation.result for operation in self.operations)
 
     def require(self, ok_min: int, *, since: float = -inf, until: float = inf) -> None:
-        """Raise AssertionError unless so many operations succeeded in that time: an idle run proves nothing."""
+        """Raise AssertionError if fewer than `ok_min` operations succeeded between `since` and `until`: an idle run
+        proves nothing."""
         done = sum(each.result is Result.OK and since <= each.ended <= until for each in self.operations)
-        assert done >= ok_min, f"only {done} operations succeeded between {since} and {until}, want {ok_min}"
+        assert done >= ok_min, f"only {done} operations succeeded between {since} and {until}, expected {ok_min}"
 
     def dump(self, path: Path) -> None:
         """Write one JSON object per operation."""
@@ -175,7 +180,7 @@ class History:
 
     @classmethod
     def load(cls, *paths: Path) -> History:
-        """Read what `dump` wrote, of several processes if need be."""
+        """Read the files that `dump` wrote, possibly in several processes."""
         history = cls()
         for path in paths:
             for line in path.read_text().splitlines():
@@ -190,14 +195,15 @@ class History:
 
 
 def history_of(operations: Iterable[Operation]) -> History:
-    """A history of given operations."""
+    """Return a history of the given operations."""
     history = History()
     for operation in operations:
         history.add(operation)
     return history
 
 
-# Bytes are written as {"bytes": text with the same code points}, so that any bytes pass and ASCII stays readable.
+# Bytes are written as {"bytes": text with the same code points}, so that all bytes are representable and ASCII stays
+# readable.
 
 
 def _to_json(operation: Operation) -> dict[str, Any]:

@@ -1,11 +1,11 @@
-"""Checker B: is a history linearizable? Searches for an order, key by key, and believes nothing but values and times.
+"""Checker B: is a history linearizable? It searches for an order key by key and trusts only values and times.
 
-The search is that of Wing and Gong with Lowe's memory of what has been tried: a state is which operations are done and
-what the key holds. Operations of unknown outcome may be done at any moment after they began, or never. A search that
-is not over within its steps is a failure, like a history that has no order: keep to about ten processes per key, and
-few unknown outcomes.
+The search is the algorithm of Wing and Gong with Lowe's memoization. A state consists of the set of done operations and
+the value of the key. An operation of unknown outcome may take effect at any moment after its start, or never. A search
+that exceeds its number of steps fails, like a history without an order. Keep to about ten processes per key and few
+unknown outcomes.
 
-`check` holds a history to this checker and to the other one, which goes by versions (versions.py).
+`check` applies this checker and the version-based checker (versions.py).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ S = TypeVar("S")
 STEPS_MAX = 2_000_000
 _SHOWN_MAX = 12
 _END = b","
-"""Of each item of a list whose items are told apart."""
+"""Terminates each item of a list with distinguishable items."""
 _UNSEEN = b"\0nobody has seen it"
 
 
 class Undecided(AssertionError):
-    """The search was not over in time: treat it as a failure and make the history smaller."""
+    """The search exceeded its number of steps. Treat this as a failure and make the history smaller."""
 
 
 def check(history: History, log: Log | None = None) -> None:
@@ -39,7 +39,7 @@ def check(history: History, log: Log | None = None) -> None:
 
 
 def check_search(history: History, *, steps_max: int = STEPS_MAX) -> None:
-    """Raise Violation unless there is an order for each key, Undecided if that took more than `steps_max` steps."""
+    """Raise Violation unless each key has an order, or Undecided if the search takes more than `steps_max` steps."""
     for key, operations in sorted(history.by_key().items()):
         order = search(relevant(operations), _step_of(operations), None, steps_max=steps_max)
         if order is not None:
@@ -48,7 +48,7 @@ def check_search(history: History, *, steps_max: int = STEPS_MAX) -> None:
 
 
 def register(held: Value, operation: Operation) -> tuple[bool, Value]:
-    """What a key does."""
+    """Apply an operation to a key's value. Return True if its answer fits, and the value after it."""
     known = operation.result is not Result.INFO
     match operation.kind:
         case Kind.PUT:
@@ -77,9 +77,9 @@ Step = Callable[[Value, Operation], tuple[bool, Value]]
 
 
 def _step_of(operations: list[Operation]) -> Step:
-    """`register`; for a list whose items are told apart, the same with what each answer says about the past: where an
-    item stands in one, what stands before it was there when it was appended. Raises Violation if two answers differ, or
-    one holds what nobody appended."""
+    """Return the step function of a key. This is `register`, with a stricter check for a list with distinguishable
+    items: the items before an item in an answer are the list at the time of its append. Raises Violation if two
+    answers differ or an answer holds an item that no process appended."""
     if not _are_items(operations):
         return register
     appended = {o.value for o in operations if o.kind is Kind.APPEND and o.result is not Result.FAIL}
@@ -90,7 +90,7 @@ def _step_of(operations: list[Operation]) -> Step:
             if before.setdefault(item + _END, prefix) != prefix:
                 raise Violation(f"{item + _END!r} stands after {prefix!r} and after {before[item + _END]!r}")
             if item + _END not in appended:
-                raise Violation(f"{item + _END!r} stands after {prefix!r}, and nobody has appended it")
+                raise Violation(f"{item + _END!r} stands after {prefix!r}, but was never appended")
             prefix += item + _END
 
     def step(held: Value, operation: Operation) -> tuple[bool, Value]:
@@ -102,14 +102,14 @@ def _step_of(operations: list[Operation]) -> Step:
 
 
 def _found(operation: Operation) -> Value:
-    """What it says that the key held."""
+    """Return the former value of the key according to the operation's answer."""
     if operation.result is not Result.OK:
         return None
     return operation.value if operation.kind is Kind.GET else operation.expected
 
 
 def _are_items(operations: list[Operation]) -> bool:
-    """Whether the key is a list whose items can be told apart."""
+    """Return True if the key is a list with distinguishable items."""
     if any(o.kind in (Kind.PUT, Kind.CAS, Kind.SWAP, Kind.INCR) and o.value is not None for o in operations):
         return False
     appended = [o.value for o in operations if o.kind is Kind.APPEND]
@@ -118,8 +118,9 @@ def _are_items(operations: list[Operation]) -> bool:
 
 
 def relevant(operations: list[Operation]) -> list[Operation]:
-    """Without what tells nothing: reads that failed, writes that were refused, and PUTs of unknown outcome that nobody
-    can have noticed. Where one may have been noticed by what it was not, all that nobody saw write the same."""
+    """Drop operations without information: failed reads, refused writes, and PUTs of unknown outcome that no other
+    operation can have noticed. If such a PUT may have been noticed because the value differed, give all unseen
+    values one common value."""
     told = [o for o in operations if o.result is Result.OK or o.condition_failed or (_is_unknown(o) and o.is_write)]
     kinds = {o.kind for o in told}
     if Kind.APPEND in kinds:
@@ -131,7 +132,7 @@ def relevant(operations: list[Operation]) -> list[Operation]:
 
 
 def _with_unseen_suffixes(told: list[Operation]) -> list[Operation]:
-    """What was appended and stands in no answer can have been noticed by its length only."""
+    """Replace appended items that occur in no answer by placeholders: only their length is noticeable."""
     answers = [each for each in map(_found, told) if isinstance(each, bytes)]
     if _are_items(told):
         seen = {item + _END for answer in answers for item in answer.split(_END)}
@@ -148,7 +149,7 @@ def _with_unseen_suffixes(told: list[Operation]) -> list[Operation]:
 
 
 def _is_unseen(operation: Operation, seen: set[Value]) -> bool:
-    """Whether this is a write of unknown outcome whose value nobody met."""
+    """Return True if this is a write of unknown outcome whose value occurs in no answer."""
     is_put = operation.kind in (Kind.PUT, Kind.CAS, Kind.SWAP) and operation.value is not None
     return is_put and _is_unknown(operation) and operation.value not in seen
 
@@ -160,8 +161,8 @@ def search(
     *,
     steps_max: int = STEPS_MAX,
 ) -> list[Operation] | None:
-    """None if there is an order in which `step` accepts all; else the operations that were under way at the furthest
-    moment that could be explained. Raises Undecided."""
+    """Return None if `step` accepts all operations in some order. Otherwise return the operations in flight at the
+    furthest moment that could be explained. Raises Undecided."""
     operations = sorted(operations, key=lambda o: (o.began, o.ended))
     must = sum(1 << index for index, o in enumerate(operations) if not _is_unknown(o))
     tried = _Tried[S](must)
@@ -184,8 +185,8 @@ def search(
 
 
 class _Tried(Generic[S]):
-    """The states that a search has been in. One that differs from another only by more operations of unknown outcome
-    that are done is not new: what it could do next, the other can."""
+    """The states that a search has visited. A state that differs from a visited one only by additional done
+    operations of unknown outcome is not new: it has no continuation that the visited state lacks."""
 
     def __init__(self, must: int) -> None:
         self._must = must
@@ -202,11 +203,11 @@ class _Tried(Generic[S]):
 def _choices(
     operations: list[Operation], done: int, step: Callable[[S, Operation], tuple[bool, S]], state: S
 ) -> list[tuple[int, S]]:
-    """What may be done next, as (done, state) after it; those first that must be done soonest.
+    """Return the possible next states as (done, state), ordered by the end of the operation that leads there.
 
-    A read that fits is done at once, without a choice: in any order that works it could be moved here. Of operations
-    of unknown outcome those that change nothing are never done, and of like ones only the first: what the others could
-    do next, it can.
+    A read that fits is done at once without alternatives, because any valid order allows moving it here. Operations of
+    unknown outcome that change nothing are never done. Of equal operations of unknown outcome only the first is tried,
+    because the others have the same continuations.
     """
     found = []
     likes = set()
@@ -227,7 +228,7 @@ def _choices(
 
 
 def _first(operations: list[Operation], done: int) -> list[int]:
-    """Those that may come first of what is not done: they began before any of that ended."""
+    """Return the operations that may come next: pending operations that began before any pending operation ended."""
     end = inf
     found = []
     rest = ~done & ((1 << len(operations)) - 1)

@@ -1,4 +1,4 @@
-"""Every state that a partition was ever in, as its log says."""
+"""Every state that a partition ever had according to its log."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ ABSENT = Record(b"", 0, 0, 0, 0)
 
 
 class Wrong(AssertionError):
-    """The history is not one that a correct store could have made."""
+    """A correct store could not have produced the history."""
 
 
 class LogStates:
-    """Every state that a partition was ever in, by sequence, as its log says."""
+    """Every state that a partition ever had according to its log, by sequence."""
 
     def __init__(self, partition: PartitionId, log: Iterable[tuple[Position, Entry]]) -> None:
-        """Raises Wrong if a request was applied twice, or if the log contradicts itself."""
+        """Raises Wrong if a request was applied twice or if the log contradicts itself."""
         self.partition = partition
         self.mutations: list[Mutation] = []
         self.requests: dict[tuple[bytes, int], int] = {}
-        """(client, sequence) -> the sequence at which the request ends."""
+        """(client, request number) -> the last sequence of the request."""
         self.written: dict[tuple[bytes, bytes], int] = {}
-        """(key, value) -> the sequence that wrote the value first."""
+        """(key, value) -> the sequence that first wrote the value."""
         self.appended: dict[tuple[bytes, bytes], int] = {}
-        """(key, what a value became longer by) -> the sequence."""
+        """(key, appended bytes) -> the sequence."""
         self._history: dict[bytes, tuple[list[int], list[Record]]] = defaultdict(lambda: ([0], [ABSENT]))
         self._counts = [0]
         self._times: list[tuple[int, int]] = [(0, 0)]
-        """By sequence: record time when it was applied, and when the next one was about to be."""
+        """By sequence: the record time when it was applied and just before the next sequence."""
         self.entry_ends = [0]
-        """The sequences between entries."""
+        """The sequences at which entries end."""
         self._entry_of = [0]
         """By sequence: the number of its entry."""
         for _, entry in log:
@@ -51,31 +51,31 @@ class LogStates:
         return self._keys
 
     def keys_between(self, start: bytes, end: bytes) -> list[bytes]:
-        """All keys in [start, end) that ever were; `end` empty: no upper end."""
+        """Return all keys in [start, end) that ever existed. An empty `end` means no upper bound."""
         first = bisect_left(self._keys, start)
         return self._keys[first : bisect_left(self._keys, end) if end else None]
 
     def time_ms(self, seq: int) -> int:
-        """The record time of the entry that brought this sequence."""
+        """Return the record time of the entry that contains this sequence."""
         return self._times[seq][0]
 
     def times_ms(self, seq: int) -> tuple[int, int]:
-        """Record time when this sequence was applied, and when the next one was about to be."""
+        """Return the record time when this sequence was applied and just before the next sequence."""
         return self._times[seq]
 
     def are_together(self, first: int, last: int) -> bool:
-        """Whether one entry brought these sequences."""
+        """Return True if one entry contains both sequences."""
         return self._entry_of[first] == self._entry_of[last]
 
     def record(self, key: bytes, seq: int) -> Record:
-        """What the key had at `seq`, its expiry aside; ABSENT."""
+        """Return the record of the key at `seq`, regardless of its expiry, or ABSENT."""
         if key not in self._history:
             return ABSENT
         seqs, records = self._history[key]
         return records[bisect_right(seqs, seq) - 1]
 
     def may_be(self, key: bytes, seq: int, found: Record | None) -> bool:
-        """Could a read at `seq` have found this?"""
+        """Return True if a read at `seq` could have found this record."""
         record = self.record(key, seq)
         applied_ms, last_ms = self._times[seq]
         if found is None:
@@ -83,7 +83,7 @@ class LogStates:
         return record == found and not 0 < record.expires_ms <= applied_ms
 
     def count(self, seq: int) -> int:
-        """How many keys there were, those past their expiry included."""
+        """Return the number of keys, including expired keys."""
         return self._counts[seq]
 
     def _take(self, entry: Entry) -> None:
@@ -103,7 +103,7 @@ class LogStates:
                 self._ended((entry.requests.clients[client], sequence), entry.first_seq + index)
 
     def _change(self, mutation: Mutation, time_ms: int) -> int:
-        """Apply it; by how much it changes the number of keys."""
+        """Apply the mutation and return the change in the number of keys."""
         kind, seq, key, value, created, expires_ms, _ = mutation
         if kind == NOTE:
             return 0
@@ -112,7 +112,7 @@ class LogStates:
         seqs.append(seq)
         if kind == DELETE:
             if not before.version:
-                raise Wrong(f"{self.partition}: {seq} deletes {key!r}, which is not there")
+                raise Wrong(f"{self.partition}: {seq} deletes {key!r}, which does not exist")
             records.append(ABSENT)
             return -1
         if (kind == CREATE) != (not before.version) or created != (before.created or seq):

@@ -1,6 +1,6 @@
-"""What the partitions' logs really say, noted over the shoulders of writers and replicas and checked as it is noted.
+"""The true content of the partitions' logs, recorded from writers and replicas and checked at each event.
 
-A position is confirmed when its ledger's writer says so, final when it is confirmed or within a closed ledger, and
+A position is confirmed when the writer of its ledger says so, final when it is confirmed or within a closed ledger, and
 applied when any replica has applied it. Trimmed entries stay here, so that at the end of a run every mutation of every
 log is known (docs/protocol.md: L3, L10, L15, the list G4 and G5, state P1, P2 and P5).
 """
@@ -24,47 +24,48 @@ class Noted:
 
 
 class Logbook:
-    """Fed by tests/sim/watching.py. `broken(message)` is told of a broken rule."""
+    """The record of all logs. tests/sim/watching.py reports the events; `broken(message)` is called for each broken
+    rule."""
 
     def __init__(self, broken: Callable[[str], None]) -> None:
         self.confirmed: dict[LedgerId, EntryId] = {}
         self.closed: dict[LedgerId, EntryId] = {}
         self.appended: dict[LedgerId, dict[EntryId, bytes]] = {}
-        """Payloads by position, as their first writer had them."""
+        """Payloads by position, as first appended."""
         self.entries: dict[PartitionId, dict[Position, Noted]] = {}
         self.acks: dict[LedgerId, dict[EntryId, set[BookieId]]] = {}
-        """Which bookies have told the writer that they have an entry."""
+        """The bookies that have acknowledged the entry to the writer."""
         self._broken = broken
 
     def last_confirmed(self, ledger: LedgerId) -> EntryId:
         return self.confirmed.get(ledger, NO_ENTRY)
 
     def is_final(self, position: Position) -> bool:
-        """Can the entry no longer be lost, as far as writers and recoveries have said?"""
+        """Return True if the entry can no longer be lost, according to writers and recoveries."""
         ledger, entry = position
         return entry <= self.confirmed.get(ledger, NO_ENTRY) or entry <= self.closed.get(ledger, NO_ENTRY)
 
     # ── noted ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def append(self, ledger: LedgerId, entry: EntryId, payload: bytes) -> None:
-        """A ledger's own writer sends an entry."""
+        """The ledger's own writer sends an entry."""
         sent = self.appended.setdefault(ledger, {})
         if entry in sent:
             self._broken(f"L15 entry {entry} of ledger {ledger} was appended twice")
         sent[entry] = payload
 
     def stored(self, ledger: LedgerId, entry: EntryId, bookie: BookieId) -> None:
-        """A bookie has told the writer that it has the entry on its disk."""
+        """A bookie acknowledges to the writer that the entry is on its disk."""
         self.acks.setdefault(ledger, {}).setdefault(entry, set()).add(bookie)
 
     def confirm(self, ledger: LedgerId, entry: EntryId, recorded: LedgerMetadata | None, is_listed: bool) -> None:
-        """A ledger's own writer confirms an entry; `recorded` is what the metadata store has at this moment."""
+        """The ledger's own writer confirms an entry. `recorded` is the current metadata in the metadata store."""
         before = self.confirmed.get(ledger, NO_ENTRY)
         if entry != before + 1:
             self._broken(f"L3 ledger {ledger} confirms entry {entry} after {before}")
         self.confirmed[ledger] = max(before, entry)
         if not is_listed:
-            self._broken(f"G2 ledger {ledger} confirms entry {entry} and is in no list")
+            self._broken(f"G2 ledger {ledger} confirms entry {entry} but is in no list")
         if entry > self.closed.get(ledger, entry):
             self._broken(f"L10 entry {entry} is confirmed, ledger {ledger} is closed at {self.closed[ledger]}")
         if recorded is not None and recorded.state is not LedgerState.CLOSED:
@@ -73,7 +74,7 @@ class Logbook:
                 self._broken(f"L3 entry {entry} of ledger {ledger} is confirmed with {sorted(holders)} of {recorded}")
 
     def close(self, ledger: LedgerId, last: EntryId) -> None:
-        """The ledger's end is recorded."""
+        """The end of the ledger is recorded."""
         self.closed[ledger] = last
         if self.confirmed.get(ledger, NO_ENTRY) > last:
             self._broken(f"L10 ledger {ledger} is closed at {last}, {self.confirmed[ledger]} was confirmed")
@@ -100,7 +101,7 @@ class Logbook:
     # ── at the end ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def log(self, partition: PartitionId) -> list[tuple[Position, Entry]]:
-        """Everything that the partition's log has ever said, in order. Checks that it is whole."""
+        """Return all entries that the partition's log has ever had, in order. Check that there are no gaps."""
         entries = [(position, noted.entry) for position, noted in sorted(self.entries.get(partition, {}).items())]
         seq, epoch, time_ms = Seq(0), 0, 0
         for position, entry in entries:

@@ -1,4 +1,4 @@
-"""What clients of a simulated cluster asked, when, and what they were told: the recorded history of a run."""
+"""The recorded history of a run: the operations of simulated clients with their times and answers."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _SEQ_AT = {Code.GET: 3, Code.META: 3, Code.SCAN: 6, Code.RANGE: 6}
 class Status(StrEnum):
     OPEN = "open"
     OK = "ok"
-    """Answered; a failed condition is an answer."""
+    """Answered. A failed condition is an answer."""
     FAIL = "fail"
     """Refused: certainly not done."""
     INFO = "info"
-    """Nobody knows: never answered, or the connection was lost, or the server said so."""
+    """Unknown outcome: never answered, the connection was lost, or the server reported an unknown outcome."""
 
 
 @dataclass(slots=True, eq=False)
@@ -34,7 +34,7 @@ class Operation:
 
     number: int
     client: str
-    """Who asked; asks one thing at a time."""
+    """The client. It performs one operation at a time."""
     op: Op
     partition: PartitionId
     began: float
@@ -42,16 +42,16 @@ class Operation:
     ended: float = inf
     status: Status = Status.OPEN
     result: Any = None
-    """A result as kvstore.partition.state.commands documents it, or the StoreError."""
+    """A result as documented in kvstore.partition.state.commands, or the StoreError."""
     request: RequestId | None = None
     attempts: list[str] = field(default_factory=list)
-    """The node of each."""
+    """The node of each attempt."""
     errors: list[tuple[StoreError, float]] = field(default_factory=list)
-    """How attempts were refused or lost, and when."""
+    """Errors of attempts, with the time of each."""
     floor: int = 0
-    """The least sequence that a stale or session read may show, by the replica that answered it."""
+    """The lowest sequence that a stale or session read may show on the replica that answered it."""
     is_keyed: bool = True
-    """It is sent to the owner of its key, not to a partition by name."""
+    """True if the operation is sent to the owner of its key, not to a partition by name."""
 
     @property
     def code(self) -> Code:
@@ -59,7 +59,7 @@ class Operation:
 
     @property
     def key(self) -> bytes:
-        """The key, or where a range begins."""
+        """The key, or the start of a range."""
         key: bytes = self.op[1] if self.code is not Code.SCAN_TOKENS else b""
         return key
 
@@ -69,13 +69,13 @@ class Operation:
 
     @property
     def level(self) -> Level | None:
-        """Of a read."""
+        """The consistency level of a read."""
         place = _LEVEL_AT.get(self.code)
         return None if place is None else Level(self.op[place])
 
     @property
     def token(self) -> int:
-        """The sequence that a read wants applied."""
+        """The sequence that a read requires to be applied."""
         place = _SEQ_AT.get(self.code)
         return 0 if place is None else int(self.op[place])
 
@@ -88,7 +88,7 @@ class Operation:
 
 
 class Recorder:
-    """The history, in the order in which operations began."""
+    """The history in the order in which operations began."""
 
     def __init__(self) -> None:
         self.operations: list[Operation] = []
@@ -103,20 +103,20 @@ class Recorder:
         *,
         is_keyed: bool = True,
     ) -> Operation:
-        """Note that an operation is about to be submitted."""
+        """Record an operation that is about to be submitted."""
         operation = Operation(len(self.operations), client, op, partition, now, request=request, is_keyed=is_keyed)
         self.operations.append(operation)
         return operation
 
     def end(self, operation: Operation, status: Status, result: Any, now: float) -> None:
-        """Note what became of it. What nobody knows never ends."""
+        """Record the outcome. An operation of unknown outcome never ends."""
         operation.status = status
         is_list = operation.code is Code.BATCH and isinstance(result, list)
         operation.result = [_told(each) for each in result] if is_list else _told(result)
         operation.ended = inf if status is Status.INFO else now
 
     def succeeded(self, start: float, end: float, partition: PartitionId | None = None) -> int:
-        """How many operations were answered between two moments."""
+        """Return the number of operations that were answered between two moments."""
         return sum(
             operation.status is Status.OK
             and start <= operation.ended < end
@@ -126,5 +126,5 @@ class Recorder:
 
 
 def _told(result: Any) -> Any:
-    """A result with tuples where it came over a peer link with lists."""
+    """Return a result with lists replaced by tuples: peer links deliver lists."""
     return tuple(map(_told, result)) if isinstance(result, list) else result

@@ -1,4 +1,4 @@
-"""What one page of a range must hold, at one state of its partition."""
+"""Check one page of a range against one state of its partition."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Fits = Callable[[int], bool]
 
 
 def page_fits(op: Op, result: Any, states: LogStates) -> Fits:
-    """Whether a state gives this answer to a SCAN, a RANGE or a SCAN_TOKENS."""
+    """Return a function that tells if a state gives this answer to a SCAN, a RANGE or a SCAN_TOKENS."""
     if op[0] == Code.SCAN_TOKENS:
         return _tokens_fit(op, result, states)
     _, start, end, limit, flags, *_ = op
@@ -59,7 +59,8 @@ def _listed(
     limit: int,
     has: Callable[[bytes, int], bool],
 ) -> Fits:
-    """`names` in order, not more than `limit`, and of `keys` no other is there."""
+    """Return a function that accepts a state if `names` are in order, at most `limit`, and the state has no other
+    key of `keys`."""
     in_order = names == sorted(set(names), reverse=backwards)
     if not in_order or not set(names) <= set(keys) or (limit and len(names) > limit):
         return lambda _seq: False

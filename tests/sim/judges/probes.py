@@ -1,7 +1,7 @@
-"""Marks on the rare roads: a simulation that never took one has not tested it.
+"""Probes on rare code paths: a simulation that never takes a path has not tested it.
 
-`declare` at import, `probe` when the road is taken, `missed` at the end of many seeds. `watch` counts the calls of a
-method of the code under test without touching it.
+Call `declare` at import, `probe` when the path is taken, and `missed` at the end of many seeds. `watch` counts the
+calls of a method of the code under test without changing it.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ _declared: set[str] = set()
 
 
 def declare(*names: str) -> None:
-    """Say which roads there are."""
+    """Declare the names of paths."""
     _declared.update(names)
 
 
 def probe(name: str) -> None:
-    """Count that the road was taken. An undeclared one is a mistake in writing."""
+    """Count one use of a path. Fails if the path is not declared."""
     assert name in _declared, f"{name} is not declared"
     hits[name] += 1
 
 
 def missed(prefix: str = "") -> list[str]:
-    """Declared roads below `prefix` that nobody has taken since the process began, sorted."""
+    """Return the declared paths below `prefix` that were not taken since the process began, sorted."""
     return sorted(name for name in _declared if name.startswith(prefix) and not hits[name])
 
 

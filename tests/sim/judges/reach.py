@@ -1,8 +1,7 @@
-"""What runs have reached of what clients can ask for, and of the fast paths that decide on it: a run that never took a
-path has not tested it.
+"""The client operations and the fast paths that runs have covered: a run that never takes a path has not tested it.
 
-`OPERATIONS` are the operations with their options and outcomes, read off the recorded history; `PATHS` are methods and
-functions of the code under test, counted by wrapping them for as long as a run lasts.
+`OPERATIONS` are the operations with their options and outcomes, taken from the recorded history. `PATHS` are methods
+and functions of the code under test, which are wrapped and counted for the duration of a run.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ FLAGS: dict[Code, tuple[Flag, ...]] = {
 }
 """The flags that clients set, by operation."""
 PAST_MS = 5_000
-"""More than dates differ by."""
+"""A time in milliseconds that exceeds the difference between dates."""
 _PAGED = (Code.SCAN, Code.RANGE, Code.SCAN_TOKENS)
 
 
@@ -78,7 +77,7 @@ OPERATIONS = tuple(_expected())
 
 
 def asked(operations: Iterable[Operation]) -> Counter[str]:
-    """How often each of OPERATIONS was answered."""
+    """Return how often each of OPERATIONS was answered."""
     found: Counter[str] = Counter()
     for operation in operations:
         if operation.status is Status.OK:
@@ -111,7 +110,7 @@ def _of_answered(operation: Operation) -> Iterator[str]:
 
 
 def _is_past(operation: Operation) -> bool:
-    """Whether the expiry that was asked for was over before the operation began."""
+    """Return True if the requested expiry had passed before the operation began."""
     op, flags = operation.op, operation.op[FLAGS_AT[operation.code]]
     expires_ms = op[3] if operation.code is Code.PUT else op[2]
     return bool(0 < expires_ms < EPOCH_MS + operation.began * 1000 - PAST_MS and not flags & Flag.RELATIVE_TTL)
@@ -192,11 +191,11 @@ declare(*(f"road: {name}" for name in PATHS))
 
 
 def taken() -> Counter[str]:
-    """How often each of PATHS was taken since the process began."""
+    """Return how often each of PATHS was taken since the process began."""
     return Counter({name: hits[f"road: {name}"] for name in PATHS})
 
 
 def missed(operations: Counter[str], paths: Counter[str]) -> list[str]:
-    """What of OPERATIONS and PATHS was never taken."""
+    """Return the OPERATIONS and PATHS that were never taken."""
     lacking = [f"operation: {name}" for name in OPERATIONS if not operations[name]]
     return lacking + [f"fast path: {name}" for name in PATHS if not paths[name]]

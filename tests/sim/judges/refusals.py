@@ -1,7 +1,7 @@
-"""Which refusals each operation may get. A refusal of the wrong kind is a lie as well: a client does not retry what is
-refused for good, and takes for not done what is refused at all.
+"""The refusals that each operation may get. A refusal of the wrong kind is as wrong as a wrong answer: a client does
+not retry after a permanent refusal, and treats a refused operation as not done.
 
-Whether what was refused is in the log is witness.py's business; here is whether the refusal's cause was there.
+This module checks that the cause of the refusal existed. witness.py checks that no refused operation is in the log.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from tests.sim.judges.operations import Operation
 from tests.sim.world.env import EPOCH_MS
 
 BOUND_MS = 3_000
-"""By how much dates of servers that lead may differ (P28)."""
+"""Maximum difference between the dates of servers that lead, in milliseconds (P28)."""
 _GROWING = (Code.PUT, Code.APPEND, Code.INCREMENT, Code.EXPIRE)
 
 
 class Refusals:
-    """Judges the refusals of one run. `is_older`: some servers run the first release; `has_moves`: the ring changes;
+    """Judges the refusals of one run. `is_older`: some servers run the first release. `has_moves`: the ring changes.
     `may_lose_dates`: as in Knobs."""
 
     def __init__(
@@ -72,7 +72,7 @@ class Refusals:
         }
 
     def check(self, operations: Iterable[Operation]) -> None:
-        """Raises Wrong for a refusal that had no cause, and for an invalid operation that was done."""
+        """Raises Wrong for a refusal without a cause and for an invalid operation that was done."""
         for operation in operations:
             for error, at in operation.errors:
                 has_cause = self._causes.get(type(error))
@@ -85,8 +85,9 @@ class Refusals:
 
     # docs/protocol.md P15, P28
     def _is_expired(self, operation: Operation, error: Any, at: float) -> bool:
-        """A request is too old when it carries a time that is older than the window; a bound of remembered results may
-        have dropped what its client had sent (P33). If all servers lose the date, most wall clocks set it (P28)."""
+        """Return True if the request may be refused as too old. Its time is older than the window, or a bound on
+        remembered results has dropped the client's earlier requests (P33). If all servers lose the date, the
+        majority of wall clocks sets it (P28)."""
         if operation.request is None:
             return False
         if self._may_lose_dates:
@@ -98,7 +99,8 @@ class Refusals:
         return not operation.request.seen_ms or age_ms > config.retry_window_ms - BOUND_MS
 
     def _is_in_namespace(self, operation: Operation, has: Callable[[Namespace], bool]) -> bool:
-        """Whether a key of the operation is in a namespace of this kind; a range counts where it begins."""
+        """Return True if a key of the operation is in a namespace of this kind. The start of a range counts as its
+        key."""
         parts = operation.op[2] if operation.code is Code.BATCH else (operation.op,)
         keys = [part[1] for part in parts if isinstance(part[1], bytes)]
         return any(has(space) and key.startswith(space.prefix) for space in self._spaces for key in keys)
@@ -111,11 +113,11 @@ class Refusals:
 
 
 _RESULTS, _BYTES = 64, 1 << 20
-"""Bounds of the retry table below which clients of a run come to them."""
+"""Bounds of the retry table that clients of a run can reach only when the bounds are below these."""
 
 
 def is_invalid(op: Op) -> bool:
-    """Whether no server may ever do this."""
+    """Return True if every server must refuse the operation."""
     if op[0] == Code.BATCH:
         return not op[2] or any(part[0] not in IN_BATCH or is_invalid(part) for part in op[2])
     return isinstance(op[1], bytes) and len(op[1]) > KEY_BYTES_MAX

@@ -1,7 +1,7 @@
-"""The rare roads through the store's own code: which of them runs have taken, and in which runs to look for them.
+"""The rare paths through the store's own code: which paths runs have taken, and in which runs they are likely.
 
-A road is a call of a method, perhaps only one with a certain result. Runs of random seeds must take the common ones;
-for each of the rare ones there are knobs under which a few seeds do.
+A path is a call of a method, possibly only a call with a certain result. Runs of random seeds must take the common
+paths. For each rare path there are knobs under which a few seeds take it.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from kvstore.wal.writer import LedgerWriter
 from tests.sim.judges.probes import declare, probe
 
 Taken = Callable[[Any], bool]
-"""Whether a call with this result (an exception that left it, too) is the road."""
+"""Return True if a call with this result, or with this exception, takes the path."""
 
 
 @dataclass(frozen=True, slots=True)
 class Road:
-    """A method of the code under test, and the knobs under which it is called if that is rare."""
+    """A method of the code under test. A rare path also has the knobs under which it is taken."""
 
     owner: Any
-    """A class, or a module that calls a function by its own name for it."""
+    """A class, or a module that calls a function by its own name for the function."""
     method: str
     taken: Taken = lambda _result: True
     faults: tuple[str, ...] = ()
@@ -99,7 +99,7 @@ declare(*(f"road: {name}" for name in ROADS))
 
 @contextmanager
 def counting(roads: Mapping[str, Road] = ROADS) -> Iterator[None]:
-    """Count the roads that are taken meanwhile, as probes."""
+    """Count the paths that are taken in the block, as probes."""
     with pytest.MonkeyPatch.context() as patch:
         for name, road in roads.items():
             patch.setattr(road.owner, road.method, _counted(road, getattr(road.owner, road.method), f"road: {name}"))

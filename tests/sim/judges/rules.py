@@ -1,4 +1,4 @@
-"""What no write to the metadata store may ever do, checked at each write (docs/protocol.md: ledgers L1 to L9, the list
+"""Rules for every write to the metadata store, checked at each write (docs/protocol.md: ledgers L1 to L9, the list
 G1 to G3 and G25, the end of a partition H5)."""
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ _STEPS = {
 
 
 class MetadataRules:
-    """Sees every write of the store's tree (an observer of MemoryTree) and keeps what is recorded now.
+    """Observes every write to the store's tree (as an observer of MemoryTree) and keeps the current metadata.
 
-    `confirmed(ledger)` is the last entry that its writer has confirmed; `broken(message)` is told of a broken rule;
-    `closed(ledger, last entry)` of each ledger that is closed."""
+    `confirmed(ledger)` returns the last entry that the ledger's writer has confirmed. `broken(message)` is called for
+    each broken rule, `closed(ledger, last entry)` for each ledger that is closed.
+    """
 
     def __init__(
         self,
@@ -37,10 +38,10 @@ class MetadataRules:
         self.ledgers: dict[LedgerId, LedgerMetadata] = {}
         self.lists: dict[PartitionId, list[Listed]] = {}
         self.partition_of: dict[LedgerId, PartitionId] = {}
-        """Of every ledger that was ever listed."""
+        """The partition of every ledger that was ever listed."""
         self.ring: Ring | None = None
         self.kept: set[LedgerId] = set()
-        """Of partitions that have left the ring, for feeds."""
+        """Ledgers of partitions that have left the ring, kept for change feeds."""
         self.on_trim: Callable[[PartitionId, list[Listed]], None] = lambda _partition, _dropped: None
         self._confirmed, self._broken, self._closed = confirmed, broken, closed
 
@@ -56,7 +57,8 @@ class MetadataRules:
             self._ring_changed(decode(new))
 
     def restored(self, path: str, _old: bytes | None, new: bytes | None) -> None:
-        """Take what a restored copy has as what there is: the rules judge what nodes write, and nobody wrote this."""
+        """Accept the content of a restored copy without checks: the rules judge writes of nodes, and no node wrote
+        this."""
         ledger = paths.ledger_of(path)
         if ledger is not None:
             self.ledgers.pop(ledger, None)
@@ -122,17 +124,17 @@ class MetadataRules:
             was = before.partitions[partition].state if before is not None else None
             if partition not in after.partitions:
                 retired = was is PartitionState.RETIRED and partition in after.retired
-                self._expect(retired, "H5 only who has retired leaves the ring, and its id stays", (partition, was))
-                self._expect(not self.lists.get(partition), "H5 its list goes first", partition)
+                self._expect(retired, "H5 only a retired partition leaves the ring, and its id stays", (partition, was))
+                self._expect(not self.lists.get(partition), "H5 its list is deleted first", partition)
                 mine = [ledger for ledger, owner in self.partition_of.items() if owner == partition]
                 left = [ledger for ledger in mine if ledger in self.ledgers and ledger not in self.kept]
-                self._expect(not left, "H5 its ledgers go first", (partition, left))
+                self._expect(not left, "H5 its ledgers are deleted first", (partition, left))
         for partition, member in after.partitions.items():
             if member.state is PartitionState.RETIRED:
                 busy = partition in after.tokens.values() or any(
                     partition in (m.source, m.target) for m in after.moves.values()
                 )
-                self._expect(not busy, "H5 who retires owns nothing and has no open move", partition)
+                self._expect(not busy, "H5 a retiring partition owns nothing and has no open move", partition)
 
     def _has_retired(self, partition: PartitionId) -> bool:
         member = self.ring.partitions.get(partition) if self.ring is not None else None
@@ -146,7 +148,9 @@ class MetadataRules:
         after = list(listed.ledgers)
         self.lists[partition] = after
         if data is None or (before and not after):
-            self._expect(self._has_retired(partition), "H5 only who has retired loses its list", (partition, before))
+            self._expect(
+                self._has_retired(partition), "H5 only retired partitions lose their list", (partition, before)
+            )
             self._expect(data is not None or not before, "H5 a list is emptied before it goes", (partition, before))
             return
         ids = [line.id for line in after]
@@ -167,7 +171,8 @@ class MetadataRules:
             self._trimmed(partition, dropped)
 
     def _check_closed_end(self, lines: list[Listed], dropped: list[Listed], said: Position) -> None:
-        """What was trimmed earlier than this write is not known here any more."""
+        """Check that the list's closed end is the last entry before the last two ledgers. Ledgers that were trimmed
+        before this write are not known here."""
         ends = [
             Position(line.id, self.ledgers[line.id].last_entry)
             for line in [*dropped, *lines[:-2]]

@@ -1,5 +1,5 @@
-"""Looks into the disks of all bookies: is every entry there, as often as promised and always the same?
-(docs/protocol.md L3, L11, L15)"""
+"""Check the disks of all bookies: every entry must have all its copies, and the copies must be equal
+(docs/protocol.md L3, L11, L15)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tests.sim.cluster import Cluster
 
 
 def scrub(cluster: Cluster) -> None:
-    """Break a rule of the cluster for each entry of a listed ledger that lacks copies or has two payloads. All bookies
-    must be up. An entry may lack the copy of the one disk that was wiped or damaged, until it is copied again."""
+    """Report a broken rule for each entry of a listed ledger that lacks copies or has two payloads. All bookies must
+    be up. An entry may lack the copy on the one wiped or damaged disk until the copy is made again."""
     bookies = [node.served.bookie for node in cluster.nodes if node.served]
     storages = {bookie.id: bookie.storage for bookie in bookies if bookie is not None}
     for partition, lines in sorted(cluster.rules.lists.items()):
@@ -43,7 +43,7 @@ def _check_entry(
 
 
 def _copies(metadata: LedgerMetadata, entry: EntryId, storages: dict[BookieId, Any]) -> dict[BookieId, bytes]:
-    """The payloads of the entry by bookie, of every bookie that has a good copy."""
+    """Return the payloads of the entry by bookie, for every bookie that has a good copy."""
     digest = EntryDigest(metadata.digest, metadata.password)
     found: dict[BookieId, bytes] = {}
     for bookie, storage in sorted(storages.items()):

@@ -1,4 +1,5 @@
-"""What replicas had published when a process started: the floor of its stale reads (docs/protocol.md, P27)."""
+"""The positions that replicas had published when a process started: the floor of the process's stale reads
+(docs/protocol.md, P27)."""
 
 from __future__ import annotations
 
@@ -12,13 +13,14 @@ from kvstore.partition.election.ranking import Published
 from kvstore.types import PartitionId, ServerId
 
 LAG_S = 1.0
-"""By so much a process may see the metadata store late."""
+"""Maximum delay in seconds after which a process sees a change in the metadata store."""
 _REPLICA = re.compile(re.escape(paths.PARTITIONS) + r"/([^/]+)/replicas/([^/]+)")
 Change = tuple[float, ServerId, int | None]
 
 
 class Starts:
-    """Sees every write of the metadata store's tree (an observer of MemoryTree) and remembers what was published."""
+    """Observes every write to the metadata store's tree (as an observer of MemoryTree) and remembers the published
+    positions."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -35,8 +37,8 @@ class Starts:
         self._changes.setdefault(PartitionId(match.group(1)), []).append((self._now(), ServerId(match.group(2)), seq))
 
     def floor(self, server: ServerId, partition: PartitionId, started_at: float) -> int:
-        """The least of what the other replicas had published at any moment from `started_at` on: the replica on
-        `server` looked at one of these moments, and nobody knows at which."""
+        """Return the lowest floor that the replica on `server` may have computed. The replica read the positions of
+        the other replicas at some unknown moment after `started_at`."""
         published: dict[ServerId, int] = {}
         floor: int | None = None
         for at, other, seq in self._changes.get(partition, []):

@@ -1,4 +1,5 @@
-"""The judge of answers takes what a correct store could have answered to any operation, and nothing else."""
+"""The judge of answers accepts what a correct store could have answered to any operation, and rejects everything
+else."""
 
 from __future__ import annotations
 
@@ -97,14 +98,14 @@ def test_floor_is_what_other_replicas_had_published_at_start() -> None:
     assert starts.floor(ServerId("n1"), P, 5.0) == 20
     now[0] = 10.0
     starts(f"/partitions/{P}/replicas/n2", b"", None)
-    assert starts.floor(ServerId("n1"), P, 5.0) == 0, "it may have looked when nobody was there"
+    assert starts.floor(ServerId("n1"), P, 5.0) == 0, "it may have read when no position was published"
     assert starts.floor(ServerId("n1"), PartitionId("p9"), 5.0) == 0
 
 
 def test_mutation_is_wrong_when_no_client_requested_it() -> None:
     witness = Witness(TWO_PUTS.states())
     witness.check([asked(commands.put(K, b"1"), 0, 1, 1)])
-    with pytest.raises(Wrong, match="nobody has done"):
+    with pytest.raises(Wrong, match="no operation explains"):
         witness.check_nothing_else()
     witness = Witness(TWO_PUTS.states())
     lost = asked(commands.put(K, b"2"), 2, 3, OutcomeUnknown("lost"), Status.INFO)

@@ -1,4 +1,4 @@
-"""What is recorded is what was asked and told, and it survives a file."""
+"""A history records operations and answers as they happened, and survives a round trip through a file."""
 
 from math import inf
 from pathlib import Path
@@ -52,11 +52,11 @@ def test_history_survives_file_round_trip(tmp_path: Path) -> None:
 def test_process_runs_one_operation_at_a_time_and_none_after_unknown_one() -> None:
     history = History()
     first = history.begin("p", Kind.GET, b"k")
-    with pytest.raises(ValueError, match="before it has a definite answer"):
+    with pytest.raises(ValueError, match="before the outcome of its last operation"):
         history.begin("p", Kind.GET, b"k")
     first.ok()
     history.begin("p", Kind.PUT, b"k", b"v").info()
-    with pytest.raises(ValueError, match="before it has a definite answer"):
+    with pytest.raises(ValueError, match="before the outcome of its last operation"):
         history.begin("p", Kind.GET, b"k")
 
 
@@ -76,7 +76,7 @@ def test_unanswered_operation_has_unknown_outcome() -> None:
 
 
 def test_invalid_operations_are_refused() -> None:
-    with pytest.raises(ValueError, match="before it begins"):
+    with pytest.raises(ValueError, match="expected an end after the beginning"):
         Operation(process="p", kind=Kind.GET, key=b"k", began=2, ended=1, result=Result.OK)
     with pytest.raises(ValueError, match="exactly if the outcome is known"):
         Operation(process="p", kind=Kind.GET, key=b"k", began=1, ended=2, result=Result.INFO)

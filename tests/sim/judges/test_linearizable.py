@@ -1,4 +1,4 @@
-"""The checkers accept what a correct store could have answered and reject the rest, and agree with each other."""
+"""The checkers accept histories of a correct store, reject all others, and agree with each other."""
 
 from __future__ import annotations
 
@@ -165,14 +165,14 @@ def test_log_settles_unknown_outcomes() -> None:
     check_versions(history_of(unseen), {1: (K, A)})
 
 
-# Against each other
+# The checkers against each other
 
 Versioned = tuple[Value, int, bool]
-"""What a key holds, its version, and whether that is known (else it is higher)."""
+"""The value of a key, its version, and True if the version is exact (False if the true version is higher)."""
 
 
 def versioned(state: Versioned, operation: Operation) -> tuple[bool, Versioned]:
-    """A key that knows versions: an oracle for the checker that goes by them."""
+    """Apply an operation to a key with versions: an oracle for the version-based checker."""
     held, version, is_known = state
     fits, after = register(held, operation)
     if operation.result is Result.INFO:
@@ -199,7 +199,7 @@ def oracle(history: History) -> bool:
 
 
 def random_history(luck: Random, kinds: list[Kind], *, unknown: float) -> tuple[list[Operation], Log]:
-    """What clients of a correct store saw, and the store's log."""
+    """Return what clients of a correct store saw, and the store's log."""
     plans = []
     for number in range(luck.randint(4, 12)):
         began = luck.uniform(0, 10)
@@ -215,7 +215,7 @@ def random_history(luck: Random, kinds: list[Kind], *, unknown: float) -> tuple[
         planned = op(kind, began, inf, value, expected=expected, delta=1 if kind is Kind.INCR else 0)
         is_unknown = kind is not Kind.GET and luck.random() < unknown
         if is_unknown and luck.random() < 0.5:
-            found.append(planned)  # it never arrived
+            found.append(planned)  # the request never arrived
             continue
         if kind is Kind.GET:
             found.append(get(began, ended, held, version if held is not None else None))
@@ -235,7 +235,7 @@ def random_history(luck: Random, kinds: list[Kind], *, unknown: float) -> tuple[
 
 
 def mutate(luck: Random, operations: list[Operation], log: Log) -> list[Operation]:
-    """Change one thing, if what is drawn can be changed."""
+    """Change one detail of a random operation, if possible."""
     at = luck.randrange(len(operations))
     old = operations[at]
     match luck.choice(("answer", "time", "drop", "version", "swap")):
@@ -300,7 +300,7 @@ def test_checkers_agree_on_random_histories_half_of_them_mutated(kinds: list[Kin
 
 
 def long_history(operations: int, clients: int, unknown: float) -> list[Operation]:
-    """What `clients` that are always busy see of one key. A client of unknown outcome is replaced by another."""
+    """Return what `clients` busy clients see of one key. A client with an operation of unknown outcome is replaced."""
     luck = Random(1)
     free = [0.0] * clients
     plans = []

@@ -1,5 +1,5 @@
-"""The search of checker B: what has no versions, what nobody knows the outcome of, and that no short cut changes a
-verdict."""
+"""The search of checker B handles values without versions and operations of unknown outcome, and its shortcuts do
+not change a verdict."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ def test_search_judges_histories_without_versions(is_right: bool, operations: li
 
 
 def by_trying(left: list[Operation], held: Value = None) -> bool:
-    """Every order that time allows, each operation of unknown outcome done or not."""
+    """Return True if an order that time allows explains the operations, with each operation of unknown outcome done
+    or not."""
     if all(o.result is Result.INFO for o in left):
         return True
     for each in [o for o in left if not any(other.ended < o.began for other in left)]:
@@ -68,7 +69,7 @@ def test_search_shortcuts_do_not_change_verdict(kinds: list[Kind]) -> None:
 
 
 def list_history(luck: Random, count: int, *, unknown: float, span: float) -> list[Operation]:
-    """What callers of a correct store saw of a list, some of whom heard nothing."""
+    """Return what callers of a correct store saw of a list. Some callers received no answer."""
     plans = []
     for number in range(count):
         began = luck.uniform(0, span)
@@ -81,7 +82,7 @@ def list_history(luck: Random, count: int, *, unknown: float, span: float) -> li
         if kind == "G":
             found += [] if is_unknown else [get(began, ended, held)]
             continue
-        if not is_unknown or luck.random() < 0.5:  # it arrived
+        if not is_unknown or luck.random() < 0.5:  # the request arrived
             answered, held = held, (held or b"") + item if kind == "A" else None
             if not is_unknown:
                 told = append(began, ended, item, len(held or b""))
@@ -92,7 +93,7 @@ def list_history(luck: Random, count: int, *, unknown: float, span: float) -> li
 
 
 def mutated_list(luck: Random, operations: list[Operation]) -> list[Operation]:
-    """One answer is another's, or says another length, or came at another time."""
+    """Swap two answers, change the length in an answer, or change the time of an answer."""
     at = luck.randrange(len(operations))
     old, other = operations[at], luck.choice(operations)
     if old.kind is Kind.GET and other.kind is Kind.GET:
@@ -120,7 +121,8 @@ def test_past_items_in_list_answers_do_not_change_verdict() -> None:
 
 
 def test_search_judges_list_in_time_after_storm() -> None:
-    """Hundreds of items, a third of them by callers who heard nothing, some of whom emptied it."""
+    """The list has hundreds of items. A third come from callers without an answer, and some of these emptied the
+    list."""
     for seed in range(5):
         operations = list_history(Random(seed), 400, unknown=0.3, span=400)
         check_search(history_of(operations))
@@ -132,7 +134,7 @@ def test_search_judges_list_in_time_after_storm() -> None:
 
 
 def test_search_handles_many_similar_operations_of_unknown_outcome() -> None:
-    """A counter, or a register with conditions, that clients could not reach for a while."""
+    """The key is a counter, or a register with conditions, that clients could not reach for a while."""
     lost = [incr(number / 10, inf, None) for number in range(60)]
     counted = [incr(10 + number, 10.5 + number, number + 31) for number in range(40)]
     check_search(history_of([*lost, *counted, get(60, 61, 70)]))

@@ -1,4 +1,4 @@
-"""Roads not taken are found."""
+"""Paths that were not taken are found."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the rules of the metadata judge when a copy of the store is put in the place of another one."""
+"""The metadata rules when a copy of the metadata store replaces the store."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ CLOSED = replace(OPEN, state=LedgerState.CLOSED, last_entry=22, length=100)
 
 
 def broken_by(step: bool) -> list[str]:
-    """Close the ledger, go back to a copy in which it is open, and let a node begin its recovery; `step`: the ledger is
-    opened again by a write, and not by a restore."""
+    """Close the ledger, restore a copy in which the ledger is open, and let a node begin its recovery. With `step`,
+    a write opens the ledger again instead of the restore."""
     broken: list[str] = []
     rules = MetadataRules(lambda _: -1, broken.append, lambda *_: None)
     path = paths.ledger(LEDGER)
@@ -35,7 +35,7 @@ def broken_by(step: bool) -> list[str]:
 
 # docs/protocol.md B29
 def test_node_in_restored_copy_is_judged_by_that_copy() -> None:
-    """A node that knew of no later copy began a recovery in the older one, and was accused of opening a closed ledger
-    (seed 9500456)."""
+    """A node that did not know of a later copy began a recovery in the older one. The rules accused it of opening a
+    closed ledger (seed 9500456)."""
     assert broken_by(step=False) == []
     assert "L1 states only go forward" in broken_by(step=True)

@@ -1,4 +1,4 @@
-"""The judge of histories: it takes what a correct store could have answered, and nothing else."""
+"""The judge of histories accepts what a correct store could have answered, and rejects everything else."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Log:
     def add(
         self, *changes: tuple[bytes, bytes | None], time_ms: int = 0, request: int | None = None, expires_ms: int = 0
     ) -> Log:
-        """One entry; None deletes."""
+        """Append one entry; None deletes."""
         entry = Entry(P, 1, self._seq + 1, time_ms or self._seq + 1, b"")
         kinds = bytearray()
         for key, value in changes:
@@ -174,7 +174,7 @@ def test_failed_condition_is_a_read() -> None:
 
 
 def test_retry_with_failed_condition_may_be_done_by_first_attempt() -> None:
-    """It was under way still, and found the key absent when it came to the log."""
+    """The first attempt was still in flight, and the key was absent when the attempt reached the log."""
     log, request = Log().add((b"r1", b"1")).add((b"r1", None)).add((b"r1", b"2"), request=7), RequestId(CLIENT, 7, 1, 0)
     put = commands.put(b"r1", b"2", flags=Flag.IF_ABSENT)
     found = as_history(log.states(), [asked(put, 0, 1, ConditionFailed(1), Status.INFO, request=request)])
@@ -230,5 +230,5 @@ def test_equal_operations_each_have_their_own_mutation() -> None:
     twice = judge(log, asked(commands.put(K, b"1"), 0, 1, 1), asked(expire, 2, 3, True), asked(expire, 2, 3, True))
     twice.check_nothing_else()
     once = judge(log, asked(commands.put(K, b"1"), 0, 1, 1), asked(expire, 2, 3, True))
-    with pytest.raises(Wrong, match="nobody has done"):
+    with pytest.raises(Wrong, match="no operation explains"):
         once.check_nothing_else()

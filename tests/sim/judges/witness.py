@@ -1,12 +1,12 @@
-"""Is a partition's history linearizable? Its log is the witness.
+"""Is a partition's history linearizable? The partition's log is the witness.
 
-The log gives every mutation its place: the sequence. A read belongs to some place between two mutations where the
-state was what it found. What remains to be shown is that places respect real time: an operation that began after
-another had ended has no lower place. For each operation in order of its beginning the least place that fits is taken,
-so that if this fails, every choice fails.
+The log gives every mutation its place: the sequence. The place of a read is between two mutations where the state fits
+the answer. It remains to show that places respect real time: an operation that began after another had ended has no
+lower place. The operations are visited in the order of their beginnings, and each takes the lowest place that fits. If
+this choice fails, every choice fails.
 
-Operations of unknown outcome are looked up: in the log they have a place and never end, otherwise they did nothing.
-Nothing refused may be in the log, and nothing twice.
+Operations of unknown outcome are looked up. If the log has them, they have a place and never end; otherwise they did
+nothing. The log must contain no refused operation and no operation twice.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from tests.sim.judges.pages import page_fits
 
 
 class Witness:
-    """Checks one partition's history against its log. `prefixes` are of namespaces that give keys a time to live."""
+    """Checks one partition's history against its log. `prefixes` are the namespaces that give keys a time to live."""
 
     def __init__(
         self, states: LogStates, prefixes: tuple[bytes, ...] = (), *, range_keys: int = RANGE_KEYS_MAX
     ) -> None:
-        """`range_keys`: up to so many keys a delete of a range is atomic."""
+        """`range_keys`: a range delete of up to this number of keys is atomic."""
         self._states, self._range_keys = states, range_keys
         self._effects = Effects(states, prefixes)
         self._done: set[int] = set()
-        """Sequences of mutations that are known to be an operation's."""
+        """Sequences of mutations that are known to belong to an operation."""
         self._doubtful: list[Operation] = []
         """Operations that may have done more than is known."""
         self.placed = 0
-        """Operations that were found to have a place."""
+        """Number of operations for which a place was found."""
 
     def check(self, operations: Iterable[Operation]) -> None:
         """Raises Wrong."""
@@ -58,14 +58,14 @@ class Witness:
 
     # docs/protocol.md P7
     def check_nothing_else(self) -> None:
-        """Raises Wrong if the log has what nobody asked for, or what was refused. For all of a partition's operations,
-        after `check`."""
+        """Raises Wrong if the log contains a mutation that no client requested or that was refused. Call it after
+        `check`, for all operations of a partition."""
         for mutation in self._states.mutations:
             if mutation.seq not in self._done and not self._is_explained(mutation):
-                raise Wrong(f"P7 {self._states.partition}: nobody has done {mutation}, or it was refused")
+                raise Wrong(f"P7 {self._states.partition}: no operation explains {mutation}, or it was refused")
 
     def _place(self, operation: Operation, floor: int) -> int | None:
-        """The least place that fits at or above `floor`; None for what has none."""
+        """Return the lowest fitting place at or above `floor`, or None for an operation without a place."""
         if operation.status is not Status.OK:
             return self._place_of_unanswered(operation, floor)
         if operation.is_write and not _is_read_only(operation):
@@ -87,7 +87,7 @@ class Witness:
                 self._doubtful.append(operation)
             return None
         if operation.status is Status.FAIL:
-            raise Wrong(f"P7 was refused and is in the log at {seq}: {operation}")
+            raise Wrong(f"P7 the operation was refused, but the log has it at {seq}: {operation}")
         self._expect_above(operation, seq, floor)
         if operation.code is Code.DELETE_RANGE:
             self._doubtful.append(operation)
@@ -99,7 +99,8 @@ class Witness:
         return seq
 
     def _find(self, operation: Operation) -> int | None:
-        """Where the log has it: by its request id, else by what nobody else has written."""
+        """Return the place of the operation in the log: by its request id, otherwise by a value that no other
+        operation has written."""
         states, op = self._states, operation.op
         if operation.request is not None:
             return states.requests.get((operation.request.client, operation.request.sequence))
@@ -121,11 +122,11 @@ class Witness:
             raise Wrong(f"an acknowledged write is not in the log, which ends at {end}: {operation}")
         if found is not None and operation.request is not None:
             places = range(found, found + 1)
-        elif least:  # behind what the answer names may stand what it does not
+        elif least:  # mutations that the answer does not name may follow the one that it names
             places = range(least, min(end, least + 2 * len(keys_of(operation.op))) + 1)
         else:
             places = range(floor + 1, end + 1)
-        # Two equal operations fit the same places, so each takes one that no other operation has, if there is one.
+        # Two equal operations fit the same places, so each takes a place that no other operation has, if there is one.
         for seq in sorted(places, key=self._done.__contains__):
             if self._is_done_at(operation, seq):
                 self._expect_above(operation, seq, floor)
@@ -147,7 +148,8 @@ class Witness:
 
     # docs/protocol.md P11
     def _place_of_delete_range(self, operation: Operation, floor: int) -> int:
-        """Where no key is left, or of a long range none that was there before, and as many were deleted as was told."""
+        """Return the place where no key is left and the reported number of keys was deleted. A long range may still
+        hold keys written after the delete began."""
         _, start, end, _ = operation.op
         states, found = self._states, self._find(operation)
         is_atomic = len(states.keys_between(start, end)) <= self._range_keys
@@ -159,10 +161,10 @@ class Witness:
             since = seq if is_atomic else floor
             if counted >= operation.result and is_deleted(states, start, end, since, seq):
                 return seq
-        raise Wrong(f"{states.partition}: not all of the range was deleted, or less than was told: {operation}")
+        raise Wrong(f"{states.partition}: keys are left, or fewer were deleted than reported: {operation}")
 
     def _is_explained(self, mutation: Mutation) -> bool:
-        """Whether an expiry or an operation of unknown outcome may have made this mutation."""
+        """Return True if an expiry or an operation of unknown outcome may have made this mutation."""
         before = self._states.record(mutation.key, mutation.seq - 1)
         if mutation.kind == NOTE:
             return True
@@ -173,7 +175,7 @@ class Witness:
     def _expect_above(self, operation: Operation, seq: int, floor: int) -> None:
         if seq <= floor:
             raise Wrong(
-                f"{self._states.partition}: took effect at {seq}, although what showed or wrote {floor} had ended "
+                f"{self._states.partition}: took effect at {seq}, although {floor} had been shown or written "
                 f"before it began: {operation}"
             )
 
@@ -182,26 +184,26 @@ class Witness:
     def _place_of_read(self, operation: Operation, floor: int) -> int:
         found = self._find(operation) if operation.is_write else None
         if found is not None and operation.code is Code.DELETE_RANGE and operation.status is Status.OK:
-            return self._place_of_delete_range(operation, floor)  # noted where its last part began
+            return self._place_of_delete_range(operation, floor)  # recorded where its last part began
         if found is not None and operation.request is not None and operation.status is Status.OK:
-            # It has changed nothing, and the log says when.
+            # It has changed nothing, and the log shows where it fits.
             self._expect_above(operation, found, floor)
             if self._is_done_at(operation, found):
                 return found
             raise self._not_so(operation, found)
         fits = self._fits(operation)
-        # What is read is the state between two entries; a condition may be judged in the middle of one.
+        # A read sees the state between two entries. A condition may be evaluated within an entry.
         ends = range(self._states.end + 1) if operation.is_write else self._states.entry_ends
         for seq in ends[bisect_left(ends, floor) :]:
             if fits(seq):
                 return seq
         raise Wrong(
-            f"{self._states.partition}: no state from {floor} to {self._states.end} answers so (what showed or wrote "
-            f"{floor} had ended before): {operation}"
+            f"{self._states.partition}: no state from {floor} to {self._states.end} fits the answer "
+            f"(an operation that showed or wrote {floor} had ended before): {operation}"
         )
 
     def _fits(self, operation: Operation) -> _Fits:
-        """Whether a state fits the answer of what changed nothing."""
+        """Return a function that tells if a state fits the answer of an operation that changed nothing."""
         states, op, result, key = self._states, operation.op, operation.result, operation.key
         match operation.code:
             case Code.GET:
@@ -222,7 +224,7 @@ _Fits = Callable[[int], bool]
 
 
 def _is_read_only(operation: Operation) -> bool:
-    """Has this write changed nothing, so that its answer is about a state only?"""
+    """Return True if this write has changed nothing, so that its answer depends on a state only."""
     result = operation.result
     match operation.code:
         case _ if isinstance(result, ConditionFailed):
@@ -246,7 +248,7 @@ def _part_is_read_only(code: int, result: Any) -> bool:
 
 
 def _seq_in(op: Op, result: Any) -> int:
-    """The latest sequence that an answer names as its own; 0 if it names none."""
+    """Return the latest sequence that an answer names as its own, or 0 if it names none."""
     if op[0] == Code.BATCH:
         return max((_seq_in(part, each) for part, each in zip(op[2], result, strict=True)), default=0)
     if isinstance(result, StoreError) or op[0] in (Code.GET, Code.META, Code.CHECK):
@@ -277,12 +279,12 @@ def _meta_fits(states: LogStates, key: bytes, seq: int, result: Any) -> bool:
 
 
 def _depends(op: Op) -> bool:
-    """Whether a refusal as invalid is about what a key holds."""
+    """Return True if the validity of the operation depends on the value of a key."""
     return bool(op[0] == Code.INCREMENT) or (op[0] == Code.BATCH and any(map(_depends, op[2])))
 
 
 def _may_have_done(op: Op, mutation: Mutation, before: Record) -> bool:
-    """Whether an operation could have made this mutation, by itself or as a part of a batch."""
+    """Return True if an operation, possibly within a batch, could have made this mutation."""
     if op[0] == Code.BATCH:
         return any(_may_have_done(part, mutation, before) for part in op[2])
     if op[0] == Code.DELETE_RANGE:

@@ -45,7 +45,7 @@ class FrozenStore(MemoryStore):
         self._thawed = asyncio.Event()
         self._thawed.set()
         self.fail_next: list[StoreError] = []
-        """Raised by the next writes after they have been carried out."""
+        """Errors raised by the next writes after they have been done."""
 
     def freeze(self) -> None:
         self._thawed.clear()
@@ -72,7 +72,7 @@ class FrozenStore(MemoryStore):
 
 
 class Appended:
-    """What became of entries, in order."""
+    """The results of appends, in order."""
 
     def __init__(self) -> None:
         self.confirmed: list[Position] = []
@@ -88,7 +88,7 @@ class Appended:
 
 
 class Bench:
-    """One process's client of `bookies` model bookies."""
+    """The client of one process, with `bookies` model bookies."""
 
     def __init__(self, world: SimWorld, bookies: int = 3, config: LogConfig | None = None) -> None:
         self.world = world
@@ -108,7 +108,7 @@ class Bench:
         return LedgerPorts(self.env.clock, self.bookies, LedgerStore(store), choice)
 
     async def ledger(self, *ensemble: BookieId, write: int = 0, ack: int = 2) -> LedgerMetadata:
-        """A new open ledger, on B1, B2, B3 unless told."""
+        """Create an open ledger, by default on B1, B2, B3."""
         bookies = ensemble or NAMES[:3]
         quorum = Quorum(len(bookies), write or len(bookies), ack)
         metadata = LedgerMetadata(LEDGER, quorum, (Fragment(EntryId(0), bookies),), token=1)
@@ -130,7 +130,7 @@ class Bench:
     def worker(
         self, name: str = "w1", *, store: MemoryStore | None = None, bytes_per_s: int = 1 << 20, grace_s: float = 30.0
     ) -> Worker:
-        """One that runs, on a session of its own."""
+        """Start a worker on its own session."""
         store = store or MemoryStore(self.tree)
         config, pace = AutorecoveryConfig(open_ledger_grace_s=grace_s), CopyPace(self.env.clock, bytes_per_s)
         worker = Worker(self.env, store, self.ports_on(store), config, pace, name=name)
@@ -146,14 +146,14 @@ class Bench:
         return RecoverySettings(MemoryStore(self.tree))
 
     async def mark(self, *missing: BookieId, ledger: LedgerId = LEDGER) -> None:
-        """Say that the ledger lacks copies at these bookies."""
+        """Mark the ledger as lacking copies on these bookies."""
         await self.marks.mark(ledger, missing, 1, rewrite=True)
 
     async def is_marked(self, ledger: LedgerId = LEDGER) -> bool:
         return await self.marks.get(ledger) is not None
 
     async def set_up(self, *bookies: BookieId) -> None:
-        """Give bookies cookies: from now on they may say what they do not have."""
+        """Give bookies cookies: from now on they may report that an entry is missing."""
         store = MemoryStore(self.tree)
         await ensure_path(store, paths.COOKIES)
         for bookie in bookies:
@@ -170,7 +170,7 @@ class Bench:
         return metadata
 
     def logs(self, config: LogConfig | None = None, store: MemoryStore | None = None) -> PartitionLogs:
-        """Logs on a session of their own, as another node has them."""
+        """Return logs on their own session, as on another node."""
         store = store or FrozenStore(self.tree)
         ports = self.ports_on(store)
         return PartitionLogs(
@@ -206,7 +206,7 @@ def run(
 
 
 async def appended(bench: Bench, handle: LedgerHandle, count: int) -> Appended:
-    """So many entries, confirmed."""
+    """Append `count` entries and wait until they are confirmed."""
     entries = Appended()
     for number in range(count):
         handle.append(b"entry %d" % number, entries.done)

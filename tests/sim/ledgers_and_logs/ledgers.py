@@ -1,7 +1,8 @@
-"""A simulated cluster of bookies and writers, without partitions: real bookies on simulated disks and network, the real
-ledger client, a metadata store in memory whose calls take time and sometimes end unknown.
+"""A simulated cluster of bookies and writers without partitions: real bookies on simulated disks and a simulated
+network, the real ledger client, and an in-memory metadata store whose calls take time and sometimes have an unknown
+outcome.
 
-Every node runs a bookie and may write. A crash of a node ends both. What is promised about ledgers is checked at each
+Every node runs a bookie and may write. A crash of a node ends both. The promises about ledgers are checked at each
 write to the metadata store (tests/sim/judges/rules.py), at each confirmation, and at the end on the disks of all
 bookies.
 """
@@ -48,7 +49,7 @@ class SimStore(MemoryStore):
     def __init__(self, tree: MemoryTree, random: Random) -> None:
         super().__init__(tree)
         self.trouble = 0.0
-        """Share of writes whose connection breaks under way; half of them have been carried out."""
+        """Share of writes whose connection breaks in flight; half of these writes have been done."""
         self._random = random
 
     async def _turn(self) -> None:
@@ -78,7 +79,7 @@ class SimStore(MemoryStore):
 
 
 class View:
-    """Which bookies are registered, as one node knows it: at once in these tests."""
+    """The registered bookies as one node knows them: without delay in these tests."""
 
     def __init__(self, cluster: LedgerCluster) -> None:
         self._cluster = cluster
@@ -96,7 +97,7 @@ class View:
 
 
 class Writer:
-    """What a node's process has for writing logs."""
+    """The log-writing parts of a node's process."""
 
     def __init__(self, cluster: LedgerCluster, name: str, env: Env, storage: BookieStorage, store: SimStore) -> None:
         self.cluster = cluster
@@ -117,7 +118,7 @@ class Writer:
 
 
 class LedgerCluster:
-    """`nodes` nodes in one world. `work` is what each runs beside its bookie."""
+    """A cluster of `nodes` nodes in one world. Each runs `work` beside its bookie."""
 
     def __init__(
         self, seed: int, *, nodes: int = 3, log_config: LogConfig | None = None, segment_bytes: int = 1 << 16
@@ -128,7 +129,7 @@ class LedgerCluster:
         self.names = [f"n{i}" for i in range(1, nodes + 1)]
         self.tree = MemoryTree(lambda: 1_790_000_000_000 + int(self.world.loop.time() * 1000))
         self.confirmed: dict[LedgerId, EntryId] = {}
-        """By ledger, the last entry that its writer has confirmed."""
+        """By ledger: the last entry that its writer has confirmed."""
         self.broken: list[str] = []
         """Rules that were broken."""
         self.rules = MetadataRules(
@@ -136,12 +137,12 @@ class LedgerCluster:
         )
         self.tree.observers.append(self.rules)
         self.zones: dict[str, str] = {}
-        """Of the nodes that stand in one."""
+        """The zones of nodes that have one."""
         self.registered: dict[str, str] = {}
         """Bookie id -> node."""
         self.views: dict[str, View] = {}
         self.writers: dict[str, Writer] = {}
-        """Of the nodes whose process is up."""
+        """The writers of the nodes whose process is up."""
         self.work: Work | None = None
         self._segment_bytes = segment_bytes
 
@@ -152,12 +153,12 @@ class LedgerCluster:
         self.world.close()
 
     def run(self, scenario: Coroutine[Any, Any, None], limit_s: float = 300.0) -> None:
-        """Run the scenario and demand that no rule was broken."""
+        """Run the scenario and check that no rule was broken."""
         self.world.run(scenario, limit_s=limit_s)
         assert not self.broken, f"seed {self.world.seed}: {self.broken[0]}"
 
     def address(self, bookie: BookieId) -> str | None:
-        """Known for good, whether registered or not."""
+        """Return the address of a bookie, registered or not. An address never changes."""
         return f"{bookie.partition('-')[0]}:3181"
 
     def node(self, name: str) -> SimNode:
@@ -170,11 +171,11 @@ class LedgerCluster:
             self.start(name)
 
     def start(self, name: str) -> None:
-        """Start the node's process; its bookie registers when it serves."""
+        """Start the node's process. Its bookie registers when it serves."""
         self.node(name).start(self._main(name))
 
     def crash(self, name: str, *, power: bool = False, silent: bool = False) -> None:
-        """End the process. Its registration outlives it by a session."""
+        """End the process. Its registration outlives it by a session timeout."""
         self.writers.pop(name, None)
         self.node(name).crash(power=power, silent=silent)
         incarnation = self.node(name).incarnation
@@ -186,7 +187,7 @@ class LedgerCluster:
             self._registrations_changed()
 
     async def wait_up(self, count: int | None = None) -> None:
-        """Until so many nodes (all, unless told) run their work."""
+        """Wait until `count` nodes, by default all, run their work."""
         while True:
             if len(self.writers) >= (len(self.names) if count is None else count):
                 return
@@ -220,7 +221,8 @@ class LedgerCluster:
     # Faults.
 
     async def chaos(self, seconds: float, faults: Sequence[str], pace_s: float = 0.3) -> None:
-        """Strike with one fault after another, each undone a little later; at the end everything is up and heard."""
+        """Strike with one fault after another and undo each a little later. At the end everything is up and
+        reachable."""
         end = self.world.loop.time() + seconds
         while self.world.loop.time() < end and faults:
             await asyncio.sleep(self.random.expovariate(1 / pace_s))
@@ -278,7 +280,7 @@ class LedgerCluster:
             self.world.network.reset_random()
 
     async def _unknown(self, name: str) -> None:
-        """Writes to the metadata store end unknown."""
+        """Give writes to the metadata store an unknown outcome."""
         for writer in self.writers.values():
             writer.store.trouble = 0.3
         await self._a_while(0.2, 2.0)
@@ -286,7 +288,7 @@ class LedgerCluster:
             writer.store.trouble = 0.0
 
     async def _away(self, name: str) -> None:
-        """The metadata store cannot be reached."""
+        """Make the metadata store unreachable."""
         stores = [writer.store for _, writer in sorted(self.writers.items())]
         away = stores if self.random.random() < 0.5 else self.random.sample(stores, 1)
         for store in away:
@@ -306,7 +308,7 @@ class LedgerCluster:
         for writer in self.writers.values():
             writer.store.trouble = 0.0
 
-    # What must hold.
+    # Promises.
 
     def _closed_at(self, ledger: LedgerId, last: EntryId) -> None:
         confirmed = self.confirmed.get(ledger, NO_ENTRY)
@@ -314,7 +316,7 @@ class LedgerCluster:
             self.broken.append(f"L10 ledger {ledger} is closed at {last}, entry {confirmed} was confirmed")
 
     def note_confirmed(self, ledger: LedgerId, entry: EntryId) -> None:
-        """A writer was told that the entry can no longer be lost."""
+        """Record that a writer was notified: the entry can no longer be lost."""
         if entry != self.confirmed.get(ledger, NO_ENTRY) + 1:
             self.broken.append(f"L3 ledger {ledger}: entry {entry} confirmed after {self.confirmed.get(ledger)}")
         self.confirmed[ledger] = entry
@@ -327,7 +329,7 @@ class LedgerCluster:
             self.broken.append(f"L3 ledger {ledger}: {entry} confirmed without an ack quorum of {recorded}")
 
     def _holders(self, recorded: LedgerMetadata, entry: EntryId) -> int:
-        """How many of the bookies that the metadata names have the entry on disk, or are down and may have it."""
+        """Return how many bookies in the metadata have the entry on disk, or are down and may have it."""
         count = 0
         for bookie in recorded.write_set(entry):
             writer = self.writers.get(bookie.partition("-")[0])
@@ -336,7 +338,7 @@ class LedgerCluster:
         return count
 
     def recorded(self) -> dict[LedgerId, LedgerMetadata]:
-        """All ledgers' metadata as it is now."""
+        """Return the current metadata of all ledgers."""
         found = {}
         for path in self.tree.paths():
             ledger = paths.ledger_of(path)
@@ -345,8 +347,8 @@ class LedgerCluster:
         return found
 
     def check_disks(self) -> None:
-        """L11 and L15: every entry of every closed ledger has an ack quorum of copies where its metadata says, all with
-        one payload. All bookies must be up."""
+        """Check L11 and L15: every entry of every closed ledger has an ack quorum of copies in the places that its
+        metadata names, all with one payload. All bookies must be up."""
         for ledger, metadata in self.recorded().items():
             if metadata.state is not LedgerState.CLOSED:
                 continue
@@ -375,7 +377,7 @@ class LedgerCluster:
 
 
 def make_root(tree: MemoryTree) -> None:
-    """The nodes that a cluster begins with."""
+    """Create the initial nodes of a cluster."""
     session = tree.open_session()
     for path in (paths.LEDGERS, paths.AVAILABLE, paths.READONLY, paths.IDGEN, paths.PARTITIONS):
         tree.apply(session, [Create(path)])

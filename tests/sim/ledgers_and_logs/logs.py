@@ -1,4 +1,4 @@
-"""Logs on the bench, in a line each."""
+"""Logs on the bench, created in one line each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.sim.ledgers_and_logs.bench import Appended, Bench, P, first_seq
 SMALL = LogConfig(roll_entries=5, check_every_s=0.1, orphan_age_s=20.0)
 NEVER = LogConfig(check_every_s=0.1)
 LISTED = paths.partition_log(P)
-"""Where the log's list of ledgers stands."""
+"""The path of the log's list of ledgers."""
 
 
 class Writer:
@@ -53,7 +53,7 @@ async def set_list_back(bench: Bench, older: bytes) -> None:
 
 
 async def read_all(logs: PartitionLogs, count: int, after: Position | None = None) -> list[bytes]:
-    """The next `count` payloads of the log."""
+    """Return the next `count` payloads of the log."""
     reader = logs.reader(P, after)
     found: list[bytes] = []
     async with asyncio.timeout(20):

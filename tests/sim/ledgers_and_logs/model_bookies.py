@@ -21,7 +21,7 @@ DELAY_S = 0.0005
 
 @dataclass
 class ModelBookie:
-    """What one bookie has on its disk."""
+    """The content of one bookie's disk."""
 
     entries: dict[tuple[LedgerId, EntryId], bytes] = field(default_factory=dict)
     fenced: set[LedgerId] = field(default_factory=set)
@@ -31,23 +31,23 @@ class ModelBookie:
     is_down: bool = False
     is_readonly: bool = False
     is_silent: bool = False
-    """Does what it is asked and never answers."""
+    """The bookie performs requests and never answers."""
     holds_adds: bool = False
-    """Adds do not even arrive until `release_adds`, and what is told of a LAC never does."""
+    """Adds do not arrive until `release_adds`, and LAC notices never do."""
     is_in_limbo: bool = False
-    """Of what it does not find it does not know whether it was ever there."""
+    """The bookie does not know if a missing entry ever existed."""
     stalls_s: float = 0.0
-    """So long it waits for its disk before it says that it cannot answer."""
+    """Seconds that it waits for its disk before it reports that it cannot answer."""
     is_old: bool = False
-    """It knows no batched reads."""
+    """The bookie does not support batched reads."""
     batch_max: int = 1000
     batches: int = 0
-    """How many it has given."""
+    """Number of batches returned."""
     batched: int = 0
-    """How many packets in them."""
+    """Number of packets in the batches."""
     reads: int = 0
     newest: LedgerId = NO_LEDGER
-    """The highest id that it says it has seen, if that is not an entry's."""
+    """The highest ledger id that it reports as seen, if no entry has it."""
 
     def raise_lac(self, ledger: LedgerId, lac: int) -> None:
         if lac > self.lacs.setdefault(ledger, NO_ENTRY):
@@ -60,7 +60,7 @@ class ModelBookie:
 
 
 class ModelView:
-    """All bookies that are up are registered."""
+    """A view in which all bookies that are up are registered."""
 
     def __init__(self, bookies: dict[BookieId, ModelBookie]) -> None:
         self._bookies = bookies
@@ -84,17 +84,17 @@ class ModelView:
 
 
 class ModelBookies:
-    """A BookieClient on `ModelBookie`s. Answers come a little later, on the event loop."""
+    """A BookieClient on `ModelBookie`s. Answers arrive a little later, on the event loop."""
 
     def __init__(self, *names: BookieId) -> None:
         self.at = {name: ModelBookie() for name in names}
         self.view = ModelView(self.at)
         self.own: BookieId | None = None
-        """That of the node that these calls come from, if it may be listened to."""
+        """The bookie of the calling node, if its events are available."""
         self._held: dict[BookieId, list[Callable[[], None]]] = {}
 
     def stop(self, *bookies: BookieId) -> None:
-        """The machines are gone; what was on their disks stays."""
+        """Stop the machines. The content of their disks stays."""
         for bookie in bookies:
             self.at[bookie].is_down = True
         self.view.changed()
@@ -105,7 +105,7 @@ class ModelBookies:
         self.view.changed()
 
     def release_adds(self, bookie: BookieId) -> None:
-        """Let adds that were held arrive now, in order."""
+        """Let held adds arrive now, in order."""
         self.at[bookie].holds_adds = False
         for arrive in self._held.pop(bookie, []):
             arrive()

@@ -1,4 +1,4 @@
-"""Entries asked for many at once (docs/protocol.md, T12): what comes counts, what does not come says nothing."""
+"""Batched reads of entries (docs/protocol.md, T12): a returned entry counts, a missing entry proves nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FAST = 1 << 30
 
 
 async def written(bench: Bench, config: LogConfig) -> LedgerId:
-    """A log's first ledger, of COUNT entries."""
+    """Write a log's first ledger, of COUNT entries."""
     writer = Writer(await opened(bench.logs(config)))
     await writer.append(COUNT, gap_s=0.001)
     assert len(writer.entries.confirmed) == COUNT
@@ -32,7 +32,7 @@ async def written(bench: Bench, config: LogConfig) -> LedgerId:
 
 
 def asked(bench: Bench) -> tuple[int, int]:
-    """Single reads and batches that all bookies have answered."""
+    """Return the numbers of single reads and batches that all bookies have answered."""
     models = bench.bookies.at.values()
     return sum(each.reads for each in models), sum(each.batches for each in models)
 
@@ -104,7 +104,7 @@ def test_reader_does_not_take_entry_missing_from_batch_for_absent() -> None:
         lose(bench, B1, LEDGER, {0, 5})
         reader = EntryReader(await bench.recorded(), bench.bookies, bench.env.nursery)
         entries = [EntryId(entry) for entry in range(20)]
-        assert await reader.read_batch(entries) == {}, "the first is not there: all are asked for alone, or elsewhere"
+        assert await reader.read_batch(entries) == {}, "the first entry is missing: all are read alone, or elsewhere"
         found = await reader.read_batch(entries)
         assert [found[entry].payload for entry in entries] == [b"entry %d" % entry for entry in entries]
         again = EntryReader(await bench.recorded(), bench.bookies, bench.env.nursery)
@@ -115,7 +115,7 @@ def test_reader_does_not_take_entry_missing_from_batch_for_absent() -> None:
 
 
 async def left_open(bench: Bench, count: int, *ensemble: BookieId, write: int = 0) -> LedgerMetadata:
-    """A ledger whose writer is gone, and of which nobody knows how far it is confirmed."""
+    """Return a ledger whose writer is gone and whose last confirmed entry no process knows."""
     metadata = await bench.ledger(*ensemble, write=write)
     handle = bench.handle(metadata)
     await appended(bench, handle, count)
@@ -125,7 +125,8 @@ async def left_open(bench: Bench, count: int, *ensemble: BookieId, write: int = 
 
 
 def _unknown_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last packets tell recoveries nothing about what is confirmed: they read from the first entry on."""
+    """Make the last packets tell recoveries nothing about confirmed entries, so that they read from the first entry
+    on."""
     original = recovery.Recovery._last
 
     def last(self: recovery.Recovery, bookie: BookieId, _packet: bytes | None) -> list[recovery.Command]:
@@ -160,7 +161,7 @@ def test_recovery_reads_alone_what_no_batch_returns() -> None:
 
 
 def _recover_with_holes(*, is_striped: bool) -> None:
-    """Two of the three copies of every third entry are damaged: nobody denies it."""
+    """Damage two of the three copies of every third entry: no bookie denies having it."""
 
     async def case(bench: Bench) -> None:
         names = list(bench.bookies.at)
@@ -177,7 +178,7 @@ def _recover_with_holes(*, is_striped: bool) -> None:
 
 
 async def copying(bench: Bench, count: int) -> Copying:
-    """Copies of a closed ledger whose entries are at B1, B2 and B3."""
+    """Copy a closed ledger whose entries are on B1, B2 and B3."""
     handle = bench.handle(await bench.ledger())
     await appended(bench, handle, count)
     await handle.close()
@@ -249,6 +250,6 @@ def test_check_of_every_copy_finds_each_missing_or_damaged_one() -> None:
         ]
         assert all(fault.is_certain for fault in found)
         reads, _ = asked(bench)
-        assert reads - before[0] <= ENTRIES_MAX + AT_ONCE_MAX  # the first ones, because entry 0 is not there
+        assert reads - before[0] <= ENTRIES_MAX + AT_ONCE_MAX  # the first entries, because entry 0 is missing
 
     run(case)

@@ -1,4 +1,4 @@
-"""Copies are made several at a time, within a rate (docs/protocol.md, W8)."""
+"""Several entries are copied at a time, within a rate (docs/protocol.md, W8)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FAST = 1 << 30
 
 
 async def closed(bench: Bench, count: int) -> Copying:
-    """Copies of a closed ledger of `count` entries, B3 having lost all of its own."""
+    """Copy a closed ledger of `count` entries of which B3 has lost all its copies."""
     handle = bench.handle(await bench.ledger())
     await appended(bench, handle, count)
     await handle.close()
@@ -64,7 +64,7 @@ def test_copying_stays_within_rate_over_measured_time() -> None:
             assert pace.spent_bytes <= pace.bytes_per_s * pace.busy_s + 1e-6
             await asyncio.sleep(pause_s)
         assert pace.spent_bytes == 5 * 2_651
-        assert pace.busy_s == pytest.approx(5 * 2.651 + 0.2 + 0.9, abs=0.1), "not the half minute with nothing to do"
+        assert pace.busy_s == pytest.approx(5 * 2.651 + 0.2 + 0.9, abs=0.1), "the idle half minute does not count"
 
     run(case)
 

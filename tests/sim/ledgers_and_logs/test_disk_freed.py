@@ -1,4 +1,4 @@
-"""Disks that fill with the log's own entries become writable by trimming and reclaim alone: nobody restarts anything
+"""Disks filled with the log's own entries become writable by trimming and reclaim alone, without a restart
 (docs/protocol.md, B9, B10 and B20)."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.sim.strikes.knobs import Knobs
 pytestmark = pytest.mark.sim
 SEGMENT = 8 << 10
 VALUE = b"v" * 300
-"""With a number behind it: the judges tell writes by their values."""
+"""A number is appended, because the judges identify writes by their values."""
 
 
 def full_knobs(retention_ms: int = 0) -> Knobs:
@@ -27,7 +27,7 @@ def full_knobs(retention_ms: int = 0) -> Knobs:
 
 
 def leave_room(node: Node, segments: int) -> None:
-    """From now on the disk has so many segments beside what is used and the reserve."""
+    """Leave space for `segments` segments on the disk, besides the used space and the reserve."""
     disk = node.disk
     used = disk.config.capacity_bytes - disk.free_bytes()
     disk.set_capacity(used + (4 + segments) * SEGMENT)
@@ -38,7 +38,7 @@ def is_readonly(node: Node) -> bool:
 
 
 async def fill(stage: Stage, nodes: Sequence[Node], full: int) -> None:
-    """Write until so many of these bookies are read-only."""
+    """Write until `full` of these bookies are read-only."""
     number = 0
     async with asyncio.timeout(60):
         while sum(map(is_readonly, nodes)) < full:
@@ -47,7 +47,7 @@ async def fill(stage: Stage, nodes: Sequence[Node], full: int) -> None:
 
 
 async def knock(stage: Stage, node: Node) -> None:
-    """Somebody goes on writing, and is refused or told nothing for as long as there is no room."""
+    """Continue to write, without success as long as there is no free space."""
     for number in count():
         await stage.ask(put(b"knock", VALUE + b"knock%d" % number), node)
         await asyncio.sleep(0.2)
@@ -61,7 +61,8 @@ async def expect_writable(stage: Stage, nodes: Sequence[Node], within_s: float) 
 
 
 def test_bookie_filled_by_log_becomes_writable_when_log_is_trimmed() -> None:
-    """While somebody writes on: a new ledger without an entry does not say yet where the one before ends (G11)."""
+    """A client continues to write: a new ledger without an entry does not show yet where the ledger before it ends
+    (G11)."""
 
     async def story(stage: Stage) -> None:
         await stage.put_until_done(stage.cluster.nodes[0])
@@ -77,7 +78,7 @@ def test_bookie_filled_by_log_becomes_writable_when_log_is_trimmed() -> None:
 
 
 def test_cluster_filled_by_log_becomes_writable_when_log_is_trimmed() -> None:
-    """Its leaders keep their leads, because nobody else could lead either, and trim on (docs/protocol.md, G13)."""
+    """Its leaders stay, because no other node could lead either, and continue to trim (docs/protocol.md, G13)."""
 
     async def story(stage: Stage) -> None:
         await stage.put_until_done(stage.cluster.nodes[0])
@@ -94,7 +95,7 @@ def test_cluster_filled_by_log_becomes_writable_when_log_is_trimmed() -> None:
 
 
 def test_cluster_with_all_disks_full_serves_again_when_space_is_free() -> None:
-    """Where retention lets nothing go, space comes from outside."""
+    """Retention releases nothing, so space comes from outside."""
 
     async def story(stage: Stage) -> None:
         await stage.put_until_done(stage.cluster.nodes[0])

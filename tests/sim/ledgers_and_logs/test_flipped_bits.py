@@ -1,5 +1,5 @@
-"""Bits that turn over between writer and bookie, and between bookie and tail: nothing that a digest does not vouch for
-is stored or believed (docs/protocol.md, B21, L16 and T10)."""
+"""Bits that flip between writer and bookie, and between bookie and tail: nothing without a valid digest is stored or
+believed (docs/protocol.md, B21, L16 and T10)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.sim
 
 
 def flip_polls(bench: Bench) -> None:
-    """Every long poll's answer names a higher last-add-confirmed than its bookie knows, and brings what comes next."""
+    """Make every long poll's answer name a higher last-add-confirmed than its bookie knows and bring the next entry."""
     long_poll = bench.bookies.long_poll
 
     def flipped(
@@ -60,7 +60,7 @@ def test_tail_rejects_last_add_confirmed_without_valid_digest() -> None:
         async with asyncio.timeout(20):
             while len(found) < 5:
                 found += [entry.payload for entry in await reader.read(1000)]
-        assert found == numbers(1, 5), "what is confirmed comes all the same"
+        assert found == numbers(1, 5), "confirmed entries still arrive"
         await reader.close()
 
     run(case)
@@ -76,7 +76,7 @@ def test_packets_damaged_in_transit_are_stored_nowhere(monkeypatch: pytest.Monke
             changed = bytearray(packet)
             bit = random.randrange(8 * 16, 8 * len(packet))
             if random.random() < 0.5:
-                bit = 8 * (HEADER.size - 9) + random.randrange(3)  # of the last-add-confirmed
+                bit = 8 * (HEADER.size - 9) + random.randrange(3)  # a bit of the last-add-confirmed
             changed[bit // 8] ^= 1 << bit % 8
             flips.append(bit)
             return bytes(changed)
@@ -95,12 +95,12 @@ def test_packets_damaged_in_transit_are_stored_nowhere(monkeypatch: pytest.Monke
         def refused() -> int:
             return sum(each.bookie.storage.statistics.refused_digest for each in served)
 
-        await stage.until(lambda: refused() >= len(flips))  # the last ones are still on their way
+        await stage.until(lambda: refused() >= len(flips))  # the last ones are still in flight
         assert refused() == len(flips)
 
     flipped = 0
     for seed in range(1, 4):
         flips.clear()
         play(story, knobs(roll_entries=10), seed)
-        flipped += len(flips)  # none in a run whose writes were all of the ledger that was there before
+        flipped += len(flips)  # none in a run whose writes all went to the first ledger
     assert flipped

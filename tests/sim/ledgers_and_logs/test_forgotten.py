@@ -1,4 +1,4 @@
-"""A metadata store that has no more what a leader's log is anchored in, case by case, in virtual time."""
+"""A metadata store that has lost the anchors of a leader's log, case by case, in virtual time."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_next_poll_finds_change_that_no_watch_reported() -> None:
 
 
 class Lagging(FrozenStore):
-    """A session on a server that has not heard of some nodes until it is asked to catch up."""
+    """A session on a server that lags behind for some nodes until it is asked to catch up."""
 
     unheard: frozenset[str] = frozenset()
     syncs = 0
@@ -120,7 +120,7 @@ def test_lagging_server_ends_no_leadership() -> None:
             assert writer.log.lost is None
         syncs = store.syncs
         await asyncio.sleep(4 * LOOK_AGAIN_S)
-        assert store.syncs == syncs, "a look that finds all in its place costs no sync"
+        assert store.syncs == syncs, "a poll that finds nothing missing costs no sync"
 
     run(case)
 

@@ -1,9 +1,9 @@
-"""Single ledgers at close quarters: a writer whose bookies fail and are replaced, two recoveries that start while it
-writes, on five nodes with real bookies, everything within fractions of a second.
+"""Single ledgers in detail: a writer whose bookies fail and are replaced, and two recoveries that start while it
+writes, on five nodes with real bookies, all within fractions of a second.
 
 Checked: confirmed entries are in the closed ledger with their payloads; two recoveries agree; a tailer sees nothing
-that is dropped later; the rules of metadata; at the end an ack quorum of copies of every entry on the disks that the
-metadata names.
+that is dropped later; the metadata rules; at the end, the disks that the metadata names have an ack quorum of copies of
+every entry.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Round:
         self.cluster = cluster
         self.ledger = LedgerId(number)
         self.payloads: dict[EntryId, bytes] = {}
-        """What the writer sent."""
+        """The payloads that the writer sent."""
         self.confirmed: list[EntryId] = []
         self.ends: list[EntryId] = []
-        """What each recovery that came to an end says."""
+        """The end found by each completed recovery."""
         self.seen: dict[EntryId, bytes] = {}
         self.random = Random(f"{cluster.world.seed}/round {number}")
 
@@ -46,7 +46,7 @@ class Round:
         writing = cluster.writers[names[0]]
         metadata = await self._create(writing, names)
         chaos = cluster.world.loop.create_task(self._chaos(names))
-        # As tasks of their nodes, so that a crash ends them unheard.
+        # As tasks of their nodes, so that a crash ends them without a result.
         works = [
             (names[0], self._write(writing, metadata)),
             (names[3], self._tail(cluster.writers[names[3]], metadata)),
@@ -102,7 +102,7 @@ class Round:
                 return
 
     async def _recover_at_last(self, writer: Writer) -> EntryId:
-        """With all bookies up, a recovery comes to an end."""
+        """Complete a recovery with all bookies up."""
         for _ in range(30):
             takeover = LedgerTakeover(self.ledger, writer.ports, writer.env.nursery)
             try:
@@ -110,10 +110,10 @@ class Round:
                 return (await self.cluster.node(writer.name).call(takeover.close())).last_entry
             except StoreError:
                 await asyncio.sleep(0.3)
-        raise AssertionError(f"ledger {self.ledger} cannot be recovered although all is well")
+        raise AssertionError(f"ledger {self.ledger} cannot be recovered although all bookies are up")
 
     async def _tail(self, writer: Writer, metadata: LedgerMetadata) -> None:
-        """Read whatever any bookie says is confirmed."""
+        """Read everything that any bookie reports as confirmed."""
         reader = EntryReader(metadata, writer.bookies, writer.env.nursery)
         while True:
             await asyncio.sleep(0.005)
@@ -127,7 +127,7 @@ class Round:
                 continue
 
     async def _chaos(self, names: list[str]) -> None:
-        """Strike the bookies of this ledger, and now and then the writer, within milliseconds."""
+        """Strike the bookies of this ledger, and sometimes the writer, within milliseconds."""
         cluster, random = self.cluster, self.random
         network = cluster.world.network
         for _ in range(random.randint(1, 8)):
@@ -135,7 +135,8 @@ class Round:
             one, other = random.sample(names, 2)
             match random.choice(("reset", "cut", "cut", "heal", "crash", "slow", "clog", "unknown", "blind")):
                 case "blind":
-                    # A recovery does not reach one bookie at first, nor does the writer, whose adds are on their way.
+                    # At first the recovery does not reach one bookie, and neither does the writer, whose adds are in
+                    # flight.
                     writing, recovering, bookie = names[0], names[1], random.choice(names[:4])
                     if bookie not in (writing, recovering):
                         network.clog(writing, bookie, random.uniform(0.02, 0.4))
@@ -176,7 +177,7 @@ class Round:
             assert packet.payload == self.payloads[entry], f"{name}: entry {entry} is {packet.payload!r}"
             assert self.seen.get(entry, packet.payload) == packet.payload, f"{name}: a tailer saw another {entry}"
             length = sum(len(self.payloads[EntryId(each)]) for each in range(entry + 1))
-            assert packet.length == length, f"{name}: entry {entry} says {packet.length} bytes, want {length}"
+            assert packet.length == length, f"{name}: entry {entry} has length {packet.length}, expected {length}"
         assert metadata.length == sum(len(self.payloads[EntryId(each)]) for each in range(end + 1)), name
 
 
@@ -190,7 +191,7 @@ async def scenario(cluster: LedgerCluster, rounds: int) -> None:
 
 
 def run_seed(seed: int, rounds: int = ROUNDS) -> None:
-    """One run. Raises AssertionError when a promise was broken."""
+    """Play one run. Raises AssertionError if a promise was broken."""
     with LedgerCluster(seed, nodes=5) as cluster:
         cluster.run(scenario(cluster, rounds), limit_s=600)
 

@@ -1,9 +1,10 @@
-"""Partitions' logs with leaders that duel, crash, sleep and lose the metadata store, on real bookies that do the same.
+"""Partitions' logs with leaders that compete, crash, pause and lose the metadata store, on real bookies that do the
+same.
 
-Each node tries to lead the one partition, for a while, again and again. A leader replays the log, goes on with the next
+Each node repeatedly tries to lead the one partition for a while. A leader replays the log, continues with the next
 sequence, and answers reads for as long as its lease lasts. Every node tails the log all the time. Checked: the rules of
-the list and of ledgers at each write to the metadata store; that no acknowledged entry is lost, changed or reordered;
-that sequences have no gap; that no tailer sees what is not in the log in the end; that no read under a lease misses an
+the list and of ledgers at each write to the metadata store; no acknowledged entry is lost, changed or reordered;
+sequences have no gap; no tailer sees an entry that is not in the log at the end; no read under a lease misses an
 acknowledged write.
 """
 
@@ -31,18 +32,18 @@ CHAOS_S = 8.0
 
 @dataclass
 class History:
-    """What was promised to clients, in the order in which it was."""
+    """The promises made to clients, in order."""
 
     floor: int = 0
-    """The highest sequence that any client was told of."""
+    """The highest sequence in any answer to a client."""
     acked: dict[Position, bytes] = field(default_factory=dict)
     seen: dict[Position, bytes] = field(default_factory=dict)
-    """What tailers were handed."""
+    """The entries that tailers received."""
     reads: int = 0
     leads: int = 0
     releases: int = 0
     pause_s: float = 2.0
-    """Longest time between two attempts of a node to lead."""
+    """Maximum seconds between two attempts of a node to lead."""
     faults: list[str] = field(default_factory=list)
 
     def expect(self, holds: bool, what: str) -> None:
@@ -139,7 +140,7 @@ class Lead:
         if self._random.random() < 0.7 and not self._lost.is_set():
             await self._release()
         elif self._random.random() < 0.5:
-            await asyncio.sleep(1.0)  # idle: it goes on answering under its lease
+            await asyncio.sleep(1.0)  # idle: it continues to answer under its lease
 
     async def _answer_reads(self) -> None:
         while not self._lost.is_set():
@@ -169,7 +170,7 @@ class Lead:
         self._log.append(payload, Seq(seq), done)
 
     def _read(self) -> None:
-        """A linearizable read: allowed under the lease, and of acknowledged state only."""
+        """Perform a linearizable read: allowed only under the lease, and only of acknowledged state."""
         if self._is_released or self._clock.now() >= self._lease_until:
             return
         self._history.reads += 1
@@ -177,7 +178,7 @@ class Lead:
         self._history.expect(self._acked >= floor, f"stale read in epoch {epoch}: {self._acked}, {floor} was acked")
 
     async def _release(self) -> None:
-        """Stop answering for good, then say so in the log."""
+        """Stop answering permanently, then record that in the log."""
         for _ in range(500):
             if self._acked == self._sent or self._lost.is_set():
                 break
@@ -204,7 +205,7 @@ class Lead:
 
 
 async def tail(writer: Writer, history: History) -> None:
-    """Tail from the beginning, now and then from where it stands with a new reader."""
+    """Tail from the beginning, sometimes with a new reader from the current position."""
     state = Replay(history)
     while True:
         reader = writer.logs.reader(P, None if state.position == BEGINNING else state.position)
@@ -229,7 +230,7 @@ async def scenario(cluster: LedgerCluster, history: History, faults: list[str]) 
     cluster.start_all()
     await cluster.wait_up()
     await cluster.chaos(CHAOS_S, faults)
-    # Everything is well again: somebody can lead, and all that was promised is there.
+    # All nodes are healthy again: one can lead, and everything promised is there.
     cluster.work = None
     for name in cluster.names:
         cluster.crash(name)
@@ -257,17 +258,17 @@ async def judge(writer: Writer, history: History) -> None:
 
 
 async def open_at_last(writer: Writer) -> OpenLeaderLog:
-    """P8: with all nodes up a leader appears."""
+    """Check P8: with all nodes up a leader appears."""
     for _ in range(20):
         try:
             return await writer.logs.open_as_leader(P, 0, lambda: Seq(1))
         except StoreError:
             await asyncio.sleep(0.5)
-    raise AssertionError("nobody can open the log although all is well")
+    raise AssertionError("no node can open the log although all bookies are up")
 
 
 def run_seed(seed: int, faults: tuple[str, ...] = FAULTS) -> History:
-    """One run. Raises AssertionError when a promise was broken."""
+    """Play one run. Raises AssertionError if a promise was broken."""
     cluster = LedgerCluster(seed)
     random = cluster.random
     cluster.names = cluster.names if random.random() < 0.5 else [f"n{i}" for i in range(1, 6)]

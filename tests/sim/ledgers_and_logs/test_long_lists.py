@@ -1,4 +1,4 @@
-"""Lists of ledgers that nobody trims, and takeovers that fail (docs/protocol.md, G21, G22)."""
+"""Untrimmed lists of ledgers, and takeovers that fail (docs/protocol.md, G21, G22)."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ pytestmark = pytest.mark.sim
 
 
 class Failing(FrozenStore):
-    """Fails as it is told."""
+    """A session that fails on request."""
 
     fails: StoreError | None = None
-    """What a listing ends with."""
+    """The error of the next listing."""
 
     async def multi(self, changes: list[Change]) -> None:  # type: ignore[override]
         if self.fails is not None and any(isinstance(change, SetData) for change in changes):
@@ -33,7 +33,7 @@ class Failing(FrozenStore):
 
 
 async def grown(bench: Bench, count: int) -> None:
-    """A log of so many closed ledgers, as a build before packed lists has left it."""
+    """Create a log of `count` closed ledgers, as a release before packed lists left it."""
     for path in (paths.parent(paths.IDGEN_LONG), paths.IDGEN_LONG):
         await ensure_path(bench.store, path)  # ids begin far above
     writer = Writer(await opened(bench.logs(NEVER)))
@@ -54,11 +54,11 @@ def test_log_of_thousands_of_ledgers_is_led_again(count: int) -> None:
         await grown(bench, count)
         began = bench.env.clock.now()
         writer = Writer(await opened(bench.logs(SMALL, Failing(bench.tree))), seq=4)
-        assert bench.env.clock.now() - began < 5, "packed it is not crowded"
+        assert bench.env.clock.now() - began < 5, "the packed list is not nearly full"
         await writer.append(20)
         assert len(writer.entries.confirmed) == 20
         listed = await bench.listed()
-        assert len(listed.ledgers) == count + 1, "it has grown too large to be rolled for five entries"
+        assert len(listed.ledgers) == count + 1, "the ledger is too large to be rolled after five entries"
         assert writer.log.statistics()["list_bytes"] < LONG_LIST_BYTES
         data, _ = await MemoryStore(bench.tree).get(paths.partition_log(P))
         assert len(data) == writer.log.statistics()["list_bytes"]
@@ -74,7 +74,7 @@ def test_untrimmed_log_gets_ever_larger_ledgers(monkeypatch: pytest.MonkeyPatch)
         writer = Writer(await opened(bench.logs(SMALL)))
         for _ in range(160):
             await writer.append(10, gap_s=0.02)
-        assert 25 < len((await bench.listed()).ledgers) < 45, "1600 entries at 5 a ledger would be 320"
+        assert 25 < len((await bench.listed()).ledgers) < 45, "1600 entries with 5 per ledger would be 320 ledgers"
 
     run(case)
 

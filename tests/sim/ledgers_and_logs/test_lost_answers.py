@@ -1,4 +1,4 @@
-"""Answers of the metadata store that are lost while logs are taken over and rolled (docs/protocol.md, G12, G22)."""
+"""Lost answers of the metadata store during takeovers and rolls (docs/protocol.md, G12, G22)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.sim
 
 
 class Doubtful(FrozenStore):
-    """Loses answers: what was asked is done at once, later, or never."""
+    """A session that loses answers: a request is done at once, later, or never."""
 
     luck: Random
     later: list[asyncio.Task[None]]
@@ -53,7 +53,7 @@ class Doubtful(FrozenStore):
 
 @pytest.mark.parametrize("seed", range(1, 9))
 def test_every_listed_ledger_exists_whatever_answers_are_lost(seed: int) -> None:
-    """docs/protocol.md, G22: what is deleted was certainly not listed."""
+    """docs/protocol.md, G22: a deleted ledger was certainly not listed."""
 
     async def case(bench: Bench) -> None:
         luck = Random(seed)
@@ -87,7 +87,7 @@ def test_every_listed_ledger_exists_whatever_answers_are_lost(seed: int) -> None
 
 
 class Retired(FrozenStore):
-    """The partition leaves the ring when its log was listed, and the answer to that is lost."""
+    """The partition leaves the ring after its log was listed, and the answer to the listing is lost."""
 
     kept: LedgerList | None = None
 
@@ -119,7 +119,7 @@ def test_retired_log_keeps_entries_named_by_its_kept_list() -> None:
 
 
 class Refusing(FrozenStore):
-    """The log is listed and the answer lost; then the store refuses its user for a moment."""
+    """The log is listed and the answer lost; then the store briefly refuses its user."""
 
     refusals = -1
 
@@ -138,7 +138,7 @@ class Refusing(FrozenStore):
 
 @pytest.mark.parametrize("seals", [False, True], ids=("takeover", "roll"))
 def test_refusal_after_lost_answer_deletes_no_ledger(*, seals: bool) -> None:
-    """docs/protocol.md, G22: of what it does not tell nothing is certain."""
+    """docs/protocol.md, G22: a refusal makes nothing certain."""
 
     async def case(bench: Bench) -> None:
         store = Refusing(bench.tree)

@@ -1,4 +1,4 @@
-"""A ledger whose copies share a zone, and newcomers that cannot be supplied (docs/protocol.md, W11)."""
+"""A ledger whose copies share a zone, and new bookies that cannot be supplied (docs/protocol.md, W11)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class FullDisks:
 
 
 async def crowded(bench: Bench) -> None:
-    """A closed ledger with two copies in one zone, which is marked; three bookies of a third one are spare."""
+    """Create a marked, closed ledger with two copies in one zone. Three spare bookies are in a third zone."""
     for bookie, zone in ((B1, "a"), (B2, "a"), (B3, "b"), (B4, "c"), (B5, "c"), (B6, "c")):
         bench.bookies.at[bookie].zone = zone
     handle = bench.handle(await bench.ledger())
@@ -41,7 +41,7 @@ async def crowded(bench: Bench) -> None:
 
 
 def test_new_bookies_that_cannot_be_supplied_are_few_and_retried_ever_less() -> None:
-    """Each is left with copies that nobody asks for."""
+    """Each bookie keeps copies that no metadata names."""
 
     async def case(bench: Bench) -> None:
         await crowded(bench)
@@ -79,8 +79,8 @@ def test_new_bookie_that_becomes_read_only_gives_way_to_another() -> None:
 
 
 def test_new_ensemble_has_as_many_places_as_there_are_machines() -> None:
-    """One that lost its disk is registered twice for a while: were both in one ensemble, its next loss would leave too
-    few bookies that could tell where the ledger ends."""
+    """A machine that lost its disk is registered twice for a while. If both registrations were in one ensemble, its
+    next loss would leave too few bookies to determine the end of the ledger."""
 
     async def case(bench: Bench) -> None:
         own, former, now = (BookieId(f"{name}-{7:012x}") for name in ("n4", "n2", "n1"))

@@ -1,4 +1,4 @@
-"""A bookie that is registered as read-only gets no copies: they would eat the room of fences and of reclaim
+"""A bookie that is registered as read-only gets no copies: they would use the space for fences and reclaim
 (docs/protocol.md, B9 and B20)."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ COUNT = 12
 
 
 async def closed(bench: Bench) -> None:
-    """A closed ledger of which B3 lacks three entries."""
+    """Create a closed ledger of which B3 lacks three entries."""
     handle = bench.handle(await bench.ledger())
     await appended(bench, handle, COUNT)
     await handle.close()
@@ -24,7 +24,7 @@ async def closed(bench: Bench) -> None:
 
 
 def copier_of(bench: Bench) -> Copier:
-    """Of a leader, beside a worker."""
+    """Return the copier of a leader, beside a worker."""
     bench.worker()
 
     async def mark(ledger: LedgerId, lacking: Collection[BookieId]) -> None:

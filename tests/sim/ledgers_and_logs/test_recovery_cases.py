@@ -1,5 +1,4 @@
-"""Known accidents of fencing and recovery, one by one, in virtual time. Names of BookKeeper's own tests stand in the
-docstrings."""
+"""Known accidents of fencing and recovery, one by one, in virtual time. Docstrings name BookKeeper's own tests."""
 
 from __future__ import annotations
 
@@ -24,27 +23,27 @@ pytestmark = pytest.mark.sim
 
 
 def test_first_writer_cannot_commit_write_after_second_has_closed() -> None:
-    """testFirstWriterCannotCommitWriteAfter2ndWriterCloses: only reads that fence too make a negative final."""
+    """testFirstWriterCannotCommitWriteAfter2ndWriterCloses: only reads that also fence make a negative answer final."""
 
     async def case(bench: Bench) -> None:
         handle = bench.handle(await bench.ledger())
         await appended(bench, handle, 3)
         entries = Appended()
         bench.bookies.at[B2].holds_adds = bench.bookies.at[B3].holds_adds = True
-        handle.append(b"entry 3", entries.done)  # b1 has it; on its way to b2 and b3
+        handle.append(b"entry 3", entries.done)  # b1 has it; in flight to b2 and b3
         await bench.pass_time()
         reads = bench.bookies.read
         fencing_b3 = asyncio.Event()
 
         async def read(bookie, ledger, entry, **how):  # type: ignore[no-untyped-def]
-            """The fencing read of b3's last entry is lost; those of b1's entries are too."""
+            """The fencing read of b3's last entry is lost, and so are the fencing reads of b1's entries."""
             if (bookie == B3 and entry == NO_ENTRY) or (bookie == B1 and entry != NO_ENTRY):
                 await fencing_b3.wait()
             return await reads(bookie, ledger, entry, **how)
 
         bench.bookies.read = read  # type: ignore[method-assign]
         closed = await bench.recover()
-        assert closed.last_entry == 2  # b2 and b3 say that they do not have entry 3
+        assert closed.last_entry == 2  # b2 and b3 report that they do not have entry 3
         bench.bookies.release_adds(B3)
         bench.bookies.release_adds(B2)
         await bench.pass_time()
@@ -125,7 +124,7 @@ def test_recovery_without_covering_set_fails_and_truncates_nothing() -> None:
 
 
 def test_bookies_silent_after_fence_do_not_end_ledger() -> None:
-    """A timeout, an I/O error or a damaged copy is no negative, however many there are of them."""
+    """A timeout, an I/O error or a damaged copy is never a negative answer, in whatever number."""
 
     async def case(bench: Bench) -> None:
         handle = bench.handle(await bench.ledger())
@@ -202,7 +201,7 @@ def test_recovery_adopts_end_of_recovery_that_was_first() -> None:
         bench.bookies.at[B2].holds_adds = bench.bookies.at[B3].holds_adds = True
         handle.append(b"entry 2", Appended().done)
         await bench.pass_time()
-        bench.bookies.stop(B1)  # who has it
+        bench.bookies.stop(B1)  # the bookie that has it
         slow = bench.takeover()
         await slow.take_over()  # finds nothing after entry 1
         bench.bookies.start(B1)
@@ -216,8 +215,8 @@ def test_recovery_adopts_end_of_recovery_that_was_first() -> None:
 
 # docs/protocol.md R5
 def test_ensemble_change_of_recovery_is_hidden_until_end() -> None:
-    """testNewEnsembleAddedDuringRecovery: published early, the second recovery would look for entry 2 at a bookie that
-    is new."""
+    """testNewEnsembleAddedDuringRecovery: if it were published early, the second recovery would look for entry 2 on
+    a new bookie."""
 
     async def case(bench: Bench) -> None:
         handle = bench.handle(await bench.ledger())
@@ -259,8 +258,8 @@ def test_ensemble_change_of_recovery_is_published_with_end() -> None:
 
 
 def test_recovery_of_ledger_on_two_bookies_replaces_silent_one() -> None:
-    """Its process is stopped, so its add fails last, after all the others are answered. The live bookie and the spare
-    are enough."""
+    """The process of the silent bookie is stopped, so its add fails last, after all others are answered. The live
+    bookie and the spare are enough."""
 
     async def case(bench: Bench) -> None:
         await appended(bench, bench.handle(await bench.ledger(B1, B2)), 1)
@@ -310,7 +309,7 @@ def test_recovery_does_not_choose_between_two_payloads_of_an_entry() -> None:
 
 
 def test_concurrent_recoveries_agree() -> None:
-    """testConcurrentRecovery1 to 4: each bookie in turn is lost to one of them."""
+    """testConcurrentRecovery1 to 4: each bookie in turn is lost to one of the recoveries."""
 
     async def case(bench: Bench) -> None:
         handle = bench.handle(await bench.ledger())
@@ -350,8 +349,8 @@ def test_recovery_that_dies_anywhere_is_finished_by_next(moment: float) -> None:
 
 # docs/protocol.md R4
 def test_recovery_shows_readers_nothing_that_another_may_drop() -> None:
-    """The last-add-confirmed of the write-back stands still: the recovery that found entry 3 may lose to one that did
-    not."""
+    """The last-add-confirmed of the write-back does not advance: the recovery that found entry 3 may lose to one
+    that did not."""
 
     async def case(bench: Bench) -> None:
         handle = bench.handle(await bench.ledger())
@@ -362,7 +361,7 @@ def test_recovery_shows_readers_nothing_that_another_may_drop() -> None:
         await bench.pass_time()
         bench.bookies.at[B2].entries.update(bench.bookies.at[B1].entries)
         for model in bench.bookies.at.values():
-            model.batch_max = 1  # else all would be found before the first is safe again
+            model.batch_max = 1  # otherwise all would be found before the first is safe again
         await bench.takeover().take_over()
         assert len(holders(bench, 1 + 3 * READ_AHEAD)) == 3
         assert max(model.lacs.get(LEDGER, NO_ENTRY) for model in bench.bookies.at.values()) <= 1

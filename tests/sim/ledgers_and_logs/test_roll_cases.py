@@ -30,8 +30,8 @@ pytestmark = pytest.mark.sim
 
 @pytest.mark.parametrize("rolls", [False, True])
 def test_leader_with_too_many_entries_in_flight_loses_its_log(rolls: bool) -> None:
-    """No bookie answers. The leader's bound is far below the log's: that it is passed is a fault, and an exception out
-    of the event loop would end the process, with every other partition."""
+    """No bookie answers. The leader's bound is far below the log's. Exceeding it is an error, but an exception from
+    the event loop would end the process with every other partition."""
 
     async def case(bench: Bench) -> None:
         log = await opened(bench.logs(SMALL if rolls else NEVER))
@@ -106,7 +106,7 @@ def test_entries_go_to_next_ledger_only_when_all_before_are_acknowledged() -> No
 def test_log_lost_at_first_entry_of_next_ledger_stops_former_ledger_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It would look for other bookies at the next change of theirs, and raise, as its log's tasks are gone."""
+    """Otherwise it would look for other bookies at their next change, and raise, because its log's tasks are gone."""
     append = LedgerHandle.append
 
     async def case(bench: Bench) -> None:
@@ -158,7 +158,7 @@ def test_log_lost_during_close_of_former_ledger_leaves_no_listener(
 
 
 def test_leader_without_ack_quorum_during_roll_loses_its_log_too() -> None:
-    """It waits for the last entries of the former ledger; as long as it did, nobody else would lead."""
+    """The leader waits for the last entries of the former ledger. As long as it waits, no other node would lead."""
 
     async def case(bench: Bench) -> None:
         writer = Writer(await opened(bench.logs(SMALL)))
@@ -270,7 +270,8 @@ def test_ledger_on_two_bookies_is_rolled_when_third_is_present() -> None:
 
 
 def test_machine_registered_twice_is_no_reason_to_roll() -> None:
-    """It has lost its disk, and the session of the former one has not ended yet: no ensemble is given both (W10)."""
+    """The machine has lost its disk, and the session of the former bookie has not ended yet: no ensemble gets both
+    (W10)."""
 
     async def case(bench: Bench) -> None:
         for name in ("b9-aaaaaaaaaaaa", "b9-bbbbbbbbbbbb"):

@@ -1,5 +1,5 @@
-"""A bit that turns over on a disk long after it was written: the scrub finds it, a leader copies the entry there
-again, and nobody has asked (docs/protocol.md, B14)."""
+"""A bit flips on a disk long after it was written. The scrub finds it, and a leader copies the entry there again
+without a request (docs/protocol.md, B14)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VALUES = [b"%04d" % number * 500 for number in range(60)]
 
 
 def places(node: Node, value: bytes) -> list[tuple[str, int]]:
-    """The segments of the bookie's journal that have the value, and where."""
+    """Return the segments of the bookie's journal that contain the value, and the offsets."""
     files = {path: bytes(file.cache.data) for path, file in node.disk.names.now.files.items()}
     return [(path, data.index(value)) for path, data in files.items() if path.endswith(".journal") and value in data]
 

@@ -1,4 +1,4 @@
-"""A tail polls a bookie that gets the adds, or is told by its own (docs/protocol.md, T3, T5, T11)."""
+"""A tail polls a bookie that gets the adds, or receives entries from its own bookie (docs/protocol.md, T3, T5, T11)."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ PROMPT_S = 0.1
 
 
 def logs_beside(bench: Bench, own: BookieId, config: LogConfig) -> PartitionLogs:
-    """Those of the node whose bookie `own` is."""
+    """Return the logs of the node with the bookie `own`."""
     store = bench.ports.ledgers._store
     choice = BookieChoice(bench.bookies.view, store, clock=bench.env.clock, random=bench.env.random, own=own)
     return PartitionLogs(bench.env, store, bench.bookies, choice, is_release=RELEASE.__eq__, config=config)
 
 
 async def lags(bench: Bench, writer: Writer, reader: TailReader, count: int, gap_s: float = 1.0) -> list[float]:
-    """How long after each of `count` appends the tail had the entry."""
+    """Return the delays after which the tail had each of `count` appended entries."""
     found: list[float] = []
     for _ in range(count):
         await asyncio.sleep(gap_s)
@@ -91,7 +91,7 @@ def test_bookie_replaced_in_ensemble_is_not_waited_for(quorum: Quorum, listens: 
         bench.bookies.own = near if listens else None
         reader = logs_beside(bench, near, config).reader(P, None)
         assert max(await lags(bench, writer, reader, 5)) < PROMPT_S
-        bench.bookies.at[near].is_readonly = True  # it refuses the next add, and answers questions
+        bench.bookies.at[near].is_readonly = True  # it refuses the next add and answers reads
         assert max(await lags(bench, writer, reader, 15)) < PROMPT_S
         assert near not in writer.log.handle.writer.metadata.fragments[-1].ensemble
         await reader.close()
@@ -147,7 +147,7 @@ def test_bookie_that_has_caught_up_is_polled_again() -> None:
 
 
 class Taker:
-    """Takes what comes, and notes it."""
+    """Takes and records entries."""
 
     def __init__(self) -> None:
         self.got: list[LogEntry] = []
@@ -164,7 +164,7 @@ class Taker:
 
 
 async def listening(bench: Bench) -> tuple[Writer, TailReader]:
-    """A writer, and a tail that has read all that it wrote and hears of what comes."""
+    """Return a writer, and a tail that has read everything written and receives new entries."""
     config = LogConfig(check_every_s=0.1)
     bench.bookies.own = B1
     writer = Writer(await opened(bench.logs(config)))
@@ -401,7 +401,7 @@ def test_lagging_bookie_is_polled_last() -> None:
     assert choice.compare({B1: e(4), B2: e(7), B3: e(5)}, now=1.0) == 7
     assert choice.first((B1, B2, B3)) == B2
     choice.failed(B2, now=2.0)
-    assert choice.first((B2, B1, B3)) == B1, "of those behind, who has been so for longest"
+    assert choice.first((B2, B1, B3)) == B1, "of the bookies behind, the one that has been behind for longest"
     assert choice.due(now=1.0 + CHECK_S) == [B1, B3]
     assert choice.due(now=1.0 + CHECK_S) == []
     choice.caught_up(B3)
@@ -414,7 +414,7 @@ def test_briefly_lagging_bookie_is_asked_again_after_growing_delays() -> None:
     assert choice.first((B1, B2)) == B2
     assert choice.due(now=1.0 + FIRST_CHECK_S - 0.01) == []
     assert choice.due(now=1.0 + FIRST_CHECK_S) == [B1]
-    assert choice.due(now=FIRST_CHECK_S + CHECK_S) == [], "it had not caught up"
+    assert choice.due(now=FIRST_CHECK_S + CHECK_S) == [], "the bookie had not caught up"
     assert choice.due(now=1.0 + FIRST_CHECK_S + CHECK_S) == [B1]
     choice.caught_up(B1)
     assert choice.first((B1, B2)) == B1

@@ -38,7 +38,7 @@ def patch() -> Iterator[pytest.MonkeyPatch]:
 
 
 def step_by_step(patch: pytest.MonkeyPatch, owner: type, method: str, accident: Callable[[int], object]) -> None:
-    """Call `accident(count)` each time that `owner.method` waits, in whatever process."""
+    """Call `accident(count)` each time that `owner.method` waits, in any process."""
     original = getattr(owner, method)
 
     async def stepped(self: Any, *args: Any) -> Any:
@@ -58,7 +58,8 @@ def node_of_this_process(stage: Stage) -> Node | None:
 def candidate_struck_at(
     patch: pytest.MonkeyPatch, step: int, strike: Callable[[Stage, Node], None], lease_ms: int
 ) -> bool:
-    """Kill the leader, strike the first candidate at its `step`-th wait. False if its takeover has fewer steps."""
+    """Kill the leader and strike the first candidate at its `step`-th wait. Returns False if its takeover has fewer
+    steps."""
     struck: list[Node] = []
 
     async def story(stage: Stage) -> None:
@@ -128,8 +129,8 @@ def test_candidate_may_fail_at_every_step_of_takeover(
 
 
 def leader_stopped_after(step: int, ask: Callable[[Stage, Node], Any], lease_ms: int) -> list[Operation]:
-    """Stop the leader at the `step`-th callback after it was asked, let another take over and write, then let it go on
-    and ask it again. Everything is judged."""
+    """Pause the leader at the `step`-th callback after a request, let another node take over and write, then resume
+    the leader and send the request again. Everything is judged."""
     seen: list[Operation] = []
 
     async def story(stage: Stage) -> None:
@@ -181,8 +182,8 @@ def test_leader_paused_in_any_operation_returns_nothing_stale_on_resume(
 
 
 def roller_stopped_at(patch: pytest.MonkeyPatch, step: int) -> bool:
-    """Stop the leader at the `step`-th wait of a roll, let another take over, let it go on. False if rolls have fewer
-    steps."""
+    """Pause the leader at the `step`-th wait of a roll, let another node take over, then resume the leader. Returns
+    False if rolls have fewer steps."""
     struck: list[Node] = []
 
     async def story(stage: Stage) -> None:
@@ -225,7 +226,7 @@ def test_takeover_may_come_at_every_step_of_roll(patch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("seed", range(1, 9))
 def test_one_of_two_leaders_that_both_won_election_continues(patch: pytest.MonkeyPatch, seed: int) -> None:
-    """Whoever claims, wins: the election decides nothing any more, only fencing and the list do."""
+    """Every claim wins: the election decides nothing any more, only fencing and the list decide."""
     from kvstore.partition.election.leader_znode import Claims
 
     async def story(stage: Stage) -> None:
@@ -255,13 +256,13 @@ def test_superseded_leader_returns_nothing_stale(story: Story, lease_ms: int) ->
 
 
 def test_old_leader_answers_under_its_lease_while_new_leader_waits() -> None:
-    """From the fence to the list is longer than the lease, and the old leader answers meanwhile, unless its last append
-    was so long ago that its lease ends at once: in some runs it was not."""
+    """The time from the fence to the list is longer than the lease. The old leader answers meanwhile, unless its
+    last append is so old that its lease ends at once. In some runs it is not."""
     assert max(map(answered_meanwhile, range(3, 8))) > 5
 
 
 def answered_meanwhile(seed: int) -> int:
-    """How many operations were answered from the fence to the list."""
+    """Return the number of operations answered from the fence to the list."""
     stages: list[Stage] = []
     written: dict[str, list[float]] = defaultdict(list)
 

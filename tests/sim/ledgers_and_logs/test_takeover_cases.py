@@ -104,14 +104,14 @@ def test_release_record_before_empty_ledger_is_still_the_end() -> None:
         log = await opened(bench.logs(), lease_ms=1000)
         log.append(RELEASE, Seq(1), Appended().done)
         await asyncio.sleep(0.1)
-        await opened(bench.logs())  # saved its wait, lists its ledger and dies before its first record
+        await opened(bench.logs())  # skips its wait, lists its ledger and dies before its first record
         assert not (await opened(bench.logs())).waited
 
     run(case)
 
 
 def test_ledger_closed_by_another_process_is_waited_for_too() -> None:
-    """An operator's recovery closes without a wait; the old leader's lease runs on."""
+    """A recovery by an operator closes the ledger without a wait, while the old leader's lease lasts."""
 
     async def case(bench: Bench) -> None:
         log = await opened(bench.logs(), lease_ms=1000)
@@ -127,7 +127,7 @@ def test_ledger_closed_by_another_process_is_waited_for_too() -> None:
 
 
 async def _half_written(bench: Bench) -> LedgerId:
-    """A log of three entries that are told to be confirmed, and a fourth that only B3 has from a leader that died."""
+    """Create a log of three confirmed entries, and a fourth entry from a dead leader that only B3 has."""
     log = await opened(bench.logs(), lease_ms=1000)
     await Writer(log).append(3)
     bench.bookies.at[B1].holds_adds = bench.bookies.at[B2].holds_adds = True
@@ -137,7 +137,8 @@ async def _half_written(bench: Bench) -> LedgerId:
 
 
 async def _recovering_elsewhere(bench: Bench, ledger: LedgerId, *, without: BookieId) -> LedgerTakeover:
-    """Another process's recovery that has come to the ledger's end, one bookie being away, and has to record it."""
+    """Return another process's recovery that has found the ledger's end with one bookie away and has yet to record
+    it."""
     bench.bookies.stop(without)
     other = LedgerTakeover(ledger, bench.ports_on(MemoryStore(bench.tree)), bench.env.nursery)
     await other.take_over()
@@ -152,7 +153,7 @@ async def _recovered_elsewhere(bench: Bench, ledger: LedgerId, *, without: Booki
 
 # docs/protocol.md R6, G8
 def test_leader_continues_after_entry_found_only_by_another_recovery() -> None:
-    """The other one records its end while the leader waits out the lease: a worker, a command, another candidate."""
+    """Another process (a worker, a command, another candidate) records its end while the leader waits out the lease."""
 
     async def case(bench: Bench) -> None:
         ledger = await _half_written(bench)
@@ -299,7 +300,8 @@ def test_list_write_that_lost_a_race_fails_also_when_outcome_was_unknown() -> No
 
 
 def test_list_removed_during_its_creation_is_not_written() -> None:
-    """Its version would be "whatever is there": what another makes anew in that moment would be written over."""
+    """Its version would match any node: the write would overwrite a node that another process recreates at that
+    moment."""
 
     async def case(bench: Bench) -> None:
         store: Any = FrozenStore(bench.tree)
@@ -319,7 +321,7 @@ def test_list_removed_during_its_creation_is_not_written() -> None:
 
 
 def test_swept_ledger_cannot_be_listed() -> None:
-    """A leader that slept between create and list."""
+    """A leader that was paused between create and list."""
 
     async def case(bench: Bench) -> None:
         logs = bench.logs(NEVER)

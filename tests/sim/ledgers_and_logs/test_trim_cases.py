@@ -28,7 +28,7 @@ pytestmark = pytest.mark.sim
 
 
 async def four_ledgers(bench: Bench, seq: int = 1) -> Writer:
-    """A log of at least four ledgers, written from a sequence on."""
+    """Write a log of at least four ledgers, from the sequence `seq` on."""
     writer = Writer(await opened(bench.logs(SMALL)), seq)
     await writer.append(30, gap_s=0.03)
     await asyncio.sleep(5)  # longer than clocks may differ
@@ -70,7 +70,7 @@ def test_ledgers_younger_than_retention_stay() -> None:
 
 
 def test_ledger_without_first_sequence_is_trimmed_with_its_neighbours() -> None:
-    """Else nothing would ever be trimmed again."""
+    """Otherwise nothing would ever be trimmed again."""
 
     async def case(bench: Bench) -> None:
         await Writer(await opened(bench.logs(SMALL))).append(2)
@@ -80,7 +80,7 @@ def test_ledger_without_first_sequence_is_trimmed_with_its_neighbours() -> None:
         lines = writer.log.listed.ledgers
         assert [each.exact for each in lines[:3]] == [True, False, True]
         assert await writer.log.trim(Seq(2), 0) == 0
-        assert await writer.log.trim(Seq(1000), 60_000) == 0, "the first is old enough, and the next may begin anywhere"
+        assert await writer.log.trim(Seq(1000), 60_000) == 0, "the start of the next ledger is unknown"
         assert await writer.log.trim(lines[2].first_seq, 0) == 2
         assert (await bench.listed()).trimmed_seq == lines[2].first_seq == 3
 
@@ -88,7 +88,7 @@ def test_ledger_without_first_sequence_is_trimmed_with_its_neighbours() -> None:
 
 
 def test_thousands_of_ledgers_are_trimmed_in_batches() -> None:
-    """So many round trips keep a leader from its other duties, and one that fails would begin all of them again."""
+    """A large number of round trips keeps a leader from its other duties, and one failure would repeat all of them."""
 
     async def case(bench: Bench) -> None:
         log = (await four_ledgers(bench)).log
@@ -151,7 +151,7 @@ def test_ledgers_before_unreadable_one_are_trimmed() -> None:
 
 # docs/protocol.md G6
 def test_deleted_ledger_is_trimmed_with_its_neighbours() -> None:
-    """Its line would keep all that is behind it for good."""
+    """Its line would keep everything after it forever."""
 
     async def case(bench: Bench) -> None:
         writer = await four_ledgers(bench)
@@ -161,7 +161,7 @@ def test_deleted_ledger_is_trimmed_with_its_neighbours() -> None:
         assert [each.id for each in (await bench.listed()).ledgers] == [each.id for each in lines[-2:]]
         assert writer.log.trimmer.deleted == {lines[1].id}
         last = max(position for position in writer.entries.confirmed if position.ledger == lines[-3].id)
-        assert (await bench.listed()).trimmed_end == LogEnd(last.ledger, last.entry), "who stands there goes on"
+        assert (await bench.listed()).trimmed_end == LogEnd(last.ledger, last.entry), "a reader at the end continues"
 
     run(case)
 
@@ -169,8 +169,8 @@ def test_deleted_ledger_is_trimmed_with_its_neighbours() -> None:
 # docs/protocol.md G6
 @pytest.mark.parametrize("entries", [0, 2])
 def test_deleted_ledger_is_not_last_with_entries_to_be_trimmed(entries: int) -> None:
-    """Where it ended is not known: who stands before its end would be told that he stands at the end of all that was
-    trimmed."""
+    """The end of the deleted ledger is unknown: a reader before its end would be treated as being at the end of the
+    trimmed ledgers."""
 
     async def case(bench: Bench) -> None:
         first = Writer(await opened(bench.logs(NEVER)))
@@ -205,7 +205,7 @@ def test_replaced_leader_does_not_take_trimmed_ledger_for_deleted() -> None:
 # docs/protocol.md P31
 @pytest.mark.parametrize("whose", ["the metadata store's", "the leader's"])
 def test_future_date_keeps_nothing_that_later_dates_would_release(whose: str) -> None:
-    """The clock of the metadata store's machine, or those of most servers, were a year ahead for some minutes."""
+    """The clock of the metadata store's machine, or the clocks of most servers, were a year ahead for some minutes."""
     year_ms = 365 * 86_400_000
 
     async def case(bench: Bench) -> None:
@@ -307,7 +307,7 @@ def test_expired_pin_holds_nothing() -> None:
 
 
 def test_unreadable_pin_holds_everything() -> None:
-    """What it holds is not known, and its leader ended with it."""
+    """The extent of the pin is unknown, and its leader ended with it."""
 
     async def case(bench: Bench) -> None:
         writer = await four_ledgers(bench)
@@ -343,7 +343,8 @@ def test_pin_with_moved_deadline_holds_from_same_position() -> None:
 # docs/protocol.md K3
 @pytest.mark.parametrize("anew", [False, True], ids=("renewed", "made anew"))
 def test_pin_renewed_while_trimmer_finds_it_expired_stays(anew: bool) -> None:
-    """Also one that was given back and made again under its name, whose node has the version of the former one."""
+    """This also holds for a pin that was released and created again under its name, when a node has the version of
+    the former pin."""
 
     async def case(bench: Bench) -> None:
         writer = await four_ledgers(bench)
@@ -370,7 +371,7 @@ def test_pin_renewed_while_trimmer_finds_it_expired_stays(anew: bool) -> None:
 
         bench.store.delete = delete_after_renewal  # type: ignore[method-assign]
         bench.store.multi = multi_after_renewal  # type: ignore[method-assign]
-        assert await pins.oldest(P, now_ms + 2_000) == first, "and it holds what it held"
+        assert await pins.oldest(P, now_ms + 2_000) == first, "it holds the same position"
         assert [pin.deadline_ms for _, pin in await pins.all(P)] == [now_ms + 60_000]
 
     run(case)
@@ -398,8 +399,8 @@ def test_only_orphans_are_swept_by_owner_and_age() -> None:
 
 
 def test_log_whose_leader_changes_often_is_swept() -> None:
-    """Each leader swept for the first time after half an orphan's age: ledgers that were never listed
-    stayed, and bookies that had lost their copies owed them."""
+    """Each leader used to sweep for the first time after half an orphan's age. Unlisted ledgers stayed, and bookies
+    that had lost their copies counted as missing them."""
 
     async def case(bench: Bench) -> None:
         orphan = await bench.logs()._creator.create(P, after=LedgerId(-1))
@@ -417,7 +418,7 @@ def test_log_whose_leader_changes_often_is_swept() -> None:
 # docs/protocol.md P34
 @pytest.mark.parametrize("tag", [b"\xff", b"", b"..", b"p1/log", b"p1\x00"])
 def test_foreign_ledger_under_our_tag_is_ignored_and_sweep_continues(tag: bytes) -> None:
-    """Every leader goes over it, a few minutes after it took the lead."""
+    """Every leader sweeps it a few minutes after it took over."""
 
     async def case(bench: Bench) -> None:
         writer = Writer(await opened(bench.logs(NEVER)))
@@ -461,7 +462,8 @@ async def read_on(reader: LogReader) -> None:
 
 
 def test_deleted_ledger_is_not_reported_as_trimmed() -> None:
-    """A replica that took it for trimmed would give its state up, which may be the last that has what stood there."""
+    """A replica that took the ledger for trimmed would abandon its state, which may be the last copy of the ledger's
+    content."""
 
     async def case(bench: Bench) -> None:
         writer = await four_ledgers(bench)
@@ -477,7 +479,8 @@ def test_deleted_ledger_is_not_reported_as_trimmed() -> None:
 
 
 def test_ledger_after_trimmed_ones_is_not_reported_as_trimmed() -> None:
-    """A replica that stands where the list begins has all before it, and would give that up for another's state."""
+    """A replica at the beginning of the list has everything before it, and would abandon that for another replica's
+    state."""
 
     async def case(bench: Bench) -> None:
         writer = await four_ledgers(bench)
@@ -491,7 +494,7 @@ def test_ledger_after_trimmed_ones_is_not_reported_as_trimmed() -> None:
             await read_on(reader)
         await reader.close()
         newcomer = bench.logs().reader(P, None)
-        with pytest.raises(NoSuchLedger):  # it has nothing to give up, and gets another's state
+        with pytest.raises(NoSuchLedger):  # it has nothing to abandon, and gets another replica's state
             await read_on(newcomer)
         await newcomer.close()
 

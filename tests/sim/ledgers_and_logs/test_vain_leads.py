@@ -1,4 +1,4 @@
-"""A replica that opens its log and then cannot lead stands later each time (docs/protocol.md, G22)."""
+"""A replica that opens its log and then cannot lead waits longer before each election (docs/protocol.md, G22)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who waits for a ledger's entries is told of each, whatever another one does with what it is told."""
+"""Every caller that waits for a ledger's entries is notified of each entry, even if another caller's callback fails."""
 
 import pytest
 
@@ -10,7 +10,7 @@ pytestmark = pytest.mark.sim
 
 
 def test_error_of_one_waiting_caller_does_not_affect_later_ones() -> None:
-    """Entries that are confirmed together, and those of a ledger that is lost: each is told of its own."""
+    """Entries that are confirmed together, and entries of a lost ledger: each caller is notified of its own entry."""
 
     async def case(bench: Bench) -> None:
         handle = bench.handle(await bench.ledger())

@@ -1,5 +1,4 @@
-"""Known accidents of a ledger's writer, one by one, in virtual time. Names of BookKeeper's own tests stand in the
-docstrings."""
+"""Known accidents of a ledger's writer, one by one, in virtual time. Docstrings name BookKeeper's own tests."""
 
 from __future__ import annotations
 
@@ -81,7 +80,7 @@ def test_nothing_is_confirmed_while_metadata_store_stalls_ensemble_change() -> N
         handle = bench.handle(await bench.ledger())
         entries = Appended()
         bench.store.freeze()
-        for bookie in (B1, B2, B3):  # as adds are sent: the first one that fails begins the change
+        for bookie in (B1, B2, B3):  # while adds are sent: the first failed add begins the change
             bench.bookies.stop(bookie)
             for _ in range(3):
                 handle.append(b"a", entries.done)
@@ -293,7 +292,7 @@ def test_overloaded_bookie_takes_adds_again_once_it_answers(monkeypatch: pytest.
         await appended(bench, handle, 1)
         await bench.pass_time(10)
         assert handle.writer.failed == {B3}
-        assert bench.returned == []  # it answers questions, and stores nothing
+        assert bench.returned == []  # it answers reads and stores nothing
         bench.bookies.release_adds(B3)
         await bench.pass_time(1)
         assert bench.returned == [B3]
@@ -320,7 +319,7 @@ def test_overloaded_bookie_is_no_spare_for_another_ledger(monkeypatch: pytest.Mo
 
 # docs/protocol.md W2
 def test_bookie_with_healthy_connection_and_hanging_disk_is_replaced() -> None:
-    """The node's own bookie, which has no connection; one of several directories of a bookie."""
+    """Covers the node's own bookie, which has no connection, and one of several directories of a bookie."""
 
     async def case(bench: Bench) -> None:
         log = await opened(bench.logs())
@@ -383,7 +382,7 @@ def test_only_last_of_consecutive_entries_is_shown_by_explicit_lac() -> None:
         for number in range(1, 20):
             handle.append(b"%d" % number, entries.done)
             await bench.pass_time(0.009)
-            assert shown() == [number - 1] * 3, "each entry says it of the one before"
+            assert shown() == [number - 1] * 3, "each entry confirms the one before it"
         await bench.pass_time(0.007)
         assert shown() == [19, 19, 19], "10 ms after it was confirmed (docs/protocol.md W7)"
         await bench.pass_time(0.1)
@@ -424,7 +423,7 @@ def test_writer_cannot_close_ledger_in_recovery() -> None:
 
 # docs/protocol.md W9
 def test_bookie_silent_during_close_is_not_replaced() -> None:
-    """The change raced with the end that was being recorded, and the loser took the winner for another writer."""
+    """The change raced with the recording of the end, and the loser took the winner for another writer."""
 
     async def case(bench: Bench) -> None:
         handle = bench.handle(await bench.ledger())
@@ -446,7 +445,7 @@ def test_bookie_silent_during_close_is_not_replaced() -> None:
 
 
 def test_bookie_that_answers_before_its_call_returns_changes_no_order() -> None:
-    """As the node's own does. What its answers call for comes after what is being done."""
+    """The node's own bookie does that. Actions caused by its answers come after the current action."""
 
     async def case(bench: Bench) -> None:
         handle = bench.handle(await bench.ledger())
@@ -467,7 +466,7 @@ def test_bookie_that_answers_before_its_call_returns_changes_no_order() -> None:
         asked[B1, 0](None)
         asked[B1, 1](None)
         asked[B3, 0](BookieError("it is gone"))
-        asked[B2, 0](None)  # entry 0 has an ack quorum, and is confirmed with the change of the ensemble
+        asked[B2, 0](None)  # entry 0 has an ack quorum, and is confirmed with the ensemble change
         await bench.pass_time()
         assert B3 not in handle.writer.metadata.fragments[-1].ensemble
         assert told == [(0, 0), (1, 1)]

@@ -1,5 +1,5 @@
-"""Copies of one entry stand in distinct zones (docs/protocol.md, W10, W11): where ledgers are placed, where bookies are
-replaced, and again after a zone was away."""
+"""Copies of one entry are in distinct zones (docs/protocol.md, W10, W11): when ledgers are placed, when bookies are
+replaced, and again after the outage of a zone."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def zone_of(bookie: str) -> str:
 
 
 async def ledgers(stage: Stage) -> list[LedgerMetadata]:
-    """Those with entries."""
+    """Return the ledgers with entries."""
     store = await stage.cluster.metadata.connect()
     found = [(await LedgerStore(store).read(ledger))[0] for ledger in await LedgerStore(store).list_ids()]
     await store.close()
@@ -38,7 +38,7 @@ async def ledgers(stage: Stage) -> list[LedgerMetadata]:
 
 
 async def sharing(stage: Stage) -> list[LedgerMetadata]:
-    """The closed ones with two copies of an entry in one zone."""
+    """Return the closed ledgers with two copies of an entry in one zone."""
     return [
         each
         for each in await ledgers(stage)
@@ -47,7 +47,7 @@ async def sharing(stage: Stage) -> list[LedgerMetadata]:
 
 
 async def checked(stage: Stage) -> list[FsckFinding]:
-    """What fsck finds about zones."""
+    """Return the findings of fsck about zones."""
     store = await stage.cluster.metadata.connect()
     report = await Fsck(stage.world.env("fsck"), store).run()
     await store.close()
@@ -61,7 +61,7 @@ async def write(stage: Stage, count: int) -> None:
 
 
 async def soon(find: Callable[[], Awaitable[T]]) -> T:
-    """What is found as soon as something is."""
+    """Return the result of `find` as soon as it is not empty."""
     deadline = asyncio.get_running_loop().time() + 120
     while not (found := await find()) and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110
         await asyncio.sleep(0.05)
@@ -80,12 +80,12 @@ async def only_notes(stage: Stage) -> bool:
 @pytest.mark.parametrize("seed", range(1, 4))
 def test_ledgers_on_six_bookies_in_three_zones_have_copies_in_all_zones(seed: int) -> None:
     async def story(stage: Stage) -> None:
-        for _ in range(20):  # how many writes make a ledger goes by how they are gathered
+        for _ in range(20):  # batching decides how many writes fill a ledger
             await write(stage, 50)
             if len(await ledgers(stage)) >= 5:
                 break
         assert len(await ledgers(stage)) >= 5
-        assert len(await sharing(stage)) <= 1, "the first may be older than the bookies of a zone"
+        assert len(await sharing(stage)) <= 1, "the first ledger may be older than the bookies of a zone"
         await soon(lambda: none(sharing(stage)))
         assert await checked(stage) == []
 
@@ -118,13 +118,13 @@ def test_entries_written_during_zone_outage_are_spread_when_zone_is_back() -> No
         await asyncio.sleep(5)
         await write(stage, 30)
         assert await sharing(stage), "there was no third zone"
-        assert await checked(stage) == [], "nothing else was possible"
+        assert await checked(stage) == [], "no other placement was possible"
         for node in away:
             node.start()
         found = await soon(lambda: checked(stage))
         assert all(f" in {zone}" not in finding.message for finding in found)
         await write(stage, 10)  # the open ledger is moved when it is closed
         await soon(lambda: none(sharing(stage)))
-        await soon(lambda: only_notes(stage))  # of open ledgers; one that is closed meanwhile is moved as well
+        await soon(lambda: only_notes(stage))  # of open ledgers; a ledger closed meanwhile is moved as well
 
     play(story, HELD)

@@ -1,5 +1,4 @@
-"""Ranges that move in a simulated cluster: users on keys all over the ring, plans, and what must be true when all is
-over."""
+"""Moving ranges in a simulated cluster: users on keys all over the ring, plans, and the conditions at the end."""
 
 from __future__ import annotations
 
@@ -44,14 +43,14 @@ COUNTERS = tuple(b"c%d" % number for number in range(6))
 MOVED_S_MAX = 120.0
 SETTLE_S_MAX = 60.0
 LONG_PAUSE_S = 0.04
-"""For stories of many moves: some thousands of operations, and several at each of the moves."""
+"""For stories of many moves: some thousands of operations, and several during each move."""
 SPACES = (Namespace(name="counters", prefix=b"c"), Namespace(name="keys", prefix=b"k", keys_max=10_000))
-"""In half of the runs: what leaders count of them stays right, whatever moves."""
+"""Used in half of the runs: the leaders' counts of namespaces stay right, whatever moves."""
 LEAVING = (PartitionState.LEAVING, PartitionState.RETIRED)
 
 
 class Users:
-    """Workers on a few keys; each does one thing at a time."""
+    """Workers on a few keys. Each performs one operation at a time."""
 
     def __init__(
         self,
@@ -67,11 +66,11 @@ class Users:
         self._stopping = False
         self._numbers = 0
         self._written: dict[tuple[str, bytes], int] = {}
-        """By user and key, the version of the last of its own writes."""
+        """By user and key: the version of the user's last write."""
         self._tasks = [cluster.spawn(self._live(number), name=f"user {number}") for number in range(count)]
 
     async def stop(self) -> None:
-        """Let each end after what it is doing."""
+        """Stop each worker after its current operation."""
         self._stopping = True
         for task in self._tasks:
             await task
@@ -110,7 +109,8 @@ class Users:
             self._written[put.client, put.key] = put.result
 
     async def _session_read(self, worker: Worker, key: bytes) -> None:
-        """By any replica that has applied what this worker has seen: nothing older than its own last write."""
+        """Read from any replica that has applied what this worker has seen. The result must not be older than the
+        worker's last write."""
         token = worker.tokens.get(worker.ring.partition_of(key), 0)
         known = self._written.get((worker.name, key), 0)
         done = await worker.do(commands.get(key, Level.SESSION, token))
@@ -126,7 +126,7 @@ class World:
     ) -> None:
         self.cluster, self.store, self.keys, self.counters = cluster, store, keys, counters
         self.at_end: list[Callable[[], Coroutine[Any, Any, None]]] = []
-        """What is to be checked when nobody writes any more."""
+        """Checks to run when all users have stopped."""
 
     @property
     def ring(self) -> Ring:
@@ -159,7 +159,7 @@ class World:
         await self.change(lambda ring: plan.leave(ring, [PartitionId(name) for name in names]))
 
     async def moved(self, within_s: float = MOVED_S_MAX) -> None:
-        """Return once no move is open. Raises AssertionError."""
+        """Return when no move is open. Raises AssertionError."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + within_s
         while (await self.read_ring()).moves:
@@ -167,7 +167,7 @@ class World:
             await asyncio.sleep(0.1)
 
     async def retired(self, within_s: float = MOVED_S_MAX) -> None:
-        """Return once nothing is left of partitions that were to leave. Raises AssertionError."""
+        """Return when nothing is left of the leaving partitions. Raises AssertionError."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + within_s
         while left := [each for each in (await self.read_ring()).partitions.values() if each.state in LEAVING]:
@@ -175,7 +175,7 @@ class World:
             await asyncio.sleep(0.1)
 
     def steps(self) -> list[Any]:
-        """Where each move stands, for messages."""
+        """Return the step of each move, for messages."""
         found = []
         for node in self.cluster.nodes:
             for partition in node.leads:
@@ -197,7 +197,7 @@ class World:
     # ── judging ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def judge(self, *, read_all: bool = True) -> None:
-        """Raise AssertionError unless every promise was kept. Call it when nobody works any more."""
+        """Raise AssertionError unless every promise was kept. Call it when all users have stopped."""
         if read_all:
             await self._read_all()
         await self._settle()
@@ -212,10 +212,10 @@ class World:
         worker = Worker(self.cluster, "last", random, Identity(random))
         for key in [*self.keys, *self.counters]:
             done = await worker.do(commands.get(key))
-            assert done.status is Status.OK, f"{key!r} is not answered at the end: {done}"
+            assert done.status is Status.OK, f"the read of {key!r} at the end failed: {done}"
 
     async def _settle(self) -> None:
-        """All replicas of each partition stand at one place."""
+        """Wait until all replicas of each partition are at one position."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + SETTLE_S_MAX
         while behind := [each for each in self.cluster.partitions if len(self._positions(each)) != 1]:
@@ -231,7 +231,8 @@ class World:
         return found
 
     def check_places(self) -> None:
-        """Each token is owned once, by whom the ring says; nobody has rows that it does not own; replicas agree."""
+        """Check that each token is owned exactly once, by the owner in the ring; no partition has rows that it does
+        not own; replicas agree."""
         owned: list[tuple[int, int, PartitionId]] = []
         for partition in self.cluster.partitions:
             states = [(node.name, replica.state) for node in self.cluster.nodes if (replica := node.replica(partition))]
@@ -259,11 +260,11 @@ class World:
 
 
 def check_counters(operations: list[Operation], counters: Sequence[bytes]) -> None:
-    """Each increment counted once, those of unknown outcome at most once."""
+    """Check that each increment counted once, and increments of unknown outcome at most once."""
     for key in counters:
         mine = [each for each in operations if each.key == key and each.code is Code.INCREMENT]
         known = [each.result[0] for each in mine if each.status is Status.OK]
-        assert len(known) == len(set(known)), f"{key!r}: an increment was answered twice or applied twice: {known}"
+        assert len(known) == len(set(known)), f"{key!r}: an increment was answered or applied twice: {known}"
         unknown = sum(each.status is Status.INFO for each in mine)
         last = [each for each in operations if each.key == key and each.code is Code.GET and each.status is Status.OK]
         if last:
@@ -272,7 +273,7 @@ def check_counters(operations: list[Operation], counters: Sequence[bytes]) -> No
 
 
 def _translated(operation: Operation) -> history.Operation | None:
-    """As the checker of versions wants it."""
+    """Return the operation in the form for the version-based checker."""
     status, code = operation.status, operation.code
     if operation.key[:1] != b"k" or status is Status.OPEN or (status is Status.INFO and not operation.is_write):
         return None
@@ -320,8 +321,9 @@ def play(
     disk: DiskConfig | None = None,
     pause_s: float = 0.01,
 ) -> None:
-    """A cluster comes up, users work, the story happens, users stop, all is judged. Raises whatever is wrong.
-    `pause_s`: what a user thinks between two operations, on average; long stories have as many with longer pauses."""
+    """Start a cluster, let users work and the story happen, stop the users, and judge everything. Raises the
+    failure. `pause_s`: mean time in seconds between two operations of a user; long stories use longer pauses and
+    have as many operations."""
     with SimWorld(seed, network=network, disk=disk) as world:
         try:
             world.run(_guarded(world, knobs or Knobs(), story, users, keys, counters, pause_s), limit_s=600.0)
@@ -343,7 +345,7 @@ async def _guarded(
 
     def reached(means: Means, step: str, move: int) -> None:
         if step == "differs":
-            cluster.broken(f"M6 move {move}: the copy is not what was frozen")
+            cluster.broken(f"M6 move {move}: the copy differs from the frozen range")
 
     with watching(cluster.logbook, cluster.rules), small_journals(knobs), at_each_step(reached):
         await until_broken(cluster, _scenario(cluster, story, users, keys, counters, pause_s))
@@ -376,13 +378,13 @@ async def _scenario(
 
 
 def keys_in(span: TokenSpan, count: int, prefix: bytes) -> tuple[bytes, ...]:
-    """The first keys with this prefix whose tokens are in the range."""
+    """Return the first `count` keys with this prefix whose tokens are in the range."""
     found = (key for number in range(1_000_000) if span.holds(token_of(key := b"%b%d" % (prefix, number))))
     return tuple(islice(found, count))
 
 
 def first_range(owner: str, partitions: int, nodes: int = 3) -> TokenSpan:
-    """A range that `owner` has in a new ring, as large as one move may be."""
+    """Return a range that `owner` has in a new ring, as large as one move may be."""
     ids = [PartitionId(f"p{number + 1}") for number in range(partitions)]
     ring = new_ring(ids, {ServerId(f"n{number + 1}"): "" for number in range(nodes)}, min(3, nodes))
     first, last = max(spans_of(ring, PartitionId(owner)), key=lambda span: span.last - span.first)
@@ -396,7 +398,7 @@ Reached = Callable[[Means, str, int], None]
 
 @contextmanager
 def at_each_step(reached: Reached) -> Iterator[None]:
-    """Call `reached(means, step, move)` wherever a mover is, in all nodes that start meanwhile."""
+    """Call `reached(means, step, move)` at each step of a mover, in all nodes that start in the block."""
     original = mover.Mover.__init__
 
     def init(self: Any, means: Any) -> None:

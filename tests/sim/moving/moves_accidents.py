@@ -1,5 +1,5 @@
-"""What happens to a simulated cluster while ranges move: crashes at a step, requests sent again, and what a node's own
-doors ask."""
+"""Accidents of a simulated cluster while ranges move: crashes at a step, repeated requests, and requests of a node's
+own endpoints."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ TRIES = 30
 
 @asynccontextmanager
 async def same_again(world: World) -> AsyncIterator[None]:
-    """A client increments a counter before what is done here, and after it sends the very same request once more, as if
-    the answer had been lost: it must get the same answer."""
+    """Increment a counter before the block, and send the identical request again after it, as if the answer had been
+    lost. The answer must be the same."""
     random = world.cluster.world.fork(f"again/{asyncio.get_running_loop().time()}")
     worker = Worker(world.cluster, f"again{world.ring.version}", random, Identity(random))
     while not worker.identity.seen_ms:
@@ -53,7 +53,7 @@ async def _answered(worker: Worker, asked: Operation) -> Any:
 
 
 class _Answer(Sink):
-    """The sink of one operation that the test itself asks."""
+    """The sink of one operation that the test itself sends."""
 
     def __init__(self) -> None:
         self.done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -65,11 +65,12 @@ class _Answer(Sink):
             self.done.set_result(result)
 
     def flush(self) -> None:
-        """The waiter is woken by itself."""
+        """Do nothing: the waiter is woken directly."""
 
 
 def asker(node: Node, ring_version: int = 0) -> Callable[[Any, PartitionId | None], Coroutine[Any, Any, Any]]:
-    """Asks a node as its own doors do, for a client that goes by this version of the ring."""
+    """Return a function that sends operations as the node's own endpoints do, for a client with this version of the
+    ring."""
 
     async def ask(op: Any, partition: PartitionId | None) -> Any:
         assert node.door is not None
@@ -101,7 +102,7 @@ class Accident:
 
 
 def crash(world: World, partitions: Sequence[str], back_s: float = 0.4) -> None:
-    """kill -9 of the nodes that lead these partitions; each is started again a little later."""
+    """kill -9 of the nodes that lead these partitions. Each is restarted a little later."""
     nodes = {node.name: node for name in partitions if (node := world.leader_of(PartitionId(name))) is not None}
     for _, node in sorted(nodes.items()):
         node.crash()

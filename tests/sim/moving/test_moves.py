@@ -1,4 +1,4 @@
-"""Ranges move while they are read and written: nothing is lost, stale, doubled or resurrected."""
+"""Ranges move during reads and writes: nothing is lost, stale, doubled or resurrected."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def test_move_survives_crash(step: str, parties: tuple[str, ...]) -> None:
         accident.strike = lambda: crash(world, parties)
         await world.shift(SPAN, "p2")
         await world.moved()
-        assert accident.has_struck, f"never {step}: {accident.seen}"
+        assert accident.has_struck, f"the step {step} never happened: {accident.seen}"
 
     with at_each_step(accident.reached):
         play(len(step), move_one, TWO, users=4, keys=KEYS, counters=COUNTERS)
 
 
 async def chain(world: World, users: Users) -> None:
-    """A range goes from p1 to p2, on to p3, and back, each time as soon as it may."""
+    """Move a range from p1 to p2, on to p3, and back, each time as soon as possible."""
     for target in ("p2", "p3", "p1"):
         await world.shift(SPAN, target)
         await world.moved()
@@ -75,8 +75,8 @@ def test_range_moves_away_and_comes_back() -> None:
 
 @pytest.mark.slow
 def test_chained_joins_end_with_every_key_at_its_owner() -> None:
-    """B joins and takes keys of A; C joins and takes keys of B before B has them all. No key is left behind, answered
-    by two, or by nobody."""
+    """B joins and takes keys of A. C joins and takes keys of B before B has them all. No key is left behind, and
+    each is answered by exactly one partition."""
 
     async def joins(world: World, users: Users) -> None:
         await world.change(lambda ring: steps.set_pace(ring, Pace(parallel=1)))
@@ -98,7 +98,8 @@ def test_chained_joins_end_with_every_key_at_its_owner() -> None:
     "step", [each for each in ON_THE_WAY if each.endswith(("begin", "copy", "follow", "freeze", "ask", "release"))]
 )
 def test_move_cancelled_halfway_leaves_nothing_or_ends(step: str) -> None:
-    """The range is the source's as before, and nothing of the copy is left; or, once released, the target's."""
+    """The range belongs to the source as before, and nothing of the copy is left. If the range was already released,
+    it belongs to the target."""
     accident = Accident(step)
 
     async def cancel_one(world: World, users: Users) -> None:
@@ -115,8 +116,8 @@ def test_move_cancelled_halfway_leaves_nothing_or_ends(step: str) -> None:
 
 
 def test_cancelled_move_without_release_leaves_range_in_place() -> None:
-    """Whether the change of the ring is heard before the source releases the range is luck: in the first run in which
-    it is."""
+    """It is random if the mover learns of the ring change before the source releases the range. The first run in
+    which it does is checked."""
     for seed in range(8, 28):
         accident = Accident("after copy")
 
@@ -139,7 +140,7 @@ def test_cancelled_move_without_release_leaves_range_in_place() -> None:
 
 @pytest.mark.parametrize("through", [0, 2])
 def test_join_cancelled_while_partition_pauses_keeps_only_flipped_ranges(through: int) -> None:
-    """A range that changed hands stays where it is; a partition that has got nothing goes away."""
+    """A range that has changed hands stays there. A partition that has received nothing is removed."""
     flipped: list[int] = []
     cancel = asyncio.Event()
 
@@ -181,7 +182,7 @@ def test_paused_move_waits_and_continues() -> None:
 # docs/protocol.md M14
 @pytest.mark.slow
 def test_scans_during_moves_find_every_key_once() -> None:
-    """By token, in pages of several sizes, while partitions join and ranges flip."""
+    """Scan by token, in pages of several sizes, while partitions join and ranges flip."""
     there = [b"always%d" % number for number in range(80)]
 
     async def scan(world: World, users: Users) -> None:

@@ -1,4 +1,4 @@
-"""Partitions join while faults strike at random: each seed draws its own cluster and its own faults."""
+"""Partitions join while random faults strike: each seed draws its own cluster and its own faults."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ pytestmark = [pytest.mark.sim, pytest.mark.slow]
 
 
 def drawn(seed: int) -> Knobs:
-    """A cluster of one or two partitions with up to three kinds of faults. The retry table keeps what users may send
-    again: they count on it."""
+    """Draw a cluster of one or two partitions with up to three kinds of faults. The retry table keeps everything
+    that users may repeat, because they rely on it."""
     random = Random(f"moves/{seed}")
     names = sorted(FAULTS)
     knobs = draw(random, names)
@@ -31,6 +31,6 @@ async def join_in_trouble(world: World, users: Users) -> None:
     await Chaos(world.cluster, world.cluster.world.fork("chaos"), list(knobs.faults), knobs.pace_s).run(knobs.chaos_s)
 
 
-@pytest.mark.parametrize("seed", [15])  # in 15 a wait for the last of a rest ended before the rest did
+@pytest.mark.parametrize("seed", [15])  # in 15 a wait for the end of a pause ended too early
 def test_moves_complete_whatever_strikes(seed: int) -> None:
     play(seed, join_in_trouble, drawn(seed), users=4, pause_s=LONG_PAUSE_S)

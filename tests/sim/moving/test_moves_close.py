@@ -1,4 +1,4 @@
-"""A target keeps up with what its source goes on to write: a move ends, and freezes nothing before it is close."""
+"""A target keeps up with the writes of its source: a move ends, and freezes nothing before the target is close."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TWO = Knobs(partitions=2)
 
 
 def staying_keys(ring: Ring, count: int) -> tuple[bytes, ...]:
-    """Keys of p1 that do not move."""
+    """Return keys of p1 that do not move."""
     spans = [span for span in spans_of(ring, PartitionId("p1")) if not span.meets(SPAN)]
     return keys_in(TokenSpan(*spans[0]), count, b"s")
 
@@ -52,8 +52,8 @@ def test_move_ends_soon_while_large_values_are_written_all_the_time() -> None:
 
 
 def test_nothing_is_frozen_before_its_target_is_close() -> None:
-    """Also many small entries are much to catch up with. In the middle of five runs: in single ones the target's own
-    disk stands still for as long as two reads wait, and looks like the end of what there is to read."""
+    """Many small entries are also much to catch up with. The median of five runs counts: in single runs the target's
+    own disk hangs for the time of two reads, which looks like the end of the log."""
     behind: list[int] = []
     worlds: list[World] = []
 
@@ -86,7 +86,7 @@ def test_nothing_is_frozen_before_its_target_is_close() -> None:
 
 
 def test_new_leader_of_source_unfreezes_frozen_range_at_once() -> None:
-    """It need not wait until it looks after its moves again: writes wait for it."""
+    """It does not wait until it checks its moves again, because writes wait for it."""
     accident = Accident("after freeze")
 
     async def both_crash(world: World, users: Users) -> None:

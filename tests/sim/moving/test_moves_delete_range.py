@@ -1,4 +1,4 @@
-"""A delete of a range while some of its keys move: done, or refused and not done; never half of it come back."""
+"""A range delete while some of its keys move is either done, or refused and not done. No part of it comes back."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STEPS = ("after begin", "after copy", "after freeze", "after ask", "after flip")
 
 
 async def deleted(world: World, moving: tuple[bytes, ...], staying: tuple[bytes, ...], step: str) -> Any:
-    """What became of a delete of everything that p1 has, asked at that step of a move."""
+    """Return the outcome of a delete of everything that p1 has, sent at that step of a move."""
     accident, found = Accident(step), list[Any]()
     ask = asker(world.cluster.nodes[0])
     for key in (*moving, *staying):
@@ -46,7 +46,7 @@ async def deleted(world: World, moving: tuple[bytes, ...], staying: tuple[bytes,
 
 
 def tell(mover: Any, accident: Accident) -> None:
-    """Of a mover that has started before."""
+    """Report the step of a mover that has started before."""
     before = mover.means.reached
 
     def reached(step: str, move: int) -> None:
@@ -70,9 +70,9 @@ def test_range_delete_is_done_or_refused_when_some_of_its_keys_move(step: str) -
             return
         if isinstance(result, Refused):
             assert isinstance(result, Retryable)
-            assert left == [*moving, *staying], "refused, and some are gone"
+            assert left == [*moving, *staying], "the delete was refused, but keys are gone"
         else:
-            assert not left, f"{result} keys were deleted, and {left} are there"
+            assert not left, f"{result} keys were deleted, but {left} are still there"
             assert result >= len(moving) + len(staying)
 
     play(3, story, TWO, users=0, keys=(), counters=())

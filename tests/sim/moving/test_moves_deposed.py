@@ -1,4 +1,4 @@
-"""Ranges that go away and come back while a leader that was deposed has not heard of it."""
+"""Ranges that move away and come back while a deposed leader does not know of it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SPAN = first_range("p1", 2)
 KEYS = (*keys_in(SPAN, 8, b"k"), b"k0", b"k1")
 COUNTERS = (*keys_in(SPAN, 3, b"c"), b"c0")
 AWAKE_S = 3.0
-"""Less than it takes a leader that reaches no bookie to end by itself."""
+"""Seconds: less than the time after which a leader that reaches no bookie ends on its own."""
 
 
 async def begun(world: World) -> None:
@@ -36,7 +36,7 @@ async def another_leads(world: World, former: Node) -> None:
 
 # docs/protocol.md M10
 def test_deposed_target_that_owned_range_before_does_not_flip_ring() -> None:
-    """The range would be routed to a partition that does not own it, for good."""
+    """The range would be routed permanently to a partition that does not own it."""
 
     async def away_and_back(world: World, users: Users) -> None:
         await world.shift(SPAN, "p2")

@@ -1,4 +1,4 @@
-"""Partitions leave while they are read and written: their keys go to others, and nothing else of them stays."""
+"""Partitions leave during reads and writes: their keys move to other partitions, and nothing else of them stays."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_remains_of_retired_partition_are_noticed(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(steward, "set_apart", remove_nothing)
     monkeypatch.setattr(steward, "remove_rest", remove_nothing)
-    with pytest.raises(RuleBroken, match="H5 its list goes first"):
+    with pytest.raises(RuleBroken, match="H5 its list is deleted first"):
         play(1, leave_one, TWO, pause_s=LONG_PAUSE_S)
 
 
@@ -57,7 +57,7 @@ def test_log_deleted_before_its_partition_has_retired_is_noticed(monkeypatch: py
         await world.store.set(paths.partition_log(P2), b'{"format":1,"ledgers":[]}', -1)
         await asyncio.sleep(1.0)
 
-    with pytest.raises(RuleBroken, match="H5 only who has retired loses its list"):
+    with pytest.raises(RuleBroken, match="H5 only retired partitions lose their list"):
         play(1, remove_early, TWO)
 
 
@@ -80,7 +80,8 @@ def test_partition_stays_retired_without_leader_while_its_log_is_pinned() -> Non
 
 
 class Strikes:
-    """Crashes whoever leads some partitions of a move, once at each step, as far apart as it takes to come back."""
+    """Crashes the leaders of the partitions of a move once at each step, with enough time between crashes to
+    recover."""
 
     def __init__(self, parties: tuple[str, ...]) -> None:
         self.left = list(ON_THE_WAY)
@@ -118,7 +119,7 @@ def test_leave_survives_crash_at_each_step(parties: tuple[str, ...]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("victims", [("n1",), ("n1", "n2", "n3")], ids="+".join)
 def test_retired_partition_goes_when_nodes_crash_after_each_of_its_writes(victims: tuple[str, ...]) -> None:
-    """n1 is the one that sees to it."""
+    """Node n1 performs the removal."""
     written: list[str] = []
 
     async def leave_in_trouble(world: World, users: Users) -> None:
@@ -143,7 +144,7 @@ def test_retired_partition_goes_when_nodes_crash_after_each_of_its_writes(victim
         assert P2 not in await world.store.children(paths.PARTITIONS)
 
     play(3, leave_in_trouble, TWO, users=4, pause_s=LONG_PAUSE_S)
-    assert written.count(paths.partition_log(P2)) >= 2, "it was emptied, and went"
+    assert written.count(paths.partition_log(P2)) >= 2, "the list was emptied, then deleted"
 
 
 def restart(world: World, node: Node) -> None:
@@ -153,7 +154,8 @@ def restart(world: World, node: Node) -> None:
 
 @pytest.mark.slow
 def test_chained_joins_and_leaves_end_with_every_key_at_its_owner() -> None:
-    """One joins while another leaves; the newcomer leaves before it has all; who was to leave stays after all."""
+    """One partition joins while another leaves. The new partition leaves before it has everything, and the other
+    leave is cancelled."""
 
     async def chain(world: World, users: Users) -> None:
         await world.join("p3")

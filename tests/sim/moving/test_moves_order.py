@@ -1,4 +1,4 @@
-"""Writes of one key that follow each other through one door are done in that order, whatever moves meanwhile."""
+"""Consecutive writes of one key through one endpoint are done in order, whatever moves meanwhile."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ APART_S = 0.0005
 
 
 class Pipeline:
-    """One connection to a node: it writes on without waiting for answers."""
+    """One connection to a node that sends writes without waiting for answers."""
 
     def __init__(self, world: World, node: Node, keys: Sequence[bytes]) -> None:
         self._world, self._node, self._keys = world, node, keys

@@ -1,4 +1,4 @@
-"""A pause that lasts does not hold the source's log for ever, and costs no key."""
+"""A long pause does not hold the source's log forever, and costs no key."""
 
 from __future__ import annotations
 

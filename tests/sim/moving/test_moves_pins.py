@@ -1,4 +1,4 @@
-"""What a move holds of its source's log is given back, whatever happens to the metadata store just then."""
+"""A move releases its pins on the source's log, whatever happens to the metadata store at that moment."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.sim.moving.test_moves import COUNTERS, KEYS, ON_THE_WAY, SPAN, TWO
 pytestmark = pytest.mark.sim
 
 AWAY_S = 4.0
-"""Longer than a move waits for a pin to be given back, shorter than a session."""
+"""Seconds: longer than a move waits for the release of a pin, shorter than a session timeout."""
 KNOBS = replace(TWO, session_s=10.0)
 
 

@@ -1,4 +1,4 @@
-"""Ranges are read page by page, up and down, and deleted, while keys move and leaders fall."""
+"""Ranges are read page by page in both directions, and deleted, while keys move and leaders die."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ ATTEMPT_S, ATTEMPTS_MAX = 5.0, 200
 
 
 def somebody(world: World, turn: int) -> Node:
-    """A node that is up."""
+    """Return a node that is up."""
     up = [node for node in world.cluster.nodes if node.door is not None and node.served is not None]
     return up[turn % len(up)] if up else world.cluster.nodes[0]
 
 
 async def ask(world: World, op: Any, partition: PartitionId | None, turn: int) -> Any:
-    """Ask a node, once. Raises StoreError, Unavailable if it dies meanwhile."""
+    """Send an operation to a node once. Raises StoreError; Unavailable if the node dies meanwhile."""
     node = somebody(world, turn)
     if node.door is None:
-        raise Unavailable("nobody is up")
+        raise Unavailable("no node is up")
     try:
         async with asyncio.timeout(ATTEMPT_S):
             return await asker(node)(op, partition)
@@ -43,7 +43,7 @@ async def ask(world: World, op: Any, partition: PartitionId | None, turn: int) -
 
 
 async def page_of(world: World, request: kv_pb2.PageRequest) -> kv_pb2.PageResponse:
-    """The page, by whichever node gives it: the token is all that they have in common."""
+    """Return the page from any node that answers. The nodes share nothing but the token."""
     clock: Any = SimpleNamespace(now=asyncio.get_running_loop().time)
     for turn in range(ATTEMPTS_MAX):
         node = somebody(world, turn)
@@ -63,7 +63,7 @@ async def page_of(world: World, request: kv_pb2.PageRequest) -> kv_pb2.PageRespo
 
 
 async def done(world: World, op: Any) -> Any:
-    """The result of a mutation that may be done twice."""
+    """Return the result of a mutation that may be done twice."""
     for turn in range(ATTEMPTS_MAX):
         try:
             return await ask(world, op, None, turn)
@@ -73,7 +73,7 @@ async def done(world: World, op: Any) -> Any:
 
 
 async def walked(world: World, request: kv_pb2.PageRequest) -> list[bytes]:
-    """All pages of a walk, each asked for with the token of the one before and nothing else."""
+    """Return the keys of all pages, each requested only with the token of the page before."""
     found: list[bytes] = []
     while True:
         page = await page_of(world, request)

@@ -1,5 +1,5 @@
-"""Reads of a range that changes hands: its source answers them until it sends RELEASE, its target from OWN on, and no
-pause of a machine, seen by its clock or not, makes one of them lie (docs/protocol.md M7, M9)."""
+"""Reads of a range that changes hands. Its source answers them until it sends RELEASE, its target from OWN on. No
+pause of a machine, seen by its clock or not, makes a read stale (docs/protocol.md M7, M9)."""
 
 from __future__ import annotations
 
@@ -35,15 +35,16 @@ P1, P2 = PartitionId("p1"), PartitionId("p2")
 SEEDS = range(4)
 BROKEN_SEEDS = range(4, 20)
 LATE_S = 3.0
-"""How long the source's door goes by the former ring: longer than it takes until another leads the target."""
+"""Seconds in which the source's endpoint uses the former ring: longer than it takes until another node leads the
+target."""
 HIDDEN_S = 2.0
-"""Of a pause that the source's clock does not see: any length would do, as nothing is measured."""
+"""Seconds of a pause that the source's clock does not see. Any length works, because nothing is measured."""
 APART_S = 0.002
 ANSWERED_S = 30.0
 
 
 class Watched:
-    """A key that one door reads, again and again, while another one writes it."""
+    """A key that one endpoint reads repeatedly while another endpoint writes it."""
 
     def __init__(self, world: World, reader: Node, writer: Node) -> None:
         self._reader, self._read_by, self._write_by = reader, asker(reader), asker(writer)
@@ -63,7 +64,7 @@ class Watched:
             least, began = self._acknowledged, loop.time()
             with suppress(StoreError, TimeoutError):
                 if self._reader.door is not None:
-                    async with asyncio.timeout(ANSWERED_S):  # a process that is killed never answers
+                    async with asyncio.timeout(ANSWERED_S):  # a killed process never answers
                         shown = int((await self._read_by(commands.get(KEY), None))[0])
                     assert shown >= least, f"{shown} was shown after {least} was acknowledged"
             self.waits.append(loop.time() - began)
@@ -81,13 +82,13 @@ class Watched:
 
 
 def strike_the_target(world: World) -> None:
-    """Its leader is killed before the flip."""
+    """Kill the target's leader before the flip."""
     crash(world, ["p2"])
 
 
 def hide_a_pause_of_the_source(world: World) -> None:
-    """The machine of its leader stands still, its clocks too, when RELEASE is acknowledged; it does not reach the
-    target's before long."""
+    """Pause the machine of the source's leader, with its clocks, when RELEASE is acknowledged. It does not reach the
+    target's leader for a while."""
     source, target = map(world.leader_of, (P1, P2))
     if source is None or target is None or source is target:
         return
@@ -99,8 +100,8 @@ def hide_a_pause_of_the_source(world: World) -> None:
 
 
 def moved_while_read(seed: int, at: str = "", strike: Callable[[World], None] | None = None) -> list[float]:
-    """Move the key away while its source's door reads it and another one writes it. Returns how long reads took.
-    `strike`s at this step."""
+    """Move the key away while the source's endpoint reads it and another endpoint writes it. Returns the durations
+    of reads. Calls `strike` at this step."""
     waits: list[float] = []
     worlds: list[World] = []
 
@@ -129,7 +130,7 @@ def moved_while_read(seed: int, at: str = "", strike: Callable[[World], None] | 
 
 
 def let_the_source_learn_late(patch: pytest.MonkeyPatch) -> None:
-    """Its door goes by the former ring for a while, and its rows stay."""
+    """Let the source's endpoint use the former ring for a while, and keep the source's rows."""
     learn, drop = Dispatcher._on_topology, ImportDriver._drop
 
     def learned(self: Any) -> None:
@@ -169,7 +170,7 @@ def test_read_is_never_older_than_write_when_source_clock_stands_still(
 
 
 def read_on(patch: pytest.MonkeyPatch) -> None:
-    """Who has released a range answers reads of it."""
+    """Let a partition that has released a range answer reads of it."""
 
     def found(state: ReplicaState, ops: list[Op], now_ms: int, readable: Tokens) -> list[Any]:
         for each in state.ownership.released:

@@ -1,4 +1,4 @@
-"""A session sees what it has seen before, at every replica, while ranges go and come back."""
+"""A session sees everything that it has seen before, at every replica, while ranges move away and come back."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_sessions_never_go_back_on_replica_that_was_down_during_moves() -> None:
             if away.door is None or away.door[1].topology.ring.routed != ring.routed:
                 continue
             try:
-                # A client that goes by this ring, and has seen p1 only as it was before.
+                # A client with this ring, which has seen p1 only in its former state.
                 asked = asker(away, ring.routed)(commands.get(KEY, Level.SESSION, 1), None)
                 record = await asyncio.wait_for(asked, 1.0)
             except (StoreError, TimeoutError) as error:
@@ -61,12 +61,12 @@ def test_sessions_never_go_back_on_replica_that_was_down_during_moves() -> None:
 
     play(5, away_and_back, TWO, users=0, keys=(KEY,), counters=())
     assert any(isinstance(each, int) for each in answers)
-    assert any(isinstance(each, StoreError) for each in answers), "it was never asked before it had caught up"
+    assert any(isinstance(each, StoreError) for each in answers), "it was never read before it had caught up"
 
 
 def test_replica_does_not_answer_by_ring_older_than_its_ownership(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a session would see the range's third owner, believe that it is the first, and ask the second next."""
-    monkeypatch.setattr(RingStore, "hint", lambda self, routed: None)  # other servers do not reach it either
+    """Otherwise a session would see the range's third owner, take it for the first, and ask the second next."""
+    monkeypatch.setattr(RingStore, "hint", lambda self, routed: None)  # other servers cannot notify it either
 
     async def away_and_back(world: World, users: Users) -> None:
         cluster = world.cluster

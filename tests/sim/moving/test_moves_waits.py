@@ -1,5 +1,5 @@
-"""How long operations wait while their range changes hands: a few round trips, whatever the metadata store's watches
-take."""
+"""Waiting times of operations while their range changes hands: a few round trips, whatever delay the metadata
+store's watches have."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ PAIR = (PartitionId("p1"), PartitionId("p2"))
 MOVES = 6
 SEEDS = range(1, 5)
 TIMED = replace(TWO, autorecovery=AutorecoveryConfig(auditor=False, worker=False))
-"""What is timed shares its session with nothing that was slow before the clock began."""
+"""Timed requests share their session with no request that was slow before the clock began."""
 ROUND_TRIP_S, SYNC_S = 0.001, 0.0001
 EVEN_NETWORK = NetworkConfig(
     latency_s=(ROUND_TRIP_S / 2, ROUND_TRIP_S / 2), jitter_s=0.0, spike_chance=0.0, recut_chance=0.0
 )
 EVEN_DISK = DiskConfig(sync_s=(SYNC_S, SYNC_S), slow_chance=0.0)
-"""Where each message and each sync takes as long as any other, times tell how many there were one after the other,
+"""Every message and every sync takes the same time, so that a duration shows the number of sequential steps,
 whatever a seed draws."""
 RECORD_S = ROUND_TRIP_S + SYNC_S
-"""Of a record in a log."""
+"""Seconds for one record in a log."""
 RECORDS = 3
-"""While a range is frozen: the target has all, the source releases, the target owns."""
+"""Number of records while a range is frozen: the target has everything, the source releases, the target owns."""
 POLL_S = 0.0005
 LEAST_S = 1e-9
-"""What adding floats may err by."""
+"""Error bound of float additions."""
 
 
 async def until(is_so: Callable[[], bool]) -> None:
@@ -56,13 +56,13 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 
 class Hands(NamedTuple):
-    """What moves of a range to and fro took, in seconds."""
+    """Durations of moves of a range back and forth, in seconds."""
 
     frozen: list[float]
     told: list[float]
-    """From when the first door knew to when the last one did."""
+    """Time from the first endpoint to the last endpoint that learns of the move."""
     calls: int
-    """Whether leaders of source and target are on two nodes: then what one asks the other is a round trip."""
+    """1 if the leaders of source and target are on two nodes: a request between them is then a round trip."""
 
 
 def to_and_fro(seed: int, users: int) -> Hands:
@@ -78,7 +78,7 @@ def to_and_fro(seed: int, users: int) -> Hands:
         loop = asyncio.get_running_loop()
         metadata = world.cluster.metadata
         metadata.config = replace(metadata.config, slow_p=0.0)
-        await asyncio.sleep(metadata.config.slow_s)  # what is slow by now comes to its end
+        await asyncio.sleep(metadata.config.slow_s)  # slow messages complete before the measurement
         doors = [node.door[1] for node in world.cluster.nodes if node.door is not None]
         for target in ("p2", "p1") * (MOVES // 2):
             leaders.add(tuple(sorted(node.name for node in map(world.leader_of, PAIR) if node is not None)))
@@ -105,18 +105,19 @@ def test_move_of_range_logs_three_records_and_asks_one_question(seed: int) -> No
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_move_under_load_logs_one_more_record_and_all_endpoints_know_soon(seed: int) -> None:
-    """The record holds what was written until the freeze. Each may wait for a sync that is under way. A door that is
-    told of the flip reads the ring, and once more behind a sync where that was older (docs/protocol.md, H9)."""
+    """The record contains everything written until the freeze. Each record may wait for a sync in progress. An
+    endpoint that is notified of the flip reads the ring, and reads it again behind a sync if it was older
+    (docs/protocol.md, H9)."""
     hands = to_and_fro(seed, users=3)
     records_s = (RECORDS + 1) * (RECORD_S + SYNC_S)
     assert max(hands.frozen) <= records_s + hands.calls * ROUND_TRIP_S + LEAST_S, hands
-    answer_s = MetadataConfig().latency_s[1]  # the first who knows may be another one than who has changed the ring
+    answer_s = MetadataConfig().latency_s[1]  # the first endpoint to know may differ from the one that changed the ring
     reads_s = 3 * 2 * MetadataConfig().latency_s[1]
     assert max(hands.told) <= answer_s + ROUND_TRIP_S / 2 + reads_s + POLL_S + LEAST_S, hands
 
 
 STEADY = Knobs(partition=PartitionConfig(lead_back_s=100.0))
-"""The next leader of a partition does not know that it rests."""
+"""The next leader of a partition does not know that the partition pauses."""
 
 
 def test_partition_takes_many_ranges_one_by_one_and_pauses_between() -> None:

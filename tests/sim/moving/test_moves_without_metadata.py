@@ -1,4 +1,4 @@
-"""While the metadata store is away nothing changes hands: whoever owns a range goes on answering for it."""
+"""While the metadata store is away, no range changes hands: the owner of a range continues to answer for it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KNOBS = replace(TWO, session_s=60.0)
 # docs/protocol.md M10
 @pytest.mark.parametrize("from_all", [True, False], ids=("all", "the target's leader"))
 def test_range_stays_in_place_while_ring_cannot_be_changed(from_all: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The target has followed for a while, far behind: what it reads of the source's log needs the store no more."""
+    """The target has followed for a while, far behind: to read the source's log it does not need the store any more."""
     accident = Accident("before follow", nth=5)
     close = catch_up.CLOSE_ENTRIES
     monkeypatch.setattr(catch_up, "CLOSE_ENTRIES", 0)

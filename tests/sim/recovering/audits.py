@@ -1,4 +1,4 @@
-"""A bench for the auditor: candidates with sessions of their own, model bookies that register, ledgers of all kinds, in
+"""A bench for the auditor: candidates with their own sessions, model bookies that register, ledgers of all kinds, in
 virtual time."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ QUIET = AutorecoveryConfig(check_interval_s=0, placement_interval_s=0)
 
 
 class Candidate:
-    """A node that stands for auditor."""
+    """A node that is a candidate for auditor."""
 
     def __init__(self, bench: AuditBench, name: str, config: AutorecoveryConfig) -> None:
         self.name = name
@@ -43,7 +43,7 @@ class Candidate:
 
 
 class AuditBench:
-    """A cluster of so many bookies, all of them up."""
+    """A cluster of `bookies` bookies, all of them up."""
 
     def __init__(self, world: SimWorld, bookies: int) -> None:
         self.world = world
@@ -76,7 +76,7 @@ class AuditBench:
         self.bookies.start(*bookies)
 
     async def ledger(self, number: int, *ensemble: BookieId, entries: int = 0) -> LedgerMetadata:
-        """A ledger with so many entries, all of them where they belong; closed if there are any."""
+        """Create a ledger with `entries` entries, all with complete copies. It is closed if it has entries."""
         fragments = (Fragment(EntryId(0), ensemble),)
         metadata = LedgerMetadata(LedgerId(number), Quorum(len(ensemble), len(ensemble), 2), fragments, token=1)
         if entries:

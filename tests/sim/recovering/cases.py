@@ -1,4 +1,4 @@
-"""Marked ledgers on the bench, in a line each."""
+"""Marked ledgers on the bench, created in one line each."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Copies:
 
 
 async def closed(bench: Bench, ledger: LedgerId = LEDGER, count: int = COUNT) -> None:
-    """A closed ledger on B1, B2, B3, which are as old as it is."""
+    """Create a closed ledger on B1, B2, B3, which are as old as the ledger."""
     metadata = LedgerMetadata(ledger, Quorum(3, 3, 2), (Fragment(EntryId(0), (B1, B2, B3)),), token=1)
     await bench.ledgers.create(metadata)
     handle = bench.handle(metadata)
@@ -53,7 +53,7 @@ async def recorded(bench: Bench, ledger: LedgerId = LEDGER) -> tuple[BookieId, .
 async def until(holds: Callable[[], bool], within_s: float = 120.0) -> None:
     deadline = asyncio.get_running_loop().time() + within_s
     while not holds():
-        assert asyncio.get_running_loop().time() < deadline, "it never came to that"
+        assert asyncio.get_running_loop().time() < deadline, "the expected state was not reached"
         await asyncio.sleep(0.01)
 
 
@@ -66,7 +66,7 @@ async def until_unmarked(bench: Bench, *ledgers: LedgerId, within_s: float = 120
 
 
 async def until_begun(bench: Bench) -> BookieId:
-    """Until the first copies are made; the newcomer that gets them."""
+    """Wait for the first copies and return the new bookie that gets them."""
     newcomers = [bookie for bookie in (B4, B5) if bookie in bench.bookies.at]
     await until(lambda: any(len(bench.bookies.at[each].of(LEDGER)) >= 3 for each in newcomers))
     (newcomer,) = (each for each in newcomers if bench.bookies.at[each].of(LEDGER))
@@ -79,7 +79,7 @@ def locks(bench: Bench) -> list[str]:
 
 
 async def of_a_log(bench: Bench, lease_ms: int) -> None:
-    """An open ledger of COUNT entries, the last of p1's log, whose leader has gone."""
+    """Create an open ledger of COUNT entries, the last of p1's log, whose leader has died."""
     metadata = LedgerMetadata(
         LEDGER, Quorum(3, 3, 2), (Fragment(EntryId(0), (B1, B2, B3)),), custom=((OWNER_KEY, P.encode()),), token=7
     )

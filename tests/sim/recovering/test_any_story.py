@@ -1,9 +1,9 @@
-"""Workers of several processes, and whatever may befall them, by seed: bookies that go, come back in the middle of a
-repair, say nothing, or take no copies; bits that turn over; sessions that end; answers of the metadata store that are
-lost; locks and marks of strangers; marks that nobody can read; a ledger deleted meanwhile; rates at which one takes
-a minute; zones that cannot be satisfied; ensembles wider than their write sets.
+"""Workers of several processes and random accidents, by seed. Bookies leave, return in the middle of a repair, stop
+answering, or take no copies. Bits flip. Sessions end, and answers of the metadata store are lost. Foreign workers set
+locks and marks, some marks are unreadable, and a ledger is deleted meanwhile. Rates are so low that one entry takes a
+minute. Zones cannot be satisfied, and ensembles are wider than their write sets.
 
-In the end every ledger that is there has all its copies, nothing acknowledged is lost, and no mark and no lock is left
+In the end every existing ledger has all its copies, nothing acknowledged is lost, and no mark and no lock is left
 (docs/protocol.md, A1 to A3, A10 to A12).
 """
 
@@ -37,7 +37,7 @@ GRACE_S = 5.0
 
 
 class LossyStore(MemoryStore):
-    """A session whose requests may not arrive, and whose answers may be lost."""
+    """A session whose requests and answers may be lost."""
 
     def __init__(self, tree: MemoryTree, luck: Random) -> None:
         super().__init__(tree)
@@ -83,7 +83,7 @@ class LossyStore(MemoryStore):
 
 
 class Story:
-    """One seed's."""
+    """The story of one seed."""
 
     def __init__(self, bench: Bench, seed: int) -> None:
         self.bench, self.luck = bench, Random(seed)
@@ -91,7 +91,7 @@ class Story:
         self.written = {ledger: Appended() for ledger in LEDGERS}
         self.stores: list[LossyStore] = []
         self.handle: LedgerHandle | None = None
-        """Of the ledger that is written all the time."""
+        """The handle of the ledger that is written all the time."""
         self.strangers: list[MemoryStore] = []
 
     # ── before ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -175,8 +175,8 @@ class Story:
         self.copies.refusing ^= {self.any_bookie()}
 
     def turn_bits(self) -> None:
-        """In a copy of a closed ledger's entry of which there is another one in good order. (Of what is not closed a
-        damaged last entry may leave nobody who can tell the end.)"""
+        """Flip bits in a copy of an entry of a closed ledger that has another good copy. In an open ledger, damage
+        in the last entry might make its end unknowable."""
         bookies, ledger = self.bench.bookies.at, self.luck.choice(LEDGERS[:3])
         metadata = self.recorded(ledger)
         if metadata is None:
@@ -205,7 +205,7 @@ class Story:
         self.bench.world.loop.call_later(self.luck.uniform(0, 5), store.resume)
 
     async def stranger(self) -> None:
-        """Somebody else's worker: it has a lock for a while, or marks, in its own way."""
+        """Act as a foreign worker that holds a lock for a while, or sets marks."""
         ledger, store = self.luck.choice(LEDGERS), MemoryStore(self.bench.tree)
         self.strangers.append(store)
         with suppress(MetadataError):
@@ -220,7 +220,7 @@ class Story:
                 await store.set(paths.mark(ledger), data, -1)
 
     async def mark_what_is_missing(self) -> None:
-        """As auditors, checks and scrubs do."""
+        """Mark missing copies as auditors, checks and scrubs do."""
         for ledger in LEDGERS:
             with suppress(NoSuchLedger):
                 metadata, _ = await LedgerStore(MemoryStore(self.bench.tree)).read(ledger)
@@ -230,7 +230,7 @@ class Story:
                     await self.bench.mark(*missing, ledger=ledger)
 
     def lacking(self, metadata: LedgerMetadata) -> list[tuple[BookieId, EntryId]]:
-        """Copies that are not as they should be: of an open ledger in its finished fragments."""
+        """Return the missing or wrong copies; of an open ledger, only those in its finished fragments."""
         is_closed = metadata.state is LedgerState.CLOSED
         last = metadata.last_entry if is_closed else metadata.fragments[-1].first - 1
         return [
@@ -245,7 +245,7 @@ class Story:
     # ── afterwards ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def calm(self) -> None:
-        """Everything is as it should be, and checked again and again."""
+        """Stop all accidents and let checks repeat."""
         bench = self.bench
         for store in self.strangers:
             if store.session:
@@ -263,7 +263,7 @@ class Story:
             marked = [ledger for ledger in LEDGERS if await bench.is_marked(ledger)]
             if not marked and not locks(bench):
                 return
-            assert bench.world.loop.time() < deadline, f"marked still: {marked}, locked: {locks(bench)}"
+            assert bench.world.loop.time() < deadline, f"still marked: {marked}, locked: {locks(bench)}"
             await bench.pass_time(2)
 
     async def check(self) -> None:
@@ -273,12 +273,12 @@ class Story:
             except NoSuchLedger:
                 assert ledger == DELETED
                 continue
-            assert ledger != DELETED, "it is deleted and stays so"
+            assert ledger != DELETED, "the ledger stays deleted"
             assert self.lacking(metadata) == []
             confirmed = [position.entry for position in self.written[ledger].confirmed]
             assert confirmed == list(range(len(confirmed)))
             if metadata.state is LedgerState.CLOSED:
-                assert metadata.last_entry >= len(confirmed) - 1, "what was acknowledged is there"
+                assert metadata.last_entry >= len(confirmed) - 1, "acknowledged entries are there"
             for entry in map(EntryId, range(len(confirmed))):
                 copies = [
                     self.bench.bookies.at[each].entries.get((ledger, entry), b"") for each in metadata.write_set(entry)

@@ -32,7 +32,7 @@ AUDITED = replace(
     autorecovery=AutorecoveryConfig(lost_bookie_delay_s=DELAY_S, check_interval_s=0),
 )
 UNREPAIRED = replace(AUDITED, autorecovery=replace(AUDITED.autorecovery, worker=False))
-"""What is marked stays so."""
+"""Marks stay, because no worker repairs."""
 
 
 async def marks(stage: Stage) -> list[LedgerMark]:
@@ -43,7 +43,8 @@ async def marks(stage: Stage) -> list[LedgerMark]:
 
 
 async def marked_for(stage: Stage, bookie: BookieId) -> set[LedgerId]:
-    """Marked because the bookie is missing. A leader marks others, where a bookie was slow and has not every copy."""
+    """Return the ledgers marked because the bookie is missing. A leader marks others, if a bookie was slow and lacks
+    copies."""
     return {mark.ledger for mark in await marks(stage) if bookie in mark.replicas}
 
 
@@ -55,7 +56,7 @@ async def ledgers(stage: Stage) -> list[LedgerMetadata]:
 
 
 def auditors(stage: Stage) -> list[Node]:
-    """The running nodes that take themselves for the auditor."""
+    """Return the running nodes that believe that they are the auditor."""
     served = [(node, node.served.auditor) for node in stage.cluster.nodes if node.is_running and node.served]
     return [node for node, auditor in served if auditor is not None and auditor.statistics()["in_office"]]
 
@@ -66,8 +67,8 @@ async def write(stage: Stage, count: int) -> None:
 
 
 async def write_until_it_has_some(stage: Stage, bookie: BookieId) -> set[LedgerId]:
-    """Closed ledgers that name the bookie: nothing takes it out of these again. Ensembles leave out one bookie of the
-    four, by chance the same one several times."""
+    """Write until closed ledgers name the bookie, which is permanent, and return these ledgers. An ensemble leaves
+    out one of the four bookies, by chance the same one several times."""
     for _ in range(60):
         await write(stage, 5)
         has = {
@@ -78,7 +79,7 @@ async def write_until_it_has_some(stage: Stage, bookie: BookieId) -> set[LedgerI
         if has:
             return has
         await asyncio.sleep(AUDITED.log.check_every_s)
-    raise AssertionError(f"no ledger came to {bookie}")
+    raise AssertionError(f"no ledger has {bookie} in its ensemble")
 
 
 @pytest.mark.parametrize("seed", range(1, 4))
@@ -150,7 +151,7 @@ def test_findings_of_bookie_scrub_are_marked(monkeypatch: pytest.MonkeyPatch) ->
         assert bookie.id in before.replicas
         await asyncio.sleep(20)
         after = {mark.ledger: mark for mark in await marks(stage)}[damaged]
-        assert after.version > before.version, "each round says so anew"
+        assert after.version > before.version, "each round writes the mark again"
 
     chosen = replace(knobs(roll_entries=10, retention_ms=3_600_000), segment_bytes=16 << 10)
     play(story, replace(chosen, autorecovery=AutorecoveryConfig(auditor=False, worker=False)))

@@ -1,5 +1,5 @@
-"""Whole clusters under faults of every kind, while an auditor marks and workers repair: a disk is lost again and again,
-nodes die and sleep, sessions end, the metadata store stumbles. Nothing acknowledged is lost."""
+"""Whole clusters under faults of every kind while an auditor marks and workers repair. A disk is lost repeatedly,
+nodes die and pause, sessions end, the metadata store fails for moments. Nothing acknowledged is lost."""
 
 from __future__ import annotations
 

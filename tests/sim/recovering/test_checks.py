@@ -29,7 +29,7 @@ def test_next_check_marks_ledger_with_copy_missing_in_its_middle() -> None:
         assert await bench.settings.checked_ms(CheckKind.ENTRIES) is not None
         del bench.bookies.at[B2].entries[LedgerId(8), EntryId(20)]
         await later(800)
-        assert await bench.marked() == {}, "a check comes when it is due"
+        assert await bench.marked() == {}, "a check runs when it is due"
         await later(300)
         assert await bench.marked() == {8: [B2]}
         assert candidate.numbers["marked_entries_total"] == 1
@@ -63,7 +63,7 @@ def test_check_ignores_entries_that_writer_may_have_in_flight() -> None:
         changed = metadata.with_ensemble(EntryId(1), (B1, B2, B4))
         await bench.ledgers.write(changed, 0)
         await later(1_100)
-        assert await bench.marked() == {7: [B2, B3]}, "what it has left behind is"
+        assert await bench.marked() == {7: [B2, B3]}, "the remaining entries are marked"
 
     run(case)
 
@@ -96,7 +96,7 @@ def test_check_keeps_to_its_rate() -> None:
         slow = AutorecoveryConfig(check_interval_s=10_000, placement_interval_s=0, check_ledgers_per_s=2)
         candidate = bench.candidate("n1", slow)
         await later(35)
-        assert 30 <= candidate.numbers["checked_ledgers_total"] <= 42, "it begins after 15 s"
+        assert 30 <= candidate.numbers["checked_ledgers_total"] <= 42, "checks begin after 15 s"
         await later(50)
         assert candidate.numbers["checked_ledgers_total"] == 100
 
@@ -113,7 +113,7 @@ def test_copies_in_one_zone_are_marked_when_another_zone_can_take_one() -> None:
         candidate = bench.candidate("n1", PLACING)
         await later(60)
         marked = await bench.marked()
-        assert list(marked) == [7], "an open one is its writer's"
+        assert list(marked) == [7], "an open ledger belongs to its writer"
         assert marked[7] in ([B2], [B3])
         assert candidate.numbers["marked_placement_total"] == 1
         assert await bench.settings.checked_ms(CheckKind.PLACEMENT) is not None

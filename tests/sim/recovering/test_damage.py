@@ -1,4 +1,4 @@
-"""What a bookie has found damaged is marked (docs/protocol.md, A9)."""
+"""Damage that a bookie has found is marked (docs/protocol.md, A9)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Whole clusters of which one bookie's files are damaged while it is stopped: nobody types a command, nothing is served
-wrong, and in the end every copy is right again (docs/protocol.md, B7, B14, A9, A10)."""
+"""Whole clusters in which one bookie's files are damaged while it is stopped. Without any command of an operator,
+nothing wrong is served and every copy is right in the end (docs/protocol.md, B7, B14, A9, A10)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.sim.world.disk import SimDisk
 
 pytestmark = pytest.mark.sim
 SCRUBBED_S = 120.0
-"""Until a bookie's first scrub is over, and what it has found is mended."""
+"""Maximum seconds until a bookie's first scrub has ended and its findings are repaired."""
 SMALL = replace(CALM, segment_bytes=16 << 10, scrub_first_s=30.0)
 FLIPS = 25
 
@@ -34,8 +34,8 @@ async def filled(stage: Stage) -> None:
 
 
 async def struck(stage: Stage, node: Node) -> list[str]:
-    """It is stopped, and bits of its files are flipped, but of its cookies and of the formats' numbers, with which it
-    would not start and count as lost. Which files."""
+    """Stop the node and flip bits in its files. Cookies and format numbers are spared: with damage there it would
+    not start and would count as lost. Returns the damaged files."""
     await node.stop()
     random, disk = stage.world.fork("flips"), node.disk
     paths = [path for path in files_of(disk) if not path.endswith(VERSION)]

@@ -1,5 +1,5 @@
-"""What an operator gives up of a ledger (docs/protocol.md, A14): the rest gets its copies, and nobody looks for what is
-lost any more."""
+"""An operator marks missing parts of a ledger as lost (docs/protocol.md, A14). The rest gets its copies, and no
+process searches for the lost parts any more."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def abandonment(bench: Bench) -> LedgerAbandonment:
 
 
 async def given_up(bench: Bench) -> tuple[Loss, RepairOutcome]:
-    """Give up what is lost at this moment."""
+    """Mark everything missing at this moment as lost."""
     return await abandonment(bench).abandon(LEDGER, 1, await abandonment(bench).find_loss(LEDGER))
 
 
@@ -50,7 +50,7 @@ def test_closed_ledger_keeps_every_entry_that_any_bookie_has() -> None:
         await bench.mark(B3)
         found = await abandonment(bench).find_loss(LEDGER)
         assert (found.text, found.away) == ("5-6", (B3,))
-        assert await recorded(bench) == (B1, B2, B3), "looking changes nothing"
+        assert await recorded(bench) == (B1, B2, B3), "showing the loss changes nothing"
         loss, mended = await given_up(bench)
         assert loss.text == "5-6"
         assert mended.is_whole
@@ -65,7 +65,7 @@ def test_closed_ledger_keeps_every_entry_that_any_bookie_has() -> None:
 
 
 def test_leader_does_not_miss_entries_marked_as_lost() -> None:
-    """Else its ledger would be marked and mended for ever."""
+    """Otherwise its ledger would be marked and repaired forever."""
 
     async def case(bench: Bench) -> None:
         await closed(bench)
@@ -162,7 +162,7 @@ def test_transient_refusal_is_not_a_loss(status: Status) -> None:
 
 # docs/protocol.md A14
 def test_ledger_is_not_closed_by_answers_of_bookie_that_cannot_be_fenced() -> None:
-    """A disk without room for the fence itself: each fencing read ends in an I/O error, whatever is there."""
+    """The disk has no space for the fence itself: each fencing read ends in an I/O error, whatever the bookie has."""
 
     async def case(bench: Bench) -> None:
         await appended(bench, bench.handle(await bench.ledger()), COUNT)
@@ -190,7 +190,7 @@ def test_ledger_is_not_closed_by_answers_of_bookie_that_cannot_be_fenced() -> No
 
 # docs/protocol.md A14
 def test_ledger_is_not_closed_below_what_was_read_before_its_fence() -> None:
-    """A disk whose reads fail from then on."""
+    """The reads of a disk fail from then on."""
 
     async def case(bench: Bench) -> None:
         await appended(bench, bench.handle(await bench.ledger()), COUNT)
@@ -218,7 +218,7 @@ def test_ledger_is_not_closed_below_what_was_read_before_its_fence() -> None:
 # docs/protocol.md A14
 @pytest.mark.parametrize("is_closed", [False, True])
 def test_nothing_is_marked_as_lost_when_returned_bookie_may_have_it(is_closed: bool) -> None:
-    """It registers while the others are read; who gives up has not heard of that yet."""
+    """The bookie registers while the others are read, and the abandoning process does not know of that yet."""
 
     async def case(bench: Bench) -> None:
         if is_closed:
@@ -258,7 +258,7 @@ def test_nothing_is_marked_as_lost_when_returned_bookie_may_have_it(is_closed: b
 def test_nothing_is_marked_as_lost_when_its_only_bookie_left_meanwhile(
     is_closed: bool, others: tuple[BookieId, ...]
 ) -> None:
-    """Its node is restarted while the operator thinks of what he was shown."""
+    """Its node restarts while the operator considers the report."""
 
     async def case(bench: Bench) -> None:
         if is_closed:
@@ -303,7 +303,7 @@ def test_nothing_is_marked_as_lost_that_was_readable_when_loss_was_shown() -> No
 # docs/protocol.md A14
 @pytest.mark.parametrize("is_closed", [False, True])
 def test_nothing_is_marked_as_lost_when_its_only_bookie_leaves_halfway(is_closed: bool) -> None:
-    """After the last read before a write, that of its registration."""
+    """It leaves after the last read before a write: the read of its registration."""
 
     async def case(bench: Bench) -> None:
         if is_closed:
@@ -343,7 +343,7 @@ def test_present_bookie_that_does_not_answer_is_waited_for() -> None:
 
 
 def test_confirmed_entries_are_kept_when_their_bookie_is_briefly_silent() -> None:
-    """It cannot read its last entries any more, but has been told that they are confirmed."""
+    """It can no longer read its last entries, but knows that they are confirmed."""
 
     async def case(bench: Bench) -> None:
         handle = bench.handle(await bench.ledger())

@@ -1,5 +1,5 @@
-"""Who stands in the way of a repair, and for how long: bookies that are registered and of no use, entries that nobody
-has, locks whose release was not heard of (docs/protocol.md, A10)."""
+"""Obstacles to a repair, and how long they last: registered but useless bookies, entries that no bookie has, locks
+whose release was lost (docs/protocol.md, A10)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.sim
 
 
 def dumb(bench: Bench, *bookies: BookieId) -> set[BookieId]:
-    """Registered bookies that do not say what they have, until they are taken out of the set."""
+    """Return registered bookies that do not report their entries until they are removed from the set."""
     list_of, found = bench.bookies.entries, set(bookies)
 
     async def entries(bookie: BookieId, ledger: LedgerId) -> HeldEntries:
@@ -39,7 +39,7 @@ def dumb(bench: Bench, *bookies: BookieId) -> set[BookieId]:
 
 
 def test_lost_bookie_is_replaced_when_damaged_one_does_not_answer() -> None:
-    """There is one good copy of each entry left: it must not wait for a disk that hangs."""
+    """Only one good copy of each entry is left: its repair must not wait for a hanging disk."""
 
     async def case(bench: Bench) -> None:
         await closed(bench)
@@ -51,7 +51,7 @@ def test_lost_bookie_is_replaced_when_damaged_one_does_not_answer() -> None:
         await bench.pass_time(10)
         assert await recorded(bench) == (B1, B2, B4)
         assert bench.bookies.at[B4].of(LEDGER) == list(range(COUNT))
-        assert await bench.is_marked(), "B2 lacks copies still"
+        assert await bench.is_marked(), "B2 still lacks copies"
         hanging.clear()
         await until_unmarked(bench)
         assert bench.bookies.at[B2].of(LEDGER) == list(range(COUNT))
@@ -73,7 +73,7 @@ def test_lost_bookie_is_replaced_when_another_takes_no_copies(is_marked: bool) -
         await bench.pass_time(10)
         assert await recorded(bench) == (B1, B2, B4)
         assert bench.bookies.at[B4].of(LEDGER) == list(range(COUNT))
-        assert await bench.is_marked(), "B2 lacks copies still"
+        assert await bench.is_marked(), "B2 still lacks copies"
         copies.refusing.clear()
         await until_unmarked(bench)
         assert bench.bookies.at[B2].of(LEDGER) == list(range(COUNT))
@@ -83,7 +83,7 @@ def test_lost_bookie_is_replaced_when_another_takes_no_copies(is_marked: bool) -
 
 
 def test_lost_bookie_is_replaced_when_apache_bookie_copies_are_unreadable() -> None:
-    """Of such a one the copies are read, since it lists what it cannot read as well."""
+    """The copies of such a bookie are read, because it also lists entries that it cannot read."""
 
     async def case(bench: Bench) -> None:
         await closed(bench)
@@ -101,7 +101,7 @@ def test_lost_bookie_is_replaced_when_apache_bookie_copies_are_unreadable() -> N
 
 
 def test_new_bookie_that_does_not_report_its_entries_is_finally_skipped() -> None:
-    """Each attempt draws the same one, so that what was copied is found again."""
+    """Each attempt draws the same bookie, so that existing copies are found again."""
 
     async def case(bench: Bench) -> None:
         await closed(bench)
@@ -126,7 +126,7 @@ def test_new_bookie_that_does_not_report_its_entries_is_finally_skipped() -> Non
 
 
 async def in_two_fragments(bench: Bench, count: int) -> tuple[Fragment, ...]:
-    """A closed ledger, B3 having died in the middle of its entries."""
+    """Create a closed ledger in which B3 died in the middle of its entries."""
     metadata = LedgerMetadata(LEDGER, Quorum(3, 3, 2), (Fragment(EntryId(0), (B1, B2, B3)),), token=1)
     await bench.ledgers.create(metadata)
     handle = bench.handle(metadata)
@@ -138,14 +138,14 @@ async def in_two_fragments(bench: Bench, count: int) -> tuple[Fragment, ...]:
 
 
 def forget(bench: Bench, entries: range) -> None:
-    """Nobody has these any more."""
+    """Remove these entries from all bookies."""
     for model in bench.bookies.at.values():
         for entry in entries:
             model.entries.pop((LEDGER, EntryId(entry)), None)
 
 
 def test_lost_fragment_does_not_stop_others_from_being_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many entries of it there are."""
+    """This holds for any number of its entries."""
 
     async def case(bench: Bench) -> None:
         monkeypatch.setattr(copying, "UNREADABLE_MAX", 10)
@@ -159,7 +159,7 @@ def test_lost_fragment_does_not_stop_others_from_being_copied(monkeypatch: pytes
         await until(lambda: bench.bookies.at[spare].of(LEDGER) == list(range(second.first, 80)))
         await bench.pass_time(1)
         before, after = (await bench.recorded()).fragments
-        assert before.ensemble == (B1, B2, B3), "nobody is named for what it does not have"
+        assert before.ensemble == (B1, B2, B3), "no bookie is named that lacks copies"
         assert set(after.ensemble) == {B1, B2, spare}
         assert await bench.is_marked()
 
@@ -167,7 +167,7 @@ def test_lost_fragment_does_not_stop_others_from_being_copied(monkeypatch: pytes
 
 
 async def given_up(repairer: LedgerRepairer, bench: Bench) -> tuple[Loss, RepairOutcome]:
-    """Give up what is lost at this moment."""
+    """Mark everything missing at this moment as lost."""
     abandonment = LedgerAbandonment(repairer, bench.marks, worker="operator")
     return await abandonment.abandon(LEDGER, 1, await abandonment.find_loss(LEDGER))
 
@@ -209,7 +209,7 @@ def test_fragments_marked_as_lost_need_no_space_on_full_disk() -> None:
 
 
 class NoReleases(FrozenStore):
-    """A session whose locks cannot be given back, until it `heals`."""
+    """A session whose locks cannot be released until it `heals`."""
 
     heals = False
 
@@ -220,7 +220,7 @@ class NoReleases(FrozenStore):
 
 
 def test_lock_that_could_not_be_released_is_not_kept_for_a_whole_round() -> None:
-    """At a low rate a round takes hours, and meanwhile nobody else could have the ledger."""
+    """At a low rate a round takes hours, in which no other worker could have the ledger."""
 
     async def case(bench: Bench) -> None:
         ledgers = [LedgerId(LEDGER + number) for number in range(20)]
@@ -239,7 +239,7 @@ def test_lock_that_could_not_be_released_is_not_kept_for_a_whole_round() -> None
         assert paths.mark_lock(done) in locks(bench)
         store.heals = True
         await until(lambda: paths.mark_lock(done) not in locks(bench), within_s=20.0)
-        assert len([each for each in ledgers if await bench.is_marked(each)]) > 10, "it is the same round still"
+        assert len([each for each in ledgers if await bench.is_marked(each)]) > 10, "it is still the same round"
         await until_unmarked(bench, *ledgers)
         await bench.pass_time(5)
         assert (locks(bench), worker.statistics()["ledgers_mended"] >= 19) == ([], True)
@@ -248,7 +248,8 @@ def test_lock_that_could_not_be_released_is_not_kept_for_a_whole_round() -> None
 
 
 def test_spreading_copies_over_zones_does_not_replace_restarting_bookie() -> None:
-    """Whose copies are to be spread out the leader says: a mark of nobody would mean everybody who is not there."""
+    """The leader names the bookies whose copies are to be spread: a mark without a bookie would mean all absent
+    bookies."""
 
     async def case(bench: Bench) -> None:
         for bookie, zone in zip((B1, B2, B3, B4, B5), "aabcd", strict=True):
@@ -268,7 +269,7 @@ def test_spreading_copies_over_zones_does_not_replace_restarting_bookie() -> Non
         bench.bookies.stop(B3)
         bench.worker()
         await until_unmarked(bench)
-        assert B3 in await recorded(bench), "it was only restarted"
+        assert B3 in await recorded(bench), "the bookie was only restarted"
         assert leaving not in await recorded(bench)
 
     run(case, bookies=5)
@@ -277,7 +278,7 @@ def test_spreading_copies_over_zones_does_not_replace_restarting_bookie() -> Non
 # docs/protocol.md W8
 @pytest.mark.parametrize("is_open", [True, False])
 def test_leader_finds_missing_copies_of_one_bookie_while_another_hangs(is_open: bool) -> None:
-    """Of the ledger that it writes nobody else knows what is missing."""
+    """Only the leader knows what is missing in the ledger that it writes."""
 
     async def case(bench: Bench) -> None:
         handle = bench.handle(await bench.ledger())
@@ -300,7 +301,7 @@ def test_leader_finds_missing_copies_of_one_bookie_while_another_hangs(is_open: 
         else:
             await until(lambda: marked[:1] == [frozenset({B3})])
         await bench.pass_time(60)
-        assert LEDGER in leaders.lacking, "nobody knows whether the other one lacks something"
+        assert LEDGER in leaders.lacking, "it is unknown if the other bookie lacks copies"
         hanging.clear()
         if is_open:
             await until(lambda: not leaders.lacking)

@@ -1,4 +1,4 @@
-"""Which bookies the auditor takes for lost, and which ledgers it marks then (docs/protocol.md, A4, A5, A6)."""
+"""The bookies that the auditor considers lost, and the ledgers that it then marks (docs/protocol.md, A4, A5, A6)."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_next_candidate_continues_where_auditor_died() -> None:
         await later(5)
         bench.tree.end_session(first.store._session)
         await later(58)
-        assert await bench.marked() == {}, "the next one has seen nobody away for so long"
+        assert await bench.marked() == {}, "the next auditor has not observed the absence for long enough"
         await later(15)
         assert sorted(await bench.marked()) == [8, 2**40]
         assert await auditor_or_none(bench.store) == "n2"
@@ -239,7 +239,7 @@ def test_auditor_stops_marking_when_its_session_ends() -> None:
         later_store = MemoryStore(bench.tree)
         await later_store.create(paths.join(paths.AUDITOR_VOTES, "V_"), b"", ephemeral=True, sequential=True)
         await later(70)
-        assert len(created) < 50 + auditors.MARKS_AT_ONCE, "those that were under way"
+        assert len(created) < 50 + auditors.MARKS_AT_ONCE, "only marks in flight are added"
         assert first.numbers["in_office"] == 0
 
     run(case)
@@ -280,7 +280,7 @@ def test_bookie_that_returns_during_marking_has_no_more_ledgers_marked() -> None
 
 
 def test_bookie_that_returns_only_briefly_during_marking_has_all_marked() -> None:
-    """Those that the walk passed in that moment are walked again, as soon as it is lost again."""
+    """Ledgers that the traversal passed at that moment are visited again as soon as the bookie is lost again."""
 
     async def case(bench: AuditBench) -> None:
         for number in range(3_000):
@@ -296,8 +296,8 @@ def test_bookie_that_returns_only_briefly_during_marking_has_all_marked() -> Non
         await later(3)
         first = await bench.marked()
         assert first[0] == [B4, B5]
-        assert [B5] in first.values(), "it was back"
-        assert len(first) < 3_000, "and is lost again before the walk ends"
+        assert [B5] in first.values(), "the bookie was registered"
+        assert len(first) < 3_000, "the bookie is lost again before the traversal ends"
         await later(60)
         assert await bench.marked() == {number: [B4, B5] for number in range(3_000)}
 
@@ -322,7 +322,7 @@ def test_one_audit_marks_all_and_is_not_repeated() -> None:
         candidate.store.get = counted  # type: ignore[method-assign,assignment]
         await later(120)
         assert len(await bench.marked()) == 3_000
-        assert reads <= 2 * 3_000, "once to audit each, once to mark it"
+        assert reads <= 2 * 3_000, "one read to audit each ledger, one to mark it"
 
     run(case)
 
@@ -353,7 +353,8 @@ def test_slow_answer_does_not_prolong_absence_of_bookie() -> None:
 
 
 def test_very_many_ledgers_are_marked_in_batches_at_a_bounded_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One after the other a hundred thousand take an hour: each waits for the metadata store seven times."""
+    """Marking a hundred thousand ledgers one by one takes an hour, because each waits for the metadata store seven
+    times."""
     count, under_way, most, at = 60, 0, 0, list[float]()
     mark = AuditorRole.mark
 

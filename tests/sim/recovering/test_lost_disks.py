@@ -1,5 +1,5 @@
-"""Whole clusters that lose disks, and nobody types a command: nothing acknowledged is lost, and everything has all its
-copies again (docs/protocol.md, A10)."""
+"""Whole clusters that lose disks, without any command of an operator: nothing acknowledged is lost, and everything
+has all its copies again (docs/protocol.md, A10)."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def bookie_of(node: Node) -> BookieId:
 
 
 def copies_made(stage: Stage) -> tuple[int, int]:
-    """By workers since their processes began: copies, bytes."""
+    """Return the copies and bytes made by workers since their processes began."""
     said = [node.served.worker.statistics() for node in stage.cluster.nodes if node.served and node.served.worker]
     return sum(each["copies_made"] for each in said), sum(each["copied_bytes"] for each in said)
 
 
 def ledgers(stage: Stage) -> dict[LedgerId, LedgerMetadata]:
-    """Those that a list names."""
+    """Return the ledgers that a list names."""
     rules = stage.cluster.rules
     return {line.id: rules.ledgers[line.id] for lines in rules.lists.values() for line in lines}
 
@@ -62,7 +62,7 @@ def naming(stage: Stage, bookie: BookieId) -> list[LedgerId]:
 
 
 def short(stage: Stage) -> list[tuple[LedgerId, EntryId, int]]:
-    """Entries of closed ledgers with less than Qw copies where the metadata say."""
+    """Return entries of closed ledgers with fewer than Qw copies in the places that the metadata names."""
     storages = {bookie_of(node): node.served.bookie.storage for node in stage.cluster.nodes if node.served}  # type: ignore[union-attr]
     found = []
     for ledger, metadata in ledgers(stage).items():
@@ -74,7 +74,7 @@ def short(stage: Stage) -> list[tuple[LedgerId, EntryId, int]]:
 
 
 def crowded(stage: Stage) -> list[LedgerId]:
-    """Closed ledgers with copies of one entry in one zone. (Ensembles are as wide as write sets.)"""
+    """Return closed ledgers with two copies of an entry in one zone. Ensembles are as wide as write sets."""
     zones = {node.name: node.zone for node in stage.cluster.nodes if node.zone}
     return [
         ledger
@@ -86,7 +86,7 @@ def crowded(stage: Stage) -> list[LedgerId]:
 
 
 async def checked(stage: Stage) -> list[str]:
-    """What fsck finds that is more than a note."""
+    """Return the findings of fsck that are more than notes."""
     store = await stage.cluster.metadata.connect()
     report = await Fsck(stage.world.env("fsck"), store).run()
     await store.close()
@@ -94,7 +94,7 @@ async def checked(stage: Stage) -> list[str]:
 
 
 async def lose_disk(stage: Stage, node: Node) -> BookieId:
-    """Its directories are removed; it comes back as a bookie that is new. The id that is lost."""
+    """Remove the directories of the node, which returns as a new bookie. Returns the lost id."""
     former = bookie_of(node)
     node.crash()
     node.wipe()
@@ -115,7 +115,7 @@ def test_all_copies_are_restored_after_three_lost_disks_under_load(seed: int, ch
             began = stage.world.loop.time()
             former = await lose_disk(stage, stage.cluster.nodes[number])
             named = len(naming(stage, former))
-            assert named, "ledgers name the bookie that is gone"
+            assert named, "ledgers name the lost bookie"
             await stage.until(lambda former=former: not naming(stage, former), WHOLE_S_MAX)
             await stage.until(lambda: not short(stage) and not crowded(stage), WHOLE_S_MAX)
             copies, size = copies_made(stage)

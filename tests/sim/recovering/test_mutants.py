@@ -1,4 +1,4 @@
-"""Tests that cannot fail prove nothing: each way to break the auditor here is caught by the sentence beside it."""
+"""Tests that cannot fail prove nothing: each way to break the auditor is caught by the test beside it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Marked ledgers that are not closed: whose they are, when they are recovered, and when not (docs/protocol.md, A11,
-A12, A13)."""
+"""Marked ledgers that are not closed: their owner, and when they are recovered (docs/protocol.md, A11, A12, A13)."""
 
 from __future__ import annotations
 
@@ -33,7 +32,8 @@ pytestmark = pytest.mark.sim
 
 # docs/protocol.md A13
 def test_recovery_by_operator_waits_out_lease_of_former_leader() -> None:
-    """Until then that may answer reads alone, without what the recovery has found."""
+    """Until the lease ends, the former leader may answer reads alone, without the entries that the recovery has
+    found."""
 
     async def case(bench: Bench) -> None:
         await of_a_log(bench, 5000)
@@ -58,7 +58,7 @@ def test_ledger_of_dead_writer_is_recovered_and_then_repaired() -> None:
         await bench.mark(B3)
         bench.worker()
         await bench.pass_time(25)
-        assert (await bench.recorded()).state is LedgerState.OPEN, "its writer has a while to replace the bookie"
+        assert (await bench.recorded()).state is LedgerState.OPEN, "its writer has time to replace the bookie"
         await until_unmarked(bench)
         found = await bench.recorded()
         assert (found.state, found.last_entry) == (LedgerState.CLOSED, COUNT - 1)
@@ -104,7 +104,7 @@ def test_idle_writer_acknowledges_nothing_after_its_ledger_was_recovered() -> No
 
 
 def test_idle_writer_loses_nothing_when_ensemble_returns_with_empty_disks() -> None:
-    """Apache's #4812: what bookies that are younger than the ledger do not have ends no recovery."""
+    """Apache's #4812: entries missing on bookies that are younger than the ledger do not end a recovery."""
 
     async def case(bench: Bench) -> None:
         await bench.set_up(B1)
@@ -123,7 +123,7 @@ def test_idle_writer_loses_nothing_when_ensemble_returns_with_empty_disks() -> N
         assert not bench.bookies.at[B2].fenced
         bench.bookies.start(B1)
         await until_unmarked(bench)
-        assert holders(bench, COUNT - 1) == [B1, B2, B3], "as it is confirmed, it is copied"
+        assert holders(bench, COUNT - 1) == [B1, B2, B3], "it is copied because it is confirmed"
 
     run(case, bookies=4)
 
@@ -144,7 +144,7 @@ def test_ledger_with_unknown_end_is_left_unchanged() -> None:
         entries = Appended()
         handle.append(b"goes on", entries.done)
         await bench.pass_time(10)
-        assert len(entries.confirmed) == 1, "its writer was only idle"
+        assert len(entries.confirmed) == 1, "the writer was only idle"
 
     run(case, bookies=5)
 

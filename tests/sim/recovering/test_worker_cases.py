@@ -1,5 +1,5 @@
-"""Single cases of the worker that repairs marked ledgers (docs/protocol.md, A10): one process, model bookies,
-sessions of its own."""
+"""Single cases of the worker that repairs marked ledgers (docs/protocol.md, A10): one process, model bookies, its
+own sessions."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_several_workers_repair_many_ledgers_and_copy_nothing_twice() -> None:
         await until_unmarked(bench, *OTHERS)
         assert len(copies.made) == COUNT * len(OTHERS)
         assert set(copies.made.values()) == {1}
-        assert all(worker.statistics()["ledgers_mended"] for worker in workers), "each took a part"
+        assert all(worker.statistics()["ledgers_mended"] for worker in workers), "each worker copied a part"
         for ledger in OTHERS:
             assert B3 not in await recorded(bench, ledger)
 
@@ -82,12 +82,12 @@ def test_lock_of_dead_worker_passes_to_another() -> None:
         copies = Copies(bench)
         bench.worker("goes on")
         await bench.pass_time(20)
-        assert not copies.made, "the lock is another's"
+        assert not copies.made, "another worker holds the lock"
         store.expire()
         await until_unmarked(bench)
         assert await recorded(bench) == (B1, B2, B4)
         assert bench.bookies.at[B4].of(LEDGER) == list(range(COUNT))
-        assert len(copies.made) < COUNT, "what the first has copied is there"
+        assert len(copies.made) < COUNT, "the copies of the first worker are there"
 
     run(case, bookies=4)
 
@@ -95,11 +95,12 @@ def test_lock_of_dead_worker_passes_to_another() -> None:
 def test_mark_stays_when_marked_bookie_returned_and_left_again_before_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """docs/protocol.md, A3: the auditor writes nothing where the mark names it already, and nobody else would."""
+    """docs/protocol.md, A3: the auditor writes nothing if the mark already names the bookie, and no other process
+    would."""
 
     async def case(bench: Bench) -> None:
         await closed(bench)
-        monkeypatch.setattr(repair_machine, "is_incarnation", lambda _: True)  # what they list is not read as well
+        monkeypatch.setattr(repair_machine, "is_incarnation", lambda _: True)  # entries that they list are not read
         bench.bookies.stop(B2)
         await bench.mark(B2, B3)
         bench.worker(bytes_per_s=200)
@@ -113,13 +114,13 @@ def test_mark_stays_when_marked_bookie_returned_and_left_again_before_end(
 
 
 async def until_locked(bench: Bench, worker: Worker, store: FrozenStore) -> None:
-    """Until it has copied a part; then its process is gone, and its session lasts."""
+    """Wait until the worker has copied a part. Then its process dies, and its session lasts."""
     await until_begun(bench)
     await worker._nursery.close()
 
 
 def test_two_workers_that_both_believe_to_hold_lock_do_no_harm() -> None:
-    """A session ends while its worker copies: it records nothing any more."""
+    """A session ends while its worker copies: the worker records nothing more."""
 
     async def case(bench: Bench) -> None:
         await closed(bench)
@@ -152,7 +153,7 @@ def test_worker_records_nothing_after_session_end_until_it_has_lock_again() -> N
         another = await bench.marks.lock(LEDGER, "another")
         assert another is not None
         await bench.pass_time(60)
-        assert bench.bookies.at[B4].of(LEDGER) == list(range(COUNT)), "copies do no harm"
+        assert bench.bookies.at[B4].of(LEDGER) == list(range(COUNT)), "additional copies do no harm"
         assert await recorded(bench) == (B1, B2, B3)
         await another.release()
         await until_unmarked(bench)
@@ -315,13 +316,13 @@ def test_unreadable_fragment_keeps_mark_and_others_are_copied_once() -> None:
         worker = bench.worker()
         await bench.pass_time(1000)
         assert await bench.is_marked()
-        assert await recorded(bench) == (B1, B2, B3), "nobody is named for what it does not have"
+        assert await recorded(bench) == (B1, B2, B3), "no bookie is named that lacks copies"
         assert bench.bookies.at[B4].of(LEDGER) == [each for each in range(COUNT) if each != 5]
         assert set(copies.made.values()) == {1}
         assert worker.statistics()["ledgers_unreadable"] == 1
         bench.bookies.start(B3)
         await until_unmarked(bench)
-        assert await recorded(bench) == (B1, B2, B3), "it was only away"
+        assert await recorded(bench) == (B1, B2, B3), "the bookie was only away"
 
     run(case, bookies=4, limit_s=2000)
 
@@ -348,7 +349,7 @@ def test_unsupported_ledger_does_not_stop_others_from_being_repaired(
         await until_unmarked(bench, other)
         await bench.pass_time(10)
         assert await bench.is_marked(poisoned)
-        assert worker.statistics()["attempts_failed"] == 1, "it is not tried all the time"
+        assert worker.statistics()["attempts_failed"] == 1, "failed repairs are not repeated at once"
         assert locks(bench) == []
         monkeypatch.setattr(LedgerRepairer, "repair", original)
         await until_unmarked(bench, poisoned, within_s=400.0)
@@ -405,7 +406,7 @@ def test_rate_is_shared_by_all_ledgers_of_a_worker() -> None:
 
 
 def test_bookie_in_new_place_is_listed_there_once_it_has_the_copies() -> None:
-    """Where an ensemble is wider than its write sets, each place has entries of its own."""
+    """If an ensemble is wider than its write sets, each place has its own entries."""
 
     async def case(bench: Bench) -> None:
         for bookie, zone in zip((B1, B2, B3, B4, B5), "bbaac", strict=True):

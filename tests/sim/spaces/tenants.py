@@ -1,6 +1,6 @@
-"""Namespaces in a simulated cluster: users whose keys have quotas, a rate and a default TTL, and judges of what leaders
-count and admit. They read engines and entries in flight, and nothing that leaders have counted themselves
-(docs/protocol.md, N1 to N3)."""
+"""Namespaces in a simulated cluster: users whose keys have quotas, a rate and a default TTL, and judges of what
+leaders count and admit. The judges read engines and entries in flight, and nothing that leaders have counted
+themselves (docs/protocol.md, N1 to N3)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ COUNTED_S_MAX = 60.0
 
 
 def drawn(random: Random) -> tuple[Namespace, ...]:
-    """Namespaces of one run: over keys of tenants, of whom some are refused, and over others, which must not notice."""
+    """Draw the namespaces of one run: over keys of tenants, some of which are refused, and over other keys, which
+    must not be affected."""
     ttl_ms, rate = random.choice((0, 0, 1_500)), random.choice((0, 0, 15))
     return (
         Namespace(name="appends", prefix=b"ar", bytes_max=random.choice((300, 0))),
@@ -100,18 +101,18 @@ class Tenants:
             case "batch":
                 keys = [b"n/{tag}%d" % number for number in random.sample(range(4), 3)]
                 puts = (commands.put(each, self._value(worker)) for each in keys[1:])
-                # In the end a put: by its version the judge finds the batch in the log, also if the key had expired.
+                # A put comes last: its version lets the judge find the batch in the log, even if the key had expired.
                 return await worker.do(commands.batch(keys[0], (commands.delete(keys[0]), *puts)))
         return await worker.do(commands.get(key))
 
     def _value(self, worker: Worker) -> bytes:
-        """One that nobody has written before, of any length."""
+        """Return a value of any length that no operation has written before."""
         self._numbers += 1
         return b"%s-%d" % (worker.name.encode(), self._numbers) + b"." * worker.random.randrange(60)
 
 
 def note(operation: Operation) -> None:
-    """Count what a tenant is refused."""
+    """Count the refusals of a tenant."""
     if isinstance(operation.result, QuotaExceeded):
         probe("tenant.quota")
     elif isinstance(operation.result, RateExceeded):
@@ -122,7 +123,7 @@ def note(operation: Operation) -> None:
 
 
 def scanned(leader: Leader, space: Namespace) -> Amount:
-    """What a namespace has in a partition, with everything in flight, the slow way."""
+    """Return what a namespace has in a partition, with everything in flight, by a full scan."""
     state, end = leader.reads._state, end_of_prefix(space.prefix)
     last = ALL_ORDER[1] if end is None else ORDER + end
     sizes: dict[bytes, int] = {}
@@ -141,7 +142,7 @@ def scanned(leader: Leader, space: Namespace) -> Amount:
 
 
 def leaders_of(node: Node) -> dict[PartitionId, Leader]:
-    """Those that serve on a node."""
+    """Return the leaders that serve on a node."""
     if not node.is_serving or node.served is None:
         return {}
     replicas = {partition: node.replica(partition) for partition in node.leads}
@@ -150,7 +151,7 @@ def leaders_of(node: Node) -> dict[PartitionId, Leader]:
 
 
 def known(node: Node, space: Namespace) -> Amount:
-    """What a server can know of a namespace: what its leaders have, counted anew, and what others said."""
+    """Return what a server can know of a namespace: a fresh count of its leaders, and the reports of others."""
     assert node.served is not None
     book: Book = node.served.namespaces.book
     leaders, total = leaders_of(node), Amount()
@@ -169,7 +170,8 @@ def known(node: Node, space: Namespace) -> Amount:
 
 @contextmanager
 def metering(cluster: Cluster) -> Iterator[None]:
-    """After each entry that adds to a namespace: it has no more than its quota, by all that its server can know."""
+    """After each entry that adds to a namespace, check that the namespace does not exceed its quota by all that its
+    server can know."""
     admit = Usage.admit
 
     def admit_and_judge(self: Usage, meter: Meter) -> None:
@@ -193,7 +195,7 @@ def metering(cluster: Cluster) -> Iterator[None]:
 
 
 async def check_counts(cluster: Cluster, spaces: tuple[Namespace, ...]) -> None:
-    """Return once all leaders have counted, each what its engine has, and every server knows the sums. Raises
+    """Return when all leaders have counted what their engines have and every server knows the sums. Raises
     AssertionError."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + COUNTED_S_MAX
@@ -205,7 +207,7 @@ async def check_counts(cluster: Cluster, spaces: tuple[Namespace, ...]) -> None:
 
 
 def _differing(cluster: Cluster, space: Namespace) -> list[str]:
-    """Who does not know what a namespace has. A leader that has counted must know, at any moment."""
+    """Return the servers that do not know what a namespace has. A leader that has counted must know at any moment."""
     wrong, total, led = [], Amount(), set()
     for node in cluster.servers:
         for partition, leader in leaders_of(node).items():

@@ -1,5 +1,5 @@
-"""Namespaces in whole clusters under faults: leaders count what their engines have, and admit nothing above a quota by
-all that they can know (docs/protocol.md, N1 to N3). A quarter of the seeds of test_cluster.py have them too."""
+"""Namespaces in whole clusters under faults: leaders count what their engines have, and admit nothing above a quota
+by all that they can know (docs/protocol.md, N1 to N3). A quarter of the seeds of test_cluster.py have them too."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_leaders_count_usage_and_keep_to_quotas_whatever_strikes() -> None:
 
 
 def look_at_leads_while_they_begin(patch: Patch) -> None:
-    """A keeper that throws out what does not serve yet: then its own writes count for nothing."""
+    """A keeper that drops leaders that do not serve yet: their own writes then count for nothing."""
     look = Keeper.look
 
     def eager(self: Keeper) -> None:
@@ -57,7 +57,7 @@ def look_at_leads_while_they_begin(patch: Patch) -> None:
 
 
 def count_no_appends(patch: Patch) -> None:
-    """As a leader would that does not know each record that it replaces."""
+    """Behave as a leader that does not know every record that it replaces."""
     admit = Usage.admit
 
     def forgetful(self: Usage, meter: Any) -> None:
@@ -70,7 +70,7 @@ def count_no_appends(patch: Patch) -> None:
 
 
 def never_forget_a_report(patch: Patch) -> None:
-    """What others say is taken in once, and not again."""
+    """Take a report of another server once, and never again."""
     hear = Book.take_reports
 
     def once(self: Book, reports: Any, marks: Any = None) -> None:

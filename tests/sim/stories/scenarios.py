@@ -1,4 +1,4 @@
-"""Directed stories of a simulated cluster: no luck but the schedule's, one accident at a chosen step."""
+"""Directed stories of a simulated cluster: only the schedule is random, and one accident happens at a chosen step."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def knobs(
     session_s: float = QUIET.session_s,
     **more: Any,
 ) -> Knobs:
-    """Calm ones, of one partition on three nodes."""
+    """Return calm knobs, with one partition on three nodes."""
     partition = PartitionConfig(lease_ms=lease_ms, flush_s=0.5, trim_s=1.0, retention_ms=retention_ms, **more)
     return replace(
         QUIET, session_s=session_s, partition=partition, log=LogConfig(roll_entries=roll_entries, check_every_s=0.3)
@@ -48,7 +48,7 @@ def knobs(
 
 
 def play(story: Story, chosen: Knobs, seed: int = 1) -> SimWorld:
-    """Bring a cluster up, let the story happen, heal what it leaves behind, and judge it. Raises what is wrong."""
+    """Start a cluster, run the story, repair what it leaves behind, and judge the run. Raises the failure."""
     with SimWorld(seed) as world:
         try:
             world.run(_staged(world, chosen, story))
@@ -75,7 +75,7 @@ async def _staged(world: SimWorld, chosen: Knobs, story: Story) -> None:
 
 
 class Stage:
-    """A cluster, and short words for what happens on it."""
+    """A cluster with short methods for the steps of a story."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster, self.world = cluster, cluster.world
@@ -85,16 +85,16 @@ class Stage:
 
     @property
     def leader(self) -> Node:
-        """Who serves; if two believe that they do, the one that has for longer."""
+        """Return the serving node. If two nodes believe that they lead, return the one that has led for longer."""
         node = self.cluster.leader(P)
-        assert node is not None, "nobody leads"
+        assert node is not None, "no node leads"
         return node
 
     def others(self, node: Node) -> list[Node]:
         return [each for each in self.cluster.nodes if each is not node]
 
     async def ask(self, op: Op, node: Node, *, attempts: int = 1, timeout_s: float = 2.0) -> Operation:
-        """One operation through one node, by a client of its own."""
+        """Send one operation through one node, as a new client."""
         self._workers += 1
         worker = Worker(
             Only(self.cluster, node), f"client{self._workers}", self.world.fork(f"c{self._workers}"), self.identity
@@ -103,7 +103,7 @@ class Stage:
         return await worker.do(op, with_id=False)
 
     async def put(self, node: Node, key: bytes = KEY, *, attempts: int = 1) -> Operation:
-        """A new value."""
+        """Write a new value."""
         self._values += 1
         return await self.ask(commands.put(key, b"value-%d" % self._values), node, attempts=attempts)
 
@@ -119,14 +119,14 @@ class Stage:
             if done.status is Status.OK:
                 return done
             await asyncio.sleep(0.05)
-        raise AssertionError(f"{node.name} takes no write: {done}")
+        raise AssertionError(f"{node.name} accepts no write: {done}")
 
     def unseat(self, node: Node) -> None:
-        """End the node's session, so that another may lead; the node itself is not told."""
+        """End the node's session, so that another node may lead, without notifying the node."""
         self.cluster.metadata.expire(node.name)
 
     async def until_led_by_another(self, node: Node) -> Node:
-        """Wait until another node than `node` serves."""
+        """Wait until a node other than `node` serves."""
         async with asyncio.timeout(TAKEOVER_S_MAX):
             while True:
                 for other in self.others(node):
@@ -135,10 +135,10 @@ class Stage:
                 await asyncio.sleep(0.01)
 
     async def until(self, holds: Callable[[], bool], within_s: float = TAKEOVER_S_MAX) -> None:
-        """Wait for something to be true."""
+        """Wait until a condition is true."""
         deadline = self.world.loop.time() + within_s
         while not holds():
-            assert self.world.loop.time() < deadline, "it never came to that"
+            assert self.world.loop.time() < deadline, "the expected state was not reached"
             await asyncio.sleep(0.005)
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> Any:
@@ -149,7 +149,7 @@ class Stage:
 
 
 class Stepped:
-    """Awaits a coroutine and counts how often it waits. At each time `at_wait(count)` is called, in its process."""
+    """Awaits a coroutine and counts its waits. `at_wait(count)` is called at each wait, in its process."""
 
     def __init__(self, work: Coroutine[Any, Any, Any], at_wait: Callable[[int], object]) -> None:
         self._work, self._at_wait = work, at_wait
@@ -171,7 +171,7 @@ class Stepped:
 
 
 class Countdown(deque[asyncio.Handle]):
-    """A process's ready queue that calls `over` right after its `count`-th callback from now."""
+    """A process's ready queue that calls `over` after `count` more callbacks."""
 
     def __init__(self, process: Process, count: int, over: Callable[[], object]) -> None:
         super().__init__(process.ready)

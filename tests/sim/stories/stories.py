@@ -1,5 +1,5 @@
-"""Stories that a store has to survive, and in which breakages show that random runs meet rarely. Several suites play
-them; scenarios.py has the stage."""
+"""Stories that a store has to survive. They also reveal breakages that random runs reveal rarely. Several suites
+play them; scenarios.py provides the stage."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.sim.world.loop import current_node
 
 async def zombie_reads(stage: Stage) -> None:
     """The leader is cut from the metadata store and loses its session, then its writes stop. It answers reads for as
-    long as it may, while another takes over and writes."""
+    long as it may, while another leader takes over and writes."""
     old = stage.leader
     await stage.put(old)
     _unseat_for_good(stage, old)
@@ -32,9 +32,10 @@ async def zombie_reads(stage: Stage) -> None:
 
 
 def zombie_whose_clock_stood_still(hidden_s: float) -> Story:
-    """The same, and the moment in which another begins to take over is the worst one for it: the old leader has just
-    written, does not reach the other bookies any more, so that nothing tells it of the fence, and its machine stands
-    still for `hidden_s` without its clock's seeing that. Its lease ends so much later than it believes."""
+    """The former leader loses its session as in `zombie_reads`, and the next candidate begins its takeover at the
+    worst moment. The old leader has just written and no longer reaches the other bookies, so nothing reports the
+    fence to it. Its machine then pauses for `hidden_s` without its clock seeing the pause. Its lease ends that much
+    later than it believes."""
 
     async def story(stage: Stage) -> None:
         old = stage.leader
@@ -62,7 +63,7 @@ def zombie_whose_clock_stood_still(hidden_s: float) -> Story:
 
 @contextmanager
 def before_a_takeover(strike: Callable[[], object]) -> Iterator[None]:
-    """`strike`, outside of all nodes, when a candidate begins to take the log over for the first time."""
+    """Call `strike`, outside of all nodes, when a candidate begins to take over the log for the first time."""
     run, left = LogTakeover.run, [strike]
 
     async def struck(self: Any, *args: Any) -> Any:
@@ -77,8 +78,8 @@ def before_a_takeover(strike: Callable[[], object]) -> Iterator[None]:
 
 
 async def acks_under_way(stage: Stage) -> None:
-    """The same while a write is stored on other bookies and the leader has not heard of it: whoever takes over finds
-    it, and must not show it while the old leader may still answer from before it."""
+    """As in `zombie_reads`, but other bookies have stored a write that the leader does not know of yet. A successor
+    finds the write, and must not show it while the old leader may still answer reads from before it."""
     old = stage.leader
     await stage.put(old)
     for other in stage.others(old):
@@ -93,8 +94,8 @@ async def acks_under_way(stage: Stage) -> None:
 
 
 async def wiped_bookie_answers(stage: Stage) -> None:
-    """A write is on the leader's bookie and on one other, whose disk is then lost. With the leader asleep and out of
-    the third one's reach, nobody may say that the write was never there."""
+    """A write is on the leader's bookie and on one other bookie, whose disk is then lost. The leader is paused and
+    cut from the third bookie. No bookie may answer that the write never existed."""
     old = stage.leader
     holder, stranger = stage.others(old)
     await stage.put_until_done(old)
@@ -114,8 +115,9 @@ async def wiped_bookie_answers(stage: Stage) -> None:
 
 
 async def holder_that_does_not_answer(stage: Stage) -> None:
-    """A write is on the leader's bookie and on one other. With the leader asleep, that other cannot be read, and the
-    third never had it: nobody knows whether the write is there, so nobody may say that it is not."""
+    """A write is on the leader's bookie and on one other bookie. The leader is paused, the other bookie cannot be
+    read, and the third bookie never had the write. It is unknown if the write exists, so no node may answer that it
+    does not."""
     old = stage.leader
     stranger = stage.others(old)[-1]
     await stage.put_until_done(old)
@@ -141,9 +143,9 @@ async def holder_that_does_not_answer(stage: Stage) -> None:
 
 
 async def late_add_meets_a_recovery(stage: Stage) -> None:
-    """A recovery has fenced two bookies; the third did not hear of it. The old leader's last write is on its own
-    bookie, is refused by the second, whose refusal is late, and comes to the third after the recovery has asked that
-    for the write and found nothing. Then the third must not take it any more."""
+    """A recovery has fenced two bookies and did not reach the third. The old leader's last write is on its own
+    bookie. The second bookie refuses the write, but its refusal is late. The write reaches the third bookie after
+    the recovery has asked that bookie for it and found nothing. The third bookie must then refuse the write."""
     old = stage.leader
     network = stage.world.network
     await stage.put_until_done(old)
@@ -188,12 +190,12 @@ async def late_add_meets_a_recovery(stage: Stage) -> None:
 
 
 Ask = Callable[[Any, BookieId, EntryId | None], Awaitable[bool]]
-"""What happens before a recovery asks a bookie for an entry, or for its last; whether it asks at all."""
+"""Called before a recovery asks a bookie for an entry, or for its last entry. Returns True if the recovery may ask."""
 
 
 @contextmanager
 def _asking(before: Ask) -> Iterator[None]:
-    """Let accidents befall the questions of recoveries."""
+    """Let accidents happen to the requests of recoveries."""
     original = opener._Run._ask
 
     async def ask(self: Any, bookie: Any, entry: Any) -> None:
@@ -215,13 +217,14 @@ def _unseat_for_good(stage: Stage, node: Node) -> None:
 
 
 async def _read_here_write_there(stage: Stage, old: Node, seconds: float) -> None:
-    """Reads at the old leader, one after the other; reads and writes at the others, as soon as one leads."""
+    """Read at the old leader, one read after the other. Read and write at the other nodes as soon as one of them
+    leads."""
     loop = asyncio.get_running_loop()
     end = loop.time() + seconds
 
     async def reads(node: Node) -> None:
         while loop.time() < end:
-            if node is old or node.leads:  # what the others sent on to the old leader would keep back all that follows
+            if node is old or node.leads:  # forwarded operations to the old leader would delay later ones
                 await stage.get(node, timeout_s=0.1)
             await asyncio.sleep(0.02)
 

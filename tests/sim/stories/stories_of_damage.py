@@ -1,4 +1,4 @@
-"""Stories of replicas whose states differ, and how one is made to."""
+"""Stories of replicas with different states, and ways to make the states differ."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from tests.sim.strikes.damage import damage
 
 CALM = knobs(lead_back_s=100.0, check_every=5)
 LEDGERS_MAX = 4
-"""Made while a damaged leader is found out: one for its successor, and what other elections may cost."""
+"""Maximum number of ledgers created while a damaged leader is detected: one for its successor and some for other
+elections."""
 
 
 async def busy(stage: Stage, count: int = 12) -> None:
@@ -32,8 +33,8 @@ def is_well(node: Node) -> bool:
 
 
 async def leader_is_damaged(stage: Stage) -> None:
-    """Both others differ from it. Its lead ends and does not come back with that copy; once its copy was made anew, the
-    same server may lead again: it has what the log has, and no less a right than the others."""
+    """The state of the leader differs from both other states. Its leadership ends, and the damaged copy never leads
+    again. Once the copy is rebuilt, the server may lead again: its state matches the log like any other."""
     await busy(stage)
     before, bad = ledgers(stage), stage.leader
     damaged = bad.replica(P)
@@ -44,11 +45,11 @@ async def leader_is_damaged(stage: Stage) -> None:
     good = stage.leader
     assert good.replica(P) is not damaged
     assert (await stage.put(good, attempts=5)).status is Status.OK
-    assert ledgers(stage) <= before + LEDGERS_MAX, "each attempt of a failed replica made a ledger"
+    assert ledgers(stage) <= before + LEDGERS_MAX, "each attempt of a failed replica created a ledger"
 
 
 async def all_differ(stage: Stage) -> Node:
-    """No two replicas agree: nobody leads or answers, and no ledgers are made. Returns one of them."""
+    """All three replicas differ: no replica leads or answers, and no ledgers are created. Returns one of the nodes."""
     await busy(stage)
     first = stage.leader
     second, third = stage.others(first)
@@ -62,7 +63,7 @@ async def all_differ(stage: Stage) -> Node:
     await asyncio.sleep(30.0)
     before = ledgers(stage)
     await asyncio.sleep(30.0)
-    assert stage.cluster.leader(P) is None, "nobody knows whether it is right"
+    assert stage.cluster.leader(P) is None, "it is unknown if it is right"
     assert ledgers(stage) == before, "a replica that may be damaged has begun a takeover"
     for node in stage.cluster.nodes:
         assert not is_well(node)
@@ -72,8 +73,9 @@ async def all_differ(stage: Stage) -> Node:
 
 
 async def barred_leader_starts_again(stage: Stage) -> None:
-    """The leader is damaged, one replica has told it, the third is down: nobody knows which of two is right. Then both
-    restart, and the one that told it does not come up. Copies of entries stand on servers without replicas, too."""
+    """The leader is damaged, one replica has reported it, and the third is down: it is unknown which of the two is
+    right. Then both restart, and the replica that reported the difference stays down. Servers without replicas also
+    hold copies of entries."""
     await busy(stage)
     bad = stage.leader
     replicas = [node for node in stage.others(bad) if node.replica(P) is not None]
@@ -90,7 +92,7 @@ async def barred_leader_starts_again(stage: Stage) -> None:
     bad.start()
     for _ in range(40):
         await asyncio.sleep(0.5)
-        assert P not in bad.leads, "nobody has said that it is right"
+        assert P not in bad.leads, "no operator has declared it right"
     for level in (Level.STALE, Level.SESSION):
         assert (await stage.get(bad, b"other", level=level)).status is not Status.OK
     third.start()
@@ -101,8 +103,8 @@ async def barred_leader_starts_again(stage: Stage) -> None:
 
 
 async def good_leader_starts_again(stage: Stage) -> None:
-    """A replica that is damaged tells the leader, which is well, and dies for good, while the third is down. The leader
-    is barred over its restart, until the third bears it out."""
+    """A damaged replica reports a difference to the healthy leader and dies for good, while the third replica is
+    down. The leader stays barred after its restart until the third replica confirms its state."""
     await busy(stage)
     good = stage.leader
     third, bad = [node for node in stage.others(good) if node.replica(P) is not None]
@@ -118,15 +120,15 @@ async def good_leader_starts_again(stage: Stage) -> None:
     third.start()
     await stage.until(lambda: is_well(good) and is_well(third) and stage.cluster.leader(P) is not None)
     await stage.until(lambda: good.replica(P).state.reported.since == 0)  # type: ignore[union-attr]
-    await asyncio.sleep(5.0)  # it is on disk a flush later
+    await asyncio.sleep(5.0)  # it is on disk one flush later
     third.crash()
     good.crash()
     good.start()
-    assert (await stage.put_until_done(good)).status is Status.OK, "what was settled is no bar after the next restart"
+    assert (await stage.put_until_done(good)).status is Status.OK, "a settled difference does not bar after a restart"
 
 
 async def declare(node: Node) -> None:
-    """What `kvstore partition trust` does."""
+    """Do the same as `kvstore partition trust`."""
     claims = node.replica(P)._claims  # type: ignore[union-attr]
     said = (await claims.published())[node.id].doubt
     assert said is not None

@@ -1,4 +1,4 @@
-"""Stories in which wall clocks jump by up to an hour. Each accident happens to the server that leads (docs/protocol.md,
+"""Stories in which wall clocks jump by up to an hour. Each accident happens to the leading server (docs/protocol.md,
 P28 to P31)."""
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ HOUR_MS, MINUTE_MS = 3_600_000, 60_000
 JUMPS_MS = (-HOUR_MS, -3_000, 3_000, MINUTE_MS, HOUR_MS)
 KEY = b"tr1"
 NOTICED_S = 6.0
-"""Within this time another server leads."""
+"""Maximum time in seconds until another server leads."""
 
 
 async def put_for(stage: Stage, node: Node, ttl_ms: int, key: bytes = KEY) -> Operation:
-    """Write a key that lives for so long, until that is acknowledged."""
+    """Write a key with this time to live until a write is acknowledged."""
     for _ in range(200):
         done = await stage.ask(commands.put(key, value(stage), ttl_ms, Flag.RELATIVE_TTL), node)
         if done.status is Status.OK:
             return done
         await asyncio.sleep(0.05)
-    raise AssertionError(f"{node.name} takes no write: {done}")
+    raise AssertionError(f"{node.name} accepts no write: {done}")
 
 
 async def found(stage: Stage, node: Node, key: bytes = KEY) -> Any:
-    """What a read gives, once one is answered."""
+    """Return the result of the first answered read."""
     for _ in range(200):
         read = await stage.get(node, key)
         if read.status is Status.OK:
@@ -48,7 +48,7 @@ async def found(stage: Stage, node: Node, key: bytes = KEY) -> Any:
 
 
 def value(stage: Stage) -> bytes:
-    """One that nobody has written before."""
+    """Return a value that no operation has written before."""
     return b"dated-%f" % stage.world.loop.time()
 
 
@@ -58,7 +58,7 @@ def store_of(node: Node) -> MetadataStore:
 
 
 async def jump(stage: Stage, by_ms: int) -> Node:
-    """The leader's date jumps, and it writes."""
+    """Let the leader's date jump while the leader writes."""
     node = stage.leader
     node.sim.clock.step_wall(by_ms)
     await stage.put_until_done(node, b"other")
@@ -76,7 +76,8 @@ async def key_of_ten_minutes(stage: Stage) -> None:
 
 
 async def requests_over_a_jump(stage: Stage) -> None:
-    """Neither of a client that carries a time from before the jump, nor of one that has asked any server for it."""
+    """No server refuses as expired the requests of a client whose time is from before the jump, nor of a client that
+    has asked any server for the time."""
     await stage.get(stage.leader)
     seen_ms = stage.identity.seen_ms
     node = await jump(stage, HOUR_MS)
@@ -92,7 +93,7 @@ async def requests_over_a_jump(stage: Stage) -> None:
 
 
 def time_told_by(node: Node) -> kv_pb2.Progress:
-    """What a client hears that begins at this server."""
+    """Return the time that a client receives when it connects to this server first."""
     assert node.served is not None
     return progress_of(node.served.dispatcher, node.served.env.clock, P)
 
@@ -132,8 +133,8 @@ async def ledgers(stage: Stage) -> list[LedgerId]:
 
 
 async def log_ahead(stage: Stage) -> None:
-    """Servers of an older version may have left such a log behind, and machines that were all rebooted with wrong
-    clocks: nobody has a date then that elapsed time explains."""
+    """Such a log may come from servers of an older version, or from machines that were all rebooted with wrong
+    clocks: no server then has a date that elapsed time explains."""
     await reboot_all(stage, HOUR_MS)
     await stage.put_until_done(stage.leader)
     await reboot_all(stage, 0)
@@ -151,7 +152,7 @@ async def log_ahead(stage: Stage) -> None:
 
 
 async def reboot_all(stage: Stage, wrong_ms: int) -> None:
-    """All machines at once, with clocks that are wrong by so much; until one leads."""
+    """Reboot all machines at once with clocks that are wrong by `wrong_ms`. Return when one leads."""
     for node in stage.cluster.nodes:
         node.crash(power=True)
         node.sim.clock.set_right()
@@ -161,7 +162,7 @@ async def reboot_all(stage: Stage, wrong_ms: int) -> None:
 
 
 async def ahead(stage: Stage, node: Node) -> int:
-    """How far record time is ahead of the date."""
+    """Return by how much record time is ahead of the date, in milliseconds."""
     await stage.put_until_done(node)
     replica = node.replica(PartitionId("p1"))
     assert replica is not None
@@ -169,7 +170,7 @@ async def ahead(stage: Stage, node: Node) -> int:
 
 
 async def cold_start(stage: Stage) -> None:
-    """One of them begins with a wrong date, and before the others."""
+    """One server starts with a wrong date, and before the others."""
     await put_for(stage, stage.leader, 10 * MINUTE_MS)
     first, *others = stage.cluster.nodes
     for node in stage.cluster.nodes:
@@ -184,8 +185,8 @@ async def cold_start(stage: Stage) -> None:
 
 
 async def door_without_a_date(stage: Stage, by_ms: int) -> None:
-    """A machine is rebooted with a wrong clock. Clients begin at its server, which tells them what time it is: a client
-    that carries the future is refused for as long as that is ahead."""
+    """A machine reboots with a wrong clock. Clients connect to its server first and receive its time. A client with
+    a time from the future would be refused until that time has come."""
     await stage.put(stage.leader)
     node = stage.others(stage.leader)[0]
     node.crash(power=True)
@@ -198,7 +199,8 @@ async def door_without_a_date(stage: Stage, by_ms: int) -> None:
 
 
 async def doors_of_a_cold_start(stage: Stage) -> None:
-    """All start at once, one with a date of the future, and clients begin at it before anybody is sure."""
+    """All servers start at once, one with a date in the future. Clients connect to that server before any server is
+    sure of its date."""
     await stage.put(stage.leader)
     bad = stage.cluster.nodes[0]
     for node in stage.cluster.nodes:
@@ -220,8 +222,8 @@ async def doors_of_a_cold_start(stage: Stage) -> None:
 
 
 async def nobody_else_can_lead(stage: Stage) -> None:
-    """Of the replicas one is dead, and the others' dates are wrong, each by another time; a server that has no replica
-    is sure of its date."""
+    """One replica is dead, and the dates of the others are wrong by different amounts. A server without a replica is
+    sure of its date."""
     hosts = [node for node in stage.cluster.nodes if node.id in stage.cluster.ring.partitions[P].replicas]
     (stranger,) = set(stage.cluster.nodes) - set(hosts)
     leader = stage.leader
@@ -234,11 +236,11 @@ async def nobody_else_can_lead(stage: Stage) -> None:
     assert P in leader.leads
     leader.crash(power=True)
     await asyncio.sleep(40.0)
-    assert P in other.leads, "it is not sure, but nobody else can"
+    assert P in other.leads, "it is not sure of its date, but no other server can lead"
 
 
 def misjudge(node: Node, by_ms: int) -> None:
-    """Its monotonic clock has gone too fast, as no clock should."""
+    """Let the node's monotonic clock have run too fast, which no clock should do."""
     assert node.served is not None
     judge = node.served.clock_sync.clock.judge
     judge.offset_ms += by_ms
@@ -246,13 +248,13 @@ def misjudge(node: Node, by_ms: int) -> None:
 
 
 def wrong_date_ms(node: Node) -> int:
-    """How far a server's date is ahead of the true time."""
+    """Return by how much a server's date is ahead of the true time, in milliseconds."""
     assert node.served is not None
     return node.served.env.clock.date_ms() - EPOCH_MS - round(asyncio.get_running_loop().time() * 1000)
 
 
 async def metadata_away(stage: Stage) -> None:
-    """Nobody could take the lead."""
+    """No other server could take over leadership."""
     leader = stage.leader
     stage.cluster.metadata.stop()
     await asyncio.sleep(1.0)
@@ -286,8 +288,8 @@ async def leader_whose_date_is_wrong(stage: Stage) -> None:
 
 
 async def clocks_of_most(stage: Stage, by_ms: int = HOUR_MS) -> None:
-    """The clocks of two of three servers step. Then all processes restart at once, processes restart one by one, and so
-    do machines; at last two machines are rebooted while the third server is down for a while."""
+    """The clocks of two of three servers step. Then all processes restart at once, then processes restart one by
+    one, then machines do. Finally two machines reboot while the third server is down for a while."""
     stepped = stage.cluster.nodes[:2]
     for node in stepped:
         node.sim.clock.step_wall(by_ms)

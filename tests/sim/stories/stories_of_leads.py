@@ -1,4 +1,4 @@
-"""Stories of a lead that changes hands, in which the successor has to know what the former leader knew."""
+"""Stories of leader changes in which the successor needs the knowledge of the former leader."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ CONNECTIONS_MAX = 200
 
 async def retry_after_a_snapshot(stage: Stage) -> None:
     """A replica loses its disk and takes its state from another replica, because the log was trimmed meanwhile. It
-    becomes the leader. A client that never received its answer sends its request to it again: the new leader answers
-    from the table that came with the snapshot, and does not apply the request twice (docs/protocol.md, P12, P16)."""
+    becomes the leader. A client that never received its answer repeats its request: the new leader answers from the
+    table that came with the snapshot, and does not apply the request twice (docs/protocol.md, P12, P16)."""
     leader = stage.leader
-    await stage.ask(commands.get(COUNTER), leader)  # brings the time that a request carries
+    await stage.ask(commands.get(COUNTER), leader)  # returns the time that a request carries
     asked = begin(stage, commands.increment(COUNTER, 3), seen_ms=leader.replica(P).state.record_time_ms)  # type: ignore[union-attr]
     first = await attempt(stage, asked, leader)
     trimmed = _trimmed(leader)
@@ -52,8 +52,8 @@ async def retry_after_a_snapshot(stage: Stage) -> None:
 
 
 async def successor_lags_behind(stage: Stage) -> None:
-    """The leader offers its lead to a replica that does not apply the log for a while. The replica refuses, and the
-    leader keeps the lead (docs/protocol.md, P26)."""
+    """The leader offers its leadership to a replica that does not apply the log for a while. The replica refuses,
+    and the leader stays (docs/protocol.md, P26)."""
     leader = stage.leader
     successor = stage.others(leader)[0]
     await stage.until(lambda: _is_fit(successor))
@@ -63,8 +63,8 @@ async def successor_lags_behind(stage: Stage) -> None:
         epoch = leader.replica(P).state.epoch  # type: ignore[union-attr]
         with suppress(StoreError):  # the successor refuses, or does not answer in time
             await offer(leader, successor)
-            raise AssertionError("P26 a replica accepts the lead although it lacks what the leader has")
-        assert stage.leader is leader, "P26 the lead is given to a replica that lacks what the leader has"
+            raise AssertionError("P26 a replica accepted leadership although it lacks entries of the leader")
+        assert stage.leader is leader, "P26 leadership moved to a replica that lacks entries of the leader"
         assert (await stage.put(leader)).status is Status.OK
         assert leader.replica(P).state.epoch == epoch  # type: ignore[union-attr]
 
@@ -83,22 +83,22 @@ async def fenced_with_a_write_under_way(stage: Stage) -> None:
     stage.unseat(old)
     new = await stage.until_led_by_another(old)
     await stage.put_until_done(new)
-    for _ in range(CONNECTIONS_MAX):  # what was held back on its way is lost, so that the leader sends the write again
+    for _ in range(CONNECTIONS_MAX):  # data held back in transit is lost, so that the leader sends the write again
         stage.world.network.reset_random()
     stage.world.network.heal()
     stage.cluster.metadata.mend(old.name)
     asked = await under_way
-    assert asked.status is Status.INFO, f"P9 the client heard {asked.result!r}"
+    assert asked.status is Status.INFO, f"P9 the client received {asked.result!r}"
 
 
 async def hand_over(stage: Stage, leader: Node, successor: Node) -> None:
-    """Let `successor` lead. Raises StoreError if the leader keeps the lead."""
+    """Let `successor` lead. Raises StoreError if the leader stays."""
     await offer(leader, successor)
     await stage.until(lambda: P in successor.leads)
 
 
 async def offer(leader: Node, successor: Node) -> None:
-    """Offer the lead to `successor`. Raises StoreError if the leader keeps the lead."""
+    """Offer leadership to `successor`. Raises StoreError if the leader stays."""
     led, follows = leader.replica(P), successor.replica(P)
     assert led is not None
     assert follows is not None
@@ -106,7 +106,7 @@ async def offer(leader: Node, successor: Node) -> None:
 
 
 def begin(stage: Stage, op: commands.Op, seen_ms: int) -> Operation:
-    """An operation with a request id, which is sent by `attempt`."""
+    """Return an operation with a request id, to be sent by `attempt`."""
     identity = stage.identity
     identity.seen_ms = max(identity.seen_ms, seen_ms)
     request = identity.next()
@@ -126,7 +126,7 @@ async def attempt(stage: Stage, operation: Operation, node: Node) -> Any:
 
 @contextmanager
 def applies_nothing(node: Node) -> Iterator[None]:
-    """The replica on `node` applies nothing of the log meanwhile."""
+    """Keep the replica on `node` from applying log entries in the block."""
     may_take, wait_caught_up, over = Tail.may_take, tail.wait_caught_up, asyncio.Event()
 
     def is_held() -> bool:

@@ -1,4 +1,4 @@
-"""Stories of a leader whose last words come late: to its disk, to its log's list."""
+"""Stories of a leader whose last writes arrive late at its disk or at its log's list."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from tests.sim.world.loop import current_node
 
 
 async def list_written_late(stage: Stage) -> None:
-    """The leader is cut off from the others, with the list of its next ledger on its way to the metadata store. Another
-    takes over, lists its own ledger and acknowledges writes; then the first one's list comes."""
+    """The leader is cut off from the others while the list of its next ledger is on its way to the metadata store.
+    Another leader takes over, lists its own ledger and acknowledges writes. Then the list of the first leader
+    arrives."""
     old = stage.leader
     begun, on_its_way = asyncio.Event(), asyncio.Event()
     original = LedgerLists.write
@@ -49,7 +50,7 @@ async def list_written_late(stage: Stage) -> None:
 
 
 async def power_fails_before_the_sync(stage: Stage) -> None:
-    """Disks take their time, and the power fails everywhere while a write is on its way to them."""
+    """Disks are slow, and the power fails everywhere while a write is on its way to them."""
     old = stage.leader
     await stage.put_until_done(old)
     for node in stage.cluster.nodes:

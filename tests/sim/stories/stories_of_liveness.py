@@ -1,4 +1,4 @@
-"""Stories of nodes that hang in part: the others write again in time, although the node's process lives."""
+"""Stories of nodes that hang in part: other clients write again in time, although the node's process lives."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tests.sim.stories.stories_of_reach import longest_gap
 from tests.sim.test_handover import epoch, led_by_preferred, note_leaders
 
 GAP_S_MAX = 10.0
-"""With two healthy nodes, acknowledged writes continue so soon after a fault (docs/protocol.md, P45)."""
+"""Maximum gap in seconds between acknowledged writes after a fault, with two healthy nodes (docs/protocol.md, P45)."""
 
 
 async def leader_whose_loop_is_blocked(stage: Stage) -> None:
-    """The event loop of the leader stands still, and its session would live as long as the process."""
+    """The leader's event loop is blocked. The session would live as long as the process."""
     old = stage.leader
     await stage.put(old)
     old.block()
@@ -25,8 +25,8 @@ async def leader_whose_loop_is_blocked(stage: Stage) -> None:
 
 
 async def leader_whose_disk_hangs(stage: Stage) -> None:
-    """The disk of the leader completes no writes. Those of the other two are an ack quorum, so the leader itself could
-    go on: what depends on its disk alone, as its registration as a bookie, may not."""
+    """The leader's disk completes no writes. The other two disks are an ack quorum, so the leader itself could
+    continue. Services that depend on its disk alone, such as its bookie registration, must not."""
     old = stage.leader
     await stage.put(old)
     old.sim.hang("")
@@ -39,7 +39,8 @@ async def leader_whose_disk_hangs(stage: Stage) -> None:
 
 
 async def directory_of_two_that_hangs(stage: Stage) -> None:
-    """One directory of the leader's bookie hangs. The bookie goes on with the other, and keeps its session."""
+    """One directory of the leader's bookie hangs. The bookie continues with the other directory and keeps its
+    session."""
     node = stage.leader
     session = _session_of(node)
     node.sim.hang(node.journal_dirs[1])
@@ -52,23 +53,23 @@ async def directory_of_two_that_hangs(stage: Stage) -> None:
 
 
 async def leader_whose_engine_is_wedged(stage: Stage) -> None:
-    """The leader's session, links and disk are healthy, and it acknowledges no write. Another replica leads in time.
-    The lead comes back once the engine works again, and not before."""
+    """The leader's session, links and disk are healthy, but it acknowledges no write. Another replica leads in time.
+    Leadership comes back only after the engine works again."""
     first = await led_by_preferred(stage)
     before, asked = epoch(stage), stage.others(first)[0]
     first.engines.are_wedged = True
     assert await longest_gap(stage, asked, 40.0) < GAP_S_MAX
     assert stage.leader is not first
-    assert epoch(stage) == before + 1, "it is neither given the lead back nor takes it"
+    assert epoch(stage) == before + 1, "it neither gets leadership back nor takes it"
     first.engines.are_wedged = False
     await led_by_preferred(stage)
 
 
 async def candidate_whose_engine_is_wedged(stage: Stage) -> None:
-    """The leader dies, and the engine of the replica whose turn it is takes no rows: the replica does not run."""
+    """The leader dies, and the engine of the next candidate takes no rows: the replica does not run for election."""
     first = await led_by_preferred(stage)
     await stage.put_until_done(first)
-    await asyncio.sleep(2.0)  # all have published the same
+    await asyncio.sleep(2.0)  # all have published the same position
     replicas = stage.cluster.ring.partitions[stage.cluster.partitions[0]].replicas
     second, third = (next(node for node in stage.cluster.nodes if node.id == each) for each in replicas[1:])
     second.engines.are_wedged = True
@@ -80,8 +81,8 @@ async def candidate_whose_engine_is_wedged(stage: Stage) -> None:
 
 
 async def leader_that_reaches_no_other_bookie(stage: Stage) -> None:
-    """Its entries find no ack quorum, although two others are one. Everybody reaches it. It gives its log up, and does
-    not claim at once the lead that it could not keep."""
+    """The leader's entries find no ack quorum, although two other bookies are one. All nodes reach the leader. It
+    abandons its log and does not at once claim the leadership that it could not keep."""
     first = await led_by_preferred(stage)
     asked, elections = stage.others(first)[0], elections_of(first)
     for each in stage.others(first):
@@ -92,7 +93,7 @@ async def leader_that_reaches_no_other_bookie(stage: Stage) -> None:
 
 
 def elections_of(node: Node) -> int:
-    """Number of times that the node's replica has won the election."""
+    """Return the number of elections that the node's replica has won."""
     replica = node.replica(P)
     assert replica is not None
     found: int = replica.statistics()["elections"]
@@ -100,7 +101,7 @@ def elections_of(node: Node) -> int:
 
 
 def hide_bookie(stage: Stage, node: Node, caller: Node) -> None:
-    """Let the caller connect to the node's bookie no more."""
+    """Stop the caller from connecting to the node's bookie."""
     stage.cluster.network.hide(node.config.bookie, [caller.name], refuses=False)
 
 
@@ -114,4 +115,4 @@ async def _another_writes_in_time(stage: Stage, node: Node) -> None:
         async with asyncio.timeout(GAP_S_MAX):
             await stage.put_until_done(other)
             return
-    raise AssertionError(f"{other.name} takes no write within {GAP_S_MAX} s")
+    raise AssertionError(f"{other.name} accepts no write within {GAP_S_MAX} s")

@@ -1,4 +1,4 @@
-"""A lead that changes hands, in whole clusters: the successor knows what the former leader knew."""
+"""Leader changes in whole clusters: the successor knows what the former leader knew."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Strikes a simulated cluster with faults, each undone a little later. They compose: a plan is any set of them, and
-several may be under way at once. What the promises allow bounds them: at most one disk is wiped or damaged in a run."""
+"""Strikes a simulated cluster with faults and undoes each a little later. Faults compose: a plan is any set of them,
+and several may be active at once. The promises bound them: at most one disk is wiped or damaged in a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FAULTS: dict[str, Fault] = {}
 
 
 def fault(work: Fault) -> Fault:
-    """Adds it to FAULTS by its name."""
+    """Add the fault to FAULTS by its name."""
     name = work.__name__
     declare(f"fault.{name}")
     FAULTS[name] = work
@@ -24,18 +24,18 @@ def fault(work: Fault) -> Fault:
 
 
 class Chaos:
-    """Strikes until its time is over, then waits until everything is undone."""
+    """Strikes for a given time, then waits until all faults are undone."""
 
     def __init__(self, cluster: Cluster, random: Random, enabled: list[str], pace_s: float) -> None:
         self.cluster, self.random = cluster, random
         self._enabled, self._pace_s = enabled, pace_s
         self._busy: set[str] = set()
-        """Nodes that a fault has in its hands."""
+        """Nodes that a fault is using."""
         self._is_all_busy = False
         self.struck: list[tuple[float, str]] = []
 
     async def run(self, duration_s: float) -> None:
-        """Strike at random moments for so long."""
+        """Strike at random moments for `duration_s`."""
         loop = asyncio.get_running_loop()
         end = loop.time() + duration_s
         tasks = []
@@ -55,7 +55,7 @@ class Chaos:
     # ── what faults use ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def a_node(self, *, leading: bool | None = None) -> Node | None:
-        """A running node that no other fault has in its hands; with `leading` one that leads, if there is one."""
+        """Return a running node that no other fault is using. With `leading`, prefer a node that leads."""
         if self._is_all_busy:
             return None
         free = [node for node in self.cluster.nodes if node.name not in self._busy and node.is_running]
@@ -64,7 +64,7 @@ class Chaos:
         return self.random.choice(chosen) if chosen else None
 
     async def hold(self, node: Node, work: Awaitable[Any]) -> None:
-        """Do `work` on a node while no other fault touches it."""
+        """Do `work` on a node while no other fault touches the node."""
         self._busy.add(node.name)
         try:
             await work
@@ -72,7 +72,7 @@ class Chaos:
             self._busy.discard(node.name)
 
     async def hold_all(self, work: Awaitable[Any]) -> None:
-        """Do `work` on all nodes while no other fault touches any."""
+        """Do `work` on all nodes while no other fault touches any node."""
         self._is_all_busy = True
         try:
             await work
@@ -80,16 +80,16 @@ class Chaos:
             self._is_all_busy = False
 
     def a_pause(self, least: float, most: float) -> Awaitable[None]:
-        """Some time between the two."""
+        """Sleep for a random time between the two bounds, in seconds."""
         return asyncio.sleep(self.random.uniform(least, most))
 
     def may_lose_data_of(self, node: Node) -> bool:
-        """True for one node in a run: what the store promises is to survive the loss of one disk."""
+        """Return True for one node per run: the store promises to survive the loss of one disk."""
         if self.cluster.lossy in (None, node):
             self.cluster.lossy = node
         return self.cluster.lossy is node
 
     @property
     def is_free(self) -> bool:
-        """Does no fault have a node in its hands?"""
+        """Return True if no fault is using a node."""
         return not self._is_all_busy and not self._busy

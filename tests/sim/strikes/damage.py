@@ -1,4 +1,4 @@
-"""Makes a replica's state differ from its log's."""
+"""Make a replica's state differ from its log."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from tests.sim.nodes import Node
 
 
 def damage(node: Node, partition: PartitionId, *, by: int = 0x5A5A, value: tuple[bytes, bytes] | None = None) -> None:
-    """Another state than the log's, as if an entry had been applied wrongly; with `value`, a key and what it
-    is to have, also to readers."""
+    """Change the state as if an entry had been applied wrongly. `value` is a key with a wrong value, which readers
+    also see."""
     replica = node.replica(partition)
     assert replica is not None
     state = replica.state

@@ -1,4 +1,5 @@
-"""Faults of machines: their processes, disks and clocks. Those around them are in faults_around.py; FAULTS has all."""
+"""Faults of machines: processes, disks and clocks. faults_around.py has the faults of their environment; FAULTS has
+all."""
 
 from __future__ import annotations
 
@@ -17,9 +18,9 @@ from tests.sim.strikes.chaos import fault
 from tests.sim.strikes.damage import damage
 
 EXCHANGED_S = 3.0
-"""How long a disk waits to be exchanged: a node must have come up without it before."""
+"""Seconds until a disk is replaced: the node must have started without it before."""
 WRITABLE_S, LOOK_S = 3.0, 0.1
-"""How soon after there is room on its disk a bookie takes adds; how often that is looked at."""
+"""Maximum time in seconds until a bookie takes adds after space is free on its disk, and the interval of the checks."""
 
 # ── processes ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -32,7 +33,7 @@ async def _down_and_up(chaos: Chaos, node: Node, **how: bool) -> None:
 
 @fault
 async def kill(chaos: Chaos) -> None:
-    """kill -9 of one node; it comes back soon."""
+    """kill -9 of one node, which restarts soon."""
     if (node := chaos.a_node()) is not None:
         probe("fault.kill")
         await chaos.hold(node, _down_and_up(chaos, node))
@@ -40,7 +41,7 @@ async def kill(chaos: Chaos) -> None:
 
 @fault
 async def kill_leader(chaos: Chaos) -> None:
-    """The same, of one that leads."""
+    """kill -9 of a leading node, which restarts soon."""
     if (node := chaos.a_node(leading=True)) is not None:
         probe("fault.kill_leader")
         await chaos.hold(node, _down_and_up(chaos, node))
@@ -48,7 +49,7 @@ async def kill_leader(chaos: Chaos) -> None:
 
 @fault
 async def power_cut(chaos: Chaos) -> None:
-    """A machine loses what it had not synced; its peers see silence, not a reset."""
+    """A machine loses its unsynced data. Its peers see silence, not a reset."""
     if (node := chaos.a_node()) is not None:
         probe("fault.power_cut")
         await chaos.hold(node, _down_and_up(chaos, node, power=True, silent=chaos.random.random() < 0.7))
@@ -88,7 +89,7 @@ async def _sleep_and_wake(chaos: Chaos, node: Node, seconds: float) -> None:
 
 @fault
 async def pause(chaos: Chaos) -> None:
-    """SIGSTOP for a while shorter than a session."""
+    """SIGSTOP for less than a session timeout."""
     if (node := chaos.a_node()) is not None:
         probe("fault.pause")
         await chaos.hold(node, _sleep_and_wake(chaos, node, chaos.random.uniform(0.05, 2.0)))
@@ -96,7 +97,7 @@ async def pause(chaos: Chaos) -> None:
 
 @fault
 async def pause_leader_beyond_its_session(chaos: Chaos) -> None:
-    """SIGSTOP until another leads."""
+    """SIGSTOP until another node leads."""
     if (node := chaos.a_node(leading=True)) is not None:
         probe("fault.pause_leader_beyond_its_session")
         session_s = chaos.cluster.knobs.session_s
@@ -106,7 +107,7 @@ async def pause_leader_beyond_its_session(chaos: Chaos) -> None:
 # docs/protocol.md P45
 @fault
 async def blocked_loop(chaos: Chaos) -> None:
-    """The event loop of a node stands still while its session is kept alive, for longer than the evidence bears."""
+    """A node's event loop is blocked while its session is kept alive, for longer than the liveness evidence allows."""
     if (node := chaos.a_node(leading=True)) is not None:
         probe("fault.blocked_loop")
 
@@ -122,7 +123,7 @@ async def blocked_loop(chaos: Chaos) -> None:
 # docs/protocol.md P45
 @fault
 async def hung_disk(chaos: Chaos) -> None:
-    """The disk of a node, or that of one directory of several, completes no writes for a while."""
+    """The disk of a node, or one directory of several, completes no writes for a while."""
     if (node := chaos.a_node(leading=chaos.random.random() < 0.5)) is not None:
         probe("fault.hung_disk")
 
@@ -140,7 +141,7 @@ async def hung_disk(chaos: Chaos) -> None:
 # docs/protocol.md P41, P46
 @fault
 async def wedged_engine(chaos: Chaos) -> None:
-    """The engines of a node complete no flush and take no more rows for a while. Its disk works, and nothing fails."""
+    """A node's engines complete no flush and take no more rows for a while. The disk works, and nothing fails."""
     if (node := chaos.a_node(leading=chaos.random.random() < 0.7)) is not None:
         probe("fault.wedged_engine")
 
@@ -154,7 +155,7 @@ async def wedged_engine(chaos: Chaos) -> None:
 
 @fault
 async def hidden_pause(chaos: Chaos) -> None:
-    """A machine stands still, its clocks too, for as long as the store promises to bear within one lease."""
+    """A machine and its clocks stop for as long as the store promises to tolerate within one lease."""
     if (node := chaos.a_node(leading=chaos.random.random() < 0.7)) is not None:
         probe("fault.hidden_pause")
         config = chaos.cluster.knobs.partition
@@ -163,7 +164,7 @@ async def hidden_pause(chaos: Chaos) -> None:
             node.pause(hidden=True)
             await asyncio.sleep(chaos.random.choice((0.3, 1.0)) * config.hidden_pause_ms / 1000)
             node.resume()
-            await asyncio.sleep(1.1 * config.lease_ms / 1000)  # the next one falls into another lease
+            await asyncio.sleep(1.1 * config.lease_ms / 1000)  # the next pause falls into another lease
 
         await chaos.hold(node, stand_still())
 
@@ -176,7 +177,7 @@ async def _stop_and_start(chaos: Chaos, node: Node) -> None:
 
 @fault
 async def hand_over(chaos: Chaos) -> None:
-    """A node is asked to stop, and started again."""
+    """Stop a node gracefully and start it again."""
     if (node := chaos.a_node()) is not None:
         probe("fault.hand_over")
         await chaos.hold(node, _stop_and_start(chaos, node))
@@ -184,7 +185,7 @@ async def hand_over(chaos: Chaos) -> None:
 
 @fault
 async def rolling_restart(chaos: Chaos) -> None:
-    """Each node in turn is asked to stop, and started again."""
+    """Stop each node in turn gracefully and start it again."""
     if not chaos.is_free:
         return
     probe("fault.rolling_restart")
@@ -200,7 +201,7 @@ async def rolling_restart(chaos: Chaos) -> None:
 
 @fault
 async def wipe(chaos: Chaos) -> None:
-    """A node comes back with an empty disk. Only while all others are well."""
+    """A node returns with an empty disk, only while all other nodes are healthy."""
     node = chaos.a_node()
     if node is None or not chaos.is_free or not chaos.may_lose_data_of(node):
         return
@@ -218,8 +219,8 @@ async def wipe(chaos: Chaos) -> None:
 
 @fault
 async def damaged_replica(chaos: Chaos) -> None:
-    """A replica's state, perhaps the leader's, comes to differ from its log's. Only its checksum does: what it answers
-    until it is found out stays right, so that all else can be judged."""
+    """The state of a replica, possibly the leader, begins to differ from its log. Only its checksum differs: its
+    answers stay right until it is detected, so that everything else can be judged."""
     node = chaos.a_node()
     if node is None or not chaos.may_lose_data_of(node):
         return
@@ -232,7 +233,7 @@ async def damaged_replica(chaos: Chaos) -> None:
 
 
 async def _is_up_within(node: Node, seconds: float) -> bool:
-    """Whether a node that was started is up so soon."""
+    """Return True if the started node is up within `seconds`."""
     for _ in range(int(seconds / LOOK_S)):
         if node.served is not None:
             return True
@@ -242,13 +243,13 @@ async def _is_up_within(node: Node, seconds: float) -> bool:
 
 @fault
 async def directory_dies(chaos: Chaos) -> None:
-    """A disk of several that a bookie has breaks, while it runs or is down. Later its operator declares it lost, and
-    perhaps mounts a new one there."""
+    """One of a bookie's several disks breaks while the bookie runs or is down. Later its operator declares it lost,
+    and sometimes mounts a new disk in its place."""
     node = chaos.a_node()
     if node is None:
         return
     left = [each for each in node.journal_dirs if each not in node.lost_dirs]
-    # One that is new and not in use yet is none that a bookie can go on with.
+    # A bookie cannot continue with a new directory that is not in use yet.
     used = [each for each in left if node.disk.exists(f"{each}/{PLACE}")]
     if len(used) < 2 or not chaos.may_lose_data_of(node):
         return
@@ -265,7 +266,7 @@ async def directory_dies(chaos: Chaos) -> None:
         await chaos.a_pause(0.0, 1.0)
         node.start()
         if chaos.random.random() < 0.3:
-            await chaos.a_pause(0.0, 0.1)  # and is killed in the middle of that
+            await chaos.a_pause(0.0, 0.1)  # and is killed in the middle
             node.crash(power=chaos.random.random() < 0.5)
             node.start()
         if chaos.random.random() < 0.6 and await _is_up_within(node, EXCHANGED_S):
@@ -294,7 +295,7 @@ async def slow_disk(chaos: Chaos) -> None:
 
 @fault
 async def failing_sync(chaos: Chaos) -> None:
-    """A sync fails: the node must end itself, or go on without one directory of several, until it is started again."""
+    """A sync fails: the node must end itself, or continue without one directory of several, until it restarts."""
     node = chaos.a_node()
     if node is None:
         return
@@ -302,7 +303,7 @@ async def failing_sync(chaos: Chaos) -> None:
     async def fail_and_restart() -> None:
         node.disk.fail_sync(chaos.random.randint(1, 5))
         await chaos.a_pause(0.5, 2.0)
-        node.disk.fail_sync(0)  # if it has not come to that
+        node.disk.fail_sync(0)  # if no sync has happened
         if not node.is_running or has_failed_directory(node):
             probe("fault.failing_sync")
             node.crash()
@@ -318,7 +319,7 @@ def has_failed_directory(node: Node) -> bool:
 
 @fault
 async def full_disk(chaos: Chaos) -> None:
-    """A disk has no more room for a while."""
+    """A disk has no free space for a while."""
     node = chaos.random.choice(chaos.cluster.nodes)
     probe("fault.full_disk")
     capacity = node.disk.config.capacity_bytes
@@ -330,8 +331,8 @@ async def full_disk(chaos: Chaos) -> None:
 
 @fault
 async def inodes_used_up(chaos: Chaos) -> None:
-    """No file can be made on a node's disk for a while, although bytes are free: its engines take no write, and its
-    bookie begins no segment."""
+    """No file can be created on a node's disk for a while, although bytes are free. The node's engines take no
+    write, and its bookie begins no segment."""
     if (node := chaos.a_node(leading=chaos.random.random() < 0.7)) is not None:
         probe("fault.inodes_used_up")
         node.use_up_inodes()
@@ -341,8 +342,8 @@ async def inodes_used_up(chaos: Chaos) -> None:
 
 @fault
 async def quota_exceeded(chaos: Chaos) -> None:
-    """No file on the disk of a node, or of all, takes new blocks for a while, which `statvfs` does not show. No process
-    ends by that, and without a restart each bookie must be written to once the quota is raised."""
+    """No file on the disk of one node, or of all, takes new blocks for a while, and `statvfs` does not show it. No
+    process ends because of that. Once the quota is raised, each bookie must accept writes without a restart."""
     random, cluster = chaos.random, chaos.cluster
     nodes = cluster.nodes if random.random() < 0.3 else [random.choice(cluster.nodes)]
     probe("fault.quota_exceeded")
@@ -353,21 +354,21 @@ async def quota_exceeded(chaos: Chaos) -> None:
         node.raise_quota()
     for name, message in cluster.world.fatals:
         if "quota" in message.lower():
-            cluster.broken(f"B39 {name} has ended because of a quota: {message}")
+            cluster.broken(f"B39 {name} ended because of a quota: {message}")
     for node in nodes:
         await _until_writable(chaos, node)
 
 
 @fault
 async def disk_filled_and_freed(chaos: Chaos) -> None:
-    """The disks of one node, or of all, have only a little room left, until their bookies are full and for a while
-    longer. Trimming may free some; then there is room again, and without a restart each bookie must be written to."""
+    """The disks of one node, or of all, have little space left, until their bookies are full and for a while longer.
+    Trimming may free some space. When space is free again, each bookie must accept writes without a restart."""
     random, segment_bytes = chaos.random, chaos.cluster.knobs.segment_bytes
     nodes = chaos.cluster.nodes if random.random() < 0.3 else [random.choice(chaos.cluster.nodes)]
     before = {node.name: node.disk.config.capacity_bytes for node in nodes}
     for node in nodes:
         used = before[node.name] - node.disk.free_bytes()
-        node.disk.set_capacity(used + random.randint(4, 7) * segment_bytes)  # four are the reserve
+        node.disk.set_capacity(used + random.randint(4, 7) * segment_bytes)  # four segments are the reserve
     await chaos.a_pause(0.5, 10.0)
     if any(_is_readonly(node) for node in nodes):
         probe("fault.disk_filled_and_freed")
@@ -388,19 +389,19 @@ def _has_room(node: Node) -> bool:
 
 
 async def _until_writable(chaos: Chaos, node: Node) -> None:
-    """Break a rule if a process runs for WRITABLE_S with room on its disk and its bookie is read-only all the time."""
+    """Report a broken rule if a process runs for WRITABLE_S with free disk space while its bookie stays read-only."""
     process, looks = node.sim.process, 0
     while _is_readonly(node) and node.sim.process is process and _has_room(node):
         looks += 1
         if looks > WRITABLE_S / LOOK_S:
-            chaos.cluster.broken(f"B9 {node.name} is read-only {WRITABLE_S} s after its disk has room")
+            chaos.cluster.broken(f"B9 {node.name} is read-only {WRITABLE_S} s after its disk has free space")
             return
         await asyncio.sleep(LOOK_S)
 
 
 @fault
 async def flip_bits(chaos: Chaos) -> None:
-    """Bits of a bookie's journal turn over, on the disk and in the page cache. Perhaps the node starts again then."""
+    """Bits of a bookie's journal flip, on the disk and in the page cache. Sometimes the node then restarts."""
     node = chaos.a_node()
     if node is None or not chaos.may_lose_data_of(node):
         return
@@ -420,7 +421,8 @@ JUMPS_MS = (200, 3_000, 60_000, 600_000, 3_600_000)
 
 @fault
 async def clock_jumps(chaos: Chaos) -> None:
-    """A server's date jumps by up to an hour, perhaps twice, and comes back; of less than half of them at a time."""
+    """A server's date jumps by up to an hour, sometimes twice, and comes back. Fewer than half of the servers jump
+    at a time."""
     clocks = [node.sim.clock for node in chaos.cluster.servers]
     if 2 * (sum(clock.is_stepped for clock in clocks) + 1) >= len(clocks):
         return
@@ -438,7 +440,7 @@ STEPS_MS = (2_500, 15_000, 60_000, 3_600_000, 365 * 86_400_000)
 @fault
 async def clocks_of_a_majority(chaos: Chaos) -> None:
     """The wall clocks of most servers, or of all, step together by up to a year, and come back. Meanwhile processes
-    restart, or machines, one by one."""
+    or machines restart one by one."""
     clocks = [node.sim.clock for node in chaos.cluster.servers]
     if any(clock.is_stepped for clock in clocks):
         return

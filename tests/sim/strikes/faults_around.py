@@ -1,4 +1,4 @@
-"""Faults of what stands between machines: the network and the metadata store."""
+"""Faults between machines: the network and the metadata store."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def _two(chaos: Chaos) -> tuple[str, str]:
 
 @fault
 async def cut_a_link(chaos: Chaos) -> None:
-    """Two nodes, or a node and a client, do not reach each other; perhaps in one direction only. All others do."""
+    """Two nodes, or a node and a client, do not reach each other, sometimes in one direction only. All other links
+    work."""
     one, other = _two(chaos)
     probe("fault.cut_a_link")
     network = chaos.cluster.world.network
@@ -36,7 +37,7 @@ async def cut_a_link(chaos: Chaos) -> None:
 
 @fault
 async def isolate(chaos: Chaos) -> None:
-    """A node is cut from the others, but neither from clients nor from the metadata store."""
+    """A node is cut from the other nodes, but neither from clients nor from the metadata store."""
     node = chaos.random.choice(chaos.cluster.nodes)
     probe("fault.isolate")
     network = chaos.cluster.world.network
@@ -49,8 +50,8 @@ async def isolate(chaos: Chaos) -> None:
 
 @fault
 async def hidden_address(chaos: Chaos) -> None:
-    """Some nodes, or all, cannot connect to a server, whose name is stale or whose port is shut. It reaches everybody,
-    and the metadata store."""
+    """Some nodes, or all, cannot connect to a server because its name is stale or its port is closed. The server
+    reaches all nodes and the metadata store."""
     node = chaos.random.choice(chaos.cluster.servers)
     others = [each.name for each in chaos.cluster.nodes if each is not node]
     probe("fault.hidden_address")
@@ -64,7 +65,7 @@ async def hidden_address(chaos: Chaos) -> None:
 
 @fault
 async def swizzle_clog(chaos: Chaos) -> None:
-    """Links are clogged one by one, and freed in another order."""
+    """Links are clogged one by one and freed in another order."""
     probe("fault.swizzle_clog")
     network, random = chaos.cluster.world.network, chaos.random
     names = [node.name for node in chaos.cluster.nodes]
@@ -105,8 +106,8 @@ async def resets(chaos: Chaos) -> None:
 
 @fault
 async def forged_frames(chaos: Chaos) -> None:
-    """Strangers connect to the servers, say that they are servers, and send what servers send: rings, writes, versions.
-    Nothing of it may have any effect."""
+    """Unauthenticated peers connect to the servers, claim to be servers, and send what servers send: rings, writes,
+    versions. None of it may have any effect."""
     probe("fault.forged_frames")
     for _ in range(chaos.random.randint(1, 4)):
         node = chaos.random.choice(chaos.cluster.nodes)
@@ -141,7 +142,7 @@ async def metadata_frozen(chaos: Chaos) -> None:
 
 @fault
 async def metadata_cut(chaos: Chaos) -> None:
-    """One node does not reach the metadata store, perhaps for longer than its session."""
+    """One node does not reach the metadata store, sometimes for longer than its session."""
     if (node := chaos.a_node(leading=chaos.random.random() < 0.7)) is not None:
         probe("fault.metadata_cut")
         chaos.cluster.metadata.cut(node.name, silently=chaos.random.random() < 0.5)
@@ -151,7 +152,7 @@ async def metadata_cut(chaos: Chaos) -> None:
 
 @fault
 async def session_expiry(chaos: Chaos) -> None:
-    """A session ends at the server, of one node or of all at once."""
+    """The metadata store ends the session of one node or of all nodes at once."""
     probe("fault.session_expiry")
     nodes = chaos.cluster.nodes
     for node in nodes if chaos.random.random() < 0.3 else [chaos.random.choice(nodes)]:
@@ -160,7 +161,7 @@ async def session_expiry(chaos: Chaos) -> None:
 
 @fault
 async def metadata_trouble(chaos: Chaos) -> None:
-    """Connections to the metadata store break while calls are under way."""
+    """Connections to the metadata store break while calls are in flight."""
     probe("fault.metadata_trouble")
     chaos.cluster.metadata.trouble(chaos.random.choice((0.02, 0.1, 0.3)))
     await chaos.a_pause(0.5, 4.0)

@@ -1,5 +1,5 @@
-"""What differs from seed to seed: sizes, limits, timings, and which faults there are (swarm testing: a run that has
-everything explores less than many runs that each have a little)."""
+"""The settings that differ from seed to seed: sizes, limits, timings, and the active faults. This is swarm testing:
+a run with all faults explores less than many runs with few faults each."""
 
 from __future__ import annotations
 
@@ -21,47 +21,47 @@ NO_AUDITOR = AutorecoveryConfig(auditor=False)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knobs:
-    """One run's. Durations in seconds unless they say otherwise."""
+    """The settings of one run. Durations are in seconds unless stated otherwise."""
 
     nodes: int = 3
     bookies: int = 0
-    """Nodes that are bookies alone. If there are any, the others are servers alone, on external bookies."""
+    """Number of standalone bookies. If there are any, the other nodes are servers without bookies."""
     older: int = 0
-    """Servers that begin as of the first release, and are upgraded in the middle of the faults."""
+    """Number of servers that begin with the first release and are upgraded in the middle of the faults."""
     spaces: tuple[Namespace, ...] = ()
-    """Namespaces, over the keys of tenants and of others."""
+    """Namespaces over the keys of tenants and of other users."""
     partitions: int = 1
     zones: tuple[str, ...] = ()
-    """Of the nodes, in turns."""
+    """Zones, assigned to the nodes in turn."""
     session_s: float = 3.0
     quorum: Quorum = field(default_factory=lambda: Quorum(3, 3, 2))
     log: LogConfig = field(default_factory=LogConfig)
     partition: PartitionConfig = field(default_factory=PartitionConfig)
     autorecovery: AutorecoveryConfig = field(default_factory=lambda: NO_AUDITOR)
     range_keys: int = RANGE_KEYS_MAX
-    """Keys that one entry of a delete of a range may delete."""
+    """Maximum number of keys that one entry of a range delete may delete."""
     segment_bytes: int = 64 << 10
     reclaim_s: float = 5.0
     scrub_first_s: float = 600.0
     directories: int = 1
-    """Of each bookie, for its journal."""
+    """Number of journal directories of each bookie."""
     load: Load = field(default_factory=Load)
     faults: tuple[str, ...] = ()
     """Names in tests.sim.strikes.faults.FAULTS."""
     pace_s: float = 0.5
-    """Mean time between two faults."""
+    """Mean time in seconds between two faults."""
     chaos_s: float = 5.0
     power_cut_at_end: bool = True
     search: bool = True
-    """Judge registers also by the checker that searches for an order."""
+    """Judge registers also with the checker that searches for an order."""
 
     @property
     def may_lose_dates(self) -> bool:
-        """Whether all machines may reboot while most wall clocks are wrong, for which P28 promises nothing."""
+        """Return True if all machines may reboot while most wall clocks are wrong, for which P28 promises nothing."""
         return "clocks_of_a_majority" in self.faults and not {"power_cut", "power_cut_all"}.isdisjoint(self.faults)
 
     def bookie(self, name: str, listen: str) -> BookieConfig:
-        """What a bookie is told."""
+        """Return the configuration of a bookie."""
         return BookieConfig(
             name=name,
             listen=listen,
@@ -83,7 +83,7 @@ QUORUMS = {
 
 
 def draw(random: Random, faults: list[str]) -> Knobs:
-    """The knobs of one run; `faults` are all there are."""
+    """Draw the knobs of one run. `faults` are all existing faults."""
     nodes = random.choice((3, 3, 3, 4, 5))
     quorum = random.choice(QUORUMS[nodes])
     return Knobs(
@@ -121,20 +121,20 @@ def draw(random: Random, faults: list[str]) -> Knobs:
 
 
 def perhaps_split(knobs: Knobs, random: Random) -> Knobs:
-    """The same with servers and bookies on machines of their own, in an eighth of the runs."""
+    """In an eighth of the runs, put servers and bookies on separate machines."""
     return replace(knobs, bookies=knobs.nodes) if random.random() < 1 / 8 else knobs
 
 
 def perhaps_older(knobs: Knobs, random: Random) -> Knobs:
-    """The same with half of the servers of the first release, or all of them, in an eighth of the runs."""
+    """In an eighth of the runs, let half of the servers, or all, begin with the first release."""
     if random.random() >= 1 / 8:
         return knobs
     return replace(knobs, older=random.choice((knobs.nodes // 2 + 1, knobs.nodes)))
 
 
 def hinted(seed: int, faults: tuple[str, ...], hints: dict[str, Any]) -> Knobs:
-    """Knobs of a seed under which something rare is likely: with these faults, and with knobs set by name (`log.x`,
-    `partition.x` and `load.x` for those inside)."""
+    """Return knobs of a seed under which a rare event is likely: with these faults, and with knobs set by name
+    (`log.x`, `partition.x` and `load.x` for nested ones)."""
     drawn = draw(Random(f"{seed}/hinted"), [])
     changes: dict[str, Any] = {"faults": faults, "pace_s": 0.4, "autorecovery": NO_AUDITOR}
     if "directory_dies" in faults:
@@ -149,8 +149,8 @@ def hinted(seed: int, faults: tuple[str, ...], hints: dict[str, Any]) -> Knobs:
 
 
 def _autorecovery(random: Random) -> AutorecoveryConfig:
-    """In a third of the runs an auditor and workers that are far too hasty: repairs meet writers, takeovers and each
-    other, and bookies count as lost that are only away."""
+    """In a third of the runs, use an auditor and workers that are far too hasty: repairs meet writers, takeovers and
+    each other, and bookies that are only away count as lost."""
     if random.random() < 2 / 3:
         return NO_AUDITOR
     return AutorecoveryConfig(

@@ -1,5 +1,5 @@
-"""The metadata store is restored to an older copy of itself, under nodes that run and nodes that are stopped, and later
-to its latest copy. What was acknowledged in between must be there in the end (docs/protocol.md B29, G24, G26)."""
+"""The metadata store is restored to an older copy of itself, under running and stopped nodes, and later to its
+latest copy. Everything acknowledged in between must be there in the end (docs/protocol.md B29, G24, G26)."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.sim.strikes.chaos import Chaos, fault
 from tests.sim.world.metadata import Copy
 
 MARKED_S_MAX = 10.0
-"""How long the high-water marks take to rise while something is written."""
+"""Maximum time in seconds until the high-water marks rise while clients write."""
 LOOK_S = 0.1
 
 
 def _has_marked(node: Node, since: Copy) -> bool:
-    """Whether the node knows of a confirmed high-water mark that the copy does not have."""
+    """Return True if the node knows of a confirmed high-water mark that the copy does not have."""
     found = since.nodes.get(paths.high_water(node.name))
     store = node.served.store if node.served is not None else None
     assert store is None or isinstance(store, VerifiedStore)
@@ -43,8 +43,7 @@ async def _can_be_restored(cluster: Cluster) -> bool:
 
 
 def restore(cluster: Cluster, copy: Copy) -> Copy:
-    """Put a copy in the place of what there is, as an operator does with all servers stopped. Returns the latest
-    copy."""
+    """Replace the metadata by a copy, as an operator does with all servers stopped. Returns the latest copy."""
     metadata = cluster.metadata
     if metadata.is_up:
         metadata.stop()
@@ -55,7 +54,7 @@ def restore(cluster: Cluster, copy: Copy) -> Copy:
 
 
 async def started_one_by_one(chaos: Chaos, nodes: Sequence[Node]) -> None:
-    """In any order."""
+    """Start the nodes one by one in any order."""
     for node in chaos.random.sample(nodes, len(nodes)):
         await chaos.a_pause(0.0, 1.5)
         node.start()
@@ -63,7 +62,7 @@ async def started_one_by_one(chaos: Chaos, nodes: Sequence[Node]) -> None:
 
 @fault
 async def older_metadata(chaos: Chaos) -> None:
-    """Perhaps one node is down from the copy on, and knows of nothing since; it may be the first one to come back."""
+    """Sometimes one node is down from the copy on and knows of nothing later. It may be the first node to return."""
     cluster, random = chaos.cluster, chaos.random
     if not chaos.is_free or not await _can_be_restored(cluster):
         return

@@ -1,4 +1,5 @@
-"""Servers of two releases under faults: the cluster rises when all are of the later one, and loses nothing."""
+"""Servers of two releases under faults: the cluster version rises when all servers have the later release, and
+nothing is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Simulated clusters whose servers are of two releases, and become one (docs/protocol.md, Versions)."""
+"""Simulated clusters whose servers start with two releases and end with one (docs/protocol.md, Versions)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ declare("upgrade.back", "upgrade.done")
 
 
 def older_ones(cluster: Cluster, count: int) -> list[Node]:
-    """Let so many servers be of the first release, from their first start on: the last ones, so that one that can do
-    more leads if there is any."""
+    """Let `count` servers start with the first release: the last servers, so that a server with the later release
+    leads if there is one."""
     older = cluster.servers[len(cluster.servers) - count :]
     for node in older:
         node.can = versions.FIRST
@@ -25,8 +25,9 @@ def older_ones(cluster: Cluster, count: int) -> list[Node]:
 
 
 async def upgrade(cluster: Cluster, older: list[Node], after_s: float) -> None:
-    """Upgrade the servers one by one, and the first of several back and on again. Until the last one begins, no log may
-    have what the first release cannot read; a server that meets it, or hears of a rise, fails the run itself."""
+    """Upgrade the servers one by one, and the first of several back and forth once. Until the last upgrade begins,
+    no log may contain what the first release cannot read. A server that reads such a log, or learns of a rise, fails
+    the run itself."""
     if not older:
         return
     await asyncio.sleep(after_s)
@@ -45,15 +46,15 @@ async def upgrade(cluster: Cluster, older: list[Node], after_s: float) -> None:
 
 
 def check_not_risen(cluster: Cluster) -> None:
-    """Raise AssertionError if a log says that it is written by a later version than the first."""
+    """Raise AssertionError if a log claims a version later than the first."""
     for partition in cluster.partitions:
         for position, noted in cluster.logbook.entries.get(partition, {}).items():
             is_later = noted.entry.kinds == bytes((EntryKind.LOG_VERSION,))
-            assert not is_later, f"V1 {partition} {position}: some server cannot read it"
+            assert not is_later, f"V1 {partition} {position}: some server does not support its version"
 
 
 async def all_risen(cluster: Cluster, within_s: float) -> None:
-    """Return once every replica has found its log to be written by the last version. Raises AssertionError."""
+    """Return when every replica has found the last version in its log. Raises AssertionError."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + within_s
     while True:
@@ -67,7 +68,7 @@ async def all_risen(cluster: Cluster, within_s: float) -> None:
 
 # docs/protocol.md V1
 async def written_back(cluster: Cluster, within_s: float) -> None:
-    """Let the metadata store know of no version, as an older copy of it; return once it knows again. Raises
+    """Remove all versions from the metadata store, as an older copy would; return when it knows them again. Raises
     AssertionError."""
     loop = asyncio.get_running_loop()
     store = await cluster.metadata.connect()

@@ -1,8 +1,8 @@
 """A simulated disk: files, names and what a crash leaves of them.
 
-A write survives a power cut for sure once a sync that was submitted after it has completed, and a name once its
-directory has been synced. Whatever else there is may be kept, dropped or torn at 512 bytes. A killed process loses
-nothing: the page cache lives on.
+A write is certain to survive a power cut once a later sync has completed, and a name once its directory has been
+synced. Everything else may be kept, dropped, or torn at 512 bytes. A killed process loses nothing: the page cache
+survives.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PROBE_S = 0.001
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskConfig:
-    """Durations in seconds; ranges are drawn from uniformly."""
+    """Durations in seconds. Values are drawn uniformly from the ranges."""
 
     sync_s: tuple[float, float] = (0.0001, 0.002)
     slow_chance: float = 0.01
@@ -59,7 +59,7 @@ class Refusal:
     errno: int
     operations: frozenset[str]
     part: str = ""
-    """Of the path; all paths if it is empty."""
+    """A part of the path; all paths if empty."""
 
     def concerns(self, path: str, operation: str) -> bool:
         return operation in self.operations and self.part in path
@@ -69,7 +69,7 @@ class Refusal:
 class _Sync:
     at: float
     mark: int
-    """The changes that are synced; -1: none, it is only reported when those before it are."""
+    """The synced changes; -1: none, the sync only reports after the syncs before it."""
     error: OSError | None
     done: Callable[[OSError | None], None]
     path: str
@@ -168,9 +168,9 @@ class SimDisk:
         self._unreadable: list[tuple[Inode, range]] = []
         self._dead: list[str] = []
         self.has_inodes = True
-        """False: no file can be made, whatever is free."""
+        """If False, no file can be created, whatever space is free."""
         self.refusals: list[Refusal] = []
-        """Operations that fail, until they are taken out."""
+        """Failing operations, until they are removed."""
 
     # The port
 
@@ -274,13 +274,13 @@ class SimDisk:
     # Faults
 
     def kill(self) -> None:
-        """The processes are gone, the machine is not: nothing is lost, but no sync is reported any more."""
+        """End the processes but not the machine: nothing is lost, but no further sync is reported."""
         for queue in self._syncs.values():
             queue.clear()
         self._syncs.clear()
 
     def power_cut(self, fate: Fate | None = None, random: Random | None = None) -> None:
-        """The machine is gone: decide over all that was not synced, by luck unless `fate` says how."""
+        """Cut the machine's power: decide what happens to unsynced data, at random unless `fate` decides."""
         self.kill()
         random = random or self._random
         keep = fate.keep if fate else random.choice((0, 0.5, 0.9, 1))
@@ -297,15 +297,15 @@ class SimDisk:
         self._syncs_to_failure = nth
 
     def set_capacity(self, size: int) -> None:
-        """Let writes beyond `size` bytes in all fail with ENOSPC."""
+        """Let writes beyond `size` bytes in total fail with ENOSPC."""
         self.config = replace(self.config, capacity_bytes=size)
 
     def slow_syncs(self, seconds: tuple[float, float]) -> None:
-        """Let every sync from now on take so long."""
+        """Let every sync from now on take a time from this range."""
         self.config = replace(self.config, sync_s=seconds, slow_chance=0.0)
 
     def flip_bit(self, path: str, bit: int | None = None) -> int:
-        """Flip a bit of a file, on the platter and in the cache; at random unless named. Returns which."""
+        """Flip a bit of a file, on the platter and in the cache. The bit is random unless given. Returns the bit."""
         inode = self.names.now.files[path]
         where = self._random.randrange(8 * inode.cache.size) if bit is None else bit
         for content in (inode.cache, inode.platter):
@@ -315,7 +315,7 @@ class SimDisk:
         return where
 
     def overwrite(self, path: str, offset: int, data: bytes) -> None:
-        """Put `data` on the platter and in the cache behind the back of all: a stale or misdirected block."""
+        """Put `data` on the platter and in the cache without notice to any process: a stale or misdirected block."""
         inode = self.names.now.files[path]
         for content in (inode.cache, inode.platter):
             content.write(offset, data)
@@ -326,12 +326,12 @@ class SimDisk:
         self._unreadable.append((self.names.now.files[path], where or range(1 << 62)))
 
     def die(self, path: str) -> None:
-        """The disk that is mounted at the directory `path` is broken: nothing below it can be read or written."""
+        """Break the disk that is mounted at the directory `path`: nothing below it can be read or written."""
         self._saw("die", path)
         self._dead.append(path)
 
     def exchange(self, path: str) -> None:
-        """There is a new, empty disk at the directory `path`."""
+        """Mount a new, empty disk at the directory `path`."""
         self._saw("exchange", path)
         self._dead = [each for each in self._dead if each != path]
         below = [each for each in (*self.names.now.files, *self.names.now.dirs) if each.startswith(f"{path}/")]
@@ -341,14 +341,14 @@ class SimDisk:
 
     @property
     def has_dead(self) -> bool:
-        """Some directory's disk is broken, and was not exchanged yet."""
+        """True if the disk of some directory is broken and was not replaced yet."""
         return bool(self._dead)
 
     def is_dead(self, path: str) -> bool:
         return any(f"{path}/".startswith(f"{each}/") for each in self._dead)
 
     def check_working(self, path: str, operation: str = "") -> None:
-        """Raise EIO if the directory's disk is broken, or what the operation is refused with."""
+        """Raise EIO if the directory's disk is broken, or the errno that refuses the operation."""
         if self._dead and self.is_dead(path):
             raise OSError(EIO, f"{path}: the disk is broken")
         for each in self.refusals:
@@ -357,12 +357,12 @@ class SimDisk:
                 raise OSError(each.errno, os.strerror(each.errno))
 
     def hang(self, path: str) -> None:
-        """Let no sync of files below `path` end until `thaw`; "" is the whole disk."""
+        """Let no sync of files below `path` end until `thaw`. An empty path is the whole disk."""
         self._saw("hang", path)
         self._hung.append(path)
 
     def thaw(self) -> None:
-        """Let all syncs end that were held up."""
+        """Let all delayed syncs end."""
         self._saw("thaw")
         self._hung.clear()
         parked, self._parked = self._parked, []
@@ -373,7 +373,7 @@ class SimDisk:
         return any(not each or f"{path}/".startswith(f"{each}/") for each in self._hung)
 
     def mend(self) -> None:
-        """No more failing or hanging reads or syncs, and room and inodes again."""
+        """Undo all failing or hanging reads and syncs, and make space and inodes available."""
         self.has_inodes = True
         if self._hung:
             self.thaw()
@@ -383,13 +383,13 @@ class SimDisk:
         self.config = replace(self.config, capacity_bytes=1 << 40)
 
     def copy(self, random: Random) -> SimDisk:
-        """The same disk once more, with faults left out."""
+        """Return a copy of the disk without its faults."""
         disk = SimDisk(random, self.config, name=self.name)
         disk._inodes = max([self._inodes, *self.names.inodes()])
         disk.names = self.names.copy({number: inode.copy() for number, inode in self.names.inodes().items()})
         return disk
 
-    # What files and op logs use
+    # Used by files and op logs
 
     def change(self, inode: Inode, change: Write | Resize) -> None:
         inode.change(change)
@@ -414,7 +414,7 @@ class SimDisk:
         loop.call_at(at, self._end_first, inode, queue)
 
     def submit_report(self, inode: Inode, done: Callable[[OSError | None], None], path: str = "") -> None:
-        """Report a write that is not synced, after the syncs before it."""
+        """Report an unsynced write, after the syncs before it."""
         loop = asyncio.get_running_loop()
         queue = self._syncs.setdefault(inode.number, deque())
         at = max([loop.time() + self.config.sync_s[0], *(sync.at for sync in queue)])
@@ -422,7 +422,7 @@ class SimDisk:
         loop.call_at(at, self._end_first, inode, queue)
 
     def _end_first(self, inode: Inode, queue: deque[_Sync]) -> None:
-        """End the oldest sync of a file: in order, even on a loop that confuses timers of one instant."""
+        """End the oldest sync of a file: in order, even on a loop that reorders timers of one instant."""
         if queue and self._hung and self.is_hung(queue[0].path):
             self._parked.append((inode, queue, copy_context()))
         elif queue:
@@ -433,7 +433,7 @@ class SimDisk:
             sync.done(error)
 
     def next_sync_error(self, path: str = "") -> OSError | None:
-        """What the sync that begins now will end with."""
+        """Return the error with which the next sync will end, or None."""
         self._syncs_to_failure -= 1
         for each in self.refusals:
             if each.concerns(path, "sync"):
@@ -491,4 +491,4 @@ def check_alive() -> None:
 
 def _check_path(path: str) -> None:
     if not path or any(part in ("", ".", "..") for part in path.split("/")):
-        raise ValueError(f"want a path relative to the disk's root, got {path!r}")
+        raise ValueError(f"expected a path relative to the disk's root, got {path!r}")

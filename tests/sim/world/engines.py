@@ -1,5 +1,5 @@
-"""The engines of one simulated node: in memory, kept over crashes, each falling back to what it had flushed or to some
-point after that."""
+"""The engines of one simulated node: in memory, kept over crashes. After a crash, each falls back to its flushed
+state or to some later state."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from tests.sim.judges.probes import declare, probe
 declare("engine.fell_back", "engine.taken_back", "engine.resumed", "engine.flush_hung")
 
 WEDGED_S = 0.1
-"""Between two checks whether an engine still is wedged."""
+"""Seconds between two checks whether an engine is still wedged."""
 
 
 class SimEngine(MemoryEngine):
-    """A MemoryEngine that knows which position its state had when it was flushed last."""
+    """A MemoryEngine that knows the position of its last flushed state."""
 
     def __init__(
         self, flush_s: float, refusal: Callable[[], int] = lambda: 0, is_wedged: Callable[[], bool] = lambda: False
     ) -> None:
-        """`refusal`: the errno with which its files refuse to grow, which each write finds; 0 if they grow.
-        `is_wedged`: True while no flush ends and memory has no room for more, without any error."""
+        """`refusal`: the errno with which the engine's files refuse to grow, found by each write; 0 if they grow.
+        `is_wedged`: True while no flush ends and memory has no free space, without any error."""
         super().__init__(flush_s)
         self._refusal, self._is_wedged = refusal, is_wedged
         self.durable: Position | None = None
-        """What a crash leaves at the least."""
+        """The minimum that a crash leaves."""
 
     def write(self, batch: EngineBatch) -> None:
         self._find_refusal()
         super().write(batch)
 
     def _find_refusal(self) -> None:
-        """As RocksDB: after a refusal it takes nothing until it is opened again."""
+        """Like RocksDB, take nothing after a refusal until the engine is opened again."""
         if self.stopped is None and (number := self._refusal()):
             self.stopped = OSError(number, f"engine: {os.strerror(number)}")
 
@@ -76,12 +76,13 @@ class SimEngine(MemoryEngine):
 
     @property
     def position(self) -> Position | None:
-        """Where the state stands now."""
+        """Return the current position of the state."""
         row = self.get(rows.META_KEY)
         return None if row is None else rows.meta_of(row).position
 
     def fall_back(self, random: Random) -> None:
-        """The process has died: keep what was flushed, and perhaps some of what came after it."""
+        """Fall back after the death of the process: keep the flushed state, and sometimes a part of what came after
+        it."""
         unflushed = len(self._unflushed)
         if unflushed:
             probe("engine.fell_back")
@@ -90,7 +91,8 @@ class SimEngine(MemoryEngine):
 
 
 class Engines:
-    """By partition. A power cut and a kill leave the same: engines sync nothing by themselves."""
+    """The engines by partition. A power cut and a kill leave the same state, because engines sync nothing by
+    themselves."""
 
     def __init__(self, random: Random) -> None:
         self._random = random
@@ -100,10 +102,10 @@ class Engines:
         """True while no engine completes a flush or takes more rows, although the disk works."""
         self._engines: dict[PartitionId, SimEngine] = {}
         self.retired: dict[PartitionId, tuple[SimEngine, int]] = {}
-        """Set aside, with its age."""
+        """Engines that were set aside, with their age."""
 
     def open(self, partition: PartitionId) -> SimEngine:
-        """The partition's engine; the process that had it before is dead."""
+        """Return the partition's engine. The process that had it before is dead."""
         if partition not in self._engines and partition in self.retired:
             self._engines[partition], _ = self.retired.pop(partition)
             probe("engine.taken_back")
@@ -115,12 +117,12 @@ class Engines:
         return engine
 
     def retire(self, partition: PartitionId) -> None:
-        """The partition's replica went elsewhere: its state is set aside."""
+        """Set the state aside, because the partition's replica moved elsewhere."""
         if partition in self._engines:
             self.retired[partition] = self._engines.pop(partition), 0
 
     def spoil(self, partition: PartitionId) -> None:
-        """The replica's copy is damaged: it begins with nothing."""
+        """Damage the replica's copy: it begins with nothing."""
         self._engines.pop(partition, None)
 
     def age_retired(self, seconds: int, keep_s: float) -> None:
@@ -128,14 +130,14 @@ class Engines:
         self.retired = {partition: each for partition, each in aged.items() if each[1] < keep_s}
 
     def find(self) -> list[PartitionId]:
-        """The partitions of which there is something here that is not set aside."""
+        """Return the partitions with a state that is not set aside."""
         return sorted(self._engines)
 
     def durable(self, partition: PartitionId) -> Position | None:
-        """What a crash would leave of the partition's state now."""
+        """Return the position of the state that a crash would leave now."""
         return self._engines[partition].durable if partition in self._engines else None
 
     def wipe(self) -> None:
-        """They were on the disk that is gone."""
+        """Remove the engines: their disk is gone."""
         self._engines.clear()
         self.retired.clear()

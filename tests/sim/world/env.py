@@ -6,10 +6,10 @@
                 world.node(name).start(bookie_main)      # async def bookie_main(env: Env): its return ends the process
             world.run(scenario(world, world.env("client")))
 
-tests/sim/world/example.py is a whole one.
+tests/sim/world/example.py is a complete example.
 
-The coroutine given to `run` is the test itself: it belongs to no node, is never crashed, and may use the Env of a node
-that runs no main. What nodes do by themselves is their own: crash one, and not a line of it runs any more.
+The coroutine given to `run` is the test itself: it belongs to no node, never crashes, and may use the Env of a node
+that runs no main. Everything that a node starts belongs to the node: after a crash, no line of it runs any more.
 """
 
 from __future__ import annotations
@@ -39,27 +39,28 @@ EPOCH_MS = 1_790_000_000_000
 
 
 class TimeUp(AssertionError):
-    """The run was not over within the virtual seconds it was given."""
+    """The run did not end within its virtual time limit."""
 
 
 class NodeCrashed(Exception):
-    """The node crashed before the call that was made on it returned."""
+    """The node crashed before a call on it returned."""
 
 
 class SimulationFailed(AssertionError):
-    """Something went wrong in a callback or task that nobody awaits."""
+    """A callback or a task that no code awaits failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockConfig:
     drift_max: float = 200e-6
-    """Seconds per second by which a clock may be fast or slow."""
+    """Maximum rate error of a clock, in seconds per second."""
     wall_skew_ms_max: int = 900
-    """Two of them are closer than what a date may differ (kvstore.server.clock.clock_judge.BOUND_MS)."""
+    """Maximum offset of a wall clock in milliseconds. Two clocks with it differ by less than dates may differ
+    (kvstore.server.clock.clock_judge.BOUND_MS)."""
 
 
 class SimClock(Unjudged):
-    """The Clock port of one machine: starts anew at each boot, drifts, and has an opinion of the date."""
+    """The Clock port of one machine. It restarts at each boot, drifts, and has its own date."""
 
     def __init__(self, loop: SimLoop, random: Random, config: ClockConfig) -> None:
         self._loop = loop
@@ -73,7 +74,7 @@ class SimClock(Unjudged):
         self.boot()
 
     def boot(self) -> None:
-        """Begin to count again."""
+        """Restart the clock."""
         self._boots += 1
         self.boot_id = f"boot{self._boots}"
         self.go_on()
@@ -87,7 +88,7 @@ class SimClock(Unjudged):
         return EPOCH_MS + self._skew_ms + int(self._seen() * 1000)
 
     def stand_still(self) -> None:
-        """Count nothing until `go_on`: what happens to the clock of a machine that is moved to another host."""
+        """Stop the clock until `go_on`, as the clock of a machine that moves to another host may stop."""
         if self._stands_since is None:
             self._stands_since = self._loop.time()
 
@@ -101,7 +102,7 @@ class SimClock(Unjudged):
         return now - self._hidden_s
 
     def step_wall(self, ms: int) -> None:
-        """Set the date forward or, if negative, back."""
+        """Set the date forward or, if `ms` is negative, back."""
         self._skew_ms += ms
         self._stepped_ms += ms
 
@@ -115,7 +116,7 @@ class SimClock(Unjudged):
 
 
 class SimNode:
-    """A machine: a name, a clock and a disk that stay, and processes that come and go, one at a time."""
+    """A machine: a name, a clock and a disk that persist, and processes that come and go, one at a time."""
 
     def __init__(self, world: SimWorld, name: str) -> None:
         self.world = world
@@ -125,11 +126,11 @@ class SimNode:
         self.incarnation = 0
         self.process: Process | None = None
         self.liveness: SimLiveness
-        """Of the process that runs, or ran last."""
+        """The liveness of the process that runs, or ran last."""
         self._env: Env | None = None
         self._main: Main | None = None
         self._task: asyncio.Task[None] | None = None
-        """Held because an event loop holds tasks weakly."""
+        """Kept because an event loop holds tasks weakly."""
 
     @property
     def is_running(self) -> bool:
@@ -137,14 +138,14 @@ class SimNode:
 
     @property
     def env(self) -> Env:
-        """The ports of the running process; one without a main is started if there is none."""
+        """The ports of the running process. A process without a main is started if there is none."""
         if not self.is_running:
             self._boot()
         assert self._env is not None
         return self._env
 
     def start(self, main: Main) -> None:
-        """Run `main` in a new process. When it returns or raises, the process ends, and with it all that it started."""
+        """Run `main` in a new process. When it returns or raises, the process ends with everything that it started."""
         assert not self.is_running, f"{self.name} is running"
         self._main = main
         env = self._boot()
@@ -155,14 +156,14 @@ class SimNode:
         self._task = self.world.loop.create_task(work, name=self.name, context=process.context.copy())
 
     def restart(self) -> None:
-        """Start the same main again, after a crash if it still runs."""
+        """Restart the same main. If it still runs, crash it first."""
         assert self._main is not None, f"{self.name} was never started"
         self.crash()
         self.start(self._main)
 
     def crash(self, *, power: bool = False, silent: bool = False) -> None:
-        """End the process at once: kill -9, or `power` cut, which loses what was not synced. Peers see a reset, or
-        nothing at all until the next start if `silent`. No error if nothing runs."""
+        """End the process at once: kill -9, or with `power` a power cut, which loses unsynced data. Peers see a
+        reset, or with `silent` nothing until the next start. Does nothing if no process runs."""
         if self.is_running:
             assert self.process is not None
             self.world.trace.event(self.name, "crash", power, silent)
@@ -172,8 +173,8 @@ class SimNode:
             self.clock.boot()
 
     def pause(self, *, hidden: bool = False) -> None:
-        """Stop the process as SIGSTOP does. Its kernel goes on: connections stand, bytes wait. `hidden`: the machine's
-        clocks stand still with it, as those of a guest that moves to another host may."""
+        """Stop the process as SIGSTOP does. Its kernel continues: connections stay open and bytes wait. With
+        `hidden`, the machine's clocks stop too, as those of a guest that moves to another host may."""
         assert self.process is not None
         self.world.trace.event(self.name, "pause", hidden)
         if hidden:
@@ -181,7 +182,7 @@ class SimNode:
         self.world.loop.pause(self.process)
 
     def block(self) -> None:
-        """Block the event loop of the process, until `resume`. Its other threads go on, and keep its session alive."""
+        """Block the event loop of the process until `resume`. Its other threads continue and keep its session alive."""
         assert self.process is not None
         self.world.trace.event(self.name, "block")
         self.process.blocked = True
@@ -189,21 +190,20 @@ class SimNode:
         self.liveness.look()
 
     def hang(self, path: str) -> None:
-        """Let no sync of files in the directory end until `self.disk.thaw()`; "" hangs the whole disk."""
+        """Let no sync of files in the directory end until `self.disk.thaw()`. An empty path hangs the whole disk."""
         self.disk.hang(path)
         if self.is_running:
             self.liveness.look()
 
     def resume(self) -> None:
-        """Let it go on, as SIGCONT does."""
+        """Resume the process as SIGCONT does."""
         assert self.process is not None
         self.world.trace.event(self.name, "resume")
         self.clock.go_on()
         self.world.loop.resume(self.process)
 
     async def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do `work` as a task of this node and return what it returns. Raises NodeCrashed if the node does not live
-        to see it."""
+        """Run `work` as a task of this node and return its result. Raises NodeCrashed if the node dies before."""
         self.env  # noqa: B018 - starts a process if there is none
         assert self.process is not None
         loop, process = self.world.loop, self.process
@@ -233,7 +233,7 @@ class SimNode:
                 task.cancel()
 
     def on_death(self, callback: Callable[[], object]) -> None:
-        """Call back, outside of all nodes, when the process that runs now has ended."""
+        """Call back, outside of all nodes, when the current process has ended."""
         self.env  # noqa: B018
         assert self.process is not None
         self.process.on_death.append(callback)
@@ -263,7 +263,7 @@ class SimNode:
         return self._env
 
     def _starved(self) -> Callable[[], float]:
-        """Some processes find processors, some do not, and some know only part of the time."""
+        """Return the starvation source of a process: it is starved never, a part of the time, or always."""
         share = self.world.fork(f"starved/{self.name}/{self.incarnation}").choice([0.0, 0.15, 1.0])
         return lambda: share
 
@@ -283,7 +283,7 @@ class SimNode:
 
 
 class SimWorld:
-    """Owns the seed, the loop, the network and the nodes. TRACE=1 in the environment prints every event of it."""
+    """Owns the seed, the loop, the network and the nodes. TRACE=1 in the environment prints every event."""
 
     def __init__(
         self,
@@ -305,24 +305,24 @@ class SimWorld:
         self.network = SimNetwork(self.loop, self.fork, self.trace, network)
         self.random = self.fork("test")
         self.fatals: list[tuple[str, str]] = []
-        """(node, message) of each process that ended itself."""
+        """(node, message) of each process that has ended itself."""
         self.errors: list[tuple[str, BaseException]] = []
-        """(task, error) of what left tasks; fails the run at its end unless the test takes it out."""
+        """(task, error) of errors that left tasks. They fail the run at its end unless the test removes them."""
         self._nodes: dict[str, SimNode] = {}
         self._time_up = False
 
     def fork(self, name: str) -> Random:
-        """A generator of its own for `name`, so that a draw in one place moves nothing in another."""
+        """Return a separate generator for `name`, so that a draw in one place changes nothing in another."""
         return Random(f"{self.seed}/{name}")
 
     def node(self, name: str) -> SimNode:
-        """The node of that name, made at the first call."""
+        """Return the node of this name; created at the first call."""
         if name not in self._nodes:
             self._nodes[name] = SimNode(self, name)
         return self._nodes[name]
 
     def env(self, name: str) -> Env:
-        """The ports of the process that runs on the node now."""
+        """Return the ports of the process that runs on the node now."""
         return self.node(name).env
 
     @property
@@ -336,13 +336,13 @@ class SimWorld:
             node.crash(power=True)
 
     def run(self, work: Coroutine[Any, Any, T], *, limit_s: float = 600.0) -> T:
-        """Run the test's own coroutine to its end. Raises TimeUp after `limit_s` virtual seconds, and SimulationFailed
-        if an error left a callback or a task that nobody awaits."""
+        """Run the test's own coroutine to its end. Raises TimeUp after `limit_s` virtual seconds, and
+        SimulationFailed if an error left a callback or a task that no code awaits."""
         self._time_up = False
         self.loop.now_max = self.loop.time() + limit_s
         self.loop.on_time_up = self._end_of_time
         collecting = gc.isenabled()
-        gc.disable()  # finalizers would run at moments that no seed decides
+        gc.disable()  # finalizers would run at moments that no seed determines
         try:
             result = self.loop.run_until_complete(work)
             self.check()
@@ -368,7 +368,7 @@ class SimWorld:
             raise SimulationFailed(problems) from (first if isinstance(first, BaseException) else None)
 
     def fatal(self, node: SimNode, process: Process, message: str) -> NoReturn:
-        """A process has ended itself."""
+        """Record that a process has ended itself."""
         self.fatals.append((node.name, message))
         self.trace.event(node.name, "fatal", message)
         if process.alive:

@@ -1,8 +1,8 @@
 """An example of a simulation: a journal served over streams, a client that retries, and faults that strike them.
 
-Frames are `length u8 | payload`, a payload being one byte repeated. The server appends each frame to its journal and
-answers with the same frame once a sync has covered it. The promise: a frame that was answered is in the journal,
-whatever crashed in between.
+Frames are `length u8 | payload`, and a payload is one byte repeated. The server appends each frame to its journal and
+answers with the same frame once a sync has covered it. Promise: every answered frame is in the journal, whatever
+crashed in between.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ class Frames:
         self.closed.set()
 
     def pause_writing(self) -> None:
-        """Frames are few and small."""
+        """Do nothing: frames are few and small."""
 
     def resume_writing(self) -> None:
-        """Frames are few and small."""
+        """Do nothing: frames are few and small."""
 
 
 def stored(file: File) -> list[bytes]:
-    """The frames in a journal, up to the first that is not whole: a frame ends with its first byte."""
+    """Return the frames in a journal, up to the first incomplete one. A frame ends with its first byte."""
     data = file.read(0, file.size())
     frames: list[bytes] = []
     while data and len(data) > data[0] > 1 and data[1] == data[data[0]] != 0:
@@ -68,9 +68,9 @@ def stored(file: File) -> list[bytes]:
 
 
 def renew(file: File) -> int:
-    """Write again what is in the journal, cut the rest off, and return where it ends.
+    """Rewrite the content of the journal, truncate the rest, and return the end.
 
-    To sync is not enough: after a sync that failed under a former process, the page cache still shows frames which the
+    A sync alone is not enough: after a failed sync under a former process, the page cache still shows frames that the
     disk does not have, and the next sync succeeds without writing them.
     """
     data = b"".join(bytes([len(frame)]) + frame for frame in stored(file))
@@ -104,7 +104,7 @@ async def serve(name: str, env: Env) -> None:
 
 
 async def submit(env: Env, server: str, payload: bytes) -> None:
-    """Send `payload` to the server again and again until it is answered."""
+    """Send `payload` to the server repeatedly until it is answered."""
     while True:
         answered = asyncio.Event()
 
@@ -127,7 +127,7 @@ async def submit(env: Env, server: str, payload: bytes) -> None:
 
 
 async def trouble(world: SimWorld) -> None:
-    """Strike the servers with one fault after another, each undone a little later."""
+    """Strike the servers with one fault after another and undo each a little later."""
     random = world.random
     end = world.loop.time() + CHAOS_S
     while world.loop.time() < end:
@@ -158,7 +158,8 @@ async def trouble(world: SimWorld) -> None:
 
 
 async def scenario(world: SimWorld) -> None:
-    """Clients submit frames to all servers while faults strike; then every server is power cut and looked into."""
+    """Clients submit frames to all servers while faults strike. Then the power of every server is cut and its
+    journal is checked."""
     env = world.env("client")
     acknowledged: dict[str, list[bytes]] = {name: [] for name in SERVERS}
 
@@ -184,7 +185,7 @@ async def scenario(world: SimWorld) -> None:
 
 
 def run(seed: int) -> str:
-    """The digest of all that happened."""
+    """Return the digest of a run."""
     with SimWorld(seed) as world:
         world.run(scenario(world))
         return world.trace.digest()

@@ -1,4 +1,5 @@
-"""A file's bytes twice: as processes see them (page cache) and as the platter has them, with the writes in between."""
+"""Two versions of a file's bytes: as processes see them (page cache) and as the platter has them, with the writes in
+between."""
 
 from __future__ import annotations
 
@@ -59,7 +60,7 @@ class Resize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fate:
-    """What becomes of writes that no sync covers. Chances; what is neither kept nor torn is dropped."""
+    """The fate of writes that no sync covers, as probabilities. Writes that are neither kept nor torn are dropped."""
 
     keep: float
     tear: float
@@ -75,14 +76,14 @@ FATES = (KEEP_ALL, DROP_ALL, TEAR_LAST, Fate(keep=0.5, tear=0), Fate(keep=0.3, t
 
 @dataclass(slots=True)
 class Inode:
-    """One file, whatever its name."""
+    """One file, independent of its name."""
 
     number: int
     cache: Content = field(default_factory=Content)
     platter: Content = field(default_factory=Content)
     pending: list[Write | Resize] = field(default_factory=list)
     flushed: int = 0
-    """How many changes have left `pending` since the file was made."""
+    """Number of changes that have left `pending` since the file was created."""
 
     def change(self, change: Write | Resize) -> None:
         change.apply(self.cache)
@@ -90,20 +91,21 @@ class Inode:
 
     @property
     def mark(self) -> int:
-        """Names the changes made so far."""
+        """Return a mark of the changes made so far."""
         return self.flushed + len(self.pending)
 
     def flush(self, mark: int) -> None:
-        """Bring the changes up to `mark` to the platter."""
+        """Write the changes up to `mark` to the platter."""
         for change in self._leave(mark):
             change.apply(self.platter)
 
     def lose(self, mark: int, random: Random) -> None:
-        """A failed sync: the changes up to `mark` count as clean; which of them reached the platter, nobody knows."""
+        """Record a failed sync: the changes up to `mark` count as clean, and an unknown part of them reached the
+        platter."""
         settle(self.platter, self._leave(mark), random.choice(FATES), random)
 
     def power_cut(self, fate: Fate, random: Random) -> None:
-        """Decide over the changes that no sync has covered, then start again from the platter."""
+        """Decide the fate of the changes that no sync has covered, then start again from the platter."""
         settle(self.platter, self._leave(self.mark), fate, random)
         self.cache = self.platter.copy()
 
@@ -120,7 +122,7 @@ class Inode:
 def settle(platter: Content, changes: list[Write | Resize], fate: Fate, random: Random) -> None:
     """Let a part of `changes` reach `platter`, sector by sector.
 
-    A sector goes to the platter as the page cache has it at some moment, so with all earlier changes to it.
+    A sector reaches the platter as the page cache had it at some moment, including all earlier changes to it.
     """
     cache = platter.copy()
     for index, change in enumerate(changes):

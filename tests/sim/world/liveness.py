@@ -1,6 +1,6 @@
 """The watchdog of a simulated process: the real judge (kvstore.env.liveness.evidence) beside the loop.
 
-It ticks only from a fault on until the evidence is back, so that runs without such faults schedule nothing more.
+It ticks only from a fault until the evidence is back, so that runs without such faults schedule nothing more.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class SimLiveness(Liveness):
     def _tick(self) -> None:
         if not self._process.alive:
             return
-        if not self._process.paused or self._process.blocked:  # else the watchdog is stopped, too
+        if not self._process.paused or self._process.blocked:  # otherwise the watchdog is stopped, too
             before = self.failure
             signs = {path: Sign(not self._disk.is_hung(path)) for path in self._paths}
             for path in self._evidence.tick(TICK_S, signs | {LOOP: Sign(self._has_beaten)}):
@@ -81,5 +81,5 @@ class SimLiveness(Liveness):
     def _give_up_directory(self, path: str) -> None:
         probe("liveness.directory_given_up")
         on_hung = self._paths.pop(path)
-        assert on_hung is not None, "only spare directories are given up"
+        assert on_hung is not None, "only spare directories are abandoned"
         self._loop.call_soon(on_hung, "its disk hangs", context=self._process.context.copy())

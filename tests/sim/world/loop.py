@@ -1,14 +1,14 @@
 """An asyncio event loop with virtual time, seeded interleaving, and processes that can crash and pause.
 
-Order. Each process has its ready queue, first in first out, as asyncio promises to the code that runs on it; whose
-queue is served next is drawn from the seed, handle by handle. Time stands still while any process has something to do,
-then jumps to the next timer; timers of one instant become ready in the order in which they were set.
+Order: each process has a FIFO ready queue, as asyncio promises to the code that runs on it. The seed decides, handle by
+handle, whose queue is served next. Time stops while any process has a ready handle, then jumps to the next timer.
+Timers of one instant become ready in the order in which they were set.
 
-Belonging. A handle belongs to the process in its context (`current_node`); contexts propagate through call_soon,
-call_later and create_task, so all that a process starts is its own. What carries no process belongs to the test.
+Ownership: a handle belongs to the process in its context (`current_node`). Contexts propagate through call_soon,
+call_later and create_task, so a process owns everything that it starts. Handles without a process belong to the test.
 
-Crash is not cancel: the handles of a crashed process are dropped unseen, and its tasks are kept so that neither
-`finally` nor garbage collection runs a line of them before the loop is closed.
+A crash is not a cancellation: the handles of a crashed process are dropped without running. Its tasks are kept until
+the loop is closed, so that neither `finally` nor garbage collection runs a line of them before.
 """
 
 # A loop overrides what asyncio keeps to itself.
@@ -31,18 +31,18 @@ logger = logging.getLogger(__name__)
 
 HANDLES_PER_INSTANT_MAX = 200_000
 _CLOSES_MAX = 1000
-"""How often a coroutine is closed that goes on all the same: once for each await in its `finally` blocks."""
+"""Maximum number of times that a coroutine is closed that does not end: once for each await in its `finally` blocks."""
 _ROUNDS_MAX = 10
-"""Of burying the tasks that burying has started."""
+"""Maximum number of rounds in which tasks started by finalization are finalized."""
 _Callback = Callable[..., object]
 
 
 class Deadlock(RuntimeError):
-    """Something is awaited and nothing at all is scheduled."""
+    """A task waits and nothing at all is scheduled."""
 
 
 class Livelock(RuntimeError):
-    """Callbacks go on and on without virtual time passing."""
+    """Callbacks run endlessly without virtual time passing."""
 
 
 class NotSimulated(RuntimeError):
@@ -50,7 +50,8 @@ class NotSimulated(RuntimeError):
 
 
 class ProcessDied(BaseException):
-    """Leaves the code of a process that has just ended. Not an Exception: nothing but the loop should catch it."""
+    """Leaves the code of a process that has just ended. It is not an Exception, because only the loop should catch
+    it."""
 
 
 class Process:
@@ -67,10 +68,10 @@ class Process:
         self.alive = True
         self.paused = False
         self.blocked = False
-        """Paused only in its event loop: its other threads, and so its metadata session, go on."""
+        """True if only the event loop is paused: other threads, and so the metadata session, continue."""
         self.ready: deque[asyncio.Handle] = deque()
         self.queued = False
-        """In the loop's list of runnable processes, or barred from it."""
+        """True if it is in the loop's list of runnable processes, or barred from it."""
         self.tasks: WeakSet[asyncio.Task[Any]] = WeakSet()
         self.on_death: list[Callable[[], object]] = []
         self.context = copy_context()
@@ -81,7 +82,7 @@ class Process:
         return f"<{self.name}#{self.number}{state}{' paused' if self.paused else ''}>"
 
     def check_alive(self) -> None:
-        """Raise ProcessDied if this process has ended: its ports do nothing any more."""
+        """Raise ProcessDied if this process has ended: its ports no longer work."""
         if not self.alive:
             raise ProcessDied(self.name)
 
@@ -90,7 +91,7 @@ current_node: ContextVar[Process | None] = ContextVar("current_node", default=No
 
 
 class _Handle(asyncio.Handle):
-    """asyncio's handle without what only its debug mode needs."""
+    """asyncio's handle without the parts that only its debug mode needs."""
 
     __slots__ = ()
 
@@ -105,7 +106,7 @@ class _Handle(asyncio.Handle):
 
 
 class _Timer(asyncio.TimerHandle):
-    """The same with a time."""
+    """A `_Handle` with a time."""
 
     __slots__ = ()
 
@@ -124,7 +125,7 @@ class _Timer(asyncio.TimerHandle):
 
 
 class SimLoop(asyncio.BaseEventLoop):
-    """Runs the handles of many processes in one thread, as the seed of `random` says."""
+    """Runs the handles of many processes in one thread, in an order that the seed of `random` determines."""
 
     def __init__(self, random: Random) -> None:
         super().__init__()
@@ -141,24 +142,24 @@ class SimLoop(asyncio.BaseEventLoop):
         self._graveyard: list[object] = []
         self._buried: set[asyncio.Task[Any]] = set()
         self.errors: list[tuple[str, str, BaseException | None]] = []
-        """What callbacks raised: (process, message, error)."""
+        """Errors raised by callbacks: (process, message, error)."""
         self.handles_run = 0
         self.order = 0
-        """Digest of which process was served when."""
+        """A digest of the order in which processes were served."""
         self.now_max = float("inf")
-        """Virtual time at which `on_time_up` is called instead of going on."""
+        """Virtual time at which `on_time_up` is called instead of continuing."""
         self.on_time_up: Callable[[], object] = self.stop
 
     # Processes
 
     def process(self, name: str) -> Process:
-        """A new incarnation of the node `name`."""
+        """Return a new incarnation of the node `name`."""
         process = Process(name, len(self._processes))
         self._processes.append(process)
         return process
 
     def kill(self, process: Process) -> None:
-        """End `process` at once. Not a line of it runs any more, except the rest of the callback that is running."""
+        """End `process` at once. No line of it runs any more, except the rest of the current callback."""
         if not process.alive:
             return
         process.alive = False
@@ -170,12 +171,12 @@ class SimLoop(asyncio.BaseEventLoop):
             self.call_soon(on_death, context=self._outside)
 
     def pause(self, process: Process) -> None:
-        """Stop `process` as SIGSTOP does: what becomes ready waits."""
+        """Stop `process` as SIGSTOP does: its ready handles wait."""
         process.paused = True
         self._bar(process)
 
     def resume(self, process: Process) -> None:
-        """Let `process` go on as SIGCONT does."""
+        """Resume `process` as SIGCONT does."""
         process.paused = process.blocked = False
         if process.alive:
             process.queued = False
@@ -237,7 +238,7 @@ class SimLoop(asyncio.BaseEventLoop):
     # Running
 
     def _run_once(self) -> None:
-        """Run until stopped; the base class calls this again and again."""
+        """Run until stopped; the base class calls this repeatedly."""
         runnable = self._runnable
         draw = self._draw
         count = 0
@@ -271,7 +272,7 @@ class SimLoop(asyncio.BaseEventLoop):
                 self._failed(process, f"exception in callback {handle!r}", error)
 
     def _advance(self) -> None:
-        """Jump to the next timer and make ready all that is due at that instant."""
+        """Jump to the next timer and make everything ready that is due at that instant."""
         timers = self._timers
         if self._cancelled_timers > 100 and self._cancelled_timers * 2 > len(timers):
             timers[:] = [entry for entry in timers if not entry[2]._cancelled]
@@ -299,7 +300,7 @@ class SimLoop(asyncio.BaseEventLoop):
                 self._make_runnable(process)
 
     def describe(self) -> str:
-        """Who is paused and what each live task waits for."""
+        """Return the paused processes and the awaitable of each live task."""
         lines = [f"  {process}: {len(process.ready)} parked" for process in self._processes if process.paused]
         for process in self._processes:
             waiting = sorted(_where(task) for task in process.tasks if process.alive and not task.done())
@@ -317,11 +318,11 @@ class SimLoop(asyncio.BaseEventLoop):
             return
         self._failed(current_node.get() or self._root, message, error)
 
-    # Ending
+    # Closing
 
     def close(self) -> None:
-        """Bury all tasks. Their `finally` blocks run now, too late for anybody to see: their ports refuse, and what
-        they schedule goes nowhere."""
+        """Finalize all tasks. Their `finally` blocks run now, without visible effect: their ports refuse, and
+        nothing that they schedule runs."""
         if self.is_closed():
             return
         super().close()
@@ -330,7 +331,7 @@ class SimLoop(asyncio.BaseEventLoop):
             process.queued = True
             process.ready = deque(maxlen=0)
         before = asyncio._get_running_loop()
-        asyncio._set_running_loop(self)  # what runs now may ask for it, and even start tasks
+        asyncio._set_running_loop(self)  # code that runs now may ask for the loop, and even start tasks
         try:
             for _ in range(_ROUNDS_MAX):
                 self._bury_all()
@@ -351,7 +352,7 @@ class SimLoop(asyncio.BaseEventLoop):
                 process.context.copy().run(_bury, task)
 
     def _write_to_self(self) -> None:
-        """Nothing waits in a selector."""
+        """Do nothing: no selector waits."""
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise NotSimulated("the simulated loop has no threads, sockets, pipes or signals: use the ports")
@@ -373,14 +374,14 @@ def _where(task: asyncio.Task[Any]) -> str:
 
 
 def _bury(task: asyncio.Task[Any]) -> None:
-    """Close the task's coroutine, whatever it does about it, and keep asyncio from complaining."""
+    """Close the task's coroutine, even if it resists, and keep asyncio from complaining."""
     task._log_destroy_pending = False
     _close(task.get_coro())
 
 
 def _bury_generator(generator: Any) -> None:
-    """Close what an asynchronous generator waits for. To close the task that waits for the generator is not enough:
-    that ends at the generator's `asend`, and what is below it would be finalized whenever it is collected."""
+    """Close the awaitable of an asynchronous generator. Closing the task that waits for the generator is not enough:
+    this ends at the generator's `asend`, and everything below would be finalized whenever it is collected."""
     if inspect.iscoroutine(generator.ag_await):
         _close(generator.ag_await)
 

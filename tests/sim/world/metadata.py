@@ -1,16 +1,16 @@
-"""A metadata store that misbehaves as ZooKeeper does: one seed, one course of events.
+"""A metadata store that misbehaves as ZooKeeper does: one seed gives one sequence of events.
 
     metadata = SimMetadata(world.loop, world.fork("metadata"))
-    metadata.tree.observers.append(check)            # (path, old, new) of every change, when it is committed
-    store = await metadata.connect()                 # in a node's process: a MetadataStore of that node's own
+    metadata.tree.observers.append(check)            # (path, old, new) of every committed change
+    store = await metadata.connect()                 # in a node's process: that node's MetadataStore
 
-The server is a MemoryTree. Each connection reads from a follower that lags, except after a sync or a write of its own.
-Requests and answers of a connection keep their order; both take time. When a connection breaks, what was under way is
-unknown to the client, and a coin decides whether it takes effect: at once, a little later, or never; but never after
-the client has connected again (a server refuses what comes late by the old connection).
+The server is a MemoryTree. Each connection reads from a follower that lags, except after its own syncs and writes.
+Requests and answers of a connection keep their order; both take time. When a connection breaks, the outcome of
+requests in flight is unknown to the client. They take effect at random: at once, a little later, or never. They never
+take effect after the client has connected again, because a server refuses late requests of the old connection.
 
-A session lives on the server while its client is heard; a crashed, paused or cut client is not. Its ephemerals vanish
-when the session's time is over, and it learns so when it connects again.
+A session lives on the server while the server receives messages of its client, which a crash, a pause or a cut ends.
+The session's ephemerals vanish after its timeout, and the client learns that when it connects again.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ class MetadataConfig:
     call_timeout_s: float = 5.0
     followers: int = 3
     latency_s: tuple[float, float] = (0.0002, 0.004)
-    """Of a request, an answer or a watch's call, each way."""
+    """Seconds for a request, an answer or a watch's call, each way."""
     slow_p: float = 0.01
     slow_s: float = 0.4
-    """Now and then one of them takes up to this long."""
+    """Maximum seconds of an occasional slow message."""
     lag_s: tuple[float, float] = (0.0, 0.15)
-    """How far a follower is behind."""
+    """Seconds by which a follower is behind."""
     break_p: float = 0.0
-    """Chance that a request finds its connection breaking. `trouble` sets it for a while."""
+    """Probability that a request meets a breaking connection. `trouble` sets it for a while."""
     notice_s: tuple[float, float] = (2.0, 4.0)
-    """How long it takes a client to notice a silent server."""
+    """Seconds until a client notices a silent server."""
     late_s: float = 0.3
-    """What a broken connection still delivers takes up to this long."""
+    """Maximum seconds until a broken connection delivers its last messages."""
     retry_s: tuple[float, float] = (0.05, 1.0)
-    """Between two attempts to connect."""
+    """Seconds between two attempts to connect."""
 
 
 QUIET = MetadataConfig(slow_p=0.0, lag_s=(0.0, 0.0), followers=1)
@@ -64,14 +64,14 @@ QUIET = MetadataConfig(slow_p=0.0, lag_s=(0.0, 0.0), followers=1)
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """All that the ensemble keeps, as of one moment."""
+    """All data that the ensemble keeps, at one moment."""
 
     nodes: dict[str, TreeNode]
     sessions: frozenset[int]
 
 
 class SimMetadata:
-    """The ensemble, and the faults it can be made to have."""
+    """The ensemble and the faults that tests can cause in it."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class SimMetadata:
         self.is_frozen = False
         self.break_p = self.config.break_p
         self.wrong_ms = 0
-        """How wrong its date is."""
+        """Error of its date in milliseconds."""
         self.tree = MemoryTree(wall_ms=lambda: EPOCH_MS + self.wrong_ms + int(loop.time() * 1000))
         self.tree.on_commit = self._committed
         self.followers = [Follower(self, {"/": ROOT}) for _ in range(self.config.followers)]
@@ -96,7 +96,7 @@ class SimMetadata:
         self._is_ticking = False
 
     async def connect(self) -> SimStore:
-        """A session for the calling process. Waits until the server can be reached, however long."""
+        """Open a session for the calling process. Waits until the server can be reached, without a limit."""
         from tests.sim.world.metadata_client import SimStore
 
         store = SimStore(self)
@@ -110,7 +110,7 @@ class SimMetadata:
     # Faults
 
     def stop(self) -> None:
-        """The whole ensemble crashes. Sessions do not age meanwhile."""
+        """Crash the whole ensemble. Sessions do not age while it is down."""
         self._note("stop")
         for client in self.clients:
             if client.connection is not None:
@@ -118,7 +118,7 @@ class SimMetadata:
         self.is_up = False
 
     def start(self) -> None:
-        """It is back, with all that was committed, and every session has its whole time again."""
+        """Start the ensemble with everything that was committed. Every session has its whole timeout again."""
         self._note("start")
         self.is_up = True
         for follower in self.followers:
@@ -127,13 +127,13 @@ class SimMetadata:
             self._last_heard[session] = self.loop.time()
 
     def copy(self) -> Copy:
-        """What its disks have now, whether it is up or not."""
+        """Return the content of its disks, whether it is up or not."""
         return Copy(dict(self.tree._nodes), frozenset(self.tree._sessions))
 
     def restore(self, copy: Copy) -> None:
-        """Give all members the copy while they are down. Transactions and sessions are numbered on, as by a ZooKeeper
-        that begins a new epoch; sessions made since the copy are unknown. The tree's observers are not called, because
-        nobody has written; those in `restore_observers` are."""
+        """Give all members the copy while they are down. Transaction and session numbers continue, as in a ZooKeeper
+        ensemble that begins a new epoch; sessions opened after the copy are unknown. The tree's observers are not
+        called, because no process has written; the observers in `restore_observers` are."""
         assert not self.is_up
         self._note("restore")
         before = self.tree._nodes
@@ -149,17 +149,18 @@ class SimMetadata:
             follower.catch_up()
         for client in self.clients:
             for connection in client.connections:
-                connection.is_replaced = True  # what was on its way to the former servers never arrives
+                connection.is_replaced = True  # messages on their way to the former servers never arrive
 
     def freeze(self) -> None:
-        """The ensemble stops as by SIGSTOP: connections stand and are silent."""
+        """Stop the ensemble as SIGSTOP does: connections stay open and are silent."""
         self._note("freeze")
         self.is_frozen = True
         for client in self.clients:
             client.pinged_in_vain(self.loop.time() + self.random.uniform(*self.config.notice_s))
 
     def thaw(self) -> None:
-        """It goes on, serves what had arrived, and expires sessions that were silent for too long by its own clock."""
+        """Resume the ensemble. It serves the requests that have arrived, and expires sessions that were silent for
+        too long by its own clock."""
         self._note("thaw")
         self.is_frozen = False
         for client in self.clients:
@@ -170,7 +171,7 @@ class SimMetadata:
                 self._last_heard[session] = self.loop.time()
 
     def cut(self, name: str, *, silently: bool = True) -> None:
-        """The node `name` does not reach the ensemble until `mend`."""
+        """Cut the node `name` from the ensemble until `mend`."""
         self._note("cut", name)
         self._cut.add(name)
         self._lose(name, silently=silently)
@@ -180,28 +181,29 @@ class SimMetadata:
         self._cut.discard(name)
 
     def break_connection(self, name: str) -> None:
-        """The node's connection breaks; it may connect again at once."""
+        """Break the node's connection. The node may connect again at once."""
         self._note("break", name)
         self._lose(name, silently=False)
 
     def expire(self, name: str) -> None:
-        """The server ends the sessions of `name` now, whatever it hears. The node learns it when it connects again."""
+        """End the sessions of `name` on the server now, even if their clients are active. The node learns it when it
+        connects again."""
         for client in self._of(name):
             self._end_session(client.server_session)
             if client.connection is not None:
                 client.connection.lose(silently=False)
 
     def trouble(self, break_p: float) -> None:
-        """From now on each request finds its connection breaking with this chance. 0 ends it."""
+        """From now on, let the connection of each request break with this probability. 0 ends it."""
         self.break_p = break_p
 
-    # What clients use
+    # Used by clients
 
     def reaches(self, client: SimStore) -> bool:
         return self.is_up and client.name not in self._cut
 
     def accept(self, client: SimStore, session: int) -> Connection | None:
-        """A new connection, in `session` or (0) a new one; None if that session has ended."""
+        """Return a new connection, in `session` or, for 0, in a new session. None if the session has ended."""
         if session and not self.tree.is_open(session):
             return None
         if not session:
@@ -209,7 +211,7 @@ class SimMetadata:
             self._note("session", client.name, session)
         self._last_heard[session] = self.loop.time()
         follower = self.random.choice(self.followers)
-        follower.apply_up_to(client.seen)  # a follower behind what the client has seen is none for it
+        follower.apply_up_to(client.seen)  # a client never reads from a follower behind what the client has seen
         return Connection(self, client, follower, session)
 
     def close_session(self, session: int) -> None:
@@ -221,10 +223,10 @@ class SimMetadata:
         return self.random.uniform(*self.config.latency_s)
 
     def at(self, when: float, callback: Callable[[], None]) -> None:
-        """Do something on the server or the network, outside of all nodes."""
+        """Run a callback on the server or the network, outside of all nodes."""
         self.loop.call_at(when, callback, context=Context())
 
-    # Inside
+    # Internal
 
     def _committed(self, touched: dict[str, TreeNode | None]) -> None:
         for follower in self.followers:

@@ -1,4 +1,4 @@
-"""A node's session with the simulated metadata store: what kvstore/meta/zookeeper/store.py is to the real one."""
+"""A node's session with the simulated metadata store: the counterpart of kvstore/meta/zookeeper/store.py."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class SimStore:
-    """A MetadataStore of the process that made it; it dies with that process."""
+    """A MetadataStore of the process that opened it. It dies with that process."""
 
     def __init__(self, server: SimMetadata) -> None:
         self._server = server
@@ -35,11 +35,11 @@ class SimStore:
         self._is_trying = False
         self.connection: Connection | None = None
         self.connections: list[Connection] = []
-        """All that the server may still hear from."""
+        """All connections from which the server may still receive messages."""
         self.liveness: Liveness = UNWATCHED
-        """What the session depends on, from when the process says so."""
+        """The liveness that the session depends on, once the process has set it."""
         self.seen = 0
-        """The last transaction that this client knows the effects of."""
+        """The last transaction whose effects this client knows."""
         if self._process is not None:
             self._process.on_death.append(self._died)
         self._try_soon(0.0)
@@ -54,14 +54,14 @@ class SimStore:
 
     @property
     def is_silent(self) -> bool:
-        """Return True while nothing pings: the process is stopped as a whole, or its watchdog has ended the session."""
+        """Return True while no pings are sent: the whole process is stopped, or its watchdog has ended the session."""
         if self._process is not None and self._process.paused and not self._process.blocked:
             return True
         return bool(self.liveness.failure)
 
     # docs/protocol.md P45
     def give_up(self) -> bool:
-        """End the session, for the watchdog: whatever the event loop does."""
+        """End the session on behalf of the watchdog, whatever the event loop does."""
         session = self.server_session
         if session and self._server.reaches(self) and not self._server.is_frozen:
             self._server.close_session(session)
@@ -69,7 +69,7 @@ class SimStore:
 
     @property
     def server_session(self) -> int:
-        """The session as the server has it, whatever this client knows."""
+        """Return the session as the server has it, whatever this client knows."""
         return self.connection.session if self.connection is not None else self._session
 
     @property
@@ -146,15 +146,16 @@ class SimStore:
         self.on_state(heard)
         await connected
 
-    # What the server and the network call
+    # Called by the server and the network
 
     def at(self, when: float, callback: Callable[[], None]) -> None:
-        """Let this client's process do something, if it lives; when it is not paused."""
+        """Run a callback in this client's process if the process lives, as soon as it is not paused."""
         if self._process is None or self._process.alive:
             self._server.loop.call_at(when, callback, context=self._context)
 
     def lost(self, connection: Connection) -> None:
-        """The client notices that its connection is broken. What is under way is unknown, and only then the state."""
+        """Notice that a connection is broken. First the outcome of requests in flight becomes unknown, then the
+        state changes."""
         if connection is not self.connection:
             return
         self.connection = None
@@ -164,7 +165,7 @@ class SimStore:
         self._try_soon(self._server.random.uniform(*self._server.config.retry_s))
 
     def pinged_in_vain(self, when: float) -> None:
-        """The server froze: unless it goes on before `when`, the client gives up on the connection then."""
+        """Handle a frozen server: unless it resumes before `when`, the client abandons the connection then."""
         connection = self.connection
         if connection is not None:
             self.at(when, lambda: self.lost(connection) if self._server.is_frozen else None)
@@ -173,7 +174,7 @@ class SimStore:
         if watch in self._watches:
             self._watches.remove(watch)
 
-    # Inside
+    # Internal
 
     async def _call(self, path: str, operation: Callable[[Connection], T]) -> T:
         paths.check(path)
@@ -247,7 +248,8 @@ class SimStore:
 
 
 class _SimWatch:
-    """Standing on the server's one-shot watches: armed again before it is called, and calls coalesce."""
+    """A persistent watch on top of the server's one-shot watches. It is armed again before each call, and calls
+    coalesce."""
 
     def __init__(self, store: SimStore, path: str, changed: Callable[[], None]) -> None:
         self._store, self._path, self._changed = store, path, changed

@@ -1,4 +1,4 @@
-"""The inside of the simulated metadata store: a follower that lags, and a client's connection with it."""
+"""The internals of the simulated metadata store: a lagging follower and a client's connection with it."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ declare(
 
 
 class Follower:
-    """A member of the ensemble: the tree as it was a moment ago, and the watches of those connected to it."""
+    """A member of the ensemble: the tree as it was a moment ago, and the watches of its clients."""
 
     def __init__(self, server: SimMetadata, nodes: dict[str, TreeNode]) -> None:
         self.applied = 0
-        """Transactions applied."""
+        """Number of transactions applied."""
         self._server = server
         self._nodes = nodes
         self._behind: deque[dict[str, TreeNode | None]] = deque()
@@ -47,11 +47,11 @@ class Follower:
         return sorted(find(self._nodes, path).children)
 
     def arm(self, path: str, fire: Callable[[], None]) -> None:
-        """Call `fire` once, when this follower applies a change of the node or of the set of its children."""
+        """Call `fire` once, when this follower applies a change of the node or of its set of children."""
         self._watches.setdefault(path, []).append(fire)
 
     def commit(self, touched: dict[str, TreeNode | None]) -> None:
-        """A transaction to apply in a while."""
+        """Take a transaction, to be applied a little later."""
         self._behind.append(touched)
         self._due = max(self._due, self._server.loop.time() + self._server.random.uniform(*self._server.config.lag_s))
         number = self.applied + len(self._behind)
@@ -71,7 +71,7 @@ class Follower:
                     fire()
 
     def catch_up(self) -> None:
-        """Apply all that is committed."""
+        """Apply all committed transactions."""
         self.apply_up_to(self.applied + len(self._behind))
 
     def _note_staleness(self) -> None:
@@ -83,7 +83,7 @@ Operation = Callable[["Connection"], Any]
 
 
 class Call:
-    """One request under way."""
+    """One request in flight."""
 
     __slots__ = ("answer", "is_executed", "operation")
 
@@ -93,18 +93,18 @@ class Call:
 
 
 class Connection:
-    """A client's connection with a follower. Delivers in order, both ways, until it breaks."""
+    """A client's connection with a follower. It delivers in order, both ways, until it breaks."""
 
     def __init__(self, server: SimMetadata, client: SimStore, follower: Follower, session: int) -> None:
         self.follower, self.session = follower, session
         self.is_open = True
-        """The server and the network hold it. The client may not have noticed yet that they do not."""
+        """True while the server and the network keep it. After that, the client may not have noticed yet."""
         self.is_replaced = False
-        """The session has another connection: what still comes by this one is refused."""
+        """The session has another connection: the server refuses later messages of this one."""
         self._server, self._client = server, client
         self._calls: deque[Call] = deque()
         self._parked: list[Call] = []
-        """Arrived while the server was frozen."""
+        """Requests that arrived while the server was frozen."""
         self._last_arrival = self._last_answer = 0.0
 
     def send(self, call: Call) -> None:
@@ -113,7 +113,7 @@ class Connection:
         self._server.at(self._last_arrival, lambda: self._arrive(call))
 
     def write(self, change: Callable[[int], Any]) -> Any:
-        """Commit at the leader; this connection's follower has applied it before the answer leaves."""
+        """Commit a change at the leader. This connection's follower applies it before the answer leaves."""
         try:
             return change(self.session)
         finally:
@@ -125,7 +125,7 @@ class Connection:
             self._deliver(deliver)
 
     def lose(self, *, silently: bool) -> None:
-        """Break it. The client notices soon, or after its pings fail if it was silently."""
+        """Break the connection. The client notices soon, or with `silently` only after its pings fail."""
         if not self.is_open:
             return
         self.is_open = False
@@ -135,14 +135,14 @@ class Connection:
         self._client.at(self._server.loop.time() + notice, lambda: self._client.lost(self))
 
     def give_up(self) -> list[Call]:
-        """The client forgets it; returns what it never heard of again."""
+        """Let the client forget the connection. Returns the calls without an answer."""
         self.lose(silently=False)
         unanswered = [call for call in self._calls if not call.answer.done()]
         self._calls.clear()
         return unanswered
 
     def thaw(self) -> None:
-        """The server runs again: it serves what has arrived meanwhile, also on connections given up since."""
+        """Resume the server: it serves everything that has arrived, also on connections abandoned since."""
         parked, self._parked = self._parked, []
         for call in parked:
             if self.is_open or self._server.random.random() < 0.5:

@@ -1,7 +1,7 @@
 """The names of files, as processes see them and as they survive a power cut.
 
-A change of names is durable once its directory has been synced. At a power cut each directory keeps a prefix of the
-changes that were not: a journal may have come so far by itself.
+A change of names is durable once its directory has been synced. At a power cut each directory keeps a prefix of its
+unsynced changes, because a journal may have progressed that far on its own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def parent(path: str) -> str:
 
 
 def _above(path: str) -> list[str]:
-    """The directories that lead to `path`."""
+    """Return the directories that lead to `path`."""
     parts = path.split("/")
     return ["/".join(parts[:count]) for count in range(len(parts))]
 
@@ -30,19 +30,19 @@ class Tree:
         self.dirs: dict[str, None] = {"": None}
 
     def copy(self, inodes: dict[int, Inode] | None = None) -> Tree:
-        """The same tree; of other inodes if they are given by number."""
+        """Return a copy of the tree, with other inodes if they are given by number."""
         tree = Tree()
         tree.files = {path: inodes[inode.number] if inodes else inode for path, inode in self.files.items()}
         tree.dirs = dict(self.dirs)
         return tree
 
     def prune(self) -> None:
-        """Drop what stands in directories that are not there: their own names were never durable."""
+        """Drop entries in directories that do not exist: the names of the directories were never durable."""
         self.dirs = {path: None for path in sorted(self.dirs) if all(each in self.dirs for each in _above(path))}
         self.files = {path: inode for path, inode in self.files.items() if parent(path) in self.dirs}
 
     def below(self, path: str) -> list[str]:
-        """Names directly in the directory `path`, sorted."""
+        """Return the names directly in the directory `path`, sorted."""
         prefix = path + "/" if path else ""
         paths = (each for each in (*self.files, *self.dirs) if each and each.startswith(prefix))
         return sorted({each.removeprefix(prefix).partition("/")[0] for each in paths if each != path})
@@ -110,7 +110,7 @@ NameChange = Mkdir | Create | Remove | Rename
 
 
 class Names:
-    """The tree twice, with the changes in between."""
+    """Two versions of the tree, with the changes in between."""
 
     def __init__(self) -> None:
         self.now = Tree()
@@ -122,19 +122,20 @@ class Names:
         self.pending.append(change)
 
     def inodes(self) -> dict[int, Inode]:
-        """All files that have a name now, or had one that a power cut may bring back, by number."""
+        """Return all files that have a name now, or had one that a power cut may bring back, by number."""
         named = [inode for tree in (self.now, self.durable) for inode in tree.files.values()]
         return {inode.number: inode for inode in (*named, *(c.inode for c in self.pending if isinstance(c, Create)))}
 
     def copy(self, inodes: dict[int, Inode]) -> Names:
-        """The same names, of other inodes, which are given by number."""
+        """Return a copy of the names, with other inodes given by number."""
         names = Names()
         names.now, names.durable = self.now.copy(inodes), self.durable.copy(inodes)
         names.pending = [Create(c.path, inodes[c.inode.number]) if isinstance(c, Create) else c for c in self.pending]
         return names
 
     def sync_dir(self, path: str) -> None:
-        """Make the changes in the directory `path` durable, with those in others that they build upon."""
+        """Make the changes in the directory `path` durable, with the changes in other directories that they depend
+        on."""
         dirs = {path}
         chosen: set[int] = set()
         for index in reversed(range(len(self.pending))):
@@ -146,7 +147,8 @@ class Names:
         self.pending = [change for index, change in enumerate(self.pending) if index not in chosen]
 
     def power_cut(self, keep: float, random: Random) -> int:
-        """Keep each change with chance `keep` unless an earlier one of its directory is gone. How many are lost."""
+        """Keep each change with probability `keep` unless an earlier change of its directory is lost. Returns the
+        number of lost changes."""
         stopped: set[str] = set()
         lost = 0
         for change in self.pending:

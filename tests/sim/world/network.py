@@ -1,8 +1,8 @@
-"""A simulated network of byte streams between nodes: latency, cuts, clogs, resets, and what TCP makes of them.
+"""A simulated network of byte streams between nodes: latency, cuts, clogs, resets, and how TCP reacts to them.
 
-A cut holds bytes back and lets them through after it heals; a side that gets no acknowledgement for too long breaks
-its end with TimeoutError, and the other end learns that only when it sends. Nothing is lost or reordered within a
-connection that lives; everything may be lost at its end. So a request can be carried out and its answer lost.
+A cut holds bytes back and lets them through after it heals. A side without acknowledgements for too long breaks its end
+with TimeoutError, and the other end learns that only when it sends. Nothing is lost or reordered within a live
+connection; everything may be lost at its end. A request can therefore be done although its answer is lost.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ class SimListener:
             del self._network.listeners[self.address]
 
     def accept(self, stream: SimStream) -> None:
-        """In the process: give the connection a handler."""
+        """Give the connection a handler, in the process."""
         stream.handler = self._factory()
         stream.start()
 
 
 class SimTransport:
-    """The Transport port of one process. A node's host name is the node's name; port 0 is any free port."""
+    """The Transport port of one process. A node's host name is the node's name; port 0 means any free port."""
 
     def __init__(self, network: SimNetwork, process: Process) -> None:
         self._network = network
@@ -88,7 +88,8 @@ class SimTransport:
 
 
 class SimNetwork:
-    """All links, listeners and connections, and the faults that strike them. Nodes are named, not processes."""
+    """All links, listeners and connections, and the faults that strike them. Arguments are names of nodes, not of
+    processes."""
 
     def __init__(
         self, loop: SimLoop, fork: Callable[[str], Random], trace: Trace, config: NetworkConfig | None = None
@@ -103,7 +104,7 @@ class SimNetwork:
         self._links: dict[tuple[str, str], Link] = {}
         self._down: set[str] = set()
         self._hidden: dict[tuple[str, str], bool] = {}
-        """By caller and address; whether connections are refused, or not answered."""
+        """By caller and address: True if connections are refused, False if they are not answered."""
         self._streams: dict[SimStream, None] = {}
         self._ports: dict[str, int] = {}
         self._connections = 0
@@ -111,18 +112,19 @@ class SimNetwork:
     # Faults
 
     def cut(self, one: str, other: str) -> None:
-        """Let nothing through between two nodes, either way."""
+        """Cut both directions between two nodes."""
         self.cut_one_way(one, other)
         self.cut_one_way(other, one)
 
     def cut_one_way(self, source: str, target: str) -> None:
-        """Let nothing through from `source` to `target`; the other way data arrive, but are never acknowledged."""
+        """Cut the direction from `source` to `target`. Data in the other direction arrive but are never
+        acknowledged."""
         assert source != target
         self.trace.event(source, "cut", target)
         self.link(source, target).is_cut = True
 
     def split(self, *sides: Iterable[str]) -> None:
-        """Cut every pair of nodes that are not on the same side. A node on no side reaches all: a partial cut."""
+        """Cut every pair of nodes on different sides. A node on no side reaches all others: a partial cut."""
         groups = [list(side) for side in sides]
         for index, group in enumerate(groups):
             for other in groups[index + 1 :]:
@@ -131,7 +133,7 @@ class SimNetwork:
                         self.cut(one, two)
 
     def heal(self, one: str | None = None, other: str | None = None) -> None:
-        """Undo the cuts: all, and what is hidden, or those of one node, or those between two."""
+        """Undo all cuts and hidden addresses, or the cuts of one node, or the cuts between two nodes."""
         wanted = {name for name in (one, other) if name is not None}
         if not wanted:
             self._hidden.clear()
@@ -142,7 +144,7 @@ class SimNetwork:
                 self._retry(link)
 
     def clog(self, source: str, target: str, seconds: float) -> None:
-        """What is sent from now on arrives after `seconds` at the earliest."""
+        """Delay data sent from now on by at least `seconds`."""
         self.link(source, target).clogged_until = self.loop.time() + seconds
 
     def slow(self, source: str, target: str, extra_s: float) -> None:
@@ -150,8 +152,8 @@ class SimNetwork:
         self.link(source, target).extra_s = extra_s
 
     def hide(self, address: str, callers: Iterable[str], *, refuses: bool) -> None:
-        """Let these nodes connect to the address no more, as by a stale name or a firewall; connections that they have
-        to it break. All else goes through, also from the node that listens there."""
+        """Stop these nodes from connecting to the address, as a stale name or a firewall does; their connections to
+        it break. All other traffic passes, also from the node that listens there."""
         for caller in callers:
             self.trace.event(caller, "hide", address)
             self._hidden[caller, address] = refuses
@@ -165,7 +167,7 @@ class SimNetwork:
         self._hidden = {where: refuses for where, refuses in self._hidden.items() if where[1] != address}
 
     def reset_random(self) -> bool:
-        """Break one connection at both ends; false if there is none."""
+        """Break one connection at both ends. Returns False if there is none."""
         if not self._streams:
             return False
         stream = self.random.choice(list(self._streams))
@@ -175,7 +177,7 @@ class SimNetwork:
         return True
 
     def process_died(self, process: Process, *, silent: bool) -> None:
-        """Close all that `process` had open. If `silent`, its host answers nothing until `host_up`."""
+        """Close everything that `process` had open. With `silent`, its host answers nothing until `host_up`."""
         for listener in [each for each in self.listeners.values() if each.process is process]:
             listener.close()
         for stream in [each for each in self._streams if each.process is process]:
@@ -189,14 +191,14 @@ class SimNetwork:
             self._down.add(process.name)
 
     def host_up(self, name: str) -> None:
-        """The host answers again; it knows nothing of the connections that it had."""
+        """Let the host answer again. It has forgotten its connections."""
         if name in self._down:
             self._down.discard(name)
             for link in self._links.values():
                 if name in (link.source, link.target):
                     self._retry(link)
 
-    # What transports, streams and pipes use
+    # Used by transports, streams and pipes
 
     def listen(self, address: str, process: Process, factory: Callable[[], StreamHandler]) -> SimListener:
         host, _, port = address.rpartition(":")
@@ -210,7 +212,7 @@ class SimNetwork:
         return listener
 
     def dial(self, address: str, process: Process, handler: StreamHandler, ready: asyncio.Future[None]) -> SimStream:
-        """Begin to connect; `ready` ends when the connection is made, or with an OSError."""
+        """Begin to connect. `ready` completes when the connection is made, or with an OSError."""
         host, _, port = address.rpartition(":")
         here = (process.name, self._free_port(process.name))
         stream = SimStream(self, process, handler, sockname=here, peername=(host, int(port)))
@@ -220,7 +222,7 @@ class SimNetwork:
         return stream
 
     def hang_up(self, stream: SimStream) -> None:
-        """The caller of connect has given up."""
+        """Abandon a connection attempt: the caller of connect was cancelled."""
         if stream in self._streams:
             stream.abort()
         else:
@@ -244,7 +246,7 @@ class SimNetwork:
         return self.loop.call_at(when, callback, *args, context=self._context)
 
     def take(self, inbox: deque[bytes]) -> bytes:
-        """What one read gives of what has arrived: all of it, or now and then less."""
+        """Return what one read gets from the arrived data: all of it, or occasionally less."""
         data = inbox[0] if len(inbox) == 1 else b"".join(inbox)
         inbox.clear()
         if len(data) > 1 and self.random.random() < self.config.recut_chance:

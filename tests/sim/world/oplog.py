@@ -3,7 +3,7 @@
 oplog = OpLog(disk)                      # record from now on
 ... run the code under test, and oplog.mark("entry 7 acknowledged") when it promises something ...
 for image in crash_images(oplog, limit=300, random=Random(seed)):
-    ... start on image.disk, and hold it to image.marks: what had been promised before the cut ...
+    ... start on image.disk, and check image.marks: the promises made before the cut ...
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class OpLog:
         disk.oplog = self
 
     def mark(self, promise: object) -> None:
-        """Note that from here on `promise` must hold after any crash."""
+        """Record that `promise` must hold after any crash from here on."""
         self.ops.append(_Marked(promise))
 
     def changed(self, inode: Inode, change: Write | Resize) -> None:
@@ -69,17 +69,17 @@ class OpLog:
 
 @dataclass(frozen=True, slots=True)
 class CrashImage:
-    """A disk after a power cut, and what had been promised before it."""
+    """A disk after a power cut, and the promises made before it."""
 
     disk: SimDisk
     marks: tuple[object, ...]
     name: str
-    """Says after how many operations the power was cut and how the rest was settled."""
+    """Names the number of operations before the power cut and the fate of the unsynced data."""
 
 
 def crash_images(oplog: OpLog, limit: int, random: Random) -> Iterator[CrashImage]:
-    """States of the disk after a cut before, between and after all operations, each with several fates of what was
-    not synced. At most `limit`, drawn evenly from all; each is a disk of its own."""
+    """Yield states of the disk after a cut before, between and after all operations, each with several fates of the
+    unsynced data. There are at most `limit`, drawn evenly from all; each is a separate disk."""
     every = [(point, fate) for point in range(len(oplog.ops) + 1) for fate in range(len(FATES))]
     chosen = every if len(every) <= limit else sorted(random.sample(every, limit))
     replay = _Replay(oplog.base)
@@ -95,7 +95,7 @@ def crash_images(oplog: OpLog, limit: int, random: Random) -> Iterator[CrashImag
 
 
 class _Replay:
-    """Does the operations again on a copy."""
+    """Repeats the operations on a copy."""
 
     def __init__(self, base: SimDisk) -> None:
         self.disk = base.copy(Random(0))

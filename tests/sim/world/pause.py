@@ -1,4 +1,4 @@
-"""Letting virtual time pass."""
+"""Pauses in virtual time."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import asyncio
 
 
 async def pause(seconds: float) -> None:
-    """Return after `seconds` of the simulated world; for tests whose subject is what does not happen meanwhile."""
+    """Return after `seconds` of virtual time, for tests that check that nothing happens meanwhile."""
     await asyncio.sleep(seconds)

@@ -1,4 +1,4 @@
-"""A server that echoes and clients that keep what they are told: what the tests of the network act out."""
+"""An echo server and recording clients for the tests of the network."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ADDRESS = "s:1"
 
 
 class Peer:
-    """A handler that keeps what it is told and when."""
+    """A handler that records the events and data it receives, with their times."""
 
     def __init__(self, world: SimWorld, *, echo: bool = False) -> None:
         self.world = world
@@ -46,10 +46,10 @@ class Peer:
         self.lost_at, self.error = self.world.loop.time(), exc
 
     def pause_writing(self) -> None:
-        """Peers send little."""
+        """Do nothing: peers send little."""
 
     def resume_writing(self) -> None:
-        """Peers send little."""
+        """Do nothing: peers send little."""
 
 
 class Scene:

@@ -1,4 +1,4 @@
-"""Links between nodes, and the pipes that carry one direction of a connection over them."""
+"""Links between nodes, and the pipes that carry one direction of a connection over a link."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ declare("network.reset_overtakes_data", "network.reset_lost_in_cut", "network.st
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkConfig:
-    """Durations in seconds; ranges are drawn from uniformly."""
+    """Durations in seconds. Values are drawn uniformly from the ranges."""
 
     latency_s: tuple[float, float] = (0.00005, 0.0005)
-    """Of a link, drawn once."""
+    """Latency of a link, drawn once."""
     jitter_s: float = 0.0002
-    """Mean of what is added to each segment (exponential)."""
+    """Mean extra delay of each segment (exponential)."""
     spike_chance: float = 0.005
     spike_s: tuple[float, float] = (0.005, 0.05)
     recut_chance: float = 0.1
-    """That a delivery is cut in two at a random byte."""
+    """Probability that a delivery is split in two at a random byte."""
     window_bytes: int = 256 * 1024
-    """What the kernels of both ends hold of one direction; more stays in the buffer of the stream."""
+    """Capacity of both kernels for one direction; more stays in the buffer of the stream."""
     stall_s: tuple[float, float] = (5.0, 20.0)
-    """How long unacknowledged bytes wait before their sender breaks the connection."""
+    """Seconds that unacknowledged bytes wait before their sender breaks the connection."""
     connect_timeout_s: float = 127.0
 
 
 class Mark(Enum):
-    """What travels in a pipe beside bytes."""
+    """The items in a pipe besides bytes."""
 
     FIN = auto()
     RST = auto()
@@ -55,13 +55,13 @@ class Link:
         """Nothing arrives before this time."""
         self.extra_s = 0.0
         self.stalled: dict[Pipe, None] = {}
-        """Pipes that wait for this direction, for their bytes or for the acknowledgements."""
+        """Pipes that wait for this direction, for their bytes or for acknowledgements."""
         self._random = random
         self._config = config
         self._base_s = random.uniform(*config.latency_s)
 
     def delay(self) -> float:
-        """Seconds that the next segment takes."""
+        """Return the delay of the next segment in seconds."""
         config = self._config
         delay = self._base_s + self.extra_s + self._random.expovariate(1.0) * config.jitter_s
         if self._random.random() < config.spike_chance:
@@ -70,7 +70,7 @@ class Link:
 
 
 class Pipe:
-    """One direction of a connection. Runs in the kernel: outside of all processes."""
+    """One direction of a connection. It runs in the kernel: outside of all processes."""
 
     def __init__(self, network: SimNetwork, connection: int, source: SimStream, other: SimStream) -> None:
         self.connection = connection
@@ -82,12 +82,13 @@ class Pipe:
         self._there = network.link(source.process.name, other.process.name)
         self._back = network.link(other.process.name, source.process.name)
         self._items: deque[tuple[float, float, list[bytes] | Mark]] = deque()
-        """(arrives at, sent at, what). One arrives at its time or with the one before it, whichever is later."""
+        """(arrival time, send time, item). An item arrives at its time or with the item before it, whichever is
+        later."""
         self._timer: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
 
     def send(self, item: bytes | Mark) -> None:
-        """Bytes of one instant travel together."""
+        """Send an item. Bytes of one instant travel together."""
         now = self._network.loop.time()
         if isinstance(item, bytes):
             self.unread += len(item)
@@ -103,21 +104,21 @@ class Pipe:
             self._timer = self._network.at(at, self._arrive)
 
     def taken(self, size: int) -> None:
-        """The other process has read `size` bytes: there is room for more."""
+        """Record that the other process has read `size` bytes, which frees capacity."""
         self.unread -= size
         if self._source.get_write_buffer_size():
             loop = self._network.loop
             loop.call_later(self._back.delay(), self._source.pump, context=self._source.context)
 
     def drop(self) -> None:
-        """Forget what is on its way."""
+        """Forget the items in transit."""
         self._items.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def retry(self) -> None:
-        """A direction that this pipe waits for is open again."""
+        """Try again: a direction that this pipe waits for is open again."""
         if self._there_is_open() and self._back_is_open():
             self._forgive()
         if self._items and self._timer is None:

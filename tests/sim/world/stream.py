@@ -1,7 +1,7 @@
 """One end of a simulated TCP connection: the asyncio transport that a handler sees, and the kernel's half below it.
 
-Methods marked "kernel" run whatever the process does, as a kernel does for a stopped process; the handler's methods
-are only called in handles of its own process. So what arrives for a paused process waits, and its sender is held back.
+Methods marked "kernel" run whatever the process does, as a kernel does for a stopped process. The handler's methods are
+called only in handles of its own process. Data that arrive for a paused process wait, and their sender is held back.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LIMIT_BYTES = 64 * 1024
 
 
 class SimStream:
-    """An end of a connection. `out` leads to the other end."""
+    """One end of a connection. `out` leads to the other end."""
 
     def __init__(
         self, network: SimNetwork, process: Process, handler: StreamHandler | None, **names: tuple[str, int]
@@ -34,7 +34,7 @@ class SimStream:
         self.handler = handler
         self.out: Pipe
         self.is_open = True
-        """The kernel's view: false once closed by this side, reset, or its process gone."""
+        """The kernel's view: False once this side has closed it, it was reset, or its process has died."""
         self._names = names
         self._made = False
         self._closing = False
@@ -49,7 +49,7 @@ class SimStream:
         self._high, self._low = _LIMIT_BYTES, _LIMIT_BYTES // 4
         self._writing_paused = False
 
-    # What a handler calls
+    # Called by a handler
 
     def write(self, data: bytes) -> None:
         if not data or (self._closing and not self._backlog):
@@ -66,7 +66,7 @@ class SimStream:
 
     @property
     def room(self) -> int:
-        """Bytes that the kernels take now."""
+        """Number of bytes that the kernels accept now."""
         return self.network.config.window_bytes - self.out.unread
 
     def writelines(self, data: Iterable[bytes]) -> None:
@@ -110,13 +110,13 @@ class SimStream:
         self._break(None, tell_peer=True)
 
     def names_of_peer(self) -> dict[str, tuple[str, int]]:
-        """The same addresses as the other end sees them."""
+        """Return the addresses as the other end sees them."""
         return {"sockname": self._names["peername"], "peername": self._names["sockname"]}
 
-    # In the process
+    # Called in the process
 
     def start(self, ready: asyncio.Future[None] | None = None) -> None:
-        """Tell the handler that the connection is made, unless it is broken already."""
+        """Notify the handler that the connection is made, unless it is already broken."""
         if self._closing:
             if ready is not None and not ready.done():
                 ready.set_exception(ConnectionResetError("connection reset while it was made"))
@@ -153,7 +153,7 @@ class SimStream:
         self.handler.data_received(data)
 
     def pump(self) -> None:
-        """Hand the kernel what it has room for."""
+        """Pass bytes to the kernel up to its capacity."""
         while self._backlog and self.room > 0 and self.is_open:
             data = self._backlog.popleft()
             if len(data) > self.room:
@@ -182,7 +182,7 @@ class SimStream:
                 self.handler.connection_lost(error)
 
     def _finish(self) -> None:
-        """Everything is with the kernel: end the stream in order."""
+        """End the stream in order, once everything is with the kernel."""
         self.out.send(Mark.FIN)
         self._shut(None)
 
@@ -202,10 +202,10 @@ class SimStream:
         self.network.forget(self)
         self.network.loop.call_soon(self._lose, error, context=self.context)
 
-    # Kernel
+    # Called in the kernel
 
     def arrive(self, item: bytes | Mark) -> None:
-        """Kernel: take what the pipe has brought."""
+        """Kernel: take an item that the pipe has delivered."""
         if item is Mark.RST:
             self.reset(ConnectionResetError("connection reset by peer"))
         elif isinstance(item, bytes):
@@ -219,7 +219,7 @@ class SimStream:
             self._poke()
 
     def reset(self, error: OSError) -> None:
-        """Kernel: the connection is gone; what has not been read is lost."""
+        """Kernel: end the connection; unread data are lost."""
         self._break(error, tell_peer=False)
 
     def vanish(self) -> None:

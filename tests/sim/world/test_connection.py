@@ -1,4 +1,4 @@
-"""The client of bookies on a simulated network, with real bookies at the other end."""
+"""The bookie client on a simulated network, with real bookies at the other end."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Wire:
         self.bookies.add(to, LEDGER, EntryId(entry), packet, KEY, recovery, self.answers.append)
 
     async def added(self, count: int, within_s: float = 1.0) -> list[StoreError | None]:
-        """All answers, there being so many."""
+        """Return the results of `count` adds."""
         async with asyncio.timeout(within_s):
             while True:
                 if len(self.answers) >= count:
@@ -178,7 +178,7 @@ def test_batch_returns_consecutive_entries_that_bookie_has() -> None:
         wire.add(7)
         assert isinstance((await wire.added(6))[5], LedgerFenced)
         answer = await wire.bookies.read(BOOKIE, LEDGER, EntryId(9))
-        assert answer.packet is None, "on the other connection all is as it was"
+        assert answer.packet is None, "the other connection is unchanged"
 
     run(case)
 
@@ -307,7 +307,7 @@ def test_returned_bookie_is_reached_again() -> None:
 
 
 def test_end_of_former_connection_fails_nothing_on_present_one() -> None:
-    """The system tells of it late; by then entries may be under way on the next one."""
+    """The system reports the end late. By then entries may be in flight on the next connection."""
 
     async def case(wire: Wire) -> None:
         wire.add(0)
@@ -343,7 +343,8 @@ def test_calls_to_unreachable_bookie_fail_at_once_and_retries_back_off() -> None
 
 
 def test_another_bookie_at_same_address_is_not_accepted() -> None:
-    """A wiped disk comes back as another incarnation: it neither takes the add nor says that an entry is not there."""
+    """A wiped disk returns as another incarnation. It must neither take the add nor report that an entry does not
+    exist."""
 
     async def case(wire: Wire) -> None:
         other = BookieId("b1-2")

@@ -1,4 +1,4 @@
-"""One seed explains everything: a run that cannot be repeated is a bug in the simulation."""
+"""One seed determines everything: a run that cannot be repeated is a bug in the simulation."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ SEEDS = range(1, 6)
 
 
 def digests(hash_seed: str) -> list[str]:
-    """Of all seeds, from a process of its own."""
+    """Return the digests of all seeds, computed in a separate process."""
     command = [sys.executable, "-m", "tests.sim.world.example", *map(str, SEEDS)]
     environment = os.environ | {"PYTHONHASHSEED": hash_seed}
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()

@@ -1,4 +1,5 @@
-"""What a crash leaves of a disk. What files and names do besides is in tests/env/test_disk.py, for real disks too."""
+"""The state of a disk after a crash. tests/env/test_disk.py tests all other behaviour of files and names, for real
+disks too."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.sim
 
 
 def disk_with(data: bytes, seed: int = 1) -> tuple[SimDisk, SimFile]:
-    """A disk with a file `f` of which all is durable."""
+    """Return a disk with a file `f` whose content is durable."""
     disk = SimDisk(Random(seed))
     file = disk.open("f", create=True)
     file.pwrite(0, data)
@@ -33,7 +34,7 @@ def after_cut(disk: SimDisk, fate: Fate | None = None) -> bytes:
 
 
 def outcomes(prepare: Callable[[SimDisk, SimFile], None], data: bytes, seeds: Iterable[int] = range(200)) -> set[bytes]:
-    """All that a power cut may leave, over many seeds."""
+    """Return all contents that a power cut may leave, over many seeds."""
     found = set()
     for seed in seeds:
         disk, file = disk_with(data, seed)
@@ -109,7 +110,7 @@ def test_fate_of_unsynced_writes_can_be_chosen() -> None:
 
 
 def test_settling_never_invents_bytes() -> None:
-    """Over random changes and fates: each byte is one that some write put there, the old one, or zero."""
+    """Over random changes and fates, each byte was put there by some write, or is the old byte or zero."""
     for seed in range(300):
         luck = Random(seed)
         platter = Content(b"o" * 2000)
@@ -259,7 +260,7 @@ def test_damage_is_on_platter_and_in_cache() -> None:
 
 
 def names_after_cuts(prepare: Callable[[SimDisk], None], seeds: int = 100) -> set[tuple[str, ...]]:
-    """Names and contents that power cuts may leave, over many seeds."""
+    """Return names and contents that power cuts may leave, over many seeds."""
     found = set()
     for seed in range(seeds):
         disk = SimDisk(Random(seed))
@@ -364,7 +365,7 @@ def test_killed_process_loses_nothing_and_power_cut_loses_unsynced_data() -> Non
 
 
 def test_dead_process_cannot_touch_disk() -> None:
-    """Not even in what runs after `fatal` on its way out."""
+    """Code that runs after `fatal`, while the process ends, cannot touch the disk either."""
     with SimWorld(1) as world:
         node = world.node("n")
 

@@ -1,4 +1,4 @@
-"""The simulated loop is a correct asyncio loop, in virtual time, with processes that crash and pause."""
+"""The simulated loop is a correct asyncio loop in virtual time, with processes that crash and pause."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def loop() -> Iterator[SimLoop]:
 
 
 def test_sleeping_takes_no_real_time(loop: SimLoop) -> None:
-    """Eleven days of it: a run that took them would be noticed."""
+    """It sleeps for eleven days: a run in real time would be noticed."""
     loop.run_until_complete(asyncio.sleep(1_000_000))
     assert loop.time() == 1_000_000
 
@@ -96,7 +96,7 @@ def test_timer_too_short_to_advance_time_is_a_livelock(loop: SimLoop, monkeypatc
         loop.run_until_complete(asyncio.sleep(2))
 
 
-# What asyncio promises
+# Promises of asyncio
 
 
 def test_futures_tasks_and_results(loop: SimLoop) -> None:

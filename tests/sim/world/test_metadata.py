@@ -1,4 +1,4 @@
-"""The simulated metadata store does what ZooKeeper may do, and what stands on it lives with that."""
+"""The simulated metadata store does everything that ZooKeeper may do, and the code on top of it copes with that."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SEEDS = range(40)
 
 
 class Scene:
-    """A world with a metadata store and nodes that have each opened a session."""
+    """A world with a metadata store and nodes that each have an open session."""
 
     def __init__(self, seed: int, config: MetadataConfig | None = None) -> None:
         self.world = SimWorld(seed)
@@ -48,11 +48,11 @@ class Scene:
             return self.world.run(work)
 
     async def open(self, name: str) -> SimStore:
-        """A session of the node `name`, which does nothing by itself."""
+        """Return a session of the node `name`, which does nothing on its own."""
         return await self.world.node(name).call(self.metadata.connect())
 
     async def trouble(self, names: list[str], duration_s: float) -> None:
-        """Strike with every fault there is, and end with none."""
+        """Strike with every fault, and leave none behind."""
         end = self.world.loop.time() + duration_s
         self.metadata.trouble(0.05)
         while self.world.loop.time() < end:
@@ -89,7 +89,7 @@ async def session_is(store: SimStore, wanted: SessionState) -> None:
 
 
 async def tell(store: MetadataStore, path: str) -> bytes | None:
-    """The present data, whatever it takes; None if there is no such node."""
+    """Return the current data, retrying as long as necessary, or None if the node does not exist."""
     while True:
         try:
             await store.sync(path)
@@ -328,7 +328,7 @@ def test_counter_counts_each_known_write_once_through_all_faults(seed: int) -> N
                 data, stat = await store.get("/count")
                 await store.set("/count", b"%d" % (int(data) + 1), stat.version)
                 known["done"] += 1
-            except (VersionConflict, NoSuchNode):  # a follower may not have heard of it yet
+            except (VersionConflict, NoSuchNode):  # the follower may be behind
                 continue
             except MetadataUnknown:
                 known["unknown"] += 1

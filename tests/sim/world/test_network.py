@@ -1,5 +1,5 @@
-"""What a network does to its connections when it is cut, clogged and when hosts die. What streams promise besides is in
-tests/env/test_transport.py, for TCP and the simulation alike."""
+"""The effect of cuts, clogs and host deaths on the connections of a network. tests/env/test_transport.py tests the
+promises of streams, for TCP and the simulation alike."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_long_cut_breaks_side_that_awaits_acknowledgement_then_the_other() -> No
         scene.world.network.heal()
         accepted.stream.write(b"y")
         await asyncio.sleep(1)
-        assert isinstance(accepted.error, ConnectionResetError), "it learns when it sends"
+        assert isinstance(accepted.error, ConnectionResetError), "the other side learns it when it sends"
 
     play(scenario)
 
@@ -183,7 +183,7 @@ def test_peers_of_crashed_process_get_reset_and_refusal_until_it_is_back() -> No
         assert isinstance(peer.error, ConnectionResetError)
         assert peer.lost_at is not None
         assert peer.lost_at - crashed < 0.01
-        assert scene.accepted[0].lost_at is None, "the dead are told nothing"
+        assert scene.accepted[0].lost_at is None, "dead processes receive nothing"
         with pytest.raises(ConnectionRefusedError):
             await scene.connect()
         scene.server.restart()
@@ -216,10 +216,10 @@ def test_host_that_dies_silently_answers_nothing_until_it_is_back() -> None:
         await asyncio.sleep(20)
         assert isinstance(busy.error, TimeoutError)
         assert idle.lost_at is None
-        assert not attempt.done(), "nobody refuses it"
+        assert not attempt.done(), "no host refuses it"
         scene.server.restart()
         await asyncio.sleep(3)
-        assert attempt.done(), "the attempt is repeated by the kernel"
+        assert attempt.done(), "the kernel repeats the attempt"
         idle.stream.write(b"x")
         await asyncio.sleep(1)
         assert isinstance(idle.error, ConnectionResetError), "the new process knows nothing of it"
@@ -346,7 +346,7 @@ def test_address_belongs_to_its_node_and_is_free_again_after_crash() -> None:
 
 
 def test_network_tests_have_taken_every_path_of_network() -> None:
-    """Runs last: over all seeds of the tests above."""
+    """Runs last, and covers all seeds of the tests above."""
     test_long_cut_breaks_side_that_awaits_acknowledgement_then_the_other()
     test_answer_may_be_lost_in_crash_after_request_was_done()
     test_connecting_over_cut_hangs_until_it_heals_or_times_out()

@@ -1,4 +1,4 @@
-"""Crash images are the states that a power cut could have left, and they convict who promises too early."""
+"""Crash images are the states that a power cut could have left, and they convict code that promises too early."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.sim
 
 
 def journal(oplog: OpLog, file: SimFile, *, honest: bool) -> None:
-    """Append three records, promising each after its sync, or before."""
+    """Append three records and promise each after its sync or, unless `honest`, before it."""
     for number in range(3):
         file.pwrite(number * 700, bytes([65 + number]) * 700)
         if honest:
@@ -26,7 +26,7 @@ def journal(oplog: OpLog, file: SimFile, *, honest: bool) -> None:
 
 
 def lost(honest: bool) -> int:
-    """Promises broken over all images."""
+    """Return the number of broken promises over all images."""
     disk = SimDisk(Random(1))
     file = disk.open("f", create=True)
     disk.sync_dir("")

@@ -1,4 +1,4 @@
-"""Processes on the simulated loop: what is theirs, and what is left of it when they crash or pause."""
+"""Processes on the simulated loop: what they own, and what remains of it when they crash or pause."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_deadlock_names_paused_process(loop: SimLoop) -> None:
 def test_generator_awaitable_is_closed_with_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """To close the task ends at the generator's `asend`; what is below was finalized outside of any loop."""
+    """Closing the task ends at the generator's `asend`; everything below was finalized outside of any loop."""
     failures: list[object] = []
     monkeypatch.setattr("sys.unraisablehook", failures.append)
     log: list[str] = []
@@ -185,7 +185,7 @@ def test_generator_awaitable_is_closed_with_loop(
             await asyncio.sleep(100)
         finally:
             log.append("closes")
-            async with asyncio.timeout(1):  # needs a task
+            async with asyncio.timeout(1):  # requires a task
                 await asyncio.sleep(1)
 
     async def resource() -> AsyncIterator[int]:

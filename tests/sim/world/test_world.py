@@ -1,4 +1,4 @@
-"""Nodes of a simulated world: what lives on, what dies, and what fails a run."""
+"""Nodes of a simulated world: what survives, what dies, and what fails a run."""
 
 from __future__ import annotations
 
