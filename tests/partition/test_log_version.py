@@ -155,9 +155,9 @@ def test_unknown_field_is_ignored_and_unknown_meaning_refused() -> None:
             entries.decode(message.SerializeToString())
 
 
-@pytest.mark.parametrize(("error", "is_made_anew"), [(Corrupted("a"), True), (WrittenByNewer("b"), False)])
+@pytest.mark.parametrize(("error", "is_recreated"), [(Corrupted("a"), True), (WrittenByNewer("b"), False)])
 async def test_copy_is_not_discarded_for_data_of_a_newer_release(
-    env: Env, error: Corrupted, is_made_anew: bool
+    env: Env, error: Corrupted, is_recreated: bool
 ) -> None:
     done = asyncio.Event()
     outvoted: list[bool] = []
@@ -180,7 +180,7 @@ async def test_copy_is_not_discarded_for_data_of_a_newer_release(
     await done.wait()
     await following.stop()
     assert following.failure is error
-    assert bool(outvoted) is is_made_anew
+    assert bool(outvoted) is is_recreated
 
 
 class Lead:

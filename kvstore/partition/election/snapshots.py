@@ -43,7 +43,7 @@ class Exports:
         self.served = 0
 
     def begin(self) -> bytes:
-        """Open an export. Return its number and where it stands. Raises Overloaded, or Unavailable while there is no
+        """Open an export. Return its number and position. Raises Overloaded, or Unavailable while there is no
         state."""
         self._drop_idle()
         self._trust()

@@ -38,7 +38,7 @@ ENTRIES_PER_TURN = 16
 
 
 class Tail:
-    """Reads the log from where the state stands, for as long as `run` runs."""
+    """Reads the log from the position of the state, for as long as `run` runs."""
 
     def __init__(
         self, partition: PartitionId, state: ReplicaState, logs: Logs, install_snapshot: Callable[[], Awaitable[None]]
@@ -82,7 +82,7 @@ class Tail:
                 await asyncio.sleep(ROOM_S)
 
     async def _follow(self) -> None:
-        """Read on from where the engine stands."""
+        """Continue reading at the position of the engine."""
         if not self._state.is_whole or self._state.engine.stopped is not None:
             await wait_resumable(self._state.engine)
             self._state.recover()

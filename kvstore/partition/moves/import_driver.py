@@ -411,7 +411,7 @@ class ImportDriver:
 
 # docs/protocol.md M10
 async def _is_still_next(step: ImportStep, leader: Leader, means: Means, move: Move) -> bool:
-    """Return True if the state still calls for this step after an append of this moment. A deposed leader that has not
-    noticed it may stand before the range went away, or before its import. Raises StoreError."""
+    """Return True if the state still calls for this step after an append of this moment. The state of a
+    deposed leader may be older than the release of the range, or than its import. Raises StoreError."""
     await leader.prove()
     return means.leading() is leader and import_steps.next_step(means.state.ownership, move, is_paused=False) is step

@@ -34,7 +34,7 @@ class Mover:
         self.means = means
         self._changed = asyncio.Event()
         self._forget: Callable[[], None] = lambda: None
-        self._carried: dict[MoveId, ImportDriver] = {}
+        self._drivers: dict[MoveId, ImportDriver] = {}
         self._unfrozen: Leader | None = None
         self._pauses_until = 0.0
 
@@ -52,7 +52,7 @@ class Mover:
 
     def statistics(self) -> dict[str, dict[str, Any]]:
         """Return the statistics of the moves to this partition, by move id."""
-        return {str(move): each.statistics() for move, each in sorted(self._carried.items())}
+        return {str(move): each.statistics() for move, each in sorted(self._drivers.items())}
 
     def progress(self) -> dict[MoveId, MoveProgress]:
         """Return the progress of the moves to this partition, by move id."""
@@ -62,7 +62,7 @@ class Mover:
             move.id: import_steps.copied_part(ownership, move) for move in moves if move.target == self.means.partition
         }
         return {
-            id: self._carried[id].progress(part) if id in self._carried else MoveProgress(part)
+            id: self._drivers[id].progress(part) if id in self._drivers else MoveProgress(part)
             for id, part in parts.items()
         }
 
@@ -98,7 +98,7 @@ class Mover:
         is_pausing = self.means.env.clock.now() < self._pauses_until
         for move in coming:
             is_begun = move.state is not MoveState.PLANNED
-            may_begin = not is_pausing and len(self._carried) < ring.pace.parallel
+            may_begin = not is_pausing and len(self._drivers) < ring.pace.parallel
             if move.state is not MoveState.FLIPPED and (is_begun or may_begin):
                 self._begin(move)
         for move in ring.moves.values():
@@ -106,36 +106,36 @@ class Mover:
                 self._begin(move)
 
     def _begin(self, move: Move) -> None:
-        if move.id not in self._carried:
-            carried = self._carried[move.id] = ImportDriver(self.means, move.id)
-            work = self._carry(carried, pauses=move.target == self.means.partition)
+        if move.id not in self._drivers:
+            driver = self._drivers[move.id] = ImportDriver(self.means, move.id)
+            work = self._run_driver(driver, pauses=move.target == self.means.partition)
             self.means.env.nursery.spawn(work, name=f"{self.means.partition} move {move.id}")
 
-    async def _carry(self, carried: ImportDriver, *, pauses: bool) -> None:
-        """Carry one move as far as this leadership can. If `pauses`, pause further moves to this partition
+    async def _run_driver(self, driver: ImportDriver, *, pauses: bool) -> None:
+        """Advance one move as far as this leadership can. If `pauses`, pause further moves to this partition
         afterwards."""
         clock = self.means.env.clock
         begun = clock.now()
         try:
-            await self._advance(carried)
+            await self._advance(driver)
         finally:
             if pauses:
                 self._pauses_until = clock.now() + min(PAUSE_SHARE * (clock.now() - begun), PAUSE_MAX_S)
-            self._carried.pop(carried.move, None)
+            self._drivers.pop(driver.move, None)
             self._changed.set()
-            await carried.close()
+            await driver.close()
 
-    async def _advance(self, carried: ImportDriver) -> None:
+    async def _advance(self, driver: ImportDriver) -> None:
         pause_s = RETRY_S
         while True:
             try:
-                if await carried.advance():
+                if await driver.advance():
                     return
                 pause_s = RETRY_S
             except (Halted, NotLeader):
                 return
             except (StoreError, OSError, ValueError) as error:
-                log.info("partition=%s move=%d step failed, retrying: %r", self.means.partition, carried.move, error)
-                carried.failure = str(error)
+                log.info("partition=%s move=%d step failed, retrying: %r", self.means.partition, driver.move, error)
+                driver.failure = str(error)
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, RETRY_MAX_S)

@@ -122,8 +122,8 @@ class Source:
     # ── what any replica gives ────────────────────────────────────────────────────────────────────────────────────────
 
     async def _pin(self, asked: MoveRequest) -> Position:
-        """Return the leader's position. Another replica may stand before the range went away and came back: it owns the
-        range there too, and a pin there would miss what was written elsewhere meanwhile."""
+        """Return the leader's position. The state of another replica may be older than a release of the range and
+        its return: it owns the range there too, and a pin there would miss what was written elsewhere meanwhile."""
         await self._lead().prove()
         return self._where(asked)
 
@@ -228,8 +228,8 @@ class Source:
         return found
 
     async def _cancel(self, asked: MoveRequest) -> ReleaseVerdict:
-        """Report the range as released, or keep it for good: no earlier request of the target will then be carried
-        out."""
+        """Report the range as released, or keep it for good: no earlier request of the target will then be
+        performed."""
         leader = self._lead()
         while leader.serving_ranges.is_pending(asked.move):
             await asyncio.sleep(POLL_S)

@@ -77,7 +77,7 @@ class FeedEntry:
 
     def is_behind(self, seq: int) -> bool:
         """Return True if a reader that has received everything up to `seq` must see this entry. An entry without
-        changes has no sequence of its own, so a reader that stands right in front of it sees it again."""
+        changes has no sequence of its own, so a reader whose position is right before it sees it again."""
         return self.after > seq or self.before >= seq
 
 

@@ -207,7 +207,7 @@ def expiry_of(row: bytes) -> int:
     return int.from_bytes(row[25:33] if flags & AGED else row[17:25], "big")
 
 
-# ── where the state stands ────────────────────────────────────────────────────────────────────────────────────────────
+# ── the position of the state ─────────────────────────────────────────────────────────────────────────────────────────
 
 _meta = Struct(">BqqQQQQIB")
 

@@ -143,9 +143,9 @@ class ReplicaState:
                 self.apply_decoded(position, entry, None)
 
     def apply_run(self, run: Sequence[tuple[Position, Entry]]) -> None:
-        """Apply entries that only change keys, in one batch. Afterwards the engine stands at the last of them, at the
-        last before a refused one, or where it stood. No intermediate state is visible, because nothing is read from the
-        state meanwhile."""
+        """Apply entries that only change keys, in one batch. The engine's position is then that of the last
+        of them, that of the last before a refused one, or unchanged. No intermediate state is visible, because nothing
+        is read from the state meanwhile."""
         batch, count, crc = self.engine.batch(), self.key_count, self.crc
         position, seq, epoch, time_ms = self.position, int(self.seq), self.epoch, self.record_time_ms
         stood: list[tuple[int, int]] = []
@@ -387,8 +387,8 @@ class ReplicaState:
 
     def recover(self) -> None:
         """Set the attributes from the engine after a write that it refused, without treating anything more as durable.
-        An engine that has stopped takes writes again, and may stand further back: the log has the rest. Raises
-        OSError."""
+        An engine that has stopped takes writes again, and its position may be an earlier one: the log has the rest.
+        Raises OSError."""
         durable_seq = self.durable_seq
         self.engine.resume()
         self.load()

@@ -104,7 +104,7 @@ class StateImport:
         self._is_begun = False
 
     def add(self, chunk: bytes) -> bool:
-        """Take in the next chunk. Return True if it was the last one: the state then stands at the exporter's position,
+        """Take in the next chunk. Return True if it was the last one: the state then has the exporter's position,
         not yet durably. Raises Corrupted for a chunk that does not continue those before it, WrittenByNewer and
         ClusterTooNew; the state is then empty, or as it was before the first chunk."""
         message = _parse(chunk)

@@ -132,7 +132,7 @@ class Story:
             log(target, ImportRows(MOVE, page.keys, page.rows, page.cursor, pin), pages.requests_in(page))
             cursor = page.cursor
             if random.random() < 0.15:
-                self.lead_anew(is_restarted=random.random() < 0.5)
+                self.lead_again(is_restarted=random.random() < 0.5)
                 cursor = min(cursor, pages.RETRIES) if cursor else cursor
         copied, kept = self.digest(target), self.digest(source)
         self.work(random.randrange(5))
@@ -168,7 +168,7 @@ class Story:
                 log(self.target, rows, changes.requests)
             self.followed += len(some)
 
-    def lead_anew(self, *, is_restarted: bool) -> None:
+    def lead_again(self, *, is_restarted: bool) -> None:
         target = self.target
         target.log.fail(UNKNOWN)
         target.leader.stop(NotLeader("p2"))
@@ -201,7 +201,7 @@ def test_request_done_at_the_source_is_not_repeated_at_the_target(seed: int, mon
     monkeypatch.setattr(pages, "RETRY_ROWS_MAX", story.random.choice([8, 200]))
     story.move()
     if story.random.random() < 0.5:
-        story.lead_anew(is_restarted=True)
+        story.lead_again(is_restarted=True)
     check_indexes(story.target.state)
     story.ask_again()
     check_indexes(story.target.state)

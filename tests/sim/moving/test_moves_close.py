@@ -62,7 +62,7 @@ def test_nothing_is_frozen_before_its_target_is_close() -> None:
             source = worlds[0].leader_of(PartitionId("p1"))
             assert source is not None
             replica = source.replica(PartitionId("p1"))
-            carried = [mover._carried[move] for _, mover in worlds[0].movers() if move in mover._carried]
+            carried = [mover._drivers[move] for _, mover in worlds[0].movers() if move in mover._drivers]
             assert replica is not None
             assert replica.state.position is not None
             behind.append(replica.state.position.entry - carried[0]._following.read_to.entry)
