@@ -1,4 +1,4 @@
-"""Every place that names the version names the same one, and the upgrade test starts from the release before it."""
+"""Every place that names the version names the same one, and the upgrade test starts from the previous release."""
 
 from __future__ import annotations
 

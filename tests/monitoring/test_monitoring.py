@@ -1,5 +1,5 @@
-"""Alerting rules and boards: they name metrics that there are, say what docs/operations.md says, and promtool takes
-them. Where promtool is not installed (Debian: in the package prometheus) what needs it is skipped."""
+"""Alerting rules and boards name existing metrics, agree with docs/operations.md, and are accepted by promtool. Tests
+that need promtool are skipped where it is not installed (Debian: in the package prometheus)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def expressions() -> list[str]:
 
 
 def metrics_in(text: str) -> set[str]:
-    """The metrics that an expression names; a histogram's parts as the histogram."""
+    """Return the metrics that an expression names, with the parts of a histogram as the histogram."""
     found = set()
     for name in METRIC.findall(text):
         whole = re.sub(r"_(bucket|sum|count)$", "", name)
@@ -51,13 +51,13 @@ def metrics_in(text: str) -> set[str]:
 
 
 def alerts() -> dict[str, str]:
-    """Expression of each alert."""
+    """Return the expression of each alert."""
     found = re.findall(r"- alert: (\w+)\n\s+expr: (?:>-\n\s+)?(.*)\n", RULES)
     return dict(found)
 
 
 def table() -> dict[str, set[str]]:
-    """Metrics by line of the table of alerts; those that a line only mentions to look at are in its last columns."""
+    """Return the metrics by line of the table of alerts, without those that a line only suggests to look at."""
     text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
     part = text.partition("### What to alert on")[2].partition("\n### ")[0]
     rows = [line.split(" | ")[0] for line in part.splitlines() if line.startswith("| `")]
@@ -93,7 +93,7 @@ def test_alerts_have_firing_and_silent_unit_tests() -> None:
 
 
 def test_healthy_series_cover_all_rules() -> None:
-    """A rule about a series that the first unit test lacks would be quiet there whatever it says."""
+    """A rule about a series that is missing in the first unit test would not fire there in any case."""
     well = UNIT_TESTS.partition("input_series:")[2].partition("promql_expr_test:")[0]
     assert sorted(metrics_in(" ".join(alerts().values())) - metrics_in(well)) == []
 

@@ -1,4 +1,4 @@
-"""A node's configuration: every fault named at once, nothing beyond loopback by accident, the same after a file."""
+"""A node's configuration: all faults are named at once, only intended ports leave loopback, and files are stable."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ KVSTORE = [sys.executable, "-m", "kvstore"]
 
 
 class Ear:
-    """A supervisor's socket, and what was said there."""
+    """A supervisor's socket, and the messages that it received."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -36,7 +36,7 @@ class Ear:
 
     @property
     def heard(self) -> list[str]:
-        """Everything since the start, pings too."""
+        """Return all messages since the start, including pings."""
         while True:
             try:
                 self._heard.append(self._door.recv(4096).decode())
@@ -45,7 +45,7 @@ class Ear:
 
     @property
     def said(self) -> list[str]:
-        """The same without pings."""
+        """Return all messages without pings."""
         return [each for each in self.heard if each != "WATCHDOG=1"]
 
     def close(self) -> None:
@@ -60,7 +60,7 @@ def ear(tmp_path: Path) -> Iterator[Ear]:
 
 
 def test_reason_with_non_utf8_path_is_sent(ear: Ear) -> None:
-    """That of a certificate that has expired ended the node."""
+    """The reason of an expired certificate with such a path used to end the node."""
     supervisor = Supervisor(ear.address, None)
     supervisor._report_status(["the certificate in /etc/\udcff.pem has expired"])
     assert ear.said == ["STATUS=the certificate in /etc/?.pem has expired"]

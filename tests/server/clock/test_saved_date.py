@@ -1,4 +1,4 @@
-"""The file by which a process has the date of the one before it (docs/protocol.md, P28; docs/formats.md)."""
+"""The file that passes the cluster time from one process to the next (docs/protocol.md, P28; docs/formats.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routing as a machine: whatever happens to leaders, links and the ring, each operation ends once and in order."""
+"""A model test of the router: with any change of leaders, links and ring, each operation ends once and in order."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_waiting_reads_end_once_and_writes_keep_order(seed: int) -> None:
 
 
 def test_reads_wait_for_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else that they end says nothing."""
+    """Otherwise the end of operations would prove nothing."""
     waited = 0
     wait = LargeReads.wait
 
@@ -96,7 +96,7 @@ def test_read_refused_repeatedly_times_out(
 
 
 def test_waiting_scan_is_sent_when_leader_is_known() -> None:
-    """Any change of the topology refused it as Moved, although no key had changed hands."""
+    """Any change of the topology used to refuse it as Moved, although no key had moved."""
     p1, n1, n2 = PartitionId("p1"), ServerId("n1"), ServerId("n2")
     ring = new_ring([p1], {n2: ""}, 1)
     router = Router(n1, ClusterTopology(ring, {}, {}), lambda _: False, waiting_max=100, bytes_max=1 << 20)
@@ -121,7 +121,7 @@ def test_waiting_scan_is_refused_when_ring_changes() -> None:
 
 
 def test_most_writes_are_done() -> None:
-    """Else the order of those that are would say little."""
+    """Otherwise the order of the remaining operations would prove little."""
     world = World(1)
     world.run(2000)
     assert len(world.refused()) < len(world.asked) / 3
