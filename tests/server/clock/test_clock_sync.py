@@ -22,7 +22,7 @@ from kvstore.server.clock.clock_sync import (
     ClockReport,
     ClockSync,
     JudgedClock,
-    _heard,
+    _clock_of,
     decode,
     encode,
 )
@@ -129,9 +129,9 @@ async def test_servers_of_earlier_releases_are_understood(world: World) -> None:
     await world.rounds(2)
     assert len(msgspec.msgpack.decode(world.clock_sync.answer(B, "date", b""))) == 4
     assert len(msgspec.msgpack.decode(world.clock_sync.answer(B, "date", SAYS_MORE))) == 6
-    assert _heard(decode(encode((1_000, True, "", 300.0))), 1.0, 2.0) == PeerClock(0, 300.0, True, 2.0)
-    assert _heard(decode(encode((1_000, False, "why", 300.0))), 1.0, 2.0) == PeerClock(None, 0.0, False, 2.0)
-    assert _heard(decode(encode((1_000, False, "why", 300.0, True))), 1.0, 2.0) == PeerClock(-300.0, 0.0, False, 2.0)
+    assert _clock_of(decode(encode((1_000, True, "", 300.0))), 1.0, 2.0) == PeerClock(0, 300.0, True, 2.0)
+    assert _clock_of(decode(encode((1_000, False, "why", 300.0))), 1.0, 2.0) == PeerClock(None, 0.0, False, 2.0)
+    assert _clock_of(decode(encode((1_000, False, "why", 300.0, True))), 1.0, 2.0) == PeerClock(-300.0, 0.0, False, 2.0)
     await world.clock_sync.close()
 
 
