@@ -45,15 +45,15 @@ class Truth:
     """The written values of each key, in order."""
 
 
-class Door(Sink):
+class ClientSink(Sink):
     """Collects the results that a client receives, by the token of its write."""
 
     def __init__(self) -> None:
-        self.told: dict[int, Any] = {}
+        self.results: dict[int, Any] = {}
 
     def complete(self, token: int, result: Any) -> None:
-        assert token not in self.told, "each operation ends once"
-        self.told[token] = result
+        assert token not in self.results, "each operation ends once"
+        self.results[token] = result
 
     def flush(self) -> None:
         """Do nothing: no operations are gathered."""
@@ -62,15 +62,15 @@ class Door(Sink):
 class Reader(Sink):
     """A client that reads, and may leave. Its results go to its interface."""
 
-    def __init__(self, door: Door) -> None:
-        self._door, self.left = door, False
+    def __init__(self, sink: ClientSink) -> None:
+        self._sink, self.left = sink, False
 
     @property
     def is_gone(self) -> bool:
         return self.left
 
     def complete(self, token: int, result: Any) -> None:
-        self._door.complete(token, result)
+        self._sink.complete(token, result)
 
     def flush(self) -> None:
         """Do nothing: no operations are gathered."""
@@ -220,7 +220,7 @@ class Server:
     """A router with its replicas and links."""
 
     def __init__(self, world: World, name: ServerId) -> None:
-        self.world, self.name, self.door = world, name, Door()
+        self.world, self.name, self.clients = world, name, ClientSink()
         self.replicas = {partition: Replica(self, partition) for partition in (P1, P2)}
         self.links: dict[ServerId, Link] = {}
         topology = ClusterTopology(world.truth.ring, world.leaders())
@@ -301,7 +301,7 @@ class World:
         self.servers: dict[ServerId, Server] = {}
         for name in NAMES:
             self.servers[name] = Server(self, name)
-        self.readers = [Reader(self.servers[NAMES[0]].door) for _ in range(5)]
+        self.readers = [Reader(self.servers[NAMES[0]].clients) for _ in range(5)]
         self.written: Counter[bytes] = Counter()
         self.asked: list[int] = []
 
@@ -317,13 +317,13 @@ class World:
         server = self.servers[NAMES[0]]
         if self.reads and self.random.random() < self.reads:
             return server.submit(commands.get(key), self.random.choice(self.readers), self.asked[-1])
-        return server.submit(commands.put(key, b"%d" % self.asked[-1]), server.door, self.asked[-1])
+        return server.submit(commands.put(key, b"%d" % self.asked[-1]), server.clients, self.asked[-1])
 
     def leave(self) -> None:
         """Replace a client that reads by another."""
         place = self.random.randrange(len(self.readers))
         self.readers[place].left = True
-        self.readers[place] = Reader(self.servers[NAMES[0]].door)
+        self.readers[place] = Reader(self.servers[NAMES[0]].clients)
 
     def move(self) -> None:
         """Move the key in the logs, and then in the ring."""
@@ -390,15 +390,15 @@ class World:
 
     def check(self) -> None:
         """Check that each write ended once, that writes of a key were executed in order, and that nothing is kept."""
-        told = self.servers[NAMES[0]].door.told
-        assert sorted(told) == self.asked
+        results = self.servers[NAMES[0]].clients.results
+        assert sorted(results) == self.asked
         for key, values in self.truth.done.items():
             assert len(values) == len(set(values)), "a write was done twice"
-            done = [value for value in values if isinstance(told[value], int)]
+            done = [value for value in values if isinstance(results[value], int)]
             assert done == sorted(done), f"writes of {key!r} were done as {done}"
         for server in self._servers():
             assert not server.router.is_waiting
             assert not any(link.flight.pending for link in server.links.values())
 
     def refused(self) -> list[StoreError]:
-        return [each for each in self.servers[NAMES[0]].door.told.values() if isinstance(each, StoreError)]
+        return [each for each in self.servers[NAMES[0]].clients.results.values() if isinstance(each, StoreError)]
