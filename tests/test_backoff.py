@@ -1,4 +1,4 @@
-"""Delays between attempts."""
+"""Delays between attempts grow up to a limit."""
 
 from itertools import islice
 from random import Random

@@ -1,4 +1,4 @@
-"""Every place in a node's code that calls the disk is known, with what bounds the wait of the event loop there."""
+"""Every place in a node's code that calls the disk is listed, with the reason why it cannot block the event loop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ON_PATHS = {"read_text", "read_bytes", "write_text", "write_bytes", "iterdir"}
 
 
 def calls(file: Source) -> Iterator[int]:
-    """The lines that call the disk."""
+    """Return the lines that call the disk."""
     spelled = {node: name for name, node in file.uses()}
     for node in file.nodes:
         if not isinstance(node, ast.Call):

@@ -24,7 +24,7 @@ CITED = re.compile(r"docs/protocol\.md[\s,:(]+([A-Z]\d+(?:[\s,–-]+(?:and\s+)?[
 
 
 def is_there(named: str, reader: str) -> bool:
-    """A file may be named by its path, or by the end of it where the reader is."""
+    """A file may be named by its full path, or by the end of the path if the reader is near it."""
     here = PurePosixPath(reader).parent
     return any(path in FILES for path in (named, f"{here}/{named}")) or any(
         path.endswith(f"/{named}") for path in FILES if path.startswith(("kvstore/", "tests/", "docs/", "loadtest/"))
@@ -78,14 +78,14 @@ def test_cited_rules_are_in_the_protocol() -> None:
 
 
 def in_words(path: str) -> str:
-    """The comments and strings of a Python file: where rules are cited."""
+    """Return the comments and strings of a Python file, which may cite rules."""
     words = (tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", -1))  # the last: from 3.12 on
     tokens = tokenize.generate_tokens(io.StringIO(TEXTS[path]).readline)
     return "\n".join(token.string for token in tokens if token.type in words)
 
 
 def cited_below(folder: str) -> set[str]:
-    """The rules that files below `folder` name, alone or as a row: B9, R1-R7, K1 to K5."""
+    """Return the rules that files below `folder` name, alone or as a range: B9, R1-R7, K1 to K5."""
     found: set[str] = set()
     for path in TEXTS:
         if path.startswith(folder) and path.endswith(".py") and "_pb2" not in path and path != "tests/test_docs.py":
@@ -110,7 +110,7 @@ def test_architecture_names_every_package() -> None:
     assert named == packages
 
 
-def test_each_design_decision_has_context_decision_and_consequences_and_is_listed() -> None:
+def test_design_decisions_have_all_sections_and_are_listed() -> None:
     records = {path: text for path, text in TEXTS.items() if re.fullmatch(r"docs/design/\d{4}-[a-z0-9-]+\.md", path)}
     assert len(records) > 20
     parts = ["Context", "Decision", "Consequences"]

@@ -1,4 +1,4 @@
-"""Public names are what we promise: a package says in `__all__` what it offers, and every module stands on its own."""
+"""Public names are as promised: `__all__` of a package lists what it offers, and every module can be imported alone."""
 
 import ast
 import importlib
@@ -17,7 +17,7 @@ MODULES = sorted(
 )
 MODULES = [
     name for name in MODULES if name not in LOCUST
-]  # tests/packaging/test_light.py imports those, in a process of its own
+]  # tests/packaging/test_light.py imports those in a separate process
 PACKAGES = [name for name in MODULES if (ROOT / name.replace(".", "/") / "__init__.py").exists()]
 PROMISED = {"kvstore.client": {"AsyncClient", "Client"}}
 

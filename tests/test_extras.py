@@ -42,7 +42,7 @@ def test_install_hint_names_a_wheel_outside_a_checkout(tmp_path: Path, monkeypat
 
 
 def test_install_hint_uses_no_index() -> None:
-    """The name is free there: whoever registers it would run code on our users' machines."""
+    """The name is not registered there: anyone who registers it could run code on our users' machines."""
     texts = {path: text for path, text in tracked_texts().items() if not str(path).startswith("CHANGELOG")}
     found = [f"{path}: {line}" for path, text in texts.items() for line in text.splitlines() if WRONG in line]
     assert not found

@@ -1,4 +1,4 @@
-"""The lock files pin what pyproject.toml asks for, with hashes, and name no host."""
+"""The lock files pin what pyproject.toml requires, with hashes, and name no host."""
 
 import re
 import tomllib
@@ -27,7 +27,7 @@ LOCKS = {
 
 
 def blocks(lock: str) -> list[str]:
-    """One block per pin: its line, then its hashes."""
+    """Return one block per pin: its line, then its hashes."""
     lines = (ROOT / lock).read_text().splitlines()
     return re.split(r"\n(?=\S)", "\n".join(line for line in lines if not line.startswith("#")))
 
@@ -55,7 +55,7 @@ def test_pins_have_hashes_and_no_host(lock: str) -> None:
 
 
 def test_pyarrow_comes_with_numpy() -> None:
-    """Snapshots use both, and pyarrow does not bring it."""
+    """Snapshots use both, and pyarrow does not install them."""
     for extra, lines in PROJECT["project"]["optional-dependencies"].items():
         names = {Requirement(line).name for line in lines}
         assert "pyarrow" not in names or names & {"numpy", "pandas"}, f"the extra {extra}"

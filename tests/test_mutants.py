@@ -1,4 +1,4 @@
-"""`make mutants` finds every way to break the store, and no name is passed over."""
+"""`make mutants` finds every mutant, and skips no name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of errors, and that nobody decides beside it (docs/protocol.md, B39)."""
+"""The table of operating system errors, and that no code decides without it (docs/protocol.md, B39)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TABLE = {
     Meaning.TRANSIENT: ("EAGAIN", "EINTR", "ENOMEM", "ENOBUFS", "EMFILE", "ENFILE"),
     Meaning.DIRECTORY: (
         *("EIO", "EROFS", "ENXIO", "ENODEV", "ESTALE", "ETIMEDOUT", "EUCLEAN", "EACCES", "EPERM", "ENOENT", "EEXIST"),
-        "ECONNREFUSED",  # stands for all that the table does not list
+        "ECONNREFUSED",  # stands for all errors that the table does not list
     ),
     Meaning.PROCESS: ("EBADF", "EFAULT", "EINVAL", "ENOSYS"),
 }

@@ -1,4 +1,4 @@
-"""`make quick` chooses the tests that are nearest to a change."""
+"""`make quick` selects the tests that are nearest to a change."""
 
 from __future__ import annotations
 

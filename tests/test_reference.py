@@ -1,4 +1,4 @@
-"""The generated pages of the reference are what the code says."""
+"""The generated pages of the reference agree with the code."""
 
 import pytest
 

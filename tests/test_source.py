@@ -1,4 +1,4 @@
-"""The eyes of the house rules see what they should."""
+"""The helpers of the house rules find what they should."""
 
 from tests.source import Source, import_cycle_or_none, import_graph
 from tests.test_tidy import unrepeatable

@@ -1,4 +1,4 @@
-"""Standard descriptors that are closed, and output that is not UTF-8."""
+"""Closed standard descriptors, and output encodings other than UTF-8."""
 
 from __future__ import annotations
 

@@ -8,13 +8,13 @@ import pytest
 
 from tests.source import LOCUST, ROOT, Source, import_cycle_or_none, import_graph, sources, tracked_texts
 
-# Each line imports only what is below it; those on one line never import each other, except in the last.
+# Each line imports only lines below it. Packages of one line never import each other, except in the last.
 LAYERS = (
     ("__main__",),
     ("cli",),
     ("spark",),
-    ("loadtest",),  # but for the users and the Locust file, nothing here needs Locust
-    ("devcluster",),  # what `up` needs, and a node does not
+    ("loadtest",),  # except for the users and the Locust file, nothing here needs Locust
+    ("devcluster",),  # needed by `up`, not by a node
     ("server",),
     ("client", "partition", "autorecovery"),
     ("wal", "bookie"),
@@ -26,7 +26,7 @@ LAYERS = (
 DEPTH = {name: depth for depth, names in enumerate(LAYERS) for name in names}
 FORBIDDEN = {("client", "meta")}  # applications install the client without ZooKeeper's
 
-# Files that only decide: values in, values out. Mostly their docstring says so; these are too plain to say it.
+# Files that only decide: values in, values out. Most say so in their docstring; these are too plain to say it.
 DECIDING = {
     "kvstore/types.py",
     "kvstore/errors.py",
@@ -62,10 +62,10 @@ ADAPTERS = (
     "kvstore/meta/zookeeper/store.py",
     "kvstore/spark/",
 )
-# Simulations sleep in virtual time; waiting.py is how tests of real processes wait; what is measured there stalls.
+# Simulations sleep in virtual time; tests of real processes wait with waiting.py; the last measures pauses.
 SLEEPERS = ("tests/sim/", "tests/waiting.py", "tests/loadtest/generator/stalled_users.py")
 
-# Names are looked up in one place, which bounds it. These are given addresses.
+# Names are looked up in one place, with a time limit. These files get addresses.
 LOOKUPS = re.compile(r"(.+\.)?(getaddrinfo|gethostby\w+|create_connection|open_connection|(in)?secure_channel)")
 GIVEN_ADDRESSES = (
     "kvstore/cli/cluster.py",
@@ -74,7 +74,7 @@ GIVEN_ADDRESSES = (
     "kvstore/env/dns/names.py",
     "kvstore/env/preludes.py",
     "kvstore/env/transport.py",
-    "kvstore/loadtest/generator/sidecar.py",  # a socket that it was given
+    "kvstore/loadtest/generator/sidecar.py",  # a socket that it receives
     "kvstore/loadtest/generator/resp_wire.py",
     "kvstore/loadtest/resp.py",
     "kvstore/meta/zookeeper/session.py",
@@ -97,8 +97,8 @@ PACKAGE_FACES = [file for file in KVSTORE if file.path.endswith("/__init__.py")]
 
 
 def each_of(files: Sequence[Source]) -> Callable[[Callable[[Source], None]], Callable[[], None]]:
-    """Turn the check of one file into the test of all of them, which shows every file that fails: thousands of tests
-    would cost more than what they check."""
+    """Turn the check of one file into a test of all files that shows every failing file. Thousands of tests would cost
+    more than their checks."""
 
     def test_of(check: Callable[[Source], None]) -> Callable[[], None]:
         def test() -> None:
@@ -171,7 +171,7 @@ def test_list_of_deciding_modules_is_current() -> None:
 
 
 @each_of([file for file in KVSTORE if is_deciding(file)])
-def test_deciding_modules_touch_nothing_outside(file: Source) -> None:
+def test_deciding_modules_do_no_io(file: Source) -> None:
     assert [f"{each.module}, line {each.line}" for each in file.imports if each.at_run_time and each.top in DOING] == []
 
 
@@ -226,11 +226,11 @@ def test_tests_do_not_sleep(file: Source) -> None:
 
 
 PATCHED = {f"tests.loadtest.generator.{name}_users" for name in ("stalled", "broken", "own", "patient")}
-"""Run as processes of their own."""
+"""These files run as separate processes."""
 
 
 def test_no_test_imports_locust() -> None:
-    """Locust makes the standard library of its process cooperative, which all tests after it would run on."""
+    """Locust patches the standard library of its process, in which all later tests would run."""
     files = sources("kvstore", "loadtest", "tests")
     graph = import_graph(files)
     patching = {file.module for file in files for each in file.imports if each.at_run_time and each.top == "locust"}
@@ -242,7 +242,7 @@ def test_no_test_imports_locust() -> None:
 
 @each_of(sources("tests"))
 def test_every_definition_in_tests_is_used(file: Source) -> None:
-    """A scene that nobody plays passes whatever the code does."""
+    """A scene that no test plays passes whatever the code does."""
     for node in file.nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             inner = [each for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
@@ -253,12 +253,12 @@ def test_every_definition_in_tests_is_used(file: Source) -> None:
 
 CLIPPED = re.compile(r"(Who|Whoever|Whose|What|Which)\b")
 NO_NOUN = re.compile(r"(Of|Those|That of|All of|To be)\b|(One|Each) \w+'s[.,;]")
-"""How the docstring of a class begins that says whose it is, and not what it is."""
+"""Starts of class docstrings that state the owner instead of what the class is."""
 
 
 @each_of(KVSTORE)
 def test_docstring_begins_with_verb_or_noun(file: Source) -> None:
-    """Of a module, a class or a function: say what it does, or name what it is."""
+    """The docstring of a module, class or function states what it does, or names what it is."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     nodes = [node for node in file.nodes if isinstance(node, documented)]
     clipped = [node for node in nodes if CLIPPED.match(ast.get_docstring(node) or "")]
@@ -271,18 +271,19 @@ NOT_NOUNS = re.compile(r"\w*(Manager|Helper|Utils?|Info)")
 
 
 @each_of(KVSTORE)
-def test_class_docstring_names_what_it_is(file: Source) -> None:
+def test_class_name_is_a_specific_noun(file: Source) -> None:
     classes = (node for node in file.nodes if isinstance(node, ast.ClassDef))
     assert [f"{file.path}:{each.lineno} {each.name}" for each in classes if NOT_NOUNS.fullmatch(each.name)] == []
 
 
 def test_every_test_folder_is_a_package() -> None:
-    """Else two test files of one name collide, and warnings raised in them are no errors."""
+    """Otherwise two test files of one name collide, and warnings raised in them are no errors."""
     folders = {file.parent for file in (ROOT / "tests").rglob("*.py")}
     assert [str(folder) for folder in sorted(folders) if not (folder / "__init__.py").exists()] == []
 
+    # Split, so that this file does not find itself.
 
-# Spelled in parts, so that this file does not find itself.
+
 UNFINISHED = re.compile(r"\b(" + "|".join(("TO" + "DO", "FIX" + "ME", "X" + "XX")) + r")\b")
 ABSOLUTE = re.compile(
     r"(?<![\w.~}>)/-])/(?:" + "|".join(("wo" + "rk", "ro" + "ot", "ho" + "me", "Us" + "ers")) + r")/?\b"

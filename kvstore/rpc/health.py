@@ -57,12 +57,12 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
                 InvalidRequest(f"expected a service name of at most {NAME_CHARACTERS_MAX} characters"),
             )
         del request
-        told = None
+        sent = None
         while True:
             changed = self._changed  # read first, so that no change is missed
             status = self._statuses.get(service, _Response.SERVICE_UNKNOWN)
-            if status != told:
+            if status != sent:
                 await context.write(_Response(status=status))
-                told = status
+                sent = status
             else:
                 await changed.wait()

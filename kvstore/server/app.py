@@ -234,10 +234,10 @@ class Node:
             found["server"] = {**self.resp.histograms(), **self.endpoint_histograms()}
         return found
 
-    def backend_of(self, door: str) -> Backend:
+    def backend_of(self, endpoint: str) -> Backend:
         """Return the backend that an endpoint submits operations to. If tracing is on, the backend samples the
         operations."""
-        return traced_backend(self.env.traces, self.dispatcher, door)
+        return traced_backend(self.env.traces, self.dispatcher, endpoint)
 
     @property
     def topology(self) -> ClusterTopology:

@@ -1,4 +1,4 @@
-"""Sets of keys made of prefixes, against what a naive model says of each key."""
+"""Sets of keys that consist of prefixes, compared with a naive model for each key."""
 
 from itertools import product
 

@@ -1,4 +1,4 @@
-"""Changes of the access table, and the rights that come out of it."""
+"""Changes of the access table, and the rights that result."""
 
 from dataclasses import replace
 

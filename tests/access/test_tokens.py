@@ -1,4 +1,4 @@
-"""Tokens in the access table: given out, listed without their secrets, and gone with whose they are."""
+"""Tokens in the access table: issued, listed without their secrets, and removed with their owners."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_expired_tokens_free_slots_within_the_limit() -> None:
 
 # docs/protocol.md P31
 def test_server_unsure_of_its_date_removes_no_expired_tokens() -> None:
-    """One that had just started with a wrong wall clock removed, for good, tokens that were valid for hours."""
+    """A server that had just started with a wrong wall clock used to remove tokens that were valid for hours."""
     table = applied(table_of(*TENANT), numbered(1))
     later = applied(table, numbered(2, now_ms=ADD.now_ms + ADD.ttl_ms, passed_ms=0))
     assert [each.id for each in later.tokens] == [f"{number:012x}" for number in (1, 2)]

@@ -1,5 +1,13 @@
+<<<<<<< ours
 """Alerting rules and boards: they name metrics that nodes publish, and promtool accepts them. Tests that need
 promtool are skipped if it is not installed (Debian's package prometheus)."""
+||||||| base
+"""Alerting rules and boards: they name metrics that there are, say what docs/how-to/index.md says, and promtool takes
+them. Where promtool is not installed (Debian: in the package prometheus) what needs it is skipped."""
+=======
+"""Alerting rules and boards name existing metrics, agree with docs/how-to/index.md, and are accepted by promtool. Tests
+that need promtool are skipped where it is not installed (Debian: in the package prometheus)."""
+>>>>>>> theirs
 
 from __future__ import annotations
 
@@ -42,7 +50,7 @@ def expressions() -> list[str]:
 
 
 def metrics_in(text: str) -> set[str]:
-    """The metrics that an expression names; a histogram's parts as the histogram."""
+    """Return the metrics that an expression names, with the parts of a histogram as the histogram."""
     found = set()
     for name in METRIC.findall(text):
         whole = re.sub(r"_(bucket|sum|count)$", "", name)
@@ -51,11 +59,31 @@ def metrics_in(text: str) -> set[str]:
 
 
 def alerts() -> dict[str, str]:
-    """Expression of each alert."""
+    """Return the expression of each alert."""
     found = re.findall(r"- alert: (\w+)\n\s+expr: (?:>-\n\s+)?(.*)\n", RULES)
     return dict(found)
 
 
+<<<<<<< ours
+||||||| base
+def table() -> dict[str, set[str]]:
+    """Metrics by line of the table of alerts; those that a line only mentions to look at are in its last columns."""
+    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    part = text.partition("### What to alert on")[2].partition("\n### ")[0]
+    rows = [line.split(" | ")[0] for line in part.splitlines() if line.startswith("| `")]
+    return {row: metrics_in(row) for row in rows}
+
+
+=======
+def table() -> dict[str, set[str]]:
+    """Return the metrics by line of the table of alerts, without those that a line only suggests to look at."""
+    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    part = text.partition("### What to alert on")[2].partition("\n### ")[0]
+    rows = [line.split(" | ")[0] for line in part.splitlines() if line.startswith("| `")]
+    return {row: metrics_in(row) for row in rows}
+
+
+>>>>>>> theirs
 def test_rules_and_boards_use_only_published_metrics() -> None:
     named = metrics_in(" ".join([*alerts().values(), *expressions()]))
     assert len(named) > 60
@@ -78,7 +106,7 @@ def test_alerts_have_firing_and_silent_unit_tests() -> None:
 
 
 def test_healthy_series_cover_all_rules() -> None:
-    """A rule about a series that the first unit test lacks would be quiet there whatever it says."""
+    """A rule about a series that is missing in the first unit test would not fire there in any case."""
     well = UNIT_TESTS.partition("input_series:")[2].partition("promql_expr_test:")[0]
     assert sorted(metrics_in(" ".join(alerts().values())) - metrics_in(well)) == []
 

@@ -19,7 +19,7 @@ P1, P2 = PartitionId("p1"), PartitionId("p2")
 
 
 class Led:
-    """A lead of one partition."""
+    """The leadership of one partition."""
 
     def __init__(self, partition: PartitionId, epoch: int = 1) -> None:
         self.partition, self.epoch = partition, epoch
@@ -138,7 +138,7 @@ def test_counts_of_removed_namespaces_are_dropped() -> None:
 # docs/protocol.md N2
 @pytest.mark.parametrize("seed", range(30))
 def test_quota_is_exceeded_at_most_by_admissions_between_reports(seed: int) -> None:
-    """Three servers, six partitions; reports come late, out of order, or not at all for a while; keys are deleted."""
+    """Three servers, six partitions. Reports arrive late, out of order or not at all for a while; keys are deleted."""
     random = Random(seed)
     books = [Book() for _ in range(3)]
     leads: dict[PartitionId, tuple[int, Led]] = {}

@@ -22,7 +22,7 @@ COMMANDS: dict[bytes, Callable[..., Coroutine[Any, Any, bytes]]] = {
     b"INCRBYFLOAT": strings.increment_by_float,
 }
 TTL_MS = 5_000
-"""Of the namespace with the prefix `b`."""
+"""The default TTL of the namespace with the prefix `b`."""
 
 
 def rewrite(p: Partition, *words: bytes) -> bytes:
@@ -80,7 +80,7 @@ def test_restored_key_gets_no_default_ttl_but_new_key_does() -> None:
 
 
 def test_increment_keeps_a_key_without_expiry() -> None:
-    """As that of a queue's tickets."""
+    """The tickets of a queue are such keys."""
     p, _ = led()
     for number in range(1, 4):
         counted, _ = p.do(increment(b"b1", 1), expire(b"b1", 0))

@@ -1,4 +1,4 @@
-"""Tests that cannot fail prove nothing: each way to break a namespace is caught by the sentence beside it."""
+"""Each mutant of a namespace is caught by the test beside it: tests that cannot fail prove nothing."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ MUTANTS: dict[Callable[[Patch], None], Callable[[Patch], Any]] = {
     give_each_server_the_whole_rate: lambda patch: test_rates.test_all_servers_together_pass_the_rate_after_exchange(),
     take_from_the_bucket_what_is_refused: lambda patch: test_rates.test_refused_operation_takes_no_tokens(),
 }
-"""How to break it, and the test that notices."""
+"""A change that breaks the code, and the test that fails because of it."""
 
 
 def _some_seeds(patch: Patch) -> None:

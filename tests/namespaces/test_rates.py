@@ -1,4 +1,4 @@
-"""How many operations of a namespace pass, at one server and at all of them together."""
+"""Limits on operations of a namespace per second, at one server and across all servers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KEYS = [b"n/k"]
 
 
 class Server:
-    """Its clock stands until it is moved."""
+    """Rates with a clock that advances only when the test says so."""
 
     def __init__(self, burst: int = 0, rate: int = RATE) -> None:
         self.time = 50.0
@@ -25,7 +25,7 @@ class Server:
         self.rates.take([Namespace(name="n", prefix=b"n/", ops_per_s=rate, burst=burst)])
 
     def ask(self, times: int, keys: list[bytes] = KEYS) -> int:
-        """How many of so many operations pass."""
+        """Return how many out of so many operations are admitted."""
         return sum(self.rates.refusal_or_none(keys) is None for _ in range(times))
 
 
@@ -121,7 +121,7 @@ def test_rate_follows_the_clients() -> None:
 
 @pytest.mark.parametrize("wanted", [RATE - 0.001, RATE])
 def test_server_without_share_tells_first_clients_to_retry_soon(wanted: float) -> None:
-    """The others' clients want all of the rate: what is left over divides into nothing, until this one's have asked."""
+    """The other servers' clients use the whole rate. This server gets a share only after its clients have asked."""
     server = Server(burst=1)
     server.rates.deal({}, [{"n": float(wanted)}])
     assert server.ask(1) == 1
@@ -131,7 +131,7 @@ def test_server_without_share_tells_first_clients_to_retry_soon(wanted: float) -
 
 
 def test_all_servers_together_pass_the_rate_after_exchange() -> None:
-    """Clients move from one server to another, and go to all of them; each second is that of one exchange."""
+    """Clients move from one server to another, and then use all of them. Each second has one exchange."""
     servers = [Server(burst=10) for _ in range(3)]
     passed = []
     for second in range(16):

@@ -1,4 +1,4 @@
-"""A table of namespaces cannot be built wrong, and changes say what they want."""
+"""Namespace tables cannot be built with faults, and rejected changes state what they expect."""
 
 import pytest
 

@@ -1,6 +1,6 @@
-"""The Helm chart: what Python can check of it always, and what it renders to where helm is installed.
+"""The Helm chart: static checks in Python, and checks of the rendered manifests where helm is installed.
 
-Its pods are held to what those of packaging/kubernetes are held to."""
+Its pods must meet the same requirements as those of packaging/kubernetes."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 TEMPLATES = {path.name: path.read_text() for path in sorted((CHART / "templates").iterdir())}
 FREE = {"resources", "podAnnotations", "podLabels", "nodeSelector", "service.annotations", "tolerations", "settings"}
-"""Values that are handed on as they are."""
+"""Values that are passed through unchanged."""
 HELM = shutil.which("helm")
 ZOOKEEPER = "zk-0.zk:2181,zk-1.zk:2181,zk-2.zk:2181/kvstore"
 needs_helm = pytest.mark.skipif(HELM is None, reason="no helm here to render the chart")
 
 
 def leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """The dotted names of all values."""
+    """Return the dotted names of all values."""
     for name, value in table.items():
         path = f"{prefix}{name}"
         if isinstance(value, dict) and path not in FREE:
@@ -73,7 +73,7 @@ def test_values_and_schema_of_chart_match() -> None:
 
 
 def test_every_value_is_described() -> None:
-    """In a comment right above it."""
+    """Values are documented in a comment directly above them."""
     lines = (CHART / "values.yaml").read_text().splitlines()
     path: list[str] = []
     silent = set()
@@ -119,7 +119,7 @@ def documents(folder: Path, *words: str) -> dict[tuple[str, str], dict[str, Any]
 
 
 def node_of(found: Mapping[tuple[str, str], Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The pod of a node, and its container."""
+    """Return the pod of a node, and its container."""
     pod = found["StatefulSet", "store"]["spec"]["template"]["spec"]
     return pod, pod["containers"][0]
 
@@ -153,7 +153,7 @@ def test_chart_node_matches_the_plain_file(tmp_path: Path) -> None:
     other = plain["spec"]["template"]["spec"]
     for name in ("livenessProbe", "readinessProbe", "startupProbe", "ports", "securityContext", "volumeMounts", "env"):
         ours, theirs = node[name], other["containers"][0][name]
-        if name == "volumeMounts":  # of which the order says nothing
+        if name == "volumeMounts":  # their order has no meaning
             ours, theirs = ({each["name"]: each for each in mounts} for mounts in (ours, theirs))
         assert ours == theirs, name
     for name in ("securityContext", "terminationGracePeriodSeconds", "automountServiceAccountToken"):

@@ -1,4 +1,4 @@
-"""The clients alone: they need no more than the project's own dependencies say, without the extra of nodes."""
+"""The clients alone need only the project's own dependencies, without the extra for nodes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ print("done", *sorted(HEAVY & {name.partition(".")[0] for name in sys.modules}))
 
 
 def with_theirs(wanted: list[Requirement]) -> set[str]:
-    """The distributions that an installation of these has."""
+    """Return the distributions that an installation of these requirements contains."""
     found: set[str] = set()
     rest = [canonicalize_name(each.name) for each in wanted]
     while rest:
@@ -71,7 +71,7 @@ def with_theirs(wanted: list[Requirement]) -> set[str]:
 
 
 def alone(code: str, *words: str, extras: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
-    """Run Python where nothing but the clients' dependencies can be imported, and those of some extras."""
+    """Run Python in an environment that contains only the clients' dependencies and those of some extras."""
     theirs = [Requirement(line) for each in extras for line in PROJECT["optional-dependencies"][each]]
     allowed = ",".join(sorted({*with_theirs(BASE + theirs), "kvstore-log"}))
     command = [sys.executable, "-c", f"HEAVY = {HEAVY}\n{ALONE}\n{code}", allowed, *words]
@@ -113,7 +113,7 @@ except ConfigError as error:
 
 
 def test_spark_needs_only_its_extra_and_zookeeper_that_of_nodes() -> None:
-    """All that its files import of ours, also in the middle of a task; but for the drivers of metadata stores."""
+    """Return our modules that its files import, also inside functions, without the drivers of metadata stores."""
     theirs = {each.module for file in sources("kvstore/spark") for each in file.imports if each.top == "kvstore"}
     wanted = sorted(each for each in theirs if not each.startswith("kvstore.meta."))
     assert {"kvstore.env.real", "kvstore.client.bulk"} <= set(wanted)

@@ -1,5 +1,5 @@
-"""Files to run nodes by: they start commands that there are, with settings that have no fault, at ports and paths that
-fit each other."""
+"""Files for running nodes: they use existing commands and valid settings, and their ports and paths fit each
+other."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ def directives(name: str) -> list[str]:
 
 
 def instruction(name: str) -> list[Any]:
-    """The words of an instruction of the image's last stage that is written as a list."""
+    """Return the words of an instruction of the image's last stage that is written as a list."""
     found = re.findall(rf"^(?:.* )?{name} (\[.*\])$", DOCKERFILE, re.MULTILINE)
     return list(json.loads(found[-1]))
 
 
 def config_of(words: Sequence[str], file: str) -> NodeConfig:
-    """The configuration with which a command starts a node. Fails for what is no such command."""
+    """Return the configuration with which a command starts a node. Fails if it is no such command."""
     found = plain_node_run(words)
     assert found is not None, words
     path, settings = found
@@ -82,7 +82,7 @@ def config_of(words: Sequence[str], file: str) -> NodeConfig:
 
 
 def known(words: Sequence[str]) -> None:
-    """Fails for a command or an option that there is not."""
+    """Parse a command line. Fails for commands and options that do not exist."""
     path = tuple(words[: next((at for at, word in enumerate(words) if word.startswith("-")), len(words))])
     assert path in TREE
     options = {option for each in TREE[path].params for option in each.opts}
@@ -194,7 +194,7 @@ def test_finished_job_is_removed_so_that_file_can_be_reapplied() -> None:
 
 
 def test_image_supports_tracing() -> None:
-    """An endpoint alone switches traces on; without what they need the node would not start."""
+    """An endpoint alone enables traces. Without their packages the node would not start."""
     pinned = (ROOT / "requirements-node.lock").read_text()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for line in project["optional-dependencies"]["tracing"]:
@@ -203,8 +203,16 @@ def test_image_supports_tracing() -> None:
 
 
 def test_unit_allows_writing_to_the_log_directory() -> None:
+<<<<<<< ours
     """The system is read-only to it, but for what the unit names."""
     text = (GUIDES / "configure-a-node.md").read_text()
+||||||| base
+    """The system is read-only to it, but for what the unit names."""
+    text = (ROOT / "docs" / "operations.md").read_text()
+=======
+    """The system is read-only for the unit, except for the paths that it names."""
+    text = (ROOT / "docs" / "operations.md").read_text()
+>>>>>>> theirs
     (shown,) = set(re.findall(r'^log_dir = "(.*?)"', text, re.MULTILINE))
     assert directives("ProtectSystem") == ["strict"]
     assert [f"/var/log/{name}" for name in directives("LogsDirectory")] == [shown]
@@ -262,13 +270,13 @@ def test_boot_does_not_wait_for_a_node() -> None:
 
 
 def test_unit_starts_when_a_directory_is_missing() -> None:
-    """With a disk its mount point's content is away, and systemd refuses a unit that names it without a hyphen."""
+    """Mounting a disk hides the content of its mount point, and systemd rejects units that name it without a hyphen."""
     named = [word for text in (UNIT, SYSTEMD) for word in re.findall(r"ReadWritePaths=(\S*)/disk2", text)]
     assert named == ["-", "-"]
 
 
 def test_image_has_compiler_when_a_package_has_no_wheel() -> None:
-    """Of requirements-node.lock hdrhistogram has none for aarch64."""
+    """hdrhistogram, which requirements-node.lock pins, has no wheel for aarch64."""
     assert re.search(r"^hdrhistogram==", (ROOT / "requirements-node.lock").read_text(), re.MULTILINE)
     first = DOCKERFILE.partition("AS build")[2].rpartition("\nFROM ")[0]
     assert '[ "$(uname -m)" = x86_64 ]' in first
@@ -277,11 +285,21 @@ def test_image_has_compiler_when_a_package_has_no_wheel() -> None:
 
 @pytest.mark.parametrize("step", ["prefer", "require"])
 def test_tls_guide_uses_files_that_a_node_accepts(step: str) -> None:
+<<<<<<< ours
     """Of a node that other machines reach: those of the first step, and of the last."""
     page = (GUIDES / "switch-on-tls.md").read_text()
     way = page.partition("## Switch it on while the cluster runs")[2].partition("\n## ")[0]
     first = re.search(r"^1\. (.*)$", way, re.MULTILINE)
     last = re.search(r"kvstore node check (.*)$", way, re.MULTILINE)
+||||||| base
+    """Of a node that other machines reach: those of the first step, and of the last."""
+    way = OPERATIONS.partition("**To switch TLS on while the cluster runs**")[2].partition("Back again")[0]
+    first, last = (re.search(rf"^{number}\. (.*)$", way, re.MULTILINE) for number in (1, 4))
+=======
+    """The settings of a node that other machines reach: those of the first step, and of the last."""
+    way = OPERATIONS.partition("**To switch TLS on while the cluster runs**")[2].partition("Back again")[0]
+    first, last = (re.search(rf"^{number}\. (.*)$", way, re.MULTILINE) for number in (1, 4))
+>>>>>>> theirs
     assert first is not None
     assert last is not None
     tls: dict[str, Any] = {"cert": "/c", "key": "/k", "mode": "prefer"}
@@ -296,7 +314,7 @@ def test_tls_guide_uses_files_that_a_node_accepts(step: str) -> None:
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here to verify it")
-def test_systemd_knows_every_word_of_the_unit(tmp_path: Path) -> None:
+def test_systemd_knows_every_option_of_the_unit(tmp_path: Path) -> None:
     unit = tmp_path / "kvstore-node.service"
     unit.write_text(UNIT.replace("/opt/kvstore/bin/kvstore", "/bin/true"))
     done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False)
@@ -305,7 +323,7 @@ def test_systemd_knows_every_word_of_the_unit(tmp_path: Path) -> None:
 
 @contextmanager
 def answering(tls: Tls | None = None, host: str = "127.0.0.1") -> Iterator[int]:
-    """The port of a server that is healthy and not ready."""
+    """Serve as a server that is healthy and not ready, and yield its port."""
 
     class Pages(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -313,7 +331,7 @@ def answering(tls: Tls | None = None, host: str = "127.0.0.1") -> Iterator[int]:
             self.end_headers()
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Say nothing."""
+            """Write no log lines."""
 
     class Server(HTTPServer):
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET

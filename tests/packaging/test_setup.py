@@ -1,4 +1,4 @@
-"""`scripts/setup.sh` names the Python that it takes, or all that it found and why not, and what helps there."""
+"""`scripts/setup.sh` names the Python that it uses, or all that it found, why each is unsuitable, and a remedy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SCRIPT = ROOT / "scripts" / "setup.sh"
 def looked(
     tmp_path: Path, pythons: str, system: str = "ID=debian\nVERSION_ID=13\nPRETTY_NAME='Debian 13'\n"
 ) -> tuple[int, str]:
-    """The exit code, and all that was said, where these interpreters are named on such a system."""
+    """Return the exit code and the output of the script on such a system with these interpreters."""
     release = tmp_path / "os-release"
     release.write_text(system)
     environ = os.environ | {"PYTHON": pythons, "OS_RELEASE": str(release)}
@@ -28,7 +28,7 @@ def looked(
 
 
 def interpreter(tmp_path: Path, name: str, version: str, *, has_venv: bool = True, is_optimised: bool = True) -> str:
-    """A program that answers what the script asks a Python."""
+    """Return a program that answers the script's questions to a Python interpreter."""
     path, minor = tmp_path / name, int(version.split(".")[1])
     path.write_text(
         "#!/bin/sh\n"

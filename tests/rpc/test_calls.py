@@ -1,4 +1,4 @@
-"""Calls whose message does not come, and those of one address, leave room for others."""
+"""Calls without a message, and many calls from one address, leave room for others."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -85,7 +85,7 @@ async def test_call_that_ends_without_message_is_refused(channel: grpc.aio.Chann
 async def test_one_address_cannot_use_all_calls(
     channel: grpc.aio.Channel, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Streams in which nothing happens look like those of a client that has nothing to do."""
+    """Idle streams look like those of a client that has nothing to do."""
     monkeypatch.setattr(calls, "ADDRESS_CALLS_MAX", 2)
     watching = [channel.unary_stream(WATCH)(REQUEST) for _ in range(2)]
     for each in watching:
@@ -119,7 +119,7 @@ async def watches(channel: grpc.aio.Channel, count: int) -> list[Any]:
 async def test_health_watches_of_one_address_are_limited(
     channel: grpc.aio.Channel, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A watch needs no user: unauthenticated peers held all calls of a node by it."""
+    """A watch needs no user: unauthenticated peers used to occupy all calls of a node with watches."""
     monkeypatch.setattr(calls, "ADDRESS_WATCHES_MAX", 2)
     under_way = await watches(channel, 2)
     code, text = await status_of(channel.unary_stream(WATCH)(REQUEST))

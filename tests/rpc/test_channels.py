@@ -1,4 +1,4 @@
-"""Both ends of a channel agree."""
+"""The options of both ends of a channel agree."""
 
 import pytest
 
@@ -19,7 +19,7 @@ CLIENT, SERVER = dict(channel_options()), dict(server_options())
 
 
 def test_client_pings_no_more_often_than_server_allows() -> None:
-    """Else the server breaks the connection: too many pings."""
+    """Otherwise the server closes the connection because of too many pings."""
     assert CLIENT["grpc.keepalive_time_ms"] > SERVER["grpc.http2.min_ping_interval_without_data_ms"]
     assert CLIENT["grpc.keepalive_permit_without_calls"] == SERVER["grpc.keepalive_permit_without_calls"] == 1
 

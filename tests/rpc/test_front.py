@@ -136,7 +136,7 @@ async def test_connections_are_limited(files: Files) -> None:
 
 
 async def test_connection_closed_by_client_is_dropped(files: Files) -> None:
-    """Both sides had ended, and nobody closed them: a node took no more gRPC after `connections_max` clients."""
+    """Connections with both sides ended used to stay open: after `connections_max` clients a node accepted none."""
     async with served_by(files, connections_max=3) as (_, port, front):
         for _ in range(6):
             assert await health(files, port, tls=False) == SERVING
@@ -193,7 +193,7 @@ async def test_connections_end_with_the_server_and_free_the_port(files: Files) -
 
 
 class Wire:
-    """A transport that keeps what is written."""
+    """A transport that records written bytes."""
 
     def __init__(self, host: str = "127.0.0.1") -> None:
         self.written = b""
@@ -291,7 +291,7 @@ async def test_connection_without_tls_is_closed_when_tls_is_required(files: File
 
 
 async def test_handshake_begins_only_with_complete_hello(files: Files) -> None:
-    """Part of a hello took one of gRPC's connections for as long as a handshake may take."""
+    """A partial hello used to occupy one of gRPC's connections for the whole handshake timeout."""
     async with served_by(files, mode=Mode.REQUIRE) as (certificates, port, front):
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         hello = hello_of(certificates.tls.client_context())

@@ -1,4 +1,4 @@
-"""Credentials of the environment: what names them, and what is wrong with them."""
+"""Credentials from the environment: the variables that name them, and their faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A message that cannot be parsed is refused for sure, by every kind of method, and nothing is logged for it."""
+"""A message that cannot be parsed is rejected by every kind of method as not executed, and nothing is logged."""
 
 import asyncio
 import logging

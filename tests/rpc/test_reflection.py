@@ -1,4 +1,4 @@
-"""Server reflection, of both versions: the same answers."""
+"""Server reflection gives the same answers in both of its versions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def channel() -> AsyncIterator[grpc.aio.Channel]:
 
 
 async def asked(stub: Any, kind: Any, question: dict[str, Any]) -> bytes:
-    """The answer, without the question in it."""
+    """Return the answer without the request in it."""
     call = stub.ServerReflectionInfo(iter([kind(**question)]), timeout=PATIENCE_S)
     answer = await call.read()
     assert answer is not grpc.aio.EOF
@@ -82,7 +82,7 @@ def test_generated_code_has_a_package_in_other_languages() -> None:
 
 
 def test_both_versions_use_the_same_messages() -> None:
-    """Field for field: only the package differs."""
+    """The answers have the same fields: only the package differs."""
     ours, theirs = descriptor_pb2.FileDescriptorProto(), descriptor_pb2.FileDescriptorProto()
     reflection_pb2.DESCRIPTOR.CopyToProto(ours)
     alpha.DESCRIPTOR.CopyToProto(theirs)

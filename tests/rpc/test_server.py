@@ -85,8 +85,8 @@ async def test_connections_count_from_accept_and_must_send_something(monkeypatch
 
 @pytest.mark.slow
 async def test_idle_connection_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that thinks itself flooded by its clients' pings breaks their connections: an option of that name that
-    gRPC does not know is ignored in silence, and then some pings in five minutes are too many."""
+    """A server that takes its clients' pings for a flood closes their connections. gRPC silently ignores unknown
+    options, and then a few pings in five minutes are too many."""
     monkeypatch.setattr(channels, "KEEPALIVE_MS", 100)
     running = GrpcServer(["a.Service"], [])
     port = await running.start("127.0.0.1:0")
@@ -94,7 +94,7 @@ async def test_idle_connection_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         stub: Any = health_pb2_grpc.HealthStub(channel)
         watch = stub.Watch(health_pb2.HealthCheckRequest(service="a.Service"))
         assert (await watch.read()).status == NOT_SERVING
-        with pytest.raises(TimeoutError):  # nothing more is said and nothing breaks: gRPC pings once a second at most
+        with pytest.raises(TimeoutError):  # nothing more is sent and the connection stays: gRPC pings once per second
             await asyncio.wait_for(watch.read(), 5)
         assert channel.get_state() is grpc.ChannelConnectivity.READY
     await running.stop(0)
@@ -123,7 +123,7 @@ async def _first_byte(reader: asyncio.StreamReader) -> bytes:
 
 
 async def watch_unread(port: int) -> asyncio.StreamWriter:
-    """Somebody who watches the health and has no room for any answer. Returns once the server has begun to answer."""
+    """Watch the health without room for any answer. Returns once the server has started to answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     no_room = struct.pack(">HI", 4, 0)
     fields = {
@@ -142,7 +142,7 @@ async def watch_unread(port: int) -> asyncio.StreamWriter:
     while True:
         header = await asyncio.wait_for(reader.readexactly(9), PATIENCE_S)
         await reader.readexactly(int.from_bytes(header[:3]))
-        if header[3] == 1:  # HEADERS: what they head waits for room
+        if header[3] == 1:  # HEADERS: their message waits for room
             return writer
 
 
@@ -150,7 +150,7 @@ async def test_watcher_that_reads_nothing_does_not_block_health() -> None:
     running = GrpcServer(["a.Service"], [])
     port = await running.start("127.0.0.1:0")
     writer = await watch_unread(port)
-    async with asyncio.timeout(PATIENCE_S / 4):  # gRPC itself may end such a connection after a minute
+    async with asyncio.timeout(PATIENCE_S / 4):  # gRPC itself may close such a connection after a minute
         await running.set_serving(True)
         assert await health_of(port, "") == SERVING
         await running.stop(0.1)

@@ -37,7 +37,7 @@ def test_every_error_has_a_status() -> None:
 
 
 def test_error_with_fields_is_listed_in_fields() -> None:
-    """An error that carries more than its message must be in FIELDS, or its hint would be lost on the way."""
+    """An error with more than its message must be in FIELDS, or its hint would not be transferred."""
     with_fields = {kind for kind in of_the_tree() if "__init__" in vars(kind)}
     assert set(FIELDS) == with_fields
 

@@ -36,7 +36,7 @@ def test_name_is_passed_to_grpc_as_addresses_of_one_family() -> None:
 
 @pytest.fixture
 def served(tmp_path: Path) -> Any:
-    """A server with a certificate for n1.test; the port, and how to verify it."""
+    """Run a server with a certificate for n1.test; yield its port, and the means to verify it."""
     authority = trustme.CA()
     made = authority.issue_cert("n1.test")
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
@@ -77,7 +77,7 @@ WAYS = [blocking, future, on_asyncio]
 
 @pytest.fixture(params=[["127.0.0.1"], ["::1", "127.0.0.1"]], ids=["IPv4", "both"])
 def named(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Every name under .test is this machine's."""
+    """Resolve every name under .test to this machine."""
     places = request.param
 
     def lookup(host: str, family: Any) -> list[str]:

@@ -28,14 +28,14 @@ def test_caller_gets_result_or_error_of_its_job() -> None:
 
 
 def test_job_runs_in_context_variables_of_its_caller() -> None:
-    """Tracers of gRPC calls lost the caller's span."""
+    """Tracers of gRPC calls used to lose the caller's span."""
     span = ContextVar("span", default="none")
     span.set("of the caller")
     assert workers.run(span.get) == "of the caller"
 
 
 def test_job_error_keeps_no_values_alive() -> None:
-    """The job, its error and the traceback kept each other, and the caller's values, until a garbage collection."""
+    """The job, its error, the traceback and the caller's values used to be kept until a garbage collection."""
     seen = list[ref[threading.Event]]()
 
     def refuses() -> None:
@@ -53,7 +53,7 @@ def test_job_error_keeps_no_values_alive() -> None:
 
 
 def test_job_runs_in_place_when_interpreter_exits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From Python 3.12 on no thread starts in a handler of atexit, which could write nothing."""
+    """From Python 3.12 on no thread starts in an atexit handler, which could therefore write nothing."""
 
     def refuse(*_: Any) -> None:
         raise RuntimeError("can't create new thread at interpreter shutdown")

@@ -25,7 +25,7 @@ from tests.waiting import PATIENCE_S
 
 
 class MemoryLog:
-    """A LeaderLog whose entries are acknowledged on the next turn of the event loop, or when `gate` says so."""
+    """A LeaderLog whose entries are acknowledged on the next turn of the event loop, or when `gate` allows it."""
 
     waited = True
     lost: StoreError | None = None
@@ -49,7 +49,7 @@ class MemoryLog:
             asyncio.get_running_loop().call_soon(done, position, sent_at, None)
 
     def let_go(self) -> None:
-        """Acknowledge what was held, and hold no more."""
+        """Acknowledge the held entries, and hold no more."""
         self.is_held = False
         held, self._held = self._held, []
         for acknowledge in held:
@@ -62,7 +62,7 @@ class MemoryLog:
         return {}
 
     async def seal(self) -> None:
-        """Nothing to close."""
+        """Do nothing: there is nothing to close."""
 
     async def trim(self, durable_seq: Seq, older_than_ms: int) -> int:
         return 0
@@ -72,7 +72,7 @@ class MemoryLog:
 
 
 class LedPartition:
-    """A replica that leads: what a dispatcher hosts."""
+    """A replica that leads, as a dispatcher hosts it."""
 
     def __init__(self, env: Env, partition: PartitionId) -> None:
         self.id = partition
@@ -112,7 +112,7 @@ class OneServer:
         self.submitted: list[Op] = []
         """Submitted operations, including reads that were answered at once."""
         self.held_reads: list[tuple[Op, Sink, int]] | None = None
-        """A list: reads are kept in it instead of being done."""
+        """If it is a list, reads are added to it and not executed."""
         self.failure: StoreError | None = None
         """The error with which every operation ends, if any."""
 
@@ -183,7 +183,7 @@ class OneServer:
 
 @asynccontextmanager
 async def one_server(root: Path, partitions: int = 3) -> AsyncIterator[tuple[Env, OneServer]]:
-    """A started OneServer on real ports below `root`."""
+    """Run a OneServer on real ports below `root`."""
     env = real_env(root)
     backend = OneServer(env, partitions)
     await backend.start()
@@ -211,7 +211,7 @@ class Collector(Sink):
         self._changed.set()
 
     async def wait(self, *tokens: int) -> list[Any]:
-        """The results of these requests, once all are there."""
+        """Return the results of these requests once all have arrived."""
         async with asyncio.timeout(PATIENCE_S):
             while not set(tokens) <= set(self.results):
                 self._changed.clear()

@@ -1,5 +1,5 @@
-"""Servers in tests are patient: a machine that stands still for seconds changes no answer. Tests of limits set their
-own."""
+"""Servers in tests have long timeouts, so that a machine that pauses for seconds changes no answer. Tests of limits set
+their own."""
 
 from __future__ import annotations
 

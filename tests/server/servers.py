@@ -1,4 +1,4 @@
-"""Several servers in one process: real dispatchers and links over loopback, leaders as tests say, state in memory."""
+"""Several servers in one process: real dispatchers and links over loopback, given leaders, and state in memory."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.waiting import wait_until
 
 
 class Server:
-    """One of them."""
+    """One of the servers."""
 
     def __init__(self, cluster: Servers, name: str, root: Path, limits: Limits) -> None:
         self.id = ServerId(name)
@@ -70,7 +70,7 @@ class Server:
         await self.membership.announce()
 
     async def close(self) -> None:
-        """As a process that ends: every connection breaks."""
+        """Break every connection, like a process that ends."""
         await self.resp.close()
         await self.peers.close()
         await self.links.close()
@@ -82,7 +82,7 @@ class Server:
         await self.env.nursery.close()
 
     async def introduce(self, raw: Raw, to: str, version: int = LINK_FIRST) -> None:
-        """Prove on a fresh connection to another of them that it is from this one."""
+        """Prove on a new connection to another server that it comes from this one."""
         caller = CallingSide(self.credentials, ServerId(to), version)
         raw.writer.write(caller.hello())
         proof, _ = caller.take(await raw.read_line())
@@ -124,7 +124,7 @@ class Servers:
             await ensure_path(self._store, paths.partition(partition))
 
     async def announce_leader(self, partition: str, server: str) -> None:
-        """Write the partition's leader znode, whoever serves."""
+        """Write the partition's leader znode, whichever server serves."""
         path = paths.partition_leader(PartitionId(partition))
         self._epoch += 1
         try:
@@ -136,7 +136,7 @@ class Servers:
         self.leaders[partition] = server
 
     async def lead(self, partition: str, server: str) -> LedPartition:
-        """Let `server` lead and serve the partition, with an empty state, and all know it."""
+        """Let `server` lead and serve the partition with an empty state, and let all servers know it."""
         replica = await self.host(partition, server)
         await self.announce_leader(partition, server)
         for each in self.servers.values():
@@ -144,7 +144,7 @@ class Servers:
         return replica
 
     async def host(self, partition: str, server: str) -> LedPartition:
-        """A replica that serves, whatever the znode says."""
+        """Let a replica serve, whatever the znode says."""
         there = self.servers[server]
         replica = LedPartition(there.env, PartitionId(partition))
         await replica.leader.start()
@@ -153,7 +153,7 @@ class Servers:
         return replica
 
     def key_of(self, partition: str, number: int = 0) -> bytes:
-        """The `number`th of many keys that the partition owns."""
+        """Return the `number`th of many keys that the partition owns."""
         owned = (key for i in range(10_000) if self.ring.partition_of(key := b"key-%d" % i) == partition)
         return next(key for place, key in enumerate(owned) if place == number)
 
@@ -167,7 +167,7 @@ async def servers(
     limits: Limits | None = None,
     traces_of: Callable[[str, Env], Traces] = lambda name, env: Traces(),
 ) -> AsyncIterator[Servers]:
-    """Started servers that know each other; nobody leads yet. `traces_of`: of the server with a name."""
+    """Run servers that know each other. Nobody leads yet. `traces_of`: the traces of the server with a name."""
     cluster = Servers()
     cluster.traces_of = traces_of
     await cluster.found(names, partitions)

@@ -1,4 +1,4 @@
-"""A node whose start fails leaves nothing behind: its process tries again, as often as it takes."""
+"""A node whose start fails leaves nothing open, because its process retries as often as needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node's configuration: every fault named at once, nothing beyond loopback by accident, the same after a file."""
+"""A node's configuration: all faults are named at once, only intended ports leave loopback, and files are stable."""
 
 from __future__ import annotations
 
@@ -90,12 +90,12 @@ OPEN = {"resp": "10.0.0.1:6401", "grpc": "10.0.0.1:7401", "bookie": "10.0.0.1:31
 FILES = {"cert": "n1.pem", "key": "n1.key", "ca": "ca.pem"}
 
 
-@pytest.mark.parametrize("door", ["resp", "grpc", "http"])
-def test_public_client_listener_requires_access_control(door: str) -> None:
-    config = toml.from_table({**GOOD, door: OPEN[door], "tls": FILES}, NodeConfig)
+@pytest.mark.parametrize("listener", ["resp", "grpc", "http"])
+def test_public_client_listener_requires_access_control(listener: str) -> None:
+    config = toml.from_table({**GOOD, listener: OPEN[listener], "tls": FILES}, NodeConfig)
     assert config.wants_access_control
     assert not toml.from_table({**GOOD, "tls": FILES}, NodeConfig).wants_access_control
-    assert not toml.from_table({**GOOD, door: OPEN[door], "insecure": True}, NodeConfig).wants_access_control
+    assert not toml.from_table({**GOOD, listener: OPEN[listener], "insecure": True}, NodeConfig).wants_access_control
 
 
 def test_public_bookie_listener_requires_certificates() -> None:

@@ -1,4 +1,4 @@
-"""A state that is damaged on this disk is not served, and does not keep the node from starting."""
+"""A damaged state on this disk is not served, and does not prevent the node from starting."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ROWS = [(b"k%04d" % number, Random(number).randbytes(100)) for number in range(2
 
 
 class Node:
-    """The engines of one directory, and what they end the process for."""
+    """The engines of one directory, and the errors for which they end the process."""
 
     def __init__(self, path: Path, config: PartitionConfig | None = None) -> None:
         self.home = path / "partitions" / "p1"
@@ -79,7 +79,7 @@ async def test_engine_opens_with_its_memory_bounds(tmp_path: Path, write_buffer_
 
 
 def deleted() -> None:
-    """Wait until what is removed has been deleted."""
+    """Wait until the removed directories have been deleted."""
     for thread in threading.enumerate():
         if thread.name == "delete states":
             thread.join()
@@ -212,7 +212,7 @@ async def test_retired_state_is_removed_at_its_age(tmp_path: Path) -> None:
 
 
 def test_large_state_is_deleted_in_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the next of the same partition meanwhile."""
+    """Meanwhile the next engine of the same partition is retired."""
     node, release = Node(tmp_path), Event()
     rmtree = shutil.rmtree
 
@@ -233,7 +233,7 @@ def test_large_state_is_deleted_in_background(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize("what", ["engine", "p1.retired-1-3540"])
 async def test_partly_removed_state_is_never_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    """A start would find it damaged, and one set aside before: the node would never start again."""
+    """Each start would find it damaged beside one that was set aside earlier, and the node would never start again."""
     node = Node(tmp_path)
     await node.write()
     node.engines.spoil(P1)

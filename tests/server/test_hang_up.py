@@ -1,4 +1,4 @@
-"""SIGHUP, by which whoever has new certificates tells all nodes of them."""
+"""SIGHUP, with which an operator notifies all nodes of new certificates."""
 
 from __future__ import annotations
 

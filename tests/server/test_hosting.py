@@ -29,7 +29,7 @@ N1, N2 = ServerId("n1"), ServerId("n2")
 
 # docs/protocol.md P35
 async def test_second_damaged_copy_is_set_aside_too() -> None:
-    """It asks no more, so it would have been barred until the process ended."""
+    """It retries no more, so it would be barred until the process ends."""
     hosting: Any = object.__new__(Hosting)
     aside: list[PartitionId] = []
     hosting._hosted = {each: SimpleNamespace(close_state=lambda: None) for each in (P1, P2)}
@@ -60,7 +60,7 @@ async def test_replica_written_by_newer_release_is_blocked_alone() -> None:
         state = ReplicaState(partition, engine, PartitionConfig())
 
         async def start() -> None:
-            """Serve."""
+            """Start to serve."""
 
         return SimpleNamespace(state=state, start=start, on_outvoted=lambda _: None, statistics=dict)
 
@@ -77,7 +77,7 @@ async def test_replica_written_by_newer_release_is_blocked_alone() -> None:
 
 # docs/protocol.md P23
 async def test_undrain_withdraws_published_state_of_stopped_replicas() -> None:
-    """One that had moved elsewhere kept its znode, and its partition was never removed."""
+    """A replica that had moved elsewhere used to keep its znode, and its partition was never removed."""
     hosting: Any = object.__new__(Hosting)
     taken_back: list[PartitionId] = []
 
@@ -91,7 +91,7 @@ async def test_undrain_withdraws_published_state_of_stopped_replicas() -> None:
         hosting._hosted[partition] = SimpleNamespace(serving=False)
 
     async def nothing(*_: Any) -> None:
-        """Nothing is to be done."""
+        """Do nothing."""
 
     nursery = SimpleNamespace(spawn=lambda work, name: work.close())
     hosting._env = SimpleNamespace(nursery=SimpleNamespace(child=lambda _: nursery), beat=SimpleNamespace(rest=nothing))
@@ -110,7 +110,7 @@ async def test_undrain_withdraws_published_state_of_stopped_replicas() -> None:
 
 # docs/protocol.md H10
 async def test_state_is_kept_while_metadata_server_lags() -> None:
-    """The partition has come back here since."""
+    """Meanwhile the partition has returned to this server."""
     hosting: Any = object.__new__(Hosting)
     hosting._store, hosting._server = store, _ = LaggingStore(), N1
     elsewhere, here = (new_ring([P1], dict.fromkeys(servers, ""), 1) for servers in ([N2], [N1]))
@@ -126,7 +126,7 @@ async def test_state_is_kept_while_metadata_server_lags() -> None:
 async def test_moved_state_is_set_aside_once_confirmed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It was looked for once, as the process began. Where the store was away then it took the disk until the next."""
+    """It used to be searched only at process start. If the store was away then, its disk space stayed occupied."""
     monkeypatch.setattr(module, "AGE_S", 0.01)
     hosting: Any = object.__new__(Hosting)
     hosting._store, hosting._server, hosting._keep_s = store, _, _ = MemoryStore(), N1, 60.0

@@ -1,4 +1,4 @@
-"""Passwords of ledgers, and which ledgers a bookie takes for the cluster's own by them."""
+"""Passwords of ledgers, and which ledgers a bookie takes for the cluster's own because of them."""
 
 from __future__ import annotations
 

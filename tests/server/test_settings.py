@@ -1,4 +1,10 @@
+<<<<<<< ours
 """Every setting of a node: its range holds, and docs/reference/configuration.md says what the code says."""
+||||||| base
+"""Every setting of a node: its range holds, and the reference in docs/reference/configuration.md says what the code says."""
+=======
+"""Every setting of a node is restricted to its range, and docs/reference/configuration.md agrees with the code."""
+>>>>>>> theirs
 
 from __future__ import annotations
 
@@ -38,7 +44,7 @@ GOOD: dict[str, Any] = {"id": "n1", "zookeeper": "127.0.0.1:2181/kvstore", "data
 
 
 def numbers(cls: type = NodeConfig, prefix: str = "") -> Iterator[tuple[str, type, Range | None]]:
-    """Every number that node.toml may have, by its dotted name, but for quorums, which are checked as a whole."""
+    """Return every number in node.toml by its dotted name, except quorums, which are checked as a whole."""
     for name, hint in get_type_hints(cls, include_extras=True).items():
         bare = configuration.bare(hint)
         if dataclasses.is_dataclass(bare) and bare is not Quorum:
@@ -78,7 +84,7 @@ def test_value_out_of_range_is_refused_by_name(name: str, kind: type, found: Ran
     if kind is float:
         assert [len(faults_with(name, value)) for value in (math.nan, math.inf, -math.inf)] == [1, 1, 1]
     within = kind(0 if found.is_zero_allowed else found.least)
-    if name != "storage.segment_bytes":  # a node wants more than a bookie by itself
+    if name != "storage.segment_bytes":  # a node requires more than a bookie by itself
         assert faults_with(name, within) == []
 
 

@@ -1,4 +1,4 @@
-"""A node that is stopped while it starts."""
+"""Stopping a node while it starts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.waiting import PATIENCE_S
 
 @dataclass
 class Waiting:
-    """The process, as far as it says what it waits for."""
+    """The part of a process that states what it waits for."""
 
     waits_for: str
     watchdog: Any = None
@@ -37,7 +37,7 @@ def no_end_of_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_waiting_start_is_abandoned_when_node_is_stopped() -> None:
-    """It waits for a ring, or for the end of another process of its id; and only SIGKILL ended it."""
+    """It waits for a ring, or for the end of another process with its ID. Only SIGKILL used to end it."""
     waits, stop, left = asyncio.Event(), asyncio.Event(), []
 
     @asynccontextmanager
@@ -87,7 +87,7 @@ async def test_failed_start_is_reported() -> None:
 async def test_node_waiting_for_metadata_store_reports_it_and_stops(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An attempt to connect takes up to 15 s, and nobody looked at SIGTERM meanwhile."""
+    """An attempt to connect takes up to 15 s, during which SIGTERM used to be ignored."""
     tries, hangs, stop = iter((MetadataUnavailable("not yet"),)), asyncio.Event(), asyncio.Event()
 
     async def connect(*_: object, **__: object) -> Any:

@@ -25,31 +25,31 @@ KVSTORE = [sys.executable, "-m", "kvstore"]
 
 
 class Ear:
-    """A supervisor's socket, and what was said there."""
+    """A supervisor's socket, and the messages that it received."""
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self._door = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._door.setblocking(False)
-        self._door.bind("\0" + address[1:] if address.startswith("@") else address)
-        self._heard: list[str] = []
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)
+        self._socket.bind("\0" + address[1:] if address.startswith("@") else address)
+        self._received: list[str] = []
 
     @property
-    def heard(self) -> list[str]:
-        """Everything since the start, pings too."""
+    def messages(self) -> list[str]:
+        """Return all messages since the start, including pings."""
         while True:
             try:
-                self._heard.append(self._door.recv(4096).decode())
+                self._received.append(self._socket.recv(4096).decode())
             except BlockingIOError:
-                return self._heard
+                return self._received
 
     @property
     def said(self) -> list[str]:
-        """The same without pings."""
-        return [each for each in self.heard if each != "WATCHDOG=1"]
+        """Return all messages without pings."""
+        return [each for each in self.messages if each != "WATCHDOG=1"]
 
     def close(self) -> None:
-        self._door.close()
+        self._socket.close()
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def ear(tmp_path: Path) -> Iterator[Ear]:
 
 
 def test_reason_with_non_utf8_path_is_sent(ear: Ear) -> None:
-    """That of a certificate that has expired ended the node."""
+    """The reason of an expired certificate with such a path used to end the node."""
     supervisor = Supervisor(ear.address, None)
     supervisor._report_status(["the certificate in /etc/\udcff.pem has expired"])
     assert ear.said == ["STATUS=the certificate in /etc/?.pem has expired"]
@@ -79,25 +79,25 @@ async def test_supervisor_receives_changes_and_readiness_once(ear: Ear) -> None:
     reasons, stop = ["starting:\nwaits", "p1 has no state"], asyncio.Event()
     with following(Supervisor(ear.address, watchdog_s=0.03), lambda: list(reasons), stop):
 
-        async def heard(text: str) -> None:
+        async def received(text: str) -> None:
             async def is_heard() -> bool:
                 return ear.said[-1:] == [text]
 
             await wait_until(is_heard, what=text)
 
-        await heard("STATUS=starting: waits; p1 has no state")
+        await received("STATUS=starting: waits; p1 has no state")
         reasons.clear()
-        await heard("READY=1\nSTATUS=ready")
+        await received("READY=1\nSTATUS=ready")
         reasons.append("x" * 9999)
-        await heard(f"STATUS={'x' * STATUS_CHARS_MAX}")
+        await received(f"STATUS={'x' * STATUS_CHARS_MAX}")
         reasons.clear()
-        await heard("STATUS=ready")
-        pings = ear.heard.count("WATCHDOG=1")
+        await received("STATUS=ready")
+        pings = ear.messages.count("WATCHDOG=1")
         stop.set()
-        await heard("STOPPING=1\nSTATUS=stopping")
+        await received("STOPPING=1\nSTATUS=stopping")
 
         async def is_alive() -> bool:
-            return ear.heard.count("WATCHDOG=1") > pings + 3
+            return ear.messages.count("WATCHDOG=1") > pings + 3
 
         await wait_until(is_alive, what="pings while it stops")
     assert len(ear.said) == 5, "nothing twice"
@@ -109,10 +109,10 @@ async def test_no_pings_without_a_watchdog(ear: Ear) -> None:
     with following(Supervisor(ear.address), list, stop):
 
         async def is_said() -> bool:
-            return bool(ear.heard)
+            return bool(ear.messages)
 
         await wait_until(is_said)
-    assert ear.heard == ["STOPPING=1\nSTATUS=stopping"]
+    assert ear.messages == ["STOPPING=1\nSTATUS=stopping"]
 
 
 async def test_lost_supervisor_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -168,8 +168,8 @@ def test_real_node_reports_readiness_and_stop(zookeeper_chroot: str, tmp_path: P
     command = [*KVSTORE, "node", "run", "--config", str(node_file(tmp_path, zookeeper_chroot, '["bookie"]'))]
     with subprocess.Popen(command, env=environ, stderr=subprocess.DEVNULL) as node:
         try:
-            wait_until_blocking(lambda: "READY=1\nSTATUS=ready" in ear.heard, what="READY=1")
-            wait_until_blocking(lambda: ear.heard.count("WATCHDOG=1") > 2, what="pings")
+            wait_until_blocking(lambda: "READY=1\nSTATUS=ready" in ear.messages, what="READY=1")
+            wait_until_blocking(lambda: ear.messages.count("WATCHDOG=1") > 2, what="pings")
             node.send_signal(signal.SIGTERM)
             assert node.wait(timeout=60) == 0
             assert "STOPPING=1\nSTATUS=stopping" in ear.said

@@ -21,7 +21,7 @@ needs_mount = pytest.mark.skipif(os.geteuid() != 0, reason="a file system is mou
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
-    """A file system with 8 inodes and megabytes that are free."""
+    """A file system with 8 inodes and megabytes of free space."""
     place = tmp_path / "small"
     place.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=8m,nr_inodes=8", "tmpfs", str(place)]
@@ -36,7 +36,7 @@ def probe_of(disk: DirectoryDisk) -> WriteProbe:
 
 
 async def anew(probe: WriteProbe) -> str:
-    """Check without a result that is fresh."""
+    """Check without a recent result."""
     probe._known_at = None
     async with asyncio.timeout(PATIENCE_S):
         return await probe.check()
@@ -55,7 +55,7 @@ async def test_probe_of_healthy_disk_finds_and_leaves_nothing(tmp_path: Path) ->
 async def test_probe_names_missing_inodes(small: Path) -> None:
     probe = probe_of(DirectoryDisk(small))
     assert await anew(probe) == ""
-    for number in range(7):  # the root has the eighth
+    for number in range(7):  # the root uses the eighth
         (small / f"{number}").touch(exist_ok=False)
     assert await anew(probe) == f"no inodes are free, although bytes are: {small}"
     (small / "0").unlink()
@@ -71,7 +71,7 @@ async def test_probe_names_read_only_file_system(small: Path) -> None:
 
 
 class Failing(DirectoryDisk):
-    """A disk of which a directory fails, or does not answer."""
+    """A disk with a directory that fails, or does not answer."""
 
     failing: dict[str, OSError | None]
 

@@ -1,4 +1,4 @@
-"""The last release, from which this tree must be reachable by a rolling upgrade: its tag, and its tree."""
+"""The last release, from which a rolling upgrade to this tree must be possible: its tag, and its tree."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 RELEASE = "0.1.0"
-"""DO CHANGE it with each release (CONTRIBUTING.md, How to release)."""
+"""DO CHANGE with each release (CONTRIBUTING.md, How to release)."""
 UNTAGGED = {"0.1.0": "3798a2e0fc6cbeb7e3b1c819803257be7961f02e"}
 """Commits of releases that have no tag."""
 REVISION = UNTAGGED.get(RELEASE, f"v{RELEASE}")
@@ -14,11 +14,11 @@ ROOT = Path(__file__).parents[2]
 
 
 class NoHistory(Exception):
-    """The release's revision is not in this clone: says how to get it."""
+    """The release's revision is not in this clone. The message says how to fetch it."""
 
 
 def check_out(directory: Path) -> Path:
-    """Write the release's package below `directory`, which is to be first on a node's PYTHONPATH. Raises NoHistory."""
+    """Write the release's package below `directory`, for the start of a node's PYTHONPATH. Raises NoHistory."""
     command = ["git", "-C", str(ROOT), "archive", "--format=tar", REVISION, "kvstore"]
     try:
         packed = subprocess.run(command, capture_output=True, check=True)

@@ -1,5 +1,6 @@
-"""Real processes: a cluster of the last release is upgraded node by node, back and on, under load that a checker of
-linearizability judges, with a move and a snapshot while its nodes differ (docs/protocol.md, Versions)."""
+"""Real processes: a cluster of the last release is upgraded node by node, rolled back, and upgraded again. Meanwhile it
+is under load that a checker of linearizability judges, with a move and a snapshot between different versions
+(docs/protocol.md, Versions)."""
 
 from __future__ import annotations
 
@@ -34,16 +35,16 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.spark]
 
 KEYS, VALUE_BYTES = 1_000, 100
 REST_S = 0.25
-"""Of a caller between two operations: nodes that restart want the processors, too."""
+"""Pause of a caller between two operations, because restarting nodes need the processors, too."""
 
 
 class Releases:
-    """A cluster each of whose nodes runs this tree or the last release, from its next start on."""
+    """A cluster whose nodes each run this tree or the last release from their next start on."""
 
     def __init__(self, directory: Path) -> None:
         self.cluster = Cluster(directory, partitions=1)
         self._tree = base.check_out(directory / "release")
-        compileall.compile_dir(self._tree, quiet=1)  # else each of three nodes that start at once does it
+        compileall.compile_dir(self._tree, quiet=1)  # otherwise each of three starting nodes does it
         self._old = {"n1", "n2", "n3"}
         self._command: Callable[[NodePlace], list[str]] = self.cluster.local._command
         self.cluster.local._command = self._command_of  # type: ignore[method-assign]
@@ -56,7 +57,7 @@ class Releases:
         return ["/usr/bin/env", f"PYTHONPATH={self._tree}", python, "-P", *words]  # -P: not this directory's
 
     async def restart(self, node: str, *, old: bool = False) -> None:
-        """Stop a node in good order, and start it as the release or as this tree; return once all is served."""
+        """Stop a node cleanly, and start it as the release or as this tree. Return once all is served."""
         (self._old.add if old else self._old.discard)(node)
         cluster = self.cluster
         await asyncio.to_thread(cluster.terminate, node)
@@ -65,7 +66,7 @@ class Releases:
         assert (await asyncio.to_thread(self.status, node))["version"] == (base.RELEASE if old else VERSION)
 
     def status(self, node: str) -> dict[str, Any]:
-        """Asked for again where it does not come in time."""
+        """Request it again if it does not arrive in time."""
         found: dict[str, Any] = {}
 
         def has_come() -> bool:
@@ -77,7 +78,7 @@ class Releases:
         return found
 
     def log_versions(self) -> set[int | None]:
-        """By which cluster version the replicas on all nodes find their logs written; None: a node does not know."""
+        """Return the cluster versions in which replicas find their logs written; None: a node does not know."""
         tables = [self.status(node)["partitions"] for node in self.cluster.ids]
         return {replica.get("log_version") for table in tables for replica in table.values()}
 
@@ -122,7 +123,7 @@ async def under_load(stage: RingStage, planned: list[Any]) -> AsyncIterator[Ring
 
 
 def read_all(url: str) -> dict[bytes, bytes]:
-    """The statics, of the whole store at one moment."""
+    """Return the statics of the whole store at one moment."""
     store = pin_store(url, ttl_s=60)
     try:
         pages = (page for split in store.splits() for page in read_pinned(split, prefix=b"static"))
@@ -132,7 +133,7 @@ def read_all(url: str) -> dict[bytes, bytes]:
 
 
 async def snapshot(stage: RingStage, directory: Path) -> dict[bytes, bytes]:
-    """The statics as a snapshot has them that the operators' command takes."""
+    """Return the statics of a snapshot that the operators' command takes."""
     code, _ = await stage.command("snapshot", "create", "--to", str(directory), "--nice", "0", "--master", "local[1]")
     assert code == 0
     store = DirectoryStore(directory)
@@ -179,7 +180,7 @@ async def test_last_release_is_upgraded_and_downgraded_under_load(tmp_path: Path
 
 
 def test_missing_release_commit_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An export of the tree, and a clone without its history: an upgrade that was not made must not pass."""
+    """An export of the tree, or a clone without its history, must not pass: the upgrade was not made."""
     subprocess.run(["git", "init", "-q", str(tmp_path / "clone")], check=True)
     for root in (tmp_path, tmp_path / "clone"):
         monkeypatch.setattr(base, "ROOT", root)

@@ -148,8 +148,8 @@ class ClockSync:
         """Answer another server with this server's date. Raises InvalidRequest."""
         if method != "date":
             raise InvalidRequest(f"expected the method date, got {method!r}")
-        told = self.report()
-        return encode(told) if body == SAYS_MORE else encode(told[:4])
+        report = self.report()
+        return encode(report) if body == SAYS_MORE else encode(report[:4])
 
     def report(self) -> ClockReport:
         self.clock.look()
@@ -192,7 +192,7 @@ class ClockSync:
     async def _ask(self, server: ServerId) -> None:
         asked_at = self.clock.now()
         try:
-            told = decode(await self._links.call(server, DATES, "date", SAYS_MORE, CALL_S))
+            report = decode(await self._links.call(server, DATES, "date", SAYS_MORE, CALL_S))
         except (StoreError, msgspec.MsgspecError) as error:
             log.debug("server=%s did not report its date: %r", server, error)
             return
@@ -200,16 +200,16 @@ class ClockSync:
             self._asked.discard(server)
         now = self.clock.now()
         if now - asked_at <= CALL_S:
-            self.clock.judge.note_answer(server, _heard(told, (asked_at + now) / 2, asked_at))
+            self.clock.judge.note_answer(server, _clock_of(report, (asked_at + now) / 2, asked_at))
             self.clock.look()
 
 
-def _heard(told: ClockReport, at: float, asked_at: float) -> PeerClock:
+def _clock_of(report: ClockReport, at: float, asked_at: float) -> PeerClock:
     """Return the clocks of an answer. A server that is not sure reports its wall clock and its drift. The answer counts
     from the time of its question, because it may have been given before the clocks here moved apart."""
-    offset_ms = told.date_ms - at * 1000
-    date_ms, wall_ms = offset_ms - told.drift_ms, offset_ms
-    if told.is_sure:
-        date_ms, wall_ms = offset_ms, offset_ms + told.drift_ms
-    has_date = told.is_sure if told.has_date is None else told.has_date
-    return PeerClock(date_ms if has_date else None, wall_ms, told.is_sure, asked_at)
+    offset_ms = report.date_ms - at * 1000
+    date_ms, wall_ms = offset_ms - report.drift_ms, offset_ms
+    if report.is_sure:
+        date_ms, wall_ms = offset_ms, offset_ms + report.drift_ms
+    has_date = report.is_sure if report.has_date is None else report.has_date
+    return PeerClock(date_ms if has_date else None, wall_ms, report.is_sure, asked_at)

@@ -231,11 +231,11 @@ class Membership:
         """Read the ring. If a hint named a later ring than this metadata server has, read the latest one. If no such
         ring exists, ignore hints for a while."""
         ring = await self._reader.ring()
-        told = self._hinted
-        if ring.routed < told:
+        hinted = self._hinted
+        if ring.routed < hinted:
             await self._store.sync(paths.RING)
             ring = await self._reader.ring()
-        if ring.routed < told:
+        if ring.routed < hinted:
             self.false_hints += 1
             self._disbelieves_until = self._env.clock.now() + DISBELIEF_S
             self._hinted = 0

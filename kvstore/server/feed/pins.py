@@ -299,11 +299,11 @@ def _flaw_of(
     taken: dict[PartitionId, PinnedState], named: Sequence[PartitionId], errors: dict[PartitionId, StoreError]
 ) -> str:
     """Return what is wrong with a pin; empty if it is complete. A partition that owns nothing need not answer."""
-    told = "; ".join(f"{partition}: {error}" for partition, error in sorted(errors.items()))
+    failures = "; ".join(f"{partition}: {error}" for partition, error in sorted(errors.items()))
     if named:
-        return told
+        return failures
     wrong = flaw({partition: found.spans for partition, found in taken.items()})
-    return f"{wrong}; {told}" if wrong and told else wrong
+    return f"{wrong}; {failures}" if wrong and failures else wrong
 
 
 def _may_pass(error: StoreError) -> bool:

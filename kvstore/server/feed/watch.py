@@ -94,7 +94,7 @@ class Watch:
         first = self._plan.begin(await self._feeds.newest_ring(), after)
         await in_each(first, lambda follow: self._follow(follow, seen))
         yield self._positions()
-        told = self._feeds.clock.now()
+        sent_at = self._feeds.clock.now()
         while True:
             self._news.clear()
             self._has_trouble = False
@@ -106,10 +106,10 @@ class Watch:
                     yield message
                 is_moving |= cursor.position != before or (cursor.is_behind and not self._has_trouble)
             has_changed = await self._end_some() or not self._is_announced
-            left_s = told + self._heartbeat_s - self._feeds.clock.now()
+            left_s = sent_at + self._heartbeat_s - self._feeds.clock.now()
             if has_changed or left_s <= 0:
                 yield self._positions()
-                told = self._feeds.clock.now()
+                sent_at = self._feeds.clock.now()
             elif is_moving:
                 await asyncio.sleep(0)  # entries of no interest are skipped without waiting
             else:

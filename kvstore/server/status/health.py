@@ -488,9 +488,9 @@ def _moves(report: ClusterReport) -> Iterator[Finding]:
         if move.stuck:
             subject = f"move {move.id}, {move.source} → {move.target}"
             yield _finding(DEGRADED, "move_stuck", subject, move.stuck, _next_for_move(move, served))
-    told = {move.source for move in report.ring.moves if move.stuck}
+    reported = {move.source for move in report.ring.moves if move.stuck}
     for (node, partition), count in stuck.items():
-        if partition in told:
+        if partition in reported:
             continue
         yield _finding(
             DEGRADED,

@@ -55,9 +55,9 @@ class MoveReports:
             if server == own:
                 continue
             try:
-                told = _decode(await links.call(server, MOVES, "moves", b"", CALL_S))
+                report = _decode(await links.call(server, MOVES, "moves", b"", CALL_S))
             except (StoreError, msgspec.MsgspecError) as error:
                 log.info("server=%s does not report the progress of moves: %r", server, error)
             else:
-                found |= {MoveId(move): part for move, part in told.items()}
+                found |= {MoveId(move): part for move, part in report.items()}
         return found

@@ -140,8 +140,8 @@ def report_of(
     if node.worker is not None:
         report.repair.MergeFrom(_repair_report(node.worker.statistics()))
     if node.auditor is not None:
-        told = node.auditor.statistics()
-        report.is_auditor, report.bookies_lost = bool(told["in_office"]), int(told["bookies_lost"])
+        audit = node.auditor.statistics()
+        report.is_auditor, report.bookies_lost = bool(audit["in_office"]), int(audit["bookies_lost"])
     if node.is_open:
         for partition, table in node.replicas().items():
             report.replicas.append(replica_report(partition, table, loads.get(partition)))

@@ -67,8 +67,8 @@ class Outages:
 
     def _of_metadata(self, now: float, sight: ClusterView) -> Iterable[OutageEvent]:
         reason = "" if sight.metadata == "connected" else sight.metadata
-        self._metadata, told = _follow(self._metadata, reason, now)
-        if told is not None and reason:
+        self._metadata, reported = _follow(self._metadata, reason, now)
+        if reported is not None and reason:
             yield OutageEvent(
                 True,
                 "metadata=%s the metadata store is unavailable: reads and writes continue, but no leader, ledger or "
@@ -76,17 +76,17 @@ class Outages:
                 "be replaced until it is back",
                 (reason,),
             )
-        elif told is not None:
+        elif reported is not None:
             yield OutageEvent(
-                False, "metadata=%s the metadata store is back after %.1f s", (sight.metadata, now - told.since)
+                False, "metadata=%s the metadata store is back after %.1f s", (sight.metadata, now - reported.since)
             )
 
     def _of_quorum(self, now: float, sight: ClusterView) -> Iterable[OutageEvent]:
         reason = "" if sight.writable >= sight.ack or sight.metadata != "connected" else "few"
         if sight.metadata != "connected" and self._quorum is not None:
             return  # the registered bookies are unknown now
-        self._quorum, told = _follow(self._quorum, reason, now)
-        if told is not None and reason:
+        self._quorum, reported = _follow(self._quorum, reason, now)
+        if reported is not None and reason:
             yield OutageEvent(
                 True,
                 "writable=%d readonly=%d ack=%d the ack quorum is lost: too few bookies are writable, so logs that "
@@ -94,9 +94,9 @@ class Outages:
                 "ledger accept no writes",
                 (sight.writable, sight.readonly, sight.ack),
             )
-        elif told is not None:
+        elif reported is not None:
             text = "writable=%d readonly=%d ack=%d the ack quorum is back after %.1f s"
-            yield OutageEvent(False, text, (sight.writable, sight.readonly, sight.ack, now - told.since))
+            yield OutageEvent(False, text, (sight.writable, sight.readonly, sight.ack, now - reported.since))
 
     def _of_leaders(self, now: float, sight: ClusterView) -> Iterable[OutageEvent]:
         lost: dict[str, list[PartitionId]] = {}
@@ -104,15 +104,15 @@ class Outages:
         leaderless = set(sight.leaderless)
         for partition in sorted(leaderless | self._leaders.keys()):
             reason = self._why(partition, sight) if partition in leaderless else ""
-            found, told = _follow(self._leaders.get(partition), reason, now)
+            found, reported = _follow(self._leaders.get(partition), reason, now)
             if found is None:
                 self._leaders.pop(partition, None)
             else:
                 self._leaders[partition] = found
-            if told is not None and reason:
-                lost.setdefault(told.reason, []).append(partition)
-            elif told is not None and partition in sight.leaders:
-                back.append((partition, now - told.since))
+            if reported is not None and reason:
+                lost.setdefault(reported.reason, []).append(partition)
+            elif reported is not None and partition in sight.leaders:
+                back.append((partition, now - reported.since))
         self._led_by = {**self._led_by, **sight.leaders}
         for reason, partitions in sorted(lost.items()):
             yield OutageEvent(True, "partitions=%s have no leader: %s", (named(partitions), reason))

@@ -118,36 +118,36 @@ def _nodes(survey: ClusterSurvey, partitions: Iterable[PartitionView]) -> list[a
 def _partitions(survey: ClusterSurvey) -> list[PartitionView]:
     ring = survey.topology.ring
     shares = ring.shares()
-    told: dict[str, dict[ServerId, ReplicaReport]] = {}
+    reports: dict[str, dict[ServerId, ReplicaReport]] = {}
     for server, report in survey.reports.items():
         for each in report.replicas:
-            told.setdefault(each.partition, {})[server] = each
-    return [_partition(survey, ring.partitions[id], shares[id], told.get(id, {})) for id in sorted(ring.partitions)]
+            reports.setdefault(each.partition, {})[server] = each
+    return [_partition(survey, ring.partitions[id], shares[id], reports.get(id, {})) for id in sorted(ring.partitions)]
 
 
 def _partition(
-    survey: ClusterSurvey, member: Member, share: float, told: Mapping[ServerId, ReplicaReport]
+    survey: ClusterSurvey, member: Member, share: float, reports: Mapping[ServerId, ReplicaReport]
 ) -> PartitionView:
     leader, epoch = survey.topology.leaders.get(member.id, (ServerId(""), 0))
-    serving = [server for server, found in told.items() if found.role == SERVING]
+    serving = [server for server, found in reports.items() if found.role == SERVING]
     if serving:
-        leader = max(serving, key=lambda server: (told[server].lead.epoch, server == leader, server))
-    lead = told.get(leader) if serving else None
+        leader = max(serving, key=lambda server: (reports[server].lead.epoch, server == leader, server))
+    lead = reports.get(leader) if serving else None
     view = PartitionView(
         id=member.id,
         state=member.state.value,
         leader=leader,
-        epoch=lead.lead.epoch if lead else max([epoch, *(each.epoch for each in told.values())]),
+        epoch=lead.lead.epoch if lead else max([epoch, *(each.epoch for each in reports.values())]),
         served=lead is not None or _tells_nothing(survey, leader),
-        sequence=lead.sequence if lead else max((each.sequence for each in told.values()), default=0),
-        keys=lead.keys if lead else max((each.keys for each in told.values()), default=0),
+        sequence=lead.sequence if lead else max((each.sequence for each in reports.values()), default=0),
+        keys=lead.keys if lead else max((each.keys for each in reports.values()), default=0),
         share=share,
         lead=lead.lead if lead else None,
     )
     joining = {newcomer for newcomer, _ in member.replacing}
     leaving = {gone for _, gone in member.replacing}
     for server in member.replicas:
-        found = told.get(server)
+        found = reports.get(server)
         row = view.replicas.add(
             server=server,
             is_up=found is not None or _tells_nothing(survey, server),
@@ -172,37 +172,37 @@ def _tells_nothing(survey: ClusterSurvey, server: ServerId) -> bool:
 
 def _bookies(survey: ClusterSurvey, lacking: Mapping[str, int]) -> list[BookieReport]:
     """Return the bookies that are registered, have a cookie, or are reported by their nodes."""
-    told = {
+    reported = {
         BookieId(report.bookie.id): report.bookie for report in survey.reports.values() if report.HasField("bookie")
     }
     registered = survey.bookies.all
     found = []
-    for bookie in sorted({*survey.known_bookies, *registered, *told, *map(BookieId, lacking)}):
+    for bookie in sorted({*survey.known_bookies, *registered, *reported, *map(BookieId, lacking)}):
         row = BookieReport(id=bookie, address=registered.get(bookie, ""))
-        if bookie in told:
-            row.CopyFrom(told[bookie])
+        if bookie in reported:
+            row.CopyFrom(reported[bookie])
         row.zone = row.zone or survey.bookies.zones.get(bookie, "")
         row.node = row.node or node_of(bookie, row.address, survey.topology)
-        row.state = _state(bookie, survey.bookies, is_told=bookie in told, told=row.state)
+        row.state = _state(bookie, survey.bookies, is_reported=bookie in reported, state=row.state)
         row.lacking_ledgers = lacking.get(bookie, 0)
         space = survey.spaces.get(bookie)
         if isinstance(space, str):
             row.no_answer = space
         elif space is not None:
             row.disk.total_bytes, row.disk.free_bytes = space
-        elif bookie not in told and row.node in survey.silence:
+        elif bookie not in reported and row.node in survey.silence:
             row.no_answer = survey.silence[ServerId(row.node)]
         found.append(row)
     return found
 
 
-def _state(bookie: BookieId, registered: RegisteredBookies, *, is_told: bool, told: str) -> str:
+def _state(bookie: BookieId, registered: RegisteredBookies, *, is_reported: bool, state: str) -> str:
     """Return the bookie's state. A bookie that answers is believed about its space, but without a registration it is
     away, because clients cannot find it."""
     if bookie in registered.readonly:
         return "readonly"
     if bookie in registered.writable:
-        return told if is_told else "writable"
+        return state if is_reported else "writable"
     return "away"
 
 
@@ -266,14 +266,14 @@ def _copies(reports: Iterable[NodeReport]) -> admin_pb2.CopiesReport | None:
 
 
 def _repair(reports: Iterable[NodeReport]) -> admin_pb2.RepairReport | None:
-    told = [report.repair for report in reports if report.HasField("repair")]
-    if not told:
+    repairs = [report.repair for report in reports if report.HasField("repair")]
+    if not repairs:
         return None
     return admin_pb2.RepairReport(
-        enabled=all(each.enabled for each in told),
-        marked=max(each.marked for each in told),
-        mending=sum(each.mending for each in told),
-        unreadable=max(each.unreadable for each in told),
-        mended=sum(each.mended for each in told),
-        copied_bytes=sum(each.copied_bytes for each in told),
+        enabled=all(each.enabled for each in repairs),
+        marked=max(each.marked for each in repairs),
+        mending=sum(each.mending for each in repairs),
+        unreadable=max(each.unreadable for each in repairs),
+        mended=sum(each.mended for each in repairs),
+        copied_bytes=sum(each.copied_bytes for each in repairs),
     )

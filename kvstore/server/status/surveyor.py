@@ -180,7 +180,7 @@ class Surveyor:
         spaces = {bookie: self._nursery.spawn(self._space(bookie), name=f"survey {bookie}") for bookie in apart}
         cookies = self._nursery.spawn(self._read_cookies(), name="survey cookies")
         found: dict[ServerId, NodeReport | str] = {server: await answer for server, answer in asked.items()}
-        told: dict[BookieId, tuple[int, int] | str] = {bookie: await answer for bookie, answer in spaces.items()}
+        answered: dict[BookieId, tuple[int, int] | str] = {bookie: await answer for bookie, answer in spaces.items()}
         await cookies
         reports = {server: answer for server, answer in found.items() if not isinstance(answer, str)}
         return report_of_cluster(
@@ -191,7 +191,7 @@ class Surveyor:
                 silence={server: answer for server, answer in found.items() if isinstance(answer, str)},
                 bookies=self._view.current,
                 known_bookies=self._cookies,
-                spaces=told,
+                spaces=answered,
                 quorum=node.config.log.quorum,
                 date_ms=self._env.clock.date_ms(),
                 cluster_version=node.versions.cluster,

@@ -1,4 +1,4 @@
-"""Which date a server uses, as its clocks and the other servers' answers change (docs/protocol.md, P28, P29)."""
+"""The cluster time of a server while its clocks and the other servers' answers change (docs/protocol.md, P28, P29)."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ SURE, NEW = Other(), Other(None, 0, is_sure=False)
 
 
 class Server:
-    """One judge, its clocks, and others that say what the test lets them say. `wrong_ms`: of its wall clock."""
+    """One judge, its clocks, and other servers with given answers. `wrong_ms`: the error of its wall clock."""
 
     def __init__(self, servers: Sequence[ServerId] = THREE, kept_ms: float | None = None) -> None:
-        """`kept_ms`: how wrong the date is that the process before had."""
+        """`kept_ms`: the error of the time that the previous process saved."""
         self.servers = servers
         self.now, self.wrong_ms = 100.0, 0
         self.others: dict[ServerId, Other] = {}
@@ -56,12 +56,12 @@ class Server:
 
     @property
     def wrong(self) -> int:
-        """How wrong its date is."""
+        """Return the error of its cluster time."""
         return int(self.now * 1000 + self.judge.offset_ms) - (self.wall_ms - self.wrong_ms)
 
     @property
     def shown(self) -> int:
-        """How wrong the date is that it tells clients."""
+        """Return the error of the time that it gives to clients."""
         return self.judge.shown_ms(self.now) - (self.wall_ms - self.wrong_ms)
 
     def wait(self, seconds: float) -> Server:
@@ -87,7 +87,7 @@ def heard(said: Other, now: float) -> PeerClock:
     return PeerClock(None if said.date is None else offset_ms + said.date, offset_ms + said.wall, said.is_sure, now)
 
 
-# ── the first date ────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the first cluster time ────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_first_date_comes_from_another_server_not_wall_clocks() -> None:
@@ -132,7 +132,7 @@ def test_cold_start_needs_two_agreeing_servers_of_three() -> None:
 
 
 def test_cold_start_waits_for_silent_server() -> None:
-    """It may be the one that has the date."""
+    """That server may be the one that has the cluster time."""
     server = Server()
     server.wrong_ms = HOUR_MS
     server.others = {B: Other(None, HOUR_MS, is_sure=False)}
@@ -157,7 +157,7 @@ def test_isolated_server_leads_after_a_while_and_removes_nothing() -> None:
 
 
 def test_server_starts_when_all_few_reachable_servers_agree() -> None:
-    """The others of a large cluster may be dead for good: what only this server can lead has no other leader."""
+    """The others of a large cluster may be lost for good: some partitions can then be led only by this server."""
     server = Server([A, B, C, D, E])
     server.others = {B: Other(None, 100, is_sure=False)}
     assert not server.wait(ALONE_S - 1).judge.may_lead
@@ -177,7 +177,7 @@ def test_isolated_server_takes_date_of_another_server() -> None:
 
 
 def test_server_counts_as_isolated_only_after_a_while() -> None:
-    """A cut of some seconds, or a pause of its own, does not make its wrong wall clock a date."""
+    """A network cut of some seconds, or a pause of the server, does not make its wrong wall clock the cluster time."""
     server = Server()
     server.wrong_ms = HOUR_MS
     server.others = {B: Other(None, 0, is_sure=False), C: Other(None, -HOUR_MS, is_sure=False)}
@@ -231,7 +231,7 @@ def test_jump_of_one_wall_clock_moves_no_date(jump_ms: int) -> None:
 
 @pytest.mark.parametrize("jump_ms", [3_000, MINUTE_MS, HOUR_MS, 365 * 24 * HOUR_MS, -MINUTE_MS, -365 * 24 * HOUR_MS])
 def test_jump_of_majority_of_wall_clocks_moves_date_slowly(jump_ms: int) -> None:
-    """Seen by a server whose clock jumped with another one, and by the third."""
+    """The servers are one whose clock jumped together with another one's, and the third."""
     for own, others in ((jump_ms, {B: jump_ms, C: 0}), (0, {B: jump_ms, C: jump_ms})):
         server = Server().sure()
         server.wrong_ms = own
@@ -259,7 +259,7 @@ def test_date_reaches_wall_clocks_of_majority() -> None:
 
 
 def test_session_owner_counts_less_than_clocks_may_move() -> None:
-    """Q3: NTP slews a clock by at most 500 ppm; the owner's may be slow, and the leader's fast."""
+    """Q3: NTP slews a clock by at most 500 ppm. The owner's clock may be slow, and the leader's fast."""
     ppm = 500e-6
     assert (1 - CLOCK_RATE) * (1 + ppm) * (1 + ppm) * (1 + RATE) < 1
 
@@ -298,7 +298,7 @@ def test_single_server_moves_its_date_slowly() -> None:
 
 def test_server_with_missed_time_steps_to_date_of_others() -> None:
     server = Server().sure()
-    server.judge.offset_ms -= 600_000  # its monotonic clock stood for ten minutes
+    server.judge.offset_ms -= 600_000  # its monotonic clock was stopped for ten minutes
     server.wait(0.2)
     assert server.wrong == 0
     assert server.judge.may_remove
@@ -309,7 +309,7 @@ def test_server_does_not_step_to_date_without_majority() -> None:
     """One server's clock may be broken."""
     server = Server().sure()
     server.others = {B: Other(HOUR_MS, HOUR_MS), C: SURE}
-    server.wrong_ms = -5_000  # its own clocks move apart, so that it is not sure
+    server.wrong_ms = -5_000  # its own clocks diverge, so that it is not sure
     server.wait(2.0)
     assert abs(server.wrong) <= 20
 
@@ -353,7 +353,7 @@ def test_survivor_continues_with_its_monotonic_clock() -> None:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_skipped_judgement_would_have_changed_nothing(seed: int) -> None:
-    """One judge looks each time, the other only when something may have changed: they say the same."""
+    """One judge looks each time, the other only when something may have changed. Both reach the same result."""
     random = Random(seed)
     lazy, eager = Server(), Server()
     for _ in range(400):

@@ -1,4 +1,4 @@
-"""Whom a server asks for dates, and which answers count (docs/protocol.md, P28)."""
+"""Which servers are asked for the cluster time, and which answers count (docs/protocol.md, P28)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kvstore.server.clock.clock_sync import (
     ClockReport,
     ClockSync,
     JudgedClock,
-    _heard,
+    _clock_of,
     decode,
     encode,
 )
@@ -45,7 +45,7 @@ class Clock(Unjudged):
 
 
 class Others:
-    """Two servers that are sure of the present date, and take their time to say so."""
+    """Two servers that are sure of the current time, and answer slowly."""
 
     def __init__(self, clock: Clock) -> None:
         self.takes_s, self.asked, self.answer = 0.0, 0, b""
@@ -93,7 +93,7 @@ async def test_timely_answer_counts(world: World) -> None:
 
 
 async def test_late_answer_says_nothing_about_the_date(world: World) -> None:
-    """The event loop stood still between question and answer, here or there: half of that is how wrong it may be."""
+    """An event loop paused between question and answer, here or there: half of the pause is the possible error."""
     world.others.takes_s = CALL_S + 0.1
     world.clock_sync.start()
     await world.rounds(5)
@@ -123,15 +123,15 @@ async def test_answer_from_before_clock_jump_confirms_nothing(world: World, monk
 
 
 async def test_servers_of_earlier_releases_are_understood(world: World) -> None:
-    """They take four elements, and say nothing of whether they have a date: one that is sure has one."""
+    """Their answers have four elements and do not state whether there is a time: a server that is sure has one."""
     world.others.answer = b""
     world.clock_sync.start()
     await world.rounds(2)
     assert len(msgspec.msgpack.decode(world.clock_sync.answer(B, "date", b""))) == 4
     assert len(msgspec.msgpack.decode(world.clock_sync.answer(B, "date", SAYS_MORE))) == 6
-    assert _heard(decode(encode((1_000, True, "", 300.0))), 1.0, 2.0) == PeerClock(0, 300.0, True, 2.0)
-    assert _heard(decode(encode((1_000, False, "why", 300.0))), 1.0, 2.0) == PeerClock(None, 0.0, False, 2.0)
-    assert _heard(decode(encode((1_000, False, "why", 300.0, True))), 1.0, 2.0) == PeerClock(-300.0, 0.0, False, 2.0)
+    assert _clock_of(decode(encode((1_000, True, "", 300.0))), 1.0, 2.0) == PeerClock(0, 300.0, True, 2.0)
+    assert _clock_of(decode(encode((1_000, False, "why", 300.0))), 1.0, 2.0) == PeerClock(None, 0.0, False, 2.0)
+    assert _clock_of(decode(encode((1_000, False, "why", 300.0, True))), 1.0, 2.0) == PeerClock(-300.0, 0.0, False, 2.0)
     await world.clock_sync.close()
 
 

@@ -132,7 +132,7 @@ def test_server_of_first_release_states_no_version() -> None:
 
 # docs/protocol.md V2
 async def test_server_rereads_version_once_it_is_registered(env: Env) -> None:
-    """Until then nobody waits for it with a rise, however long that takes."""
+    """Until then no rise waits for it, however long that takes."""
     tree, placed = MemoryTree(), list[str]()
     other, own = MemoryStore(tree), MemoryStore(tree)
     await ensure_path(other, paths.SERVERS)

@@ -32,7 +32,7 @@ RING = new_ring([P1], {N1: "", N2: ""}, 2)
 
 
 class World:
-    """A metadata store, and what other processes write to it."""
+    """A metadata store, and changes to it by other processes."""
 
     def __init__(self, env: Env) -> None:
         self.env = env
@@ -110,7 +110,7 @@ async def test_older_ring_of_lagging_metadata_server_is_ignored(world: World) ->
 
 # docs/protocol.md H7
 async def test_everything_is_reread_in_time_despite_many_hints(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A watch was lost, and a partition that nobody leads makes this server look for its leader all the time."""
+    """After a lost watch, a partition without a leader causes this server to look for its leader continuously."""
 
     class Deaf(MemoryStore):
         def watch(self, path: str, changed: Callable[[], None]) -> Watch:
@@ -131,7 +131,7 @@ async def test_everything_is_reread_in_time_despite_many_hints(world: World, mon
 
 # docs/protocol.md H7
 async def test_change_during_full_read_is_read_first(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where that takes seconds, operations on a partition whose leader had changed were refused."""
+    """While reading took seconds, operations on a partition whose leader had changed used to be refused."""
     partitions = [PartitionId(f"p{number}") for number in range(1, 10)]
     ring = new_ring(partitions, {N1: "", N2: ""}, 2)
     for each in partitions:
@@ -142,7 +142,7 @@ async def test_change_during_full_read_is_read_first(world: World, monkeypatch: 
     asked: list[str] = []
 
     class Slow(MemoryStore):
-        """Where all is read for the second time, the last leader changes as the first is read."""
+        """During the second full read, the last leader changes while the first is read."""
 
         async def get(self, path: str) -> tuple[bytes, Stat]:
             if path == first and middle in asked:
@@ -178,7 +178,7 @@ async def test_undecodable_node_is_logged_once(world: World, caplog: pytest.LogC
 
 # docs/protocol.md H7
 async def test_full_read_starts_with_unknown_leaders(world: World) -> None:
-    """Operations wait for those: of a thousand partitions one that had just joined stood for seconds in the line."""
+    """Operations wait for those. One of a thousand partitions that had just joined used to be read seconds later."""
     asked: list[str] = []
 
     class Noting(MemoryStore):
@@ -296,7 +296,7 @@ async def test_restarted_server_takes_over_only_its_own_znode(world: World) -> N
 
 # docs/protocol.md H12
 async def test_second_process_of_one_id_waits_for_the_first(world: World) -> None:
-    """It would host replicas under that one's name, and each would remove what the other has published."""
+    """Two servers would host replicas under one name, and each would remove what the other publishes."""
     await world.other.create(paths.RING, codec.encode(RING))
     first = MemoryStore(world.tree)
     await world.membership(first).announce()

@@ -29,7 +29,7 @@ RING = new_ring([P1], {ServerId("n1"): ""}, 1)
 
 
 class Lagging(MemoryStore):
-    """A session with a metadata server that shows what it had at first until it is synced; its watches never fire."""
+    """A session with a metadata server that shows its first state until it is synced, and whose watches never fire."""
 
     def __init__(self, tree: MemoryTree) -> None:
         super().__init__(tree)
@@ -111,7 +111,7 @@ async def test_false_hint_is_ignored_for_a_while(world: World, monkeypatch: pyte
     assert world.membership.topology.ring.version == known.ring.version
     flipped = await world.flip(known.ring)
     assert not world.membership.hint_ring(flipped.routed)
-    world.membership._disbelieves_until = 0.0  # its time is over
+    world.membership._disbelieves_until = 0.0  # the period has passed
     assert world.membership.hint_ring(flipped.routed)
     await wait_until(lambda: world.knows(flipped.version), what="who tells the truth is believed again")
 
@@ -124,7 +124,7 @@ async def test_true_hint_during_false_one_is_followed(world: World) -> None:
 
 
 class Slow(Lagging):
-    """Its answers take a turn of the event loop."""
+    """A store whose answers take a turn of the event loop."""
 
     async def get(self, path: str) -> tuple[bytes, Stat]:
         await asyncio.sleep(0)
@@ -133,7 +133,7 @@ class Slow(Lagging):
 
 @pytest.fixture
 async def busy(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
-    """One that reads all again as soon as it has: whatever hint comes, all is due."""
+    """A membership that starts each full read directly after the last: whichever hint arrives, a full read is due."""
     monkeypatch.setattr(module, "REREAD_S", 0.0)
     store = Slow(world.store.tree)
     membership = Membership(world.membership._env, store, Member(id="n2", resp="h:2"))

@@ -1,4 +1,4 @@
-"""Changes of the ring's znode: by compare-and-set, whoever else writes and whatever breaks."""
+"""Changes of the ring's znode by compare-and-set, with other writers and lost connections."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def adding(partition: PartitionId) -> ring_store.Callable[[Ring], Ring]:
 
 
 class Flaky(MemoryStore):
-    """Breaks the connection after so many of the next writes, which are done all the same; another writer may come in
-    between."""
+    """Breaks the connection after so many of the next writes, which are executed nevertheless. Another writer may
+    write in between."""
 
     breaks = 0
     between: Ring | None = None
@@ -79,7 +79,7 @@ async def test_plan_lost_to_another_change_is_unknown(store: Flaky) -> None:
 
 
 async def test_operation_of_unknown_outcome_is_made_once(store: Flaky) -> None:
-    """Its id stands in the ring: so it is known, where a plan without one stays of unknown outcome (H11)."""
+    """The outcome is known because the ring contains its ID. Plans without one keep an unknown outcome (H11)."""
 
     def one_more(ring: Ring) -> Ring:
         return adding(PartitionId(f"p{len(ring.partitions) + 1}"))(ring)
@@ -134,7 +134,7 @@ async def test_server_knows_its_own_writes_at_once(store: Flaky, membership: Mem
 async def test_changes_written_together_have_separate_outcomes(
     store: Flaky, membership: Membership, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Many moves of a server end at once, and operations wait for the ring to tell."""
+    """Many moves of a server end at once, and operations wait for the new ring."""
     tried = count_writes(monkeypatch)
     own = RingStore(store, membership)
     wanted = [PartitionId(f"q{number}") for number in range(8)]
@@ -172,7 +172,7 @@ async def test_changes_written_together_fail_together(store: Flaky, membership: 
 async def test_change_that_is_too_large_fails_alone(
     store: Flaky, membership: Membership, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Moves of this server end while an operator asks for too much."""
+    """Moves of this server end while an operator requests too many."""
     own = RingStore(store, membership)
     many = [PartitionId(f"q{number}") for number in range(40)]
     monkeypatch.setattr(ring_store, "RING_BYTES_MAX", 2_000)
@@ -195,7 +195,7 @@ async def test_change_that_is_too_large_fails_alone(
 async def test_planned_change_proceeds_when_planning_is_refused(
     store: Flaky, membership: Membership, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A range that its source has released is owned by nobody for those who ask until the ring is flipped."""
+    """A range that its source has released has no owner for clients until the ring is flipped."""
     own = RingStore(store, membership)
     move = min((await own.change(adding(P2), plans=True)).moves)
     copying = await own.change(lambda ring: steps.begin(ring, move, 1))
@@ -274,7 +274,7 @@ async def test_urgent_change_is_written_without_reading(
 
     monkeypatch.setattr(MemoryStore, "get", counted)
     own = RingStore(store, membership)
-    for wanted in (P2, P3):  # known by reading, and by writing
+    for wanted in (P2, P3):  # known from reading, and from writing
         await own.change(adding(wanted), soon=True)
     assert paths.RING not in read
     assert set((await stored(store)).partitions) == {P1, P2, P3}

@@ -46,7 +46,7 @@ def test_version_rises_to_what_all_servers_support(
 
 
 def test_starting_server_counts_as_old() -> None:
-    """It may not come to anything, and then somebody wants to go back."""
+    """The upgrade may be abandoned, and then an operator wants to return to the previous release."""
     members = up(n1=2, n2=2, n3=2)
     members[N3] = replace(members[N3], starting=True)
     assert next_version(FIRST, members, ALL) is None
@@ -61,7 +61,7 @@ def test_undecodable_server_is_named() -> None:
 
 
 def test_lasting_reasons_differ_from_passing_ones() -> None:
-    """`kvstore up` waits for the one and not for the other."""
+    """`kvstore up` waits for the former and not for the latter."""
     started = {each: replace(member, starting=True) for each, member in up(n1=2, n2=2).items()}
     for members in (up(n1=2, n2=2, n3=2), up(n1=2, n2=2), started):
         assert not lasts(what_holds_it(FIRST, members, ALL, 2))

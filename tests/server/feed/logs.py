@@ -1,4 +1,4 @@
-"""Partitions' logs in memory, as feeds read them: written, rolled and trimmed by tests."""
+"""Partitions' logs in memory, as feeds read them. Tests write, roll and trim them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class MemoryLog:
         self.ledgers: list[Listed] = []
         self.trimmed_seq = 0
         self.shown: int | None = None
-        """Only so many entries can be read yet; None: all."""
+        """Number of entries that can be read so far; None: all."""
         self.failure: Exception | None = None
         self.news = asyncio.Event()
         self._created: dict[bytes, int] = {}
@@ -33,12 +33,12 @@ class MemoryLog:
         self.roll()
 
     def roll(self) -> None:
-        """Begin another ledger."""
+        """Start another ledger."""
         self._ledger, self._entry = self.ledgers[-1].id + 1 if self.ledgers else 1, -1
         self.ledgers.append(Listed(LedgerId(self._ledger), Seq(self.seq + 1), True, 1, 0))
 
     def trim(self, ledgers: int) -> None:
-        """Drop the first ledgers."""
+        """Delete the first ledgers."""
         self._first = ledgers
         gone = {each.id for each in self.ledgers[:ledgers]}
         self.end = next(each.position for each in reversed(self.entries) if each.position.ledger in gone)
@@ -52,7 +52,7 @@ class MemoryLog:
         return LedgerList(1, tuple(self.ledgers), Seq(self.trimmed_seq), end)
 
     def put(self, *items: tuple[bytes, bytes], expires_ms: int = 0) -> int:
-        """One entry; the last version in it."""
+        """Append one entry; return the last version in it."""
         entry = Entry(self.partition, 1, self.seq + 1, self.time_ms, b"")
         kinds = bytearray()
         for key, value in items:

@@ -49,7 +49,7 @@ class Reading:
         return await asyncio.to_thread(partial(self._feed.changes, partition, after, **options))
 
     async def all(self, partition: str, **options: Any) -> list[feed_pb2.ChangesResponse]:
-        """Page by page, to the end."""
+        """Return all changes, read page by page."""
         pages, after = [], 0
         while True:
             page = await self.page(partition, after, **options)
@@ -145,7 +145,7 @@ async def test_page_without_interest_advances(reading: Reading) -> None:
 
 
 async def test_bounds_are_reached_over_uninteresting_entries(reading: Reading) -> None:
-    """A reader's place that had gone over it, and then forgot that, stood still until something new came."""
+    """A position that had advanced over it, and whose memory was lost, used to stay there until the next change."""
     log = reading.world.logs["p1"]
     log.put((b"a", b"1"))
     assert (await reading.page("p1", 0, start=b"z")).next == 1
@@ -260,7 +260,7 @@ async def test_partition_that_left_is_read_to_its_end(reading: Reading) -> None:
 
 
 async def test_unknown_new_partition_has_not_left(reading: Reading) -> None:
-    """Else nobody would ever read on."""
+    """Otherwise no reader would ever continue."""
     await reading.world.join_unheard("p3")
     reading.world.logs["p3"].put((b"a", b""))
     page = await reading.page("p3", 0)
@@ -274,7 +274,7 @@ async def test_unknown_partition_is_refused(reading: Reading) -> None:
 
 @pytest.mark.parametrize("bounds", [(b"k" * 4098, b""), (b"", b"k" * (1 << 20)), (b"b", b"a")], ids=["1", "2", "3"])
 async def test_bound_longer_than_a_key_is_refused(reading: Reading, bounds: tuple[bytes, bytes]) -> None:
-    """A megabyte of it would be kept for each watch and each place."""
+    """A megabyte of it would be kept for each watch and each position."""
     start, end = bounds
     with pytest.raises(InvalidRequest, match="expected"):
         await reading.page("p1", 0, start=start, end=end)
@@ -368,7 +368,7 @@ async def test_hold_pins_the_log_until_its_deadline(reading: Reading) -> None:
 
 # docs/protocol.md H5, F6
 async def test_hold_of_log_being_retired_pins_it(reading: Reading) -> None:
-    """Its list is empty already, and the ring has the partition still: a stream ended as if its place were trimmed."""
+    """Its list is already empty, and the ring still has the partition. Streams used to end as if trimmed."""
     world, log = reading.world, reading.world.logs["p1"]
     log.put((b"a", b""))
     log.roll()
@@ -388,7 +388,7 @@ async def test_hold_of_log_being_retired_pins_it(reading: Reading) -> None:
 
 
 async def test_hold_covers_partitions_that_join(reading: Reading) -> None:
-    """Of one that it does not name, and of one that has logged nothing yet: what it would get to read stays."""
+    """One pin omits a partition, the other belongs to a partition without a log: its future changes are kept."""
     world = reading.world
     joining = replace(world.ring.partitions[P2], id=PartitionId("p3"), state=PartitionState.JOINING)
     retired = replace(joining, id=PartitionId("p4"), state=PartitionState.RETIRED)
@@ -415,7 +415,7 @@ async def test_hold_covers_partitions_that_join(reading: Reading) -> None:
 async def test_hold_names_are_limited_and_existing_ones_continue(
     reading: Reading, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each is a znode of every partition, for up to a week."""
+    """Each pin is a znode of every partition, for up to a week."""
     monkeypatch.setattr(feed_service, "HOLDS_MAX", 2)
     world = reading.world
     world.logs["p2"].put((b"a", b""))
@@ -432,7 +432,7 @@ async def test_hold_names_are_limited_and_existing_ones_continue(
 
 
 async def test_hold_skips_partitions_that_left(reading: Reading) -> None:
-    """Its log stays for a time without a pin. Refused for its sake, a stream that begins with it held no log."""
+    """Its log remains for a time without a pin. A stream that starts with it would be refused and keep no log."""
     world = reading.world
     for partition in ("p1", "p2"):
         world.logs[partition].put((b"a", b""))
@@ -447,7 +447,7 @@ async def test_hold_skips_partitions_that_left(reading: Reading) -> None:
 
 @pytest.mark.parametrize("name", ["p9", "", ".", "a\n\0b", "../p1", "p" * 5000])
 async def test_hold_of_unknown_partition_is_refused(reading: Reading, name: str) -> None:
-    """It ended the process: its name was asked for in the metadata store by a task that must not fail."""
+    """This used to end the process: a task that must not fail looked up its name in the metadata store."""
     world = reading.world
     with pytest.raises(InvalidRequest, match="one of the partitions"):
         await reading.hold("stream", {name: 1}, 60)

@@ -38,7 +38,7 @@ async def reading(tmp_path: Path) -> AsyncIterator[Reading]:
 
 # docs/protocol.md F6
 async def test_server_of_another_cluster_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Addresses are used again, and partitions have the same names everywhere."""
+    """Addresses are reused, and partitions have the same names in every cluster."""
     monkeypatch.setattr(FeedService, "_servers_of", lambda *_: [])
     async with (
         World.open(tmp_path / "ours", "p1") as ours,
@@ -78,7 +78,7 @@ async def test_page_at_its_bound_does_not_wait(reading: Reading) -> None:
 
 
 async def test_hold_of_many_partitions_moves_in_parallel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One after the other took longer than a server got for its answer, and each attempt began from the front."""
+    """One after another they used to take longer than a server's time limit, and each attempt started over."""
     names = [f"p{number}" for number in range(60)]
     moving: list[str] = []
     times_s: list[float] = []
@@ -106,7 +106,7 @@ async def test_hold_of_many_partitions_moves_in_parallel(tmp_path: Path, monkeyp
 async def test_positions_of_many_partitions_are_read_in_parallel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The log of a partition that is idle is written to before its leader tells where it ends."""
+    """The log of an idle partition is written to before its leader reports its end."""
     names = [f"p{number}" for number in range(60)]
     asked: list[str] = []
     times_s: list[float] = []

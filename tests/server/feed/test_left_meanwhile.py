@@ -33,7 +33,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 
 def hand(world: World, source: str, target: str) -> None:
-    """The key's range goes to another partition."""
+    """Move the key's range to another partition."""
     seq, time_ms = world.logs[source].seq, world.logs[source].time_ms
     world.logs[source].record(Release(1, AT, 1, PartitionId(target), SPAN))
     world.logs[target].time_ms = max(world.logs[target].time_ms, time_ms)
@@ -41,7 +41,7 @@ def hand(world: World, source: str, target: str) -> None:
 
 
 def put(world: World, partition: str, *, own_keys: int = 0) -> None:
-    """The key gets its next value, and the partition writes some others before."""
+    """Write the key's next value, after some other writes to the partition."""
     log = world.logs[partition]
     log.time_ms += 1
     for _ in range(own_keys):
@@ -50,7 +50,7 @@ def put(world: World, partition: str, *, own_keys: int = 0) -> None:
 
 
 def there_and_back(world: World, source: str, target: str, *, own_keys: int = 0) -> None:
-    """p3 joins, gets the range of `source`, gives it to `target` and leaves. Each writes the key."""
+    """Let p3 join, receive the range of `source`, pass it to `target` and leave. Each of them writes the key."""
     put(world, source, own_keys=own_keys)
     world.join("p3")
     hand(world, source, "p3")
@@ -82,7 +82,7 @@ async def test_changes_of_partition_that_came_and_went_come_first(
 
 @pytest.mark.parametrize(("source", "target"), [("p1", "p2"), ("p2", "p1")])
 async def test_changes_of_idle_source_are_not_lost(world: World, source: str, target: str) -> None:
-    """The RELEASE stands right at the position: nothing says whether the reader has had it."""
+    """The RELEASE is directly at the position: nothing states whether the reader has seen it."""
     put(world, source)
     idle_at = world.logs[source].seq
     world.join("p3")
@@ -127,7 +127,7 @@ async def test_single_key_waits_for_partition_that_came_and_went(world: World, s
 async def test_finished_partition_is_not_delivered_again(
     world: World, source: str, target: str, is_log_gone: bool
 ) -> None:
-    """Its source was idle since it gave the range away: at the position its RELEASE is seen again."""
+    """Its source was idle since it released the range: its RELEASE is read again at the position."""
     following = await world.watch(heartbeat_s=0.05)
     there_and_back(world, source, target)
     world.feeds.look_at_ring()
@@ -145,7 +145,7 @@ async def test_finished_partition_is_not_delivered_again(
 
 @pytest.mark.parametrize(("source", "target"), [("p1", "p2"), ("p2", "p1")])
 async def test_finished_partition_is_not_repeated_when_target_was_idle(world: World, source: str, target: str) -> None:
-    """At the position OWN is seen again, which did not raise the target's sequence."""
+    """OWN, which did not raise the target's sequence, is read again at the position."""
     for _ in range(9):
         put(world, target)
     following = await world.watch(heartbeat_s=0.05)
@@ -167,7 +167,7 @@ async def test_finished_partition_is_not_repeated_when_target_was_idle(world: Wo
 
 
 async def test_position_names_partition_before_passing_release_to_it(world: World) -> None:
-    """Else whoever is cut off in between, and comes back when it has left, has missed it and cannot say so."""
+    """Otherwise a reader that loses its connection, and returns after the partition left, would miss it unnoticed."""
     messages: list[kv_pb2.WatchResponse] = []
     has_all = asyncio.Event()
 
@@ -210,7 +210,7 @@ async def test_missed_partition_without_log_is_reported(world: World) -> None:
 
 
 async def test_all_positions_except_removed_ones_may_be_named(world: World) -> None:
-    """Feed.Positions lists a partition that has left for good, at last at 0: nothing can be read behind that."""
+    """Feed.Positions lists a partition that has left for good, finally at 0: nothing can be read after that."""
     there_and_back(world, "p1", "p2")
     lose_log(world, "p3")
     here = {each: world.logs[each].seq for each in ("p1", "p2")}
@@ -234,7 +234,7 @@ async def test_partition_that_left_before_the_watch_is_not_shown(world: World) -
 
 
 async def test_range_waits_for_source_when_target_is_known_before_ring(world: World) -> None:
-    """p3 has joined, and left, and this server knows it from logs alone."""
+    """p3 has joined and left, and this server knows that only from logs."""
     following = await world.watch()
     known = world.ring
     world.logs["p1"].shown = len(world.logs["p1"].entries)

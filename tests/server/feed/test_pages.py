@@ -1,4 +1,4 @@
-"""Readers of pages against a plain list of what was logged: random bounds and keys, ledgers that are trimmed, and
+"""Readers of pages, compared with a plain list of the logged changes: random bounds and keys, trimmed ledgers, and
 windows so small that every reader falls behind them."""
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class Logged(NamedTuple):
 
 
 class Writer:
-    """Logs what comes to its mind, and keeps a list of the changes and of the moves."""
+    """Logs random changes and moves, and keeps lists of them."""
 
     def __init__(self, log: MemoryLog, random: Random) -> None:
         self.log, self._random = log, random
         self.changes: list[Logged] = []
         self.handovers: list[tuple[int, int]] = []
-        """Sequence of each move, and in which ledger it stands."""
+        """Sequence and ledger of each move."""
         self._living: set[bytes] = set()
 
     @property
@@ -80,10 +80,10 @@ class Writer:
 
 
 class Reader:
-    """Reads page by page, with other bounds each time. Nobody ever shows it less or more than there is."""
+    """Reads page by page, each with other bounds, and checks that no change is missing or added."""
 
     def __init__(self, writer: Writer, services: list[FeedService], random: Random) -> None:
-        """Of two services, one may have kept its place, and the other has not."""
+        """There are two services: one may have kept the reader's position, and the other has not."""
         self._writer, self._services, self._random = writer, services, random
         self._start, self._end = random.choice(((b"", b""), (b"", b""), (b"03", b"07"), (b"11", b""), (b"zz", b"")))
         self.after = self._began = random.choice((0, writer.log.seq))

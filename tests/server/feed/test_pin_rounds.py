@@ -1,4 +1,4 @@
-"""Pins of all partitions, as their leaders and replicas answer."""
+"""Pinning all partitions, with the answers of their leaders and replicas."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DEADLINE_MS = 1 << 60
 
 
 class Servers:
-    """The node behind, and the one server that leads all."""
+    """The node, and the one server that leads all partitions."""
 
     def __init__(self, root: Path) -> None:
         self.env, self.store = real_env(root), MemoryStore()
@@ -47,7 +47,7 @@ class Servers:
         self.pins = Pins(self.store, LedgerLists(self.store))
 
     async def nothing(self, partition: PartitionId) -> None:
-        """Let all be as it is."""
+        """Set up the normal state."""
 
     @property
     def topology(self) -> Any:
@@ -88,8 +88,8 @@ async def servers(tmp_path: Path) -> AsyncIterator[Servers]:
 
 # docs/protocol.md K4
 async def test_pin_round_is_repeated_when_a_range_moved_on(servers: Servers) -> None:
-    """It is A's at A's position. B has owned it, has taken writes, and has given it away before B's position; C
-    does not own it yet at C's."""
+    """A owns it at A's position. B has owned it, written to it, and released it before B's position; C does not own it
+    yet at C's position."""
 
     async def moves_on(partition: PartitionId) -> None:
         if partition != B or B in servers.taken:
@@ -141,7 +141,7 @@ async def test_pin_round_is_repeated_while_moves_are_unknown(servers: Servers, m
 
 # docs/protocol.md K3
 async def test_pin_is_not_gone_while_no_replica_answers(servers: Servers) -> None:
-    """Servers announce themselves again after an outage; the pin on the log is renewed."""
+    """Servers register again after an outage, and the pin on the log is renewed."""
     await servers.pins.hold_on(A, "pin", 1)
     renew = data_pb2.RenewRequest(id="pin", partitions=[A])
     with pytest.raises(NoSuchPin):
@@ -151,7 +151,7 @@ async def test_pin_is_not_gone_while_no_replica_answers(servers: Servers) -> Non
 
 
 async def test_pin_of_retired_partition_is_listed_and_released(servers: Servers) -> None:
-    """It is what keeps the partition: an operator who waits for its end has to see it."""
+    """It is what keeps the partition: an operator who waits for the partition's end needs to see it."""
     await servers.pins.hold_on(C, "job", DEADLINE_MS)
     retired = replace(servers.ring.partitions[C], state=PartitionState.RETIRED)
     servers.ring = replace(servers.ring, partitions={**servers.ring.partitions, C: retired})

@@ -15,7 +15,7 @@ P1, P2 = PartitionId("p1"), PartitionId("p2")
 
 
 async def test_hold_is_released_by_its_listed_name(tmp_path: Path) -> None:
-    """An operator who is short of disk cannot ask the reader."""
+    """An operator who runs out of disk space cannot ask the reader."""
     async with World.open(tmp_path, "p1", "p2") as world:
         pins = Pins(world.store, LedgerLists(world.store))
         held = ((P1, "stream@1"), (P2, "stream@1"), (P2, "stream@2"), (P2, "streams@1"))

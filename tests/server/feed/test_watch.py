@@ -1,4 +1,4 @@
-"""Watches over logs in memory: what is shown, in which order, from where on, and what a slow reader costs."""
+"""Watches over logs in memory: which changes are shown, their order and start, and the cost of slow readers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.waiting import wait_until
 P1, P2 = PartitionId("p1"), PartitionId("p2")
 AT = Position(LedgerId(1), EntryId(0))
 OPEN_S = feeds.OPEN_S
-"""As it is but for tests."""
+"""The default, except in tests."""
 
 
 @pytest.fixture
@@ -202,7 +202,7 @@ async def test_tail_ends_without_watches(world: World, monkeypatch: pytest.Monke
 async def test_tail_that_ended_with_its_last_reader_is_not_ended_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second end was an error in a callback of the event loop, which ends the process."""
+    """The second end used to raise an error in a callback of the event loop, which ends the process."""
     monkeypatch.setattr(feeds, "LINGER_S", 0.01)
     failures: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
@@ -225,7 +225,7 @@ async def test_tail_that_ended_with_its_last_reader_is_not_ended_again(
 
 
 async def test_changes_are_searched_only_where_there_are_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A watch of a range follows all partitions: to look through all for each change took a millisecond."""
+    """A watch of a range follows all partitions. A look through all of them for each change used to take 1 ms."""
     async with World.open(tmp_path, *(f"p{number}" for number in range(50))) as world:
         following = await world.watch()
         await world.settle()
@@ -267,7 +267,7 @@ async def test_unreadable_log_wakes_watches_only_after_a_while(world: World, mon
 
 
 async def test_positions_in_many_logs_are_found_in_parallel(tmp_path: Path) -> None:
-    """Each takes several reads: one after another they took longer than a client waits."""
+    """Each takes several reads: one after another they used to take longer than a client waits."""
     async with World.open(tmp_path, *(f"p{number}" for number in range(3 * feeds.FOLLOWS_MAX))) as world:
         find, looking, most = world.feeds.cursor, 0, 0
 
@@ -337,7 +337,7 @@ async def test_watch_wakes_when_log_becomes_readable(
 
 
 def handed(world: World, key: bytes, *, seq: int) -> tuple[Release, Own]:
-    """The range of a key goes from p1 to p2."""
+    """Move the range of a key from p1 to p2."""
     token = token_of(key)
     span = TokenSpan(token, token)
     return Release(1, AT, 1, P2, span), Own(1, AT, AT, seq, world.logs["p1"].time_ms, P1, span)
@@ -400,13 +400,13 @@ async def test_single_key_is_found_after_a_missed_move(world: World, after: int)
 
 # docs/protocol.md F2
 async def test_release_at_the_position_is_seen_again(world: World) -> None:
-    """Its sequence is that of the write before it: whoever has had that may not have had the release."""
+    """It has the sequence of the write before it: a reader that has seen the write may not have seen the release."""
     key = owned_by(world.ring, P1)
     old, new = world.logs["p1"], world.logs["p2"]
     old.put((key, b"1"))
     release, own = handed(world, key, seq=1)
     old.record(release)
-    warm = await world.watch()  # the tail begins behind the release
+    warm = await world.watch()  # the tail starts after the release
     new.record(own)
     following = await world.watch(Interest(key, key + b"\0"), of=key, after={"p1": 1})
     new.put((key, b"2"))
@@ -445,7 +445,7 @@ async def test_position_of_unknown_partition_is_refused(world: World) -> None:
 
 
 async def test_position_beyond_the_end_of_a_log_is_refused(world: World) -> None:
-    """It is another cluster's: whoever waited there would miss all changes up to it."""
+    """It belongs to another cluster: a reader that waited for it would miss all changes before it."""
     last = world.logs["p1"].put((b"a", b"1"))
     with pytest.raises(InvalidRequest, match=f"expected a position up to {last}, where its log ends, got {last + 1}"):
         await world.watch(after={"p1": last + 1, "p2": 0})

@@ -1,4 +1,4 @@
-"""Which feeds a watch follows."""
+"""The feeds that a watch follows."""
 
 from __future__ import annotations
 

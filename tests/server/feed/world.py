@@ -28,7 +28,7 @@ EVERYTHING = Interest()
 
 
 def owned_by(ring: Ring, partition: str) -> bytes:
-    """A key of a partition."""
+    """Return a key of a partition."""
     return next(key for number in range(1_000) if ring.partition_of(key := b"k%d" % number) == partition)
 
 
@@ -65,7 +65,7 @@ class World:
         return self.ring.partition_of(key)
 
     def join(self, partition: str) -> None:
-        """A partition is in the ring, and owns nothing yet."""
+        """Add a partition to the ring that owns nothing yet."""
         self.logs.logs[PartitionId(partition)] = MemoryLog(partition)
         member = Member(PartitionId(partition), (ServerId("n1"),))
         partitions = {**self.ring.partitions, member.id: member}
@@ -79,7 +79,7 @@ class World:
         self.ring = known
 
     def leave(self, partition: str) -> None:
-        """A partition owns nothing any more, and is not in the ring."""
+        """Remove a partition that owns nothing any more from the ring."""
         others = {each: member for each, member in self.ring.partitions.items() if each != partition}
         tokens = type(self.ring.tokens)({token: min(others) for token in self.ring.tokens})
         retired = (*self.ring.retired, PartitionId(partition))
@@ -96,7 +96,7 @@ class World:
         heartbeat_s: float = HEARTBEAT_S,
         is_reading: bool = True,
     ) -> Following:
-        """A reader whose watch has begun. Raises what kept it from that."""
+        """Return a reader whose watch has started. Raises the error that prevented the start."""
         watched = WatchedKeys(interest.start, interest.end, heartbeat_s=heartbeat_s)
         assert of is None or watched.key == of
         following = Following(self.feeds, WatchCursor(watched, after, seen or {}))
@@ -107,13 +107,13 @@ class World:
         return following
 
     async def settle(self) -> None:
-        """All that can be read has been."""
+        """Wait until everything that can be read has been read."""
         for _ in range(200):
             await asyncio.sleep(0)
 
 
 class Following:
-    """One reader, and the stream between server and reader: takes one message at a time, when it reads."""
+    """One reader, and the stream between server and reader. Takes one message at a time, when it reads."""
 
     def __init__(self, feeds: Feeds, reading: WatchCursor) -> None:
         self.changes: list[Change] = []
@@ -133,7 +133,7 @@ class Following:
             self._news.set()
 
     async def write(self, message: kv_pb2.WatchResponse) -> None:
-        """From the server."""
+        """Receive a message from the server."""
         self._held.append(message)
         await self._reads.wait()
         self._held.remove(message)
@@ -159,7 +159,7 @@ class Following:
         self._reads.set()
 
     async def take(self, count: int) -> list[Change]:
-        """The next changes that it was shown."""
+        """Return the next changes that it was shown."""
         async with asyncio.timeout(PATIENCE_S):
             while len(self.changes) < self._given + count:
                 await self._wait()

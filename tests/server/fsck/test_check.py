@@ -1,4 +1,4 @@
-"""A check of a cluster that is made up: metadata in memory, copies by a table."""
+"""A check of an invented cluster: metadata in memory, copies from a table."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def ledger(number: LedgerId, owner: PartitionId = P) -> LedgerMetadata:
 
 
 class Made:
-    """A partition whose log is three ledgers of three entries, and copies of them all."""
+    """A partition whose log has three ledgers of three entries, with all copies."""
 
     def __init__(self, env: Env) -> None:
         self.env, self.store = env, MemoryStore()
         self.lost: set[tuple[LedgerId, int]] = set()
-        """Entries of which no bookie has a copy."""
+        """Entries without a copy on any bookie."""
         self.confirmed: dict[LedgerId, int] = {}
-        """Of a ledger that is not closed, the last entry that is known to be confirmed."""
+        """The last entry that is known to be confirmed, for ledgers that are not closed."""
 
     async def set_up(self) -> None:
         await self.put(paths.INSTANCE_ID, b"00000000-0000-4000-8000-000000000000")
@@ -148,7 +148,7 @@ async def test_lost_entry_is_a_note(made: Made) -> None:
 
 
 async def test_open_ledger_may_have_unconfirmed_entries(made: Made) -> None:
-    """A roll: the next one has entries already."""
+    """During a roll the next ledger already has entries."""
     await made.set_up()
     await LedgerStore(made.store).remove(LEDGERS[1], -1)
     await LedgerStore(made.store).create(ledger(LEDGERS[1]))

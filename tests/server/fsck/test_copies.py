@@ -16,7 +16,7 @@ B1, B2 = BookieId("b1"), BookieId("b2")
 
 
 class Answering:
-    """A bookie that answers every read alike, or not at all."""
+    """A bookie that gives the same answer to every read, or none."""
 
     def __init__(self, status: Status | None) -> None:
         self.status = status

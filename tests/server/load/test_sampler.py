@@ -1,4 +1,4 @@
-"""Samples of operations: a burst now and then, and nothing of it for whoever asks."""
+"""Samples of operations: occasional bursts, and no such burst in what is reported."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Replica(LocalReplica):
         return [b"a row"] * len(keys) if set(keys) == {b"at hand"} else NOT_NOW
 
     def redirect_moved(self) -> None:
-        """Nothing waits here."""
+        """Do nothing: no operations wait here."""
 
     def counts(self) -> tuple[int, int]:
         return len(self.got), 0
@@ -75,7 +75,7 @@ async def is_tapped(here: Here) -> bool:
 
 @pytest.fixture
 async def tapped(env: Env, monkeypatch: pytest.MonkeyPatch) -> tuple[Here, LoadSampler]:
-    """A replica with a tap before it, and who has put it there."""
+    """A replica with a tap in front of it, and the sampler that added the tap."""
     monkeypatch.setattr(module, "TICK_S", 0.01)
     here = Here()
     load_sampler = LoadSampler(env, here, here)

@@ -26,7 +26,7 @@ HERE, THERE = ServerId("n1"), ServerId("n2")
 
 
 class Counted:
-    """A lead whose count takes so many steps."""
+    """A leader whose count takes so many steps."""
 
     def __init__(self, steps: int, failing: bool = False) -> None:
         self.left, self.amounts, self.failing = steps, cast(Amounts, {}), failing
@@ -48,7 +48,7 @@ class Counted:
 
 
 class Links:
-    """To one other server, which answers at once."""
+    """Links to one other server, which answers at once."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -115,7 +115,7 @@ async def test_table_written_here_is_read_again() -> None:
     keeper, nursery = keeper_of(Links())
     later = NamespaceTable()
     keeper.reread = lambda: keeper.take(later)
-    keeper.take(later)  # another server's change, which this one's answer was late behind
+    keeper.take(later)  # a change by another server, which this server's own answer did not include
     keeper.take_own(TABLE)
     assert keeper.book.table == later
     await nursery.close()
@@ -124,7 +124,7 @@ async def test_table_written_here_is_read_again() -> None:
 async def test_refusal_is_recent_when_a_count_rises() -> None:
     links = Links()
     keeper, nursery = keeper_of(links)
-    links.refused = {"n": {"keys": 40}}  # from before this server began
+    links.refused = {"n": {"keys": 40}}  # from before the start of this server
     keeper.look()
     await turns(10)
     assert keeper.refused_ago_s() == {}

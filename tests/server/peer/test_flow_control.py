@@ -1,4 +1,4 @@
-"""Operations of another server that may bring large values."""
+"""Flow control for operations of another server that may return large values."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_values_per_partition_are_limited_and_wait_in_order() -> None:
 
 
 def test_reads_start_few_and_grow_while_values_are_small() -> None:
-    """Nobody knows how large values are before they are read, and all that begin together are read in one turn."""
+    """The size of a value is unknown before it is read, and all reads that start together are executed in one turn."""
     flow, rounds = FlowControl(), list[int]()
     for first in (1, 10_000):
         arrive(flow, P1, [GET] * 500, first=first)
@@ -74,14 +74,14 @@ SCAN: Op = (int(Code.SCAN), b"", b"", 10, 0, 0, 0)
 
 
 def test_writes_do_not_wait_behind_reads() -> None:
-    """One client asks for a thousand values and takes none: what others write is done meanwhile."""
+    """One client asks for a thousand values and reads none: writes of others are executed meanwhile."""
     flow = FlowControl()
     arrive(flow, P1, [*[GET] * 1_000, PUT, DELETE])
     assert taken(flow)[:2] == [1_001, 1_002]
 
 
 def test_existence_check_waits_for_earlier_read_of_the_key() -> None:
-    """A client that sends GET and EXISTS without waiting must not be shown a value, and then that there was none."""
+    """A client that sends GET and EXISTS without waiting must not see a value, and then that it does not exist."""
     flow = FlowControl()
     arrive(flow, P1, [*[get(b"other")] * READS_FIRST, GET, META])
     assert taken(flow) == [*range(1, READS_FIRST + 1)]
@@ -149,12 +149,12 @@ def test_most_recent_large_keys_are_remembered(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_reads_of_a_key_keep_order_while_it_becomes_large() -> None:
-    """A client's later read of a key never begins before an earlier one of its."""
+    """A client's later read of a key never starts before its earlier one."""
     flow = FlowControl()
     large, other = get(b"large"), get(b"other")
     arrive(flow, P1, [large, *[other] * READS_FIRST, large])
     assert taken(flow) == [*range(1, READS_FIRST + 1)]
-    flow.end(1, LARGE_BYTES + 1)  # from now on reads of it wait apart: the one that waits, too
+    flow.end(1, LARGE_BYTES + 1)  # from now on reads of it wait separately, including the one that already waits
     arrive(flow, P1, [large], first=1_000)
     for number in range(2, READS_FIRST + 1):
         flow.end(number, 10)
@@ -171,7 +171,7 @@ def test_reads_of_a_key_keep_order_while_it_becomes_small(monkeypatch: pytest.Mo
     arrive(flow, P1, [large] * (VALUES_LARGE_MAX + 1), first=100)
     assert len(taken(flow)) == VALUES_LARGE_MAX
     flow.end(100, 10)
-    flow.end(2, LARGE_BYTES + 1)  # of so many large keys the last are remembered, but this one still waits
+    flow.end(2, LARGE_BYTES + 1)  # only the latest large keys are remembered, but this read still waits
     arrive(flow, P1, [large], first=1_000)
     assert taken(flow) == [100 + VALUES_LARGE_MAX]
     flow.end(101, 10)
@@ -207,11 +207,11 @@ def test_oldest_and_newest_are_found_after_reads_move_to_large() -> None:
 
 @pytest.mark.parametrize("times", [1, 2], ids=["once", "twice"])
 def test_cost_of_a_large_value_is_independent_of_the_queue(times: int) -> None:
-    """Thousands of different large keys are asked for at once: to look through all for each would take minutes."""
+    """Thousands of different large keys are requested at once: a look through all of them each time takes minutes."""
     looked = 0
 
     class Waits(tuple[Any, ...]):
-        """An operation that counts looks at it."""
+        """An operation that counts accesses to it."""
 
         def __getitem__(self, at: Any) -> Any:
             nonlocal looked
@@ -427,7 +427,7 @@ async def test_abandoned_operations_are_not_done(tmp_path: Path, monkeypatch: py
 
 
 async def test_other_clients_are_answered_while_one_reads_large_values(tmp_path: Path) -> None:
-    """One link has the operations of all clients of a server, and a thousand large values take seconds."""
+    """One link carries the operations of all clients of a server, and a thousand large values take seconds."""
     count = 300
     async with servers(tmp_path, ["n1", "n2"]) as cluster:
         await cluster.lead("p1", "n2")
@@ -440,7 +440,7 @@ async def test_other_clients_are_answered_while_one_reads_large_values(tmp_path:
         version, frames = cluster["n2"].dispatcher.topology.ring.routed, Frames()
 
         async def answered(lane: Lane, last: int) -> list[int]:
-            """The numbers of the answers, in the order in which they came."""
+            """Return the numbers of the answers in order of arrival."""
             raw.writer.write(peer_frames.encode(Operations(version, [lane])))
             order = list[int]()
             while len(order) < last:

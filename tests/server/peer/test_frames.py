@@ -1,4 +1,4 @@
-"""Frames between servers: what they look like, and that nothing malformed gets through."""
+"""Frames between servers: their encoding, and the rejection of malformed frames."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def through(message: frames.Message) -> frames.Message:
 
 
 def op_through(op: commands.Op) -> commands.Op:
-    """As the other side gets it."""
+    """Return the message as the other side receives it."""
     column = {1: "gets", 3: "puts"}.get(op[0], "others")
     sent = through(Operations(1, [Lane("p1", **{column: [(9, op)]})]))
     assert isinstance(sent, Operations)
@@ -74,7 +74,7 @@ def result_through(result: Any) -> Any:
     ids=["operations", "results", "call", "answer", "ping", "goodbye"],
 )
 def test_golden_bytes(message: frames.Message, hex_bytes: str) -> None:
-    """DO NOT CHANGE: servers of two versions speak with each other during an upgrade."""
+    """DO NOT CHANGE: servers of two versions communicate during an upgrade."""
     assert frames.encode(message).hex() == hex_bytes.replace(" ", "")
     assert through(message) == message
 
@@ -215,7 +215,7 @@ def test_malformed_column_is_a_frame_error(lane: Lane) -> None:
 
 
 def test_scan_may_begin_beyond_the_longest_key() -> None:
-    """A ring that changed meanwhile ended every scan whose last key was one of 4,096 bytes."""
+    """A ring change during a scan used to end every scan whose last key had 4,096 bytes."""
     merge: Merge[int] = Merge(["p1"], b"")
     last = b"k" * KEY_BYTES_MAX
     merge.feed("p1", [(last, 1)], b"l")

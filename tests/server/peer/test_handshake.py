@@ -39,7 +39,7 @@ def counted(cluster: Servers, name: str = "n2") -> int:
 
 
 async def test_client_that_only_claims_to_be_a_server_is_refused(cluster: Servers) -> None:
-    """The greeting of before, and a frame behind it."""
+    """Return the previous release's greeting, followed by a frame."""
     call = frames.encode(Call(1, "p1", "m", b""))
     raw = await connect(cluster)
     raw.writer.write(packed(b"KVSTORE.PEER", b"1", b"anybody", b"n2"))
@@ -57,7 +57,7 @@ async def test_client_that_only_claims_to_be_a_server_is_refused(cluster: Server
 async def test_server_of_another_cluster_is_refused_in_both_directions(
     cluster: Servers, own: dict[str, object]
 ) -> None:
-    """A reused address, and default names."""
+    """This happens with a reused address and default names."""
     cluster["n1"].links.credentials = replace(cluster["n1"].credentials, **own)  # type: ignore[arg-type]
     cluster["n1"].peers.credentials = cluster["n1"].links.credentials
     cluster["n1"].peers.serve(P1, echo)
@@ -140,7 +140,7 @@ async def test_server_with_client_certificate_is_refused(cluster: Servers, monke
 
 
 class StandingClock:
-    """Stands where a test has put it."""
+    """A clock that shows the time that a test sets."""
 
     time = 5.0
 
@@ -172,8 +172,8 @@ def test_refused_peers_are_counted_and_logged_once_a_minute(caplog: pytest.LogCa
 
 
 async def test_server_has_one_link_and_old_links_end(cluster: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing tells the one that was called that the other side, or the network, is gone. So nobody would get in after
-    LINKS_MAX of these."""
+    """The called server is not notified that the other side, or the network, is gone. Otherwise LINKS_MAX
+    such connections would keep everybody out."""
     monkeypatch.setattr(server, "LINKS_MAX", 1)
     former = await connect(cluster)
     await cluster["n1"].introduce(former, "n2")

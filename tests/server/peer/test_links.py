@@ -1,4 +1,4 @@
-"""How many connections servers have with each other, and what a link that is going down says."""
+"""The number of connections between servers, and the last messages of a link that closes."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ async def echo(server: ServerId, method: str, body: bytes) -> bytes:
 
 
 async def test_calls_share_one_link_when_idle(tmp_path: Path) -> None:
-    """A link without an operation under way is a link all the same: another one in its place would leave the first one
-    connected for good, and what is under way on the two would come in any order."""
+    """A link without operations in progress is still a link. A second one would leave the first connected for good, and
+    operations on the two would arrive in any order."""
     async with servers(tmp_path, ["n1", "n2"]) as cluster:
         cluster["n2"].peers.serve(P1, echo)
         for _ in range(5):
@@ -86,11 +86,11 @@ async def has_links(server: Server, count: int) -> bool:
     return server.links.statistics()["peer_links"] == count
 
 
-# ── the order of what is forwarded ────────────────────────────────────────────────────────────────────────────────────
+# ── the order of forwarded operations ─────────────────────────────────────────────────────────────────────────────────
 
 
 async def test_writes_keep_order_when_lead_comes_here(tmp_path: Path) -> None:
-    """The first is at the former leader, which will refuse it; the second must not be done here before that."""
+    """The first is at the former leader, which will refuse it. The second must not be executed here before that."""
     async with servers(tmp_path, ["n1", "n2"]) as cluster:
         former = await cluster.lead("p1", "n2")
         former.is_up = False
@@ -122,7 +122,7 @@ async def test_writes_keep_order_when_lead_moves(tmp_path: Path) -> None:
 
 
 async def test_stopping_server_answers_before_it_ends_links(tmp_path: Path) -> None:
-    """It leads nothing any more, and says so. A link that merely ended would leave writes of unknown outcome."""
+    """It leads nothing any more, and says so. A link that just ended would leave writes with unknown outcome."""
     async with servers(tmp_path, ["n1", "n2", "n3"]) as cluster:
         await cluster.lead("p1", "n2")
         server, stops = cluster["n1"], cluster["n2"]
@@ -143,7 +143,7 @@ async def holds(server: Server) -> bool:
 
 
 class Stream:
-    """Keeps what is written."""
+    """A stream that records written bytes."""
 
     def __init__(self) -> None:
         self.frames = Frames()
@@ -158,21 +158,21 @@ class Stream:
         self.is_aborted = True
 
     def set_write_buffer_limits(self, high: int) -> None:
-        """It never fills."""
+        """Do nothing: the buffer never fills."""
 
     def get_write_buffer_size(self) -> int:
         return 0
 
 
 class Leader:
-    """A dispatcher of a server that leads, or does not."""
+    """A dispatcher of a server that leads, or does not lead."""
 
     def __init__(self) -> None:
         self.leads = False
         self.done: list[int] = []
 
     def replica_here(self, *_: Any) -> None:
-        """None may just do it."""
+        """Return nothing: no operation may be executed directly."""
 
     def submit_here(self, partition: PartitionId, op: commands.Op, sink: Any, token: int, ring_version: int) -> None:
         if self.leads:
@@ -189,7 +189,7 @@ def sent(number: int, heard: int, partition: str = "p1") -> bytes:
 
 
 async def test_operations_sent_before_a_refusal_arrived_are_not_done() -> None:
-    """Else the refused one, sent again, would be done after those that came later."""
+    """Otherwise the refused one, sent again, would be executed after later ones."""
     leader, stream = Leader(), Stream()
     connection = PeerConnection(cast(Any, LinkOwner(leader)), N2, cast(Any, stream))
     connection.data_received(sent(1, 0))
@@ -211,7 +211,7 @@ async def test_operations_sent_before_a_refusal_arrived_are_not_done() -> None:
 async def test_paused_process_reads_before_it_declares_silence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The event loop runs timers before it reads: the answers may all be there."""
+    """The event loop runs timers before it reads: the answers may already have arrived."""
     monkeypatch.setattr(peer_link, "SILENCE_S", 3.0)
     links, stream, sink = Links(), Stream(), Collector()
     link = PeerLink(cast(Any, links), N2)
@@ -263,7 +263,7 @@ async def test_link_is_replaced_by_higher_version_when_idle() -> None:
 
 
 async def test_link_lost_while_opening_fails_the_waiting_call() -> None:
-    """To write to it would end the process."""
+    """A write to it would end the process."""
     link, stream = PeerLink(cast(Any, Links()), N2), Stream()
     link.connection_made(cast(Any, stream))
     prove(link)
@@ -278,7 +278,7 @@ def submit(link: PeerLink, pending: Pending) -> None:
 
 
 def prove(link: PeerLink) -> None:
-    """Let the other side have proven itself."""
+    """Let the other side prove its identity."""
     link._caller.is_proven = True
     link.data_received(b"")
 
@@ -302,17 +302,17 @@ class Links:
         return LINK_LATEST
 
     def lost(self, link: PeerLink) -> None:
-        """It is not used again."""
+        """Do nothing: it is not used again."""
 
     @property
     def dispatcher(self) -> Any:
         return self
 
     def link_opened(self, flight: Flight) -> None:
-        """Operations may be sent."""
+        """Do nothing: operations may be sent."""
 
     def link_lost(self, flight: Flight, first_unsent: int) -> None:
-        """Nothing is asked again."""
+        """Do nothing: no operation is sent again."""
 
 
 def test_result_too_large_for_a_frame_is_reported_as_done() -> None:
@@ -328,7 +328,7 @@ def test_result_too_large_for_a_frame_is_reported_as_done() -> None:
 
 # docs/protocol.md P22
 def test_result_frame_carries_unsent_progress() -> None:
-    """Each frame said it of every partition that was ever asked on the link: half a millisecond for a small GET."""
+    """Each frame used to name every partition ever requested on the link: half a millisecond for a small GET."""
     leader, stream, at = Leader(), Stream(), dict.fromkeys(("p1", "p2", "p3"), (7, 70))
     leader.submit_here = lambda *_: None  # type: ignore[method-assign]
     leader.progress = at.__getitem__  # type: ignore[assignment]
@@ -365,7 +365,7 @@ class LinkOwner:
 
 
 async def test_isolated_server_reports_it_and_keeps_trying(tmp_path: Path) -> None:
-    """It tries again by itself: once a load balancer has taken it out, nobody else makes it."""
+    """It retries by itself: once a load balancer has removed the server, no client connects and triggers it."""
     async with servers(tmp_path, ["n1", "n2", "n3"]) as cluster:
         links, others = cluster["n1"].links, [N2, ServerId("n3")]
         assert not links.is_cut_off(others), "nothing is known yet"

@@ -1,4 +1,4 @@
-"""Links between servers: who is let in, calls between replicas, and garbage."""
+"""Links between servers: admission, calls between replicas, and malformed bytes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_another_version_is_refused_by_number(cluster: Servers) -> None:
 
 
 async def test_link_meant_for_another_server_is_refused(cluster: Servers) -> None:
-    """An address may be another server's by now."""
+    """An address may belong to another server by now."""
     raw = await connect(cluster)
     raw.writer.write(hello(to="n7"))
     assert await raw.read_line() == b"-ERR peer: this is server n2, not 'n7'\r\n"
@@ -137,7 +137,7 @@ async def broken(server: ServerId, method: str, body: bytes) -> bytes:
 
 
 async def link(cluster: Servers) -> None:
-    """n1 has a link to n2, so that a call leaves at once."""
+    """Open a link from n1 to n2, so that a call is sent at once."""
     cluster["n2"].peers.serve(P1, echo)
     await cluster["n1"].links.call(N2, P1, "ask", b"", PATIENCE_S)
 
@@ -184,7 +184,7 @@ async def test_concurrent_calls_are_limited(cluster: Servers, monkeypatch: pytes
 
 
 async def test_held_calls_do_not_delay_others(cluster: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server has one open at another for each partition that it follows and that one leads: hundreds of them."""
+    """A server has one call open per partition that it follows and the other server leads: hundreds of them."""
     monkeypatch.setattr(peer_calls, "CALLS_MAX", 2)
     monkeypatch.setattr(peer_server, "CALLS_MAX", 2)
     await link(cluster)
@@ -267,7 +267,7 @@ async def test_oversized_call_is_not_sent(cluster: Servers) -> None:
 
 # docs/protocol.md V2
 async def test_links_of_lower_version_end_after_a_rise(cluster: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its caller may not know, or not be able to do more."""
+    """Its caller may not know more, or not be able to do more."""
     monkeypatch.setattr(peer_server, "OUTDONE_S", 0.0)
     peers = cluster["n2"].peers
     lower, half_open = await connect(cluster), await connect(cluster)

@@ -1,4 +1,4 @@
-"""Two servers prove to each other that they are of one cluster (docs/protocol.md H8)."""
+"""Two servers prove to each other that they belong to one cluster (docs/protocol.md H8)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def words(hello: bytes) -> list[bytes]:
 
 
 def meet(caller: Credentials, called: Credentials, to: ServerId = N2) -> tuple[CallingSide, CalledSide]:
-    """Both sides after all has been said. Raises what one of them raises."""
+    """Return both sides after the complete exchange. Raises the error that one of them raises."""
     calling = CallingSide(caller, to)
     answering = CalledSide(called, words(calling.hello()))
     proof, _ = calling.take(answering.nonce())
@@ -50,7 +50,7 @@ def test_servers_of_one_cluster_trust_each_other() -> None:
 
 
 def test_proof_has_golden_bytes() -> None:
-    """Golden bytes; also in pieces of one byte each."""
+    """The bytes are fixed. They may also arrive in pieces of one byte each."""
     caller = CallingSide(replace(of(N1), nonce=lambda: b"a" * NONCE_BYTES), N2)
     hello = b"*6\r\n$12\r\nKVSTORE.PEER\r\n$1\r\n2\r\n$2\r\nn1\r\n$2\r\nn2\r\n$2\r\nc1\r\n$32\r\n" + b"a" * 32 + b"\r\n"
     assert caller.hello() == hello
@@ -134,12 +134,12 @@ def test_recorded_answer_cannot_be_replayed() -> None:
 
 
 def test_server_cannot_be_used_to_prove_for_another() -> None:
-    """Reflection: who knows no secret calls back, and hands on what the other side says."""
+    """Reflection: an attacker without the secret calls back, and forwards the other side's messages."""
     calling = CallingSide(of(N1), N2)
     target = CalledSide(of(N2), words(calling.hello()))
     proof, _ = calling.take(target.nonce())
     with pytest.raises(FrameError, match="does not know"):
-        calling.take(b"+" + proof.hex().encode() + b"\r\n")  # its own, as the other side's
+        calling.take(b"+" + proof.hex().encode() + b"\r\n")  # its own proof, as if it were the other side's
     towards_n1 = CalledSide(of(N1), [b"2", b"n2", b"n1", b"c1", words(calling.hello())[4]])
     with pytest.raises(HandshakeRefused, match="not proven"):
         towards_n1.take(proof)

@@ -1,4 +1,4 @@
-"""Plain GETs that another server sends: answered in the call that brought them, and never before a read that waits."""
+"""Plain GETs of another server are answered in the call that received them, and never before a waiting read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ P1, N2 = PartitionId("p1"), ServerId("n2")
 
 
 class Leading:
-    """A dispatcher, and its server, with one partition that is led here."""
+    """A dispatcher and its server, which leads one partition."""
 
     operations = 0
     operations_max = 10_000
@@ -62,7 +62,7 @@ class Pausing(Stream):
 
 
 class Subject:
-    """One link to it."""
+    """One link to the server."""
 
     def __init__(self) -> None:
         self.partition = Partition().start()
@@ -130,7 +130,7 @@ def test_reads_queue_when_ring_version_differs(subject: Subject) -> None:
 
 
 def test_reads_do_not_overtake_a_waiting_read_at_the_leader(subject: Subject) -> None:
-    """It will see what the state is then, and a client may have asked for both, one behind the other."""
+    """It will see the later state, and a client may have requested both, one after the other."""
     subject.partition.submit(commands.get(b"k", Level.STRICT))
     assert subject.send(Lane("p1", gets=gets(b"k"))) == []
     subject.partition.acknowledge()

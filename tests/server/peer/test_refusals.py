@@ -91,14 +91,14 @@ def test_received_refusals_are_forgotten() -> None:
 
 
 class Owning:
-    """A dispatcher of a server that knows a key's flip, or does not."""
+    """A dispatcher of a server that knows about a key's flip, or does not."""
 
     def __init__(self) -> None:
         self.owns = False
         self.done: list[int] = []
 
     def replica_here(self, *_: Any) -> None:
-        """None may just do it."""
+        """Return nothing: no operation may be executed directly."""
 
     def submit_here(self, partition: PartitionId, op: Op, sink: PeerSink, token: int, ring_version: int) -> None:
         if self.owns:
@@ -210,14 +210,14 @@ async def test_operation_states_that_it_precedes_a_refusal(error: StoreError) ->
 
 @pytest.fixture
 async def cluster(tmp_path: Path) -> AsyncIterator[Servers]:
-    """n1 is asked; n2 leads."""
+    """Start servers, of which n1 is asked and n2 leads."""
     async with servers(tmp_path, ["n1", "n2"], partitions=2) as started:
         await started.lead("p1", "n2")
         yield started
 
 
 async def test_early_write_at_new_owner_blocks_later_ones(cluster: Servers) -> None:
-    """By the server, which does not know of the flip, and by a leader that has not got the range yet."""
+    """It is refused by the server, which does not know about the flip, or by a leader without the range yet."""
     turned_away: list[int] = []
 
     class Peer(Collector, PeerSink):

@@ -1,4 +1,4 @@
-"""A ring, servers that come and go, and a steward over them."""
+"""A ring, servers that join and leave, and their steward."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Clock(Unjudged):
 
 
 class World:
-    """A ring that only this test and the steward change, and servers that come and go."""
+    """A ring that only this test and the steward change, and servers that join and leave."""
 
     def __init__(self, env: Env) -> None:
         self.clock = Clock()
@@ -84,7 +84,7 @@ class World:
 
 
 async def looks(steward: Steward) -> None:
-    """Return when the steward has looked at least twice since now, and removed what it could."""
+    """Return once the steward has looked at least twice from now, and removed what it could."""
     count = 0
     note = steward._note_missing
 
@@ -102,7 +102,7 @@ async def looks(steward: Steward) -> None:
 
 
 async def remove_log(store: MetadataStore, partition: PartitionId, *, now_ms: int) -> bool:
-    """Remove what one retired partition has left, as the steward does of all."""
+    """Remove the remains of one retired partition, as the steward does for all."""
     if not await set_apart(store, partition, now_ms=now_ms):
         return False
     made = await ledgers_made_for(store, {partition})

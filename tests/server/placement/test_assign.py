@@ -1,4 +1,4 @@
-"""Where replicas go when a server is drained or gone."""
+"""The servers that get replicas when a server is drained or lost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def ring_of(count: int, servers: dict[ServerId, str] = THREE) -> Ring:
 
 
 def settle(ring: Ring, alive: dict[ServerId, str], gone: frozenset[ServerId] = frozenset()) -> Ring:
-    """All that is decided, done, with newcomers that catch up at once."""
+    """Return the ring after all decisions, with newcomers that catch up at once."""
     for _ in range(100):
         caught_up = frozenset((each.id, new) for each in ring.partitions.values() for new, _ in each.replacing)
         changes = decide(ring, alive, gone, caught_up)
@@ -114,7 +114,7 @@ def test_resting_server_gets_replicas_only_as_last_choice() -> None:
 
 
 def test_one_blocked_server_does_not_block_others() -> None:
-    """It has the fewest replicas, so it is best for each of the twenty; none of its newcomers ever begins."""
+    """It has the fewest replicas and is best for each of the twenty, but none of its newcomers ever starts."""
     ring, alive = ring_of(20, {N1: "", N2: "", N3: "", N5: ""}), {N1: "", N3: "", N4: "", N5: ""}
     newcomers, now = Newcomers(), 0.0
     while now < 1.5 * STUCK_S:

@@ -1,4 +1,4 @@
-"""Replicas are moved one by one until servers hold about as many each."""
+"""Replicas are moved one by one until all servers hold about the same number."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvstore.server.placement.balancing import BalancingMove, next_balancing_mov
 
 
 def cluster(zones: Mapping[str, str], *placed: str) -> ClusterReport:
-    """Servers in zones; partitions p1, p2 … with replicas on the servers that each word names."""
+    """Return servers in zones, and partitions p1, p2 … with replicas on the servers that each word names."""
     report = ClusterReport(server="a")
     for server, zone in zones.items():
         node = report.nodes.add(id=server, registered=True)
@@ -23,7 +23,7 @@ def cluster(zones: Mapping[str, str], *placed: str) -> ClusterReport:
 
 
 def settled(report: ClusterReport) -> list[str]:
-    """The servers of each partition once every move is made."""
+    """Return the servers of each partition after all moves."""
     for _ in range(100):
         move = next_balancing_move(report)
         if move is None:

@@ -1,4 +1,4 @@
-"""An operator deletes a ledger: one that a log has, or will have, stays."""
+"""Deletion of a ledger by an operator: a ledger that a log has, or will have, remains."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def listed(*ledgers: LedgerId) -> LedgerList:
 
 
 async def with_ledgers(owner: str = P) -> MemoryStore:
-    """A log of FIRST, and NEXT, which was made for it and is not listed."""
+    """Set up a log with FIRST, and NEXT, which was created for it and is not listed."""
     store = MemoryStore()
     await ensure_path(store, paths.partition_log(P))
     await store.set(paths.partition_log(P), encode(listed(FIRST)), -1)

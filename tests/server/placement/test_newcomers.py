@@ -1,4 +1,4 @@
-"""Newcomers that get no further, and servers that are chosen last."""
+"""Newcomers without progress, and servers that are chosen last because of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PAIR = PartitionId("p1"), ServerId("n4")
 
 
 def taking(*taken: int) -> Stand:
-    """Of one that does not wait for the log."""
+    """Return the state of a newcomer that does not wait for the log."""
     return Stand((taken[0], taken[1]), None)
 
 
@@ -27,7 +27,7 @@ def test_newcomer_is_stuck_after_a_long_time_without_progress() -> None:
 
 
 def test_following_newcomer_is_judged_only_while_others_progress() -> None:
-    """Without bookies nobody does."""
+    """Without bookies no newcomer makes progress."""
     newcomers, now, others = Newcomers(), 0.0, Seq(9_000)
     for _ in range(20):
         newcomers.note({PAIR: Stand((3, 7), others)}, now)

@@ -33,7 +33,7 @@ async def test_pin_granted_during_retirement_holds_the_log(world: World) -> None
         try:
             return await get(path)
         except NoSuchNode:
-            if path == paths.kept_log(P1):  # the pins were read already, and the list is about to be emptied
+            if path == paths.kept_log(P1):  # the pins have been read, and the list is about to be emptied
                 world.store.get = get  # type: ignore[method-assign]
                 await pins.hold(P1, "feed-reader", LedgerId(1), deadline_ms=1_000)
             raise
@@ -48,7 +48,7 @@ async def test_pin_granted_during_retirement_holds_the_log(world: World) -> None
 
 
 def counting(world: World, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """The paths that are read, and how often."""
+    """Count the reads of each path."""
     read: Counter[str] = Counter()
     get = world.store.get
 

@@ -1,4 +1,4 @@
-"""The upkeep of the whole cluster: replicas of lost servers, newcomers that catch up, what retired partitions leave."""
+"""Placement in the whole cluster: replicas of lost servers, newcomers that catch up, and retired partitions."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ async def test_newcomer_replaces_only_when_close_behind(world: World) -> None:
 
 # docs/protocol.md P34
 async def test_undecodable_newcomer_blocks_nothing_else(world: World) -> None:
-    """No replica of the one partition has ever begun: its znodes are not there."""
+    """No replica of this partition has ever started: its znodes do not exist."""
     world.ring = begin_replacing(begin_replacing(world.ring, P1, N4, N1), P2, N4, N1)
     await world.publish(P2, N2, 9_000)
     await world.publish(P2, N4, 9_000)
@@ -188,7 +188,7 @@ async def test_one_steward_acts_and_the_next_takes_over(world: World) -> None:
 
 
 async def retire(world: World, *partitions: PartitionId) -> None:
-    """P1, or these."""
+    """Retire P1, or the given partitions."""
     leaving = partitions or (P1,)
     world.ring = plan.leave(world.ring, leaving)
     while world.ring.moves:
@@ -277,14 +277,14 @@ async def test_ledger_listed_during_retirement_is_kept(world: World, monkeypatch
     assert not await remove_log(world.store, P1, now_ms=0), "somebody leads it"
     assert await remove_log(world.store, P1, now_ms=0)
     assert await LedgerStore(world.store).list_ids() == [1, 2]
-    await log_of(world, P1, 4)  # by who leads the emptied list
+    await log_of(world, P1, 4)  # written by the leader of the emptied list
     assert await remove_log(world.store, P1, now_ms=0)
     assert await LedgerStore(world.store).list_ids() == [1, 2, 4]
     assert [each.id for each in (await ReadersLists(world.store).read(P1))[0].ledgers] == [1, 2, 4]
 
 
 async def test_log_is_not_retired_when_ring_has_changed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Perhaps it has forgotten the partition, and its log was dropped: an empty one would then be kept for good."""
+    """The partition may have been forgotten and its log dropped: an empty log would then be kept for good."""
     await log_of(world, P1, 1)
     await retire(world)
     read = LedgerLists.read
@@ -300,7 +300,7 @@ async def test_log_is_not_retired_when_ring_has_changed(world: World, monkeypatc
 
 
 async def test_ledger_listed_and_kept_is_kept_once(world: World) -> None:
-    """As a crash of an older build left them."""
+    """A crash of an older version can leave them."""
     await log_of(world, P1, 1)
     await retire(world)
     data, _ = await world.store.get(paths.partition_log(P1))
@@ -312,7 +312,7 @@ async def test_ledger_listed_and_kept_is_kept_once(world: World) -> None:
 
 
 async def test_partition_without_log_is_remembered(world: World) -> None:
-    """Added and cancelled at once. As one whose log is gone it would have ended every stream."""
+    """It was added and cancelled at once. Treated as a partition whose log is gone, it would end every stream."""
     await log_of(world, P2, 3)
     await LedgerLists(world.store).make(P1)
     await retire(world)
@@ -338,7 +338,7 @@ async def test_paused_steward_keeps_no_list_of_removed_log(world: World) -> None
 
 # docs/protocol.md P34
 async def test_undecodable_node_does_not_block_other_retirements(world: World) -> None:
-    """Neither a ledger of somebody's, nor the list of a partition that is to leave, nor one that is kept."""
+    """The undecodable nodes are another ledger, and the list of a partition that is about to leave."""
     world.ring = new_ring([P1, P2, P3], dict.fromkeys((N1, N2, N3), ""), 3)
     await log_of(world, P2, 3)
     await log_of(world, P3, 4)

@@ -75,7 +75,7 @@ async def test_version_waits_for_replica_in_newer_ring(
 # docs/protocol.md V1
 @pytest.mark.parametrize("who", ["a server", "a log"])
 async def test_version_missing_in_older_metadata_is_restored(world: World, who: str) -> None:
-    """By any server, also one that is not the first by name: perhaps it is the only one that knows."""
+    """Any server does this, not only the first by name: it may be the only one that knows."""
     store = ClusterVersionStore(world.store)
     await store.hold(True)
     steward = world.steward(N3, logs_at=2 if who == "a log" else 1)
@@ -129,7 +129,7 @@ async def test_rise_blocked_by_undecodable_znode_is_logged(world: World, caplog:
 async def test_restarting_server_counts_with_its_last_version(
     world: World,
 ) -> None:
-    """It would not be let in again, and its bookie stayed away with it."""
+    """It would not be admitted again, and its bookie would stay away with it."""
     await world.store_ring()
     await ensure_path(world.store, paths.SERVERS)
     world.up = {each: replace(member, can=1 if each == N4 else 2) for each, member in world.up.items()}

@@ -1,4 +1,4 @@
-"""Where operations go: to the leader here or elsewhere, and what happens when it is not known, moves or dies."""
+"""Operations are sent to the leader, on this server or another, also while it is unknown, moves or fails."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def result_of(server: Server, op: commands.Op, partition: str | None = Non
 
 
 def send(server: Server, op: commands.Op, partition: str | None = None, ring_version: int = 0) -> int:
-    """Every second put goes as those of a pipeline do."""
+    """Send a put; every second one is sent like those of a pipeline."""
     global _token
     _token += 1
     if _token % 2 and op[0] == Code.PUT and partition is None and not ring_version:
@@ -163,7 +163,7 @@ async def test_waiting_reads_of_gone_clients_are_dropped(cluster: Servers) -> No
 
 # docs/protocol.md N5
 async def test_page_over_all_partitions_counts_once(tmp_path: Path) -> None:
-    """Each partition's part counted: where there were more of them than a namespace's rate, no scan ever ended."""
+    """Each partition's part used to count: with more partitions than a namespace's rate, no scan ever ended."""
     async with servers(tmp_path, ["n1"], partitions=5) as cluster:
         server, partitions = cluster["n1"], [f"p{number}" for number in range(1, 6)]
         for partition in partitions:
@@ -252,7 +252,7 @@ async def waits(server: Server) -> bool:
 
 
 async def test_operation_at_former_leader_reaches_the_new_one(cluster: Servers) -> None:
-    """n1 still believes in n2 when the operation leaves; n2 refuses it and n1 looks again."""
+    """n1 still takes n2 for the leader when the operation is sent. n2 refuses it and n1 looks again."""
     await cluster.lead("p1", "n2")
     await result_of(cluster["n1"], commands.put(b"k", b"v"))
     cluster["n2"].dispatcher.host(P1, None)

@@ -1,4 +1,4 @@
-"""Operations on one key that follow each other over a change of the ring go out in the order in which they came."""
+"""Operations on one key that follow each other during a ring change are sent in order of arrival."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ P1, P2 = PartitionId("p1"), PartitionId("p2")
 
 
 class Holding(LocalReplica):
-    """A replica that answers when the test wants it to."""
+    """A replica that answers when the test says so."""
 
     serving = True
 
@@ -44,7 +44,7 @@ class Holding(LocalReplica):
 
 @pytest.fixture
 async def cluster(tmp_path: Path) -> AsyncIterator[Servers]:
-    """n1 is asked; n2 leads p1, n3 leads p2."""
+    """Start servers, of which n1 is asked, n2 leads p1, and n3 leads p2."""
     async with servers(tmp_path, ["n1", "n2", "n3"], partitions=2) as started:
         await started.lead("p1", "n2")
         await started.lead("p2", "n3")
@@ -52,7 +52,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Servers]:
 
 
 def flipped(ring: Ring, key: bytes) -> Ring:
-    """p1's range around the key is p2's, and the move is through."""
+    """Return a ring in which p1's range around the key has moved to p2."""
     token = token_of(key)
     ring = plan.shift_range(ring, token, token, P2)
     (id_,) = ring.moves
@@ -144,7 +144,7 @@ async def test_operations_behind_a_batch_wait_for_all_its_keys(cluster: Servers)
 
 
 async def test_writes_behind_a_locally_rejected_write_follow_it(cluster: Servers) -> None:
-    """Also while this server still asks the former owner: it might own the key again by now."""
+    """This holds also while this server still asks the former owner, which might own the key again by now."""
     server, key = cluster["n2"], cluster.key_of("p1")
     holding = hold(cluster, "n2", P1)
     first = send(server, commands.put(key, b"first"))
@@ -321,8 +321,8 @@ async def test_session_read_is_local_only_with_the_same_ring(cluster: Servers, o
 
 
 async def test_session_read_with_later_ring_waits_for_it(cluster: Servers) -> None:
-    """The partition that its client knows of might be another one. A token of 0 says nothing either: it is that of the
-    partition which owns the key by the client's ring."""
+    """The client's token may be of another partition. A token of 0 counts as a token of the partition that owns the key
+    according to the client's ring."""
     server, key = cluster["n1"], cluster.key_of("p1")
     following = Following()
     server.dispatcher.host(P1, following)

@@ -1,4 +1,4 @@
-"""Redis's glob and the walk over the ring."""
+"""Redis's glob patterns, and the iteration over the ring."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_patterns_match_as_in_redis(pattern: bytes, matching: list[bytes], other
 
 
 def test_character_class_stays_short() -> None:
-    """A kilobyte of them took half a second to compile when each byte that they match was written out."""
+    """A pattern of a kilobyte used to take half a second to compile when every matching byte was written out."""
     for written in (b"[^a]", b"[\x00-\xff]", b"[^a-b]"):
         piece, end = _piece(written, 0)
         assert piece is not None
@@ -149,7 +149,7 @@ def test_no_pattern_takes_long() -> None:
 
 
 async def test_scan_makes_a_bounded_number_of_requests() -> None:
-    """A user may have 2,048 prefixes: to look for each in each partition takes longer than a client waits."""
+    """A user may have 2,048 prefixes. A search for each in each partition takes longer than a client waits."""
     ring = new_ring([PartitionId(f"p{i}") for i in range(3)], {ServerId("n1"): ""}, 1)
     cluster = Keys(ring, [b"other%d" % number for number in range(1_000)])
     spans = [(b"t/%04d/" % number, b"t/%04d0" % number) for number in range(2_048)]
@@ -158,7 +158,7 @@ async def test_scan_makes_a_bounded_number_of_requests() -> None:
 
 
 class Keys:
-    """Partitions that hold keys, asked as a server asks them."""
+    """Partitions that hold keys, requested as a server requests them."""
 
     def __init__(self, ring: Ring, keys: list[bytes]) -> None:
         self.ring = ring

@@ -42,14 +42,14 @@ class Caller(Sink):
         return self.left
 
     def complete(self, token: int, result: Any) -> None:
-        """Nobody looks at it."""
+        """Do nothing: no test looks at it."""
 
     def flush(self) -> None:
-        """Nothing gathers."""
+        """Do nothing: no operations are gathered."""
 
 
 class Way:
-    """One link's, as the router and the link use it."""
+    """The flow control of one link, as the router and the link use it."""
 
     def __init__(self) -> None:
         self.reads, self.now, self.under_way = LargeReads(), 0.0, dict[int, Pending]()
@@ -80,7 +80,7 @@ class Way:
         self._go_on()
 
     def come_back(self, number: int) -> None:
-        """It is refused, or its time is over."""
+        """The operation is refused, or has timed out."""
         self.under_way.pop(number)
         self.reads.over(number)
         self._go_on()
@@ -95,7 +95,7 @@ class Way:
 
 
 def greedy_ones(way: Way, count: int) -> list[Caller]:
-    """Clients that are known to read what is large, each with two hundred reads that are under way or wait."""
+    """Clients known for large reads, each with two hundred reads in progress or waiting."""
     found = [Caller() for _ in range(count)]
     for each in found:
         way.ask(each)
@@ -236,7 +236,7 @@ GREEDY = 400
 
 
 async def asked_for_much(cluster: Servers, count: int) -> list[Leaving]:
-    """Clients of n1 that each ask for many large values that n2 leads, once it is known that values are large."""
+    """Clients of n1 that each request many large values that n2 leads, once their size is known."""
     server, callers = cluster["n1"], [Leaving() for _ in range(count)]
     value = bytes(LARGE)
     for token in range(1, GREEDY + 1):

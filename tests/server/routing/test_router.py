@@ -1,4 +1,4 @@
-"""Routing as a machine: whatever happens to leaders, links and the ring, each operation ends once and in order."""
+"""A model test of the router: with any change of leaders, links and ring, each operation ends once and in order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kvstore.server.routing.redirects import WAIT_S
 from kvstore.server.routing.router import Router
 from kvstore.server.routing.routes import ASK_AGAIN_S, Routes
 from kvstore.types import PartitionId, ServerId
-from tests.server.routing.world import Door, World
+from tests.server.routing.world import ClientSink, World
 
 SEEDS = range(150)
 
@@ -53,7 +53,7 @@ def test_waiting_reads_end_once_and_writes_keep_order(seed: int) -> None:
 
 
 def test_reads_wait_for_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else that they end says nothing."""
+    """Otherwise the end of operations would prove nothing."""
     waited = 0
     wait = LargeReads.wait
 
@@ -77,12 +77,12 @@ def test_read_refused_repeatedly_times_out(
     p1, n1, n2 = PartitionId("p1"), ServerId("n1"), ServerId("n2")
     ring = new_ring([p1], {n2: ""}, 1)
     router = Router(n1, ClusterTopology(ring, {p1: (n2, 1)}, {}), lambda _: False, waiting_max=100, bytes_max=1 << 20)
-    flight, client, now = Flight(n2, 100), Door(), 0.0
+    flight, client, now = Flight(n2, 100), ClientSink(), 0.0
     router.handle(events.LinkOpened(flight), now)
     flight.reads.note_large(client.line, BYTES_AT_ONCE, now)
     for token in range(10):
         router.handle(events.Submitted(commands.get(b"k"), client, token), now)
-    while len(client.told) < 10:
+    while len(client.results) < 10:
         refused: list[tuple[int, NotLeader | Moved]] = [(number, NotLeader(p1)) for number in flight.pending]
         for command in router.handle(events.RefusedByPeer(flight, refused), now):
             if isinstance(command, events.Fail):
@@ -92,17 +92,17 @@ def test_read_refused_repeatedly_times_out(
             if isinstance(command, events.Fail):
                 client.complete(command.token, command.error)
         assert now < 2 * WAIT_S
-    assert all(isinstance(each, StoreError) for each in client.told.values())
+    assert all(isinstance(each, StoreError) for each in client.results.values())
 
 
 def test_waiting_scan_is_sent_when_leader_is_known() -> None:
-    """Any change of the topology refused it as Moved, although no key had changed hands."""
+    """Any change of the topology used to refuse it as Moved, although no key had moved."""
     p1, n1, n2 = PartitionId("p1"), ServerId("n1"), ServerId("n2")
     ring = new_ring([p1], {n2: ""}, 1)
     router = Router(n1, ClusterTopology(ring, {}, {}), lambda _: False, waiting_max=100, bytes_max=1 << 20)
     flight = Flight(n2, 100)
     router.handle(events.LinkOpened(flight), 0.0)
-    assert not router.handle(events.Submitted(commands.scan(b"", b"", 9), Door(), 1, p1, ring.routed), 0.0)
+    assert not router.handle(events.Submitted(commands.scan(b"", b"", 9), ClientSink(), 1, p1, ring.routed), 0.0)
     commands_ = router.handle(events.TopologyChanged(ClusterTopology(ring, {p1: (n2, 1)}, {})), 0.1)
     commands_ += router.handle(events.Expelled(), 0.1)
     assert [type(each) for each in commands_] == [events.Send]
@@ -112,7 +112,7 @@ def test_waiting_scan_is_refused_when_ring_changes() -> None:
     p1, n1, n2 = PartitionId("p1"), ServerId("n1"), ServerId("n2")
     ring = new_ring([p1], {n2: ""}, 1)
     router = Router(n1, ClusterTopology(ring, {}, {}), lambda _: False, waiting_max=100, bytes_max=1 << 20)
-    router.handle(events.Submitted(commands.scan(b"", b"", 9), Door(), 1, p1, ring.routed), 0.0)
+    router.handle(events.Submitted(commands.scan(b"", b"", 9), ClientSink(), 1, p1, ring.routed), 0.0)
     later = replace(ring, version=ring.version + 1, routed=ring.version + 1)
     router.handle(events.TopologyChanged(ClusterTopology(later, {p1: (n2, 1)}, {})), 0.1)
     (refusal,) = router.handle(events.Expelled(), 0.1)
@@ -121,7 +121,7 @@ def test_waiting_scan_is_refused_when_ring_changes() -> None:
 
 
 def test_most_writes_are_done() -> None:
-    """Else the order of those that are would say little."""
+    """Otherwise the order of the remaining operations would prove little."""
     world = World(1)
     world.run(2000)
     assert len(world.refused()) < len(world.asked) / 3

@@ -1,4 +1,4 @@
-"""Scans of slow readers and of others."""
+"""Slots for scans, with slow readers and others."""
 
 from __future__ import annotations
 
@@ -104,14 +104,14 @@ async def test_slot_of_cancelled_scan_is_free_again(monkeypatch: pytest.MonkeyPa
     async with places.place("anna"):
         waiting = asyncio.ensure_future(places.place("ben").__aenter__())
         await asyncio.sleep(0)
-    waiting.cancel()  # it was granted the place in this very turn
+    waiting.cancel()  # it was granted the slot in this very turn
     await asyncio.wait((waiting,))
     async with asyncio.timeout(ENOUGH_S), places.place("carl"):
         assert list(places._places.values()) == ["carl"]
 
 
 async def test_waiting_scans_of_one_user_cost_linear_time() -> None:
-    """Each that waited looked at all others ten times a second: 1,000 commands of one user held the event loop."""
+    """Each waiting scan used to check all others ten times a second: 1,000 of one user blocked the event loop."""
     looks = 0
 
     class Counted(ScanSlots):

@@ -1,7 +1,7 @@
-"""Three servers' routers and what stands between them, by hand: links, leaders, a ring that changes. A seed is a run.
+"""A model of three servers' routers with links, leaders and a changing ring. A seed determines a run.
 
-The servers learn late of what happens: a key changes its partition first, then the ring says so, then one server after
-the other reads it.
+The servers learn of changes late: a key moves to another partition first, then the ring is changed, and then one server
+after the other reads it.
 """
 
 from __future__ import annotations
@@ -42,38 +42,38 @@ class Truth:
     owner: dict[bytes, PartitionId]
     leader: dict[PartitionId, ServerId]
     done: dict[bytes, list[int]] = field(default_factory=dict)
-    """By key: the values that were written, in order."""
+    """The written values of each key, in order."""
 
 
-class Door(Sink):
+class ClientSink(Sink):
     """Collects the results that a client receives, by the token of its write."""
 
     def __init__(self) -> None:
-        self.told: dict[int, Any] = {}
+        self.results: dict[int, Any] = {}
 
     def complete(self, token: int, result: Any) -> None:
-        assert token not in self.told, "each operation ends once"
-        self.told[token] = result
+        assert token not in self.results, "each operation ends once"
+        self.results[token] = result
 
     def flush(self) -> None:
-        """Nothing gathers."""
+        """Do nothing: no operations are gathered."""
 
 
 class Reader(Sink):
     """A client that reads, and may leave. Its results go to its interface."""
 
-    def __init__(self, door: Door) -> None:
-        self._door, self.left = door, False
+    def __init__(self, sink: ClientSink) -> None:
+        self._sink, self.left = sink, False
 
     @property
     def is_gone(self) -> bool:
         return self.left
 
     def complete(self, token: int, result: Any) -> None:
-        self._door.complete(token, result)
+        self._sink.complete(token, result)
 
     def flush(self) -> None:
-        """Nothing gathers."""
+        """Do nothing: no operations are gathered."""
 
 
 class Value(NamedTuple):
@@ -110,7 +110,7 @@ class Replica:
                 sink.complete(token, len(truth.done[op[1]]))
 
     def stop(self) -> None:
-        """Its lead is over: what waits was not done."""
+        """End its leadership: waiting operations are not executed."""
         queue, self._queue = self._queue, []
         for _, sink, token in queue:
             sink.complete(token, NotLeader(self._partition))
@@ -126,7 +126,7 @@ class Replica:
 
 
 class Session(PeerSink):
-    """The answering end of a link: what `PeerConnection` does, without bytes."""
+    """The answering end of a link, like `PeerConnection` without bytes."""
 
     def __init__(self, server: Server, link: Link) -> None:
         self._server, self._link = server, link
@@ -154,7 +154,7 @@ class Session(PeerSink):
         self.complete(token, error)
 
     def flush(self) -> None:
-        """Results leave by `tell`."""
+        """Do nothing: results are sent by `tell`."""
 
     def tell(self) -> None:
         if self._results:
@@ -165,7 +165,7 @@ class Session(PeerSink):
 
 
 class Link:
-    """From one server to another, in order, each way as slow as it likes."""
+    """A link from one server to another. Each direction is in order, with any delay."""
 
     def __init__(self, asking: Server, answering: Server) -> None:
         self.asking = asking
@@ -220,7 +220,7 @@ class Server:
     """A router with its replicas and links."""
 
     def __init__(self, world: World, name: ServerId) -> None:
-        self.world, self.name, self.door = world, name, Door()
+        self.world, self.name, self.clients = world, name, ClientSink()
         self.replicas = {partition: Replica(self, partition) for partition in (P1, P2)}
         self.links: dict[ServerId, Link] = {}
         topology = ClusterTopology(world.truth.ring, world.leaders())
@@ -229,7 +229,7 @@ class Server:
             self.handle(events.HostingChanged(partition, is_here=True))
 
     def submit(self, op: Op, sink: Sink, number: int) -> None:
-        """As `Dispatcher.submit` does: straight on where that is allowed."""
+        """Submit an operation as `Dispatcher.submit` does: directly where that is allowed."""
         partition = self.router.partition_of(op[1])
         if not self.router.redirects.keys:
             flight = self.router.routes.direct.get(partition)
@@ -243,7 +243,7 @@ class Server:
         self.handle(events.Submitted(op, sink, number))
 
     def learn(self) -> None:
-        """Read the ring and who leads."""
+        """Read the ring and the leaders."""
         topology = replace(self.router.topology, ring=self.world.truth.ring, leaders=self.world.leaders())
         for link in self.links.values():
             link.flush()
@@ -282,17 +282,17 @@ class Server:
                 for replica in self.replicas.values():
                     replica.redirect_moved()
             case events.ReadLeader() | events.ReadRing():
-                pass  # they learn at a time of their own
+                pass  # servers learn of changes at random times
             case _:
                 assert_never(command)
 
 
 class World:
-    """Keys of two partitions, one of which goes back and forth between them."""
+    """Keys of two partitions, one of which moves back and forth between them."""
 
     def __init__(self, seed: int, room: int = WAITING_MAX, reads: float = 0.0, large: float = 0.0) -> None:
-        """`room`: operations under way over one link; `reads`: how many of the operations read, and `large` how many of
-        these find a large value."""
+        """`room`: operations in progress over one link; `reads`: how many of the operations read, and `large` how many
+        of these find a large value."""
         self.random, self.now, self.room = Random(seed), 0.0, room
         self.reads, self.large = reads, large
         ring = new_ring([P1, P2], dict.fromkeys(NAMES, ""), len(NAMES))
@@ -301,14 +301,14 @@ class World:
         self.servers: dict[ServerId, Server] = {}
         for name in NAMES:
             self.servers[name] = Server(self, name)
-        self.readers = [Reader(self.servers[NAMES[0]].door) for _ in range(5)]
+        self.readers = [Reader(self.servers[NAMES[0]].clients) for _ in range(5)]
         self.written: Counter[bytes] = Counter()
         self.asked: list[int] = []
 
     def leaders(self) -> dict[PartitionId, tuple[ServerId, int]]:
         return {partition: (server, 1) for partition, server in self.truth.leader.items()}
 
-    # ── what may happen ──
+    # ── possible events ──
 
     def write(self) -> None:
         """Use one interface for all writes: writes through different interfaces have no order among each other."""
@@ -317,16 +317,16 @@ class World:
         server = self.servers[NAMES[0]]
         if self.reads and self.random.random() < self.reads:
             return server.submit(commands.get(key), self.random.choice(self.readers), self.asked[-1])
-        return server.submit(commands.put(key, b"%d" % self.asked[-1]), server.door, self.asked[-1])
+        return server.submit(commands.put(key, b"%d" % self.asked[-1]), server.clients, self.asked[-1])
 
     def leave(self) -> None:
-        """A client that reads goes, and another comes."""
+        """Replace a client that reads by another."""
         place = self.random.randrange(len(self.readers))
         self.readers[place].left = True
-        self.readers[place] = Reader(self.servers[NAMES[0]].door)
+        self.readers[place] = Reader(self.servers[NAMES[0]].clients)
 
     def move(self) -> None:
-        """The key changes hands in the logs, and then in the ring."""
+        """Move the key in the logs, and then in the ring."""
         key, token = self.keys[0], token_of(self.keys[0])
         target = P2 if self.truth.owner[key] == P1 else P1
         self.truth.owner[key] = target
@@ -349,7 +349,7 @@ class World:
             server.lose(self.random.choice(sorted(server.links)))
 
     def go_on(self) -> None:
-        """Something on its way gets a step further."""
+        """Advance something in transit by one step."""
         self.now += self.random.choice((0.0, 0.001, 0.02))
         steps_: list[Callable[[], None]] = [
             replica.work for server in self._servers() for replica in server.replicas.values()
@@ -363,7 +363,7 @@ class World:
         self.random.choice(steps_)()
 
     def run(self, steps_: int) -> None:
-        """Things happen, then everybody knows everything and all ends."""
+        """Apply random events, then let all servers learn everything and all operations end."""
         rare = [self.move, self.elect, self.learn, self.learn, self.lose, *([self.leave] if self.reads else [])]
         for _ in range(steps_):
             draw = self.random.random()
@@ -389,16 +389,16 @@ class World:
         yield from self.servers.values()
 
     def check(self) -> None:
-        """Each write ended once; what was done of a key, as its client knows, was done in order; nothing is kept."""
-        told = self.servers[NAMES[0]].door.told
-        assert sorted(told) == self.asked
+        """Check that each write ended once, that writes of a key were executed in order, and that nothing is kept."""
+        results = self.servers[NAMES[0]].clients.results
+        assert sorted(results) == self.asked
         for key, values in self.truth.done.items():
             assert len(values) == len(set(values)), "a write was done twice"
-            done = [value for value in values if isinstance(told[value], int)]
+            done = [value for value in values if isinstance(results[value], int)]
             assert done == sorted(done), f"writes of {key!r} were done as {done}"
         for server in self._servers():
             assert not server.router.is_waiting
             assert not any(link.flight.pending for link in server.links.values())
 
     def refused(self) -> list[StoreError]:
-        return [each for each in self.servers[NAMES[0]].door.told.values() if isinstance(each, StoreError)]
+        return [each for each in self.servers[NAMES[0]].clients.results.values() if isinstance(each, StoreError)]

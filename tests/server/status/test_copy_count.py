@@ -1,4 +1,4 @@
-"""The server that counts copies, over a metadata store in memory."""
+"""The server that counts copies, with a metadata store in memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ N1, N2 = ServerId("n1"), ServerId("n2")
 
 
 class Counter:
-    """A server that is the first of two, three bookies, and ledgers of another client."""
+    """The first of two servers, three bookies, and ledgers of another client."""
 
     def __init__(self, root: Path) -> None:
         self.env, self.store = real_env(root, name="count"), MemoryStore()
@@ -37,7 +37,7 @@ class Counter:
         store = self.store
 
         class Store:
-            """The store, whose session a test breaks off."""
+            """The store, whose session a test ends."""
 
             state = property(lambda _: self.state)
 
@@ -132,7 +132,7 @@ async def test_last_count_stays_while_metadata_store_is_down(counter: Counter) -
 async def test_ledger_with_damaged_metadata_is_counted_separately(
     counter: Counter, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each count also logged that it was not audited: every 10 s while a bookie was away."""
+    """Each count also used to log that it was not audited: every 10 s while a bookie was away."""
     await counter.make(7)
     await counter.make(8)
     await counter.store.set(paths.ledger(LedgerId(8)), b"nonsense", -1)

@@ -1,4 +1,4 @@
-"""The rules of a cluster's health, each by one report in which one thing is amiss."""
+"""The rules for a cluster's health, each tested with one report that contains one fault."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def well() -> ClusterReport:
 
 
 def silent(report: ClusterReport, *numbers: int) -> None:
-    """As a node that is killed, or cut off, is seen."""
+    """Return the report of a node that is killed or disconnected."""
     for number in numbers:
         node, bookie = report.nodes[number - 1], report.bookies[number - 1]
         node.ClearField("report")
@@ -80,7 +80,7 @@ def cut_off_one(report: ClusterReport) -> None:
 
 
 def wiped(report: ClusterReport) -> None:
-    """The bookie has another incarnation, and its former one is in a ledger still."""
+    """The bookie has another incarnation, and its former one is still in a ledger."""
     report.bookies.add(id="n1-00", node="n1", state="away", lacking_ledgers=3)
     report.copies.lacking = 3
 
@@ -201,7 +201,7 @@ def draining(report: ClusterReport) -> None:
 def expiring(report: ClusterReport) -> None:
     report.nodes[0].report.tls.left_s = 12.5 * 86_400
     report.nodes[1].report.tls.left_s = 31 * 86_400
-    report.nodes[2].report.tls.left_s = -5  # which it says as not ready
+    report.nodes[2].report.tls.left_s = -5  # which it reports as not ready
 
 
 def unusable(report: ClusterReport) -> None:
@@ -219,7 +219,7 @@ def named_like_a_node(report: ClusterReport) -> None:
 
 
 CASES: dict[str, tuple[Callable[[ClusterReport], None], int, str, str, str]] = {
-    # code: what is amiss, how bad that is, about what, why (a part of it), the next step (a part of it)
+    # code: what is wrong, its severity, its subject, its reason (a part of it), the next step (a part of it)
     "no_leader": (leaderless, DOWN, "partition p1", "no leader; 1 of 3 replicas are up", "start n2, n3"),
     "leader_silent": (lambda r: silent(r, 2), DOWN, "partition p2", "n2 does not answer: refuses", "start n2"),
     "leader_not_serving": (not_yet, DOWN, "partition p1", "n1 does not serve yet", "wait"),
@@ -427,7 +427,7 @@ def test_stale_knowledge_counts_as_metadata_outage() -> None:
 
 
 def test_unreachable_zookeeper_finding_mentions_older_data() -> None:
-    """Emptied, or put back to a copy, it runs and refuses all nodes: to start it would be no help."""
+    """Emptied, or restored from a copy, it runs and refuses all nodes: starting it would not help."""
     [finding] = found_in(cut_off_all)
     assert "`Refusing session`" in finding.next_step
 
@@ -446,7 +446,7 @@ def test_nearly_full_data_disk_is_found() -> None:
 
 
 def test_small_disk_near_sync_limit_is_found() -> None:
-    """Above a twentieth of it, which is too little for an engine all the same."""
+    """It is above a twentieth of the total, and still too little for an engine."""
 
     def small(report: ClusterReport) -> None:
         disk = report.nodes[1].report.disk
@@ -480,7 +480,7 @@ def test_copies_of_absent_bookie_are_unknown_until_counted() -> None:
 
 
 def test_missing_copies_show_the_age_of_an_old_count() -> None:
-    """With 100,000 ledgers, ledgers that had been repaired were reported as lacking for up to 17 min, as if now."""
+    """With 100,000 ledgers, repaired ledgers used to be reported as lacking copies for up to 17 min."""
     report = well()
     wiped(report)
     report.copies.age_s = health.COUNT_AGE_TOLD_S - 1

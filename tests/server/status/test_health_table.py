@@ -1,6 +1,6 @@
-"""One table: every place that reports health beside the kinds of trouble. Each row is made of the facts that nodes and
-the metadata store have, goes through the one computation (kvstore.server.status.health), and is read where people
-and programs read it."""
+"""A table of all places that report health, and of the kinds of trouble. Each row consists of the facts that nodes and
+the metadata store have. They are passed through the one computation (kvstore.server.status.health), and checked where
+people and programs read the result."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from tests.source import ROOT
 OLD = BookieId("n3-00")
 """The ID of n3's bookie before its disk was lost."""
 FAR = tuple(BookieId(f"far-{number}") for number in range(3))
-"""Bookies that are no node's, for example Apache's."""
+"""Bookies that belong to no node, for example Apache's."""
 OWN, PULSAR = ((OWNER_KEY, b"p1"),), (("application", b"pulsar"),)
 
 
@@ -66,7 +66,7 @@ class Facts:
         self.has((B1, B2, B3), custom=PULSAR)
 
     def has(self, *ensembles: tuple[BookieId, ...], custom: tuple[tuple[str, bytes], ...] = OWN) -> None:
-        """There is a closed ledger with ten entries on each of these ensembles."""
+        """Add a closed ledger with ten entries on each of these ensembles."""
         for ensemble in ensembles:
             made = LedgerMetadata(
                 LedgerId(len(self.ledgers)), Quorum(3, 3, 2), (Fragment(EntryId(0), ensemble),), custom=custom
@@ -75,7 +75,7 @@ class Facts:
             self.census.add(made)
 
     def kill(self, *servers: ServerId) -> None:
-        """These nodes are gone, and their sessions have ended."""
+        """Remove these nodes, whose sessions have ended."""
         for server in servers:
             bookie = BookieId(self.reports.pop(server).bookie.id)
             self.silence[server] = "refuses connections"
@@ -86,7 +86,7 @@ class Facts:
             change(report)
 
     def report(self) -> ClusterReport:
-        """The cluster as the first node that answers finds it."""
+        """Return the state of the cluster as the first answering node finds it."""
         server = min(self.reports)
         if self.is_counted:
             count = copies_report(self.census, self.census.shortage(self.registered), 3.0)
@@ -118,7 +118,7 @@ class Facts:
         return report
 
     def autorecovery(self) -> dict[str, Any]:
-        """The document of `kvstore autorecovery status`, as far as it tells of copies."""
+        """Return the document of `kvstore autorecovery status` as far as it reports copies."""
         return {**copies_document(self.census, self.registered), "marked_ledgers": self.marked}
 
 
@@ -237,14 +237,14 @@ def uncounted(facts: Facts) -> None:
 
 
 class Row(NamedTuple):
-    """A kind of trouble, and the truth about it."""
+    """A kind of trouble, and its correct reports."""
 
     happens: Callable[[Facts], None]
     grade: int
     code: str = ""
     """A finding that names it; empty: there is none."""
     fsck: str = ""
-    """How the verdict of fsck begins, if the grade does not say it."""
+    """The start of the verdict of fsck, if the grade does not determine it."""
     lacks_copies: bool = False
     unready: Sequence[ServerId] = ()
     """The nodes whose /readyz refuses clients."""
@@ -317,7 +317,7 @@ class Shown:
 
 
 async def pages_of(report: ClusterReport, server: ServerId) -> dict[str, tuple[int, str]]:
-    """Status and text of the node's pages about health."""
+    """Return status and text of the node's health pages."""
     address = f"127.0.0.1:{free_port()}"
     door = HttpListener(Shown(report, server), TcpTransport(), Beat())
     await door.open(address)
@@ -333,7 +333,7 @@ async def pages_of(report: ClusterReport, server: ServerId) -> dict[str, tuple[i
 
 
 def firing(metrics: str) -> set[str]:
-    """The alerts about the cluster's health that hold for these metrics."""
+    """Return the alerts on the cluster's health that fire for these metrics."""
     rules = yaml.safe_load((ROOT / "docs" / "monitoring" / "rules.yml").read_text(encoding="utf-8"))
     found = set()
     for rule in next(group["rules"] for group in rules["groups"] if group["name"] == "kvstore-health"):

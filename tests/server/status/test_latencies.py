@@ -1,4 +1,4 @@
-"""Latencies of the last minute, from histograms that have counted since the start."""
+"""Latencies of the last minute, computed from histograms that count since the start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which ledgers there are: by the metadata store, and by the leaders while that is away."""
+"""The list of ledgers comes from the metadata store, and from the leaders while the store is unavailable."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PASSWORD = b"distinctive"
 
 
 def log_of(*ids: int, epoch: int = 4) -> tuple[list[ListedLedger], LedgerMetadata]:
-    """A log as its leader knows it: of these ledgers the last one is open."""
+    """Return a log as its leader knows it: the last of these ledgers is open."""
     listed = LedgerList()
     for number in ids:
         listed = listed.with_ledger(LedgerId(number), Seq(10 * number), epoch=epoch, lease_ms=500)
@@ -34,7 +34,7 @@ def log_of(*ids: int, epoch: int = 4) -> tuple[list[ListedLedger], LedgerMetadat
 
 
 class World:
-    """n1, which is asked; it leads p1. n2 leads p2, and n3 does not answer."""
+    """The server n1, which is asked and leads p1. n2 leads p2, and n3 does not answer."""
 
     def __init__(self, store: MemoryStore) -> None:
         self.inner = store

@@ -43,7 +43,7 @@ LOAD = PartitionLoad(P1, 120.0, 20.0, 4_000.0, (HotKey(b"hot", 0.5),))
 
 
 class FullBookie:
-    """One whose first disk is full and whose second one has failed."""
+    """Return a bookie whose first disk is full and whose second one has failed."""
 
     id = "n1-ab"
     address = "n1:3181"

@@ -25,7 +25,7 @@ REGISTERED = RegisteredBookies({B1: "n1:3181", B2: "n2:3181", B3: "n3:3181"}, {}
 
 
 def told(server: ServerId, **roles: tuple[str, int, int]) -> NodeReport:
-    """A report with a bookie, and a replica in a role at a sequence in an epoch for each partition."""
+    """Return a report with a bookie, and for each partition a replica with role, sequence and epoch."""
     report = NodeReport(id=server, version="0.1.0")
     report.metadata.state, report.metadata.read_age_s = "connected", 2.5
     report.bookie.id, report.bookie.address, report.bookie.node = f"{server}-ab", f"{server}:3181", server
@@ -156,7 +156,7 @@ def test_node_known_only_from_ring_is_shown_unregistered() -> None:
 
 
 def with_move(*, paused: bool = False) -> ClusterTopology:
-    """A move from p1, which n1 leads, to p2, which n2 leads, is planned."""
+    """Return a topology with a planned move from p1, which n1 leads, to p2, which n2 leads."""
     ring = replace(plan.shift(RING, P1, P2, 1 << 20), pace=Pace(paused=paused))
     return ClusterTopology(ring, TOPOLOGY.leaders, SERVERS)
 

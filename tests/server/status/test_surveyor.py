@@ -1,4 +1,4 @@
-"""A survey ends in time whoever does not answer, says why, is shared by those who ask, and needs no metadata store."""
+"""A survey ends in time if nodes do not answer, states why, is shared by its callers, and needs no metadata store."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FAR = BookieId("far-00")
 
 
 class Clock:
-    """Stands until a test moves it."""
+    """A clock that a test advances."""
 
     def __init__(self) -> None:
         self.seconds = 1_000.0
@@ -46,7 +46,7 @@ class Clock:
 
 
 class World:
-    """A node n1 whose peers and bookies answer as a test says."""
+    """The node n1, whose peers and bookies answer as a test says."""
 
     def __init__(self, tmp_path: Any) -> None:
         self.clock = Clock()
