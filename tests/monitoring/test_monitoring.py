@@ -1,13 +1,5 @@
-<<<<<<< ours
 """Alerting rules and boards: they name metrics that nodes publish, and promtool accepts them. Tests that need
 promtool are skipped if it is not installed (Debian's package prometheus)."""
-||||||| base
-"""Alerting rules and boards: they name metrics that there are, say what docs/how-to/index.md says, and promtool takes
-them. Where promtool is not installed (Debian: in the package prometheus) what needs it is skipped."""
-=======
-"""Alerting rules and boards name existing metrics, agree with docs/how-to/index.md, and are accepted by promtool. Tests
-that need promtool are skipped where it is not installed (Debian: in the package prometheus)."""
->>>>>>> theirs
 
 from __future__ import annotations
 
@@ -64,26 +56,6 @@ def alerts() -> dict[str, str]:
     return dict(found)
 
 
-<<<<<<< ours
-||||||| base
-def table() -> dict[str, set[str]]:
-    """Metrics by line of the table of alerts; those that a line only mentions to look at are in its last columns."""
-    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
-    part = text.partition("### What to alert on")[2].partition("\n### ")[0]
-    rows = [line.split(" | ")[0] for line in part.splitlines() if line.startswith("| `")]
-    return {row: metrics_in(row) for row in rows}
-
-
-=======
-def table() -> dict[str, set[str]]:
-    """Return the metrics by line of the table of alerts, without those that a line only suggests to look at."""
-    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
-    part = text.partition("### What to alert on")[2].partition("\n### ")[0]
-    rows = [line.split(" | ")[0] for line in part.splitlines() if line.startswith("| `")]
-    return {row: metrics_in(row) for row in rows}
-
-
->>>>>>> theirs
 def test_rules_and_boards_use_only_published_metrics() -> None:
     named = metrics_in(" ".join([*alerts().values(), *expressions()]))
     assert len(named) > 60

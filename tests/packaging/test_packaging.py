@@ -203,16 +203,8 @@ def test_image_supports_tracing() -> None:
 
 
 def test_unit_allows_writing_to_the_log_directory() -> None:
-<<<<<<< ours
     """The system is read-only to it, but for what the unit names."""
     text = (GUIDES / "configure-a-node.md").read_text()
-||||||| base
-    """The system is read-only to it, but for what the unit names."""
-    text = (ROOT / "docs" / "operations.md").read_text()
-=======
-    """The system is read-only for the unit, except for the paths that it names."""
-    text = (ROOT / "docs" / "operations.md").read_text()
->>>>>>> theirs
     (shown,) = set(re.findall(r'^log_dir = "(.*?)"', text, re.MULTILINE))
     assert directives("ProtectSystem") == ["strict"]
     assert [f"/var/log/{name}" for name in directives("LogsDirectory")] == [shown]
@@ -285,21 +277,11 @@ def test_image_has_compiler_when_a_package_has_no_wheel() -> None:
 
 @pytest.mark.parametrize("step", ["prefer", "require"])
 def test_tls_guide_uses_files_that_a_node_accepts(step: str) -> None:
-<<<<<<< ours
     """Of a node that other machines reach: those of the first step, and of the last."""
     page = (GUIDES / "switch-on-tls.md").read_text()
     way = page.partition("## Switch it on while the cluster runs")[2].partition("\n## ")[0]
     first = re.search(r"^1\. (.*)$", way, re.MULTILINE)
     last = re.search(r"kvstore node check (.*)$", way, re.MULTILINE)
-||||||| base
-    """Of a node that other machines reach: those of the first step, and of the last."""
-    way = OPERATIONS.partition("**To switch TLS on while the cluster runs**")[2].partition("Back again")[0]
-    first, last = (re.search(rf"^{number}\. (.*)$", way, re.MULTILINE) for number in (1, 4))
-=======
-    """The settings of a node that other machines reach: those of the first step, and of the last."""
-    way = OPERATIONS.partition("**To switch TLS on while the cluster runs**")[2].partition("Back again")[0]
-    first, last = (re.search(rf"^{number}\. (.*)$", way, re.MULTILINE) for number in (1, 4))
->>>>>>> theirs
     assert first is not None
     assert last is not None
     tls: dict[str, Any] = {"cert": "/c", "key": "/k", "mode": "prefer"}

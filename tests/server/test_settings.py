@@ -1,10 +1,4 @@
-<<<<<<< ours
-"""Every setting of a node: its range holds, and docs/reference/configuration.md says what the code says."""
-||||||| base
-"""Every setting of a node: its range holds, and the reference in docs/reference/configuration.md says what the code says."""
-=======
 """Every setting of a node is restricted to its range, and docs/reference/configuration.md agrees with the code."""
->>>>>>> theirs
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-<<<<<<< ours
-"""The file by which a process has the date of the one before it (docs/protocol.md, P28; docs/reference/formats.md)."""
-||||||| base
-"""The file by which a process has the date of the one before it (docs/protocol.md, P28; docs/reference/formats.md)."""
-=======
-"""The file that passes the cluster time from one process to the next (docs/protocol.md, P28; docs/reference/formats.md)."""
->>>>>>> theirs
+"""The file that passes the cluster time on to the next process (docs/protocol.md, P28; docs/reference/formats.md)."""
 
 from __future__ import annotations
 
