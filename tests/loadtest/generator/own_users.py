@@ -21,7 +21,7 @@ class Shop(OwnUser):
     def item(self) -> bytes:
         return self.prefix + b"item/%d" % self.random.randrange(ITEMS)
 
-    def sample(self) -> bytes:
+    def look(self) -> bytes:
         found = self.client.get(self.item())
         if found is None or int(found.value) > 1_000_000:
             raise WrongValue(f"an item is {found}")
@@ -36,5 +36,5 @@ class Careless(OwnUser):
 
     operations = {"look": 1, "steal": 1}  # noqa: RUF012
 
-    def sample(self) -> None:
+    def look(self) -> None:
         """Does nothing."""
