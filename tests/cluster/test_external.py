@@ -71,7 +71,7 @@ def test_a_node_that_has_only_a_bookie_cannot_be_asked_about_itself_and_is_said_
     for command in ("log-level", "slow-log", "profile"):
         refused = kvstore("node", command, "b1", "--data-dir", str(cluster.local.data_dir))
         assert refused.returncode != 0
-        assert "b1 has only a bookie (b1-" in refused.stderr, refused.stderr
+        assert "b1 is only a bookie (b1-" in refused.stderr, refused.stderr
 
 
 def test_leaders_and_bookies_die_and_nothing_is_lost(outside: Outside, cluster: Cluster) -> None:

@@ -75,7 +75,7 @@ def test_a_cluster_is_founded_once_by_hand(cluster: Cluster, tmp_path: Path) -> 
     assert json.loads(again.stdout)["founded"] is False
     other = kvstore(*init, "--node", "x", "--node", "y", "--node", "z")
     assert other.returncode == 1
-    assert "of the nodes a, b, c" in other.stderr
+    assert "with the nodes a, b, c" in other.stderr
 
 
 def test_partitions_are_listed_with_leader_and_replicas(cluster: Cluster) -> None:

@@ -201,8 +201,8 @@ def test_a_pin_ends_by_itself(cluster: Cluster) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"id": "a/b"}, "want a pin's id"),
-        ({"id": "x" * 65}, "want a pin's id"),
+        ({"id": "a/b"}, "1 to 64 letters"),
+        ({"id": "x" * 65}, "1 to 64 letters"),
         ({"partitions": ["p9"]}, "no partition p9"),
         ({"ttl_s": 100_000}, "at most 86400000 ms"),
     ],

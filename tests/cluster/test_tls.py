@@ -222,4 +222,4 @@ def test_commands_reach_it_by_the_files_that_the_environment_names(secured: Secu
     for arguments in (["put", "from", "a shell"], ["get", "from"], ["fsck"]):
         answer = kvstore(*arguments, *where, environ=files)
         assert answer.returncode == 0, answer.stdout + answer.stderr
-    assert "Healthy" in answer.stdout or "Nothing is lost" in answer.stdout
+    assert "Healthy" in answer.stdout or "No data is lost" in answer.stdout

@@ -137,7 +137,7 @@ def test_a_cluster_with_a_login_serves_and_a_stranger_may_do_nothing_with_any_of
                     stranger.delete(path)
     refused = place.command("bookie", "list", is_known=False)
     assert refused.returncode == 1
-    assert "does not let us" in refused.stderr
+    assert "ZooKeeper denies access" in refused.stderr
     assert json.loads(place.command("bookie", "list", "--json").stdout)
 
 

@@ -186,11 +186,11 @@ def test_without_the_releases_commit_it_is_said_what_is_missing(
     for root in (tmp_path, tmp_path / "clone"):
         monkeypatch.setattr(base, "ROOT", root)
         with pytest.raises(
-            base.NoHistory, match=rf"want revision {base.REVISION} \(release {base.RELEASE}\).* --unshallow"
+            base.NoHistory, match=rf"expected revision {base.REVISION} \(release {base.RELEASE}\).* --unshallow"
         ):
             base.check_out(tmp_path / "release")
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(base.NoHistory, match=r"want revision .*: 'git'; clone"):
+    with pytest.raises(base.NoHistory, match=r"expected revision .*: 'git'; clone"):
         base.check_out(tmp_path / "release")
     assert not (tmp_path / "release").exists()
 

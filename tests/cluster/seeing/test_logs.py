@@ -87,7 +87,7 @@ def test_a_level_is_set_while_the_node_runs_and_forgotten_when_it_is_started_aga
     assert done(cluster, "node", "log-level", "n2")["levels"] == {"kvstore": "INFO"}
     refused = call(cluster, "node", "log-level", "n1", "DEBUG", "--logger", "kazoo")
     assert (refused.returncode, "expected the logger kvstore or one below it" in refused.stderr) == (1, True)
-    assert "no server 'n9': want one of n1, n2, n3" in call(cluster, "node", "log-level", "n9").stderr
+    assert "no server 'n9': expected one of n1, n2, n3" in call(cluster, "node", "log-level", "n9").stderr
     audit = (cluster.local.data_dir / "logs" / "n1.audit.jsonl").read_text(encoding="utf-8")
     assert 'logger: \\"kvstore.server.http\\" level: \\"DEBUG\\"' in audit
     cluster.terminate("n1")
