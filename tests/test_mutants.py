@@ -7,14 +7,14 @@ import pytest
 from tests import mutants
 
 
-def test_every_layer_has_its_breakages() -> None:
+def test_every_layer_has_breakages() -> None:
     found = {layer.title: names for layer, names in mutants.chosen([])}
     assert found.keys() == {"whole clusters", "ledgers and logs", "repair of ledgers", "bookies", "leaders and models"}
     assert all(len(names) > 10 for names in found.values())
     assert len({name for names in found.values() for name in names}) > 100
 
 
-def test_a_name_that_no_breakage_has_is_an_error() -> None:
+def test_unknown_breakage_name_is_an_error() -> None:
     with pytest.raises(LookupError, match="no breakage has 'acks befor the sync'"):
         mutants.chosen(["acks befor the sync", "ack before sync"])
     assert mutants.main(["acks befor the sync"]) == 2

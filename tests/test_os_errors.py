@@ -54,7 +54,7 @@ def test_a_failed_sync_is_fatal_for_the_directory_whatever_its_errno(number: int
     assert meaning_of(SyncFailed(number, os.strerror(number))) is Meaning.DIRECTORY
 
 
-def test_an_error_without_an_errno_is_not_tried_again() -> None:
+def test_error_without_an_errno_is_not_retried() -> None:
     assert meaning_of(OSError("a driver's own words")) is Meaning.DIRECTORY
 
 
@@ -79,11 +79,11 @@ def test_an_error_without_an_errno_is_not_tried_again() -> None:
         ("words that nobody knows", errno.EIO),
     ],
 )
-def test_a_status_of_rocksdb_has_the_errno_that_means_the_same(text: str, number: int) -> None:
+def test_rocksdb_status_maps_to_the_errno_with_the_same_meaning(text: str, number: int) -> None:
     assert errno_of_status(text) == number
 
 
-def test_an_operator_reads_the_reason_and_the_path() -> None:
+def test_os_error_text_has_the_reason_and_the_path() -> None:
     def said(name: str, **how: bool) -> str:
         number = getattr(errno, name)
         return reason_of(OSError(number, os.strerror(number)), "/data/journal", **how)
@@ -102,7 +102,7 @@ def test_an_operator_reads_the_reason_and_the_path() -> None:
     assert reason_of(SyncFailed(errno.EIO, ""), "/d").startswith("a sync failed, the disk reports an I/O error: /d")
 
 
-def test_a_connection_that_lacks_descriptors_here_is_no_fault_of_the_other_side() -> None:
+def test_lack_of_descriptors_is_not_blamed_on_the_peer() -> None:
     lacking = ("EMFILE", "ENFILE", "ENOBUFS", "ENOMEM", "EADDRNOTAVAIL")
     assert all(is_shortage_here(OSError(getattr(errno, name), "")) for name in lacking)
     assert not is_shortage_here(ConnectionRefusedError(errno.ECONNREFUSED, ""))
@@ -110,7 +110,7 @@ def test_a_connection_that_lacks_descriptors_here_is_no_fault_of_the_other_side(
 
 # docs/protocol.md B39
 @pytest.mark.parametrize("file", sources("kvstore", "loadtest"), ids=lambda file: file.path)
-def test_nobody_decides_by_an_errno_or_by_the_text_of_an_error_beside_the_table(file: Source) -> None:
+def test_only_the_table_interprets_errnos_and_error_texts(file: Source) -> None:
     if file.path == "kvstore/os_errors.py":
         return
     imported = {

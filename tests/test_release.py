@@ -12,7 +12,7 @@ from tests.source import ROOT, tracked_texts
 from tests.upgrade.base import RELEASE
 
 
-def test_every_place_names_the_version() -> None:
+def test_every_file_names_the_same_version() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     chart = yaml.safe_load((ROOT / "packaging" / "helm" / "kvstore" / "Chart.yaml").read_text(encoding="utf-8"))
     assert {project["version"], chart["version"], chart["appVersion"]} == {VERSION}

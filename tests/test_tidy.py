@@ -132,11 +132,11 @@ def test_imports_point_down_the_layers(file: Source) -> None:
         assert (part, target) not in FORBIDDEN, where
 
 
-def test_no_module_imports_itself_in_a_circle() -> None:
+def test_modules_have_no_import_cycle() -> None:
     assert import_cycle_or_none(import_graph(KVSTORE, also_for_types=True)) is None
 
 
-def test_no_package_imports_itself_in_a_circle() -> None:
+def test_packages_have_no_import_cycle() -> None:
     """Modules beside packages of their package (app, config and others of the server) each count as one."""
     files = [file for file in KVSTORE if file not in PACKAGE_FACES]
     packages = {face.module for face in PACKAGE_FACES}
@@ -154,7 +154,7 @@ def test_no_package_imports_itself_in_a_circle() -> None:
 
 
 @each_of(PACKAGE_FACES)
-def test_a_package_face_only_re_exports(file: Source) -> None:
+def test_package_init_only_re_exports(file: Source) -> None:
     for node in file.tree.body:
         is_docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         is_all = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
@@ -165,13 +165,13 @@ def is_deciding(file: Source) -> bool:
     return file.path in DECIDING or DECIDES.search(file.docstring) is not None
 
 
-def test_the_list_of_deciding_modules_names_what_is_there_and_does_not_say_it() -> None:
+def test_list_of_deciding_modules_is_complete_and_not_redundant() -> None:
     silent = {file.path for file in KVSTORE if DECIDES.search(file.docstring) is None}
     assert sorted(DECIDING - silent) == []
 
 
 @each_of([file for file in KVSTORE if is_deciding(file)])
-def test_deciding_modules_touch_nothing_outside(file: Source) -> None:
+def test_deciding_modules_do_no_io(file: Source) -> None:
     assert [f"{each.module}, line {each.line}" for each in file.imports if each.at_run_time and each.top in DOING] == []
 
 
@@ -199,7 +199,7 @@ def test_only_adapters_use_what_a_seed_cannot_repeat(file: Source) -> None:
 
 
 @each_of([file for file in KVSTORE if not file.path.startswith(GIVEN_ADDRESSES)])
-def test_names_are_looked_up_in_one_place(file: Source) -> None:
+def test_host_names_are_resolved_in_one_place(file: Source) -> None:
     calls = [node for node in file.nodes if isinstance(node, ast.Call)]
     found = [call.lineno for call in calls if LOOKUPS.fullmatch(ast.unparse(call.func))]
     assert found == [], "see kvstore/env/dns/names.py"
@@ -210,7 +210,7 @@ def reads_of_wall_clocks(file: Source) -> Iterator[int]:
 
 
 @each_of([file for file in KVSTORE if file.path.startswith(GO_BY_DATES)])
-def test_what_decides_by_a_date_asks_the_judged_one(file: Source) -> None:
+def test_code_that_decides_by_a_date_uses_the_judged_one(file: Source) -> None:
     """docs/protocol.md, P28."""
     if file.path not in READ_WALL_CLOCKS:
         assert list(reads_of_wall_clocks(file)) == [], "ask the clock for date_ms, or to remove something for passed_ms"
@@ -241,7 +241,7 @@ def test_no_test_imports_locust() -> None:
 
 
 @each_of(sources("tests"))
-def test_what_a_test_defines_it_also_runs(file: Source) -> None:
+def test_every_test_function_is_collected(file: Source) -> None:
     """A scene that nobody plays passes whatever the code does."""
     for node in file.nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -257,7 +257,7 @@ NO_NOUN = re.compile(r"(Of|Those|That of|All of|To be)\b|(One|Each) \w+'s[.,;]")
 
 
 @each_of(KVSTORE)
-def test_a_docstring_begins_with_a_verb_or_with_the_name_of_a_thing(file: Source) -> None:
+def test_docstring_begins_with_a_verb_or_a_noun(file: Source) -> None:
     """Of a module, a class or a function: say what it does, or name what it is."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     nodes = [node for node in file.nodes if isinstance(node, documented)]
@@ -271,7 +271,7 @@ NOT_NOUNS = re.compile(r"\w*(Manager|Helper|Utils?|Info)")
 
 
 @each_of(KVSTORE)
-def test_a_class_is_called_what_it_is(file: Source) -> None:
+def test_class_names_say_what_the_class_is(file: Source) -> None:
     classes = (node for node in file.nodes if isinstance(node, ast.ClassDef))
     assert [f"{file.path}:{each.lineno} {each.name}" for each in classes if NOT_NOUNS.fullmatch(each.name)] == []
 

@@ -46,7 +46,7 @@ def naming(cluster: Cluster, bookie: str) -> list[int]:
     return [each["id"] for each in document(cluster, "ledger", "list") if bookie in each["bookies"]]
 
 
-def test_a_lost_disks_ledgers_are_whole_again_without_a_command(cluster: Cluster) -> None:
+def test_ledgers_of_a_lost_disk_are_repaired_without_a_command(cluster: Cluster) -> None:
     document(cluster, "autorecovery", "lost-bookie-delay", "3")
     lost = next(each["id"] for each in document(cluster, "bookie", "list") if each["id"].startswith("n3-"))
     assert naming(cluster, lost)
@@ -63,7 +63,7 @@ def test_a_lost_disks_ledgers_are_whole_again_without_a_command(cluster: Cluster
         assert cluster.redis("n2").get(f"k{number}") is not None
 
 
-def test_of_a_ledger_that_lacks_nothing_nothing_is_given_up(cluster: Cluster) -> None:
+def test_give_up_changes_nothing_in_a_complete_ledger(cluster: Cluster) -> None:
     whole = next(each["id"] for each in document(cluster, "ledger", "list") if each["state"] == "CLOSED")
 
     def is_told_so() -> bool:  # a bookie that is late for an answer may have what is asked for
@@ -80,7 +80,7 @@ def test_of_a_ledger_that_lacks_nothing_nothing_is_given_up(cluster: Cluster) ->
     assert "has a leader" in refused.stderr
 
 
-def test_a_worker_of_its_own_runs_until_it_is_stopped(cluster: Cluster) -> None:
+def test_separate_worker_runs_until_it_is_stopped(cluster: Cluster) -> None:
     command = [sys.executable, "-m", "kvstore", "autorecovery", "run", "--json"]
     with subprocess.Popen(
         [*command, "--data-dir", str(cluster.local.data_dir)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

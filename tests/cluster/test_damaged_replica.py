@@ -41,7 +41,7 @@ def trust(cluster: Cluster, replica: str) -> Done:
     return kvstore("partition", "trust", P1, "--replica", replica, "--yes", "--data-dir", str(cluster.local.data_dir))
 
 
-def test_a_damaged_replica_of_a_real_cluster_is_made_anew_and_the_others_serve_on(cluster: Cluster) -> None:
+def test_damaged_replica_is_rebuilt_while_the_others_serve(cluster: Cluster) -> None:
     client = cluster.redis("n1")
     for number in range(200):
         client.set(f"k{number}", number)

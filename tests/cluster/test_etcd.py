@@ -13,21 +13,21 @@ from kvstore.meta.address import MetadataKind
 from tests.cluster.harness import Cluster, running_cluster
 from tests.cluster.test_kill import (
     cluster,
-    test_a_leader_killed_costs_its_partitions_a_moment_and_the_others_nothing,
-    test_a_leader_stopped_for_longer_than_its_session_serves_nothing_stale_when_it_wakes,
-    test_a_node_told_to_stop_hands_over_and_its_clients_see_no_error,
-    test_everything_killed_at_once_comes_back_with_everything,
-    test_while_zookeeper_is_killed_or_stopped_everything_goes_on_and_no_leader_changes,
+    test_cluster_killed_at_once_restarts_with_all_data,
+    test_cluster_serves_without_a_leader_change_while_zookeeper_is_down,
+    test_killed_leader_interrupts_only_its_own_partitions,
+    test_leader_paused_beyond_its_session_serves_nothing_stale,
+    test_stopping_node_hands_over_without_errors_for_clients,
 )
 from tests.commands import kvstore
 
 __all__ = [
     "cluster",
-    "test_a_leader_killed_costs_its_partitions_a_moment_and_the_others_nothing",
-    "test_a_leader_stopped_for_longer_than_its_session_serves_nothing_stale_when_it_wakes",
-    "test_a_node_told_to_stop_hands_over_and_its_clients_see_no_error",
-    "test_everything_killed_at_once_comes_back_with_everything",
-    "test_while_zookeeper_is_killed_or_stopped_everything_goes_on_and_no_leader_changes",
+    "test_cluster_killed_at_once_restarts_with_all_data",
+    "test_cluster_serves_without_a_leader_change_while_zookeeper_is_down",
+    "test_killed_leader_interrupts_only_its_own_partitions",
+    "test_leader_paused_beyond_its_session_serves_nothing_stale",
+    "test_stopping_node_hands_over_without_errors_for_clients",
 ]
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
@@ -45,7 +45,7 @@ def said(*arguments: str) -> str:
     return answer.stdout
 
 
-def test_what_is_founded_in_etcd_takes_writes_and_is_checked_by_commands_that_are_told_where_it_is(
+def test_cluster_in_etcd_accepts_writes_and_commands_find_it(
     cluster: Cluster,
 ) -> None:
     address = cluster.file.zookeeper

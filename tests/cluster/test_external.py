@@ -50,7 +50,7 @@ def naming(outside: Outside, bookie: BookieId) -> list[int]:
     return [each.ledger for each in found if any(bookie in fragment.ensemble for fragment in each.fragments)]
 
 
-def test_a_cluster_is_founded_beside_what_a_bookkeeper_has_and_touches_none_of_it(
+def test_cluster_founded_beside_bookkeeper_leaves_its_data_unchanged(
     outside: Outside, found_there: dict[str, bytes], cluster: Cluster
 ) -> None:
     again = kvstore(
@@ -67,14 +67,14 @@ def test_a_cluster_is_founded_beside_what_a_bookkeeper_has_and_touches_none_of_i
     assert [each["bookie"] for each in cluster.local.status()["nodes"]] == [None, None, None]
 
 
-def test_a_node_that_has_only_a_bookie_cannot_be_asked_about_itself_and_is_said_to_be_one(cluster: Cluster) -> None:
+def test_node_commands_refuse_a_node_that_is_only_a_bookie(cluster: Cluster) -> None:
     for command in ("log-level", "slow-log", "profile"):
         refused = kvstore("node", command, "b1", "--data-dir", str(cluster.local.data_dir))
         assert refused.returncode != 0
         assert "b1 is only a bookie (b1-" in refused.stderr, refused.stderr
 
 
-def test_leaders_and_bookies_die_and_nothing_is_lost(outside: Outside, cluster: Cluster) -> None:
+def test_nothing_is_lost_when_leaders_and_bookies_are_killed(outside: Outside, cluster: Cluster) -> None:
     victim = cluster.wait_led()["p1"]
     others = [node for node in cluster.ids if node != victim]
     with counting(cluster, "external", *others) as counters:
@@ -93,7 +93,7 @@ def test_leaders_and_bookies_die_and_nothing_is_lost(outside: Outside, cluster: 
         assert counter.refused == [], counter.name
 
 
-def test_everything_killed_at_once_comes_back_with_everything(outside: Outside, cluster: Cluster) -> None:
+def test_cluster_killed_at_once_restarts_with_all_data(outside: Outside, cluster: Cluster) -> None:
     with counting(cluster, "all", *cluster.ids) as counters:
         for node in cluster.ids:
             cluster.kill(node)
@@ -102,7 +102,7 @@ def test_everything_killed_at_once_comes_back_with_everything(outside: Outside, 
     cluster.wait_succeeds("fsck")
 
 
-def test_without_bookies_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_up_reports_missing_bookies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvstore.devcluster.local.BOOKIES_TIMEOUT_S", 0.0)
     outside = Outside(tmp_path / "bookkeeper")
     try:

@@ -62,7 +62,7 @@ def is_served(cluster: Cluster, node: str) -> bool:
 
 
 @pytest.mark.parametrize("door", ["resp", "bookie", "http", "grpc"])
-def test_a_crowd_of_idle_connections_takes_no_descriptor_of_a_file(cluster: Cluster, door: str) -> None:
+def test_idle_connections_take_no_descriptors_from_files(cluster: Cluster, door: str) -> None:
     pid = cluster.pid("n1")
     client = cluster.redis("n1", socket_timeout=30)
     client.set("before", b"1")

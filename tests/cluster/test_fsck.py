@@ -33,7 +33,7 @@ def write(cluster: Cluster, node: str, count: int = 300) -> None:
         cluster.redis(node).mset({f"{node}-{number}": "x" * 100 for number in range(first, first + 10)})
 
 
-def test_a_node_that_is_down_is_named_and_nothing_is_wrong_once_it_is_back(cluster: Cluster) -> None:
+def test_fsck_names_a_node_that_is_down_until_it_is_back(cluster: Cluster) -> None:
     write(cluster, "n1")
     cluster.kill("n2")
     cluster.wait_led(by_other_than="n2")
@@ -57,7 +57,7 @@ def test_a_node_that_is_down_is_named_and_nothing_is_wrong_once_it_is_back(clust
     wait_until_blocking(is_well, timeout_s=90, what="no warning once repair is done")
 
 
-def test_a_cluster_that_cannot_be_read_is_no_sound_cluster(cluster: Cluster) -> None:
+def test_fsck_reports_a_cluster_that_cannot_be_read_as_not_checked(cluster: Cluster) -> None:
     cluster.pause_zookeeper()
     try:
         answer = fsck(cluster)
@@ -77,7 +77,7 @@ def lacking(cluster: Cluster) -> int:
     return sum(int(float(row.rpartition(" ")[2])) for row in rows)
 
 
-def test_leaders_count_the_ledgers_that_lack_copies(cluster: Cluster) -> None:
+def test_leaders_count_under_replicated_ledgers(cluster: Cluster) -> None:
     wait_until_blocking(lambda: lacking(cluster) == 0, timeout_s=90, what="all copies are there")
     cluster.kill("n3")
     cluster.wait_led(by_other_than="n3")

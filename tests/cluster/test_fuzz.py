@@ -109,7 +109,7 @@ KINDS: dict[str, tuple[str, Bytes]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_not_the_protocol_harms_nobody(unharmed: Cluster, kind: str) -> None:
+def test_garbage_at_a_port_harms_no_other_client(unharmed: Cluster, kind: str) -> None:
     door, make = KINDS[kind]
     rng = random.Random(kind)
     address = unharmed.address("n1", door)
@@ -117,7 +117,7 @@ def test_what_is_not_the_protocol_harms_nobody(unharmed: Cluster, kind: str) -> 
         send(address, make(rng), wait_s=0.02)
 
 
-def test_what_redis_commands_may_not_be_gets_an_error_and_the_connection_lives(unharmed: Cluster) -> None:
+def test_invalid_redis_commands_get_errors_and_keep_the_connection(unharmed: Cluster) -> None:
     def command(*words: bytes) -> bytes:
         return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in words)
 
@@ -143,11 +143,11 @@ def test_what_redis_commands_may_not_be_gets_an_error_and_the_connection_lives(u
 @pytest.mark.parametrize(
     "frame", [b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$900000000\r\n", b"*2000000000\r\n", b"*1\r\n$-7\r\n", b"x" * 200_000]
 )
-def test_a_redis_frame_that_promises_too_much_ends_its_connection(unharmed: Cluster, frame: bytes) -> None:
+def test_redis_frame_with_too_large_a_length_ends_its_connection(unharmed: Cluster, frame: bytes) -> None:
     assert send(unharmed.address("n1", "resp"), frame).startswith(b"-ERR")
 
 
-def test_many_clients_that_each_send_half_of_something_large_do_not_fill_the_memory(unharmed: Cluster) -> None:
+def test_memory_is_bounded_when_many_clients_send_half_of_a_large_value(unharmed: Cluster) -> None:
     with ExitStack() as open_:
         for _ in range(60):
             connection = socket.create_connection(unharmed.address("n1", "resp"), timeout=5)
@@ -157,7 +157,7 @@ def test_many_clients_that_each_send_half_of_something_large_do_not_fill_the_mem
         assert unharmed.redis("n1").set("meanwhile", "served") is True
 
 
-def test_grpc_refuses_what_is_no_message_or_too_large_or_no_method(unharmed: Cluster) -> None:
+def test_grpc_refuses_malformed_and_large_messages_and_unknown_methods(unharmed: Cluster) -> None:
     def call(method: str, payload: bytes) -> grpc.StatusCode:
         stub = channel.unary_unary(
             method, request_serializer=lambda data: data, response_deserializer=lambda data: data
@@ -178,7 +178,7 @@ def test_grpc_refuses_what_is_no_message_or_too_large_or_no_method(unharmed: Clu
             assert call("/kvstore.v1.KV/Get", malformed) is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_http_reads_no_body_and_no_endless_header(unharmed: Cluster) -> None:
+def test_http_refuses_bodies_and_endless_headers(unharmed: Cluster) -> None:
     address = unharmed.address("n1", "http")
     large = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4000000000\r\n\r\n" + b"x" * (1 << 20)
     wanted = b"HTTP/1.1 4"

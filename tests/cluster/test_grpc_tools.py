@@ -65,7 +65,7 @@ def address_of(cluster: Cluster, node: str) -> str:
     return f"{host}:{port}"
 
 
-def test_the_services_are_listed(tool: Tool) -> None:
+def test_reflection_lists_the_services(tool: Tool) -> None:
     assert {"kvstore.v1.KV", "kvstore.v1.Admin", "grpc.health.v1.Health"} <= set(tool.database.get_services())
 
 
@@ -78,19 +78,19 @@ def test_every_method_of_every_service_is_described_with_its_messages(tool: Tool
             assert GetMessageClass(method.output_type)().ByteSize() == 0
 
 
-def test_put_and_get_are_called_by_what_reflection_says(tool: Tool) -> None:
+def test_put_and_get_work_through_reflection(tool: Tool) -> None:
     key, value = "aGVsbG8=", "d29ybGQ="  # bytes are base64 in JSON
     tool.call("kvstore.v1.KV", "Put", {"key": key, "value": value})
     answer = tool.call("kvstore.v1.KV", "Get", {"key": key})
     assert value in str(answer), answer
 
 
-def test_admin_answers_by_what_reflection_says(tool: Tool) -> None:
+def test_admin_calls_work_through_reflection(tool: Tool) -> None:
     assert tool.call("kvstore.v1.Admin", "Status", {})["server"] == "n1"
 
 
 @pytest.mark.parametrize("service", ["", "kvstore.v1.KV", "kvstore.v1.Admin"])
-def test_health_is_asked_as_load_balancers_do(tool: Tool, service: str) -> None:
+def test_health_answers_load_balancers(tool: Tool, service: str) -> None:
     stub = health_pb2_grpc.HealthStub(tool.channel)
     asked = health_pb2.HealthCheckRequest(service=service)
     wait_until_blocking(
@@ -139,7 +139,7 @@ def check_shown(said: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("go") is None, reason="no Go here")
-def test_the_go_quickstart_is_built_and_runs(cluster: Cluster, tmp_path: Path) -> None:
+def test_go_quickstart_builds_and_runs(cluster: Cluster, tmp_path: Path) -> None:
     folder = quickstart("go", tmp_path)
     no_modules = r"dial tcp|no such host|i/o timeout|connection refused|requires go >= |toolchain not available"
     build("go", "mod", "download", cwd=folder, lacks=r".", GOFLAGS="-mod=readonly")
@@ -151,7 +151,7 @@ def test_the_go_quickstart_is_built_and_runs(cluster: Cluster, tmp_path: Path) -
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("mvn") is None or shutil.which("javac") is None, reason="no Maven here")
-def test_the_java_quickstart_is_built_and_runs(cluster: Cluster, tmp_path: Path) -> None:
+def test_java_quickstart_builds_and_runs(cluster: Cluster, tmp_path: Path) -> None:
     folder = quickstart("java", tmp_path)
     address = f"-Dexec.args={address_of(cluster, 'n3')}"
     words = ("mvn", "-q", "-B", "-Dstyle.color=never", "compile", "exec:java", address)

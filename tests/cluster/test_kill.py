@@ -143,7 +143,7 @@ def wait_going_on(cluster: Cluster, counters: dict[str, Counter]) -> None:
         cluster.wait_until(lambda counter=counter: counter.has_gone_on_since(moment), f"{counter.name} goes on")
 
 
-def test_a_leader_killed_costs_its_partitions_a_moment_and_the_others_nothing(cluster: Cluster) -> None:
+def test_killed_leader_interrupts_only_its_own_partitions(cluster: Cluster) -> None:
     leaders = wait_led_for_good(cluster)
     victim = leaders["p1"]
     others = [node for node in cluster.ids if node != victim]
@@ -161,7 +161,7 @@ def test_a_leader_killed_costs_its_partitions_a_moment_and_the_others_nothing(cl
         assert counter.unknown <= (1 if partition in led else 0), f"{partition}: one operation was under way"
 
 
-def test_every_node_killed_in_turn_loses_nothing(cluster: Cluster) -> None:
+def test_nothing_is_lost_when_every_node_is_killed_in_turn(cluster: Cluster) -> None:
     with counting(cluster, "turn", *cluster.ids) as counters:
         for node in cluster.ids:
             cluster.kill(node)
@@ -171,14 +171,14 @@ def test_every_node_killed_in_turn_loses_nothing(cluster: Cluster) -> None:
             wait_going_on(cluster, counters)
 
 
-def test_everything_killed_at_once_comes_back_with_everything(cluster: Cluster) -> None:
+def test_cluster_killed_at_once_restarts_with_all_data(cluster: Cluster) -> None:
     with counting(cluster, "all", *cluster.ids) as counters:
         cluster.kill_everything()
         cluster.start()  # fails unless everything serves again within its own deadline
         wait_going_on(cluster, counters)
 
 
-def test_while_zookeeper_is_killed_or_stopped_everything_goes_on_and_no_leader_changes(cluster: Cluster) -> None:
+def test_cluster_serves_without_a_leader_change_while_zookeeper_is_down(cluster: Cluster) -> None:
     leaders = wait_led_for_good(cluster)
     with counting(cluster, "zookeeper", *cluster.ids) as counters:
         cluster.kill_zookeeper()
@@ -197,7 +197,7 @@ def test_while_zookeeper_is_killed_or_stopped_everything_goes_on_and_no_leader_c
     assert cluster.wait_led() == leaders
 
 
-def test_a_leader_stopped_for_longer_than_its_session_serves_nothing_stale_when_it_wakes(cluster: Cluster) -> None:
+def test_leader_paused_beyond_its_session_serves_nothing_stale(cluster: Cluster) -> None:
     victim = cluster.wait_led()["p1"]
     other = next(node for node in cluster.ids if node != victim)
     key = keys_of(cluster, "stopped")["p1"]
@@ -235,7 +235,7 @@ def _try_set(cluster: Cluster, node: str, key: str, value: str) -> bool:
         return False
 
 
-def test_a_node_told_to_stop_hands_over_and_its_clients_see_no_error(cluster: Cluster) -> None:
+def test_stopping_node_hands_over_without_errors_for_clients(cluster: Cluster) -> None:
     victim = cluster.wait_led()["p1"]
     others = [node for node in cluster.ids if node != victim]
     with counting(cluster, "handover", *others) as counters:

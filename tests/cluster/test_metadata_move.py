@@ -33,7 +33,7 @@ def name_store(config: Path, uri: str) -> None:
     config.write_text(f'{text}\n[metadata]\nuri = "{uri}"\n')
 
 
-def test_a_cluster_moves_from_zookeeper_to_etcd_and_keeps_every_key(
+def test_cluster_keeps_every_key_when_moved_from_zookeeper_to_etcd(
     cluster: Cluster, own_etcd: EtcdProcess, tmp_path: Path
 ) -> None:
     file, old, new = tmp_path / "metadata", cluster.file.zookeeper, f"etcd://{own_etcd.address}/moved"

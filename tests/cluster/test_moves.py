@@ -44,7 +44,7 @@ async def ring(stage: RingStage, *words: str) -> Any:
     return document
 
 
-async def test_a_join_that_is_cancelled_on_the_way_leaves_the_old_ring_and_no_garbage(stage: RingStage) -> None:
+async def test_cancelled_join_restores_the_ring_and_leaves_no_garbage(stage: RingStage) -> None:
     await stage.fill()
     await stage.throttle(BYTES_PER_S)
     planned = await stage.plan("add", "--count", "2")

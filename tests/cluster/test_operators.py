@@ -59,7 +59,7 @@ def bookie_of(cluster: Cluster, node: str, *, but: str = "") -> str:
     return found[0]
 
 
-def test_a_cluster_is_founded_once_by_hand(cluster: Cluster, tmp_path: Path) -> None:
+def test_cluster_init_founds_a_cluster_once(cluster: Cluster, tmp_path: Path) -> None:
     zookeeper = cluster.file.zookeeper.partition("/")[0] + "/by-hand"
     nodes = ["--node", "a=rack-1", "--node", "b=rack-2", "--node", "c=rack-3"]
     secret = tmp_path / "cluster.secret"
@@ -91,7 +91,7 @@ def test_partitions_are_listed_with_leader_and_replicas(cluster: Cluster) -> Non
     assert on(cluster, "partition", "show", "nothing").returncode == 1
 
 
-def test_a_server_tells_commands_where_the_metadata_is(cluster: Cluster) -> None:
+def test_commands_learn_the_metadata_address_from_a_server(cluster: Cluster) -> None:
     server = "{}:{}".format(*cluster.address("n2", "grpc"))
     for command in (["partition", "list"], ["ledger", "list"], ["bookie", "list"], ["fsck"]):
         answer = kvstore(*command, "--json", "--server", f"127.0.0.1:1,{server}")
@@ -102,7 +102,7 @@ def test_a_server_tells_commands_where_the_metadata_is(cluster: Cluster) -> None
     assert "--server 127.0.0.1:1" in nobody.stderr
 
 
-def test_bookies_say_how_much_room_they_have(cluster: Cluster) -> None:
+def test_bookies_report_their_free_space(cluster: Cluster) -> None:
     def all_say() -> bool:
         there = writable(cluster)
         return len(there) == len(cluster.ids) and all((each["free_bytes"] or 0) > 0 for each in there)
@@ -110,13 +110,13 @@ def test_bookies_say_how_much_room_they_have(cluster: Cluster) -> None:
     cluster.wait_until(all_say, "three bookies with room")
 
 
-def test_a_scrub_finds_nothing_on_a_healthy_bookie(cluster: Cluster) -> None:
+def test_scrub_finds_nothing_on_a_healthy_bookie(cluster: Cluster) -> None:
     answer = on(cluster, "bookie", "scrub", bookie_of(cluster, "n1"))
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert "is good" in answer.stdout
 
 
-def test_a_bookie_that_is_up_is_not_given_up(cluster: Cluster) -> None:
+def test_decommission_refuses_a_bookie_that_is_up(cluster: Cluster) -> None:
     answer = on(cluster, "bookie", "decommission", bookie_of(cluster, "n3"), "--yes")
     assert answer.returncode == 1
     assert "is up" in answer.stderr
@@ -124,7 +124,7 @@ def test_a_bookie_that_is_up_is_not_given_up(cluster: Cluster) -> None:
     assert on(cluster, "bookie", "decommission", "n9-000000000000", "--yes").returncode == 1
 
 
-def test_auto_recovery_is_watched_and_switched_by_commands(cluster: Cluster) -> None:
+def test_commands_show_and_switch_auto_recovery(cluster: Cluster) -> None:
     found: dict[str, Any] = {}
 
     def is_elected() -> bool:
@@ -145,7 +145,7 @@ def test_auto_recovery_is_watched_and_switched_by_commands(cluster: Cluster) -> 
     assert on(cluster, "autorecovery", "list").returncode == 0
 
 
-def test_copies_of_a_lost_disk_are_made_again_on_the_new_one_and_the_old_id_is_forgotten(cluster: Cluster) -> None:
+def test_copies_of_a_lost_disk_are_recreated_and_its_id_is_removed(cluster: Cluster) -> None:
     document(cluster, "autorecovery", "lost-bookie-delay", "3600")  # what is typed here is not to come too late
     lost = bookie_of(cluster, "n3")
     cluster.kill("n3")
@@ -168,9 +168,7 @@ def test_copies_of_a_lost_disk_are_made_again_on_the_new_one_and_the_old_id_is_f
     assert cluster.redis("n2").get("k599") == b"x" * 100
 
 
-def test_a_directory_restored_from_an_old_copy_is_doubted_until_it_is_repaired(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_directory_from_an_old_copy_is_in_limbo_until_repaired(cluster: Cluster, tmp_path: Path) -> None:
     cluster.terminate("n2")
     directory = Path(cluster.file.node("n2").data_dir) / "bookie"
     shutil.copytree(directory, tmp_path / "copy")

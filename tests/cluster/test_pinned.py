@@ -106,7 +106,7 @@ def is_gone(split: Split) -> bool:
     return False
 
 
-def test_a_pinned_store_is_read_as_it_was_while_it_is_written_to(cluster: Cluster, pinned: PinnedStore) -> None:
+def test_pinned_read_is_unaffected_by_later_writes(cluster: Cluster, pinned: PinnedStore) -> None:
     assert len(pinned.splits()) > 6
     assert pinned.rows == len(VALUES)
     small = sum(len(key) + len(value) for key, value in VALUES.items() if key != b"large")
@@ -116,16 +116,14 @@ def test_a_pinned_store_is_read_as_it_was_while_it_is_written_to(cluster: Cluste
         assert read(pinned.splits()) == VALUES
 
 
-def test_every_replica_gives_the_same_bytes_while_the_store_is_written_to(
-    cluster: Cluster, pinned: PinnedStore
-) -> None:
+def test_replicas_return_equal_bytes_for_a_pin_during_writes(cluster: Cluster, pinned: PinnedStore) -> None:
     with writing(cluster):
         for split in pinned.splits()[:4]:
             assert len(split.replicas) == 3
             assert len({digest(only_from(split, address)) for address in split.replicas}) == 1
 
 
-def test_arrow_batches_hold_the_whole_store(pinned: PinnedStore) -> None:
+def test_arrow_batches_contain_the_whole_store(pinned: PinnedStore) -> None:
     batches = [batch_of(page, split.partition) for split in pinned.splits() for page in read_pinned(split)]
     found = {
         key: value
@@ -148,7 +146,7 @@ def test_bounds_prefixes_and_keys_only_are_pushed_down(pinned: PinnedStore) -> N
     assert min(row.version for row in rows) > 0
 
 
-def test_a_read_goes_on_behind_a_page_at_another_replica(pinned: PinnedStore) -> None:
+def test_pinned_read_continues_after_a_page_at_another_replica(pinned: PinnedStore) -> None:
     split = pinned.splits()[0]
     first, other, _ = split.replicas
     pages = read_pinned(only_from(split, first), page_bytes=8_192)
@@ -158,7 +156,7 @@ def test_a_read_goes_on_behind_a_page_at_another_replica(pinned: PinnedStore) ->
     assert found == [row for page in read_pinned(split) for row in page.rows()]
 
 
-def test_pins_are_shown_renewed_and_given_back(cluster: Cluster) -> None:
+def test_pins_are_listed_renewed_and_released(cluster: Cluster) -> None:
     store = pin_store(cluster.url, ttl_s=TTL_S, id="nightly")
     assert store.id == "nightly"
 
@@ -192,7 +190,7 @@ def test_pins_are_shown_renewed_and_given_back(cluster: Cluster) -> None:
         renew_pin(cluster.url, "nightly", ttl_s=60)
 
 
-def test_a_pin_ends_by_itself(cluster: Cluster) -> None:
+def test_pin_expires(cluster: Cluster) -> None:
     store = pin_store(cluster.url, ttl_s=1, id="short")
     cluster.wait_until(lambda: is_gone(store.splits()[0]), "the pin has ended")
     cluster.wait_until(lambda: "short" not in {pin.id for pin in list_pins(cluster.url)}, "its logs are held no more")
@@ -207,14 +205,12 @@ def test_a_pin_ends_by_itself(cluster: Cluster) -> None:
         ({"ttl_s": 100_000}, "at most 86400000 ms"),
     ],
 )
-def test_what_cannot_be_pinned_is_refused_with_what_is_wanted(
-    cluster: Cluster, options: dict[str, object], said: str
-) -> None:
+def test_invalid_pin_request_names_what_is_expected(cluster: Cluster, options: dict[str, object], said: str) -> None:
     with pytest.raises(InvalidRequest, match=said):
         pin_store(cluster.url, **{"ttl_s": 60, **options})  # type: ignore[arg-type]
 
 
-def test_a_dead_replica_is_replaced_in_the_middle_of_a_read(cluster: Cluster, pinned: PinnedStore) -> None:
+def test_pinned_read_switches_replicas_when_one_dies(cluster: Cluster, pinned: PinnedStore) -> None:
     """The one that is read from dies: any node leads one partition and follows in the others."""
     split = max(pinned.splits(), key=lambda each: each.rows)
     pages = read_pinned(split, page_bytes=8_192)

@@ -31,19 +31,19 @@ def stage(cluster: Cluster) -> RepairStage:
     return RepairStage(cluster, replace(QUICK, rests=25.0), Report())
 
 
-async def test_who_repairs_stands_still_and_others_go_on_in_its_place(stage: RepairStage) -> None:
+async def test_other_workers_continue_when_the_repairing_one_is_paused(stage: RepairStage) -> None:
     await stood_still(stage)
     judge(stage)
 
 
-async def test_a_bookie_that_was_wiped_and_is_back_before_its_session_has_ended_is_a_new_one(
+async def test_wiped_bookie_gets_a_new_id_when_back_before_its_session_ends(
     stage: RepairStage,
 ) -> None:
     await wiped(stage)
     judge(stage)
 
 
-async def test_a_destroyed_bookies_copies_are_in_three_zones_again(stage: RepairStage) -> None:
+async def test_copies_of_a_destroyed_bookie_are_in_three_zones_again(stage: RepairStage) -> None:
     await destroyed(stage, 1)
     judge(stage)
 
@@ -53,7 +53,7 @@ def judge(stage: RepairStage) -> None:
     assert [row for row in stage.report.rows if row["unit"] != "s" and not row["met"]] == []
 
 
-def test_the_verdict_on_places_sees_what_is_wrong() -> None:
+def test_placement_verdict_detects_faults() -> None:
     a, b, c, d = (BookieId(f"n{number}-{0:012x}") for number in range(1, 5))
     there = RegisteredBookies(dict.fromkeys((a, b, c), ""), {}, {a: "a", b: "b", c: "c", d: "a"})
 

@@ -41,7 +41,7 @@ def all_is_there(cluster: Cluster, node: str) -> None:
     assert found == [value.encode() for value in KEYS.values()]
 
 
-def test_a_drained_node_ends_without_replicas_and_can_be_stopped(cluster: Cluster) -> None:
+def test_drained_node_has_no_replicas_and_can_be_stopped(cluster: Cluster) -> None:
     drained = document(cluster, "node", "drain", "n1")
     assert drained["replicas_left"] is None
     assert replicas(cluster) == {"p1": {"n2", "n3", "n4"}, "p2": {"n2", "n3", "n4"}}
@@ -53,13 +53,13 @@ def test_a_drained_node_ends_without_replicas_and_can_be_stopped(cluster: Cluste
     cluster.wait_ready("n1")
 
 
-def test_a_replica_moves_to_the_server_that_is_named(cluster: Cluster) -> None:
+def test_replica_moves_to_the_named_server(cluster: Cluster) -> None:
     assert document(cluster, "partition", "move-replica", "p1", "n3", "n1")["replacing"] == []
     assert replicas(cluster)["p1"] == {"n1", "n2", "n4"}
     all_is_there(cluster, "n1")
 
 
-def test_replicas_of_a_lost_node_are_made_anew_on_another(cluster: Cluster) -> None:
+def test_replicas_of_a_lost_node_are_recreated_on_another(cluster: Cluster) -> None:
     cluster.kill("n2")
     cluster.wait_until(
         lambda: all(found == {"n1", "n3", "n4"} for found in replicas(cluster).values()),
@@ -71,7 +71,7 @@ def test_replicas_of_a_lost_node_are_made_anew_on_another(cluster: Cluster) -> N
     cluster.wait_ready("n2")
 
 
-def test_partitions_come_and_go_and_every_key_stays(cluster: Cluster) -> None:
+def test_every_key_stays_while_partitions_join_and_leave(cluster: Cluster) -> None:
     shown = document(cluster, "ring", "add", "--count", "2", "--dry-run")
     assert shown["version"] is None
     assert set(replicas(cluster)) == {"p1", "p2"}
@@ -88,7 +88,7 @@ def test_partitions_come_and_go_and_every_key_stays(cluster: Cluster) -> None:
     assert owners == {"p1", "p2", "p3", "p4"}, "logs of retired partitions are kept for readers of their feeds"
 
 
-def test_node_that_was_drained_and_undrained_gets_its_share_of_replicas_again(cluster: Cluster) -> None:
+def test_undrained_node_gets_its_share_of_replicas_again(cluster: Cluster) -> None:
     document(cluster, "node", "drain", "n1")
     assert all("n1" not in each for each in replicas(cluster).values())
     document(cluster, "node", "undrain", "n1")
@@ -101,5 +101,5 @@ def test_node_that_was_drained_and_undrained_gets_its_share_of_replicas_again(cl
     assert document(cluster, "partition", "even-replicas")["moved"] == []
 
 
-def test_after_all_of_this_the_cluster_is_sound(cluster: Cluster) -> None:
+def test_cluster_is_consistent_after_all_replica_changes(cluster: Cluster) -> None:
     cluster.wait_succeeds("fsck")

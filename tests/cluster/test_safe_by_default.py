@@ -109,7 +109,7 @@ def founded(secured: Secured) -> Secured:
     return secured
 
 
-def test_a_cluster_is_founded_once_and_not_opened_again(founded: Secured) -> None:
+def test_access_control_is_founded_once_and_cannot_be_switched_off(founded: Secured) -> None:
     where = ("--password-stdin", "--zookeeper", founded.cluster.file.zookeeper)
     again = command(founded, "access", "found", "mallory", *where)
     assert (again.returncode != 0, "on already" in again.stderr + again.stdout) == (True, True)
@@ -171,7 +171,7 @@ class Load:
                 yield
 
 
-def test_certificates_are_replaced_under_load_without_a_failed_request(founded: Secured) -> None:
+def test_certificate_replacement_under_load_fails_no_request(founded: Secured) -> None:
     cluster = founded.cluster
     with Load(founded) as load:
         for round_ in range(3):

@@ -97,7 +97,7 @@ def wait_open_ledgers_whole(cluster: Cluster) -> None:
     wait_until_blocking(are_whole, timeout_s=90, what="open ledgers with three bookies")
 
 
-def test_a_healthy_cluster_says_so_and_exits_with_zero(cluster: Cluster) -> None:
+def test_status_of_a_healthy_cluster_exits_with_0(cluster: Cluster) -> None:
 
     def is_healthy(code: int, found: dict[str, Any]) -> bool:  # a lead that changes hands may be nobody's, or both's
         return code == 0 and sorted(each for node in found["nodes"] for each in node["leads"]) == ["p1", "p2", "p3"]
@@ -114,7 +114,7 @@ def test_a_healthy_cluster_says_so_and_exits_with_zero(cluster: Cluster) -> None
     assert str(cluster.pid("n2")) in local
 
 
-def test_a_node_that_is_killed_is_named_with_the_reason_and_watchers_are_told(cluster: Cluster) -> None:
+def test_status_and_its_watchers_name_a_killed_node_with_the_reason(cluster: Cluster) -> None:
     wait_for(cluster, lambda code, _: code == 0, "health")
     command = [sys.executable, "-m", "kvstore", "status", "--watch", "--interval", "0.5", *at(cluster)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watch:
@@ -143,7 +143,7 @@ def test_a_node_that_is_killed_is_named_with_the_reason_and_watchers_are_told(cl
     wait_whole(cluster)
 
 
-def test_a_node_that_hangs_does_not_hold_the_status_up(cluster: Cluster) -> None:
+def test_status_is_not_delayed_by_a_hanging_node(cluster: Cluster) -> None:
     cluster.pause("n2")
     try:
         wait_for(cluster, lambda _, found: "node_silent" in codes(found) and silent(found) == ["n2"], "n2 to be missed")
@@ -170,7 +170,7 @@ def wait_same(cluster: Cluster, *words: str) -> Any:
     return json.loads(found[0].stdout)
 
 
-def test_while_the_metadata_store_is_away_servers_tell_what_they_know_and_its_age(cluster: Cluster) -> None:
+def test_commands_show_last_known_state_while_metadata_is_unavailable(cluster: Cluster) -> None:
     cluster.redis("n1").set("k", "v")
     wait_open_ledgers_whole(cluster)
     away = "ZooKeeper: no node reaches it; their knowledge is "
@@ -217,7 +217,7 @@ def test_while_the_metadata_store_is_away_servers_tell_what_they_know_and_its_ag
     assert all(each["ledgers"] for each in json.loads(listed.stdout))
 
 
-def test_a_bookie_with_a_full_disk_is_named_with_what_is_free(cluster: Cluster) -> None:
+def test_status_names_a_bookie_with_a_full_disk_and_its_free_space(cluster: Cluster) -> None:
     config = Path(cluster.file.node("n3").config)
     before = config.read_text()
     assert "[storage]" not in before
@@ -247,7 +247,7 @@ def page(cluster: Cluster, node: str, path: str) -> str:
     return cluster.http(node, path).decode()
 
 
-def test_lost_disk_is_told_by_every_report_while_nothing_is_repaired(cluster: Cluster) -> None:
+def test_every_report_names_a_lost_disk_until_it_is_repaired(cluster: Cluster) -> None:
     """Auto-recovery waits for its delay, or is off: no mark says that a copy is missing."""
     folder = ("--data-dir", str(cluster.local.data_dir))
     wait_for(cluster, lambda code, _: code == 0, "health")
@@ -282,7 +282,7 @@ def test_lost_disk_is_told_by_every_report_while_nothing_is_repaired(cluster: Cl
     assert kvstore("autorecovery", "status", *folder).returncode == 0
 
 
-def test_partitions_that_nobody_can_lead_are_not_served(cluster: Cluster) -> None:
+def test_status_names_partitions_without_a_leader(cluster: Cluster) -> None:
     cluster.kill("n2")
     cluster.kill("n3")
     code, found = wait_for(cluster, lambda code, found: code == 2 and "no_ack_quorum" in codes(found), "no quorum")

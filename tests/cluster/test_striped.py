@@ -69,7 +69,7 @@ def wait_wide(cluster: Cluster) -> None:
     cluster.wait_until(is_wide, "the open ledgers are striped over all five")
 
 
-def test_a_leader_killed_with_its_bookies_disk_loses_nothing_and_its_copies_are_made_again(cluster: Cluster) -> None:
+def test_nothing_is_lost_when_a_leader_and_its_disk_are_lost(cluster: Cluster) -> None:
     wait_wide(cluster)
     for number in range(KEYS):
         cluster.redis("n1").set(f"k{number}", f"{number}{VALUE}")

@@ -109,7 +109,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
         yield found
 
 
-def test_every_node_serves_every_key_so_nodes_reach_each_other_and_their_bookies(secured: Secured) -> None:
+def test_every_node_serves_every_key_over_tls(secured: Secured) -> None:
     with Client(secured.url("n1", "n2", "n3") + f"&cert={secured.cert}&key={secured.key}") as store:
         for number in range(60):
             store.put(b"tls-%d" % number, b"value")
@@ -145,7 +145,7 @@ def test_sessions_on_the_redis_port_are_encrypted_and_verified(secured: Secured)
     assert streams <= 2, "n3 verifies clients; the others forward to it"
 
 
-def test_what_is_not_tls_gets_nothing(secured: Secured) -> None:
+def test_plaintext_connections_get_nothing(secured: Secured) -> None:
     for door in ("resp", "grpc", "http", "bookie"):
         with socket.create_connection(secured.cluster.address("n1", door), timeout=5) as connection:
             connection.settimeout(2)
@@ -156,12 +156,12 @@ def test_what_is_not_tls_gets_nothing(secured: Secured) -> None:
             assert b"PONG" not in answer, door
 
 
-def test_a_server_whose_certificate_is_not_of_the_trusted_ca_is_not_talked_to(secured: Secured) -> None:
+def test_server_with_an_untrusted_certificate_is_refused(secured: Secured) -> None:
     with pytest.raises(StoreError), Client(secured.url("n1", ca=secured.other_ca)) as client:
         client.get(b"tls-1")
 
 
-def test_a_node_that_verifies_clients_refuses_those_without_a_certificate(secured: Secured) -> None:
+def test_verifying_node_refuses_clients_without_a_certificate(secured: Secured) -> None:
     with pytest.raises((OSError, redis.ConnectionError)):
         secured.cluster.redis("n3", ssl=True, ssl_ca_certs=str(secured.ca)).ping()
     own = {"ssl_certfile": str(secured.cert), "ssl_keyfile": str(secured.key)}
@@ -202,7 +202,7 @@ def greeted_as_n1(secured: Secured, secret: ClusterSecret, cert: Path, key: Path
     return "let in"
 
 
-def test_a_server_shows_its_certificate_and_knows_the_secret_and_one_of_them_is_not_enough(secured: Secured) -> None:
+def test_peer_needs_both_a_certificate_and_the_cluster_secret(secured: Secured) -> None:
     """docs/protocol.md H8"""
     secret = read_secret(Path(secured.cluster.file.secret_file))
     another = ClusterSecret((bytes(32),))
@@ -212,7 +212,7 @@ def test_a_server_shows_its_certificate_and_knows_the_secret_and_one_of_them_is_
     assert greeted_as_n1(secured, secret, secured.cert, secured.key) == "let in"
 
 
-def test_commands_reach_it_by_the_files_that_the_environment_names(secured: Secured) -> None:
+def test_commands_use_the_tls_files_of_the_environment(secured: Secured) -> None:
     files = {
         "KVSTORE_TLS_CA": str(secured.ca),
         "KVSTORE_TLS_CERT": str(secured.cert),

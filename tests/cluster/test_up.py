@@ -52,7 +52,7 @@ def as_process(cluster: Cluster, *arguments: str) -> subprocess.CompletedProcess
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_up_writes_nothing_that_those_who_watch_see(cluster: Cluster) -> None:
+def test_up_writes_no_change_that_watchers_see(cluster: Cluster) -> None:
     """Each `up` left a write and a delete of each partition by each node in the change feeds."""
     with FeedReader(cluster.url) as feed:
 
@@ -66,7 +66,7 @@ def test_up_writes_nothing_that_those_who_watch_see(cluster: Cluster) -> None:
         assert [list(feed.changes(partition, 0).keys) for partition, *_ in before] == [[]] * 3
 
 
-def test_what_up_asks_is_answered_only_by_a_partition_that_takes_writes(cluster: Cluster) -> None:
+def test_probe_succeeds_only_if_the_partition_accepts_writes(cluster: Cluster) -> None:
     first = cluster.file.node("n1")
     keys = keys_to_ask(new_ring([PartitionId("p1")], {ServerId("n1"): ""}, 1))
     probe(first.grpc, first.resp, keys)
@@ -94,7 +94,7 @@ def says_ok(cluster: Cluster, node: str, page: str) -> bool:
         return False
 
 
-def test_cluster_is_one_by_every_path_to_its_directory(cluster: Cluster, tmp_path: Path) -> None:
+def test_cluster_is_the_same_by_every_path_to_its_directory(cluster: Cluster, tmp_path: Path) -> None:
     """`up` took the cluster's own ZooKeeper for another process, and `down` left ZooKeeper running and exited 0."""
     link = tmp_path / "link"
     link.symlink_to(cluster.local.data_dir)
@@ -112,7 +112,7 @@ def test_cluster_is_one_by_every_path_to_its_directory(cluster: Cluster, tmp_pat
     cluster.wait_succeeds("status")
 
 
-def test_up_starts_again_what_was_stopping(cluster: Cluster) -> None:
+def test_up_restarts_processes_that_were_stopping(cluster: Cluster) -> None:
     """Right after SIGTERM it took a stopping node for a started one, and printed the log of the process that ended."""
     node, store = cluster.file.node("n2"), cluster.local.status()["zookeeper"]["pid"]
     assert node.pid is not None
@@ -135,7 +135,7 @@ def test_up_starts_again_what_was_stopping(cluster: Cluster) -> None:
     cluster.wait_succeeds("status")
 
 
-def test_each_node_answers_ping_and_says_that_it_is_healthy_and_ready(cluster: Cluster) -> None:
+def test_nodes_answer_ping_and_are_healthy_and_ready(cluster: Cluster) -> None:
     for node in cluster.ids:
         assert cluster.redis(node).ping() is True
         for page in ("/healthz", "/readyz", "/clusterz"):
@@ -144,7 +144,7 @@ def test_each_node_answers_ping_and_says_that_it_is_healthy_and_ready(cluster: C
         assert cluster.status(node)["id"] == node
 
 
-def test_each_node_answers_the_probes_of_apaches_bookie(cluster: Cluster) -> None:
+def test_nodes_answer_the_probes_of_apache_bookies(cluster: Cluster) -> None:
     """Helm charts of Apache Pulsar probe these pages; each was a 404."""
     for node in cluster.ids:
         pages = {name: f"/api/v1/bookie/{name}" for name in ("is_ready", "state", "state/readonly", "info")}
@@ -166,7 +166,7 @@ def test_each_node_answers_the_probes_of_apaches_bookie(cluster: Cluster) -> Non
         cluster.wait_until(knows_all, f"{node} knows three bookies and the auditor")
 
 
-def test_a_page_whose_name_points_here_is_told_nothing_but_health(cluster: Cluster) -> None:
+def test_requests_with_a_foreign_host_name_get_only_health(cluster: Cluster) -> None:
     """Nobody is asked who he is; the machine's own name and addresses are right."""
     host, port = cluster.address("n1", "http")
 
@@ -180,7 +180,7 @@ def test_a_page_whose_name_points_here_is_told_nothing_but_health(cluster: Clust
     assert status("/healthz", "evil.example") == 200
 
 
-def test_every_published_metric_matches_its_declaration_and_the_docs_name_no_other(cluster: Cluster) -> None:
+def test_published_metrics_match_their_declarations_and_the_docs(cluster: Cluster) -> None:
     cluster.wait_led()
     pages = [cluster.http(node, "/metrics").decode() for node in cluster.ids]  # some node leads
     families = {each.name: each for page in pages for each in text_string_to_metric_families(page)}
@@ -215,7 +215,7 @@ def test_every_published_metric_matches_its_declaration_and_the_docs_name_no_oth
     assert absent <= sometimes, "others do not exist"
 
 
-def test_the_three_commands_that_up_prints_work(cluster: Cluster) -> None:
+def test_commands_printed_by_up_work(cluster: Cluster) -> None:
     assert as_process(cluster, "put", "greeting", "hello").returncode == 0
     assert as_process(cluster, "get", "greeting").stdout.strip() == "hello"
     assert as_process(cluster, "ring", "locate", "greeting").stdout.split()[:3] == ["TOKEN", "PARTITION", "LEADER"]
@@ -228,7 +228,7 @@ def test_the_three_commands_that_up_prints_work(cluster: Cluster) -> None:
     assert cluster.redis("n2").get("greeting") == b"hello"
 
 
-def test_a_drained_node_leads_nothing_and_says_so_and_still_serves(cluster: Cluster) -> None:
+def test_drained_node_leads_nothing_but_still_serves(cluster: Cluster) -> None:
     leader = cluster.wait_led()["p1"]
     answer = on(cluster, "node", "drain", leader, "--json")
     assert answer.returncode == 1, "three servers have its replicas: no other takes them"
@@ -268,7 +268,7 @@ def test_cluster_json_names_every_process_and_endpoint(cluster: Cluster) -> None
     [("put", "k", "1", "--timeout", "1"), ("ring", "resume"), ("partition", "pins"), ("cluster", "version")],
     ids=" ".join,
 )
-def test_a_folder_of_another_cluster_that_had_these_ports_reaches_nothing(
+def test_data_dir_of_another_cluster_on_the_same_ports_is_refused(
     cluster: Cluster, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     document = json.loads((cluster.local.data_dir / "cluster.json").read_text())
@@ -316,7 +316,7 @@ def test_up_on_a_running_cluster_starts_what_is_down_and_nothing_else(cluster: C
     assert cluster.redis("n2").get("kept") == b"over a kill"
 
 
-def test_processes_that_the_file_does_not_know_are_found(cluster: Cluster) -> None:
+def test_unrecorded_processes_are_found(cluster: Cluster) -> None:
     before = {node: cluster.pid(node) for node in cluster.ids}
     path = cluster.local.data_dir / "cluster.json"
     document = json.loads(path.read_text())
@@ -334,14 +334,14 @@ def test_up_refuses_to_change_a_cluster(cluster: Cluster) -> None:
     assert "was created with 3" in answer.stderr
 
 
-def test_a_second_cluster_on_the_same_ports_names_the_one_that_is_taken(cluster: Cluster, tmp_path: Path) -> None:
+def test_second_cluster_on_the_same_ports_names_the_taken_port(cluster: Cluster, tmp_path: Path) -> None:
     offset = str(cluster.file.port_offset)
     answer = kvstore("up", "--detach", "--data-dir", str(tmp_path), "--port-offset", offset)
     assert answer.returncode == 1
     assert f"{cluster.file.node('n1').resp} (resp of node n1)" in answer.stderr
 
 
-def test_down_leaves_no_process_and_up_brings_the_data_back(cluster: Cluster) -> None:
+def test_down_ends_every_process_and_up_restores_the_data(cluster: Cluster) -> None:
     cluster.redis("n1").mset({f"down-{i}": i for i in range(100)})
     pids = [*(cluster.pid(node) for node in cluster.ids), cluster.file.zookeeper_pid or 0]
     answer = on(cluster, "down")
@@ -362,7 +362,7 @@ def claimed_offset() -> Iterator[str]:
         os.close(claim)
 
 
-def test_a_cluster_that_is_down_comes_back_on_other_ports(cluster: Cluster) -> None:
+def test_stopped_cluster_restarts_on_other_ports(cluster: Cluster) -> None:
     cluster.redis("n1").set("moved", "here")
     before = cluster.file
     with claimed_offset() as other:

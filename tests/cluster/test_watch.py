@@ -172,7 +172,7 @@ def in_order(shown: list[tuple[bytes, int]]) -> bool:
     return True
 
 
-def test_every_write_is_shown_once_while_leaders_die_and_partitions_join_and_leave(cluster: Cluster) -> None:
+def test_watch_shows_writes_once_while_leaders_die_and_partitions_change(cluster: Cluster) -> None:
     everything, one, pages = Reader(cluster.url, None), Reader(cluster.url, ONE), Pages(cluster.url)
     writer = Writer(cluster.url)
     for each in (everything, one, pages, writer):
@@ -219,7 +219,7 @@ async def with_state(url: str, shown: list[Change]) -> None:
 
 
 # docs/protocol.md F8
-def test_a_watch_begins_with_the_state_and_goes_on_with_each_change_once(cluster: Cluster) -> None:
+def test_watch_shows_the_state_then_each_change_once(cluster: Cluster) -> None:
     writer, shown, others = Writer(cluster.url), list[Change](), list[Change]()
     with Client(cluster.url) as client:
         client.put_many({b"w-%04d" % number: b"there" for number in range(3000)})
@@ -260,7 +260,7 @@ def test_a_watch_begins_with_the_state_and_goes_on_with_each_change_once(cluster
     assert command(cluster, "watch", "--state", "--from", "oldest").returncode == 2
 
 
-def test_a_shell_watches_from_a_position_to_a_number_of_changes(cluster: Cluster) -> None:
+def test_watch_command_starts_at_a_position_and_stops_at_its_limit(cluster: Cluster) -> None:
     with Client(cluster.url) as client, client.watch(prefix=b"shell") as watch:
         position = json.dumps(watch.position)
         versions = [client.put(b"shell", b"1"), client.put(b"shell", b"2"), client.delete(b"shell")]

@@ -112,9 +112,7 @@ def session(place: Place, password: str) -> Iterator[KazooClient]:
         client.close()
 
 
-def test_a_cluster_with_a_login_serves_and_a_stranger_may_do_nothing_with_any_of_its_nodes(
-    place: Place, running: Path
-) -> None:
+def test_zookeeper_login_keeps_other_users_from_every_znode(place: Place, running: Path) -> None:
     with Client(f"kv://127.0.0.1:{place.ports['grpc']}") as store:
         store.put(b"k", b"v")
         assert store.get(b"k").value == b"v"
@@ -141,7 +139,7 @@ def test_a_cluster_with_a_login_serves_and_a_stranger_may_do_nothing_with_any_of
     assert json.loads(place.command("bookie", "list", "--json").stdout)
 
 
-def test_a_tree_is_opened_and_closed_again_under_a_node_that_runs(place: Place, running: Path) -> None:
+def test_acls_are_opened_and_restricted_again_while_a_node_runs(place: Place, running: Path) -> None:
     opened = json.loads(place.command("cluster", "metadata", "open", "--json").stdout)
     assert opened["denied"] == []
     assert opened["changed"] > 20
@@ -161,7 +159,7 @@ def test_a_tree_is_opened_and_closed_again_under_a_node_that_runs(place: Place, 
         store.put(b"k", b"v")
 
 
-def test_a_node_without_the_login_ends_and_says_so(place: Place) -> None:
+def test_node_without_the_login_ends_with_the_reason(place: Place) -> None:
     place.found("")
     line = [*KVSTORE, "node", "run", "--config", str(place.config)]
     ended = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)

@@ -21,9 +21,7 @@ pytestmark = [pytest.mark.cluster]
 KVSTORE = [sys.executable, "-m", "kvstore"]
 
 
-def test_a_node_joins_by_its_advertised_host_and_commands_read_by_the_files_that_they_are_told(
-    secured: Secured, tmp_path: Path
-) -> None:
+def test_node_joins_by_its_advertised_host_and_commands_use_tls_files(secured: Secured, tmp_path: Path) -> None:
     tls = secured.client()
     files = {"CA": tls.ca, "CERT": tls.cert, "KEY": tls.key}
     environ = {f"KVSTORE_ZOOKEEPER_TLS_{name}": str(path) for name, path in files.items()}

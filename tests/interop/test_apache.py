@@ -16,13 +16,13 @@ from tests.proto.golden import recorded
 pytestmark = pytest.mark.interop
 
 
-async def test_apaches_shell_works_on_our_bookies_and_either_side_recovers_the_others_ledgers(tmp_path: Path) -> None:
+async def test_apache_shell_works_on_our_bookies_and_each_recovers_the_other(tmp_path: Path) -> None:
     async with Cluster(tmp_path) as cluster:
         await run_shell(cluster, Programs(tmp_path / "java", cluster.zookeeper.address))
         assert [bookie.statistics()["bad_requests"] for bookie in cluster.bookies] == [0, 0, 0]
 
 
-async def test_apaches_bookie_still_answers_as_it_was_recorded(tmp_path: Path) -> None:
+async def test_apache_bookie_answers_match_the_recording(tmp_path: Path) -> None:
     expected = recorded("bookie.hex")
     async with their_bookie(tmp_path) as (_, address):
         told = await ask(address, script())

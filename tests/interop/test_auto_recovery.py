@@ -48,7 +48,7 @@ async def is_named_nowhere(cluster: Processes, bookie: BookieId, *ledgers: Ledge
     return not any(bookie in fragment.ensemble for each in found for fragment in each.fragments)
 
 
-async def test_our_workers_mend_what_apaches_bookies_lose(tmp_path: Path) -> None:
+async def test_our_workers_repair_ledgers_of_apache_bookies(tmp_path: Path) -> None:
     java.compile_sessions()
     async with Processes(tmp_path, 0) as cluster:
         for _ in range(4):
@@ -73,7 +73,7 @@ async def test_our_workers_mend_what_apaches_bookies_lose(tmp_path: Path) -> Non
         await reads(cluster, (closed, last), (left.ledger, left.confirmed))
 
 
-def test_apaches_auto_recovery_mends_what_the_store_loses(tmp_path: Path) -> None:
+def test_apache_auto_recovery_repairs_ledgers_of_the_store(tmp_path: Path) -> None:
     off = ["autorecovery.worker=false", "autorecovery.auditor=false"]
     with bookkeeper(tmp_path, ours=4, theirs=0) as outside:
         programs = Programs(
@@ -94,7 +94,7 @@ def test_apaches_auto_recovery_mends_what_the_store_loses(tmp_path: Path) -> Non
             cluster.wait_succeeds("fsck")
 
 
-async def test_apaches_commands_and_our_auto_recovery_mean_the_same(tmp_path: Path) -> None:
+async def test_apache_commands_and_our_auto_recovery_agree(tmp_path: Path) -> None:
     async with Processes(tmp_path, 3) as cluster, our_auto_recovery(cluster) as worker:
         shell, settings = cluster.programs.shell, RecoverySettings(cluster.store)
         own = cluster.bookies[0].id

@@ -14,7 +14,7 @@ from tests.interop.processes import JavaWriter, Processes
 pytestmark = pytest.mark.interop
 
 
-async def test_apaches_shell_and_client_find_our_bookies_by_host_and_port(tmp_path: Path) -> None:
+async def test_apache_shell_and_client_find_our_bookies_by_host_and_port(tmp_path: Path) -> None:
     java.compile_sessions()
     async with Processes(tmp_path, 0) as cluster:
         ids = [f"127.0.0.1:{port}" for port in free_ports(4)]

@@ -15,7 +15,7 @@ ENTRIES = "5000"
 CASES = 24
 
 
-async def test_javas_client_finds_on_our_bookies_what_it_finds_on_its_own(tmp_path: Path) -> None:
+async def test_java_client_gets_the_same_results_from_our_bookies(tmp_path: Path) -> None:
     java.compile_sessions()
     async with Processes(tmp_path, 4, "segment_bytes=4194304", "reclaim_interval_s=2") as cluster:
         output = await cluster.programs.run("ClientSession", f"{cluster.zookeeper.address}/ledgers", ENTRIES)

@@ -40,7 +40,7 @@ async def first_ensemble(cluster: Processes, ledger: LedgerId) -> list[OurBookie
     return [cluster.bookie(each) for each in fragments[0].ensemble]
 
 
-async def test_javas_writer_goes_on_when_bookies_are_killed_stopped_and_come_back(cluster: Processes) -> None:
+async def test_java_writer_continues_while_bookies_are_killed_and_paused(cluster: Processes) -> None:
     writer = await JavaWriter.start(cluster, 3, 3, 2)
     await writer.writes(1000)
     killed, stopped, last = await first_ensemble(cluster, writer.ledger)
@@ -99,7 +99,7 @@ async def no_ledger_names(cluster: Processes, bookie: OurBookie, *ledgers: Ledge
     return True
 
 
-async def test_apaches_shell_and_auto_recovery_make_copies_again_on_our_bookies(cluster: Processes) -> None:
+async def test_apache_shell_and_auto_recovery_recreate_copies_on_our_bookies(cluster: Processes) -> None:
     first, second = await written(cluster, 500), await written(cluster, 500)
     ensembles = [await first_ensemble(cluster, ledger) for ledger, _ in (first, second)]
     lost = next(each for each in ensembles[0] if each in ensembles[1])
@@ -143,7 +143,7 @@ async def test_apaches_shell_and_auto_recovery_make_copies_again_on_our_bookies(
     await reads(cluster, first, second, (open_one.ledger, end))
 
 
-async def test_an_ensemble_of_both_kinds_of_bookies_serves_writers_and_recoveries_of_both_kinds(tmp_path: Path) -> None:
+async def test_mixed_ensemble_serves_writers_and_recoveries_of_both_kinds(tmp_path: Path) -> None:
     java.compile_sessions()
     async with Processes(tmp_path, 2) as cluster:
         theirs = await cluster.add_their_bookie()

@@ -14,7 +14,7 @@ ENTRIES = 2000
 
 
 @pytest.mark.parametrize(("settings", "stored"), [((), 0), (("admit_raw_adds=1",), ENTRIES)])
-async def test_raw_adds_are_stored_where_the_operator_admits_them(
+async def test_raw_adds_are_stored_if_the_operator_allows_them(
     settings: tuple[str, ...], stored: int, tmp_path: Path
 ) -> None:
     java.compile_sessions()

@@ -73,7 +73,7 @@ def bookkeeper(directory: Path, *, ours: int, theirs: int) -> Iterator[BookKeepe
         made.end()
 
 
-def test_the_store_lives_on_three_of_apaches_bookies(tmp_path: Path) -> None:
+def test_store_runs_on_three_apache_bookies(tmp_path: Path) -> None:
     with bookkeeper(tmp_path, ours=0, theirs=3) as outside:
         before = outside.identity()
         outside.shell("simpletest", "-e", "3", "-w", "3", "-a", "2", "-n", "100")
@@ -103,7 +103,7 @@ def test_the_store_lives_on_three_of_apaches_bookies(tmp_path: Path) -> None:
 
 
 # docs/protocol.md G23
-def test_the_store_lives_on_two_of_apaches_bookies_and_one_of_ours_and_mends_what_one_loses(tmp_path: Path) -> None:
+def test_store_runs_on_mixed_bookies_and_repairs_what_one_loses(tmp_path: Path) -> None:
     with bookkeeper(tmp_path, ours=1, theirs=2) as outside:
         *theirs, own = outside.bookies
         with running_cluster(tmp_path / "store", external_at=outside.address, settings=SETTINGS) as cluster:

@@ -49,7 +49,7 @@ def outcomes(output: java.Output) -> list[str]:
     return [f"{outcome} {case}" for outcome, case, *_ in words]
 
 
-async def test_javas_client_reaches_our_bookies_by_start_tls_in_both_versions(tmp_path: Path) -> None:
+async def test_java_client_reaches_our_bookies_by_start_tls(tmp_path: Path) -> None:
     java.compile_sessions()
     files = Files.issue(tmp_path)
     async with Processes(tmp_path, 3, *settings(files.bookie)) as cluster:
@@ -58,7 +58,7 @@ async def test_javas_client_reaches_our_bookies_by_start_tls_in_both_versions(tm
         assert outcomes(output) == [*(f"stored {way}" for way in ways), "refused none,3,bare"], output.text[-3000:]
 
 
-async def test_where_our_bookies_verify_clients_a_certificate_lets_java_in(tmp_path: Path) -> None:
+async def test_verifying_bookies_accept_java_with_a_certificate(tmp_path: Path) -> None:
     java.compile_sessions()
     files = Files.issue(tmp_path)
     async with Processes(tmp_path, 3, *settings(files.bookie), "verify_clients=1") as cluster:
@@ -92,7 +92,7 @@ async def stored(bookies: BookieClients, bookie: BookieId, entry: int) -> StoreE
 
 
 @pytest.mark.parametrize("provider", ["JDK", "OpenSSL"])
-async def test_our_ledger_client_writes_to_apaches_bookies_with_tls(provider: str, tmp_path: Path) -> None:
+async def test_our_ledger_client_writes_to_apache_bookies_with_tls(provider: str, tmp_path: Path) -> None:
     """One that lets in whose certificate names a role, and nobody else."""
     files = Files.issue(tmp_path)
     of_bookie = {

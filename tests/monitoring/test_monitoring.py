@@ -62,14 +62,14 @@ def test_rules_and_boards_name_only_metrics_that_nodes_publish() -> None:
     assert sorted(named - PUBLISHED - OF_PROMETHEUS) == []
 
 
-def test_each_alert_says_how_bad_it_is_and_what_to_do() -> None:
+def test_each_alert_has_a_severity_and_advice() -> None:
     assert len(alerts()) == RULES.count("- alert: ") > 30
     for alert in RULES.split("- alert: ")[1:]:
         assert re.search(r"labels: \{severity: (page|ticket)\}", alert), alert
         assert re.search(r"\n {10}summary: .+\n {10}do: .+", alert), alert
 
 
-def test_each_alert_has_a_unit_test_in_which_it_fires_and_one_in_which_it_does_not() -> None:
+def test_each_alert_has_unit_tests_with_and_without_firing() -> None:
     quiet = set(
         re.findall(r'alertname="(\w+)", alertstate="firing"\}\)\', eval_time: \w+, exp_samples: \[\]', UNIT_TESTS)
     )
@@ -77,13 +77,13 @@ def test_each_alert_has_a_unit_test_in_which_it_fires_and_one_in_which_it_does_n
     assert quiet == fires == set(alerts())
 
 
-def test_the_series_of_a_well_cluster_are_all_that_rules_ask_for() -> None:
+def test_healthy_series_cover_every_metric_of_the_rules() -> None:
     """A rule about a series that the first unit test lacks would be quiet there whatever it says."""
     well = UNIT_TESTS.partition("input_series:")[2].partition("promql_expr_test:")[0]
     assert sorted(metrics_in(" ".join(alerts().values())) - metrics_in(well)) == []
 
 
-def test_the_boards_are_what_the_script_writes() -> None:
+def test_boards_match_the_output_of_the_script() -> None:
     assert documents() == {name: json.loads(text) for name, text in boards.written().items()}
 
 
@@ -142,7 +142,7 @@ def test_boards_have_the_form_that_grafana_publishes(name: str) -> None:
         ({"templating": {"list": [{"name": "n", "type": "query", "querry": "q"}]}}, ".templating.list[0].querry"),
     ],
 )  # fmt: skip
-def test_a_board_of_another_form_is_noticed(wrong: dict[str, Any], place: str) -> None:
+def test_board_of_another_form_is_detected(wrong: dict[str, Any], place: str) -> None:
     pytest.importorskip("grafana_foundation_sdk")
     assert place in strays(wrong)
 
@@ -155,17 +155,17 @@ def promtool(*arguments: str) -> str:
 
 
 @needs_promtool
-def test_promtool_takes_the_rules() -> None:
+def test_promtool_accepts_the_rules() -> None:
     assert f"{len(alerts())} rules found" in promtool("check", "rules", str(FOLDER / "rules.yml"))
 
 
 @needs_promtool
-def test_the_unit_tests_of_the_rules_pass() -> None:
+def test_unit_tests_of_the_rules_pass() -> None:
     assert "SUCCESS" in promtool("test", "rules", str(FOLDER / "rules_test.yml"))
 
 
 @needs_promtool
-def test_a_rule_that_is_wrong_is_noticed_by_its_unit_test(tmp_path: Path) -> None:
+def test_wrong_rule_fails_its_unit_test(tmp_path: Path) -> None:
     document = yaml.safe_load(UNIT_TESTS)
     document["tests"] = [each for each in document["tests"] if "KvstoreBookieFull" in json.dumps(each)][-1:]
     (tmp_path / "rules_test.yml").write_text(json.dumps(document))  # JSON is YAML
@@ -177,7 +177,7 @@ def test_a_rule_that_is_wrong_is_noticed_by_its_unit_test(tmp_path: Path) -> Non
 
 
 @needs_promtool
-def test_promtool_takes_the_expressions_of_the_boards(tmp_path: Path) -> None:
+def test_promtool_accepts_the_expressions_of_the_boards(tmp_path: Path) -> None:
     rules = [
         {"record": f"board:{place}", "expr": re.sub(r"\$\w+", ".*", each.replace("$__rate_interval", "5m"))}
         for place, each in enumerate(expressions())

@@ -59,12 +59,12 @@ def schema_leaves(schema: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield path
 
 
-def test_the_chart_is_of_the_projects_version() -> None:
+def test_chart_has_the_version_of_the_project() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert (META["version"], META["appVersion"], META["apiVersion"]) == (version, version, "v2")
 
 
-def test_each_value_is_in_the_schema_and_used_and_each_that_is_used_there() -> None:
+def test_chart_values_match_the_schema_and_the_templates() -> None:
     names = set(leaves(VALUES))
     assert set(schema_leaves(SCHEMA)) == names
     text = "\n".join(TEMPLATES.values())
@@ -72,7 +72,7 @@ def test_each_value_is_in_the_schema_and_used_and_each_that_is_used_there() -> N
     assert used == names
 
 
-def test_each_value_has_a_sentence() -> None:
+def test_each_chart_value_is_described() -> None:
     """In a comment right above it."""
     lines = (CHART / "values.yaml").read_text().splitlines()
     path: list[str] = []
@@ -85,7 +85,7 @@ def test_each_value_has_a_sentence() -> None:
     assert silent & set(leaves(VALUES)) == set()
 
 
-def test_it_is_secure_by_default() -> None:
+def test_chart_is_secure_by_default() -> None:
     assert VALUES["tls"]["enabled"] is VALUES["networkPolicy"]["enabled"] is VALUES["podDisruptionBudget"]["enabled"]
     assert VALUES["tls"]["enabled"] is True
     assert (VALUES["podDisruptionBudget"]["maxUnavailable"], VALUES["antiAffinity"], VALUES["nodes"]) == (
@@ -132,7 +132,7 @@ def config_in(found: Mapping[tuple[str, str], Any]) -> Any:
 
 
 @needs_helm
-def test_helm_finds_no_fault(tmp_path: Path) -> None:
+def test_helm_lint_finds_no_fault(tmp_path: Path) -> None:
     assert HELM is not None
     words = ["--strict", "--set", "image.repository=r", "--set-string", "metadata=zk:2181"]
     env = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
@@ -141,7 +141,7 @@ def test_helm_finds_no_fault(tmp_path: Path) -> None:
 
 
 @needs_helm
-def test_a_node_of_the_chart_is_one_of_the_plain_file(tmp_path: Path) -> None:
+def test_chart_makes_the_same_node_as_the_plain_file(tmp_path: Path) -> None:
     found = documents(tmp_path)
     assert sorted({kind for kind, _ in found}) == sorted({each["kind"] for each in KUBERNETES})
     config = config_in(found)
@@ -162,7 +162,7 @@ def test_a_node_of_the_chart_is_one_of_the_plain_file(tmp_path: Path) -> None:
 
 
 @needs_helm
-def test_the_job_of_the_chart_founds_its_cluster_and_changes_its_name_with_each_revision(tmp_path: Path) -> None:
+def test_chart_job_founds_the_cluster_and_is_renamed_by_each_revision(tmp_path: Path) -> None:
     found = documents(tmp_path, "--set", "nodes=5", "--set", "init.partitions=12")
     job = found["Job", "store-init-1"]["spec"]
     words = job["template"]["spec"]["containers"][0]["args"]
@@ -209,7 +209,7 @@ def test_values_reach_the_node(tmp_path: Path) -> None:
         (("--set", "settings={repair_after_s}"), "settings"),
     ],
 )
-def test_what_cannot_be_is_refused_by_its_name(tmp_path: Path, words: tuple[str, ...], told: str) -> None:
+def test_chart_refuses_invalid_values_by_name(tmp_path: Path, words: tuple[str, ...], told: str) -> None:
     code, said = rendered(tmp_path, *words)
     assert code != 0
     assert told in said

@@ -78,7 +78,7 @@ def alone(code: str, *words: str, extras: Sequence[str] = ()) -> subprocess.Comp
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
 
 
-def test_both_clients_work_with_nothing_else_installed() -> None:
+def test_clients_work_without_optional_packages() -> None:
     with serving_in_a_thread(ModelCluster()) as servers:
         done = alone(USE, servers.patient_url)
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
@@ -94,7 +94,7 @@ print("done", *sorted({"tests", "loadtest", "rocksdict", "kazoo"} & {name.partit
 """
 
 
-def test_load_tests_want_no_more_than_their_extra_and_nothing_of_the_tests() -> None:
+def test_load_tests_need_only_their_extra() -> None:
     done = alone(LOADS, extras=("loadtest",))
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr[-2000:]
 
@@ -112,7 +112,7 @@ except ConfigError as error:
 """
 
 
-def test_spark_wants_no_more_than_its_extra_and_a_zookeeper_that_of_nodes() -> None:
+def test_spark_and_zookeeper_need_only_their_extras() -> None:
     """All that its files import of ours, also in the middle of a task; but for the drivers of metadata stores."""
     theirs = {each.module for file in sources("kvstore/spark") for each in file.imports if each.top == "kvstore"}
     wanted = sorted(each for each in theirs if not each.startswith("kvstore.meta."))
@@ -122,7 +122,7 @@ def test_spark_wants_no_more_than_its_extra_and_a_zookeeper_that_of_nodes() -> N
     assert re.fullmatch(said, done.stdout), done.stderr[-2000:]
 
 
-def test_nothing_in_the_wheel_imports_what_is_not_in_it() -> None:
+def test_wheel_imports_only_what_it_contains() -> None:
     wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
     left_out = {path.name for path in ROOT.iterdir() if (path / "__init__.py").exists()} - set(wheel["packages"])
     assert {"tests", "loadtest"} <= left_out
@@ -138,19 +138,19 @@ def test_nothing_in_the_wheel_imports_what_is_not_in_it() -> None:
     assert callable(getattr(importlib.import_module(module), name))
 
 
-def test_what_is_hidden_there_cannot_be_imported() -> None:
+def test_hidden_packages_cannot_be_imported() -> None:
     for name in sorted(HEAVY):
         assert f"no module named '{name}'" in alone(f"import {name}").stderr
 
 
-def test_the_command_says_what_it_wants() -> None:
+def test_command_names_the_missing_extra() -> None:
     done = alone("sys.argv = ['kvstore', 'status']\nimport kvstore.__main__ as program\nprogram.main()")
     assert (done.returncode, done.stdout) == (1, "")
     said = r"kvstore: no module \w+: run `.*`.*\n"
     assert re.fullmatch(said, done.stderr)
 
 
-def test_nothing_heavy_is_a_dependency_of_the_clients() -> None:
+def test_clients_have_no_heavy_dependency() -> None:
     names = {canonicalize_name(each.name) for each in BASE}
     assert len(names) == 7
     assert {canonicalize_name(name) for name in HEAVY} & with_theirs(BASE) == set()

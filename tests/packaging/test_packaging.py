@@ -89,7 +89,7 @@ def known(words: Sequence[str]) -> None:
     assert {word for word in words if word.startswith("--")} <= options
 
 
-def test_the_image_runs_a_node_as_nobody_in_particular() -> None:
+def test_image_runs_a_node_as_an_unprivileged_user() -> None:
     last = DOCKERFILE.rpartition("\nFROM ")[2]
     assert f"USER {USER}:{USER}\n" in last
     assert last.index("useradd") < last.index("USER ")
@@ -101,7 +101,7 @@ def test_the_image_runs_a_node_as_nobody_in_particular() -> None:
     assert f'CMD ["python", "{HEALTH}", "/healthz"]' in last
 
 
-def test_what_the_image_copies_is_there_and_let_in() -> None:
+def test_files_copied_into_the_image_exist_and_are_not_ignored() -> None:
     let_in = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     copied = [
         word for line in re.findall(r"^COPY (?!--from)(.*)$", DOCKERFILE, re.MULTILINE) for word in line.split()[:-1]
@@ -110,7 +110,7 @@ def test_what_the_image_copies_is_there_and_let_in() -> None:
     assert set(copied) == let_in
 
 
-def test_each_node_of_compose_has_its_own_name_place_and_ports() -> None:
+def test_compose_nodes_have_distinct_names_volumes_and_ports() -> None:
     file = (PACKAGING / "compose" / "node.toml").read_text()
     ports = [port for each in NODES.values() for port in each["ports"]]
     assert len(NODES) == 3
@@ -129,7 +129,7 @@ def test_each_node_of_compose_has_its_own_name_place_and_ports() -> None:
     assert {each.split(":")[0] for each in NODES["n1"]["volumes"]} - {"./node.toml"} <= COMPOSE["volumes"].keys()
 
 
-def test_compose_founds_the_cluster_of_those_nodes_where_they_look_for_it() -> None:
+def test_compose_founds_the_cluster_that_its_nodes_expect() -> None:
     words = COMPOSE["services"]["found"]["command"]
     known(words)
     options = list(pairwise(words))
@@ -139,7 +139,7 @@ def test_compose_founds_the_cluster_of_those_nodes_where_they_look_for_it() -> N
     assert dict(options)["--secret-file"] == table["secret_file"]
 
 
-def test_a_pod_runs_a_node_that_others_find_by_its_name() -> None:
+def test_pod_runs_a_node_that_is_found_by_its_name() -> None:
     names = {"POD_NAME": "kvstore-2", "POD_NAMESPACE": "store"}
     assert {each["name"] for each in NODE["env"]} == set(names)
     words = [re.sub(r"\$\((\w+)\)", lambda found: names[found[1]], word) for word in NODE["args"]]
@@ -164,7 +164,7 @@ def test_a_pod_runs_a_node_that_others_find_by_its_name() -> None:
     assert POD["terminationGracePeriodSeconds"] > STOP_TIMEOUT_S
 
 
-def test_pods_are_asked_for_pages_that_there_are_and_live_by_their_event_loop_alone() -> None:
+def test_pod_probes_name_existing_pages() -> None:
     probes = {name: NODE[name]["httpGet"] for name in ("startupProbe", "livenessProbe", "readinessProbe")}
     assert {each["scheme"] for each in probes.values()} == {"HTTPS"}
     assert {name: each["path"] for name, each in probes.items()} == {
@@ -176,7 +176,7 @@ def test_pods_are_asked_for_pages_that_there_are_and_live_by_their_event_loop_al
     assert all(f'"{each["path"]}"' in source for each in probes.values())
 
 
-def test_no_container_may_more_than_it_must() -> None:
+def test_containers_have_minimal_privileges() -> None:
     for pod in (POD, JOB):
         assert pod["automountServiceAccountToken"] is False
         context = pod["securityContext"]
@@ -189,11 +189,11 @@ def test_no_container_may_more_than_it_must() -> None:
             }
 
 
-def test_a_job_that_is_over_goes_away_so_that_the_file_can_be_applied_again() -> None:
+def test_finished_job_is_removed_so_that_the_file_can_be_applied_again() -> None:
     assert kind("Job", "kvstore-init")["spec"]["ttlSecondsAfterFinished"] > 0
 
 
-def test_the_image_can_trace() -> None:
+def test_image_has_the_tracing_packages() -> None:
     """An endpoint alone switches traces on; without what they need the node would not start."""
     pinned = (ROOT / "requirements-node.lock").read_text()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -202,7 +202,7 @@ def test_the_image_can_trace() -> None:
     assert "-r requirements-node.lock" in DOCKERFILE
 
 
-def test_the_unit_lets_the_node_write_where_its_file_has_its_logs() -> None:
+def test_systemd_unit_lets_the_node_write_its_logs() -> None:
     """The system is read-only to it, but for what the unit names."""
     text = (GUIDES / "configure-a-node.md").read_text()
     (shown,) = set(re.findall(r'^log_dir = "(.*?)"', text, re.MULTILINE))
@@ -213,7 +213,7 @@ def test_the_unit_lets_the_node_write_where_its_file_has_its_logs() -> None:
     )[:1]
 
 
-def test_selectors_find_the_nodes_and_not_the_job() -> None:
+def test_selectors_match_the_nodes_but_not_the_job() -> None:
     labels: Mapping[str, str] = kind("StatefulSet")["spec"]["template"]["metadata"]["labels"]
     others = kind("Job", "kvstore-init")["spec"]["template"]["metadata"]["labels"]
     selectors = [kind("Service")["spec"]["selector"], kind("Service", "kvstore-nodes")["spec"]["selector"]]
@@ -225,7 +225,7 @@ def test_selectors_find_the_nodes_and_not_the_job() -> None:
     assert kind("PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
 
 
-def test_the_job_founds_the_cluster_of_those_pods() -> None:
+def test_job_founds_the_cluster_of_the_pods() -> None:
     words = JOB["containers"][0]["args"]
     known(words)
     options = list(pairwise(words))
@@ -239,7 +239,7 @@ def test_the_job_founds_the_cluster_of_those_pods() -> None:
         assert pod["initContainers"][0]["command"][-1] == table["secret_file"]
 
 
-def test_the_unit_starts_a_node_and_waits_as_long_as_it_takes() -> None:
+def test_systemd_unit_waits_without_a_limit_for_the_start() -> None:
     check, run = (directives(name)[0].split()[1:] for name in ("ExecStartPre", "ExecStart"))
     known(check)
     assert plain_node_run(run) is not None
@@ -251,7 +251,7 @@ def test_the_unit_starts_a_node_and_waits_as_long_as_it_takes() -> None:
     assert re.findall(r"^u (\w+) ", (PACKAGING / "systemd" / "kvstore.sysusers.conf").read_text(), re.M) == ["kvstore"]
 
 
-def test_the_machines_boot_does_not_wait_for_a_node() -> None:
+def test_boot_does_not_wait_for_a_node() -> None:
     """It may wait for what is started behind the boot. What else systemd's default dependencies say is said."""
     assert directives("DefaultDependencies") == ["no"]
     assert directives("Requires") == ["sysinit.target"]
@@ -261,13 +261,13 @@ def test_the_machines_boot_does_not_wait_for_a_node() -> None:
     assert "systemctl start --no-block kvstore-node" in block
 
 
-def test_a_directory_that_is_away_does_not_keep_the_unit_from_starting() -> None:
+def test_systemd_unit_starts_without_its_directories() -> None:
     """With a disk its mount point's content is away, and systemd refuses a unit that names it without a hyphen."""
     named = [word for text in (UNIT, SYSTEMD) for word in re.findall(r"ReadWritePaths=(\S*)/disk2", text)]
     assert named == ["-", "-"]
 
 
-def test_the_image_has_a_compiler_where_a_package_has_no_wheel() -> None:
+def test_image_has_a_compiler_for_packages_without_a_wheel() -> None:
     """Of requirements-node.lock hdrhistogram has none for aarch64."""
     assert re.search(r"^hdrhistogram==", (ROOT / "requirements-node.lock").read_text(), re.MULTILINE)
     first = DOCKERFILE.partition("AS build")[2].rpartition("\nFROM ")[0]
@@ -276,7 +276,7 @@ def test_the_image_has_a_compiler_where_a_package_has_no_wheel() -> None:
 
 
 @pytest.mark.parametrize("step", ["prefer", "require"])
-def test_the_way_to_tls_in_the_docs_has_files_that_a_node_takes(step: str) -> None:
+def test_documented_tls_files_are_accepted_by_a_node(step: str) -> None:
     """Of a node that other machines reach: those of the first step, and of the last."""
     page = (GUIDES / "switch-on-tls.md").read_text()
     way = page.partition("## Switch it on while the cluster runs")[2].partition("\n## ")[0]
@@ -296,7 +296,7 @@ def test_the_way_to_tls_in_the_docs_has_files_that_a_node_takes(step: str) -> No
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here to verify it")
-def test_systemd_knows_every_word_of_the_unit(tmp_path: Path) -> None:
+def test_systemd_knows_every_option_of_the_unit(tmp_path: Path) -> None:
     unit = tmp_path / "kvstore-node.service"
     unit.write_text(UNIT.replace("/opt/kvstore/bin/kvstore", "/bin/true"))
     done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False)
@@ -334,7 +334,7 @@ def answering(tls: Tls | None = None, host: str = "127.0.0.1") -> Iterator[int]:
 
 
 @pytest.mark.parametrize(("host", "words"), [("::1", ()), ("127.0.0.2", ("127.0.0.2",))])
-def test_the_health_check_asks_where_the_node_listens(host: str, words: tuple[str, ...]) -> None:
+def test_health_check_uses_the_address_of_the_node(host: str, words: tuple[str, ...]) -> None:
     """At loopback of IPv6, which is all that a wildcard of IPv6 has; or at an address that it is told."""
     command = [sys.executable, "-I", str(PACKAGING / "container" / "health.py"), "/healthz"]
 
@@ -346,7 +346,7 @@ def test_the_health_check_asks_where_the_node_listens(host: str, words: tuple[st
 
 
 @pytest.mark.parametrize("has_tls", [False, True])
-def test_the_health_check_goes_by_the_answer(tmp_path: Path, has_tls: bool) -> None:
+def test_health_check_follows_the_response(tmp_path: Path, has_tls: bool) -> None:
     script = str(PACKAGING / "container" / "health.py")
 
     def code(*words: str) -> int:

@@ -19,7 +19,7 @@ ASKED = {rule.rule: rule.spark for rule in RULES if rule.spark is not None}
 
 
 @pytest.mark.parametrize("ask", ASKED.values(), ids=ASKED)
-def test_request_that_breaks_a_rule_is_answered_as_the_table_says(
+def test_request_that_breaks_a_rule_gets_the_reply_of_the_table(
     spark: SparkSession, shared_cluster: Cluster, ask: Ask
 ) -> None:
     where = {"dataDir": str(shared_cluster.local.data_dir)}

@@ -142,7 +142,7 @@ async def snapshot(stage: RingStage, directory: Path) -> dict[bytes, bytes]:
 
 
 # docs/protocol.md V1, V3, V4
-async def test_the_last_release_is_upgraded_node_by_node_and_back_under_load(tmp_path: Path) -> None:
+async def test_last_release_is_upgraded_and_downgraded_under_load(tmp_path: Path) -> None:
     releases = Releases(tmp_path)
     cluster = releases.cluster
     try:
@@ -178,9 +178,7 @@ async def test_the_last_release_is_upgraded_node_by_node_and_back_under_load(tmp
         await asyncio.to_thread(cluster.end)
 
 
-def test_without_the_releases_commit_it_is_said_what_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_release_commit_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An export of the tree, and a clone without its history: an upgrade that was not made must not pass."""
     subprocess.run(["git", "init", "-q", str(tmp_path / "clone")], check=True)
     for root in (tmp_path, tmp_path / "clone"):
@@ -195,7 +193,7 @@ def test_without_the_releases_commit_it_is_said_what_is_missing(
     assert not (tmp_path / "release").exists()
 
 
-def test_the_release_is_another_tree_than_this_one(tmp_path: Path) -> None:
+def test_release_tree_differs_from_this_tree(tmp_path: Path) -> None:
     tree = base.check_out(tmp_path)
     assert not (tree / "kvstore" / "versions.py").exists()
     assert sys.version_info >= (3, 11), "for python -P"

@@ -130,9 +130,7 @@ def refusal_of(call: Callable[[], object]) -> grpc.StatusCode:
 
 
 @pytest.mark.parametrize("node", ["n1", "n3"])
-def test_no_login_and_a_wrong_one_are_refused_at_every_door_and_written_down(
-    founded: Secured, cluster: Cluster, node: str
-) -> None:
+def test_endpoints_refuse_and_audit_missing_and_wrong_logins(founded: Secured, cluster: Cluster, node: str) -> None:
     """n3 wants certificates, too; the one that is shown names no user."""
     for login, word in ((None, "NOAUTH"), (Login("data", b"wrong"), "WRONGPASS"), (Login("nobody", b"x"), "WRONGPASS")):
         said = {} if login is None else {"username": login.user, "password": login.password.decode()}
@@ -161,7 +159,7 @@ def test_no_login_and_a_wrong_one_are_refused_at_every_door_and_written_down(
             cluster.redis(node, ssl=True, ssl_ca_certs=str(founded.ca), username="data", password=PASSWORD).get("w")
 
 
-def test_each_admin_call_by_a_user_of_keys_is_refused_and_written_down(founded: Secured, cluster: Cluster) -> None:
+def test_admin_calls_by_key_users_are_refused_and_audited(founded: Secured, cluster: Cluster) -> None:
     """By the service's descriptor: one that is new is asked for, too."""
     methods = list(admin_pb2.DESCRIPTOR.services_by_name["Admin"].methods)
     assert len(methods) >= 15
@@ -219,7 +217,7 @@ def test_audit_log_cannot_be_silenced_by_log_levels_or_cancelled_calls(founded: 
         command(founded, "node", "log-level", "n2", "DEFAULT", "--server", server)
 
 
-def test_a_clients_certificate_makes_no_server(founded: Secured) -> None:
+def test_client_certificate_is_not_accepted_as_a_server(founded: Secured) -> None:
     """docs/protocol.md H8: not even with the cluster's secret."""
     secret = read_secret(Path(founded.cluster.file.secret_file))
     assert "not that of a server" in greeted_as_n1(founded, secret, founded.of_client)
@@ -265,7 +263,7 @@ def frame_of(connection: socket.socket) -> bytes:
     return exactly(int.from_bytes(exactly(4), "big"))
 
 
-def test_a_clients_certificate_at_a_bookie_neither_writes_nor_fences_and_none_does_nothing(founded: Secured) -> None:
+def test_bookie_refuses_client_certificates_and_connections_without_one(founded: Secured) -> None:
     """docs/protocol.md B13: that takes the ledger's password. Reads take a certificate that names no user
     (docs/how-to/manage-the-cluster-secret.md)."""
     stranger, said = bytes(20), set()
@@ -279,7 +277,7 @@ def test_a_clients_certificate_at_a_bookie_neither_writes_nor_fences_and_none_do
         ask(wire.encode_read(2, 1, 0))
 
 
-def test_a_user_with_a_certificate_reads_at_a_server_and_not_at_a_bookie(founded: Secured, cluster: Cluster) -> None:
+def test_user_certificate_reads_at_a_server_but_not_at_a_bookie(founded: Secured, cluster: Cluster) -> None:
     """docs/protocol.md B33"""
     own = str(certificate_of(founded, "data"))
     with cluster.redis("n3", ssl=True, ssl_ca_certs=str(founded.ca), ssl_certfile=own, ssl_keyfile=own) as one:
@@ -375,7 +373,7 @@ def guess_at_once(secured: Secured, node: str, address: str) -> list[bytes]:
     return answers
 
 
-def test_guessing_from_many_addresses_gets_nowhere_and_nobody_waits_for_it(founded: Secured, cluster: Cluster) -> None:
+def test_password_guessing_fails_and_does_not_delay_other_users(founded: Secured, cluster: Cluster) -> None:
     """Also not the one whose password is guessed: his first login here is before theirs."""
     before = counted(founded, "n1", "kvstore_server_logins_limited_total")
     with redis_of(founded, "n1", username="data", password=PASSWORD) as known:
@@ -456,7 +454,7 @@ def is_served(secured: Secured, node: str, door: str) -> bool:
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_ten_thousand_half_open_connections_are_ended_while_others_are_served(
+def test_10_000_half_open_connections_are_closed_while_others_are_served(
     founded: Secured, cluster: Cluster, door: str
 ) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

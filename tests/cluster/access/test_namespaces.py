@@ -98,7 +98,7 @@ def type_in(cluster: Cluster, found: Path, lines: list[Line]) -> int:
     return len(lines)
 
 
-def test_each_door_refuses_with_an_error_of_its_own(cluster: Cluster) -> None:
+def test_each_endpoint_reports_an_exceeded_quota_with_its_own_error(cluster: Cluster) -> None:
     command(cluster, "namespace", "add", "full", "full/", "--keys", "1")
     with Client(cluster.url + PATIENT) as client:
         client.put(b"full/1", b"x")
@@ -129,7 +129,7 @@ def test_each_door_refuses_with_an_error_of_its_own(cluster: Cluster) -> None:
     cluster.wait_until(lambda: refused() == 7, "each refusal is counted once; a page may be a second old")
 
 
-def test_a_rate_is_held_and_clients_come_again_by_themselves(cluster: Cluster) -> None:
+def test_rate_limit_holds_and_clients_retry_by_themselves(cluster: Cluster) -> None:
     command(cluster, "namespace", "add", "slow", "slow/", "--ops", "30", "--burst", "30")
     door = cluster.redis("n1")
     pipeline = door.pipeline(transaction=False)
@@ -149,7 +149,7 @@ def test_a_rate_is_held_and_clients_come_again_by_themselves(cluster: Cluster) -
 
 
 @pytest.mark.slow
-def test_what_is_used_is_exact_after_deaths_moves_and_restarts(cluster: Cluster) -> None:
+def test_usage_is_exact_after_kills_moves_and_restarts(cluster: Cluster) -> None:
     command(cluster, "namespace", "add", "app", "app/", "--keys", str(KEYS_MAX), "--bytes", "1G")
     with Client(cluster.url + PATIENT) as client:
         values = {f"app/{number}": bytes(number) for number in range(KEYS_MAX)}

@@ -214,7 +214,7 @@ def a_user_is_revoked(walk: Walk, part: Part) -> None:
         walk.do(each)
 
 
-def test_the_walk_does_what_operations_say(walk: Walk) -> None:
+def test_tutorial_commands_print_what_the_page_says(walk: Walk) -> None:
     where, _, *parts = parts_of_the_walk()
     assert set(re.findall(r"(\w+)=", "\n".join(step.command for step in where.steps))) == walk.names()
     doing = {"Replace a certificate": a_new_certificate, "Revoke a user": a_user_is_revoked}

@@ -59,7 +59,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield started
 
 
-async def test_on_asyncio(cluster: Cluster) -> None:
+async def test_coordination_on_asyncio(cluster: Cluster) -> None:
     async with AsyncClient(cluster.url) as client:
         sessions = [AsyncSession(client, b"a", ttl_s=LONG_TTL_S) for _ in range(2)]
         async with sessions[0] as first, sessions[1] as second:
@@ -247,7 +247,7 @@ async def _items_are_handed_out_to_one_at_a_time(client: AsyncClient) -> None:
         assert sorted(each.value for each in taken) == sorted(many), "each to one"
 
 
-def test_the_program_in_the_documents_runs(cluster: Cluster) -> None:
+def test_documented_program_runs(cluster: Cluster) -> None:
     (program,) = [each.code for each in blocks("docs/how-to/coordinate-processes.md") if each.language == "python"]
     assert "kv://127.0.0.1:7401" in program
     program = program.replace("kv://127.0.0.1:7401", cluster.url)
@@ -256,7 +256,7 @@ def test_the_program_in_the_documents_runs(cluster: Cluster) -> None:
     assert re.search(r"with the token \d+\nleads until", done.stdout)
 
 
-def test_in_threads(cluster: Cluster) -> None:
+def test_coordination_in_threads(cluster: Cluster) -> None:
     with (
         Client(cluster.url) as client,
         Session(client, b"b", ttl_s=LONG_TTL_S) as first,
@@ -296,7 +296,7 @@ def test_in_threads(cluster: Cluster) -> None:
             mine.acquire()
 
 
-def test_a_program_without_our_client_stands_in_the_same_line(cluster: Cluster) -> None:
+def test_program_without_our_client_waits_in_the_same_queue(cluster: Cluster) -> None:
     """As docs/how-to/coordinate-in-other-languages.md says it."""
     life = kv_pb2.Options(expires_ms=120_000, flags=kv_pb2.RELATIVE_TTL)
     session, prefix = b"{b}/session/x", b"{b}/lock/other/"
@@ -340,16 +340,14 @@ def _created(stub: kv_pb2_grpc.KVStub, prefix: bytes) -> dict[int, bytes]:
     return dict(sorted(found.items(), reverse=True))
 
 
-def test_no_lock_is_held_twice_while_clients_and_leaders_are_stopped_and_killed(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_lock_has_one_holder_while_clients_and_leaders_are_killed(cluster: Cluster, tmp_path: Path) -> None:
     """`python -m loadtest.lock_drill` does it ten thousand times."""
     with Contest(cluster, tmp_path, locks=2, holders=2, seed=7) as contest:
         contest.run(300, strikes_every_s=1.0)
     assert contest.held_twice() == []
 
 
-def test_holders_that_overlap_are_noticed() -> None:
+def test_overlapping_lock_holders_are_detected() -> None:
     assert overlaps({1: (0.0, 1.0), 2: (1.5, 2.0)}) == []
     assert len(overlaps({1: (0.0, 1.0), 2: (0.9, 2.0)})) == 1
     assert len(overlaps({1: (0.0, 5.0), 2: (1.5, 2.0), 3: (2.5, 2.6)})) == 2

@@ -36,8 +36,6 @@ async def look(cluster: Cluster, shown: Shown, profile: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("name", SCENES)
-def test_the_dashboard_shows_what_is_wrong_with_its_reason_and_the_next_step(
-    cluster: Cluster, name: str, tmp_path: Path
-) -> None:
+def test_dashboard_shows_each_fault_with_reason_and_next_step(cluster: Cluster, name: str, tmp_path: Path) -> None:
     with SCENES[name](cluster) as shown:
         assert asyncio.run(look(cluster, shown, tmp_path / "profile")) == []

@@ -78,7 +78,7 @@ def test_what_the_docs_say_is_typed_word_for_word(
     assert len(parts) == len(wanted) + 1
 
 
-def test_each_key_is_served_at_each_node_and_at_each_door(cluster: Cluster) -> None:
+def test_each_node_serves_each_key_at_each_endpoint(cluster: Cluster) -> None:
     """So most of the requests are forwarded."""
     with Client(cluster.url) as client:
         for number in range(12):
@@ -176,7 +176,7 @@ def increment(cluster: Cluster, first: int, sequence: int, seen: str) -> dict[st
 
 
 # docs/protocol.md P16, F5
-def test_a_leader_is_killed_and_each_write_is_done_once_and_shown_once(cluster: Cluster) -> None:
+def test_writes_are_applied_and_watched_once_when_a_leader_is_killed(cluster: Cluster) -> None:
     cluster.wait_ready()
     _, _, headers = ask(cluster, "n1", "PUT", "/v1/keys/counted", b"0")
     seen, versions = headers["Kvstore-Time-Ms"], list[int]()

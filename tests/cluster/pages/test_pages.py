@@ -54,7 +54,7 @@ def here(cluster: Cluster, text: str) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_page_does_what_it_shows(page: str, cluster: Cluster, found: Path) -> None:
+def test_page_commands_print_what_the_page_shows(page: str, cluster: Cluster, found: Path) -> None:
     for each in FILES:
         if each.page == page:
             (cluster.directory / each.title).write_text(here(cluster, each.code))

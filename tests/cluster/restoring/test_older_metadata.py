@@ -50,7 +50,7 @@ def has_ended(cluster: Cluster, node: str, known: str) -> bool:
 
 # docs/protocol.md B29, G24
 @pytest.mark.parametrize("restarted", [False, True])
-def test_nobody_goes_by_an_older_copy_and_a_later_one_has_all(
+def test_nodes_refuse_an_older_metadata_copy_and_accept_a_later_one(
     cluster: Cluster, tmp_path: Path, restarted: bool
 ) -> None:
     data, copies = cluster.local.data_dir / "zookeeper" / "data", (tmp_path / "older", tmp_path / "latest")

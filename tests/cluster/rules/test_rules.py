@@ -24,7 +24,7 @@ def endpoints(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoints]:
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.rule)
-def test_request_that_breaks_a_rule_is_answered_as_the_table_says(endpoints: Endpoints, rule: tuple[Ask]) -> None:
+def test_request_that_breaks_a_rule_gets_the_reply_of_the_table(endpoints: Endpoints, rule: tuple[Ask]) -> None:
     endpoints.store(b"7 of what is stored")
     answers, expected = {}, {}
     for endpoint in HERE:
@@ -37,7 +37,7 @@ def test_request_that_breaks_a_rule_is_answered_as_the_table_says(endpoints: End
     assert endpoints.others() == []
 
 
-def test_every_answer_of_the_table_is_a_refusal() -> None:
+def test_every_reply_of_the_table_is_a_refusal() -> None:
     """No endpoint accepts what another one refuses."""
     for rule in RULES:
         asked = [ask for endpoint in ENDPOINTS if (ask := getattr(rule, endpoint)) is not None]

@@ -96,7 +96,7 @@ def is_let_in(cluster: Cluster, node: str, **options: str) -> bool:
     return False
 
 
-def test_three_nodes_go_from_plain_to_required_tls_under_load_and_nothing_is_lost(secured: Secured) -> None:
+def test_switch_from_plain_to_required_tls_under_load_loses_nothing(secured: Secured) -> None:
     """docs/protocol.md S1"""
     cluster = secured.cluster
     with_tls = {"ssl": True, "ssl_ca_certs": str(secured.ca)}

@@ -28,7 +28,7 @@ def trust(secured: Secured, *authorities: trustme.CA) -> None:
     replace(secured.ca, b"".join(each.cert_pem.bytes() for each in authorities))
 
 
-def test_a_client_that_is_open_goes_over_to_another_authority_with_its_nodes(tmp_path: Path) -> None:
+def test_open_client_follows_its_nodes_to_another_ca(tmp_path: Path) -> None:
     with secured_cluster(tmp_path) as secured:
         cluster = secured.cluster
         before, after = secured.authority, trustme.CA()

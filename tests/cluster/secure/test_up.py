@@ -103,7 +103,7 @@ def commands_in(text: str) -> list[str]:
     ]
 
 
-def test_what_it_prints_is_done_word_for_word_and_shows_no_password(
+def test_printed_commands_work_and_show_no_password(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ensure_programs(tmp_path)
@@ -131,7 +131,7 @@ def test_what_it_prints_is_done_word_for_word_and_shows_no_password(
     assert shell(f"{enters}\n{commands[1].split('&&')[1].replace('greeting', 'answer')}").stdout == "42"
 
 
-def test_commands_on_its_folder_work_and_say_what_they_lack_without_the_files(cluster: Cluster) -> None:
+def test_commands_on_its_folder_work_and_name_missing_files(cluster: Cluster) -> None:
     looks: list[Done] = []
 
     def are_ready() -> bool:
@@ -177,7 +177,7 @@ def verified(cluster: Cluster, node: str = "n1", **options: str) -> redis.Redis:
     return cluster.redis(node, ssl=True, ssl_ca_certs=str(folder.ca), **own, **options)
 
 
-def test_no_door_takes_what_is_not_tls_or_has_no_certificate(cluster: Cluster) -> None:
+def test_endpoints_refuse_plaintext_and_clients_without_a_certificate(cluster: Cluster) -> None:
     folder = folder_of(cluster)
     with pytest.raises(redis.RedisError):
         cluster.redis("n1").ping()
@@ -203,7 +203,7 @@ def heard(address: tuple[str, int], context: ssl.SSLContext, said: bytes = b"*1\
     return b""
 
 
-def test_a_certificate_alone_reads_nothing_and_a_wrong_password_neither(cluster: Cluster) -> None:
+def test_certificate_without_the_right_password_reads_nothing(cluster: Cluster) -> None:
     login = folder_of(cluster).login()
     with pytest.raises(redis.RedisError, match="already authenticated"):
         verified(cluster).get("answer")
@@ -212,7 +212,7 @@ def test_a_certificate_alone_reads_nothing_and_a_wrong_password_neither(cluster:
     assert verified(cluster, username=login.user, password=login.password.decode()).ping() is True
 
 
-def test_the_gateway_lets_in_whom_the_other_doors_let_in(cluster: Cluster) -> None:
+def test_gateway_accepts_the_same_users_as_other_endpoints(cluster: Cluster) -> None:
     folder, (host, port) = folder_of(cluster), cluster.address("n1", "http")
     known = ssl.create_default_context(cafile=str(folder.ca))
     known.load_cert_chain(folder.client)
@@ -232,7 +232,7 @@ def test_the_gateway_lets_in_whom_the_other_doors_let_in(cluster: Cluster) -> No
         assert status(method, password) == 200
 
 
-def test_its_zookeeper_shows_nothing_to_others(cluster: Cluster) -> None:
+def test_zookeeper_shows_nothing_to_other_users(cluster: Cluster) -> None:
     of_metadata = ("KVSTORE_METADATA_USER", "KVSTORE_METADATA_PASSWORD_FILE")
     files = {name: value for name, value in environment(cluster).items() if name not in of_metadata}
     assert len(files) == len(environment(cluster)) - len(of_metadata)
@@ -241,7 +241,7 @@ def test_its_zookeeper_shows_nothing_to_others(cluster: Cluster) -> None:
     assert "ZooKeeper denies access" in answer.stderr
 
 
-def test_other_clients_create_nothing_beside_its_root_in_zookeeper(cluster: Cluster) -> None:
+def test_zookeeper_lets_other_users_create_nothing_beside_the_root(cluster: Cluster) -> None:
     with closing_kazoo(cluster.file.zookeeper.partition("/")[0]) as other:
         assert "kvstore" in other.get_children("/")
         with pytest.raises(NoAuthError):
@@ -261,7 +261,7 @@ def closing_kazoo(address: str) -> Iterator[KazooClient]:
         client.close()
 
 
-def test_down_and_up_again_is_the_same_secure_cluster(cluster: Cluster) -> None:
+def test_secure_cluster_is_the_same_after_down_and_up(cluster: Cluster) -> None:
     folder = folder_of(cluster)
     before = {path.name: path.read_bytes() for path in folder.path.iterdir()}
     login = folder.login()
@@ -322,7 +322,7 @@ def replace_certificate(cluster: Cluster, days: int, monkeypatch: pytest.MonkeyP
     os.kill(cluster.pid("n1"), signal.SIGHUP)
 
 
-def test_a_certificate_that_expires_is_told_and_one_that_has_makes_its_node_not_ready(
+def test_expiring_certificate_is_reported_and_expired_one_is_not_ready(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.wait_until(lambda: readyz(cluster) == (200, "ok\n"), "n1 is ready")
@@ -364,7 +364,7 @@ def test_a_changed_password_stays_changed(cluster: Cluster) -> None:
         verified(cluster, username="admin", password=folder_of(cluster).login().password.decode()).ping()
 
 
-def test_up_refuses_to_make_a_plain_cluster_of_it_or_a_secure_one_of_a_plain(cluster: Cluster, tmp_path: Path) -> None:
+def test_up_refuses_to_switch_a_cluster_between_plain_and_secure(cluster: Cluster, tmp_path: Path) -> None:
     document = json.loads((cluster.local.data_dir / "cluster.json").read_text())
     assert document["secure"] is True
     text = json.dumps(document | {"secure": False}).replace(str(cluster.local.data_dir), str(tmp_path))

@@ -72,7 +72,7 @@ def settled(cluster: Cluster, partition: str) -> str:
     return preferred
 
 
-def test_each_line_is_a_document_that_names_its_process_and_has_fields(cluster: Cluster) -> None:
+def test_log_lines_are_documents_with_process_and_fields(cluster: Cluster) -> None:
     for node in cluster.ids:
         found = lines(cluster, node)
         assert {each["process"] for each in found} == {node}
@@ -80,7 +80,7 @@ def test_each_line_is_a_document_that_names_its_process_and_has_fields(cluster: 
         assert any(each.get("partition") in {"p1", "p2", "p3"} for each in found)
 
 
-def test_a_level_is_set_while_the_node_runs_and_forgotten_when_it_is_started_again(cluster: Cluster) -> None:
+def test_log_level_set_at_run_time_lasts_until_the_node_restarts(cluster: Cluster) -> None:
     assert done(cluster, "node", "log-level", "n1") == {"node": "n1", "levels": {"kvstore": "INFO"}}
     levels = done(cluster, "node", "log-level", "n1", "debug", "--logger", "kvstore.server.http")["levels"]
     assert levels == {"kvstore": "INFO", "kvstore.server.http": "DEBUG"}
@@ -101,7 +101,7 @@ def test_a_level_is_set_while_the_node_runs_and_forgotten_when_it_is_started_aga
     wait_until_blocking(is_forgotten, timeout_s=90, what="n1 with its own levels")
 
 
-def test_the_metadata_store_that_goes_and_comes_back_is_told_once(cluster: Cluster) -> None:
+def test_metadata_outage_and_its_end_are_logged_once(cluster: Cluster) -> None:
     before = len(lines(cluster, "n3"))
     cluster.kill_zookeeper()
     lost = wait_for_line(cluster, "n3", "metadata=", level="WARNING", after=before)
@@ -114,7 +114,7 @@ def test_the_metadata_store_that_goes_and_comes_back_is_told_once(cluster: Clust
     assert told == (["WARNING", "INFO"] * len(told))[: len(told)], "each time that it goes, and that it comes, once"
 
 
-def test_leaders_and_the_quorum_that_are_lost_are_told_with_the_reason(cluster: Cluster) -> None:
+def test_lost_leaders_and_lost_quorum_are_logged_with_the_reason(cluster: Cluster) -> None:
     """Of three nodes two die: what they led has no leader, and one bookie is no ack quorum."""
 
     def have_something_to_lose() -> bool:
@@ -150,7 +150,7 @@ def slow_of(cluster: Cluster, node: str) -> list[dict[str, Any]]:
     return found
 
 
-def test_a_slow_write_is_in_the_slow_log_of_its_leader_with_where_its_time_went(cluster: Cluster) -> None:
+def test_slow_log_of_the_leader_shows_where_a_write_spent_its_time(cluster: Cluster) -> None:
     """Slow is what takes longer than a millisecond here: two disks take that, not each time."""
     partition = done(cluster, "ring", "locate", SECRET_KEY.decode())["partition"]
     leader = settled(cluster, partition)
@@ -173,7 +173,7 @@ def test_a_slow_write_is_in_the_slow_log_of_its_leader_with_where_its_time_went(
     )
 
 
-def test_what_a_link_carries_to_a_server_that_stands_still_is_in_the_slow_log_of_the_door(cluster: Cluster) -> None:
+def test_slow_log_shows_operations_forwarded_to_a_paused_server(cluster: Cluster) -> None:
     partition = done(cluster, "ring", "locate", SECRET_KEY.decode())["partition"]
     leader = settled(cluster, partition)
     door = next(node for node in cluster.ids if node not in (leader, "n2"))
@@ -214,7 +214,7 @@ def test_what_a_link_carries_to_a_server_that_stands_still_is_in_the_slow_log_of
     assert link()[0]["partition"] == partition
 
 
-def test_a_profile_of_a_live_node_is_a_flame_graph_in_a_file(cluster: Cluster, tmp_path: Path) -> None:
+def test_profile_of_a_running_node_writes_a_flame_graph(cluster: Cluster, tmp_path: Path) -> None:
     file = tmp_path / "n1.svg"
     words = ("node", "profile", "n1", "--seconds", "1", "--out", str(file), "--server", cluster.file.node("n2").grpc)
     command = [sys.executable, "-m", "kvstore", *words, "--json"]
@@ -232,7 +232,7 @@ def test_a_profile_of_a_live_node_is_a_flame_graph_in_a_file(cluster: Cluster, t
     assert refused.returncode == 2
 
 
-def test_no_key_and_no_value_is_in_any_log(cluster: Cluster) -> None:
+def test_logs_contain_no_key_and_no_value(cluster: Cluster) -> None:
     """Also at DEBUG, where everything is said."""
     for node in cluster.ids:
         done(cluster, "node", "log-level", node, "DEBUG")

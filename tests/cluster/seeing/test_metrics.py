@@ -33,7 +33,7 @@ def given(cluster: Cluster) -> set[str]:
     return {name for page in pages for name in re.findall(r"^([a-z_0-9]+)[ {]", page, re.MULTILINE)}
 
 
-def test_real_nodes_give_every_metric_that_rules_and_boards_name(cluster: Cluster) -> None:
+def test_nodes_publish_every_metric_that_rules_and_boards_name(cluster: Cluster) -> None:
     named = metrics_in(" ".join([*alerts().values(), *expressions()]))
     assert named >= OF_PROMETHEUS
     missing: set[str] = set()

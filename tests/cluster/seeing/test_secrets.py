@@ -265,7 +265,7 @@ def use_urls(kept: Kept) -> None:
             kept.keep("a client's errors", f"{error!r} {error}", is_admins=False)
 
 
-def test_no_output_has_a_secret_and_only_administrators_are_told_where_the_metadata_store_is(kept: Kept) -> None:
+def test_outputs_have_no_secret_and_show_metadata_address_to_admins_only(kept: Kept) -> None:
     with running(kept):
         found_users(kept)
         use_doors(kept)

@@ -39,7 +39,7 @@ def wait_spans(collector: Collector, trace: str, *, named: str, count: int) -> l
     return found
 
 
-def test_a_write_sent_on_by_a_follower_is_one_trace_down_to_the_bookies(traced: tuple[Cluster, Collector]) -> None:
+def test_forwarded_write_is_one_trace_down_to_the_bookies(traced: tuple[Cluster, Collector]) -> None:
     cluster, collector = traced
     (leader,) = cluster.wait_led().values()
     follower = next(node for node in cluster.ids if node != leader)
@@ -63,7 +63,7 @@ def test_a_write_sent_on_by_a_follower_is_one_trace_down_to_the_bookies(traced: 
     assert "secret" not in repr(collector.spans)
 
 
-def test_the_parent_that_a_grpc_call_brings_is_kept(traced: tuple[Cluster, Collector]) -> None:
+def test_trace_keeps_the_parent_of_a_grpc_call(traced: tuple[Cluster, Collector]) -> None:
     cluster, collector = traced
     (leader,) = cluster.wait_led().values()
     with grpc.insecure_channel("{}:{}".format(*cluster.address(leader, "grpc"))) as channel:
@@ -81,7 +81,7 @@ def test_the_parent_that_a_grpc_call_brings_is_kept(traced: tuple[Cluster, Colle
     assert collector.trace(f"{'a' * 31}0") == []
 
 
-def test_the_parent_that_an_http_request_brings_is_kept(traced: tuple[Cluster, Collector]) -> None:
+def test_trace_keeps_the_parent_of_an_http_request(traced: tuple[Cluster, Collector]) -> None:
     cluster, collector = traced
     host, port = cluster.address("n1", "http")
     trace = "b" * 32
@@ -92,7 +92,7 @@ def test_the_parent_that_an_http_request_brings_is_kept(traced: tuple[Cluster, C
     assert (found.node, found.parent) == ("n1", SPAN)
 
 
-def test_nodes_count_what_they_sample_and_send(traced: tuple[Cluster, Collector]) -> None:
+def test_nodes_count_sampled_and_sent_traces(traced: tuple[Cluster, Collector]) -> None:
     cluster, _ = traced
 
     def sent() -> float:

@@ -75,7 +75,7 @@ def setting(
 
 
 # docs/protocol.md B9, B39 and P46
-def test_nodes_whose_files_cannot_grow_go_on_when_they_can_again(setting: tuple[Cluster, str, Quota | None]) -> None:
+def test_nodes_continue_once_their_files_can_grow_again(setting: tuple[Cluster, str, Quota | None]) -> None:
     cluster, kind, quota = setting
     pids = [cluster.pid(node) for node in cluster.ids]
     writers = Writers(cluster)

@@ -37,7 +37,7 @@ def racks(zookeeper: str) -> dict[str, str]:
     return {line.split()[1]: line.split()[2] for line in said.lines("rack 127.")}
 
 
-def test_pulsar_applies_our_zones_also_after_a_disk_was_replaced(zookeeper: str) -> None:
+def test_pulsar_uses_our_zones_also_after_a_disk_was_replaced(zookeeper: str) -> None:
     java.compile_pulsar()
     asyncio.run(register(zookeeper))
     words = ("bookie", "racks", "--pulsar", f"{zookeeper}{PULSARS}", "--metadata", f"{zookeeper}{OURS}")
@@ -50,7 +50,7 @@ def test_pulsar_applies_our_zones_also_after_a_disk_was_replaced(zookeeper: str)
     assert racks(zookeeper) == zones
 
 
-def test_a_broker_takes_the_documented_broker_conf(tmp_path: Path) -> None:
+def test_pulsar_broker_accepts_the_documented_broker_conf(tmp_path: Path) -> None:
     java.compile_pulsar()
     (block,) = [each for each in blocks("docs/how-to/run-apache-pulsar.md") if each.language == "properties"]
     lines = block.code.splitlines()
