@@ -35,7 +35,7 @@ from kvstore.client.coordination import (
     SessionEnded,
     SessionFull,
 )
-from kvstore.client.coordination.steps import Write
+from kvstore.client.coordination.steps import WriteStep
 from kvstore.errors import ConditionFailed, InvalidRequest
 from kvstore.proto import kv_pb2, kv_pb2_grpc
 from kvstore.rpc.channels import open_channel
@@ -173,7 +173,7 @@ async def _keys_keep_the_order_in_which_they_came(client: AsyncClient, *sessions
     versions = [await sessions[number % 2].put(b"came-%d" % (9 - number), b"") for number in range(6)]
     assert versions == sorted(set(versions))
     for session in sessions:
-        await session._write(Write(renews=True), inf)
+        await session._write(WriteStep(renews=True), inf)
     found = {item.created: (key, item.version) async for key, item in client.scan(prefix=b"{a}/came-")}
     assert [found[each][0] for each in sorted(found)] == [b"{a}/came-%d" % (9 - number) for number in range(6)]
     assert sorted(found) == versions
@@ -188,7 +188,7 @@ async def _what_is_not_renewed_goes(client: AsyncClient) -> None:
     dead._is_closing = True  # nobody says to it that it is over, when nobody renews it any more
     await dead._env.nursery.close()
     dead.lease.ttl_s, dead.lease.grace_s = SHORT_TTL_S, SHORT_GRACE_S
-    await dead._write(Write(renews=True), inf)
+    await dead._write(WriteStep(renews=True), inf)
     async with AsyncSession(client, b"a") as session:
         assert await AsyncLock(session, b"l").acquire(timeout_s=PATIENCE_S) > token
         assert not lock.is_held, "its owner had stopped to count on it"
