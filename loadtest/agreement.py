@@ -99,8 +99,8 @@ def main() -> None:
 def compare(
     door: str, load: Load, subjects: tuple[Subject, Subject], rounds: int, folder: Path
 ) -> Iterator[dict[str, Any]]:
-    """Return a row for each program. All take turns, and the best round of each counts, because other work of the machine
-    only adds time."""
+    """Return a row for each program. All take turns, and the best round of each counts, because other work of the
+    machine only adds time."""
     programs = programs_of(door, folder)
     taken: dict[tuple[str, int], list[Figure]] = {}
     for _ in range(rounds):

@@ -57,7 +57,8 @@ class Door:
         return last
 
     async def ask_all(self, *commands: Sequence[bytes], timeout_s: float) -> list[Any]:
-        """Return every command's reply; an error reply is a NotDone or an Unknown among them. Raises NotDone or Unknown."""
+        """Return every command's reply; an error reply is a NotDone or an Unknown among them. Raises NotDone or
+        Unknown."""
         if self._connection is None or self._connection.is_lost:
             try:
                 self._connection = await connect(self._address, timeout_s=CONNECT_S, error_of=_error_of)

@@ -1,5 +1,5 @@
-"""The faults of a drill by seed: network cuts, pauses, kills, failing disks, wrong clocks and many clients, often several
-at a time.
+"""The faults of a drill by seed: network cuts, pauses, kills, failing disks, wrong clocks and many clients, often
+several at a time.
 
 Each fault begins, lasts, and undoes itself. `FAULTS` names them all.
 """

@@ -133,8 +133,8 @@ class RepairStage(Stage):
         return next(each for each in found if machine_of(each) == node and each not in self.lost)
 
     async def faults(self, *, write: int, zones: int) -> list[str]:
-        """Return the faults: marked ledgers, and ledgers whose copies are not at `write` registered bookies in as many of
-        `zones` as possible."""
+        """Return the faults: marked ledgers, and ledgers whose copies are not at `write` registered bookies in as many
+        of `zones` as possible."""
         return await self.with_store(lambda store: _faults(store, write, zones, self.lost))
 
     async def wait_whole(self, *, write: int, zones: int = 1, most_s: float = WHOLE_MAX_S) -> float:
@@ -189,8 +189,8 @@ async def _faults(store: MetadataStore, write: int, zones: int, lost: Collection
 
 
 def faults_of(metadata: LedgerMetadata, registered: RegisteredBookies, *, write: int, zones: int) -> list[str]:
-    """Return the placement faults of one ledger. Decides only. The writer of an open ledger may change its last fragment,
-    but the bookies of the fragment are up."""
+    """Return the placement faults of one ledger. Decides only. The writer of an open ledger may change its last
+    fragment, but the bookies of the fragment are up."""
     who = f"ledger {metadata.ledger} ({metadata.state.name})"
     found = []
     if metadata.quorum.write != write:

@@ -43,8 +43,8 @@ STOPS_TRIED_MAX = 4
 
 
 async def destroyed(stage: RepairStage, at_once: int) -> None:
-    """Destroy the data of `at_once` nodes under load, several times, each time of other nodes. Their supervisor restarts
-    them, and no command is run."""
+    """Destroy the data of `at_once` nodes under load, several times, each time of other nodes. Their supervisor
+    restarts them, and no command is run."""
     await stage.stand_in_zones({node: ZONES[node] for node in stage.cluster.ids})
     await stage.fill(stage.counts.filled_mib * MIB)
     name = f"{at_once} destroyed, {stage.counts.disks} times"
@@ -361,8 +361,8 @@ async def _wait_taken(store: MetadataStore, ledgers: list[LedgerId], worker: str
 
 
 async def wiped(stage: RepairStage) -> None:
-    """Restart a bookie that has lost its disk at once, so that it is up before its former registration has ended. Nobody
-    refuses it or takes it for the former one."""
+    """Restart a bookie that has lost its disk at once, so that it is up before its former registration has ended.
+    Nobody refuses it or takes it for the former one."""
     await stage.fill(4 * MIB)
     name = "wiped while registered"
 
@@ -407,7 +407,8 @@ class Both(NamedTuple):
 
 
 def _ask_both(stage: RepairStage, node: str, former: BookieId, ledgers: list[LedgerId]) -> Both:
-    """Send requests with the former bookie's id to the new one, at least once, until the former registration is gone."""
+    """Send requests with the former bookie's id to the new one, at least once, until the former registration is
+    gone."""
 
     async def work(tools: Tools) -> Both:
         client = BookieClients(tools.env, lambda _: stage.cluster.file.node(node).bookie)

@@ -35,9 +35,9 @@ POOL = 6_000
 """Keys of each kind to choose from."""
 SCANNED = 200
 REST_S = 0.032
-"""Average pause of a caller between two operations. All callers together make about 480 operations a second. That leaves
-a machine with two cores a third of its time while ranges move, so the figures show the moves and not the queue for a
-processor."""
+"""Average pause of a caller between two operations. All callers together make about 480 operations a second. That
+leaves a machine with two cores a third of its time while ranges move, so the figures show the moves and not the queue
+for a processor."""
 SCAN_REST_S = 0.5
 AIMED_TRIES = 300
 

@@ -143,8 +143,8 @@ class RingStage:
     # ── kills ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def kill_leader_of(self, role: str) -> bool:
-        """Kill the node that leads the source or target (`role`) of an open move with SIGKILL; it restarts a moment later.
-        Return False if no move was open."""
+        """Kill the node that leads the source or target (`role`) of an open move with SIGKILL; it restarts a moment
+        later. Return False if no move was open."""
         try:
             moves = [each for each in await self.open_moves() if each.state in ("copying", "planned")]
         except StoreError:

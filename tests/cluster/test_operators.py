@@ -1,4 +1,5 @@
-"""What operators do on a cluster of real processes: found one by hand, look at it, give up a lost disk, repair one."""
+"""Operators' tasks on real processes: found a cluster by hand, list its parts, decommission a lost bookie, repair
+one."""
 
 from __future__ import annotations
 
