@@ -1,15 +1,15 @@
-"""Whether Locust, `kvstore bench` and redis-benchmark say the same of one cluster: `python -m loadtest.agreement`.
+"""Check that Locust, `kvstore bench` and redis-benchmark agree about one cluster: `python -m loadtest.agreement`.
 
-All three load the Redis door of one node, Locust and `kvstore bench` also the gRPC door, in turn and at the same load:
-a closed loop of as many operations in flight over as many connections, on the same 10,000 evenly drawn keys of 19 bytes
-with values of 100. Compared is the median service time, from the send to the receipt: a program in Python also takes
-time between two operations, which would count as the store's in a rate or in a time from the intended start.
+All three load the Redis listener of one node; Locust and `kvstore bench` also load the gRPC listener. They run in turn
+with the same closed loop: as many operations in flight, as many connections, the same 10,000 evenly drawn keys of 19
+bytes with values of 100 bytes. The median service time is compared, from the send to the receipt. A program in Python
+also takes time between two operations, which a rate or a time from the intended start would count as the store's.
 
-Every program is run against a server that does next to nothing, too: Redis in memory, and a dictionary behind gRPC.
-What it shows there is its own time, OWN MS. APART is how far two programs are apart, LEFT how far beside their own
-time. Exit code 1 if both are more than 15 % of the figure at the Redis door; at the other one `kvstore bench` sends
-over a stream and Locust call by call, which is not the same to the store. Who asks has a processor, who answers the
-others.
+Every program also runs against a server that does almost nothing: Redis in memory, and a dictionary behind gRPC. The
+result there is the program's own time, OWN MS. APART is the difference of two programs, LEFT the difference without
+their own times. The exit code is 1 if both exceed 15 % of the figure at the Redis listener. At the gRPC listener
+`kvstore bench` uses a stream and Locust single calls, which is different work for the store. The client has one
+processor, the servers have the others.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ REDIS, BENCH, LOCUST = "redis-benchmark", "kvstore bench", "locust"
 
 
 class Load(NamedTuple):
-    """What all programs are asked for."""
+    """The load that all programs make."""
 
     command: str
     """`set` or `get`."""
@@ -52,7 +52,7 @@ class Figure(NamedTuple):
 
 
 class Subject(NamedTuple):
-    """Where a node listens. `grpc` empty: it has a Redis door only."""
+    """A node's addresses. `grpc` is empty for a server with only a Redis listener."""
 
     resp: str
     grpc: str
@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="in which every program runs once")
     arguments = parser.parse_args()
     if arguments.seconds <= 0 or arguments.in_flight < 1 or arguments.rounds < 1:
-        parser.error("want more than 0 of each")
+        parser.error("expected more than 0 of each")
     if not peers.is_installed("redis-server", "redis-benchmark"):
         sys.exit("agreement: redis-server and redis-benchmark are not installed (Debian: redis-server, redis-tools)")
     with ExitStack() as stack:
@@ -99,8 +99,8 @@ def main() -> None:
 def compare(
     door: str, load: Load, subjects: tuple[Subject, Subject], rounds: int, folder: Path
 ) -> Iterator[dict[str, Any]]:
-    """A row for each program. All take turns, and the best round of each counts: what else the machine does only ever
-    adds to a time."""
+    """Return a row for each program. All take turns, and the best round of each counts, because other work of the
+    machine only adds time."""
     programs = programs_of(door, folder)
     taken: dict[tuple[str, int], list[Figure]] = {}
     for _ in range(rounds):
@@ -114,7 +114,7 @@ def compare(
 def judged(
     head: Mapping[str, Any], names: list[str], taken: Mapping[tuple[str, int], list[Figure]]
 ) -> Iterator[dict[str, Any]]:
-    """Each program beside the first one: of the store (0), and of the server that does nothing (1)."""
+    """Compare each program with the first one: at the store (0), and at the server that does nothing (1)."""
     p50 = {key: min(figure.p50_ms for figure in figures) for key, figures in taken.items()}
     first = names[0]
     for name in names:
@@ -131,7 +131,7 @@ def judged(
 
 
 def is_too_far(row: Mapping[str, Any]) -> bool:
-    """Whether figures of the same requests disagree, and the programs' own times do not explain it."""
+    """Return True if figures of the same requests disagree by more than the programs' own times explain."""
     return row["door"] == "resp" and bool(min(abs(row["apart"]), abs(row["left"])) > APART_MAX)
 
 
@@ -141,7 +141,7 @@ def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def programs_of(door: str, folder: Path) -> dict[str, Program]:
-    """The first is what the others are compared with."""
+    """Return the programs. The others are compared with the first."""
     locust = lambda subject, load: run_user(door, subject, load, folder)  # noqa: E731
     bench = lambda subject, load: run_bench(door, subject, load)  # noqa: E731
     return {REDIS: redis_benchmark, BENCH: bench, LOCUST: locust} if door == "resp" else {BENCH: bench, LOCUST: locust}
@@ -168,7 +168,7 @@ def run_bench(door: str, subject: Subject, load: Load) -> Figure:
 
 
 def run_user(door: str, subject: Subject, load: Load, folder: Path) -> Figure:
-    """Locust. Its users are always late, which makes them a closed loop."""
+    """Run Locust. Its users are always late, which makes them a closed loop."""
     report = folder / "agreement.html"
     always_late = 1_000_000.0 / load.in_flight
     store = ("--store", f"kv://{subject.grpc}") if subject.grpc else ()

@@ -23,6 +23,6 @@ def test_same_seed_gives_same_delays() -> None:
 
 
 @pytest.mark.parametrize(("first_s", "cap_s", "factor"), [(0, 1, 2), (-1, 1, 2), (2, 1, 2), (1, 2, 0.5)])
-def test_invalid_bounds_are_refused(first_s: float, cap_s: float, factor: float) -> None:
+def test_backoff_refuses_impossible_bounds(first_s: float, cap_s: float, factor: float) -> None:
     with pytest.raises(ValueError, match="expected 0 < first_s"):
         next(delays(Random(1), first_s=first_s, cap_s=cap_s, factor=factor))

@@ -41,7 +41,7 @@ def calls(file: Source) -> Iterator[int]:
 
 
 # docs/protocol.md P45
-def test_disk_calls_on_the_event_loop_are_listed() -> None:
+def test_files_that_call_the_disk_are_listed_with_their_time_limit() -> None:
     found = {file.path: list(calls(file)) for file in sources("kvstore") if file.path.startswith(OF_NODES)}
     rows = re.findall(r"^\| `(kvstore/\S+\.py)` \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     assert rows == sorted(set(rows))

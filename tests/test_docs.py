@@ -31,7 +31,7 @@ def is_there(named: str, reader: str) -> bool:
     )
 
 
-def test_files_named_in_docs_exist() -> None:
+def test_files_named_by_documents_exist() -> None:
     missing = [
         f"{path}: {match.group(1)}"
         for path, text in TEXTS.items()
@@ -42,7 +42,7 @@ def test_files_named_in_docs_exist() -> None:
     assert missing == []
 
 
-def test_tests_faults_and_drills_named_in_docs_exist() -> None:
+def test_tests_faults_and_drills_named_by_documents_exist() -> None:
     missing = []
     for path, text in TEXTS.items():
         if not path.endswith(".md"):
@@ -96,7 +96,7 @@ def cited_below(folder: str) -> set[str]:
     return found
 
 
-def test_every_rule_is_defined_once_and_cited() -> None:
+def test_every_rule_is_defined_once_and_cited_by_code_and_test() -> None:
     rules = re.findall(r"^\*\*([A-Z]\d+)\*\*", TEXTS["docs/protocol.md"], re.MULTILINE)
     assert [rule for rule, times in Counter(rules).items() if times > 1] == []
     kept, tested = cited_below("kvstore/"), cited_below("tests/")
@@ -104,7 +104,7 @@ def test_every_rule_is_defined_once_and_cited() -> None:
     assert [rule for rule in rules if rule not in tested] == [], "cite each in a test that fails without it"
 
 
-def test_architecture_names_every_package() -> None:
+def test_architecture_page_names_every_package() -> None:
     packages = {face.parent.name for face in (ROOT / "kvstore").glob("*/__init__.py")}
     named = set(re.findall(r"\| `kvstore/(\w+)` \|", TEXTS["docs/explanation/architecture.md"]))
     assert named == packages

@@ -28,7 +28,7 @@ def test_every_module_can_be_imported(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PACKAGES)
-def test_package_offers_exactly_its_reexports(name: str) -> None:
+def test_package_exports_exactly_what_it_re_exports(name: str) -> None:
     package = importlib.import_module(name)
     tree = ast.parse((ROOT / name.replace(".", "/") / "__init__.py").read_text())
     imported = [
@@ -44,6 +44,6 @@ def test_package_offers_exactly_its_reexports(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PROMISED)
-def test_public_names_exist(name: str) -> None:
+def test_public_imports_exist(name: str) -> None:
     offered = set(getattr(importlib.import_module(name), "__all__", ()))
     assert PROMISED[name] <= offered

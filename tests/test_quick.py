@@ -5,7 +5,7 @@ from __future__ import annotations
 from scripts.quick import nearest
 
 
-def test_nearest_test_files_come_first() -> None:
+def test_quick_selects_the_nearest_test_files_first() -> None:
     graph = {
         "kvstore/a.py": set(),
         "kvstore/b.py": {"kvstore/a.py"},

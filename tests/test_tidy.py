@@ -154,7 +154,7 @@ def test_packages_have_no_import_cycle() -> None:
 
 
 @each_of(PACKAGE_FACES)
-def test_package_face_only_reexports(file: Source) -> None:
+def test_package_init_only_re_exports(file: Source) -> None:
     for node in file.tree.body:
         is_docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         is_all = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
@@ -165,7 +165,7 @@ def is_deciding(file: Source) -> bool:
     return file.path in DECIDING or DECIDES.search(file.docstring) is not None
 
 
-def test_list_of_deciding_modules_is_current() -> None:
+def test_list_of_deciding_modules_is_complete_and_not_redundant() -> None:
     silent = {file.path for file in KVSTORE if DECIDES.search(file.docstring) is None}
     assert sorted(DECIDING - silent) == []
 
@@ -199,7 +199,7 @@ def test_only_adapters_use_nondeterminism(file: Source) -> None:
 
 
 @each_of([file for file in KVSTORE if not file.path.startswith(GIVEN_ADDRESSES)])
-def test_names_are_resolved_in_one_place(file: Source) -> None:
+def test_host_names_are_resolved_in_one_place(file: Source) -> None:
     calls = [node for node in file.nodes if isinstance(node, ast.Call)]
     found = [call.lineno for call in calls if LOOKUPS.fullmatch(ast.unparse(call.func))]
     assert found == [], "see kvstore/env/dns/names.py"
@@ -210,7 +210,7 @@ def reads_of_wall_clocks(file: Source) -> Iterator[int]:
 
 
 @each_of([file for file in KVSTORE if file.path.startswith(GO_BY_DATES)])
-def test_decisions_use_the_judged_date(file: Source) -> None:
+def test_code_that_decides_by_a_date_uses_the_judged_one(file: Source) -> None:
     """docs/protocol.md, P28."""
     if file.path not in READ_WALL_CLOCKS:
         assert list(reads_of_wall_clocks(file)) == [], "ask the clock for date_ms, or to remove something for passed_ms"
@@ -271,7 +271,7 @@ NOT_NOUNS = re.compile(r"\w*(Manager|Helper|Utils?|Info)")
 
 
 @each_of(KVSTORE)
-def test_class_name_is_a_specific_noun(file: Source) -> None:
+def test_class_names_say_what_the_class_is(file: Source) -> None:
     classes = (node for node in file.nodes if isinstance(node, ast.ClassDef))
     assert [f"{file.path}:{each.lineno} {each.name}" for each in classes if NOT_NOUNS.fullmatch(each.name)] == []
 

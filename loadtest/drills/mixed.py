@@ -1,7 +1,9 @@
-"""Callers of the Redis door for a drill with faults: registers, counters, lists and pairs through every node, each
-operation once, with limits of time that are often too short. What they saw is a history that is searched for an order.
+"""Clients of the Redis listener for a drill with faults. They use registers, counters, lists and pairs through every
+node, send each operation once, and often set timeouts that are too short. Their results form a history, which the
+drill checks for a possible order.
 
-Who has sent an operation and heard nothing does not know its outcome. Who could not connect, or was refused, does.
+The outcome of an operation without a reply is unknown. The outcome of an operation that was refused, or could not be
+sent because the connection failed, is known: it was not done.
 """
 
 from __future__ import annotations
@@ -18,21 +20,21 @@ from kvstore.loadtest.resp import AsyncRespConnection, Lost, connect
 from tests.sim.judges.history import History, Kind, Pending
 
 CALLERS = 4
-"""Of each key, on the nodes in turn."""
+"""Number of callers of each key, on the nodes in turn."""
 REST_S = 0.12
-"""Between two operations of a caller, on average."""
+"""Average pause between two operations of a caller."""
 CONNECT_S = 1.0
 TIMEOUTS_S = (0.3, 2.0, 5.0, 8.0)
 TORN = b"torn"
-"""What a reader of a pair reports whose halves differ: nobody ever writes it."""
+"""The value that a reader reports for a pair whose halves differ. It is never written."""
 
 
 class NotDone(Exception):
-    """Certainly not done: not sent, or refused."""
+    """The operation was certainly not done: it was not sent, or it was refused."""
 
 
 class Unknown(Exception):
-    """Sent, and perhaps done."""
+    """The operation was sent and may have been done."""
 
 
 def _error_of(text: str) -> Exception:
@@ -40,14 +42,14 @@ def _error_of(text: str) -> Exception:
 
 
 class Door:
-    """One connection to a node's Redis door, made again when it is needed."""
+    """One connection to a node's Redis listener, opened again when it is needed."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         self._address = join_address(*address)
         self._connection: AsyncRespConnection | None = None
 
     async def ask(self, *commands: Sequence[bytes], timeout_s: float) -> Any:
-        """The last command's reply. Raises NotDone or Unknown."""
+        """Return the last command's reply. Raises NotDone or Unknown."""
         last = (await self.ask_all(*commands, timeout_s=timeout_s))[-1]
         for each in last if isinstance(last, list) else [last]:
             if isinstance(each, NotDone | Unknown):
@@ -55,7 +57,8 @@ class Door:
         return last
 
     async def ask_all(self, *commands: Sequence[bytes], timeout_s: float) -> list[Any]:
-        """Every command's reply; an error that was replied is a NotDone or an Unknown among them. Raises the same."""
+        """Return every command's reply; an error reply is a NotDone or an Unknown among them. Raises NotDone or
+        Unknown."""
         if self._connection is None or self._connection.is_lost:
             try:
                 self._connection = await connect(self._address, timeout_s=CONNECT_S, error_of=_error_of)
@@ -74,7 +77,7 @@ class Door:
 
 
 class MixedLoad:
-    """Runs from `start` to `stop`. `tags` are of one partition each."""
+    """The load. It runs from `start` to `stop`; each of `tags` belongs to one partition."""
 
     def __init__(self, addresses: Sequence[tuple[str, int]], tags: Sequence[bytes], now: Callable[[], float]) -> None:
         self.history = History(now)
@@ -86,7 +89,7 @@ class MixedLoad:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self, run: bytes) -> None:
-        """`run` is in every key."""
+        """Start the callers. Every key contains `run`."""
         works = (self._register, self._counter, self._list, self._pair)
         for tag, (place, work) in itertools.product(self._tags, enumerate(works)):
             key = b"{%b}mixed-%b-%d" % (tag, run, place)
@@ -95,7 +98,7 @@ class MixedLoad:
                 self._tasks.append(asyncio.create_task(self._call(work, door, key, f"{key.decode()}/{caller}")))
 
     async def stop(self) -> None:
-        """Let what is under way end."""
+        """Stop, and wait for the operations in flight."""
         self._stopping = True
         await asyncio.gather(*self._tasks)
         self.history.close()
@@ -162,7 +165,7 @@ class MixedLoad:
                 return self.history.begin(process, Kind.SWAP, key), [[b"GETDEL", key]], Pending.ok
 
     def _pair(self, process: str, key: bytes) -> tuple[Pending, list[list[bytes]], Callable[..., None]]:
-        """Two keys that are only changed together."""
+        """Return an operation on two keys that are only changed together."""
         halves = [key + b"-a", key + b"-b"]
         if self._random.random() < 0.5:
             reads = [[b"MULTI"], *([b"GET", half] for half in halves), [b"EXEC"]]

@@ -1,7 +1,7 @@
-"""What happens to a cluster in a drill by seed: cuts, stops, deaths, sick disks, wrong clocks and crowds, often several
-at a time.
+"""The faults of a drill by seed: network cuts, pauses, kills, failing disks, wrong clocks and many clients, often
+several at a time.
 
-Each accident begins, lasts, and is undone by itself. `FAULTS` names them all.
+Each fault begins, lasts, and undoes itself. `FAULTS` names them all.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from tests.cluster.unfit.quota import file_sizes_limited
 
 LONGEST_S = 15.0
 FILE_BYTES = 4_096
-"""Limit on the size of a file while files cannot grow: every file that grows is larger."""
+"""File size limit while files cannot grow: every file that grows is larger."""
 GAVE_UP = "the metadata session cannot be ended"
-"""What the watchdog of a node logs last when it ends the process (docs/protocol.md P45)."""
+"""The last line that a node's watchdog logs before it ends the process (docs/protocol.md P45)."""
 NOT_LIVE = "node is not live"
-"""What the watchdog of a node logs when it ends the metadata session."""
+"""The line that a node's watchdog logs when it ends the metadata session."""
 AWAY = "away"
 RATES = ("512kbit", "4mbit")
 HICCUP_S = 0.1
 PATIENCE_S = 90.0
-"""From a first question to the last: the longest accident and the way back from it take less."""
+"""Time limit of a repeated request. The longest fault and the recovery from it take less."""
 
 
 class Field:
-    """The cluster, and what is wrong with it just now."""
+    """The cluster and its present faults."""
 
     def __init__(self, cluster: WiredCluster, random: Random, load: Load) -> None:
         self.cluster, self.random, self.load = cluster, random, load
@@ -53,14 +53,14 @@ class Field:
         self.starting = asyncio.Lock()
         """Each start writes the cluster's file."""
         self.wrong: list[str] = []
-        """What must never happen, and did."""
+        """Violations: events that must never happen."""
         self.unrepaired: list[str] = []
-        """Nodes whose disks were lost and whose copies were not made again in time, and what lacked last."""
+        """Nodes whose disks were lost and whose copies were not recreated in time, and what was missing last."""
         self.wiping = asyncio.Lock()
-        """The copies of one wiped disk are made again before another one is lost."""
+        """Held until the copies of one wiped disk are recreated, so that no other disk is lost before."""
 
     async def supervise(self) -> None:
-        """Start each node again whose watchdog has ended its process (docs/protocol.md P45), as its supervisor does."""
+        """Restart each node whose watchdog has ended its process (docs/protocol.md P45), as a supervisor does."""
         while True:
             await asyncio.sleep(1.0)
             for node in self.nodes:
@@ -91,11 +91,11 @@ class Field:
         return hold_s if failed_at >= since else 0.0
 
     def some_time(self) -> float:
-        """Seconds: mostly a few, sometimes longer than sessions last."""
+        """Return a time in seconds: mostly a few, sometimes longer than a session timeout."""
         return min(LONGEST_S, 0.1 + self.random.expovariate(1 / 4))
 
     def a_long_time(self) -> float:
-        """Return a time in seconds that is longer than a cluster may take to go on without the node that is struck."""
+        """Return a time in seconds, longer than a cluster may need to continue without the faulty node."""
         return self.random.uniform(12.0, 25.0)
 
     def a_node(self, *, leading: bool = False) -> str:
@@ -119,7 +119,7 @@ class Field:
 
     @asynccontextmanager
     async def hidden(self, node: str) -> AsyncIterator[None]:
-        """Let nobody connect to the node, which still connects to everybody."""
+        """Refuse all connections to the node, which still connects to others."""
         self._hidden.add(node)
         await self._apply()
         try:
@@ -133,7 +133,7 @@ class Field:
 
     @asynccontextmanager
     async def holding(self, process: str) -> AsyncIterator[bool]:
-        """Whether the process was free for an accident."""
+        """Reserve the process for a fault. Yields False if another fault has it."""
         if process in self._held:
             yield False
             return
@@ -144,7 +144,7 @@ class Field:
             self._held.discard(process)
 
     async def patiently(self, *words: bytes) -> object:
-        """The reply of the first node that gives one. Raises NotDone or Unknown if none does within PATIENCE_S."""
+        """Return the first node's reply. Raises NotDone or Unknown if no node replies within PATIENCE_S."""
         until = time.perf_counter() + PATIENCE_S
         for node in itertools.cycle(self.nodes):
             door = Door(self.cluster.address(node, "resp"))
@@ -181,7 +181,7 @@ def one_ill(work: Fault) -> Fault:
 
 
 def both(one: Iterable[str], other: Iterable[str]) -> set[Cut]:
-    """Every direction between the two sides."""
+    """Return the cuts of both directions between two groups of processes."""
     pairs = list(itertools.product(one, other))
     return {*pairs, *((b, a) for a, b in pairs)}
 
@@ -196,7 +196,7 @@ async def _cut_for_a_while(field: Field, cuts: set[Cut], seconds: float | None =
 
 @one_ill
 async def cut_from_peers(field: Field) -> None:
-    """ZooKeeper sees it, clients reach it, the other nodes do not."""
+    """Cut a node from the other nodes. ZooKeeper and clients still reach it."""
     node = field.a_node(leading=True)
     await _cut_for_a_while(field, both([node], field.others(node)))
 
@@ -221,7 +221,7 @@ async def cut_from_all(field: Field) -> None:
 
 @fault
 async def mute(field: Field) -> None:
-    """It hears all, and nobody hears it: requests arrive, answers do not."""
+    """Drop everything that a node sends: requests arrive there, answers do not return."""
     node = field.a_node(leading=True)
     heard_by = [*field.others(node), *field.random.choice(([], [ZOOKEEPER], [CLIENTS], [ZOOKEEPER, CLIENTS]))]
     await _cut_for_a_while(field, {(node, each) for each in heard_by})
@@ -229,7 +229,7 @@ async def mute(field: Field) -> None:
 
 @fault
 async def deaf(field: Field) -> None:
-    """All hear it, and it hears nobody."""
+    """Drop everything that is sent to a node."""
     node = field.a_node(leading=True)
     unheard = [*field.others(node), *field.random.choice(([], [ZOOKEEPER], [CLIENTS], [ZOOKEEPER, CLIENTS]))]
     await _cut_for_a_while(field, {(each, node) for each in unheard})
@@ -244,26 +244,26 @@ async def unreachable(field: Field) -> None:
 
 @fault
 async def bridge(field: Field) -> None:
-    """Two nodes see the third, and not each other."""
+    """Cut two nodes from each other. Both still reach the third."""
     one, other = field.random.sample(field.nodes, 2)
     await _cut_for_a_while(field, both([one], [other]))
 
 
 @fault
 async def all_apart(field: Field) -> None:
-    """No node sees another."""
+    """Cut every node from every other."""
     await _cut_for_a_while(field, set(itertools.permutations(field.nodes, 2)))
 
 
 @fault
 async def zookeeper_apart(field: Field) -> None:
-    """ZooKeeper runs, and no node sees it."""
+    """Cut every node from ZooKeeper, which keeps running."""
     await _cut_for_a_while(field, both([ZOOKEEPER], field.nodes))
 
 
 @fault
 async def flapping(field: Field) -> None:
-    """A node's links go and come each second."""
+    """Cut and restore a node's links every second."""
     node = field.a_node(leading=True)
     far = field.random.choice((field.others(node), [ZOOKEEPER], [*field.others(node), ZOOKEEPER]))
     for _ in range(field.random.randint(2, 6)):
@@ -273,7 +273,7 @@ async def flapping(field: Field) -> None:
 
 @fault
 async def slow_link(field: Field) -> None:
-    """What a node sends is slow, and late by as much as the queue holds."""
+    """Limit a node's outgoing bandwidth, so that its data are late by a full queue."""
     node, rate = field.a_node(leading=True), field.random.choice(RATES)
     await asyncio.to_thread(field.cluster.network.slow, node, rate)
     await asyncio.sleep(field.some_time())
@@ -302,7 +302,7 @@ async def stopped(field: Field) -> None:
 
 @fault
 async def all_stopped(field: Field) -> None:
-    """All nodes stand still for a moment, as on a machine that is suspended."""
+    """Pause all nodes for a moment, as on a machine that is suspended."""
     seconds = field.some_time()
 
     async def one(node: str) -> None:
@@ -315,7 +315,7 @@ async def all_stopped(field: Field) -> None:
 
 @one_ill
 async def hiccups(field: Field) -> None:
-    """A node runs half of the time, by tenths of a second."""
+    """Pause a node for every other tenth of a second."""
     node = field.a_node(leading=True)
     async with field.holding(node) as is_free:
         for _ in range(field.random.randint(10, 40) if is_free else 0):
@@ -376,7 +376,7 @@ async def full_disk(field: Field) -> None:
 
 @one_ill
 async def blocked_loop(field: Field) -> None:
-    """A node's event loop stands still while its other threads run, as behind a pipe that nobody reads."""
+    """Block a node's event loop while its other threads run, as a pipe that nobody reads does."""
     node, seconds = field.a_node(leading=True), field.a_long_time()
     async with field.holding(node) as is_free:
         if is_free:
@@ -386,13 +386,13 @@ async def blocked_loop(field: Field) -> None:
 
 @one_ill
 async def hung_disk(field: Field) -> None:
-    """No write to a node's disk ends, and none fails."""
+    """Make every write to a node's disk hang without an error."""
     await _hold_ill(field, field.cluster.freeze_disk, field.cluster.thaw_disk)
 
 
 @one_ill
 async def no_inodes(field: Field) -> None:
-    """A node's disk takes bytes, and no more files."""
+    """Use up the inodes of a node's disk."""
     await _hold_ill(field, field.cluster.use_up_inodes, field.cluster.free_inodes)
 
 
@@ -410,7 +410,7 @@ async def _hold_ill(field: Field, begin: Callable[[str], None], end: Callable[[s
 
 @one_ill
 async def files_cannot_grow(field: Field) -> None:
-    """A node's files reach a limit on their size, as with a quota: the disk has bytes and inodes, and takes neither."""
+    """Limit the size of a node's files, as a quota does: the disk has free bytes and inodes but accepts neither."""
     node = field.a_node(leading=True)
     async with field.holding(node) as is_free:
         if is_free:
@@ -420,7 +420,7 @@ async def files_cannot_grow(field: Field) -> None:
 
 @fault
 async def older_metadata(field: Field) -> None:
-    """ZooKeeper's data are lost and restored to an older copy, under running nodes; later to the latest copy."""
+    """Restore ZooKeeper to an older copy under running nodes, and later to the latest copy."""
     cluster = field.cluster
     async with field.holding(ZOOKEEPER) as is_free:
         if not is_free:
@@ -439,7 +439,7 @@ JUMPS_S = (3.0, 60.0, 3600.0)
 
 @one_ill
 async def wrong_date(field: Field) -> None:
-    """A node's wall clock jumps, forwards or back, and is set right after a while."""
+    """Move a node's wall clock forwards or back, and correct it after a while."""
     node, jump = field.a_node(leading=True), field.random.choice(JUMPS_S) * field.random.choice((1, -1))
     field.cluster.set_date(node, jump)
     await asyncio.sleep(field.some_time())
@@ -448,7 +448,7 @@ async def wrong_date(field: Field) -> None:
 
 @fault
 async def wrong_dates(field: Field) -> None:
-    """The wall clocks of most nodes jump together, forwards or back, and are set right after a while."""
+    """Move the wall clocks of most nodes together, forwards or back, and correct them after a while."""
     jump = field.random.choice(JUMPS_S) * field.random.choice((1, -1))
     nodes = field.random.sample(field.nodes, len(field.nodes) // 2 + 1)
     for node in nodes:
@@ -460,14 +460,14 @@ async def wrong_dates(field: Field) -> None:
 
 REPAIRED_MAX_S = 180.0
 CHECKS_MAX = 4
-"""A check reads every copy of every entry, while other accidents still go on and ledgers change."""
+"""Maximum number of checks. A check reads every copy of every entry while other faults last and ledgers change."""
 
 
 @fault
 async def wiped(field: Field) -> None:
-    """A node loses its disk and comes back with an empty one, as another bookie; its operator gives the lost one up.
+    """Replace a node's disk by an empty one, so that it returns as another bookie, and decommission the lost one.
 
-    It lasts until the lost one is given up, which makes its copies again, and a check finds all copies."""
+    It lasts until the lost bookie is decommissioned, its copies are recreated, and a check finds all copies."""
     node = field.a_node()
     if field.wiping.locked():
         return
@@ -493,8 +493,8 @@ async def wiped(field: Field) -> None:
 
 
 async def _what_blocks(cluster: WiredCluster, given_up: set[str]) -> str:
-    """Give up each bookie whose node has come back as another one. Why that is not done; empty if it is: the copies
-    that were lost are made again."""
+    """Decommission each bookie whose node has returned as another one. Return why that failed; empty once all are
+    decommissioned and the lost copies are recreated."""
     code, listed = await _kvstore(cluster, "bookie", "list", "--json")
     if code:
         return f"bookie list ended with {code}"
@@ -504,13 +504,13 @@ async def _what_blocks(cluster: WiredCluster, given_up: set[str]) -> str:
         if state[bookie] == AWAY and bookie.rpartition("-")[0] in up:
             code, found = await _kvstore(cluster, "bookie", "decommission", "--yes", "--json", bookie)
             if code:
-                return f"{bookie} cannot be given up: {found.decode(errors='replace')}"
+                return f"bookie {bookie} cannot be decommissioned: {found.decode(errors='replace')}"
             given_up.add(bookie)
     return "" if given_up else f"no bookie has come back as another: {state}"
 
 
 async def _kvstore(cluster: WiredCluster, *words: str) -> tuple[int, bytes]:
-    """Exit code and output of a command of ours."""
+    """Run a `kvstore` command. Return its exit code and output."""
     command = [sys.executable, "-m", "kvstore", *words, "--data-dir", str(cluster.local.data_dir)]
     process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     out, _ = await process.communicate()

@@ -1,5 +1,5 @@
-"""What drills about copies need: nodes in zones, disks that are destroyed, counters over the lives of processes, and a
-verdict on where every ledger's copies stand."""
+"""The parts that repair drills share: nodes in zones, disks that are destroyed, counters across restarts of processes,
+and a verdict on the placement of every ledger's copies."""
 
 from __future__ import annotations
 
@@ -32,34 +32,34 @@ T = TypeVar("T")
 WHOLE_MAX_S = 240.0
 LOOK_S = 0.5
 ANSWER_S = 3.0
-"""What a node gets that may have been stopped: others are to be looked at, too."""
+"""Timeout of a request to a node that may be paused, because other nodes are checked too."""
 FILL_AT_ONCE = 20
 SUPERVISOR_S = 1.0
-"""Until a supervisor starts a process that has ended."""
+"""Delay until a supervisor restarts a process that has ended."""
 
 
 class Made(NamedTuple):
-    """Copies that were made."""
+    """Numbers of copies made."""
 
     copies: int
     bytes: int
     paced: int
-    """Bytes of leaders' copies too, and of what was read to check copies."""
+    """Bytes including the leaders' copies and the reads that check copies."""
 
     def __sub__(self, other: tuple[int, ...]) -> Made:
         return Made(*(mine - its for mine, its in zip(self, other, strict=True)))
 
 
 class Copied:
-    """The nodes' counters of copies, over the lives of their processes: a counter begins at 0 with each."""
+    """The nodes' counters of copies across restarts. A counter begins at 0 with each process."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._said: dict[int, dict[str, float]] = {}
-        """By process."""
+        """The last counters, by process."""
 
     def look(self, *nodes: str) -> dict[str, dict[str, float]]:
-        """What the nodes that answer say of their workers (default: all)."""
+        """Return the worker counters of the nodes that answer (default: all nodes)."""
         found = {}
         for node in nodes or self._cluster.ids:
             with suppress(OSError, KeyError):
@@ -74,16 +74,16 @@ class Copied:
 
 
 class RepairStage(Stage):
-    """A scenario about copies, on a cluster of its own."""
+    """A repair scenario on its own cluster."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.copied = Copied(self.cluster)
         self.lost: list[BookieId] = []
-        """Whose disks were destroyed; their registrations may last for a session."""
+        """Bookies whose disks were destroyed. Their registrations may last for a session timeout."""
 
     async def stand_in_zones(self, zones: Mapping[str, str]) -> None:
-        """Have each node say in which zone it stands, and start it again."""
+        """Set the zone of each node, and restart it."""
         for node, zone in zones.items():
             path = Path(self.cluster.file.node(node).config)
             path.write_text(with_settings(path.read_text(), [Setting("zone", zone)], what=str(path)))
@@ -91,7 +91,7 @@ class RepairStage(Stage):
             await self.start_again(node)
 
     async def fill(self, total_bytes: int, *, value_bytes: int = 20_000) -> None:
-        """Write values that nobody reads: something to copy."""
+        """Write values that are never read, so that there is something to copy."""
         mark = time.time_ns()
         async with AsyncClient(self.cluster.url) as client:
             keys = [b"fill-%d-%d" % (mark, number) for number in range(total_bytes // value_bytes)]
@@ -101,7 +101,7 @@ class RepairStage(Stage):
                 )
 
     async def destroy(self, *nodes: str) -> None:
-        """kill -9 of all of them, then everything that they have stored is gone: what is left is their settings."""
+        """Kill the nodes with SIGKILL and delete everything that they have stored except their settings."""
         self.lost.extend([await self.bookie_of(node) for node in nodes])
         await asyncio.to_thread(self._destroy, nodes)
 
@@ -116,7 +116,7 @@ class RepairStage(Stage):
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     async def with_store(self, work: Callable[[MetadataStore], Awaitable[T]]) -> T:
-        """The outcome of `work` on a session of its own."""
+        """Return the result of `work` on its own metadata session."""
         store = await connect(self.cluster.file.zookeeper)
         try:
             return await work(store)
@@ -124,21 +124,21 @@ class RepairStage(Stage):
             await store.close()
 
     async def bookies(self) -> RegisteredBookies:
-        """The registered bookies."""
+        """Return the registered bookies."""
         return await self.with_store(lambda store: RegistrationClient(store).bookies())
 
     async def bookie_of(self, node: str) -> BookieId:
-        """The incarnation under which the node's bookie is registered."""
+        """Return the id under which the node's bookie is registered."""
         found = (await self.bookies()).all
         return next(each for each in found if machine_of(each) == node and each not in self.lost)
 
     async def faults(self, *, write: int, zones: int) -> list[str]:
-        """What is not as it should be: marks, and places of ledgers. Copies stand at `write` bookies that are
-        registered, in as many of `zones` as can be."""
+        """Return the faults: marked ledgers, and ledgers whose copies are not at `write` registered bookies in as many
+        of `zones` as possible."""
         return await self.with_store(lambda store: _faults(store, write, zones, self.lost))
 
     async def wait_whole(self, *, write: int, zones: int = 1, most_s: float = WHOLE_MAX_S) -> float:
-        """Seconds until nothing is missing, or `most_s`."""
+        """Wait until nothing is under-replicated. Return the time in seconds, at most `most_s`."""
         since, found = time.perf_counter(), ["not looked at yet"]
         while found and time.perf_counter() - since < most_s:
             await asyncio.sleep(LOOK_S)
@@ -152,7 +152,7 @@ class RepairStage(Stage):
         return time.perf_counter() - since
 
     async def check_files(self, name: str) -> None:
-        """fsck finds no error, and soon no warning either."""
+        """Check that fsck finds no error, and soon no warning."""
         deadline = time.perf_counter() + WHOLE_MAX_S
         while True:
             found = await asyncio.to_thread(self.command, "fsck", "--strict")
@@ -167,7 +167,7 @@ class RepairStage(Stage):
             self.say(json.dumps(found)[-2_000:])
 
     def command(self, *arguments: str) -> Any:
-        """The document of a command of ours."""
+        """Run a `kvstore` command and return its JSON document."""
         place = ["--data-dir", str(self.cluster.local.data_dir), "--json"]
         command = [sys.executable, "-m", "kvstore", *arguments, *place]
         answer = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
@@ -189,8 +189,8 @@ async def _faults(store: MetadataStore, write: int, zones: int, lost: Collection
 
 
 def faults_of(metadata: LedgerMetadata, registered: RegisteredBookies, *, write: int, zones: int) -> list[str]:
-    """Of one ledger. Decides only. The last fragment of one that is written changes with its writer; its bookies are up
-    all the same."""
+    """Return the placement faults of one ledger. Decides only. The writer of an open ledger may change its last
+    fragment, but the bookies of the fragment are up."""
     who = f"ledger {metadata.ledger} ({metadata.state.name})"
     found = []
     if metadata.quorum.write != write:

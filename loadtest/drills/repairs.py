@@ -1,5 +1,5 @@
-"""Accidents to copies: bookies destroyed, the rate of repair, restarts that copy nothing, and an auditor or a worker
-that stands still while it works."""
+"""Repair drills: destroyed bookies, the rate of repair, restarts that copy nothing, and an auditor or a worker that is
+paused while it works."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RATE = MIB // 2
 RATE_SHARE_LEAST, RATE_SHARE_MOST = 0.8, 1.001
 SESSION_S = 6.0
 TAKEN_OVER_MAX_S = SESSION_S + 9.0
-"""The session's end as ZooKeeper sees it, the other candidate's or worker's next look, and its work."""
+"""The session's end as ZooKeeper sees it, the next poll of the other candidate or worker, and its work."""
 ZONES = {"n1": "a", "n2": "b", "n3": "c", "n4": "a", "n5": "b"}
 BUSY_LEAST_S = 1.0
 AWAY_S = 10.0
@@ -43,8 +43,8 @@ STOPS_TRIED_MAX = 4
 
 
 async def destroyed(stage: RepairStage, at_once: int) -> None:
-    """Under load `at_once` nodes lose everything that they have stored, and are started again by their supervisor;
-    some times, each time others. Nobody types a command."""
+    """Destroy the data of `at_once` nodes under load, several times, each time of other nodes. Their supervisor
+    restarts them, and no command is run."""
     await stage.stand_in_zones({node: ZONES[node] for node in stage.cluster.ids})
     await stage.fill(stage.counts.filled_mib * MIB)
     name = f"{at_once} destroyed, {stage.counts.disks} times"
@@ -77,7 +77,7 @@ async def destroyed(stage: RepairStage, at_once: int) -> None:
 
 
 async def _look_as_operator(stage: RepairStage, name: str) -> None:
-    """What is lost is listed as away and named by no ledger, until it is decommissioned."""
+    """Check that lost bookies are listed as away and named by no ledger, until they are decommissioned."""
     until = time.perf_counter() + SETTLED_MAX_S
     while True:  # a bookie may have lost its session just now, or be late for a copy
         listed = {each["id"]: each for each in await asyncio.to_thread(stage.command, "bookie", "list")}
@@ -99,7 +99,8 @@ async def _look_as_operator(stage: RepairStage, name: str) -> None:
 
 
 async def rate(stage: RepairStage, limit: int | None) -> None:
-    """A destroyed bookie's copies are made again as fast as the throttle lets them, or (None) as the disk does."""
+    """Measure how fast a destroyed bookie's copies are recreated: at the throttle, or for None as fast as the disk
+    allows."""
     name = "rate of repair" if limit else "rate of repair without a throttle"
     await stage.fill((40 if limit else 120) * MIB, value_bytes=100_000)
     victim = stage.cluster.ids[-1]
@@ -134,7 +135,7 @@ async def rate(stage: RepairStage, limit: int | None) -> None:
 
 
 async def _spans_of_copying(stage: RepairStage) -> dict[str, tuple[float, float]]:
-    """Until it is cancelled: node → bytes copied, and seconds from the first to the last of them that was seen."""
+    """Record until cancelled, by node, the bytes copied and the seconds from the first to the last copy seen."""
     first: dict[str, tuple[float, float]] = {}
     last: dict[str, tuple[float, float]] = {}
     with suppress(asyncio.CancelledError):
@@ -157,8 +158,8 @@ async def _spans_of_copying(stage: RepairStage) -> dict[str, tuple[float, float]
 
 
 async def restarts(stage: RepairStage) -> None:
-    """A rolling restart of all nodes, and one that is away for less than the delay: nothing is copied. What was written
-    meanwhile is another matter, and told apart."""
+    """Check that a rolling restart, and a node that is away for less than the delay, copy nothing. Entries written
+    meanwhile are counted separately."""
     await stage.fill(10 * MIB)
     await asyncio.sleep(SETTLE_S)
     await _restart_all(stage, "rolling restart")
@@ -188,7 +189,7 @@ async def _restart_all(stage: RepairStage, name: str) -> None:
 
 
 def _add_made(stage: RepairStage, name: str, made: Made, *, of_bytes: int = 0) -> None:
-    """`of_bytes`: what was written meanwhile, of which a node that was away may lack something."""
+    """Report the copies made. `of_bytes` were written meanwhile, and a node that was away may lack some of them."""
     most = of_bytes / MIB
     stage.report.add(f"{name}: copies made by workers", made.copies, most=None if of_bytes else 0)
     what = f"bytes copied, of {most:.1f} MiB written meanwhile"
@@ -197,7 +198,7 @@ def _add_made(stage: RepairStage, name: str, made: Made, *, of_bytes: int = 0) -
 
 
 async def _stored(stage: RepairStage) -> int:
-    """Bytes in all bookies' journals that are wanted, as far as they say."""
+    """Return the live bytes in all bookies' journals, of the nodes that answer."""
     found = 0
     for node in stage.cluster.ids:
         with suppress(OSError, KeyError):
@@ -209,8 +210,8 @@ async def _stored(stage: RepairStage) -> int:
 
 
 async def stood_still(stage: RepairStage) -> None:
-    """SIGSTOP of the auditor's process, and then of a worker's, in the middle of copies and under load, for longer than
-    their sessions."""
+    """Pause the auditor's process and then a worker's with SIGSTOP, while they copy under load, for longer than their
+    sessions."""
     await stage.fill(24 * MIB, value_bytes=50_000)
     name = "repair stands still"
 
@@ -226,7 +227,7 @@ async def stood_still(stage: RepairStage) -> None:
 
 
 def _in_office(stage: RepairStage) -> list[str]:
-    """The nodes that say they are auditor and answer at once."""
+    """Return the nodes that answer at once and report that they are the auditor."""
     found = []
     for node in stage.cluster.ids:
         with suppress(OSError, KeyError):
@@ -236,7 +237,7 @@ def _in_office(stage: RepairStage) -> list[str]:
 
 
 async def _busy(stage: RepairStage, *, but: str = "") -> str:
-    """The node whose worker copies something, once there is one."""
+    """Wait for a node whose worker is copying, and return it."""
     until = time.perf_counter() + 60
     while time.perf_counter() < until:
         for node, said in (await asyncio.to_thread(stage.copied.look)).items():
@@ -324,7 +325,7 @@ async def _stop_worker(stage: RepairStage) -> None:
 
 
 async def _locked_by(store: MetadataStore, worker: str) -> list[LedgerId]:
-    """The marked ledgers whose locks the node's worker has."""
+    """Return the marked ledgers that the node's worker has locked."""
     marks = Underreplication(store)
     found = []
     async for ledger in marks.marked_ledgers():
@@ -342,7 +343,7 @@ async def _wait_released(store: MetadataStore, worker: str) -> None:
 
 
 async def _wait_taken(store: MetadataStore, ledgers: list[LedgerId], worker: str) -> dict[int, str]:
-    """Return once each has been seen in other hands, or without a mark."""
+    """Wait until another worker has locked each ledger, or its mark is gone."""
     marks, taken = Underreplication(store), dict[int, str]()
     until = time.perf_counter() + 60
     while len(taken) < len(ledgers) and time.perf_counter() < until:
@@ -360,8 +361,8 @@ async def _wait_taken(store: MetadataStore, ledgers: list[LedgerId], worker: str
 
 
 async def wiped(stage: RepairStage) -> None:
-    """A bookie that has lost its disk is started again at once: it is up before its former registration has ended. It
-    is refused nothing, and nobody takes it for the former one."""
+    """Restart a bookie that has lost its disk at once, so that it is up before its former registration has ended.
+    Nobody refuses it or takes it for the former one."""
     await stage.fill(4 * MIB)
     name = "wiped while registered"
 
@@ -397,7 +398,7 @@ async def _naming(store: MetadataStore, bookie: BookieId) -> list[LedgerId]:
 
 
 class Both(NamedTuple):
-    """What came of questions to two incarnations of one bookie at one address."""
+    """Results of requests to the former and the new bookie at one address."""
 
     lasted_s: float
     asked: int
@@ -406,7 +407,8 @@ class Both(NamedTuple):
 
 
 def _ask_both(stage: RepairStage, node: str, former: BookieId, ledgers: list[LedgerId]) -> Both:
-    """Ask the former one by its id where the new one listens, at least once, and until its registration is gone."""
+    """Send requests with the former bookie's id to the new one, at least once, until the former registration is
+    gone."""
 
     async def work(tools: Tools) -> Both:
         client = BookieClients(tools.env, lambda _: stage.cluster.file.node(node).bookie)
@@ -445,7 +447,7 @@ async def _answers(client: BookieClients, bookie: BookieId, ledgers: list[Ledger
 
 @dataclass(frozen=True)
 class Scene:
-    """A scenario and the cluster that it wants."""
+    """A scenario and the cluster that it needs."""
 
     play: Callable[[RepairStage], Awaitable[None]]
     nodes: int = 4

@@ -1,12 +1,12 @@
-"""Load while the ring changes, each answer of it checked.
+"""Load while the ring changes. Every answer is checked.
 
-*Registers* are shared: what their callers see goes into a history that two checkers of linearizability judge.
-*Statics* were there before and stay: each read of one must find it, and so must scans, each once. *Counters* must
-count each increment once. *Once* keys are written once and some are deleted: at the end they must be there, or gone.
-*Steady* keys are in ranges that do not move, with one writer each: they tell how fast everything else goes on.
+*Registers* are shared: their callers' results form a history for two linearizability checkers. *Statics* existed before
+and stay: each read must find them, and each scan exactly once. *Counters* must count each increment once. *Once* keys
+are written once and some are deleted: at the end they must exist, or be gone. *Steady* keys are in ranges that do not
+move, with one writer each: they show how fast everything else continues.
 
-Each caller is a closed loop with rests: its next operation waits for the one before. So a stall of the store is one
-long wait of each caller, not one for each operation that it kept from beginning.
+Each caller is a closed loop with pauses: its next operation waits for the one before. So a stall of the store is one
+long wait per caller, not one for each operation that it delayed.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ from tests.sim.versions import Violation, check_versions
 
 CALLERS, STEADY = 12, 6
 REGISTERS = 3
-"""Of each range that moves; a caller keeps to one of them: the search copes with a few callers of each key."""
+"""Registers in each range that moves. A caller uses only one of them, because the checker copes with only a few callers
+of a key."""
 POOL = 6_000
 """Keys of each kind to choose from."""
 SCANNED = 200
 REST_S = 0.032
-"""Of a caller between two operations, in the mean: some 480 operations a second in all leave a machine of two cores a
-third of its time while ranges move, so that what is measured are the moves and not the queue for a processor."""
+"""Average pause of a caller between two operations. All callers together make about 480 operations a second. That
+leaves a machine with two cores a third of its time while ranges move, so the figures show the moves and not the queue
+for a processor."""
 SCAN_REST_S = 0.5
 AIMED_TRIES = 300
 
@@ -44,7 +46,7 @@ Span = tuple[int, int]
 
 
 class Wait(NamedTuple):
-    """How long one operation took, whatever came of it. `ended` by the wall clock, as logs have it."""
+    """The duration of one operation, with any outcome. `ended` is a wall clock time, as in logs."""
 
     ended: float
     seconds: float
@@ -63,19 +65,19 @@ class Aim(NamedTuple):
 
 
 class Keys:
-    """Keys of one kind, in order of their tokens."""
+    """Keys of one kind, sorted by token."""
 
     def __init__(self, keys: Iterable[bytes]) -> None:
         self._sorted = sorted((token_of(key), key) for key in keys)
 
     def within(self, span: Span, most: int) -> list[bytes]:
-        """The first of them in a range."""
+        """Return the first keys in a range, at most `most`."""
         begin = bisect_left(self._sorted, (span[0], b""))
         end = bisect_right(self._sorted, (span[1] + 1, b""))
         return [key for _, key in self._sorted[begin : min(end, begin + most)]]
 
     def outside(self, spans: Sequence[Span]) -> list[bytes]:
-        """Those in none of these ranges."""
+        """Return the keys outside all these ranges."""
         order = sorted(spans)
         starts = [first for first, _ in order]
         return [key for token, key in self._sorted if not _holds(order, starts, token)]
@@ -87,7 +89,7 @@ def _holds(order: Sequence[Span], starts: Sequence[int], token: int) -> bool:
 
 
 class RingLoad:
-    """Runs from `start` to `stop`, on what `aim` was told will move; then `verify` says what was wrong."""
+    """The load. It runs from `start` to `stop` on the ranges that `aim` names; then `verify` reports what was wrong."""
 
     def __init__(self, client: AsyncClient, statics: dict[bytes, bytes], seed: int, *, rest_s: float = REST_S) -> None:
         self.client, self.statics, self._rest_s = client, statics, rest_s
@@ -96,7 +98,7 @@ class RingLoad:
         self.waits: list[Wait] = []
         self.steady: list[Wait] = []
         self.problems: Counter[str] = Counter()
-        """What must never be, and how often it was."""
+        """Number of violations, by kind."""
         self.first_problems: list[str] = []
         self.scans = 0
         self._random = Random(seed)
@@ -109,7 +111,7 @@ class RingLoad:
         self._scan_prefix = b"%b-scanned-" % run
         self._once_names = (b"u%b-%d" % (run, number) for number in itertools.count())
         self._once: dict[bytes, bool | None] = {}
-        """Whether the key must be there at the end; None: nobody knows."""
+        """True if the key must exist at the end; None if its last outcome is unknown."""
         self._counted: dict[bytes, list[int]] = {}
         self._unsure: Counter[bytes] = Counter()
         self._aims: list[Aim] = []
@@ -120,7 +122,7 @@ class RingLoad:
         self._tasks: list[asyncio.Task[None]] = []
 
     def aim(self, spans: Iterable[Span]) -> None:
-        """These ranges will move."""
+        """Choose keys in these ranges, which will move."""
         chosen = list(spans)
         self._aims = [aim for aim in map(self._aim_at, chosen) if aim is not None]
         self._focus = []
@@ -132,19 +134,19 @@ class RingLoad:
         return Aim(span, registers, counters[0], statics) if registers and counters and statics else None
 
     def focus(self, spans: Iterable[Span]) -> None:
-        """These are moving just now: most of the work goes there."""
+        """Direct most operations to these ranges, which are moving now."""
         wanted = set(spans)
         self._focus = [aim for aim in self._aims if aim.span in wanted]
 
     async def start(self) -> None:
-        """`aim` first."""
+        """Start the callers. Call `aim` first."""
         await self.client.put_many({key: key for key in self._scanned}, timeout_s=30)
         work = [self._call(number) for number in range(CALLERS)]
         work += [self._go_steadily(number) for number in range(STEADY)]
         self._tasks = [asyncio.create_task(each) for each in (*work, self._scan())]
 
     async def stop(self) -> None:
-        """Let what is under way end, and read every register once more."""
+        """Stop, wait for the operations in flight, and read every register again."""
         self._stopping = True
         await asyncio.gather(*self._tasks)
         for key in sorted(self.history.by_key()):
@@ -154,7 +156,7 @@ class RingLoad:
     # ── judging ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def verify(self) -> None:
-        """Note in `problems` what can only be told at the end."""
+        """Count in `problems` the violations that can only be found at the end."""
         for key in await differing(self.client, self.statics):
             self._wrong("lost", f"static {key!r}")
         once = {key: key if there else None for key, there in self._once.items() if there is not None}
@@ -235,7 +237,7 @@ class RingLoad:
         return Outcome.DONE
 
     async def _do_once(self, random: Random, aim: Aim) -> None:
-        """Write a key of its own, in the range if one is soon found; now and then delete it again."""
+        """Write a new key, in the range if one is soon found; sometimes delete it again."""
         key = next(self._once_names)
         for _ in range(AIMED_TRIES):
             if aim.span[0] <= token_of(key) <= aim.span[1]:
@@ -307,11 +309,11 @@ class RingLoad:
             return self._shared.failed(error)
         value = None if item is None else item.value
         if value not in held.get(key, {None}):
-            self._wrong("stale", f"{key!r} is {value!r}, want one of {held.get(key)}")
+            self._wrong("stale", f"{key!r}: expected one of {held.get(key)}, got {value!r}")
         return Outcome.DONE
 
     async def _scan(self) -> None:
-        """Find keys that are there all the time, each once, in order."""
+        """Scan the static keys: each must appear once, in order."""
         while not self._stopping:
             try:
                 found = [key async for key, _ in self.client.scan(prefix=self._scan_prefix, keys_only=True)]
@@ -327,5 +329,5 @@ class RingLoad:
 
 
 def rate(waits: Sequence[Wait], since: float, until: float) -> float:
-    """Operations that were done within a time, per second."""
+    """Return the rate of operations that ended in a time span, per second."""
     return sum(wait.is_done and since <= wait.ended < until for wait in waits) / (until - since)

@@ -1,4 +1,4 @@
-"""What a drill of the ring does to a cluster: changes by the operators' own commands, kills, and what comes of it."""
+"""The cluster of a ring drill: changes by the operators' commands, kills, and the verdict."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ COMMAND_TRIES = 10
 LEAVING = (PartitionState.LEAVING, PartitionState.RETIRED)
 FSCK = "errors by fsck"
 PROBLEMS = ("not found", "wrong value", "stale", "lost", "doubled", "resurrected", "not linearizable", FSCK)
-"""What must never be."""
+"""Violations that a drill counts."""
 
 
 class RingStage:
-    """One cluster, what stays in it all the time, and the report."""
+    """One cluster, its permanent keys, and the report."""
 
     def __init__(self, cluster: Cluster, report: Report, *, keys: int, value_bytes: int, seed: int) -> None:
         self.cluster, self.report, self.verdict = cluster, report, Verdict()
@@ -45,10 +45,10 @@ class RingStage:
         self.random = Random(seed)
         self.operations = 0
         self.kills: Counter[str] = Counter()
-        """Of leaders of a move's source and target and of ZooKeeper's, while a move was open."""
+        """Number of kills, while a move was open, of the leaders of its source and target and of ZooKeeper's leader."""
 
     async def fill(self) -> None:
-        """Write what is there all the time."""
+        """Write the permanent keys."""
         async with AsyncClient(self.cluster.url) as client:
             names = list(self.statics)
             for start in range(0, len(names), 1_000):
@@ -61,7 +61,7 @@ class RingStage:
     # ── commands ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def command(self, *words: str) -> tuple[int, Any]:
-        """Exit code and document of a command of ours."""
+        """Run a `kvstore` command. Return its exit code and JSON document."""
         place = ["--data-dir", str(self.cluster.local.data_dir), "--json"]
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "kvstore", *words, *place), stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -76,22 +76,22 @@ class RingStage:
         return process.returncode or 0, json.loads(out or b"null")
 
     async def change(self, *words: str) -> ChangeRingResponse:
-        """A change of the ring. Asked directly, like all that follows: a command takes a core for half a second to
-        start, of which users of a cluster see nothing."""
+        """Change the ring. This and the following calls are sent directly, because starting a command takes a core for
+        half a second, which users of a cluster do not have."""
         return await self._ask(_request(*words))
 
     async def plan(self, *words: str) -> list[Span]:
-        """The ranges that such a change would move."""
+        """Return the ranges that such a change would move."""
         request = _request(*words)
         request.dry_run = True
         return [(each.first, each.last) for each in (await self._ask(request)).moves]
 
     async def throttle(self, bytes_per_s: float) -> None:
-        """Set how fast each target copies."""
+        """Set the copy rate of each target in bytes per second."""
         await self._ask(ChangeRingRequest(action=ChangeRingRequest.THROTTLE, bytes_per_s=round(bytes_per_s)))
 
     async def _ask(self, request: ChangeRingRequest) -> ChangeRingResponse:
-        """Asked again while nobody can do it."""
+        """Send the request, and retry while no server can serve it."""
         for _ in range(COMMAND_TRIES):
             try:
                 return await asyncio.to_thread(change_ring, request, self.cluster.local.data_dir, None, None)
@@ -104,17 +104,17 @@ class RingStage:
         return await asyncio.to_thread(with_tools, self.cluster.local.data_dir, None, read_ring, None)
 
     async def partitions(self) -> list[str]:
-        """Those that own keys or will, in order of their names' numbers."""
+        """Return the partitions that own or will own keys, sorted by the number in their names."""
         members = (await self._ring()).partitions.values()
         return sorted((str(each.id) for each in members if each.state not in LEAVING), key=lambda name: int(name[1:]))
 
     async def open_moves(self) -> list[Any]:
-        """As the servers see them. Raises StoreError."""
+        """Return the open moves that the servers know. Raises StoreError."""
         found = await asyncio.to_thread(ring_status, self.cluster.local.data_dir, None, None)
         return list(found.moves)
 
     async def moved(self, load: RingLoad, within_s: float = MOVED_MAX_S) -> None:
-        """Return when no move is open, and tell the load meanwhile where ranges move. Raises AssertionError."""
+        """Wait until no move is open, and direct the load to the moving ranges meanwhile. Raises AssertionError."""
         deadline = time.monotonic() + within_s
         while True:
             assert time.monotonic() < deadline, f"moves are open after {within_s} s\n{self.cluster.last_words()}"
@@ -131,7 +131,7 @@ class RingStage:
         load.focus(())
 
     async def retired(self) -> None:
-        """Return when nothing is left of partitions that were removed. Raises AssertionError."""
+        """Wait until nothing is left of removed partitions. Raises AssertionError."""
         deadline = time.monotonic() + RETIRED_MAX_S
         while True:
             states = {each.id: each.state for each in (await self._ring()).partitions.values()}
@@ -143,8 +143,8 @@ class RingStage:
     # ── kills ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def kill_leader_of(self, role: str) -> bool:
-        """kill -9 of the node that leads the source or the target (`role`) of some open move; it starts again a moment
-        later. False if no move was open."""
+        """Kill the node that leads the source or target (`role`) of an open move with SIGKILL; it restarts a moment
+        later. Return False if no move was open."""
         try:
             moves = [each for each in await self.open_moves() if each.state in ("copying", "planned")]
         except StoreError:
@@ -160,7 +160,7 @@ class RingStage:
         return bool(nodes)
 
     async def kill_zookeeper(self) -> bool:
-        """kill -9 of the ensemble's leader; it starts again a moment later. False if no move was open."""
+        """Kill the ensemble's leader with SIGKILL; it restarts a moment later. Return False if no move was open."""
         try:
             is_open = bool(await self.open_moves())
         except StoreError:
@@ -174,7 +174,7 @@ class RingStage:
     # ── judging ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def judge(self, load: RingLoad) -> Counter[str]:
-        """How often each of PROBLEMS was met, in the answers and on the disks."""
+        """Count each of PROBLEMS in the answers and on the disks."""
         await load.verify()
         count = operations_of(load)
         self.operations += count
@@ -187,18 +187,18 @@ class RingStage:
         return problems
 
     def hand_overs(self, spans: dict[int, Span]) -> dict[int, HandOver]:
-        """Of these moves, by the nodes' logs."""
+        """Return the hand-overs of these moves, according to the nodes' logs."""
         found = hand_overs(read_logs(Path(self.cluster.local.data_dir) / "logs"))
         return {move: times for move, times in found.items() if move in spans}
 
 
 def _request(*words: str) -> ChangeRingRequest:
-    """`add --count N` or `remove ID...`"""
+    """Return the request for `add --count N` or `remove ID...`."""
     if words[0] == "add":
         return ChangeRingRequest(action=ChangeRingRequest.ADD, count=int(words[-1]))
     return ChangeRingRequest(action=ChangeRingRequest.REMOVE, partitions=words[1:])
 
 
 def operations_of(load: RingLoad) -> int:
-    """How many it has made."""
+    """Return the number of operations of a load."""
     return len(load.waits) + len(load.steady)

@@ -1,10 +1,11 @@
-"""A drill by seed: rounds of accidents under load, each healed, judged and followed by a look at every process.
+"""A drill by seed: rounds of faults under load. After each round the faults are undone, the results are judged, and
+every process is checked.
 
     python -m loadtest.drill --nemesis --seed 1 --minutes 10
 
-In each round several accidents of nemesis.py and crowds.py begin at drawn moments and overlap. Then all is
-healed, and the time until every partition takes writes through every node is a figure. Safety is what no accident may
-touch: acknowledged writes, linearizable answers, processes that end by themselves, unexpected errors in logs.
+In each round several faults of nemesis.py and crowds.py begin at random moments and overlap. Then all are undone, and
+the drill measures the time until every partition accepts writes through every node. No fault may violate safety: no
+acknowledged write is lost, answers are linearizable, no process ends by itself, and logs have no unexpected error.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ ROUND_S = 40.0
 AT_ONCE = (1, 1, 2, 2, 3)
 BEGIN_WITHIN_S = 4.0
 BACK_MAX_S, STARTED_MAX_S = 10.0, 20.0
-"""The second one if a process was started again: Python takes its time."""
+"""The second limit applies if a process was restarted, because Python starts slowly."""
 BACK_WAIT_S = 90.0
 GAP_MAX_S = 10.0
 """Longest time without an acknowledged write of a partition while two healthy nodes reach each other."""
@@ -44,16 +45,17 @@ LOCK_TTL_S, LOCK_GRACE_S = 3.0, 6.0
 """The default grace: the wall clocks of nodes differ."""
 MEMORY_MAX_MIB = 1_500.0
 MEMORY_GROWTH_MAX = 1.2
-"""The largest process in the last third of the rounds, against the third before: it may hold more keys, not leak."""
+"""Maximum growth of the largest process from the second to the last third of the rounds: it may hold more keys, but not
+leak."""
 ROUNDS_OF_GROWTH_MIN = 9
-"""In fewer rounds a process that was just started tells nothing."""
+"""Minimum number of rounds for the memory figure. In fewer rounds a process that was just started distorts it."""
 _UNEXPECTED = re.compile(
     rf"Traceback \(most recent|CRITICAL(?!.*{GAVE_UP})|never retrieved|was destroyed but it is pending"
 )
 
 
 async def rounds(cluster: WiredCluster, report: Report, *, seed: int, minutes: float, only: str = "") -> None:
-    """Until the time is over; then check the files."""
+    """Run rounds until the time is over, then check the files."""
     stage = Stage(cluster, Counts(), report)
     until = time.perf_counter() + minutes * 60
     names = [name for name in FAULTS if any(part in name for part in only.split(","))]
@@ -77,7 +79,7 @@ async def rounds(cluster: WiredCluster, report: Report, *, seed: int, minutes: f
 
 
 async def _round(stage: Stage, load: Load, random: Random, names: list[str], title: str) -> float:
-    """MiB of the largest process at its end."""
+    """Run one round. Return the MiB of the largest process at its end."""
     cluster = stage.cluster
     assert isinstance(cluster, WiredCluster)
     field = Field(cluster, random, load)
@@ -110,7 +112,7 @@ async def _round(stage: Stage, load: Load, random: Random, names: list[str], tit
 
 
 async def _accidents(stage: Stage, field: Field, names: list[str], title: str) -> None:
-    """Some at once, until all are over; then how long it takes until all is well."""
+    """Run several faults at once until all are over, then measure the time until the cluster is healthy."""
     chosen = field.random.sample(names, min(len(names), field.random.choice(AT_ONCE)))
     starts = [field.random.random() * BEGIN_WITHIN_S for _ in chosen]
     stage.say(f"{time.strftime('%H:%M:%S')} {' + '.join(chosen)}")
@@ -140,7 +142,7 @@ async def _accidents(stage: Stage, field: Field, names: list[str], title: str) -
 
 
 async def _is_back_by_client(field: Field, since: float) -> float:
-    """Seconds until every partition has taken a write of the load's client, which has its connections from before."""
+    """Return the seconds until every partition has accepted a write of the load's client on its old connections."""
     while not all(field.load.count(each, since, time.perf_counter()) for each in field.load.partitions):
         if time.perf_counter() - since > BACK_WAIT_S:
             break
@@ -149,7 +151,7 @@ async def _is_back_by_client(field: Field, since: float) -> float:
 
 
 async def _is_back_by(field: Field, node: str, since: float) -> float:
-    """Seconds until every partition has taken a write through the node, on a new connection."""
+    """Return the seconds until every partition has accepted a write through the node, on a new connection."""
     for tag in field.load.tags:
         door = Door(field.cluster.address(node, "resp"))
         while time.perf_counter() - since < BACK_WAIT_S:
@@ -192,7 +194,7 @@ def _look_at_processes(stage: Stage, field: Field, title: str) -> float:
 
 
 def _look_at_logs(stage: Stage, logs: Path, seen: dict[Path, int]) -> None:
-    """What nobody expected, since the last look."""
+    """Report unexpected log lines since the last check."""
     found = []
     for path in sorted(logs.iterdir()):
         lines = path.read_text(errors="replace").splitlines()

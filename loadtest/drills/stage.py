@@ -1,4 +1,4 @@
-"""What every scenario of a drill needs: the cluster, load on it that is judged at the end, and the report."""
+"""The parts that every drill scenario needs: the cluster, load that is judged at the end, and the report."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ CALM_S, CALM_MAX_S = 3.0, 60.0
 
 @dataclass(frozen=True)
 class Counts:
-    """How often each fault happens."""
+    """Number of times that each fault happens."""
 
     kills: int = 10
     stops: int = 3
     outages: int = 1
-    """Of ZooKeeper, by kill and by stop each."""
+    """Number of ZooKeeper outages, each by SIGKILL and by SIGSTOP."""
     crashes: int = 5
     disks: int = 3
-    """How often bookies are destroyed."""
+    """Number of times that bookies are destroyed."""
     filled_mib: int = 20
-    """What is written before bookies are destroyed."""
+    """MiB written before bookies are destroyed."""
     ledgers: int = 100_000
-    """In the metadata store, of the drill about many."""
+    """Number of ledgers in the metadata store in the drill with many ledgers."""
     rests: float = 1.0
-    """How many times as long as usual callers rest: where nobody measures gaps, the load need not fill a machine."""
+    """Factor for the callers' pauses: if no gaps are measured, the load need not fill a machine."""
 
 
 QUICK = Counts(kills=2, stops=1, outages=1, crashes=1, disks=1, filled_mib=4, ledgers=5_000)
@@ -45,18 +45,18 @@ QUICK = Counts(kills=2, stops=1, outages=1, crashes=1, disks=1, filled_mib=4, le
 
 @dataclass
 class Report:
-    """Figures with what they must be. Those of safety hold on any machine."""
+    """Figures and their required values. The safety figures hold on any machine."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
 
     def add(
         self, what: str, value: float, *, most: float | None = None, least: float | None = None, unit: str = ""
     ) -> None:
-        """A figure, and what is wanted of it."""
+        """Add a figure and its required value."""
         self._add(what, value, most, least, unit, is_safety=False)
 
     def add_safety(self, what: str, count: int) -> None:
-        """How often something happened that must never happen."""
+        """Add the count of an event that must never happen."""
         self._add(what, count, 0, None, "", is_safety=True)
 
     def _add(
@@ -78,13 +78,13 @@ class Report:
 
 
 class Stage:
-    """One scenario's surroundings."""
+    """The cluster, load and report of one scenario."""
 
     def __init__(self, cluster: Cluster, counts: Counts, report: Report) -> None:
         self.cluster, self.counts, self.report = cluster, counts, report
 
     async def under_load(self, name: str, work: Callable[[Load], Awaitable[None]]) -> None:
-        """Run `work` under load; then check what was recorded."""
+        """Run `work` under load, then check the recorded history."""
         async with AsyncClient(self.cluster.url) as client:
             load = Load(client, rests=self.counts.rests)
             load.start()
@@ -104,12 +104,12 @@ class Stage:
         print(f"    {what}", file=sys.stderr, flush=True)
 
     async def led_by(self, load: Load) -> dict[str, str]:
-        """Partition → the node that leads it, as the client knows."""
+        """Return the leader of each partition, as the client knows it."""
         nodes = {node.grpc: node.id for node in self.cluster.file.nodes}
         return {each: nodes.get(load.client.cluster.leader_of(each), "") for each in load.partitions}
 
     def preferred(self) -> dict[str, str]:
-        """Partition → the node that should lead it."""
+        """The preferred leader of each partition."""
         file = self.cluster.file
         names = [PartitionId(f"p{number + 1}") for number in range(file.partitions)]
         ring = new_ring(names, {ServerId(node): "" for node in self.cluster.ids}, file.replicas)

@@ -235,8 +235,8 @@ def test_a_wrong_option_is_wrong_usage() -> None:
     ("arguments", "words"),
     [
         (("up", "--zookeeper", ""), "'--zookeeper': expected host:port,host:port/chroot, or etcd:// before it, got ''"),
-        (("cluster", "init", "--node", "n1", "--zookeeper", "zk"), "'--zookeeper' / '--metadata': want host:port,"),
-        (("get", "k", "--zookeeper", "127.0.0.1:99999"), "'--zookeeper' / '--metadata': want host:port,"),
+        (("cluster", "init", "--node", "n1", "--zookeeper", "zk"), "'--zookeeper' / '--metadata': expected host:port,"),
+        (("get", "k", "--zookeeper", "127.0.0.1:99999"), "'--zookeeper' / '--metadata': expected host:port,"),
         (
             ("up", "--metadata", "mysql"),
             "'--metadata': expected host:port,host:port/chroot, or etcd:// before it, got 'mysql'",
@@ -246,8 +246,8 @@ def test_a_wrong_option_is_wrong_usage() -> None:
             "expected host:port,host:port/chroot, or etcd:// before it, got 'etcd://x'",
         ),
         (("snapshot", "create", "--to", "/none", "--zookeeper", "zk:x"), "got 'zk:x'"),
-        (("ring", "show", "--server", "127.0.0.1:99999"), "'--server': want host:port"),
-        (("get", "k", "--server", ""), "'--server': want at least one endpoint"),
+        (("ring", "show", "--server", "127.0.0.1:99999"), "'--server': expected host:port"),
+        (("get", "k", "--server", ""), "'--server': expected at least one endpoint"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

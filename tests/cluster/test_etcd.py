@@ -13,21 +13,21 @@ from kvstore.meta.address import MetadataKind
 from tests.cluster.harness import Cluster, running_cluster
 from tests.cluster.test_kill import (
     cluster,
+    test_cluster_killed_at_once_restarts_with_all_data,
+    test_cluster_serves_without_a_leader_change_while_zookeeper_is_down,
     test_killed_leader_interrupts_only_its_own_partitions,
     test_leader_paused_beyond_its_session_serves_nothing_stale,
     test_stopping_node_hands_over_without_errors_for_clients,
-    test_cluster_killed_at_once_restarts_with_all_data,
-    test_cluster_serves_without_a_leader_change_while_zookeeper_is_down,
 )
 from tests.commands import kvstore
 
 __all__ = [
     "cluster",
+    "test_cluster_killed_at_once_restarts_with_all_data",
+    "test_cluster_serves_without_a_leader_change_while_zookeeper_is_down",
     "test_killed_leader_interrupts_only_its_own_partitions",
     "test_leader_paused_beyond_its_session_serves_nothing_stale",
     "test_stopping_node_hands_over_without_errors_for_clients",
-    "test_cluster_killed_at_once_restarts_with_all_data",
-    "test_cluster_serves_without_a_leader_change_while_zookeeper_is_down",
 ]
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]

@@ -1,4 +1,4 @@
-"""A cluster that was founded with ZooKeeper goes on with etcd: its metadata moves by a file, its bookies stay. Real
+"""A cluster that was founded with ZooKeeper continues with etcd: its metadata moves by a file, its bookies stay. Real
 processes."""
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def keys_of(cluster: Cluster) -> dict[str, int]:
 
 
 async def ring(stage: RingStage, *words: str) -> Any:
-    """What an operator's command says."""
+    """Run a `kvstore ring` command and return its document."""
     code, document = await stage.command("ring", *words)
     assert code == 0
     return document

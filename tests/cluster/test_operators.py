@@ -1,4 +1,5 @@
-"""What operators do on a cluster of real processes: found one by hand, look at it, give up a lost disk, repair one."""
+"""Operators' tasks on real processes: found a cluster by hand, list its parts, decommission a lost bookie, repair
+one."""
 
 from __future__ import annotations
 
@@ -75,7 +76,7 @@ def test_cluster_init_founds_a_cluster_once(cluster: Cluster, tmp_path: Path) ->
     assert json.loads(again.stdout)["founded"] is False
     other = kvstore(*init, "--node", "x", "--node", "y", "--node", "z")
     assert other.returncode == 1
-    assert "of the nodes a, b, c" in other.stderr
+    assert "with the nodes a, b, c" in other.stderr
 
 
 def test_partitions_are_listed_with_leader_and_replicas(cluster: Cluster) -> None:

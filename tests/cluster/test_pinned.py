@@ -98,7 +98,7 @@ def digest(split: Split) -> bytes:
 
 
 def is_gone(split: Split) -> bool:
-    """Whether no replica keeps it."""
+    """Return True if no replica keeps the pin."""
     try:
         next(read_pinned(split))
     except NoSuchPin:

@@ -1,5 +1,5 @@
-"""The drills about copies on a small scale, on real processes and under load: a disk is lost and nobody types a
-command, and whoever repairs stands still."""
+"""The repair drills on a small scale, on real processes and under load: a disk is lost without any command, and the
+repairing worker is paused."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def test_copies_of_a_destroyed_bookie_are_in_three_zones_again(stage: Repa
 
 
 def judge(stage: RepairStage) -> None:
-    """What came of it, and not how long it took: that is the machine's, and the drill prints it."""
+    """Check the results but not the durations, which depend on the machine and which the drill prints."""
     assert [row for row in stage.report.rows if row["unit"] != "s" and not row["met"]] == []
 
 

@@ -1,4 +1,4 @@
-"""Replicas change machines and partitions come and go on real processes, by the operators' own commands."""
+"""Replicas change machines, and partitions join and leave, by the operators' commands. Real processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REPAIR_AFTER_S = 4.0
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Four nodes for three replicas; a lost node's replicas are made anew soon."""
+    """Four nodes for three replicas. A lost node's replicas are recreated soon."""
     settings = (f"repair_after_s={REPAIR_AFTER_S}",)
     with running_cluster(tmp_path_factory.mktemp("replicas"), nodes=4, partitions=2, settings=settings) as started:
         started.redis("n1").mset(KEYS)

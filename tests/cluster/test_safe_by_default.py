@@ -35,7 +35,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
 
 
 def for_others(text: str) -> str:
-    """A node's file, in which the Redis door's address is none of loopback by its text."""
+    """Return a node's file with a Redis address that is not loopback by its text."""
     found = text.replace('resp = "127.0.0.1:', 'advertise = "127.0.0.1"\nresp = "127.1:')
     assert "127.1:" in found
     return found
@@ -57,7 +57,7 @@ def url_of(secured: Secured) -> str:
 
 
 def serial_of(secured: Secured, node: str, door: str) -> str:
-    """That of the certificate which a door shows."""
+    """Return the serial number of the certificate that a listener presents."""
     context = ssl.create_default_context(cafile=str(secured.ca))
     context.load_cert_chain(secured.of_client)
     context.set_alpn_protocols(["h2" if door == "grpc" else "http/1.1"])
@@ -70,14 +70,14 @@ def serial_of(secured: Secured, node: str, door: str) -> str:
 
 
 def command(secured: Secured, *words: str) -> Done:
-    """Run one of root's."""
+    """Run a command as root."""
     own = {"KVSTORE_TLS_CA": secured.ca, "KVSTORE_TLS_CERT": secured.of_client, "KVSTORE_TLS_KEY": secured.of_client}
     environ = {name: str(path) for name, path in own.items()} | {"KVSTORE_USER": "root", "KVSTORE_PASSWORD": PASSWORD}
     return kvstore(*words, environ=environ, stdin=PASSWORD)
 
 
 def is_done(secured: Secured, what: Callable[[redis.Redis], object]) -> bool:
-    """Whether every node does this for root."""
+    """Return True if every node does this for root."""
     try:
         return all(what(root_of(secured, node)) for node in secured.cluster.ids)
     except redis.RedisError:
@@ -86,7 +86,7 @@ def is_done(secured: Secured, what: Callable[[redis.Redis], object]) -> bool:
 
 @pytest.fixture(scope="module")
 def founded(secured: Secured) -> Secured:
-    """Nobody was served before. root may read and write then."""
+    """Found access control. No client was served before; afterwards root may read and write."""
     cluster = secured.cluster
     for node in cluster.ids:
         for one in (redis_of(secured, node), root_of(secured, node)):
@@ -114,13 +114,13 @@ def test_access_control_is_founded_once_and_cannot_be_switched_off(founded: Secu
     again = command(founded, "access", "found", "mallory", *where)
     assert (again.returncode != 0, "on already" in again.stderr + again.stdout) == (True, True)
     off = command(founded, "access", "off", "--server", "{}:{}".format(*founded.cluster.address("n1", "grpc")))
-    assert (off.returncode != 0, "serve nobody" in off.stderr + off.stdout) == (True, True)
+    assert (off.returncode != 0, "would serve no client" in off.stderr + off.stdout) == (True, True)
     with pytest.raises(redis.RedisError):
         redis_of(founded, "n1").get("w")
 
 
 class Load:
-    """Work in threads, on connections that are made anew and on one that stays. `prefix`: of the keys."""
+    """Work in threads, on new connections and on one that stays. All keys begin with `prefix`."""
 
     def __init__(self, secured: Secured, user: str = "root", password: str = PASSWORD, prefix: bytes = b"") -> None:
         self._secured, self._over = secured, threading.Event()

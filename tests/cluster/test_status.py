@@ -1,4 +1,4 @@
-"""`kvstore status` of a cluster of real processes to which things happen: what it says of them, and its exit code."""
+"""The reports and exit codes of `kvstore status` while faults happen to a cluster of real processes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def at(cluster: Cluster, node: str = "n1") -> tuple[str, str]:
 
 
 def look(cluster: Cluster, node: str = "n1") -> tuple[int, dict[str, Any]]:
-    """The exit code and the document of a status, as one node finds the cluster."""
+    """Return the exit code and the document of `kvstore status`, as one node sees the cluster."""
     answer = kvstore("status", "--json", *at(cluster, node))
     assert answer.stdout, answer.stderr
     return answer.returncode, json.loads(answer.stdout)
@@ -45,7 +45,7 @@ def codes(document: dict[str, Any]) -> set[str]:
 def wait_for(
     cluster: Cluster, condition: Callable[[int, dict[str, Any]], object], what: str, node: str = "n1"
 ) -> tuple[int, dict[str, Any]]:
-    """The first look that is as wanted."""
+    """Return the first status that fulfils the condition."""
     seen: list[tuple[int, dict[str, Any]]] = []
 
     def is_so() -> bool:
@@ -60,7 +60,7 @@ def wait_for(
 
 
 def wait_said(cluster: Cluster, condition: Callable[[int, str], object], what: str) -> str:
-    """What a status by the cluster's folder prints, once it is as wanted."""
+    """Return the output of `kvstore status --data-dir` once it fulfils the condition."""
     seen: list[Done] = []
 
     def is_so() -> bool:
@@ -79,7 +79,7 @@ def silent(document: dict[str, Any]) -> list[str]:
 
 
 def wait_whole(cluster: Cluster) -> None:
-    """Until every node answers and all is served; copies may still be made."""
+    """Wait until every node answers and everything is served; copies may still be missing."""
     wait_for(
         cluster,
         lambda code, found: code < 2 and codes(found) <= {"repair_backlog", "copies_lacking"},
@@ -156,8 +156,8 @@ def test_status_is_not_delayed_by_a_hanging_node(cluster: Cluster) -> None:
 
 
 def wait_same(cluster: Cluster, *words: str) -> Any:
-    """What a command is told by a node and by the metadata store, once it is the same: a ledger may be closed, or made,
-    between the two."""
+    """Return a command's document once a node and the metadata store give the same one: a ledger may be created or
+    closed between the two."""
     found: list[Done] = []
 
     def is_same() -> bool:
@@ -185,7 +185,7 @@ def test_commands_show_last_known_state_while_metadata_is_unavailable(cluster: C
         for command in (("partition", "list"), ("bookie", "list"), ("ring", "show")):
             answer = kvstore(*command, "--json", *at(cluster))
             assert answer.returncode == 0, answer.stderr
-            assert "shown is what n1 read of it" in answer.stderr
+            assert "showing what n1 read from it" in answer.stderr
             document = json.loads(answer.stdout)
             rows = document if isinstance(document, list) else document["partitions"]
             assert len(rows) == 3
@@ -197,7 +197,7 @@ def test_commands_show_last_known_state_while_metadata_is_unavailable(cluster: C
         assert kvstore("partition", "show", "p1", *at(cluster)).returncode == 0
         listed = kvstore("ledger", "list", "--json", *at(cluster))
         assert listed.returncode == 0, listed.stderr
-        assert "shown is what the partitions' leaders know of their logs" in listed.stderr
+        assert "showing the ledgers that the partitions' leaders know of" in listed.stderr
         ledgers = {each["id"]: each for each in json.loads(listed.stdout)}
         assert {each["partition"] for each in ledgers.values() if each["state"] == "OPEN"} == {"p1", "p2", "p3"}
         last = max(ledgers)
@@ -239,7 +239,7 @@ FINDING = 'kvstore_cluster_findings{finding="copies_lacking"} 1.0\n'
 
 
 def tells(metrics: str) -> bool:
-    """Whether a node's metrics say that copies lack, and that the cluster is degraded for it."""
+    """Return True if a node's metrics report missing copies and a degraded cluster."""
     return FINDING in metrics and "kvstore_cluster_grade 1.0\n" in metrics
 
 

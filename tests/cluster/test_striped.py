@@ -61,7 +61,7 @@ def naming(cluster: Cluster, bookie: str) -> list[int]:
 
 
 def wait_wide(cluster: Cluster) -> None:
-    """Logs begin, and go on, with the bookies that are there, until there are more."""
+    """Wait until all logs use the full ensemble. They begin with the bookies that are registered first."""
 
     def is_wide() -> bool:
         return {each["quorum"] for each in ledgers(cluster) if each["state"] == "OPEN"} == {"5/3/2"}

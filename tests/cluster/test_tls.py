@@ -1,4 +1,4 @@
-"""A cluster whose every door, and every connection between nodes, is TLS. Real processes, a CA made for the test."""
+"""A cluster with TLS on every listener and between nodes. Real processes, a CA made for the test."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Secured:
         trustme.CA().cert_pem.write_to_path(str(self.other_ca))
 
     def issue(self) -> None:
-        """Make the nodes' certificate and key, or others in their place: first the key, as it comes."""
+        """Create the nodes' certificate and key, or replace them: first the key, then the certificate."""
         key, cert = self.key.with_suffix(".new"), self.cert.with_suffix(".newer")
         self.write_another(key, cert)
         key.replace(self.key)
@@ -62,12 +62,12 @@ class Secured:
         issued.cert_chain_pems[0].write_to_path(str(cert))
 
     def table(self, *, verifies: bool = False) -> str:
-        """What a node's file has for it."""
+        """Return the TLS section of a node's file."""
         verify = "verify_clients = true\n" if verifies else ""
         return f'\n[tls]\ncert = "{self.cert}"\nkey = "{self.key}"\nca = "{self.ca}"\n{verify}'
 
     def wait_ready(self) -> None:
-        """Return when each node says that it is ready, and what needs the cluster's version can be used."""
+        """Wait until each node is ready and the cluster version has risen."""
         cluster, command = self.cluster, ("cluster", "version", "--json", "--metadata", self.cluster.file.zookeeper)
         for node in cluster.ids:
             cluster.wait_until(lambda node=node: self.https(node, "/readyz") == b"ok\n", f"{node} is ready")
@@ -91,7 +91,7 @@ class Secured:
 def secured_cluster(
     directory: Path, *verifying: str, addressed: Callable[[str], str] = str, **options: Any
 ) -> Iterator[Secured]:
-    """Whose nodes have TLS from their first start; those in `verifying` want certificates of their clients, too.
+    """Run a cluster with TLS from its first start. Nodes in `verifying` require client certificates.
     `addressed`: makes other addresses of those in a file."""
     found = Secured(directory)
 
@@ -171,7 +171,7 @@ def test_verifying_node_refuses_clients_without_a_certificate(secured: Secured) 
 
 
 def greeted_as_n1(secured: Secured, secret: ClusterSecret, cert: Path, key: Path | None = None) -> str:
-    """What n3, which verifies clients, says in the end to who says that he is n1."""
+    """Return n3's last message to a peer that claims to be n1. n3 verifies clients."""
 
     async def instance() -> str:
         store = await ZooKeeperStore.connect(secured.cluster.file.zookeeper)
@@ -222,4 +222,4 @@ def test_commands_use_the_tls_files_of_the_environment(secured: Secured) -> None
     for arguments in (["put", "from", "a shell"], ["get", "from"], ["fsck"]):
         answer = kvstore(*arguments, *where, environ=files)
         assert answer.returncode == 0, answer.stdout + answer.stderr
-    assert "Healthy" in answer.stdout or "Nothing is lost" in answer.stdout
+    assert "Healthy" in answer.stdout or "No data is lost" in answer.stdout

@@ -72,7 +72,7 @@ def test_probe_succeeds_only_if_the_partition_accepts_writes(cluster: Cluster) -
     probe(first.grpc, first.resp, keys)
     cluster.kill("n2")
     cluster.kill("n3")
-    with pytest.raises(Unavailable, match="partition p1: a read at"):
+    with pytest.raises(Unavailable, match="partition p1: expected a reply to a read at"):
         probe(first.grpc, first.resp, keys)
     assert as_process(cluster, "up", "--detach").returncode == 0
     probe(first.grpc, first.resp, keys)
@@ -129,7 +129,7 @@ def test_up_restarts_processes_that_were_stopping(cluster: Cluster) -> None:
                 os.kill(pid, signal.SIGCONT)
 
     LocalCluster(cluster.local.data_dir, go_on).up(UpOptions(data_dir=cluster.local.data_dir))
-    assert "node n2 was stopping, and has ended; starting it" in said
+    assert "node n2 was stopping and has ended; starting it again" in said
     assert not is_alive(store)
     assert not is_alive(node.pid)
     cluster.wait_succeeds("status")
@@ -240,7 +240,7 @@ def test_drained_node_leads_nothing_but_still_serves(cluster: Cluster) -> None:
     assert cluster.redis(leader).set("through", "the drained node") is True
     undrained = on(cluster, "node", "undrain", leader)
     assert undrained.returncode == 0, undrained.stderr
-    assert f"{leader} takes operations again" in undrained.stdout
+    assert f"{leader} accepts operations again" in undrained.stdout
     cluster.wait_ready()
     cluster.wait_until(
         lambda: (
@@ -277,7 +277,7 @@ def test_data_dir_of_another_cluster_on_the_same_ports_is_refused(
     def is_told_why() -> bool:  # if somebody has answered in its time
         answer = kvstore(*words, "--data-dir", str(tmp_path))
         assert answer.returncode == 1
-        return f"is of another cluster: want another, got {document['instance']}" in answer.stderr
+        return f"is of another cluster: expected another, got {document['instance']}" in answer.stderr
 
     cluster.wait_until(is_told_why, "whose nodes these are")
     cluster.wait_until(lambda: on(cluster, *words).returncode == 0, "the same in the folder of the cluster that runs")

@@ -23,11 +23,11 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 KEYS = [b"w%02d" % number for number in range(40)]
 ONE = KEYS[7]
 WRITER_REST_S, PAGES_REST_S = 0.01, 0.1
-"""Without rests they have the processors that those who take over want."""
+"""Without pauses they would use the processors that a takeover needs."""
 
 
 class Writer(threading.Thread):
-    """Puts and deletes, and what it was told of them."""
+    """Puts and deletes keys, and records the replies."""
 
     def __init__(self, url: str) -> None:
         super().__init__(name="writer", daemon=True)
@@ -158,7 +158,7 @@ def wait_led(cluster: Cluster, *partitions: str) -> dict[str, str]:
 
 
 def change_ring(cluster: Cluster, *arguments: str) -> None:
-    """Return when all moves are through."""
+    """Change the ring, and wait until all moves are done."""
     done = command(cluster, "ring", *arguments, "--wait")
     assert done.returncode == 0, done.stderr
 

@@ -1,4 +1,4 @@
-"""A cluster founded in a ZooKeeper with a login: it serves, and to a stranger none of its nodes is there. Real
+"""A cluster founded in a ZooKeeper with a login serves, and other users cannot access any of its znodes. Real
 processes."""
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ pytestmark = [pytest.mark.cluster]
 KVSTORE = [sys.executable, "-m", "kvstore"]
 USER, PASSWORD = "kvstore", "s3cret"
 REFUSED = (NoAuthError, NoNodeError)
-"""What a stranger gets: a node that runs removes some of the tree meanwhile."""
+"""Errors that other users get. A running node may have removed the znode meanwhile."""
 
 
 def ready(port: int) -> bool:
-    """Whether every partition has a leader."""
+    """Return True if every partition has a leader."""
     with suppress(OSError), urlopen(f"http://127.0.0.1:{port}/clusterz", timeout=2) as answer:
         return bool(answer.status == 200)
     return False
 
 
 def all_paths(client: KazooClient, path: str) -> Iterator[str]:
-    """A path and all below it, while a node that runs makes and removes some."""
+    """Yield a path and all paths below it, while a running node creates and removes some."""
     try:
         names = client.get_children(path)
     except NoNodeError:
@@ -49,7 +49,7 @@ def all_paths(client: KazooClient, path: str) -> Iterator[str]:
 
 
 class Place:
-    """A chroot, the user whose it is, and one node's files."""
+    """A chroot, its user, and one node's files."""
 
     def __init__(self, zookeeper: str, address: str, folder: Path) -> None:
         self.zookeeper, self.address, self.folder = zookeeper, address, folder
@@ -86,7 +86,7 @@ def place(zookeeper: str, zookeeper_chroot: str, tmp_path: Path) -> Place:
 
 @pytest.fixture
 def running(place: Place) -> Iterator[Path]:
-    """The log of the place's node, which serves."""
+    """Run the node until it serves, and yield its log."""
     place.found(place.login)
     log = place.folder / "n1.log"
     with log.open("wb") as output:
@@ -135,7 +135,7 @@ def test_zookeeper_login_keeps_other_users_from_every_znode(place: Place, runnin
                     stranger.delete(path)
     refused = place.command("bookie", "list", is_known=False)
     assert refused.returncode == 1
-    assert "does not let us" in refused.stderr
+    assert "ZooKeeper denies access" in refused.stderr
     assert json.loads(place.command("bookie", "list", "--json").stdout)
 
 

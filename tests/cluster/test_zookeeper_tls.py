@@ -1,4 +1,4 @@
-"""A node and the commands at a ZooKeeper that only speaks TLS; the node is told what to tell others of itself. Real
+"""A node and the commands use a ZooKeeper that accepts only TLS, and the node advertises a configured address. Real
 processes."""
 
 from __future__ import annotations

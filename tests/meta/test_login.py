@@ -31,7 +31,7 @@ def test_node_file_names_user_and_password_file(tmp_path: Path) -> None:
 
 def test_half_a_login_in_a_file_is_refused(tmp_path: Path) -> None:
     for half in ({"user": "kvstore"}, {"password_file": "f"}):
-        with pytest.raises(ConfigError, match="want user and password_file, or neither"):
+        with pytest.raises(ConfigError, match="expected user and password_file together, or neither"):
             node(tmp_path, **half)
 
 

@@ -62,14 +62,14 @@ def test_rules_and_boards_use_only_published_metrics() -> None:
     assert sorted(named - PUBLISHED - OF_PROMETHEUS) == []
 
 
-def test_alerts_state_severity_and_action() -> None:
+def test_each_alert_has_a_severity_and_advice() -> None:
     assert len(alerts()) == RULES.count("- alert: ") > 30
     for alert in RULES.split("- alert: ")[1:]:
         assert re.search(r"labels: \{severity: (page|ticket)\}", alert), alert
         assert re.search(r"\n {10}summary: .+\n {10}do: .+", alert), alert
 
 
-def test_alerts_have_firing_and_silent_unit_tests() -> None:
+def test_each_alert_has_unit_tests_with_and_without_firing() -> None:
     quiet = set(
         re.findall(r'alertname="(\w+)", alertstate="firing"\}\)\', eval_time: \w+, exp_samples: \[\]', UNIT_TESTS)
     )
@@ -83,7 +83,7 @@ def test_healthy_series_cover_all_rules() -> None:
     assert sorted(metrics_in(" ".join(alerts().values())) - metrics_in(well)) == []
 
 
-def test_boards_match_the_script() -> None:
+def test_boards_match_the_output_of_the_script() -> None:
     assert documents() == {name: json.loads(text) for name, text in boards.written().items()}
 
 
@@ -142,7 +142,7 @@ def test_boards_match_the_schema_of_grafana(name: str) -> None:
         ({"templating": {"list": [{"name": "n", "type": "query", "querry": "q"}]}}, ".templating.list[0].querry"),
     ],
 )  # fmt: skip
-def test_board_of_another_schema_is_detected(wrong: dict[str, Any], place: str) -> None:
+def test_board_of_another_form_is_detected(wrong: dict[str, Any], place: str) -> None:
     pytest.importorskip("grafana_foundation_sdk")
     assert place in strays(wrong)
 
@@ -160,12 +160,12 @@ def test_promtool_accepts_the_rules() -> None:
 
 
 @needs_promtool
-def test_rule_unit_tests_pass() -> None:
+def test_unit_tests_of_the_rules_pass() -> None:
     assert "SUCCESS" in promtool("test", "rules", str(FOLDER / "rules_test.yml"))
 
 
 @needs_promtool
-def test_unit_test_detects_a_wrong_rule(tmp_path: Path) -> None:
+def test_wrong_rule_fails_its_unit_test(tmp_path: Path) -> None:
     document = yaml.safe_load(UNIT_TESTS)
     document["tests"] = [each for each in document["tests"] if "KvstoreBookieFull" in json.dumps(each)][-1:]
     (tmp_path / "rules_test.yml").write_text(json.dumps(document))  # JSON is YAML
@@ -177,7 +177,7 @@ def test_unit_test_detects_a_wrong_rule(tmp_path: Path) -> None:
 
 
 @needs_promtool
-def test_promtool_accepts_board_expressions(tmp_path: Path) -> None:
+def test_promtool_accepts_the_expressions_of_the_boards(tmp_path: Path) -> None:
     rules = [
         {"record": f"board:{place}", "expr": re.sub(r"\$\w+", ".*", each.replace("$__rate_interval", "5m"))}
         for place, each in enumerate(expressions())

@@ -59,12 +59,12 @@ def schema_leaves(schema: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield path
 
 
-def test_chart_has_the_project_version() -> None:
+def test_chart_has_the_version_of_the_project() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert (META["version"], META["appVersion"], META["apiVersion"]) == (version, version, "v2")
 
 
-def test_values_and_schema_of_chart_match() -> None:
+def test_chart_values_match_the_schema_and_the_templates() -> None:
     names = set(leaves(VALUES))
     assert set(schema_leaves(SCHEMA)) == names
     text = "\n".join(TEMPLATES.values())
@@ -141,7 +141,7 @@ def test_helm_lint_finds_no_fault(tmp_path: Path) -> None:
 
 
 @needs_helm
-def test_chart_node_matches_the_plain_file(tmp_path: Path) -> None:
+def test_chart_makes_the_same_node_as_the_plain_file(tmp_path: Path) -> None:
     found = documents(tmp_path)
     assert sorted({kind for kind, _ in found}) == sorted({each["kind"] for each in KUBERNETES})
     config = config_in(found)
@@ -162,7 +162,7 @@ def test_chart_node_matches_the_plain_file(tmp_path: Path) -> None:
 
 
 @needs_helm
-def test_chart_job_creates_cluster_and_renames_with_each_revision(tmp_path: Path) -> None:
+def test_chart_job_founds_the_cluster_and_is_renamed_by_each_revision(tmp_path: Path) -> None:
     found = documents(tmp_path, "--set", "nodes=5", "--set", "init.partitions=12")
     job = found["Job", "store-init-1"]["spec"]
     words = job["template"]["spec"]["containers"][0]["args"]
@@ -209,7 +209,7 @@ def test_values_reach_the_node(tmp_path: Path) -> None:
         (("--set", "settings={repair_after_s}"), "settings"),
     ],
 )
-def test_invalid_value_is_refused_by_name(tmp_path: Path, words: tuple[str, ...], told: str) -> None:
+def test_chart_refuses_invalid_values_by_name(tmp_path: Path, words: tuple[str, ...], told: str) -> None:
     code, said = rendered(tmp_path, *words)
     assert code != 0
     assert told in said

@@ -78,7 +78,7 @@ def alone(code: str, *words: str, extras: Sequence[str] = ()) -> subprocess.Comp
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
 
 
-def test_both_clients_work_without_extras() -> None:
+def test_clients_work_without_optional_packages() -> None:
     with serving_in_a_thread(ModelCluster()) as servers:
         done = alone(USE, servers.patient_url)
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
@@ -138,7 +138,7 @@ def test_wheel_imports_only_what_it_contains() -> None:
     assert callable(getattr(importlib.import_module(module), name))
 
 
-def test_hidden_package_cannot_be_imported() -> None:
+def test_hidden_packages_cannot_be_imported() -> None:
     for name in sorted(HEAVY):
         assert f"no module named '{name}'" in alone(f"import {name}").stderr
 
@@ -150,7 +150,7 @@ def test_command_names_the_missing_extra() -> None:
     assert re.fullmatch(said, done.stderr)
 
 
-def test_clients_have_no_heavy_dependencies() -> None:
+def test_clients_have_no_heavy_dependency() -> None:
     names = {canonicalize_name(each.name) for each in BASE}
     assert len(names) == 7
     assert {canonicalize_name(name) for name in HEAVY} & with_theirs(BASE) == set()

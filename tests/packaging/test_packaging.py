@@ -89,7 +89,7 @@ def known(words: Sequence[str]) -> None:
     assert {word for word in words if word.startswith("--")} <= options
 
 
-def test_image_runs_node_as_unprivileged_user() -> None:
+def test_image_runs_a_node_as_an_unprivileged_user() -> None:
     last = DOCKERFILE.rpartition("\nFROM ")[2]
     assert f"USER {USER}:{USER}\n" in last
     assert last.index("useradd") < last.index("USER ")
@@ -101,7 +101,7 @@ def test_image_runs_node_as_unprivileged_user() -> None:
     assert f'CMD ["python", "{HEALTH}", "/healthz"]' in last
 
 
-def test_image_copies_only_files_that_exist_and_are_not_ignored() -> None:
+def test_files_copied_into_the_image_exist_and_are_not_ignored() -> None:
     let_in = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     copied = [
         word for line in re.findall(r"^COPY (?!--from)(.*)$", DOCKERFILE, re.MULTILINE) for word in line.split()[:-1]
@@ -110,7 +110,7 @@ def test_image_copies_only_files_that_exist_and_are_not_ignored() -> None:
     assert set(copied) == let_in
 
 
-def test_compose_nodes_have_distinct_names_and_ports() -> None:
+def test_compose_nodes_have_distinct_names_volumes_and_ports() -> None:
     file = (PACKAGING / "compose" / "node.toml").read_text()
     ports = [port for each in NODES.values() for port in each["ports"]]
     assert len(NODES) == 3
@@ -129,7 +129,7 @@ def test_compose_nodes_have_distinct_names_and_ports() -> None:
     assert {each.split(":")[0] for each in NODES["n1"]["volumes"]} - {"./node.toml"} <= COMPOSE["volumes"].keys()
 
 
-def test_compose_creates_the_cluster_of_its_nodes() -> None:
+def test_compose_founds_the_cluster_that_its_nodes_expect() -> None:
     words = COMPOSE["services"]["found"]["command"]
     known(words)
     options = list(pairwise(words))
@@ -139,7 +139,7 @@ def test_compose_creates_the_cluster_of_its_nodes() -> None:
     assert dict(options)["--secret-file"] == table["secret_file"]
 
 
-def test_pod_runs_node_reachable_by_its_name() -> None:
+def test_pod_runs_a_node_that_is_found_by_its_name() -> None:
     names = {"POD_NAME": "kvstore-2", "POD_NAMESPACE": "store"}
     assert {each["name"] for each in NODE["env"]} == set(names)
     words = [re.sub(r"\$\((\w+)\)", lambda found: names[found[1]], word) for word in NODE["args"]]
@@ -164,7 +164,7 @@ def test_pod_runs_node_reachable_by_its_name() -> None:
     assert POD["terminationGracePeriodSeconds"] > STOP_TIMEOUT_S
 
 
-def test_pod_probes_use_existing_pages_and_liveness_only_the_event_loop() -> None:
+def test_pod_probes_name_existing_pages() -> None:
     probes = {name: NODE[name]["httpGet"] for name in ("startupProbe", "livenessProbe", "readinessProbe")}
     assert {each["scheme"] for each in probes.values()} == {"HTTPS"}
     assert {name: each["path"] for name, each in probes.items()} == {
@@ -176,7 +176,7 @@ def test_pod_probes_use_existing_pages_and_liveness_only_the_event_loop() -> Non
     assert all(f'"{each["path"]}"' in source for each in probes.values())
 
 
-def test_containers_have_least_privileges() -> None:
+def test_containers_have_minimal_privileges() -> None:
     for pod in (POD, JOB):
         assert pod["automountServiceAccountToken"] is False
         context = pod["securityContext"]
@@ -189,7 +189,7 @@ def test_containers_have_least_privileges() -> None:
             }
 
 
-def test_finished_job_is_removed_so_that_file_can_be_reapplied() -> None:
+def test_finished_job_is_removed_so_that_the_file_can_be_applied_again() -> None:
     assert kind("Job", "kvstore-init")["spec"]["ttlSecondsAfterFinished"] > 0
 
 
@@ -202,7 +202,7 @@ def test_image_supports_tracing() -> None:
     assert "-r requirements-node.lock" in DOCKERFILE
 
 
-def test_unit_allows_writing_to_the_log_directory() -> None:
+def test_systemd_unit_lets_the_node_write_its_logs() -> None:
     """The system is read-only to it, but for what the unit names."""
     text = (GUIDES / "configure-a-node.md").read_text()
     (shown,) = set(re.findall(r'^log_dir = "(.*?)"', text, re.MULTILINE))
@@ -213,7 +213,7 @@ def test_unit_allows_writing_to_the_log_directory() -> None:
     )[:1]
 
 
-def test_selectors_match_nodes_but_not_the_job() -> None:
+def test_selectors_match_the_nodes_but_not_the_job() -> None:
     labels: Mapping[str, str] = kind("StatefulSet")["spec"]["template"]["metadata"]["labels"]
     others = kind("Job", "kvstore-init")["spec"]["template"]["metadata"]["labels"]
     selectors = [kind("Service")["spec"]["selector"], kind("Service", "kvstore-nodes")["spec"]["selector"]]
@@ -225,7 +225,7 @@ def test_selectors_match_nodes_but_not_the_job() -> None:
     assert kind("PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
 
 
-def test_job_creates_the_cluster_of_its_pods() -> None:
+def test_job_founds_the_cluster_of_the_pods() -> None:
     words = JOB["containers"][0]["args"]
     known(words)
     options = list(pairwise(words))
@@ -239,7 +239,7 @@ def test_job_creates_the_cluster_of_its_pods() -> None:
         assert pod["initContainers"][0]["command"][-1] == table["secret_file"]
 
 
-def test_unit_starts_node_without_timeout() -> None:
+def test_systemd_unit_waits_without_a_limit_for_the_start() -> None:
     check, run = (directives(name)[0].split()[1:] for name in ("ExecStartPre", "ExecStart"))
     known(check)
     assert plain_node_run(run) is not None
@@ -276,7 +276,7 @@ def test_image_has_compiler_when_a_package_has_no_wheel() -> None:
 
 
 @pytest.mark.parametrize("step", ["prefer", "require"])
-def test_tls_guide_uses_files_that_a_node_accepts(step: str) -> None:
+def test_documented_tls_files_are_accepted_by_a_node(step: str) -> None:
     """Of a node that other machines reach: those of the first step, and of the last."""
     page = (GUIDES / "switch-on-tls.md").read_text()
     way = page.partition("## Switch it on while the cluster runs")[2].partition("\n## ")[0]
@@ -346,7 +346,7 @@ def test_health_check_asks_the_listening_address(host: str, words: tuple[str, ..
 
 
 @pytest.mark.parametrize("has_tls", [False, True])
-def test_health_check_follows_the_answer(tmp_path: Path, has_tls: bool) -> None:
+def test_health_check_follows_the_response(tmp_path: Path, has_tls: bool) -> None:
     script = str(PACKAGING / "container" / "health.py")
 
     def code(*words: str) -> int:

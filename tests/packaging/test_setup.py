@@ -43,7 +43,7 @@ def interpreter(tmp_path: Path, name: str, version: str, *, has_venv: bool = Tru
     return str(path)
 
 
-def test_chosen_python_is_named(tmp_path: Path) -> None:
+def test_setup_names_the_chosen_python(tmp_path: Path) -> None:
     old = interpreter(tmp_path, "old", "3.10.2")
     plain = interpreter(tmp_path, "plain", "3.12.1", is_optimised=False)
     good = interpreter(tmp_path, "good", "3.14.0")
@@ -53,7 +53,7 @@ def test_chosen_python_is_named(tmp_path: Path) -> None:
     assert looked(tmp_path, sys.executable)[0] == 0, "a real one"
 
 
-def test_rejected_pythons_are_named_with_reasons(tmp_path: Path) -> None:
+def test_setup_names_each_unfit_python_with_the_reason(tmp_path: Path) -> None:
     old, new = interpreter(tmp_path, "old", "3.10.2"), interpreter(tmp_path, "new", "3.15.0")
     bare = interpreter(tmp_path, "bare", "3.13.5", has_venv=False)
     code, said = looked(tmp_path, f"{old} {new} {bare} {tmp_path}/nothing")
@@ -80,13 +80,13 @@ def test_rejected_pythons_are_named_with_reasons(tmp_path: Path) -> None:
         ("", "install Python 3.11 to 3.14"),
     ],
 )
-def test_advice_fits_the_system(tmp_path: Path, system: str, says: str) -> None:
+def test_setup_advice_fits_the_operating_system(tmp_path: Path, system: str, says: str) -> None:
     code, said = looked(tmp_path, "/nowhere/python3", system)
     assert code == 1
     assert says in said
 
 
-def test_script_and_project_require_the_same_pythons() -> None:
+def test_setup_script_and_project_accept_the_same_pythons() -> None:
     first, last = (int(number) for number in re.findall(r"^(?:first|last)_minor=(\d+)$", SCRIPT.read_text(), re.M))
     wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"]
     assert wanted == f">=3.{first},<3.{last + 1}"

@@ -117,5 +117,5 @@ def test_page_token_next_to_a_range_reports_what_remains(bounds: Bounds, token: 
 )
 def test_page_token_of_another_range_ends_no_scan(bounds: Bounds, token: PageToken) -> None:
     """docs/protocol.md P37."""
-    with pytest.raises(InvalidRequest, match="want a page token of keys from"):
+    with pytest.raises(InvalidRequest, match="expected a page token of keys from"):
         bounds.rest(token.encode())

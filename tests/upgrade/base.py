@@ -27,7 +27,7 @@ def check_out(directory: Path) -> Path:
             error.stderr.decode(errors="replace").strip() if isinstance(error, subprocess.CalledProcessError) else error
         )
         raise NoHistory(
-            f"want revision {REVISION} (release {RELEASE}) in the history of {ROOT}, got: {why}; "
+            f"expected revision {REVISION} (release {RELEASE}) in the history of {ROOT}, got: {why}; "
             "clone with all of the history (`git fetch --tags --unshallow`)"
         ) from error
     directory.mkdir(parents=True, exist_ok=True)

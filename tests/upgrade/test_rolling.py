@@ -185,16 +185,16 @@ def test_missing_release_commit_is_reported(tmp_path: Path, monkeypatch: pytest.
     for root in (tmp_path, tmp_path / "clone"):
         monkeypatch.setattr(base, "ROOT", root)
         with pytest.raises(
-            base.NoHistory, match=rf"want revision {base.REVISION} \(release {base.RELEASE}\).* --unshallow"
+            base.NoHistory, match=rf"expected revision {base.REVISION} \(release {base.RELEASE}\).* --unshallow"
         ):
             base.check_out(tmp_path / "release")
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(base.NoHistory, match=r"want revision .*: 'git'; clone"):
+    with pytest.raises(base.NoHistory, match=r"expected revision .*: 'git'; clone"):
         base.check_out(tmp_path / "release")
     assert not (tmp_path / "release").exists()
 
 
-def test_release_tree_differs_from_this_one(tmp_path: Path) -> None:
+def test_release_tree_differs_from_this_tree(tmp_path: Path) -> None:
     tree = base.check_out(tmp_path)
     assert not (tree / "kvstore" / "versions.py").exists()
     assert sys.version_info >= (3, 11), "for python -P"

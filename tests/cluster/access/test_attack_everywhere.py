@@ -90,7 +90,7 @@ def page(cluster: Cluster, node: str, path: str) -> int:
 
 
 def probe(cluster: Cluster, path: str) -> None:
-    """Ask the nodes that are not restarted."""
+    """Request the path from the nodes that are not restarted."""
     assert [page(cluster, each, path) for each in ("n1", "n3")] == [200, 200]
 
 
@@ -125,7 +125,7 @@ def attacked(cluster: Cluster) -> Iterator[None]:
 
 
 class Repeated:
-    """Calls of one function in a thread, until the end of the `with`: how long each took, and what failed."""
+    """Calls of one function in a thread until the end of the `with`, with their durations and failures."""
 
     def __init__(self, call: Callable[[], object], rest_s: float) -> None:
         self._call, self._rest_s = call, rest_s
@@ -176,7 +176,7 @@ def opening(cluster: Cluster, node: str) -> float:
 
 
 class Load:
-    """What goes on in the calm as well as under the attack, until the end of the `with`."""
+    """The load before and during the attack, until the end of the `with`."""
 
     def __init__(self, cluster: Cluster, client: redis.Redis) -> None:
         def newcomer() -> None:

@@ -1,5 +1,5 @@
-"""Who has no business here, at every door of a cluster that other machines could reach: refused, counted, in the audit
-log, and nobody else waits for it. Real processes."""
+"""Attackers at every endpoint of a cluster that other machines can reach are refused, counted and audited, and delay
+nobody else. Real processes."""
 
 from __future__ import annotations
 
@@ -75,13 +75,13 @@ def audited(cluster: Cluster, node: str) -> list[dict[str, Any]]:
 
 
 def counted(secured: Secured, node: str, name: str) -> float:
-    """A number of the node's metrics. They are made anew once a second at most."""
+    """Return a number of the node's metrics. A node recreates them at most once a second."""
     page = get(secured, node, "/metrics", basic("root", PASSWORD))[1]
     return sum(float(line.split()[-1]) for line in page.splitlines() if line.split("{")[0].split(" ")[0] == name)
 
 
 def has_counted(secured: Secured, node: str, *names: str, more_than: float = 0) -> bool:
-    """Whether these numbers are more together; not while the node does not say."""
+    """Return True if the sum of these numbers is higher; False if the node does not answer."""
     with suppress(OSError):
         return sum(counted(secured, node, name) for name in names) > more_than
     return False
@@ -233,7 +233,7 @@ def certificate_of(secured: Secured, user: str) -> Path:
 
 @contextmanager
 def bookie_of(secured: Secured, certificate: Path | None) -> Iterator[Callable[[bytes], wire.BookieResponse]]:
-    """n3's, as a stranger speaks to it; raises OSError where it does not let him in."""
+    """Connect to n3's bookie as an unauthenticated peer. Raises OSError if the bookie refuses the connection."""
     host, port = secured.cluster.address("n3", "bookie")
     with socket.create_connection((host, port), timeout=30) as plain:
         plain.sendall(wire.encode_start_tls(1))
@@ -317,7 +317,7 @@ class Speaker:
 
 
 class Guessers:
-    """Many addresses that guess passwords as fast as they are answered, until the end of the `with`."""
+    """Clients at many addresses that guess passwords as fast as they get replies, until the end of the `with`."""
 
     def __init__(self, secured: Secured, node: str) -> None:
         self._secured, self._node = secured, node
@@ -353,8 +353,8 @@ class Guessers:
 
 
 def guess_at_once(secured: Secured, node: str, address: str) -> list[bytes]:
-    """One address guesses more often at once than it may fail, each time another word. The first answers, up to the
-    first that says so: it comes at once, as guesses count when they are made, however long each then takes."""
+    """Guess more often at once from one address than it may fail, each time another word. Return the first answers, up
+    to the first that says so: it comes at once, as guesses count when they are made, however long each then takes."""
     answers: list[bytes] = []
     with ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())
@@ -374,7 +374,7 @@ def guess_at_once(secured: Secured, node: str, address: str) -> list[bytes]:
 
 
 def test_password_guessing_fails_and_does_not_delay_other_users(founded: Secured, cluster: Cluster) -> None:
-    """Also not the one whose password is guessed: his first login here is before theirs."""
+    """Not even the user whose password is guessed is delayed, because the first login from that address was before."""
     before = counted(founded, "n1", "kvstore_server_logins_limited_total")
     with redis_of(founded, "n1", username="data", password=PASSWORD) as known:
         known.set("during", "0")
@@ -395,7 +395,7 @@ def test_password_guessing_fails_and_does_not_delay_other_users(founded: Secured
 
 
 class HalfOpen:
-    """So many connections that begin no TLS handshake, or do not end it."""
+    """Connections that do not begin or do not finish a TLS handshake."""
 
     def __init__(self, address: tuple[str, int], count: int) -> None:
         self.sockets = []
@@ -418,7 +418,7 @@ class HalfOpen:
             self._open.register(sock, selectors.EVENT_READ)
 
     def ended(self) -> int:
-        """How many the other side has closed."""
+        """Return the number of connections that the server has closed."""
         for key, _ in self._open.select(0.0):
             try:
                 is_over = key.fileobj.recv(1) == b""  # type: ignore[union-attr]
@@ -438,7 +438,7 @@ class HalfOpen:
 
 
 def is_served(secured: Secured, node: str, door: str) -> bool:
-    """Whether one who comes new is."""
+    """Return True if a new client is served."""
     with suppress(OSError, StoreError, redis.RedisError, grpc.RpcError):
         if door == "resp":
             with redis_of(secured, node, username="data", password=PASSWORD) as one:

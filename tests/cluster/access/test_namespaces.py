@@ -36,7 +36,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def command(cluster: Cluster, *words: str) -> Any:
-    """What a command of the CLI says as JSON."""
+    """Run a command and return its JSON document."""
     where = () if "--server" in words else ("--data-dir", str(cluster.local.data_dir))
     done = kvstore(*words, *where, "--json")
     assert done.returncode == 0, done.stderr
@@ -44,7 +44,7 @@ def command(cluster: Cluster, *words: str) -> Any:
 
 
 def wait_used(cluster: Cluster, name: str, keys: int, size: int) -> None:
-    """Return once every server counts so much."""
+    """Wait until every server counts this usage."""
 
     def is_counted() -> bool:
         shown = [command(cluster, "namespace", "show", name, "--server", node.grpc) for node in cluster.file.nodes]
@@ -69,7 +69,7 @@ def test_what_the_docs_say_is_typed_word_for_word(cluster: Cluster) -> None:
 
 
 def keys_max(cluster: Cluster, node: str) -> float:
-    """The quota of `shop` by which a node goes; 0 if it does not say."""
+    """Return the quota of `shop` that a node applies; 0 if it does not report one."""
     with suppress(OSError):
         page = cluster.http(node, "/metrics").decode()
         return sum(map(float, re.findall(r'kvstore_namespace_keys_max\{namespace="shop"\} (\S+)', page)))

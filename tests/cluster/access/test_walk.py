@@ -29,7 +29,7 @@ PAGE = "docs/tutorials/secure-cluster.md"
 PATIENCE_S = 240.0
 """For one command; a snapshot starts Spark."""
 HEARD_S = 60.0
-"""Until every node goes by what was changed: each hears of it by itself, a moment later."""
+"""Time limit until every node applies a change. Each node learns of it separately."""
 CHANGE = re.compile(r"kvstore (access found|(user|role|token) (add|grant|remove|revoke)) ")
 TAKES = re.compile(r"kvstore \w+ (remove|revoke) ")
 LOOK = re.compile(r"kvstore status|/metrics")
@@ -50,7 +50,7 @@ class Part(NamedTuple):
 
 
 def parts_of_the_walk() -> list[Part]:
-    """The first has where everything is; the second the functions."""
+    """Return the parts. The first defines addresses and files, the second the shell functions."""
     found = [each for each in blocks(PAGE) if each.how == "tests/cluster/access/test_walk.py"]
     return [Part(each.heading.partition(". ")[2], each.lines) for each in found]
 
@@ -81,7 +81,7 @@ class Walk:
         self._environ = {**os.environ, **self._where, "PATH": path, "PYTHONPATH": str(ROOT)}
         self._functions = "\n".join(step.command for step in functions.steps)
         self._has_taken = False
-        """The last change took something from somebody."""
+        """True if the last change removed a permission."""
 
     def names(self) -> set[str]:
         return set(self._where)
@@ -124,8 +124,8 @@ class Walk:
         return (status != 0) == (step.how == "fails") and step.text in said
 
     def _may_change(self, step: Line, status: int, said: str) -> bool:
-        """Whether it may be otherwise in a moment. A change is made once; and what is done that nobody has ever been
-        allowed is a fault at once."""
+        """Return True if the outcome may be different in a moment. A change is made once. An operation that succeeds
+        although it was never permitted is a fault at once."""
         if CHANGE.search(step.command):
             return False
         if status == 0 and step.how == "fails":
@@ -141,7 +141,7 @@ class Walk:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Kill it and what it has started."""
+    """Kill the process and those that it has started."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -181,7 +181,7 @@ def a_new_certificate(walk: Walk, part: Part) -> None:
 
 
 def a_user_is_revoked(walk: Walk, part: Part) -> None:
-    """He has something open at each door that keeps connections."""
+    """Revoke a user who has an open connection at each endpoint that keeps connections."""
     watch, removed, *others = part.steps
     assert (watch.how, "user remove acme" in removed.command) == ("meanwhile", True)
     cluster, out = walk.secured.cluster, walk.directory / "watch"

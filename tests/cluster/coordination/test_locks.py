@@ -169,7 +169,7 @@ async def _a_name_is_one_sessions(client: AsyncClient, first: AsyncSession, seco
 
 
 async def _keys_keep_the_order_in_which_they_came(client: AsyncClient, *sessions: AsyncSession) -> None:
-    """Whatever they are called and whoever writes them: also once they have been renewed."""
+    """Keys keep their order of arrival whatever their names and sessions are, also after renewals."""
     versions = [await sessions[number % 2].put(b"came-%d" % (9 - number), b"") for number in range(6)]
     assert versions == sorted(set(versions))
     for session in sessions:
@@ -181,7 +181,7 @@ async def _keys_keep_the_order_in_which_they_came(client: AsyncClient, *sessions
 
 
 async def _what_is_not_renewed_goes(client: AsyncClient) -> None:
-    """As after kill -9: the waiter gets the lock, and the session that comes back hears that it has ended."""
+    """As after SIGKILL, the waiter gets the lock, and the session that returns learns that it has ended."""
     dead = await AsyncSession(client, b"a").open()
     lock = AsyncLock(dead, b"l")
     token = await lock.acquire()
@@ -332,7 +332,7 @@ def test_program_without_our_client_waits_in_the_same_queue(cluster: Cluster) ->
 
 
 def _created(stub: kv_pb2_grpc.KVStub, prefix: bytes) -> dict[int, bytes]:
-    """Who stands in line, the first one last."""
+    """Return the keys of the queue by version of creation."""
     request = kv_pb2.ScanRequest(start=prefix, end=prefix[:-1] + b"0")
     found = {
         record.created: key for page in stub.Scan(request) for key, record in zip(page.keys, page.records, strict=True)

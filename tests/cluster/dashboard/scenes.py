@@ -1,5 +1,4 @@
-"""What can go wrong with a real cluster, and what its dashboard has to say of it: for the test, and for the pictures in
-docs/img."""
+"""Faults of a real cluster, and what its dashboard must show: for the test, and for the pictures in docs/img."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A node hangs in part while its process lives: its event loop, its disk, or whoever reads its log. The others go on
-with its partitions within ten seconds, with ZooKeeper here and with etcd in test_hanging_etcd.py."""
+"""A part of a node hangs while its process lives: its event loop, its disk, or the reader of its log. The other nodes
+take over its partitions within ten seconds, with ZooKeeper here and with etcd in test_hanging_etcd.py."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def test_printed_commands_work_and_show_no_password(
     put, locate, fsck, set_by_redis, page, _ = said
     assert put.strip() == "hello"
     assert locate.split()[:3] == ["TOKEN", "PARTITION", "LEADER"]
-    assert "Healthy" in fsck or "Nothing is lost" in fsck
+    assert "Healthy" in fsck or "No data is lost" in fsck
     assert set_by_redis == "OK\n"
     assert json.loads(page)["id"] == "n1"
     assert shell(f"{enters}\n{commands[1].split('&&')[1].replace('greeting', 'answer')}").stdout == "42"

@@ -1,5 +1,5 @@
-"""No file of any node can grow, although bytes and inodes are free: no process ends, nothing acknowledged is lost, and
-writes go on by themselves once files can grow again. Real processes, on a real file system."""
+"""No file of any node can grow, although bytes and inodes are free: no process ends, no acknowledged write is lost, and
+writes continue by themselves once files can grow again. Real processes, on a real file system."""
 
 from __future__ import annotations
 
