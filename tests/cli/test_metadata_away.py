@@ -113,13 +113,13 @@ async def test_where_no_host_answers_all_are_tried(monkeypatch: pytest.MonkeyPat
 def test_a_client_that_could_not_connect_does_not_wait_for_confirmation(
     soon: None, silent: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dispose = session.Session._dispose
+    dispose = session.ZooKeeperSession._dispose
 
-    def never_done(self: session.Session, client: session.GuardedClient) -> Any:
+    def never_done(self: session.ZooKeeperSession, client: session.GuardedClient) -> Any:
         dispose(self, client)
         return self._loop.create_future()
 
-    monkeypatch.setattr(session.Session, "_dispose", never_done)
+    monkeypatch.setattr(session.ZooKeeperSession, "_dispose", never_done)
     monkeypatch.setattr(session, "CLOSE_TIMEOUT_S", 1e6)
     with pytest.raises(MetadataUnavailable):
         with_tools(Path("data"), silent, nothing)

@@ -272,8 +272,8 @@ def test_storage_settings_reach_the_bookie(tmp_path: Path) -> None:
     [
         ("segment_bytes = 4096", "storage.segment_bytes: expected 1 MiB to 2 GiB, got 4096"),
         ("reserve_bytes = -1", "storage.reserve_bytes: expected 0 to 1099511627776, got -1"),
-        ('journal_dir = "../x"', "storage.journal_dir: want a path without . and .., got '../x'"),
-        ('index_dir = "bookie/journal"', "want another directory than journal_dir"),
+        ('journal_dir = "../x"', "storage.journal_dir: expected a path without . and .., got '../x'"),
+        ('index_dir = "bookie/journal"', "expected another directory than journal_dir"),
         ("scrub_first_s = 0.5", "storage.scrub_first_s: expected 1 to 1000000000, got 0.5"),
         (
             "scrub_byte_per_s = 1",

@@ -130,7 +130,7 @@ def test_client_uses_no_server_of_another_cluster_at_its_own_address() -> None:
                 engine._favourite = favourite
                 client.put_many(dict.fromkeys(keys, b"2"))
             assert not any(each.data for each in theirs.partitions.values())
-            with pytest.raises(Unavailable, match="of another cluster: want ours, got theirs"):
+            with pytest.raises(Unavailable, match="of another cluster: expected ours, got theirs"):
                 _sent_to(endpoint(after, "n1"), OURS)
             _sent_to(endpoint(after, "n1"), "")
 

@@ -146,7 +146,7 @@ async def test_bytes_held_by_scans_are_bounded(monkeypatch: pytest.MonkeyPatch) 
         assert len((await anext(pages)).keys) == 2, "one alone may hold more than the bound"
         assert first.held_bytes == 2 * len(b"av")
         clock: Any = SimpleNamespace(now=lambda: 0.0)
-        with pytest.raises(Overloaded, match="hold 8 bytes, more than 3"):
+        with pytest.raises(Overloaded, match="hold 8 bytes, more than the limit of 3"):
             await one_page(cast("Any", Partitions()), Partitions().ask, clock, kv_pb2.PageRequest(), second)
         assert [page async for page in pages], "it goes on: it holds no more than before"
         assert first.held_bytes <= 4
