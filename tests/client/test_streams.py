@@ -164,7 +164,7 @@ async def test_write_whose_stream_breaks_is_applied_once(servers: Servers) -> No
 
 def test_server_without_streams_is_not_asked_again_for_a_while() -> None:
     stream_endpoints = StreamEndpoints(Routing(stream_endpoints={"a:1": ("n1", "a:2")}))
-    assert (stream_endpoints.door_or_none("a:1"), stream_endpoints.door_or_none("b:1")) == (("n1", "a:2"), None)
+    assert (stream_endpoints.endpoint_or_none("a:1"), stream_endpoints.endpoint_or_none("b:1")) == (("n1", "a:2"), None)
     assert stream_endpoints.may_try("a:1", 100.0)
     stream_endpoints.bar("a:1", 100.0)
     assert not stream_endpoints.may_try("a:1", 100.0 + BARRED_S / 2)
