@@ -396,6 +396,22 @@ async def test_high_water_is_confirmed_again_after_every_node_was_replaced(
     assert not await ring("x"), "three nodes now"
 
 
+# docs/protocol.md B29
+async def test_high_water_needs_a_majority_however_many_nodes_have_left(ensemble: Ensemble, tmp_path: Path) -> None:
+    store = ensemble.session()
+    marks = {node: HighWater(store, DirectoryDisk(tmp_path / node), node, CLUSTER) for node in ("x", "y", "z")}
+    for each in marks.values():
+        await each.raise_it(rings=False)
+    for number in range(60):
+        await store.create(paths.high_water(f"left-{number:02}"), high_water.GONE)
+    await marks["x"].raise_it(rings=True)
+    await marks["x"].confirm()
+    assert marks["x"].is_pending, "one of three"
+    await marks["y"].raise_it(rings=False)
+    await marks["x"].confirm()
+    assert marks["x"].confirmed == 2
+
+
 def test_seen_versions_are_bounded_and_recognise_a_recreated_node() -> None:
     seen = SeenVersions(paths_max=2)
     assert seen.note("/a", Stat(5, 10, 0, 0))
