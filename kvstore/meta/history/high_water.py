@@ -32,6 +32,7 @@ MEMBERS_MAX = 7
 """Number of nodes of which a majority confirms: the first ones by name, so that a large cluster has the same cost as a
 small one."""
 MEMBERS_READ_MAX = 50
+"""Number of nodes whose missing answers are counted. Nodes that have left do not count, however many there are."""
 RINGS_MAX = 10_000
 """A node that leaves this many rings in a row unanswered has left the cluster. They take 8 h at least."""
 GONE = b"gone"
@@ -104,7 +105,7 @@ class HighWater:
         else:
             await self._store.set(self._path, data, version)
         if rings:
-            await self._note_unanswered(await self._marks())
+            await self._note_unanswered(await self._marks(MEMBERS_READ_MAX))
             self._raised = count + 1
             rung = await self._store.set(paths.HIGH_WATER, self._node.encode(), -1)
             if rung == self._rings_heard + 1:
@@ -142,14 +143,14 @@ class HighWater:
 
     async def _members(self) -> dict[str, int]:
         """Return the counts of the nodes of which a majority confirms."""
-        marks = await self._marks()
-        return {node: marks[node].value for node in list(marks)[:MEMBERS_MAX]}
+        return {node: mark.value for node, mark in (await self._marks(MEMBERS_MAX)).items()}
 
-    async def _marks(self) -> dict[str, _Mark]:
-        """Return the marks of the nodes that have not left."""
-        names = (await self._store.children(paths.HIGH_WATER))[:MEMBERS_READ_MAX]
-        found = {}
-        for node in names:
+    async def _marks(self, count: int) -> dict[str, _Mark]:
+        """Return the marks of the first `count` nodes that have not left. Reads a mark of each node before them."""
+        found: dict[str, _Mark] = {}
+        for node in await self._store.children(paths.HIGH_WATER):
+            if len(found) == count:
+                break
             data, stat = await self._store.get(paths.high_water(node))
             if data != GONE:
                 found[node] = _Mark(_number(data, node) or 0, stat.version)

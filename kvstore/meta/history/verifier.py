@@ -62,6 +62,8 @@ class Verifier:
         self._store, self._disk, self._node, self._changed = store, disk, node, changed
         self._is_rung = False
         """True if another node has raised its high-water mark and waits until others do."""
+        self._lower_path = ""
+        """Path of the node whose lower version was found last; empty if there is none."""
         self._waited = 0
         """Rounds for which the last high-water mark was not confirmed."""
         self._verified = -1
@@ -111,9 +113,9 @@ class Verifier:
         data, stat = await self._store.get(path)
         if generation != self._store.history.generation:
             raise MetadataUnavailable(f"{path}: the connection broke while a lower version was looked into")
-        found = Version(stat.created, stat.version)
-        if known is not None and found < known:
-            self._refuse(f"{path} has version {found.number}, and version {known.number} was seen")
+        if why := _why_lower(path, stat, known):
+            self._lower_path = path
+            self._refuse(why)
             self.check(path)
         self.seen.note(path, stat)
         return data, stat
@@ -159,6 +161,8 @@ class Verifier:
             if not is_marked:  # a mark that an operator has removed meanwhile is not made again
                 with suppress(NodeExists, MetadataError):
                     await self._store.create(paths.OLDER_COPY, why.encode())
+        elif why := await self._why_still_lower():
+            self._refuse(why)
         else:
             self._accept(generation)
 
@@ -172,6 +176,19 @@ class Verifier:
         if await LayoutStore(self._store).instance_id_seen() != self.mark.cluster:
             return "", False  # not an older copy of this cluster's metadata; see G23
         return await self.mark.why_older(), False
+
+    async def _why_still_lower(self) -> str:
+        """Return why the store does not have the version whose absence was found before, or an empty string if it has
+        that version now. Otherwise the node would use the same copy again after a moment."""
+        if not self._lower_path:
+            return ""
+        with suppress(NoSuchNode):
+            await agreed_by_a_majority(self._store)
+            _, stat = await self._store.get(self._lower_path)
+            if why := _why_lower(self._lower_path, stat, self.seen.highest(self._lower_path)):
+                return why
+        self._lower_path = ""
+        return ""
 
     async def _raise(self, mark: HighWater) -> None:
         if mark.is_pending:
@@ -204,3 +221,11 @@ class Verifier:
         self.older = why
         self._store.history.trust(False)
         self._changed()
+
+
+def _why_lower(path: str, stat: Stat, known: Version | None) -> str:
+    """Return why this version of a node proves an older copy, or an empty string if it does not."""
+    found = Version(stat.created, stat.version)
+    if known is None or known <= found:
+        return ""
+    return f"{path} has version {found.number}, and version {known.number} was seen"

@@ -24,6 +24,9 @@ APART_MS = 3_000
 RATE = 0.01
 """Maximum share of elapsed time by which the date moves towards wall clocks: 36 s per hour. The owner of a session
 counts less of its TTL than this takes away (kvstore.client.coordination.lease.CLOCK_RATE)."""
+SILENT_MS = 1_000
+"""Maximum distance that the date moves towards wall clocks while a server is silent. Two servers that are sure and then
+stop hearing each other stay within the grace of sessions: APART_MS and twice this."""
 ANSWER_S = 5.0
 """Time for which an answer counts, in addition to the time of one polling round."""
 ALONE_S = 30.0
@@ -84,6 +87,8 @@ class ClockJudge:
         """The offset shown to clients before the first date; None: nothing is shown."""
         self._peers: dict[ServerId, PeerClock] = {}
         self._calm_until = now
+        self._together_ms = self.offset_ms
+        """Offset of the date when all servers last answered, or when this server took the date of others."""
         self.has_date = kept_ms is not None
         """True if the date follows by elapsed time from another server's date or from the first agreement of a
         majority."""
@@ -153,6 +158,8 @@ class ClockJudge:
             self._waited_s = self._waited_s + elapsed_s if silent else ALONE_S
             self._alone_s = self._alone_s + elapsed_s if len(others) + 1 < majority else 0.0
             self._begin(others, majority)
+        if not silent:
+            self._together_ms = self.offset_ms
         is_moving = self._move(others, majority, elapsed_s)
         if self.has_date:
             self._compare(others, majority)
@@ -185,7 +192,8 @@ class ClockJudge:
             self.doubt = f"it has no date yet: no server with a date answers, and no {majority} wall clocks agree"
 
     def _take(self, offset_ms: float) -> None:
-        self.offset_ms, self.has_date, self.is_known = offset_ms, True, True
+        self.offset_ms = self._together_ms = offset_ms
+        self.has_date = self.is_known = True
 
     def _best(self, dated: Sequence[float], others: Sequence[PeerClock], majority: int) -> float:
         """Return the latest date that a majority supports, or else the latest date, because clocks miss time and never
@@ -198,13 +206,16 @@ class ClockJudge:
 
     def _move(self, others: Sequence[PeerClock], majority: int, elapsed_s: float) -> bool:
         """Move the date towards the wall clocks of a majority or, if there is no majority, towards its own wall clock
-        if that is near. Return False once the date has arrived."""
+        if that is near. While a server is silent, the date moves by SILENT_MS at most. Return False once the date has
+        arrived."""
         walls = sorted([self._wall_ms, *(each.wall_ms for each in others)])
         target = self._wall_ms if _near(walls, self._wall_ms) >= majority else walls[len(walls) // 2]
         has_majority = _near(walls, target) >= majority
         self.behind_ms = target - self.offset_ms if has_majority and self.has_date else 0.0
         if not has_majority:
             target = self._wall_ms if abs(self.drift_ms) <= BOUND_MS else self.offset_ms
+        if self.has_date:  # a silent server may lead by its date, which does not move with this one
+            target = max(self._together_ms - SILENT_MS, min(self._together_ms + SILENT_MS, target))
         most = RATE * elapsed_s * 1000
         self.offset_ms += max(-most, min(most, target - self.offset_ms))
         return abs(target - self.offset_ms) > ARRIVED_MS
@@ -218,7 +229,7 @@ class ClockJudge:
         if apart >= majority or not self.is_confirmed:
             later = [each for each in dated if each > self.offset_ms + BOUND_MS]
             if supported := [each for each in later if self._is_supported(each, others, majority)]:
-                self.offset_ms = max(supported)
+                self.offset_ms = self._together_ms = max(supported)
                 self.taken_over += 1
                 apart = sum(abs(each - self.offset_ms) > BOUND_MS for each in dated)
         fresh = [each for each in others if each.at > self._moved_apart_at]

@@ -150,6 +150,33 @@ async def test_version_below_one_seen_before_is_an_older_copy(ensemble: Ensemble
 
 
 # docs/protocol.md B29
+async def test_copy_with_a_lower_version_stays_refused_until_it_has_that_version(
+    ensemble: Ensemble, tmp_path: Path
+) -> None:
+    inner, other = ensemble.session(), ensemble.session()
+    async with opened(inner, tmp_path) as store:
+        await other.create("/list", b"0")
+        older = ensemble.copy()
+        await other.set("/list", b"1", 0)
+        await store.get("/list")
+        later = ensemble.copy()
+        states = States(store)
+        ensemble.restore(older)
+        await states.wait_for(SessionState.CONNECTED)
+        with pytest.raises(OlderMetadata):
+            await store.get("/list")
+        states.seen.clear()
+        await asyncio.sleep(20 * verifier.RAISE_S)
+        assert SessionState.CONNECTED not in states.seen
+        with pytest.raises(OlderMetadata):
+            await store.children("/")
+        assert paths.OLDER_COPY not in ensemble.tree.paths()
+        ensemble.restore(later)
+        await states.wait_for(SessionState.CONNECTED)
+        assert (await store.get("/list"))[0] == b"1"
+
+
+# docs/protocol.md B29
 async def test_later_copy_is_used_after_several_connections_to_the_older_one(
     ensemble: Ensemble, tmp_path: Path
 ) -> None:
@@ -367,6 +394,22 @@ async def test_high_water_is_confirmed_again_after_every_node_was_replaced(
     assert await marks["a"].why_older() == ""
     assert await ring("a", "x", "y")
     assert not await ring("x"), "three nodes now"
+
+
+# docs/protocol.md B29
+async def test_high_water_needs_a_majority_however_many_nodes_have_left(ensemble: Ensemble, tmp_path: Path) -> None:
+    store = ensemble.session()
+    marks = {node: HighWater(store, DirectoryDisk(tmp_path / node), node, CLUSTER) for node in ("x", "y", "z")}
+    for each in marks.values():
+        await each.raise_it(rings=False)
+    for number in range(60):
+        await store.create(paths.high_water(f"left-{number:02}"), high_water.GONE)
+    await marks["x"].raise_it(rings=True)
+    await marks["x"].confirm()
+    assert marks["x"].is_pending, "one of three"
+    await marks["y"].raise_it(rings=False)
+    await marks["x"].confirm()
+    assert marks["x"].confirmed == 2
 
 
 def test_seen_versions_are_bounded_and_recognise_a_recreated_node() -> None:

@@ -89,6 +89,8 @@ def test_operators_declaration_counts_for_this_difference_only() -> None:
     later = Seq(SINCE + 1)
     again = {a: {later: 1}, b: {later: 2}}
     assert judge(a, later, replicas, again, trusted) is StateVerdict.SPLIT
+    had_it = {a: {SINCE: 2, later: 1}, b: {SINCE: 2, later: 2}}
+    assert judge(a, later, replicas, had_it, trusted) is StateVerdict.SPLIT, "both had what was declared"
 
 
 def test_replica_is_barred_at_once_for_own_doubt_and_later_for_anothers() -> None:

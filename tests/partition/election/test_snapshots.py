@@ -114,6 +114,15 @@ async def test_installed_state_equals_exporters_state(source: ReplicaState) -> N
     assert target.installed_bytes == came, "bytes of an earlier attempt do not count"
 
 
+# docs/protocol.md G26
+async def test_state_of_a_replica_that_has_applied_less_is_not_installed(source: ReplicaState) -> None:
+    behind = with_something_old()
+    before = source.position, source.seq, source.fingerprint()
+    with pytest.raises(Unavailable, match="has applied up to sequence 1, and this replica up to 50"):
+        await install(OneReplica(Exports(behind, StillClock())), P1, A, source)
+    assert (source.position, source.seq, source.fingerprint()) == before
+
+
 async def test_export_shows_no_later_writes(writer: Writer, source: ReplicaState) -> None:
     exports = Exports(source, StillClock())
     before = source.seq

@@ -17,6 +17,7 @@ from kvstore.server.clock.clock_judge import (
     CALM_MS,
     CALM_S,
     RATE,
+    SILENT_MS,
     ClockJudge,
     PeerClock,
 )
@@ -245,6 +246,25 @@ def test_jump_of_majority_of_wall_clocks_moves_date_slowly(jump_ms: int) -> None
         assert moved == pytest.approx(100_000 * RATE * (1 if jump_ms > 0 else -1), abs=30)
         assert server.judge.behind_ms == pytest.approx(jump_ms - moved, abs=2)
         assert server.judge.taken_over == 0
+
+
+# docs/protocol.md P28
+@pytest.mark.parametrize("jump_ms", [-MINUTE_MS, MINUTE_MS])
+def test_date_stays_near_a_silent_server(jump_ms: int) -> None:
+    """The silent server may lead by a date that does not move, so sessions would end early once it hears the others."""
+    server = Server((A, B, C, D, E))
+    server.others = dict.fromkeys((B, C, D, E), SURE)
+    server.wait(60.0)
+    assert server.judge.is_sure
+    del server.others[D], server.others[E]
+    server.wrong_ms = jump_ms
+    for _ in range(100):
+        server.others = dict.fromkeys((B, C), Other(server.wrong, jump_ms))
+        server.wait(10.0)
+    assert abs(server.wrong) <= SILENT_MS + RATE * 10_000
+    server.others = dict.fromkeys((B, C, D, E), Other(server.wrong, jump_ms))
+    server.wait(100.0)
+    assert abs(server.wrong) > SILENT_MS + RATE * 50_000, "all answer again"
 
 
 def test_date_reaches_wall_clocks_of_majority() -> None:
