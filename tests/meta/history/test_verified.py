@@ -166,8 +166,9 @@ async def test_copy_with_a_lower_version_stays_refused_until_it_has_that_version
         with pytest.raises(OlderMetadata):
             await store.get("/list")
         states.seen.clear()
-        await asyncio.sleep(20 * verifier.RAISE_S)
-        assert SessionState.CONNECTED not in states.seen
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(20 * verifier.RAISE_S):
+                await states.wait_for(SessionState.CONNECTED)
         with pytest.raises(OlderMetadata):
             await store.children("/")
         assert paths.OLDER_COPY not in ensemble.tree.paths()
