@@ -1,4 +1,4 @@
-"""What holds for every test: order, seeds and how loops may be used. Markers and warnings are set in pyproject.toml."""
+"""Rules for every test: order, seeds and the use of event loops. Markers and warnings are set in pyproject.toml."""
 
 import gc
 import logging
@@ -63,8 +63,8 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
 # Keys and passwords that tests write are secrets, too. Tests of file modes set a umask of their own.
 os.umask(PRIVATE_UMASK)
 
-# Nobody here goes by the authorities of the web, and each process that loads aiohttp would read all of them: a tenth of
-# what a node takes to start.
+# No test uses the web's certificate authorities, and each process that loads aiohttp would read all of them: a tenth of
+# a node's start.
 os.environ.setdefault("SSL_CERT_FILE", os.devnull)
 
 refuse_misuse()
@@ -131,8 +131,8 @@ def _starts(items: list[pytest.Item]) -> dict[str, float]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
-    """The tests of a file run in one worker, in order: they may share a cluster, and go on from where it stands.
-    Simulated worlds are one test's own."""
+    """Run the tests of a file in one worker and in order: they may share a cluster, and each continues from its state.
+    Tests of the simulation have their own worlds."""
     return Scheduling(config, log)
 
 
@@ -212,7 +212,7 @@ class Failures:
             workers.shouldstop = f"the tests have taken more than {RUN_S} s"
 
     def pytest_internalerror(self, excrepr: object) -> None:
-        """A worker that breaks off is told first, and then, of the same, the process that goes on without it."""
+        """Print a worker's failure first, and then the failure that it causes in the main process."""
         self._broke.append("\n".join(line[:LINE_MAX] for line in str(excrepr).splitlines()[-BROKE_LINES:]))
         failed = [what[:LINE_MAX].replace("\n", " ") for what in self._failed[-FAILED_MAX:]]
         self._say("\n".join(["pytest broke off:", self._broke[0], *self._broke[1:][-1:], *failed]))

@@ -62,8 +62,8 @@ def forks(number: int) -> Forks:
 
 
 def fits(command: Sequence[str]) -> bool:
-    """Whether such a process can be forked: it runs the code that is loaded. A space would be taken for the end of a
-    word."""
+    """Return True if such a process can be forked, because it runs the loaded code. Words with a space cannot be passed
+    on."""
     return command[0] == sys.executable and " " not in "".join(command) and len(os.fsencode(" ".join(command))) < ROOM
 
 

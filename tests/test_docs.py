@@ -1,4 +1,4 @@
-"""What documents and comments point at is there: files, rules of the protocol, packages."""
+"""Files, protocol rules and packages that documents and comments name exist."""
 
 from __future__ import annotations
 

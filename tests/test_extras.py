@@ -1,4 +1,4 @@
-"""What people are told to type when a part is not installed."""
+"""The install hint that users see when a part is not installed."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def test_every_extra_with_pyarrow_has_numpy() -> None:
 
 
 def test_project_states_its_name_and_license() -> None:
-    """On PyPI `kvstore` is somebody else's: nobody may be told to install that."""
+    """On PyPI `kvstore` is another project, so no text may tell users to install it."""
     project = PROJECT["project"]
     assert project["name"] == "kvstore-log"
     assert project["license"] == "Apache-2.0"

@@ -40,7 +40,7 @@ sys.exit(code[0] if code else {broken})
 
 @contextmanager
 def programs(folder: Path) -> Iterator[Path]:
-    """A folder for a shell's PATH, made below this one. What still runs of its commands at the end is killed."""
+    """Create a folder for a shell's PATH below this one. Its commands that still run at the end are killed."""
     found, address = folder / "bin", f"\0kvstore-typed-{uuid.uuid4()}"
     found.mkdir()
     program = found / "kvstore"

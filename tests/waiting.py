@@ -8,7 +8,8 @@ POLL_S, POLL_S_MAX = 0.05, 1.0
 RESTS = 3
 """How many times as long as a look took there is none: looks share the processors with what they wait for."""
 PATIENCE_S = 60.0
-"""What a test waits for comes at once. Only a test that fails waits this long, or one whose machine stood still."""
+"""Time limit of a wait. The condition usually holds at once; only a failing test, or one on a stalled machine, waits so
+long."""
 
 
 async def wait_until(

@@ -56,7 +56,7 @@ _LOGGING = """<?xml version="1.0" encoding="UTF-8"?>
 
 
 def is_installed() -> bool:
-    """Whether the jars are there and a Java runs them."""
+    """Return True if the jars are installed and Java runs them."""
     return any(JARS.glob("bookkeeper-server-*.jar")) and shutil.which("javac") is not None
 
 
@@ -118,7 +118,7 @@ def listed(ledger: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What a program said, and how it ended."""
+    """The output of a program and its exit code."""
 
     code: int
     text: str

@@ -88,7 +88,7 @@ def mark_of(ledger: LedgerId) -> str:
 
 
 async def no_ledger_names(cluster: Processes, bookie: OurBookie, *ledgers: LedgerId) -> bool:
-    """Whether the ledgers have found other bookies, and are not marked as lacking copies."""
+    """Return True if the ledgers use other bookies and are not marked as under-replicated."""
     for ledger in ledgers:
         metadata = await cluster.metadata(ledger)
         if any(bookie.id in fragment.ensemble for fragment in metadata.fragments):

@@ -88,7 +88,7 @@ def test_store_runs_on_three_apache_bookies(tmp_path: Path) -> None:
                 cluster.wait_ready(victim)
                 wait_going_on(cluster, counters)
                 written = outside.open_of("p1").ledger
-                outside.recover(written)  # its leader lives, and hears of it by being fenced
+                outside.recover(written)  # its leader is alive and learns of the recovery by being fenced
                 wait_going_on(cluster, counters)
                 assert outside.open_of("p1").ledger > written
                 for node in cluster.ids:

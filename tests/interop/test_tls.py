@@ -35,7 +35,7 @@ def settings(tls: Tls) -> list[str]:
 
 
 async def said(cluster: Processes, tls: Tls, *cases: str) -> java.Output:
-    """What Apache's client says of its attempts."""
+    """Return what Apache's client prints about its attempts."""
     files = map(str, (tls.ca, tls.cert, tls.key))
     where = f"{cluster.zookeeper.address}/ledgers"
     output = await cluster.programs.run("Secured", where, *files, *cases)

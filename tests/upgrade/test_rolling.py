@@ -83,15 +83,15 @@ class Releases:
 
 
 async def version(stage: RingStage, *words: str) -> Any:
-    """What an operator's command says."""
+    """Run a `kvstore cluster version` command and return its document."""
     code, document = await stage.command("cluster", "version", *words)
     assert code == 0
     return document
 
 
 async def waits_for(stage: RingStage, why: str) -> Any:
-    """What is said of the version, once it waits for this first: a node may be heard of late, or be gone for a
-    moment."""
+    """Wait until the version waits for this reason first, and return the document. A node's report may be late, or the
+    node may be missing for a moment."""
     said: Any = None
 
     async def is_said() -> bool:

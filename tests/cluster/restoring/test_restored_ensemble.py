@@ -38,7 +38,7 @@ def confirmed(cluster: Cluster, node: str) -> int:
 
 
 def refuses(cluster: Cluster, node: str) -> bool:
-    """Whether the node does not use the metadata store; one that starts has ended."""
+    """Return True if the node refuses the metadata store; a node that was starting has ended."""
     try:
         return bool(cluster.status(node)["metadata"] == "older")
     except (URLError, KeyError):
