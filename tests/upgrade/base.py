@@ -1,4 +1,4 @@
-"""The last release, from which this tree must be reachable by a rolling upgrade: its tag, and its tree."""
+"""The last release, from which a rolling upgrade to this tree must work: its tag and its tree."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ ROOT = Path(__file__).parents[2]
 
 
 class NoHistory(Exception):
-    """The release's revision is not in this clone: says how to get it."""
+    """The release's revision is not in this clone. The message says how to get it."""
 
 
 def check_out(directory: Path) -> Path:
-    """Write the release's package below `directory`, which is to be first on a node's PYTHONPATH. Raises NoHistory."""
+    """Write the release's package below `directory`, for the front of a node's PYTHONPATH. Raises NoHistory."""
     command = ["git", "-C", str(ROOT), "archive", "--format=tar", REVISION, "kvstore"]
     try:
         packed = subprocess.run(command, capture_output=True, check=True)

@@ -1,5 +1,6 @@
-"""Real processes: a cluster of the last release is upgraded node by node, back and on, under load that a checker of
-linearizability judges, with a move and a snapshot while its nodes differ (docs/protocol.md, Versions)."""
+"""A cluster of the last release is upgraded node by node, downgraded and upgraded again, under load that a
+linearizability checker judges, with a move and a snapshot while its nodes differ (docs/protocol.md, Versions). Real
+processes."""
 
 from __future__ import annotations
 
@@ -34,11 +35,11 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.spark]
 
 KEYS, VALUE_BYTES = 1_000, 100
 REST_S = 0.25
-"""Of a caller between two operations: nodes that restart want the processors, too."""
+"""Pause of a caller between two operations, because restarting nodes need the processors too."""
 
 
 class Releases:
-    """A cluster each of whose nodes runs this tree or the last release, from its next start on."""
+    """A cluster in which each node runs this tree or the last release from its next start on."""
 
     def __init__(self, directory: Path) -> None:
         self.cluster = Cluster(directory, partitions=1)
@@ -56,7 +57,7 @@ class Releases:
         return ["/usr/bin/env", f"PYTHONPATH={self._tree}", python, "-P", *words]  # -P: not this directory's
 
     async def restart(self, node: str, *, old: bool = False) -> None:
-        """Stop a node in good order, and start it as the release or as this tree; return once all is served."""
+        """Stop a node gracefully, and start it as the release or as this tree. Return once everything is served."""
         (self._old.add if old else self._old.discard)(node)
         cluster = self.cluster
         await asyncio.to_thread(cluster.terminate, node)
@@ -65,7 +66,7 @@ class Releases:
         assert (await asyncio.to_thread(self.status, node))["version"] == (base.RELEASE if old else VERSION)
 
     def status(self, node: str) -> dict[str, Any]:
-        """Asked for again where it does not come in time."""
+        """Return the node's status page. Retry if it does not arrive in time."""
         found: dict[str, Any] = {}
 
         def has_come() -> bool:
@@ -77,7 +78,7 @@ class Releases:
         return found
 
     def log_versions(self) -> set[int | None]:
-        """By which cluster version the replicas on all nodes find their logs written; None: a node does not know."""
+        """Return the cluster versions of the logs of all replicas; None among them if a node does not know it."""
         tables = [self.status(node)["partitions"] for node in self.cluster.ids]
         return {replica.get("log_version") for table in tables for replica in table.values()}
 
@@ -122,7 +123,7 @@ async def under_load(stage: RingStage, planned: list[Any]) -> AsyncIterator[Ring
 
 
 def read_all(url: str) -> dict[bytes, bytes]:
-    """The statics, of the whole store at one moment."""
+    """Return the static keys from a pinned read of the whole store."""
     store = pin_store(url, ttl_s=60)
     try:
         pages = (page for split in store.splits() for page in read_pinned(split, prefix=b"static"))
@@ -132,7 +133,7 @@ def read_all(url: str) -> dict[bytes, bytes]:
 
 
 async def snapshot(stage: RingStage, directory: Path) -> dict[bytes, bytes]:
-    """The statics as a snapshot has them that the operators' command takes."""
+    """Return the static keys from a snapshot by the operators' command."""
     code, _ = await stage.command("snapshot", "create", "--to", str(directory), "--nice", "0", "--master", "local[1]")
     assert code == 0
     store = DirectoryStore(directory)
@@ -179,7 +180,7 @@ async def test_last_release_is_upgraded_and_downgraded_under_load(tmp_path: Path
 
 
 def test_missing_release_commit_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An export of the tree, and a clone without its history: an upgrade that was not made must not pass."""
+    """In an export of the tree and in a clone without history, an upgrade test that cannot run must not pass."""
     subprocess.run(["git", "init", "-q", str(tmp_path / "clone")], check=True)
     for root in (tmp_path, tmp_path / "clone"):
         monkeypatch.setattr(base, "ROOT", root)
