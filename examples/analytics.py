@@ -1,4 +1,4 @@
-"""What is in a store, how it grew, and where it is written most: a Spark job and a page of charts.
+"""Show the size of a store by prefix, its growth and its most written prefixes: a Spark job and a page of charts.
 
     kvstore up --detach && kvstore load-tree /usr/lib/python3.11 --prefix lib/
     kvstore snapshot create --to snapshots
@@ -6,10 +6,10 @@
     kvstore snapshot create --to snapshots
     python examples/analytics.py --data-dir data --snapshots snapshots --out report.html
 
-Sizes are those of the store now (`spark.read`), growth is between the two newest snapshots, and the hottest prefixes
-are those with the most changes in the logs as far back as they reach (`spark.readStream`). A prefix is a key's first
-`--depth` parts between slashes, and at most its first 64 bytes: keys without slashes would each be their own.
-Bytes that are no text are shown as \\xNN, so that no two prefixes look alike.
+Sizes are those of the store now (`spark.read`). Growth is the difference of the two newest snapshots. The hottest
+prefixes have the most changes in the logs, as far back as the logs reach (`spark.readStream`). A prefix consists of a
+key's first `--depth` parts between slashes, at most 64 bytes, because each key without slashes would be its own prefix.
+Bytes that are not text are shown as \\xNN, so that no two prefixes look alike.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def hottest(session: SparkSession, where: dict[str, str], depth: int) -> list[di
     """The prefixes with the most changes in the logs."""
     stream = (
         session.readStream.format("kvstore")
-        .options(**where, columns="key,kind", startingPosition="earliest", holdTtl="1m")  # nobody goes on with it
+        .options(**where, columns="key,kind", startingPosition="earliest", holdTtl="1m")  # no later run continues it
         .load()
     )
     counted = stream.groupBy(prefix_of(depth).alias("prefix")).agg(
@@ -204,7 +204,7 @@ def main(arguments: Sequence[str]) -> None:
     where = {"servers": wanted.servers} if wanted.servers else {"dataDir": wanted.data_dir}
     where["prefix"] = wanted.prefix
     if wanted.depth < 1:
-        parser.error(f"--depth: want 1 or more, got {wanted.depth}")
+        parser.error(f"--depth: expected 1 or more, got {wanted.depth}")
     if not wanted.out.absolute().parent.is_dir():
         parser.error(f"--out: there is no directory {wanted.out.absolute().parent}")
     try:  # Spark would start first, and tell the same in pages of two stacks

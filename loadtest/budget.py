@@ -1,17 +1,17 @@
-"""What an operation costs: calls of Python and C, wake-ups, the kernel's reads and writes, syncs and processor time.
+"""Measure the cost of an operation: calls of Python and C, wake-ups, reads and writes of the kernel, syncs and
+processor time.
 
     python -m loadtest.budget [--only TEXT] [--layers] [--out FILE]
 
-A three-node cluster is started in a scratch folder. Each load goes to the node that leads the partition of its keys,
-twice: once as it is, for processor time, and once with the calls of the nodes' event loops counted. Counts do not
-depend on how busy the machine is, but for how many operations meet in one entry; what the nodes do in as much time
-without a load is taken off. They are divided by operations, and by the entries of the log that these were written in.
-`BUDGET` has what they may be: a change that spends less lowers it. Exit code 1 if a load takes more.
+A three-node cluster runs in a scratch folder. Each load goes to the node that leads the partition of its keys, once for
+processor time, and once with the calls of the nodes' event loops counted. Counts depend on how busy the machine is only
+through the number of operations in one entry. The nodes' work in the same time without a load is subtracted. Counts are
+divided by operations, and by the log entries that contain the operations. `BUDGET` has the limits: a change that spends
+less lowers them. The exit code is 1 if a load exceeds its limit.
 
-The line `idle` is what nodes do while nobody asks for anything: the share of a processor that each takes, its
-wake-ups, and its calls in a second, by layer. The share is that of all threads, the others are the event loop's. It
-comes first where it is measured: after a load state is flushed and trimmed for a while. `--only idle` measures nothing
-else.
+The line `idle` shows nodes without requests: each node's share of a processor, its wake-ups, and its calls per second,
+by layer. The share is that of all threads; wake-ups and calls are the event loop's. It is measured first, because after
+a load, state is flushed and trimmed for a while. `--only idle` measures nothing else.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class Cost:
 
 
 class Counted(LocalCluster):
-    """A cluster whose nodes count their calls when they are told to."""
+    """A cluster whose nodes count their calls on request."""
 
     def _command(self, node: NodePlace) -> list[str]:
         _, _, _, *rest = super()._command(node)
@@ -181,7 +181,7 @@ class Counted(LocalCluster):
             os.kill(node.pid or 0, signal.SIGUSR1)
 
     def end(self, node: NodePlace) -> Counter[str]:
-        """What the node has counted since `begin`: calls by function, those that it makes in C among them."""
+        """Return the node's counts since `begin`: calls by function, including the calls of C functions."""
         os.kill(node.pid or 0, signal.SIGUSR2)
         until = time.monotonic() + FILE_S
         while not self.counts_of(node.id).exists():
@@ -325,7 +325,7 @@ class Budget:
         return times.user + times.system, switches.voluntary, kernel, _status(node)["bookie"]["syncs"]
 
     def _leading(self, node: NodePlace) -> dict[str, Any] | None:
-        """What the node says of its lead of the partition; None if it has none."""
+        """Return the node's report on the partition that it leads; None if it does not lead it."""
         found: dict[str, Any] | None = _status(node)["partitions"].get(self._partition, {}).get("leading")
         return found
 

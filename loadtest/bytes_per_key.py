@@ -1,13 +1,13 @@
-"""What a key costs on the disks, by what wrote it, and the memory that the nodes take.
+"""Measure the bytes that a key costs on the disks, by writer, and the memory of the nodes.
 
     python -m loadtest.bytes_per_key [--keys 200000] [--value-bytes 100] [--pipeline 16] [--same] [--out FILE]
 
-A three-node cluster is started in a scratch folder, and so many distinct keys are put through the Redis doors of all
-its nodes. Then it waits until every state is on its disk and nothing is written any more. What the processes wrote is
-the kernel's count (/proc/PID/io: pages made dirty, whenever they reach the disk, so a page that is written in two syncs
-counts twice); by what it is taken from the nodes' metrics and from the engines' own logs. Of each group that a journal
-syncs one page is reckoned on top, since it begins and ends within pages; the rest is small files. Values are random
-bytes, which nothing can compress; `--same`: one byte over and over.
+A three-node cluster runs in a scratch folder, and distinct keys are put through the Redis listeners of all its nodes.
+Then the program waits until every state is on its disk and nothing is written. The kernel counts the bytes of each
+process (/proc/PID/io). It counts pages when they become dirty, whenever they reach the disk, so a page that is written
+in two syncs counts twice. The nodes' metrics and the engines' own logs show the writer. One page is added for each
+group that a journal syncs, because a group begins and ends within pages; the remainder is small files. Values are
+random bytes, which cannot be compressed; with `--same`, one repeated byte.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ QUIET_S, POLL_S, SETTLE_S = 10.0, 1.0, 300.0
 CONNECTIONS_EACH = 16
 """To each node."""
 QUIET_BYTES = 256 << 10
-"""What logs and marks write by themselves in that time, at most."""
+"""Maximum bytes that logs and marks write by themselves in that time."""
 ALL, SYNCS = "all", "syncs"
 PAGE_BYTES = 4096
 _EVENT = re.compile(r"EVENT_LOG_v1 (\{.*\})")
@@ -45,7 +45,7 @@ _METRIC = re.compile(r"^kvstore_(\w+?)(?:\{[^}]*\})? ([0-9.e+]+)$", re.MULTILINE
 
 
 class Puts(NamedTuple):
-    """What is put."""
+    """The keys and values to put."""
 
     keys: int
     value_bytes: int

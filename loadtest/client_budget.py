@@ -1,12 +1,13 @@
-"""What an operation costs the process of a Python client, and how it fares beside a Redis client of the same servers.
+"""Measure the cost of an operation in the process of a Python client, and compare it with a Redis client of the same
+servers.
 
     python -m loadtest.client_budget [--only TEXT] [--runs 5] [--functions] [--out FILE]
 
-A three-node cluster is started in a scratch folder. All keys belong to one partition. `AsyncClient`, and a client of
-the Redis protocol that does nothing it need not do (hiredis on asyncio, one connection to the leader's node), put and
-get them in turn, so that what slows the machine down slows both. Rates and times are compared as ratios, ours by that
-client's; the calls of Python and C that the client's process makes are counted in a run of their own and held to
-`BUDGET`. Exit code 1 if a load takes more calls, or more of the other client's time, than it may.
+A three-node cluster runs in a scratch folder. All keys belong to one partition. `AsyncClient` and a minimal client of
+the Redis protocol (hiredis on asyncio, one connection to the leader's node) put and get them in turn, so that other
+work of the machine slows both. Rates and times are compared as ratios, ours divided by the other client's. The calls of
+Python and C in the client's process are counted in a separate run and compared with `BUDGET`. The exit code is 1 if a
+load exceeds its limit of calls or of the ratio of times.
 """
 
 from __future__ import annotations
@@ -142,7 +143,7 @@ class Bench:
         return True
 
     async def measure(self, load: Load, runs: int) -> tuple[Cost, Cost]:
-        """Of AsyncClient and of the Redis client; anew if the partition has got another leader meanwhile."""
+        """Return the costs of AsyncClient and of the Redis client. Measure again if the leader changes meanwhile."""
         await self._find_leader()
         costs = await self._measure(load, runs)
         return await self.measure(load, runs) if await self._find_leader() else costs
@@ -228,7 +229,7 @@ def _faults(ours: Cost, other: Cost) -> list[str]:
     if ours.calls > load.calls_max:
         found.append(f"{load.name}: {ours.calls:.1f} calls per operation, {load.calls_max} may be")
     if (got := ratio(ours.rates, other.rates)) < load.rate_min:
-        found.append(f"{load.name}: {got:.2f} of the Redis client's rate, want {load.rate_min}")
+        found.append(f"{load.name}: {got:.2f} of the Redis client's rate, expected at least {load.rate_min}")
     return found
 
 

@@ -1,13 +1,13 @@
-"""Counted runs with faults against a real cluster, each checked: nothing acknowledged lost, no stale read, short gaps.
+"""Run counted faults against a real cluster and check each run: no acknowledged write lost, no stale read, short gaps.
 
     python -m loadtest.drill [--quick] [--only TEXT] [--metadata zookeeper|etcd] [--out reports/results.json]
-    python -m loadtest.drill --nemesis [--seed N] [--minutes M]      # accidents by seed: rounds.py
-    python -m loadtest.drill --repairs [--quick] [--only TEXT]       # accidents to copies, each on a cluster of its own
+    python -m loadtest.drill --nemesis [--seed N] [--minutes M]      # faults by seed: rounds.py
+    python -m loadtest.drill --repairs [--quick] [--only TEXT]       # faults of copies, each on its own cluster
 
-It starts a three-node cluster of its own in a scratch folder, prints each figure beside what it must be, and writes all
-of them to a file, with the time that each phase of a change of leader took by the nodes' own logs. Exit code 1 if a
-promise of safety is broken: something acknowledged is lost, a read was stale, fsck finds an error. Figures that are
-merely too high are marked: they depend on the machine.
+The drill starts a three-node cluster in a scratch folder and prints each figure beside its limit. It writes all figures
+to a file, with the time of each phase of a change of leader according to the nodes' logs. The exit code is 1 if a
+safety promise is broken: an acknowledged write is lost, a read was stale, or fsck finds an error. Figures that are only
+too high are marked, because they depend on the machine.
 """
 
 from __future__ import annotations
@@ -147,11 +147,11 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=5.0, help="how long accidents go on")
     arguments = parser.parse_args()
     if not 0 <= arguments.minutes <= MINUTES_MAX:
-        parser.error(f"--minutes: want 0 (one round) to {MINUTES_MAX:,} (a week), got {arguments.minutes:g}")
+        parser.error(f"--minutes: expected 0 (one round) to {MINUTES_MAX:,} (a week), got {arguments.minutes:g}")
     wanted = arguments.only.split(",") if arguments.nemesis else [arguments.only]
     known = sorted(FAULTS if arguments.nemesis else SCENES if arguments.repairs else SCENARIOS)
     if not any(part in name for part in wanted for name in known):  # nothing would be done, and nothing be broken
-        parser.error(f"--only: want a part of {', '.join(known)}, got {arguments.only!r}")
+        parser.error(f"--only: expected a part of {', '.join(known)}, got {arguments.only!r}")
     if arguments.nemesis:
         if arguments.metadata is not MetadataKind.ZOOKEEPER:
             parser.error("--metadata: accidents by seed are made with ZooKeeper only")

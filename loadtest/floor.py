@@ -1,18 +1,19 @@
-"""The floor: three processes with the store's durability and nothing else, for the store to be measured against.
+"""The floor: three processes with the store's durability and nothing else, as a reference for measurements.
 
     python -m loadtest.floor --data DIR --port 24000 [--lookup]
 
-Starts the three, prints the address of each one's Redis door (PORT, PORT + 1, PORT + 2; 0: any that are free), and ends
-them at Ctrl-C or when it ends itself. Doors know SET, GET and PING, and send on what another process leads.
+It starts the three processes, prints the address of each Redis listener (PORT, PORT + 1, PORT + 2; with 0, any free
+ports), and ends the processes at Ctrl-C or when it ends itself. The listeners know SET, GET and PING, and forward
+operations on keys that another process leads.
 
-Process n leads partition n of three, by the key's hash. Each has one journal for all three: what comes while a group is
-synced is the next group, and nothing is answered before two of three have synced it. All three then write it to their
-RocksDB. With --lookup the leader looks up each key before it is put, and new ones get a row for their order, as the
-store's own semantics need.
+Process n leads partition n of three, by the key's hash. Each has one journal for all three partitions: operations that
+arrive while a group is synced form the next group, and an operation is answered only after two of three have synced it.
+All three then write it to their RocksDB. With --lookup the leader looks up each key before it is put, and new keys get
+a row for their order, as the store's own semantics need.
 
-For measuring only. Nothing is ever recovered: DIR must be new, a process that has ended stays away, and its partition
-with it. Nothing is bounded: not what waits in a queue, nor what a client sends. Nothing is fenced, and a GET in a
-pipeline may overtake the SET before it.
+It is for measurements only. Nothing is recovered: DIR must be new, and a process that has ended does not return, nor
+does its partition. Nothing is bounded, neither queues nor requests. Nothing is fenced, and a GET in a pipeline may
+overtake the SET before it.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ BACKLOG = 1_024
 
 
 class Place(NamedTuple):
-    """Where a process listens. Made before the processes are: a port that is taken is told at once, and none of them
-    waits for another to listen."""
+    """The listening sockets of a process. They are made before the processes, so that a port in use is reported at once
+    and no process waits until another listens."""
 
     door: socket.socket
     links: socket.socket
@@ -49,7 +50,7 @@ class Place(NamedTuple):
 def places_at(port: int) -> list[Place]:
     """Raises ConfigError."""
     if port and not 1_024 <= port <= 65_536 - PROCESSES:
-        raise ConfigError(f"want a port from 1024 to {65_536 - PROCESSES}, or 0, got {port}")
+        raise ConfigError(f"expected a port from 1024 to {65_536 - PROCESSES}, or 0, got {port}")
     made: list[Place] = []
     for number in range(PROCESSES):
         at = port + number if port else 0
@@ -66,7 +67,7 @@ def new_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
-            raise ConfigError(f"want a new directory, since nothing is recovered; {folder} is not empty")
+            raise ConfigError(f"expected a new or empty directory, because nothing is recovered; {folder} is not empty")
     except OSError as error:
         raise ConfigError(f"{folder}: {error.strerror}") from error
 

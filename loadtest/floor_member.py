@@ -195,7 +195,7 @@ class Lead:
 
 
 class Connection(asyncio.Protocol):
-    """What is written in a turn of the loop leaves in one piece."""
+    """A client's connection. Replies written in one turn of the event loop are sent together."""
 
     def __init__(self, member: Member) -> None:
         self._member, self._out = member, list[bytes]()
@@ -237,7 +237,7 @@ class Link(Connection):
         self._out += (_frame.pack(len(body), kind), body)
 
     def ask(self, key: bytes, value: bytes | None, sink: Sink, number: int) -> None:
-        """A SET, or a GET where there is no value. What is asked in one turn of the loop goes together."""
+        """Send a SET, or a GET if there is no value. Requests of one turn of the event loop are sent together."""
         self._token = token = self._token + 1 & 0xFFFFFFFF
         self._waiting[token] = sink, number
         self._asked += (_ask.pack(token, value is not None, len(key), len(value or b"")), key, value or b"")
@@ -316,7 +316,7 @@ def _rare(words: object) -> bytes:
         case [b"CONFIG", b"GET", bytes(name)]:  # redis-benchmark asks before it begins
             return b"*2\r\n$%d\r\n%b\r\n$0\r\n\r\n" % (len(name), name)
         case _:
-            return b"-ERR want SET key value, GET key or PING, in capitals\r\n"
+            return b"-ERR expected SET key value, GET key or PING, in capitals\r\n"
 
 
 class Door(Connection):
@@ -375,7 +375,7 @@ class Door(Connection):
 
 
 class Member:
-    """What the connections of a process share."""
+    """The state that all connections of a process share."""
 
     def __init__(self, number: int, folder: Path, *, is_looking_up: bool) -> None:
         folder.mkdir(parents=True)

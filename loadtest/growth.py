@@ -62,7 +62,7 @@ def _latencies(cluster: ClusterFile, size: int, seconds: float) -> dict[str, flo
 
 
 def _engines(cluster: ClusterFile) -> dict[str, float]:
-    """What the states of all nodes have in memory of the keys."""
+    """Return the memory that the engines of all nodes use."""
     numbers = [metrics_of(node.http) for node in cluster.nodes]
     return {
         f"{kind}_mb": round(sum(each[f"engine_{kind}_bytes"] for each in numbers) / 1e6, 1)

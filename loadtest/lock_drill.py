@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1, help="of the strikes")
     arguments = parser.parse_args()
     if arguments.acquisitions < 1:
-        parser.error(f"--acquisitions: want 1 or more, got {arguments.acquisitions}")
+        parser.error(f"--acquisitions: expected 1 or more, got {arguments.acquisitions}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # processes would stay
     began = time.monotonic()
     with peers.scratch() as folder, running_cluster(folder) as cluster:

@@ -1,12 +1,13 @@
-"""Partitions come and go under load on a real cluster, every answer checked; then the same while leaders are killed.
+"""Add and remove partitions of a real cluster under load and check every answer; then repeat it while leaders are
+killed.
 
     python -m loadtest.ring_drill [--quick] [--rounds 50] [--only grow|kills] [--keys 20000] [--out FILE]
 
-A cluster of three nodes, and three ZooKeeper servers, goes from 1 to 3, 8 and 5 partitions by `kvstore ring add` and
-`remove`. For each change: what was answered wrongly (nothing may be), how long operations on ranges that changed hands
-waited, and how much of its throughput the rest kept. Each round with kills changes the ring once more, while kill -9
-meets the leaders of a move's source and target and ZooKeeper's leader, in an order and at moments drawn from the seed.
-The figures go to the key "ring" of the file. Exit code 1 if a promise of safety is broken.
+A cluster of three nodes and three ZooKeeper servers goes from 1 to 3, 8 and 5 partitions by `kvstore ring add` and
+`remove`. For each change the drill reports wrong answers (none is allowed), the waiting time of operations on moved
+ranges, and the throughput that other ranges kept. Each round with kills changes the ring again, while SIGKILL hits the
+leaders of a move's source and target and ZooKeeper's leader, in an order and at times drawn from the seed. The figures
+go to the key "ring" of the file. The exit code is 1 if a safety promise is broken.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ class Course:
     round_s: float = 25.0
     """About how long the moves of a round with kills are made to take: some must be open when the kills come."""
     operations_least: int = 0
-    """Of each load: it goes on until it has made so many, however slow the machine is."""
+    """Minimum number of operations of each load. It continues until it has made so many, however slow the machine
+    is."""
 
 
 QUICK = Course(sizes=(1, 3, 5, 2), rounds=3, keys=3_000, base_s=3.0)
@@ -167,7 +169,7 @@ async def kills(stage: RingStage, course: Course) -> None:
 
 
 async def _round(stage: RingStage, course: Course, words: Sequence[str]) -> Counter[str]:
-    """What was wrong in it."""
+    """Run one round and return its violations."""
     planned = await stage.plan(*words)
     targets = 1 if words[0] == "add" else KILLED_AT
     await stage.throttle(course.keys * course.value_bytes / KILLED_AT / targets / course.round_s)
@@ -234,7 +236,7 @@ async def _play(stage: RingStage, course: Course, only: str) -> None:
 
 
 def _write(out: Path, report: Report, verdict: Verdict, began: float, seed: int) -> None:
-    """Also what there is of a run that broke off. What other drills have written stays."""
+    """Write the report, also that of an aborted run. The results of other drills stay in the file."""
     document: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
     document["ring"] = {
         "safe": report.is_safe,

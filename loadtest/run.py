@@ -27,7 +27,7 @@ PROFILE = (
     *("--rate", "250", "--seconds", "105", "--warmup", "10", "--keys", "10000"),
     *("--achieved-min", "0.99", "--p99-ms", "250", "--baseline", str(FOLDER / "baseline.json")),
 )
-"""With loading the records and writing the report two minutes. What is given on the command line wins."""
+"""Two minutes with loading the records and writing the report. Options on the command line take precedence."""
 
 
 def main() -> None:

@@ -40,7 +40,7 @@ VALUE = "concat('value ', id, ' ', repeat(sha2(concat(id, '{tag}'), 256), 2))"
 
 
 class Demo:
-    """What it has done so far, with times."""
+    """A demonstration, with the times of its steps."""
 
     def __init__(self, directory: Path, rows: int, changes: int, rate: int) -> None:
         self._directory, self._rows, self._changes, self._rate = directory, rows, changes, rate
@@ -48,7 +48,7 @@ class Demo:
         self._clusters: list[LocalCluster] = []
 
     def run(self) -> bool:
-        """Whether all was as it should be."""
+        """Run all steps. Return True if all results are as expected."""
         first = self._up("first", PARTITIONS[0])
         with self._timed(f"{self._rows} keys loaded by the Spark writer", self._rows):
             self._load(first, self._rows, "a")

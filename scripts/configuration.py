@@ -81,7 +81,7 @@ def settings_of(cls: type, given: Mapping[str, Any]) -> list[Setting]:
 
 
 def texts_of(cls: type) -> dict[str, str]:
-    """What stands below each field of a class, and of those that it inherits from."""
+    """Return the description below each field of a class and of its base classes."""
     found: dict[str, str] = {}
     for each in reversed([one for one in cls.__mro__ if dataclasses.is_dataclass(one)]):
         body = ast.parse(inspect.cleandoc("\n" + inspect.getsource(each))).body[0]

@@ -1,12 +1,13 @@
-"""How far a reader has to go: the calls from one file of kvstore/ into another that one operation makes on its way.
+"""Count the calls from one file of kvstore/ into another that one operation makes: the files that a reader must follow.
 
     make hops                                                            # a table: medians over 20 operations
     PYTHONPATH=$PWD .venv/bin/python scripts/hops.py --path              # and the files of each operation, in order
     PYTHONPATH=/path/to/another/tree .venv/bin/python scripts/hops.py    # of that tree
 
-Three nodes run in the simulation. A SET goes to the Redis port of a node that does not lead, a GET to the leader's,
-just after a write so that its lease holds. What belongs to the operation is known by causes: each callback of the event
-loop remembers the callback that scheduled it, also across the network and the disk, which are callbacks there.
+Three nodes run in the simulation. A SET goes to the Redis port of a node that does not lead. A GET goes to the leader's
+Redis port just after a write, so that the lease is valid. Causes show which calls belong to the operation: each
+callback of the event loop remembers the callback that scheduled it, also across the network and the disk, which are
+callbacks in the simulation.
 
     road    the callbacks that the answer comes from: the one that brought it, the one that scheduled that, and so on
             back to the request. Timers, heartbeats and the tails of other replicas are on no such chain; of a quorum
@@ -14,8 +15,8 @@ loop remembers the callback that scheduled it, also across the network and the d
     caused  all that the request has set going until its answer came, on all nodes: the other bookies too, and long
             polls of tails that the new entry answers. Timers and heartbeats that run meanwhile are not.
 
-A hop is a call into a file by another, the nearest of kvstore/ on the stack; a coroutine that goes on is no call. What
-tests/ calls by itself does not count. Turns are the callbacks in which code of kvstore/ ran.
+A hop is a call into a file from another file, the nearest of kvstore/ on the stack. A coroutine that continues is not a
+call. Calls that tests/ makes by itself do not count. Turns are the callbacks in which code of kvstore/ ran.
 """
 
 from __future__ import annotations
@@ -176,7 +177,7 @@ class Profile:
 
 
 def is_resumed(frame: FrameType) -> bool:
-    """Whether a coroutine or generator goes on, where a call event says only that it runs."""
+    """Return True if a coroutine or generator continues; a call event only shows that it runs."""
     at, code = frame.f_lasti, frame.f_code.co_code
     return at >= 0 and code[at] == RESUME and code[at + 1] != 0
 

@@ -102,7 +102,8 @@ def judge(text: Text) -> Iterator[Finding]:
 
 
 def sentences(text: str) -> list[str]:
-    """Split a text at full stops. What stands in backticks, quotation marks or a link's address counts as one word."""
+    """Split a text at full stops. Text in backticks, in quotation marks or in the address of a link counts as one
+    word."""
     text = re.sub(r"``?[^`]+``?", "`code`", text)
     text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text)
     text = re.sub(r"<[^>]*>", " ", text)

@@ -2,7 +2,7 @@
 # Runs the tests on Pythons that this machine does not have: a clone of the last commit in a root of its own, made of the
 # packages of the release that has that Python, as a newcomer's machine is. Wants root and debootstrap, 10 GB and half an
 # hour for each; roots stay in $ROOTS (/var/tmp/kvstore-pythons) for the next time. $1: make's target; then the versions.
-# For 3.12 debootstrap wants Ubuntu's keyring (package ubuntu-keyring), or DEBOOTSTRAP=--no-check-gpg.
+# For 3.12 debootstrap needs Ubuntu's keyring (package ubuntu-keyring), or DEBOOTSTRAP=--no-check-gpg.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -19,7 +19,7 @@ release_of() {
         3.12) echo noble http://archive.ubuntu.com/ubuntu gutsy --components=main,universe ;;
         3.13) echo trixie http://deb.debian.org/debian sid ;;
         3.14) echo forky http://deb.debian.org/debian sid ;;
-        *) echo "want 3.12, 3.13 or 3.14, got $1" >&2 && return 1 ;;
+        *) echo "expected 3.12, 3.13 or 3.14, got $1" >&2 && return 1 ;;
     esac
 }
 

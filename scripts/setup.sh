@@ -66,7 +66,7 @@ python= found=
 for candidate in $(candidates); do
     what="$candidate ($(version "$candidate"))"
     if ! fits "$candidate"; then
-        found="$found\n  $what: want 3.$first_minor to 3.$last_minor"
+        found="$found\n  $what: expected 3.$first_minor to 3.$last_minor"
     elif ! has_venv "$candidate"; then
         found="$found\n  $what: has no venv or ensurepip"
     elif optimised "$candidate"; then
@@ -86,13 +86,13 @@ echo "Python: $python ($(version "$python"))$(optimised "$python" || echo ", not
 if [ "${1:-}" = --look ]; then exit 0; fi
 
 if [ "$(uname -m)" != x86_64 ] && ! command -v cc >/dev/null; then
-    say "On this machine hdrhistogram is compiled: want a C compiler and Python's headers."
+    say "On this machine hdrhistogram is compiled: install a C compiler and Python's headers."
     say "On Debian: sudo apt-get install -y gcc python3-dev"
     exit 1
 fi
 
 if ! command -v flock >/dev/null; then
-    say "want flock, of util-linux: kvstore is installed on Linux; elsewhere take a container (docs/how-to/run-in-containers.md)"
+    say "expected flock (package util-linux): kvstore is installed on Linux; elsewhere use a container (docs/how-to/run-in-containers.md)"
     exit 1
 fi
 

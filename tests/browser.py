@@ -47,7 +47,7 @@ class Tab:
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket, self._numbers = socket, count(1)
         self.complaints: list[str] = []
-        """What the page has logged, and what its policy has refused."""
+        """Messages that the page has logged, and requests that its policy has refused."""
 
     async def call(self, method: str, **params: Any) -> dict[str, Any]:
         number = next(self._numbers)

@@ -1,4 +1,4 @@
-"""A collector of traces: takes OTLP over gRPC on loopback, as the real ones do, and keeps what comes."""
+"""A trace collector: accepts OTLP over gRPC on loopback like real collectors, and keeps the spans."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 
 
 class Seen(NamedTuple):
-    """One span as it came."""
+    """One received span."""
 
     node: str
     trace: str
     id: str
     parent: str
-    """Empty: it begins its trace."""
+    """Id of the parent; empty for the first span of a trace."""
     name: str
     began_ns: int
     ended_ns: int
@@ -48,7 +48,8 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         return [each for each in self.spans if each.trace == trace]
 
     def path(self, span: Seen) -> list[str]:
-        """Its ancestors, the first of them first, and itself: each as `node name`. One that has not come is `?`."""
+        """Return the span's ancestors from the first one, and the span itself, each as `node name`; a missing one is
+        `?`."""
         found = [f"{span.node} {span.name}"]
         while span.parent:
             parent = self._spans.get(span.parent)
@@ -75,7 +76,7 @@ def _seen(node: str, span: Any) -> Seen:
 
 @contextmanager
 def collecting() -> Iterator[tuple[Collector, str]]:
-    """A collector that listens, and its endpoint."""
+    """Run a collector, and yield it with its endpoint."""
     collector = Collector()
     server = grpc.server(ThreadPoolExecutor(2))
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)

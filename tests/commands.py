@@ -16,7 +16,7 @@ from kvstore.__main__ import main
 
 
 class Done(NamedTuple):
-    """What came of a command."""
+    """The result of a command."""
 
     returncode: int
     stdout: str
@@ -24,8 +24,8 @@ class Done(NamedTuple):
 
 
 def kvstore(*words: str, environ: Mapping[str, str | None] | None = None, stdin: str = "") -> Done:
-    """Run a command line to its end. `environ`: what it finds there beside what is there; None: it finds none. Its
-    output and its environment are the process', so no thread beside it may go on with the test."""
+    """Run a command line in this process. `environ` adds variables to the environment; None removes one. The command
+    replaces the output and environment of the whole process, so no other thread of the test may run meanwhile."""
     assert threading.current_thread() is threading.main_thread(), "a command beside the test is a process of its own"
     with (
         CliRunner().isolation(stdin, env=environ) as (out, errors, _),

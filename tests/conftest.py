@@ -1,4 +1,4 @@
-"""What holds for every test: order, seeds and how loops may be used. Markers and warnings are set in pyproject.toml."""
+"""Rules for every test: order, seeds and the use of event loops. Markers and warnings are set in pyproject.toml."""
 
 import gc
 import logging
@@ -37,11 +37,11 @@ SPARK_S = {
     "tests/spark/test_jvm.py": 40,
     "tests/spark/snapshots/test_kills.py": 40,
 }
-"""About how long a file of Spark's takes; one that is not named takes OTHER_SPARK_S."""
+"""Approximate duration of each Spark test file in seconds; other files take OTHER_SPARK_S."""
 OTHER_SPARK_S, SIMULATION_S = 5, 1
 SPARKS_AT_ONCE = 2
 RUN_S = 75 * 60
-"""Three times what all tests take."""
+"""Time limit of a run, three times the duration of all tests."""
 SAID_MAX, LINE_MAX = 1000, 160
 """Characters."""
 BROKE_LINES, FAILED_MAX = 4, 6
@@ -63,8 +63,8 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
 # Keys and passwords that tests write are secrets, too. Tests of file modes set a umask of their own.
 os.umask(PRIVATE_UMASK)
 
-# Nobody here goes by the authorities of the web, and each process that loads aiohttp would read all of them: a tenth of
-# what a node takes to start.
+# No test uses the web's certificate authorities, and each process that loads aiohttp would read all of them: a tenth of
+# a node's start.
 os.environ.setdefault("SSL_CERT_FILE", os.devnull)
 
 refuse_misuse()
@@ -81,8 +81,8 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Collecting the tests makes more than a million objects that stay. Looking through them for garbage again and
-    again took a third of the time of it, and half a second at every full collection afterwards."""
+    """Freeze the collected tests for the garbage collector. Collecting them makes more than a million objects that
+    stay. To traverse them repeatedly took a third of the time, and half a second at every later full collection."""
     gc.disable()
     try:
         return (yield)
@@ -93,9 +93,9 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Unit tests first, then real processes, which share cores and memory. Spark's files, of minutes each, wait for
-    much: simulations, which wait for nothing and are short, run beside them, and leave no worker without work at the
-    end."""
+    """Run unit tests first, then tests with real processes, which share cores and memory. Spark files take minutes each
+    and wait often. Simulations are short and never wait, so they run beside the Spark files and keep all workers busy
+    until the end."""
     stages: dict[str, int] = defaultdict(int)
     for item in items:
         stages[_file_of(item)] = max(stages[_file_of(item)], _stage_of(item))
@@ -118,8 +118,8 @@ def _stage_of(item: pytest.Item) -> int:
 
 
 def _starts(items: list[pytest.Item]) -> dict[str, float]:
-    """When each file of Spark's and each simulation begins, the longest files first, if SPARKS_AT_ONCE workers have
-    the former and one has the latter."""
+    """Return the start time of each Spark file and each simulation, the longest files first, if SPARKS_AT_ONCE workers
+    run Spark files and one runs simulations."""
     sparks = {_file_of(item) for item in items if item.get_closest_marker("spark")}
     starts, now = {}, 0.0
     for file in sorted(sparks, key=lambda file: (-SPARK_S.get(file, OTHER_SPARK_S), file)):
@@ -131,13 +131,13 @@ def _starts(items: list[pytest.Item]) -> dict[str, float]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
-    """The tests of a file run in one worker, in order: they may share a cluster, and go on from where it stands.
-    Simulated worlds are one test's own."""
+    """Run the tests of a file in one worker and in order: they may share a cluster, and each continues from its state.
+    Tests of the simulation have their own worlds."""
     return Scheduling(config, log)
 
 
 class Scheduling(LoadScopeScheduling):
-    """See above."""
+    """The scheduler of `pytest_xdist_make_scheduler`."""
 
     def _split_scope(self, nodeid: str) -> str:
         return _scope_of(nodeid)
@@ -159,8 +159,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Stuck:
-    """After a test that waited in vain those of its file are not tried: they share what it waited for. Files of Spark's
-    share a JVM besides: it is given up, or the first test of each file to come would wait too."""
+    """Skips the other tests of a file after a wait of one test has timed out, because they share what it waited for.
+    Spark files also share a JVM, which is abandoned; otherwise the first test of each later file would wait too."""
 
     def __init__(self) -> None:
         self._files: set[str] = set()
@@ -178,7 +178,7 @@ class Stuck:
 
 
 class Within:
-    """A limit of time for `make quick`, from the first test on: tests that would start later are skipped, and pytest
+    """The time limit of `make quick`, counted from the first test. Tests that would start later are skipped, and pytest
     counts them."""
 
     def __init__(self, within_s: float) -> None:
@@ -192,9 +192,9 @@ class Within:
 
 
 class Failures:
-    """Says what has failed when it does: pytest says it last, and not at all if it breaks off itself or is ended. One
-    that breaks off says it again, shortly, as its last lines: of a long run often no more is kept. A run that takes too
-    long stops by itself."""
+    """Prints each failure at once, because pytest prints failures last, and not at all if it is aborted or killed. An
+    aborted run repeats them briefly as its last lines, because often only the end of a long output is kept. A run that
+    takes too long stops by itself."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -212,7 +212,7 @@ class Failures:
             workers.shouldstop = f"the tests have taken more than {RUN_S} s"
 
     def pytest_internalerror(self, excrepr: object) -> None:
-        """A worker that breaks off is told first, and then, of the same, the process that goes on without it."""
+        """Print a worker's failure first, and then the failure that it causes in the main process."""
         self._broke.append("\n".join(line[:LINE_MAX] for line in str(excrepr).splitlines()[-BROKE_LINES:]))
         failed = [what[:LINE_MAX].replace("\n", " ") for what in self._failed[-FAILED_MAX:]]
         self._say("\n".join(["pytest broke off:", self._broke[0], *self._broke[1:][-1:], *failed]))
@@ -225,14 +225,15 @@ class Failures:
 
 @pytest.fixture
 def seed(request: pytest.FixtureRequest) -> int:
-    """The one source of a test's randomness."""
+    """Return the seed, the only source of a test's randomness."""
     value: int = request.config.getoption("seed")
     return value
 
 
 @pytest.fixture
 def loggers() -> Iterator[None]:
-    """Leaves the loggers as they were: a log that is set up is the whole process's, and so all later tests'."""
+    """Restore the loggers after a test, because logging is configured for the whole process and so for all later
+    tests."""
     before = {each: (each.handlers[:], each.level, each.propagate) for each in all_loggers()}
     hooks = sys.unraisablehook, threading.excepthook
     yield

@@ -1,5 +1,5 @@
-"""What the tests type at `curl`, for machines that do not have it: `python -m tests.curl` takes the options that the
-documents show, and ends with curl's exit codes."""
+"""A replacement for `curl` on machines without it: `python -m tests.curl` accepts the options that the documents show,
+and exits with curl's exit codes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _configure(options: argparse.Namespace, lines: str) -> None:
         elif name == "header":
             options.headers.append(value)
         else:
-            _fail(2, f"want user or header, got {name}")
+            _fail(2, f"expected user or header, got {name}")
 
 
 def _connection(options: argparse.Namespace) -> HTTPConnection:

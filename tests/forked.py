@@ -1,9 +1,9 @@
-"""Nodes of the tests' clusters without half a second of loading for each: they are forked from processes that have
-loaded the code. A node is a process of its own all the same, with its command line, session, environment and output.
-tests/cluster/test_up.py, the documents' walks and whatever runs `kvstore up` start nodes as users do.
+"""Forks the nodes of test clusters from processes that have loaded the code, which saves half a second per node. Each
+node is still a separate process with its own command line, session, environment and output. tests/cluster/test_up.py,
+the tests of documented commands and all tests that run `kvstore up` start nodes as users do.
 
-Python orders a set of bytes otherwise in each process, and replicas must agree all the same: so nodes of a cluster are
-forked from different processes.
+Python orders a set of bytes differently in each process, and replicas must agree nevertheless. So the nodes of a
+cluster are forked from different processes.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from typing import Any
 
 PROCESSES = 3
 ROOM = 4000
-"""Bytes of a command line: the system shows a page."""
+"""Maximum bytes of a command line, because the system shows one page."""
 START_S = 60
 SERVE = "from tests.forked import serve; serve()"
 
 
 class Forks:
-    """A process that forks nodes for this one, and ends with it."""
+    """A process that forks nodes for this process, and ends with it."""
 
     def __init__(self) -> None:
         self._one_at_a_time = threading.Lock()
@@ -43,7 +43,7 @@ class Forks:
         atexit.register(self._process.kill)
 
     def start(self, command: Sequence[str], environ: dict[str, str], output: Path) -> int:
-        """The pid of a process that is this `kvstore` command."""
+        """Start a process that runs this `kvstore` command. Return its pid."""
         asked = {"command": command, "environ": environ, "output": str(output), "folder": os.getcwd()}
         with self._one_at_a_time:
             assert self._process.stdin is not None
@@ -57,18 +57,18 @@ class Forks:
 
 @cache
 def forks(number: int) -> Forks:
-    """One of PROCESSES."""
+    """Return one of PROCESSES."""
     return Forks()
 
 
 def fits(command: Sequence[str]) -> bool:
-    """Whether such a process can be forked: it runs the code that is loaded. A space would be taken for the end of a
-    word."""
+    """Return True if such a process can be forked, because it runs the loaded code. Words with a space cannot be passed
+    on."""
     return command[0] == sys.executable and " " not in "".join(command) and len(os.fsencode(" ".join(command))) < ROOM
 
 
 def start(name: str, command: list[str], environ: dict[str, str], output: Path) -> int:
-    """Start a node of this name; its pid."""
+    """Start a node with this name. Return its pid."""
     return forks(sum(name.encode()) % PROCESSES).start(command, environ, output)
 
 
@@ -76,8 +76,8 @@ def start(name: str, command: list[str], environ: dict[str, str], output: Path) 
 
 
 def serve() -> None:
-    """Fork a process for each line, until there are no more. Nobody waits for those that have ended: a number that a
-    test knows is not given to another process, of which a run of all tests starts more than there are numbers."""
+    """Fork a process for each line, until the input ends. Ended processes are not reaped, so that their pids are not
+    reused: a run of all tests starts more processes than there are pids."""
     import gc
 
     gc.disable()
@@ -93,7 +93,7 @@ def serve() -> None:
 
 
 def become(command: list[str], environ: dict[str, str], output: str, folder: str) -> None:
-    """Take what a process of its own would have begun with; say so to whoever asked."""
+    """Take the state with which a new process would begin, and report that to the requester."""
     os.setsid()
     os.chdir(folder)
     os.environ.clear()

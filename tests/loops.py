@@ -1,5 +1,6 @@
-"""What asyncio's debug mode refuses, without what it notes down: where each task, future and callback was made, which
-took half of the unit tests' processor time. So it holds in every test, with real clusters and in the simulation too."""
+"""The checks of asyncio's debug mode without its records of where each task, future and callback was made, which took
+half of the unit tests' processor time. So the checks apply to every test, also with real clusters and in the
+simulation."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Ways to break the store, of every layer, each of which a test must notice: `make mutants`, or
+"""Breakages of every layer of the store, each of which a test must detect: `make mutants`, or
 `python -m tests.mutants [PART OF A NAME]…`.
 
-A breakage is a patch that lasts for one run; nothing in kvstore/ knows of it. Ends with 1 if one was missed, with 2 if
-a name fits none of them.
+A breakage is a patch for one run; nothing in kvstore/ refers to it. The exit code is 1 if a breakage was missed, and 2
+if a name matches none.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Layer:
     title: str
     names: Callable[[], list[str]]
     find: Callable[[str], str | None]
-    """How a breakage is noticed; None if it is not."""
+    """Return how a breakage is detected; None if it is not."""
 
 
 def _names_of_clusters() -> list[str]:
@@ -93,8 +93,8 @@ LAYERS = (
 
 
 def chosen(wanted: list[str]) -> list[tuple[Layer, list[str]]]:
-    """The breakages whose names contain one of `wanted`; all if nothing is wanted. Raises LookupError for a word that
-    is in no name."""
+    """Return the breakages whose names contain one of `wanted`; all if `wanted` is empty. Raises LookupError for a word
+    that is in no name."""
     every = [(layer, layer.names()) for layer in LAYERS]
     unknown = [word for word in wanted if not any(word in name for _, names in every for name in names)]
     if unknown:
@@ -104,13 +104,13 @@ def chosen(wanted: list[str]) -> list[tuple[Layer, list[str]]]:
 
 
 def find(title: str, name: str) -> str | None:
-    """How the breakage is noticed, found in a process that may be a new one."""
+    """Return how the breakage is detected. The check may run in a new process."""
     logging.getLogger("kvstore").setLevel(logging.CRITICAL + 1)
     return next(layer for layer in LAYERS if layer.title == title).find(name)
 
 
 def main(wanted: list[str]) -> int:
-    """Try each breakage until something notices it, and print a table for each layer."""
+    """Try each breakage until a test detects it, and print a table for each layer."""
     try:
         tables = chosen(wanted)
     except LookupError as error:

@@ -15,7 +15,7 @@ OF_A_PALETTE = 3
 def small_png(pixels: bytes, width: int) -> bytes:
     """A file of these pixels: red, green, blue and opacity, of which the last counts for nothing, row by row."""
     height, rest = divmod(len(pixels), 4 * width)
-    assert rest == 0, f"want whole rows of {width} pixels, got {len(pixels)} bytes"
+    assert rest == 0, f"expected whole rows of {width} pixels, got {len(pixels)} bytes"
     colours = [pixels[place : place + 3] for place in range(0, len(pixels), 4)]
     palette = [colour for colour, _ in Counter(colours).most_common(COLOURS_MAX)]
     places = {colour: nearest(colour, palette) for colour in set(colours)}

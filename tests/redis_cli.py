@@ -1,5 +1,5 @@
-"""What the tests type at `redis-cli`, for machines that do not have it: one command, its reply in plain words.
-`python -m tests.redis_cli` takes the options of redis-cli that the documents show."""
+"""A replacement for `redis-cli` on machines without it: it sends one command and prints the reply as plain text.
+`python -m tests.redis_cli` accepts the options of redis-cli that the documents show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our own source as trees: what the house rules in test_tidy.py are checked on."""
+"""The project's source as syntax trees, on which test_tidy.py checks the house rules."""
 
 import ast
 import gc
@@ -43,7 +43,7 @@ class Source:
 
     @cached_property
     def nodes(self) -> list[ast.AST]:
-        """All of the tree, for many rules."""
+        """All nodes of the tree."""
         return list(ast.walk(self.tree))
 
     @property
@@ -59,7 +59,8 @@ class Source:
         return list(_imports(self.tree, at_run_time=True))
 
     def uses(self) -> Iterator[tuple[str, ast.AST]]:
-        """Every dotted name that is looked up, in full: after `from asyncio import wait`, `wait` is `asyncio.wait`."""
+        """Yield every dotted name that is looked up, in full: after `from asyncio import wait`, `wait` is
+        `asyncio.wait`."""
         spelled = _spellings(self.nodes)
         for node in self.nodes:
             if isinstance(node, ast.Name | ast.Attribute) and (dotted := _dotted(node)):
@@ -68,19 +69,19 @@ class Source:
 
     @cached_property
     def functions(self) -> list[tuple[str, int]]:
-        """Each function's name, with the classes and functions around it, and its length in lines."""
+        """Each function's name, qualified by the enclosing classes and functions, and its length in lines."""
         return list(_functions(self.tree, prefix=""))
 
 
 def sources(*tops: str) -> list[Source]:
-    """Our Python files under `tops`, generated ones excepted."""
+    """Return our Python files under `tops`, except generated ones."""
     return list(_sources(tops))
 
 
 @cache
 def _sources(tops: tuple[str, ...]) -> tuple[Source, ...]:
-    """Parse the files. The trees are three million objects that stay: the collector would visit them again and again,
-    which took four fifths of the time, and a second at every full collection afterwards."""
+    """Parse the files. The trees are three million objects that stay. Without a freeze, repeated visits by the garbage
+    collector took four fifths of the time, and a second at every later full collection."""
     files = sorted(file for top in tops for file in (ROOT / top).rglob("*.py"))
     gc.collect()
     gc.disable()
@@ -96,12 +97,12 @@ def _sources(tops: tuple[str, ...]) -> tuple[Source, ...]:
 
 @cache
 def _source(file: Path) -> Source:
-    """Each file is parsed once, however many rules look at it."""
+    """Return the file's tree. Each file is parsed once for all rules."""
     return Source(str(file.relative_to(ROOT)), file.read_text())
 
 
 def tracked_texts() -> dict[str, str]:
-    """Every text file that git tracks, generated ones excepted."""
+    """Return every text file that Git tracks, except generated ones."""
     listing = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     texts = {}
     for path in filter(None, listing.split("\0")):
@@ -113,7 +114,7 @@ def tracked_texts() -> dict[str, str]:
 
 
 def import_cycle_or_none(graph: dict[str, set[str]]) -> list[str] | None:
-    """One way round from a module to itself."""
+    """Return one import cycle, or None."""
     done: set[str] = set()
 
     def visit(module: str, trail: list[str]) -> list[str] | None:
@@ -129,7 +130,8 @@ def import_cycle_or_none(graph: dict[str, set[str]]) -> list[str] | None:
 
 
 def import_graph(files: list[Source], *, also_for_types: bool = False) -> dict[str, set[str]]:
-    """Module → modules of ours that it imports at run time, inside functions too; if asked, also only for types."""
+    """Return, by module, our modules that it imports at run time, also inside functions; with `also_for_types`,
+    type-only imports too."""
     modules = {file.module for file in files}
     graph: dict[str, set[str]] = {module: set() for module in modules}
     for file in files:

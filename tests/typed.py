@@ -1,6 +1,6 @@
-"""`kvstore` as a program that shells find, for tests that type what documents say. Each command is a process of its own
-with the shell's words, streams, folder and environment; it is forked from one that has loaded the code, since to load
-that for each takes half a second of a processor."""
+"""`kvstore` as a program on a shell's PATH, for tests that run documented commands. Each command is a separate process
+with the shell's arguments, streams, folder and environment. It is forked from a process that has loaded the code,
+because loading takes half a second of processor time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.source import ROOT
 from tests.stand_ins import ensure_programs
 
 BROKEN = 70
-"""Exit code of a command that ended without one of its own."""
+"""Exit code of a command that ended without its own exit code."""
 ASK = """\
 import os, socket, struct, sys
 server = socket.socket(socket.AF_UNIX)
@@ -40,7 +40,7 @@ sys.exit(code[0] if code else {broken})
 
 @contextmanager
 def programs(folder: Path) -> Iterator[Path]:
-    """A folder for a shell's PATH, made below this one. What still runs of its commands at the end is killed."""
+    """Create a folder for a shell's PATH below this one. Its commands that still run at the end are killed."""
     found, address = folder / "bin", f"\0kvstore-typed-{uuid.uuid4()}"
     found.mkdir()
     program = found / "kvstore"
@@ -82,7 +82,7 @@ def serve(address: str) -> None:
 
 
 def run(asking: socket.socket) -> None:
-    """Be the command that a program asks for, to the end of this process."""
+    """Run the requested command to its end in this process."""
     code: object = BROKEN
     try:
         size, streams, _, _ = socket.recv_fds(asking, 4, 3)

@@ -1,4 +1,4 @@
-"""The one place where tests wait for real time to pass: until something in another process has come true."""
+"""The only place where tests wait in real time: until a condition in another process holds."""
 
 import asyncio
 import time
@@ -6,15 +6,17 @@ from collections.abc import Awaitable, Callable
 
 POLL_S, POLL_S_MAX = 0.05, 1.0
 RESTS = 3
-"""How many times as long as a look took there is none: looks share the processors with what they wait for."""
+"""The pause between checks of a condition, as a multiple of the duration of a check: checks share the processors with
+the processes that they wait for."""
 PATIENCE_S = 60.0
-"""What a test waits for comes at once. Only a test that fails waits this long, or one whose machine stood still."""
+"""Time limit of a wait. The condition usually holds at once; only a failing test, or one on a stalled machine, waits so
+long."""
 
 
 async def wait_until(
     condition: Callable[[], Awaitable[object]], *, timeout_s: float = PATIENCE_S, what: str = ""
 ) -> None:
-    """Return when `condition()` is truthy. TimeoutError names `what` was awaited."""
+    """Wait until `condition()` is truthy. Raises TimeoutError, which names `what` was awaited."""
     since = time.monotonic()
     deadline = since + timeout_s
     while not await condition():
@@ -25,7 +27,7 @@ async def wait_until(
 
 
 def wait_until_blocking(condition: Callable[[], object], *, timeout_s: float = PATIENCE_S, what: str = "") -> None:
-    """The same for code without an event loop."""
+    """Do the same as `wait_until`, for code without an event loop."""
     since = time.monotonic()
     deadline = since + timeout_s
     while not condition():

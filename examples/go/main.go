@@ -133,7 +133,7 @@ func run(address string) error {
 	_, err = writer.put(ctx, store, set)
 	reason, fields := reasonOf(err)
 	if reason != "CONDITION_FAILED" {
-		return fmt.Errorf("want CONDITION_FAILED, got %w", err)
+		return fmt.Errorf("expected CONDITION_FAILED, got %w", err)
 	}
 	fmt.Printf("refused: %s, the version is %s\n", reason, fields["version"])
 

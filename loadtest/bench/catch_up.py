@@ -1,11 +1,12 @@
-"""What it takes to catch up with a log, and to copy it: requests and processor time per entry, in batches and not.
+"""Measure the cost of catching up with a log and of copying it: requests and processor time per entry, with and without
+batches.
 
     python -m loadtest.bench.catch_up [--entries 100000] [--size 100] [--quorum 3/3/2] [--rounds 3]
 
-ZooKeeper and the bookies, one more than the ensemble has, are processes of their own. A log of one closed ledger is
-read from its beginning by a tail whose node has no bookie; then what one bookie has of it is copied to the spare one.
-Both take turns with batched reads and with a client that never asks for any; each is done once before, uncounted, so
-that all that are counted copy what the spare one has already. Figures are medians of the rounds.
+ZooKeeper and the bookies, one more than the ensemble has, are separate processes. A tail whose node has no bookie reads
+a log of one closed ledger from its beginning. Then one bookie's entries are copied to the spare bookie. Both are done
+in turn with batched reads and with a client that never requests any. A first uncounted run of each ensures that all
+counted runs copy entries that the spare bookie has already. Figures are medians of the rounds.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Somebody who writes at a steady rate while something else goes on, in a process of its own: small SETs by Redis'
-protocol, begun when they are due whatever has become of those before; how long each took from then on, by phases.
+"""A separate process that writes at a steady rate during another measurement: small SETs by the Redis protocol. Each
+begins when it is due, even if earlier ones are not done. Durations count from that time, by phase.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Foreground:
         self._process = process
 
     def phase(self, name: str) -> None:
-        """What is due from now on counts for it; "" counts for none."""
+        """Begin a phase: operations that are due from now on count for it; with "" they count for none."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{name}\n")
         self._process.stdin.flush()

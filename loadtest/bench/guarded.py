@@ -1,19 +1,19 @@
-"""What it costs to ask clients who they are, and to encrypt: SET and GET with both, with the first, and with neither.
+"""Measure the cost of access control and of TLS: SET and GET with both, with access control alone, and with neither.
 
     python -m loadtest.bench.guarded [--rounds 5] [--out FILE]
 
-Two clusters of three nodes run side by side, one with TLS and access control, the other without TLS. That one is loaded
-three times in each round: with access control off, and on, by a user who may read and write everything (`asked`) and by
-one who may do so below a prefix (`prefix`); it is switched while it runs. So all four are measured in turns, on the
-same machine in the same state, and only ratios between them say something. A line is the median of all rounds:
-operations a second by 50 connections to the leader, and processor time of all three nodes per operation. Clients log in
-once for each connection, as they do, by a password that the node has verified before.
+Two clusters of three nodes run side by side, one with TLS and access control, the other without TLS. The one without
+TLS is loaded three times in each round: with access control off; with access control on, by a user who may read and
+write everything (`asked`); and by a user who may do so below a prefix (`prefix`). Access control is switched while the
+cluster runs. All four are measured in turn, on the same machine in the same state, and only their ratios are
+meaningful. A line is the median of all rounds: operations a second by 50 connections to the leader, and processor time
+of all three nodes per operation. Clients log in once per connection, with a password that the node has verified before.
 
-`calls` are those of the leader's event loop per operation, of Python and of C, which do not depend on how busy the
-machine is: what authorization itself takes is the difference between on and off, in which the logins of the connections
-are. `check` is the time that one look at a prefix takes, as a share of the processor time of a GET. Exit code 1 if a
-lone GET's calls become more by over 2 % for who may read everything (those of a pipeline differ by more from run to
-run, as some go the long way), or the check is over 2 % of its time.
+`calls` counts the calls of Python and C of the leader's event loop per operation. They do not depend on how busy the
+machine is. The difference between on and off is the cost of authorization, including the logins of the connections.
+`check` is the time of one check of a prefix, as a share of the processor time of a GET. The exit code is 1 if `asked`
+adds over 2 % to the calls of a single GET, or if the check takes over 2 % of the time of a GET. The calls of a pipeline
+differ by more from run to run, because some operations take the slow path.
 """
 
 from __future__ import annotations
@@ -132,7 +132,8 @@ class Side:
             self.ask(user)
 
     def ask(self, user: str) -> None:
-        """Have clients log in as this user, or not where it is empty, and wait until every node goes by that."""
+        """Let clients log in as this user, or not at all if it is empty, and wait until every node applies the
+        change."""
         self.change(Switch(bool(user)))
         self.user = user
         for node in self.file.nodes:
@@ -155,7 +156,7 @@ class Side:
         self.lead = next(node for node in self.file.nodes if node.grpc == where)
 
     def _first_words(self, address: str) -> bool:
-        """Whether somebody who says nothing of himself is refused."""
+        """Return True if a client without a login is refused."""
 
         async def ask() -> str:
             made = await connect(address, timeout_s=CONNECT_S, tls=self._context)
@@ -268,8 +269,8 @@ def _row(load: Load, plain: Side, secured: Side, rounds: int) -> dict[str, Any]:
 
 
 def check_us(together: int) -> float:
-    """Processor time of a look at a key, of so many that come together, for a user with two prefixes, as the Redis door
-    does it: the least of some attempts, since others use the processor, too."""
+    """Return the processor time of checking a key in a batch of this size, for a user with two prefixes, as the Redis
+    listener does. It is the minimum of several attempts, because other processes use the processor too."""
     keys, readable, count = [b"{guarded}1234567"] * together, (b"other/", b"{guarded}"), 20_000 // together
     attempts = []
     for _ in range(20):

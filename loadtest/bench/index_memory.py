@@ -1,11 +1,11 @@
-"""What the index of a bookie with many entries takes: memory, the disk, and time.
+"""Measure the cost of the index of a bookie with many entries: memory, disk and time.
 
     python -m loadtest.bench.index_memory COUNT [--dir DIR] [--size 1024] [--ledger 200000]
 
-The books of a bookie (inventory.py) are told of COUNT entries of SIZE bytes as its journal would, one ledger after the
-other, and write their index files through the real code; the packets themselves are not written, and the segments are
-sparse files with a header. Then the directory is started from in a process of its own, and entries are looked up at
-random and in order. `--holes`: as a bookie of a striped ledger has them, two entries of three.
+The inventory of a bookie (inventory.py) receives COUNT entries of SIZE bytes as from its journal, one ledger after the
+other, and writes its index files with the real code. The packets themselves are not written, and the segments are
+sparse files with a header. Then a separate process starts from the directory and looks entries up at random and in
+order. `--holes` gives the bookie two entries of three, like a bookie of a striped ledger.
 """
 
 from __future__ import annotations

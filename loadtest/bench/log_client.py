@@ -1,13 +1,13 @@
-"""How fast our log client and Apache's Java client write one ledger to three real bookies, to ours and to Apache's.
+"""Compare our log client with Apache's Java client: the rate of writing one ledger to three of our or Apache's bookies.
 
     python -m loadtest.bench.log_client [--rounds 3] [--seconds 4] [--size 1024] [--in-flight 1 100 1000]
 
-ZooKeeper and the bookies are processes of their own, three bookies of ours and three of Apache's, as they are by
-default: each syncs before it answers. Each client is one more, and writes 3/3/2 with so many adds in flight. The pairs
-of client and bookies take turns. Each line is the median of the rounds: adds confirmed per second, how long one took
-from its call to its confirmation, and the processor time per add of the client and of the three bookies together. A run
-in which an add fails has no figures: it is told and left out, and the first column counts those that are left.
-Apache's takes part if its jars are there (`python -m tests.interop.apache --install`).
+ZooKeeper, three of our bookies and three of Apache's are separate processes with default settings: each bookie syncs
+before it answers. Each client is another process and writes 3/3/2 with the given number of adds in flight. The pairs of
+client and bookies take turns. Each line is the median of the rounds: adds confirmed per second, the time from the call
+of an add to its confirmation, and the processor time per add of the client and of the three bookies together. A run in
+which an add fails is reported and left out; the first column counts the remaining runs. Apache's client and bookies
+take part if their jars are installed (`python -m tests.interop.apache --install`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""What a partition costs per operation: python -m loadtest.bench.partition [--profile] [CASE …].
+"""Measure the cost of a partition per operation: python -m loadtest.bench.partition [--profile] [CASE …].
 
-A leader over RocksDB and a log that acknowledges at once: deciding, payload, apply, answers; no network, bookies,
-servers. Microseconds of CPU per operation, background threads of the engine included: least, median and mean of short
-rounds. The machine is shared, so the yardstick (a fixed piece of work in Python and C) says how fast it was just then.
+A leader runs over RocksDB and a log that acknowledges at once: it decides, encodes, applies and answers, without a
+network, bookies or servers. The figures are microseconds of processor time per operation, including background threads
+of the engine: minimum, median and mean of short rounds. The machine may be shared, so the yardstick (a fixed piece of
+work in Python and C) shows its speed at that time.
 """
 
 from __future__ import annotations

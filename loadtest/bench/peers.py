@@ -1,5 +1,5 @@
-"""What we compare ourselves with: from Debian's packages a three-node etcd and a Redis that syncs always, gRPC
-itself, and the floor. And what they and our own clusters need: ports, and a folder on a real disk."""
+"""The systems that the benchmarks compare with: a three-node etcd and a Redis that always syncs, both from Debian's
+packages, gRPC itself, and the floor. Also what these and our own clusters need: ports, and a folder on a real disk."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def memory_grpc(folder: Path) -> Iterator[str]:
 
 
 class Floor(NamedTuple):
-    """loadtest/floor.py, running: its own process and the three, and their doors."""
+    """A running loadtest/floor.py: its own process, the three others, and their addresses."""
 
     pid: int
     pids: list[int]

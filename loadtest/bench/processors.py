@@ -36,7 +36,7 @@ def _usable() -> Set[int]:
 
 @contextmanager
 def on(processors: Set[int]) -> Iterator[None]:
-    """What is started meanwhile stays on these."""
+    """Restrict processes that are started meanwhile to these processors."""
     before = _usable()
     if IS_LINUX:
         os.sched_setaffinity(0, processors)

@@ -1,12 +1,12 @@
-"""What a number of partitions costs: memory, processors, the metadata store's load, latencies, restarts.
+"""Measure the cost of a number of partitions: memory, processors, load of the metadata store, latencies, restarts.
 
     python -m loadtest.bench.sizing [--partitions 3,30,100,300] [--keys 100000] [--value-bytes 1000] [--out FILE]
 
-For each number a cluster of three nodes is founded in a scratch folder, each with a replica of every partition. It is
-taken: at rest, memory, processor time and what the metadata store has and is asked for; while so many new keys are put
-by 48 connections, the most memory of any node; p99 of SET and GET by redis-benchmark, 50 connections to one node; a
-node is killed, how long it is until others lead all that it led, and what that asked of the metadata store; then all
-processes are stopped and started. Times are the machine's of just then: compare rows of one run.
+For each number a cluster of three nodes is founded in a scratch folder, each with a replica of every partition.
+Measured are: memory, processor time, and size and load of the metadata store without traffic; the maximum memory of a
+node while 48 connections put new keys; p99 of SET and GET by redis-benchmark with 50 connections to one node; the time
+until others lead all partitions of a killed node, and the load of that on the metadata store; and the time to stop and
+start all processes. Times depend on the state of the machine, so compare only rows of one run.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def after_a_kill(file: ClusterFile, partitions: int) -> dict[str, Any]:
     led = metrics_of(victim.http)["partition_is_leader"]
     before, began = _store_counts(file), time.monotonic()
     if victim.pid is None:
-        raise RuntimeError(f"want node {victim.id} to run")
+        raise RuntimeError(f"expected node {victim.id} to run, but it has ended")
     os.kill(victim.pid, signal.SIGKILL)
     while sum(metrics_of(node.http).get("partition_is_leader", 0) for node in others) < partitions:
         if time.monotonic() > began + TAKEOVER_S:
@@ -173,7 +173,7 @@ def store_counts(mntr: str, srvr: str) -> dict[str, int]:
     monitor = dict(re.findall(r"^(zk_\w+)\t(\d+)", mntr, re.MULTILINE))
     last = re.search(r"Zxid: (0x[0-9a-f]+)", srvr)
     if last is None or not monitor:
-        raise RuntimeError(f"want a ZooKeeper's counts, got {mntr[:80]!r} and {srvr[:80]!r}")
+        raise RuntimeError(f"expected the counts of a ZooKeeper, got {mntr[:80]!r} and {srvr[:80]!r}")
     return {
         "znodes": int(monitor["zk_znode_count"]),
         "watches": int(monitor["zk_watch_count"]),

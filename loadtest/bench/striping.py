@@ -1,12 +1,12 @@
-"""What striping gives and costs: rates, and how soon the other replicas show a lone write.
+"""Measure the gain and cost of striping: rates, and the delay until the other replicas show a single write.
 
     python -m loadtest.bench.striping [--quorums 3/3/2,5/3/2] [--nodes 5] [--seconds 4] [--turns 2] [--out FILE]
 
-For each ensemble/write/ack a cluster of its own is started in a scratch folder, in turns, and ended. SETs and GETs are
-redis-benchmark's, by 50 connections to one node, of 100 bytes. "Shown" is the time from sending one SET to that node,
-when nothing else is written, until a GET by a READONLY connection to each of the other nodes gives its value: the
-median and the 99th percentile over all of them, the leader included where it is one of them. On one machine all nodes
-share its disk and processors: more bookies are no more disks here, and only the ratios between lines say something.
+For each ensemble/write/ack in turn, a cluster runs in a scratch folder. redis-benchmark sends SETs and GETs of 100
+bytes over 50 connections to one node. "Shown" is the time from sending a single SET to that node until a GET on a
+READONLY connection to each of the other nodes returns its value: the median and the 99th percentile over all other
+nodes, including the leader if it is one of them. On one machine all nodes share its disk and processors, so more
+bookies are not more disks, and only the ratios between lines are meaningful.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _lone(file: ClusterFile) -> dict[str, float]:
 
 
 def _until_shown(doors: Sequence[BlockingRespConnection], wanted: bytes, began: float) -> Iterator[float]:
-    """Seconds since `began`, for each door, when a GET gives the value `wanted`."""
+    """Yield, for each connection, the seconds from `began` until a GET returns the value `wanted`."""
     waiting = list(doors)
     while waiting:
         for door in list(waiting):

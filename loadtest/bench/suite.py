@@ -57,7 +57,7 @@ class Measured:
     """To be reached; for times, not to be exceeded."""
     values: list[float] = field(default_factory=list)
     note: str = ""
-    """What should be known of them: operations that failed, a lead that has moved."""
+    """Remarks on the figures: operations that failed, a leader that has changed."""
 
     @property
     def value(self) -> float:
@@ -372,7 +372,7 @@ def main() -> None:
     parser.add_argument("--out", type=path_word, default=Path("reports/bench.json"))
     words = parser.parse_args()
     if words.runs < 1 or not 0 < words.seconds < inf:
-        parser.error(f"want 1 run or more, of more than 0 seconds each, got {words.runs} of {words.seconds:g} s")
+        parser.error(f"expected 1 run or more, of more than 0 seconds each, got {words.runs} of {words.seconds:g} s")
     try:
         run_suite(**vars(words))
     except ConfigError as error:

@@ -75,8 +75,8 @@ class Contest:
             process.wait()
 
     def run(self, acquisitions: int, *, strikes_every_s: float) -> None:
-        """Go on until the locks were acquired so often, all together, and each strike was made. Raises AssertionError
-        if that gets stuck."""
+        """Continue until the locks were acquired so often in total and each strike was made. Raises AssertionError if
+        there is no progress."""
         progress = Progress(time.monotonic())
         strike_at = time.monotonic() + strikes_every_s
         while (done := self._counts()).total() < acquisitions or len(self.struck) < len(STRIKES):
@@ -96,7 +96,7 @@ class Contest:
         return [(tag, token) for tag, file in self.files.items() for token in moments(file)]
 
     def held_twice(self) -> list[str]:
-        """What must not be: a token that was held before a lower one's last moment."""
+        """Return the violations: tokens that were held before the last moment of a lower token."""
         return [found for file in self.files.values() for found in overlaps(moments(file))]
 
     # ── strikes ──

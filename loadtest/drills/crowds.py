@@ -21,7 +21,7 @@ TIMEOUT_S = 10.0
 
 
 class Held:
-    """What a key may hold, by the replies to its writes, of which nobody else makes any."""
+    """The values that a key may have according to the replies to its writes. No other client writes it."""
 
     def __init__(self) -> None:
         self._last: bytes | None = None
@@ -35,7 +35,7 @@ class Held:
             self._last = value
 
     def allows(self, found: object) -> bool:
-        """Whether a read may find this. One that failed has found nothing out."""
+        """Return True if a read may find this value. A failed read shows nothing."""
         return isinstance(found, NotDone | Unknown) or found == self._last or found in self._unknown
 
 

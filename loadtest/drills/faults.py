@@ -103,7 +103,8 @@ async def metadata_stopped(stage: Stage) -> None:
 
 
 async def _metadata_away(stage: Stage, way: str, leave: Callable[[], None], come_back: Callable[[], None]) -> None:
-    """Linearizable reads and writes go on, and no leader changes without need, also in the time after it is back."""
+    """Check that linearizable reads and writes continue and no leader changes without need, also after the store is
+    back."""
     name = stage.cluster.file.store.kind.shown
 
     async def work(load: Load) -> None:

@@ -64,7 +64,7 @@ class Load:
                 self._tasks.append(asyncio.create_task(self._write_unique(partition, tag, writer)))
 
     async def stop(self) -> None:
-        """Let what is under way end, and read every register once more."""
+        """Stop, wait for the operations in flight, and read every register again."""
         self._stopping = True
         await asyncio.gather(*self._tasks)
         for key in self.register_keys():

@@ -1,9 +1,9 @@
-"""A process that takes a lock again and again, and writes down when it believed to hold it:
+"""A process that acquires a lock repeatedly and records when it believed to hold the lock:
 
     python -m loadtest.drills.lock_holder URL TAG FILE TTL_S GRACE_S blocking|asyncio
 
-Each line of FILE is a fencing token and a moment of the machine's boot-time clock, before the lock was asked whether it
-is held, and it was. Who reads them needs not trust this process: two tokens whose moments overlap are two holders.
+Each line of FILE is a fencing token and a time of the machine's boot-time clock, taken before a check that found the
+lock held. Readers of the file need not trust this process: two tokens whose times overlap are two holders.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ async def _count_marks(store: MetadataStore) -> int:
 
 
 async def _naming(store: MetadataStore, bookie: BookieId) -> bool:
-    """Whether one of the last ledgers that were made names it still."""
+    """Return True if one of the ledgers made last still names the bookie."""
     ledgers = LedgerStore(store)
     for ledger in (await ledgers.list_ids())[-50:]:
         if any(bookie in each.ensemble for each in (await ledgers.read(ledger))[0].fragments):

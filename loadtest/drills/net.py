@@ -52,7 +52,7 @@ Cut = tuple[str, str]
 
 
 def is_possible() -> bool:
-    """Whether this process may make networks."""
+    """Return True if this process may create networks."""
     return os.geteuid() == 0 and all(shutil.which(each) for each in TOOLS)
 
 
@@ -91,7 +91,7 @@ class Network:
 
     @contextmanager
     def inside(self, member: str) -> Iterator[None]:
-        """What this thread starts meanwhile is in the member's network."""
+        """Put processes that this thread starts meanwhile into the member's network."""
         with Path("/proc/thread-self/ns/net").open() as own, Path("/run/netns", self._space(member)).open() as other:
             _enter(other.fileno())
             try:
@@ -107,7 +107,7 @@ class Network:
         _run("ip", "link", "del", self._bridge, check=False)
 
     def make(self) -> None:
-        """What fails midway leaves the rest to `close`. Raises CalledProcessError."""
+        """Create the networks. After a failure, `close` removes what was made. Raises CalledProcessError."""
         _run("ip", "address", "add", f"{self.ip(CLIENTS)}/24", "dev", self._bridge)
         _run("ip", "link", "set", self._bridge, "up")
         for place, member in enumerate(self.members[1:], 1):

@@ -194,7 +194,7 @@ def faults_of(metadata: LedgerMetadata, registered: RegisteredBookies, *, write:
     who = f"ledger {metadata.ledger} ({metadata.state.name})"
     found = []
     if metadata.quorum.write != write:
-        found.append(f"{who} has a write quorum of {metadata.quorum.write}, want {write}")
+        found.append(f"{who} has a write quorum of {metadata.quorum.write}, expected {write}")
     for fragment in metadata.fragments:
         if absent := set(fragment.ensemble).difference(registered.all):
             found.append(f"{who} names {sorted(absent)}, which are not there")

@@ -16,8 +16,8 @@ BEFORE_S, AFTER_S = 0.1, 0.5
 
 
 class HandOver(NamedTuple):
-    """Of one move, by the wall clock: its first freeze, its last one, its release, when it was owned, when the ring
-    told."""
+    """Times of one move by the wall clock: its first freeze, its last freeze, its release, the start of the new
+    ownership, and the announcement by the ring."""
 
     first_frozen: float
     frozen: float

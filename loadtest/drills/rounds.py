@@ -3,8 +3,8 @@ every process is checked.
 
     python -m loadtest.drill --nemesis --seed 1 --minutes 10
 
-In each round several faults of nemesis.py and crowds.py begin at random moments and overlap. Then all are undone, and
-the drill measures the time until every partition accepts writes through every node. No fault may violate safety: no
+In each round several faults of `nemesis.py` and `crowds.py` begin at random moments and overlap. Then all are undone,
+and the drill measures the time until every partition accepts writes through every node. No fault may violate safety: no
 acknowledged write is lost, answers are linearizable, no process ends by itself, and logs have no unexpected error.
 """
 

@@ -40,7 +40,7 @@ class Span(NamedTuple):
 
 
 def read_logs(folder: Path) -> list[Event]:
-    """What the nodes' logs say of partitions, in order of time."""
+    """Return the partitions' events in the nodes' logs, in order of time."""
     lines = (line for path in sorted(folder.glob("*.log*")) for line in path.read_text(errors="replace").splitlines())
     return sorted(_events(lines))
 

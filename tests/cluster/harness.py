@@ -1,6 +1,6 @@
-"""A real cluster for tests: processes of its own in a directory, killed, stopped and started again by their pids.
+"""A real cluster for tests: its processes run in a directory and are killed, paused and restarted by pid.
 
-Everything waits for a condition with a deadline; nothing sleeps and hopes. What a test leaves running is killed.
+Everything waits for a condition with a deadline instead of sleeping. Processes that a test leaves running are killed.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from tests.waiting import wait_until_blocking
 OFFSETS = range(20_000, 24_000, 100)
 TIMEOUT_S = 90.0
 ANSWER_S = 30.0
-"""What a node gets for a page that a test wants: its process may stand still for a moment."""
+"""Timeout of a page that a test needs: its process may be delayed for a moment."""
 LOOK_S = 3.0
-"""What it gets where another look follows: one that was stopped shall not hold the others up."""
+"""Timeout of a page that is requested repeatedly: a paused node must not delay the others."""
 KEEP = "KVSTORE_TESTS_KEEP"
 """In the environment: what nodes stored stays behind them, for whoever looks for what went wrong."""
 
@@ -50,7 +50,7 @@ Written = Callable[[str, str], str]
 
 
 class _Forked(LocalCluster):
-    """Whose nodes need not load their code."""
+    """A cluster whose nodes are forked from a process that has loaded their code."""
 
     def _spawn(self, name: str, command: list[str]) -> int:
         if not forked.fits(command):
@@ -61,7 +61,7 @@ class _Forked(LocalCluster):
 
 
 class _Written(_Forked):
-    """Whose nodes begin with other files than `up` writes."""
+    """A cluster whose nodes begin with other files than `up` writes."""
 
     def __init__(self, data_dir: Path, written: Written) -> None:
         super().__init__(data_dir)
@@ -87,8 +87,8 @@ class _Written(_Forked):
 
 
 class Cluster:
-    """Nodes by id ("n1", …). Made by `running_cluster`. More than one of `zookeepers` are an ensemble. What is called
-    ZooKeeper here is the metadata store, of whichever kind. `settings`: as `kvstore up --set` takes them."""
+    """Nodes by id ("n1", …). Made by `running_cluster`. Several `zookeepers` are an ensemble. In this class, ZooKeeper
+    means the metadata store of any kind. `settings` have the form of `kvstore up --set`."""
 
     def __init__(
         self,
@@ -104,8 +104,9 @@ class Cluster:
         secure: bool = False,
         written: Written | None = None,
     ) -> None:
-        """`external_at`: the address of a metadata store whose bookies are to be used. `settings`: as `up --set` takes
-        them. `written`: what its nodes' files say; nobody waits for such nodes, whose doors may be others."""
+        """`external_at` is the address of a metadata store whose bookies are used. `settings` have the form of `up
+        --set`. `written` is the text of the nodes' files; the start does not wait for such nodes, because their
+        listeners may be different."""
         self.directory = directory
         self.local = _Forked(directory / "data") if written is None else _Written(directory / "data", written)
         self._wish: dict[str, Any] = {"nodes": nodes, "partitions": partitions, "replicas": replicas}
@@ -169,8 +170,7 @@ class Cluster:
                 self._claim = None
 
     def free(self) -> None:
-        """Remove what its nodes stored, 400 MB of a cluster that is new: a run of all tests needs 25 GB of them
-        otherwise. What they said stays."""
+        """Remove the nodes' data, 400 MB for a new cluster: a run of all tests would need 25 GB. Logs stay."""
         for stored in ("bookie", "partitions"):
             for folder in self.local.data_dir.glob(f"n*/{stored}"):
                 shutil.rmtree(folder)

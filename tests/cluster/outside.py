@@ -100,7 +100,7 @@ class Outside:
         return set(self.ask(lambda store: RegistrationClient(store).bookies()).writable)
 
     def identity(self) -> dict[str, bytes]:
-        """What says which cluster this is, and which bookies are its own."""
+        """Return the znodes that identify the cluster and its bookies."""
 
         async def work(store: ZooKeeperStore) -> dict[str, bytes]:
             wanted = (paths.LAYOUT, paths.INSTANCE_ID, *(paths.cookie(each) for each in self.bookies))

@@ -1,4 +1,4 @@
-"""A replica whose state on disk is not what its log says is outvoted by the others, set aside and made anew
+"""A replica whose state on disk differs from its log is outvoted by the others, set aside and rebuilt
 (docs/protocol.md, P35)."""
 
 from __future__ import annotations

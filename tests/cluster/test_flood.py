@@ -1,5 +1,5 @@
-"""A node whose descriptors a crowd of idle connections has taken, as far as it may: it goes on journaling and serving
-whom it has, and takes new clients when the crowd is gone."""
+"""Idle connections have taken as many of a node's descriptors as they may: the node continues journaling and serving
+its clients, and accepts new clients when the idle ones are gone."""
 
 from __future__ import annotations
 

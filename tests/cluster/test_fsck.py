@@ -1,4 +1,4 @@
-"""What `kvstore fsck` says of a real cluster while a node is down, and once what it missed has been repaired."""
+"""`kvstore fsck` on a real cluster while a node is down, and after its copies have been repaired."""
 
 from __future__ import annotations
 

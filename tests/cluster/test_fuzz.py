@@ -1,4 +1,4 @@
-"""What is not the protocol, at every port of a real node: it answers an error or closes, never dies, never grows."""
+"""Garbage at every port of a real node: the node replies with an error or closes, never dies, and does not grow."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def unharmed(cluster: Cluster) -> Iterator[Cluster]:
 
 
 def send(address: tuple[str, int], data: bytes, *, wait_s: float = PATIENCE_S, bytes_max: int = 1 << 20) -> bytes:
-    """What the port answers before it closes or falls silent, `bytes_max` or a little more at most."""
+    """Return the port's reply until it closes or falls silent, at most about `bytes_max`."""
     with socket.create_connection(address, timeout=PATIENCE_S) as connection:
         connection.settimeout(wait_s)
         answer = b""

@@ -110,7 +110,7 @@ def quickstart(name: str, root: Path) -> Path:
 
 
 def build(*words: str, cwd: Path, lacks: str, **environ: str) -> str:
-    """What a step of a build prints. Skips the test where what it would fetch is not to be had."""
+    """Return the output of a step of a build. Skips the test if a dependency cannot be downloaded."""
     there = {
         name: value for name, value in os.environ.items() if name != "SSL_CERT_FILE"
     }  # what it fetches is the web's

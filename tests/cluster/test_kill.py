@@ -1,7 +1,8 @@
-"""Processes of a real cluster die, stop and come back under load: what was acknowledged is there, and the rest goes on.
+"""Processes of a real cluster are killed, paused and restarted under load. No acknowledged write is lost, and the
+others continue.
 
-Counters tell: one whose every acknowledged INCR is in it, and none twice that was refused, ends between what was
-acknowledged and that plus what was of unknown outcome.
+Counters show this: if every acknowledged INCR is counted and no refused one, a counter ends between the number of
+acknowledged INCRs and that number plus those with an unknown outcome.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from tests.cluster.pulse import Pulse
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 GAP_S_MAX = 1.5
-"""What a leader's death costs its partitions (docs/how-to/when-something-dies.md): the longest time without an
-acknowledged write, where processes get the processors that they want. `make drill-counts` takes the median of ten."""
+"""Longest time without an acknowledged write after a leader dies (docs/how-to/when-something-dies.md), if the processes
+are not short of processors. `make drill-counts` takes the median of ten."""
 REST_S = 0.01
 """Of a counter between two increments: one that takes none has the processors that whoever takes over needs."""
 
@@ -45,7 +46,7 @@ def cluster(started: Cluster) -> Cluster:
 
 
 class Counter(threading.Thread):
-    """Increments one key through one node, and keeps what it was told."""
+    """Increments one key through one node, and records the replies."""
 
     ANSWER_S = 10.0
     """Longest wait for an answer."""

@@ -1,6 +1,6 @@
-"""A striped cluster of real processes, 5/3/2 on five nodes: a leader is killed together with its bookie, whose disk is
-lost; nothing that was acknowledged is, and the copies are made again within the rate that was set. What of the rate was
-used is logged: `pytest tests/cluster/test_striped.py -n 0 --log-cli-level=INFO`."""
+"""A striped cluster of real processes, 5/3/2 on five nodes. A leader is killed together with its bookie, whose disk is
+lost. No acknowledged write is lost, and the copies are recreated within the configured rate. The log shows how much of
+the rate was used: `pytest tests/cluster/test_striped.py -n 0 --log-cli-level=INFO`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lets Apache BookKeeper's shell work on our bookies, and records what goes over the wire.
+"""Runs Apache BookKeeper's shell on our bookies, and records the frames on the wire.
 
     python -m tests.interop.apache [--install] [--record]
 
@@ -31,11 +31,11 @@ COUNTED = ("adds", "reads", "fences", "bad_requests", "refused_unknown", "syncs"
 
 
 class Failed(Exception):
-    """Apache's program did not do what it does on its own bookies."""
+    """Apache's program behaved differently from its behaviour on Apache's bookies."""
 
 
 def expect(output: Output, *texts: str) -> None:
-    """Raise Failed unless the program ended well and said all of `texts`."""
+    """Raise Failed unless the program succeeded and printed all of `texts`."""
     missing = [text for text in texts if text not in output.text]
     if output.code != 0 or missing:
         raise Failed(f"exit code {output.code}, missing {missing}:\n{output.text[-4000:]}")
@@ -48,7 +48,7 @@ async def simpletest(programs: Programs, ensemble: int, write: int, ack: int) ->
 
 
 async def keep_a_ledger(cluster: Cluster, programs: Programs) -> LedgerId:
-    """A ledger written by Java and left behind open: simpletest's client is killed before it can close."""
+    """Return a ledger that Java has written and left open: simpletest's client is killed before it can close it."""
     before = set(await cluster.ledgers.list_ids())
     process = await asyncio.create_subprocess_exec(
         *programs.command(java.SHELL, "-conf", str(programs.conf), "simpletest", "-w", "3", "-n", "1000000"),
@@ -71,7 +71,7 @@ async def keep_a_ledger(cluster: Cluster, programs: Programs) -> LedgerId:
 
 
 async def killed_writer(cluster: Cluster | Processes) -> tuple[LedgerId, int]:
-    """A ledger written by our client, which is killed in the middle; and the last entry that it knew as confirmed."""
+    """Return a ledger whose writer, our client, was killed, and the last entry that was confirmed to the writer."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.interop.python_client", "write", cluster.zookeeper.address),
         stdout=asyncio.subprocess.PIPE,
@@ -95,8 +95,8 @@ async def killed_writer(cluster: Cluster | Processes) -> tuple[LedgerId, int]:
 
 
 async def java_recovers(cluster: Cluster | Processes, programs: Programs) -> None:
-    """Java fences, recovers and closes a ledger of ours. The length that it writes counts what a bookie has beyond the
-    end, if it takes that for the end of the ledger."""
+    """Let Java fence, recover and close a ledger of ours. The length that it writes includes entries of a bookie beyond
+    the end, if it takes these for the end of the ledger."""
     ledger, confirmed = await killed_writer(cluster)
     reading = ["readledger", "-l", str(ledger), "-fe", "0", "-le", str(confirmed), "-r"]
     expect(await programs.shell(*reading), java.entry(confirmed))
@@ -108,7 +108,7 @@ async def java_recovers(cluster: Cluster | Processes, programs: Programs) -> Non
 
 
 async def python_recovers(cluster: Cluster | Processes, ledger: LedgerId) -> None:
-    """Our recovery of a ledger of Java's."""
+    """Recover a ledger of Java's with our client."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.interop.python_client", "recover", cluster.zookeeper.address, str(ledger)),
         stdout=asyncio.subprocess.PIPE,
@@ -120,7 +120,7 @@ async def python_recovers(cluster: Cluster | Processes, ledger: LedgerId) -> Non
 
 
 async def run_shell(cluster: Cluster, programs: Programs) -> None:
-    """Every command that this project promises to keep working."""
+    """Run every command that this project promises to support."""
     ids = sorted(bookie.id for bookie in cluster.bookies)
     shown = [f"BookieID:{each}," for each in ids]
     for quorum in ((3, 3, 2), (3, 2, 2)):
@@ -163,14 +163,14 @@ def say(text: str) -> None:
 
 
 async def step(name: str, work: Awaitable[T]) -> T:
-    """Do one thing and say so."""
+    """Do one step and print its name."""
     result = await work
     say(f"ok  {name}")
     return result
 
 
 async def on_our_bookies(directory: Path, then: Callable[[Cluster], None]) -> None:
-    """Start ZooKeeper and three bookies, let the shell work on them."""
+    """Start ZooKeeper and three bookies, and run the shell on them."""
     async with Cluster(directory) as cluster:
         programs = Programs(directory / "java", cluster.zookeeper.address)
         await run_shell(cluster, programs)

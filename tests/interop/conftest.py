@@ -1,4 +1,4 @@
-"""Skips the tests where Apache's jars are not installed; with KVSTORE_INTEROP=1 it fails them there."""
+"""Skips the tests if Apache's jars are not installed; with KVSTORE_INTEROP=1, the tests fail instead."""
 
 from __future__ import annotations
 

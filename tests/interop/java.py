@@ -1,6 +1,6 @@
 """Apache BookKeeper's own programs: their jars, their configuration, their shell. Real processes.
 
-`python -m tests.interop.java` fetches the jars, if they are not there yet.
+`python -m tests.interop.java` fetches the jars unless they are installed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent.parent
 VERSIONS = ("4.17.2", "4.18.0")
 """Of Apache BookKeeper: 4.18 has other classes for its messages, and another way to log."""
 VERSION = os.environ.get("KVSTORE_INTEROP_VERSION", VERSIONS[-1])
-"""The one that this process works with."""
+"""The version that this process uses."""
 PLACE = ROOT / ".interop" / VERSION
 JARS = PLACE / "jars"
 POM = Path(__file__).with_name("pom.xml")
@@ -32,7 +32,7 @@ SERVER = "org.apache.bookkeeper.server.Main"
 TIMEOUT_S = 120.0
 
 QUICK = "-XX:TieredStopAtLevel=1"
-"""Flag of Java's: it starts sooner, and is slower in the end."""
+"""Java flag for a faster start and a lower peak speed."""
 _FLAGS = [
     "-Xmx512m",
     "-XX:+UseSerialGC",
@@ -56,7 +56,7 @@ _LOGGING = """<?xml version="1.0" encoding="UTF-8"?>
 
 
 def is_installed() -> bool:
-    """Whether the jars are there and a Java runs them."""
+    """Return True if the jars are installed and Java runs them."""
     return any(JARS.glob("bookkeeper-server-*.jar")) and shutil.which("javac") is not None
 
 
@@ -118,7 +118,7 @@ def listed(ledger: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What a program said, and how it ended."""
+    """The output of a program and its exit code."""
 
     code: int
     text: str

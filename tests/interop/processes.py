@@ -1,4 +1,4 @@
-"""ZooKeeper and bookies of ours as processes, to be killed and stopped while Apache's programs work on them."""
+"""ZooKeeper and our bookies as processes that tests kill and pause while Apache's programs use them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class OurBookie:
         self.process: Process
 
     async def start(self) -> None:
-        """Returns when it serves."""
+        """Start the bookie, and return when it serves."""
         with self._log.open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(*self._command, stdout=PIPE, stderr=log)
         assert self.process.stdout is not None
@@ -135,18 +135,18 @@ class Processes:
         return (await RegistrationClient(self.store).bookies()).all
 
     def bookie(self, bookie: BookieId) -> OurBookie:
-        """By its id."""
+        """Return the bookie with this id."""
         return next(each for each in self.bookies if each.id == bookie)
 
     async def metadata(self, ledger: LedgerId) -> LedgerMetadata:
         return (await self.ledgers.read(ledger))[0]
 
     def at_end(self, clean_up: Callable[[], Awaitable[None]]) -> None:
-        """Do this when the cluster ends, before it does."""
+        """Run this right before the cluster ends."""
         self._stack.push_async_callback(clean_up)
 
     async def are_registered(self, *wanted: BookieId) -> None:
-        """Return when exactly these bookies are writable."""
+        """Wait until exactly these bookies are writable."""
         client = RegistrationClient(self.store)
 
         async def are_there() -> bool:
@@ -160,15 +160,15 @@ class Processes:
 
 
 class JavaWriter:
-    """sessions/Writer.java at work."""
+    """A running sessions/Writer.java."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
         self.ledger = LedgerId(-1)
         self.confirmed = EntryId(-1)
-        """The last entry that it has said to be confirmed."""
+        """The last entry that the writer has reported as confirmed."""
         self.end = ""
-        """Its last words."""
+        """The last line of its output."""
 
     @classmethod
     async def start(cls, cluster: Processes, ensemble: int, write: int, ack: int, window: int = 100) -> JavaWriter:
@@ -180,12 +180,12 @@ class JavaWriter:
         return writer
 
     async def writes(self, entries: int) -> None:
-        """Return when so many more entries are confirmed."""
+        """Wait until this many more entries are confirmed."""
         wanted = self.confirmed + entries
         await self._until(lambda: self.confirmed >= wanted)
 
     async def stop(self) -> EntryId:
-        """Have it close its ledger; returns the last entry."""
+        """Let it close its ledger. Return the last entry."""
         assert self._process.stdin is not None
         self._process.stdin.write(b"\n")
         await self._until(lambda: bool(self.end))
@@ -194,7 +194,7 @@ class JavaWriter:
         return EntryId(int(self.end.split()[1]))
 
     async def kill(self) -> None:
-        """As kill -9 does; `confirmed` is then what it had said before."""
+        """Kill it with SIGKILL. Afterwards `confirmed` is its last report."""
         if self._process.returncode is None:
             self._process.kill()
         assert self._process.stdout is not None

@@ -1,4 +1,4 @@
-"""A proxy that passes frames on and remembers the first of each kind in each direction."""
+"""A proxy that forwards frames and records the first of each kind in each direction."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class Recording:
         self.frames.setdefault(f"response {BookieOperation(response.header.operation).name} {status}", payload)
 
     def write(self, path: Path, source: str) -> None:
-        """One line per kind: its name, a colon, its payload in hexadecimal."""
+        """Write one line per kind: its name, a colon, its payload in hexadecimal."""
         lines = [f"{kind}: {payload.hex()}\n" for kind, payload in sorted(self.frames.items())]
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"# Payloads of frames as {source} sent them.\n" + "".join(lines))
 
 
 class Proxy:
-    """Listens for one bookie and passes everything on to it."""
+    """Listens for one bookie and forwards everything to it."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
@@ -56,7 +56,7 @@ class Proxy:
         """`host:port` of the bookie, to be set before anybody connects."""
 
     async def listen(self) -> str:
-        """Bind a free port; returns `host:port`."""
+        """Bind a free port. Return `host:port`."""
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         return f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 

@@ -31,7 +31,7 @@ DELAY_S = 7
 
 @asynccontextmanager
 async def our_auto_recovery(cluster: Processes) -> AsyncIterator[str]:
-    """`kvstore autorecovery run`; gives its name."""
+    """Run `kvstore autorecovery run`, and yield its name."""
     asked = ("autorecovery", "run", "--zookeeper", cluster.zookeeper.address, "--open-ledger-grace", "1")
     process = await asyncio.create_subprocess_exec(sys.executable, "-m", "kvstore", *asked, stdout=DEVNULL, stderr=PIPE)
     assert process.stderr is not None

@@ -1,4 +1,4 @@
-"""Apache's client, shell and auto-recovery while our bookies die and stand still. Skipped without jars: README.md."""
+"""Apache's client, shell and auto-recovery while our bookies are killed and paused. Skipped without jars: README.md."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Processes]:
 
 
 async def reads(cluster: Processes, *ledgers: tuple[LedgerId, EntryId]) -> None:
-    """Java recovers the ledgers if need be, and reads all of them: up to the entries named at least."""
+    """Let Java recover the ledgers if necessary and read them at least up to the given entries."""
     arguments = [str(each) for pair in ledgers for each in pair]
     output = await cluster.programs.run("Reader", f"{cluster.zookeeper.address}/ledgers", *arguments)
     assert (output.code, len(output.lines("read "))) == (0, len(ledgers)), output.text[-3000:]
@@ -74,21 +74,21 @@ async def test_java_writer_continues_while_bookies_are_killed_and_paused(cluster
 
 
 async def written(cluster: Processes, entries: int) -> tuple[LedgerId, EntryId]:
-    """A closed ledger of Java's with as many entries at least, and its last one."""
+    """Return a closed ledger of Java's with at least this many entries, and its last entry."""
     writer = await JavaWriter.start(cluster, 3, 3, 2)
     await writer.writes(entries)
     return writer.ledger, await writer.stop()
 
 
 def mark_of(ledger: LedgerId) -> str:
-    """Where Apache's auditor marks a ledger as lacking copies."""
+    """Return the path where Apache's auditor marks a ledger as under-replicated."""
     text = f"{ledger:016x}"
     groups = "/".join(text[i : i + 4] for i in range(0, 16, 4))
     return f"{UNDERREPLICATION}/ledgers/{groups}/urL{ledger:010d}"
 
 
 async def no_ledger_names(cluster: Processes, bookie: OurBookie, *ledgers: LedgerId) -> bool:
-    """Whether the ledgers have found other bookies, and are not marked as lacking copies."""
+    """Return True if the ledgers use other bookies and are not marked as under-replicated."""
     for ledger in ledgers:
         metadata = await cluster.metadata(ledger)
         if any(bookie.id in fragment.ensemble for fragment in metadata.fragments):

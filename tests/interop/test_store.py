@@ -36,7 +36,7 @@ class BookKeeper(Outside):
             self.add_ours(f"b{number + 1}")
 
     def shell(self, *arguments: str) -> str:
-        """Let Apache's shell do one thing."""
+        """Run one command of Apache's shell."""
         output = asyncio.run(self.programs.shell(*arguments))
         assert output.code == 0, output.text[-4000:]
         return output.text
@@ -47,7 +47,7 @@ class BookKeeper(Outside):
         return self.add(launch(home, self.address))
 
     def open_of(self, partition: str) -> LedgerMetadata:
-        """The ledger that the partition's leader writes to."""
+        """Return the ledger that the partition's leader writes to."""
         found = [each for each in self.ledgers().values() if owner_of(each) == partition]
         return max((each for each in found if each.state is LedgerState.OPEN), key=lambda each: each.ledger)
 
@@ -55,7 +55,7 @@ class BookKeeper(Outside):
         return self.ledgers()[ledger].state
 
     def recover(self, ledger: LedgerId) -> None:
-        """Have Apache's shell fence, recover and close a ledger, whoever writes it."""
+        """Let Apache's shell fence, recover and close a ledger, also one that is being written."""
         self.shell("readledger", "-l", str(ledger), "-fe", "0", "-le", "0", "-r")
         assert self.state_of(ledger) is LedgerState.CLOSED
 
@@ -88,7 +88,7 @@ def test_store_runs_on_three_apache_bookies(tmp_path: Path) -> None:
                 cluster.wait_ready(victim)
                 wait_going_on(cluster, counters)
                 written = outside.open_of("p1").ledger
-                outside.recover(written)  # its leader lives, and hears of it by being fenced
+                outside.recover(written)  # its leader is alive and learns of the recovery by being fenced
                 wait_going_on(cluster, counters)
                 assert outside.open_of("p1").ledger > written
                 for node in cluster.ids:

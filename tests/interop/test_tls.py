@@ -30,12 +30,12 @@ WAYS = ("JDK,3", "OpenSSL,3", "JDK,2", "OpenSSL,2")
 
 
 def settings(tls: Tls) -> list[str]:
-    """Of a bookie of ours."""
+    """Return the settings of one of our bookies."""
     return [f"cert={tls.cert}", f"key={tls.key}", f"ca={tls.ca}"]
 
 
 async def said(cluster: Processes, tls: Tls, *cases: str) -> java.Output:
-    """What Apache's client says of its attempts."""
+    """Return what Apache's client prints about its attempts."""
     files = map(str, (tls.ca, tls.cert, tls.key))
     where = f"{cluster.zookeeper.address}/ledgers"
     output = await cluster.programs.run("Secured", where, *files, *cases)
@@ -71,7 +71,7 @@ async def test_verifying_bookies_accept_java_with_a_certificate(tmp_path: Path) 
 
 @asynccontextmanager
 async def client(address: str, directory: Path, tls: Tls | None) -> AsyncIterator[BookieClients]:
-    """Our client of bookies, all of which are at `address`."""
+    """Run our client for bookies that are all at `address`."""
     env = real_env(directory, tls=tls)
     bookies = BookieClients(env, lambda _: address)
     try:
@@ -93,7 +93,7 @@ async def stored(bookies: BookieClients, bookie: BookieId, entry: int) -> StoreE
 
 @pytest.mark.parametrize("provider", ["JDK", "OpenSSL"])
 async def test_our_ledger_client_writes_to_apache_bookies_with_tls(provider: str, tmp_path: Path) -> None:
-    """One that lets in whose certificate names a role, and nobody else."""
+    """Apache's bookie accepts only certificates that name a role."""
     files = Files.issue(tmp_path)
     of_bookie = {
         "tlsProvider": provider,

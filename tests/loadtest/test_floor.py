@@ -133,7 +133,7 @@ def test_a_value_set_at_one_endpoint_is_read_at_all(running: peers.Floor) -> Non
             assert reader.ask_all([(b"GET", key) for key in keys]) == [b"w" + key for key in keys]
     assert clients[0].ask(b"GET", b"nobody's") is None
     assert clients[0].ask(b"PING") == b"PONG"
-    assert "want SET key value" in str(clients[0].ask(b"GET", b"a", b"b"))
+    assert "expected SET key value" in str(clients[0].ask(b"GET", b"a", b"b"))
     for client in clients:
         client.close()
 
@@ -192,10 +192,13 @@ async def test_all_three_write_confirmed_records_and_the_order_of_new_keys(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--data", "new", "--port", "80"], "want a port from 1024 to 65533, or 0, got 80"),
-        (["--data", "new", "--port", "65535"], "want a port from 1024 to 65533, or 0, got 65535"),
+        (["--data", "new", "--port", "80"], "expected a port from 1024 to 65533, or 0, got 80"),
+        (["--data", "new", "--port", "65535"], "expected a port from 1024 to 65533, or 0, got 65535"),
         (["--data", "new", "--port", "{taken}"], "cannot listen on 127.0.0.1:{taken}: Address already in use"),
-        (["--data", "full", "--port", "0"], "want a new directory, since nothing is recovered; full is not empty"),
+        (
+            ["--data", "full", "--port", "0"],
+            "expected a new or empty directory, because nothing is recovered; full is not empty",
+        ),
         (["--data", "full/file", "--port", "0"], "full/file: File exists"),
     ],
 )

@@ -59,8 +59,8 @@ def test_setup_names_each_unfit_python_with_the_reason(tmp_path: Path) -> None:
     code, said = looked(tmp_path, f"{old} {new} {bare} {tmp_path}/nothing")
     assert code == 1
     assert re.findall(r"^  (.*)$", said, re.MULTILINE) == [
-        f"{old} (3.10.2): want 3.11 to 3.14",
-        f"{new} (3.15.0): want 3.11 to 3.14",
+        f"{old} (3.10.2): expected 3.11 to 3.14",
+        f"{new} (3.15.0): expected 3.11 to 3.14",
         f"{bare} (3.13.5): has no venv or ensurepip",
     ]
     assert "On Debian 13: sudo apt-get install -y python3 python3-venv" in said

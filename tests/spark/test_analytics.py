@@ -60,7 +60,7 @@ def test_nothing_is_no_error() -> None:
     [
         (("--data-dir", "nope"), "analytics: dataDir: no cluster at"),
         (("--servers", "127.0.0.1:1"), "analytics: no server of the cluster answers at 127.0.0.1:1"),
-        (("--depth", "0"), "--depth: want 1 or more, got 0"),
+        (("--depth", "0"), "--depth: expected 1 or more, got 0"),
         (("--out", "nowhere/report.html"), "--out: there is no directory"),
     ],
 )

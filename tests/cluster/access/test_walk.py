@@ -95,8 +95,9 @@ class Walk:
             )  # fmt: skip
 
     def do(self, step: Line) -> None:
-        """Run it to its end; again while its node may not have heard yet of what was changed before, and a look at what
-        changes by itself until it shows what is said. AssertionError unless it does what its line says."""
+        """Run a command to its end. Retry while its node may not have applied the change before, and while numbers that
+        change by themselves do not show the documented value. Raises AssertionError unless the command does what its
+        line says."""
         looks: list[tuple[int, str]] = []
 
         def is_over() -> bool:
@@ -158,7 +159,7 @@ def walk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walk]:
 
 
 def a_new_certificate(walk: Walk, part: Part) -> None:
-    """What is in place of node.key and node.pem here is what the nodes have been given."""
+    """Replace node.key and node.pem by files with other names, which the nodes have been given."""
     secured, (replaced, *others) = walk.secured, part.steps
     assert "node.key" in replaced.command
     secured.write_another(walk.directory / "new.key", walk.directory / "new.pem")

@@ -50,7 +50,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 SHORT_TTL_S, SHORT_GRACE_S = 1.0, 0.5
 LONG_TTL_S = 4 * PATIENCE_S
-"""Of sessions whose keys shall be gone by what is done with them, within the time that a test waits for that."""
+"""For sessions that a test ends explicitly: they must not expire within the time that a test waits."""
 
 
 @pytest.fixture(scope="module")

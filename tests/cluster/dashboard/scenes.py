@@ -147,7 +147,7 @@ def stuck_move(cluster: Cluster) -> Iterator[Shown]:
 
 
 def stands(cluster: Cluster, partition: str) -> list[dict[str, object]]:
-    """What each replica says of itself."""
+    """Return the reports of the replicas."""
     return [cluster.status(node)["partitions"][partition] for node in cluster.ids]
 
 

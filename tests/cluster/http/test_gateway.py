@@ -98,7 +98,7 @@ def test_each_node_serves_each_key_at_each_endpoint(cluster: Cluster) -> None:
 
 
 class Reader(threading.Thread):
-    """Follows a key from node to node, and goes on behind the last event."""
+    """Follows a key from node to node, and continues after the last event."""
 
     def __init__(self, cluster: Cluster, key: str) -> None:
         super().__init__(name="reader", daemon=True)
@@ -196,7 +196,7 @@ def test_writes_are_applied_and_watched_once_when_a_leader_is_killed(cluster: Cl
                 cluster.kill(killed)
         cluster.start_node(killed)
         cluster.wait_until(lambda: reader.shown[-1:] == versions[-1:], "the last change is shown")
-        # What came right before the watch may be shown: its client did not say that he has seen it.
+        # The change right before the watch may be shown, because the client did not report that it has seen it.
         assert [each for each in reader.shown if each != before] == versions
         cluster.wait_ready()
         for node in cluster.ids:

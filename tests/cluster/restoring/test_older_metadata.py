@@ -37,8 +37,8 @@ def told(cluster: Cluster, node: str) -> str:
 
 
 def has_ended(cluster: Cluster, node: str, known: str) -> bool:
-    """Whether it has, once it has started or said why not: after what is `known` of its log. One that is up may say the
-    same of a partition that it cannot lead, and stays."""
+    """Return True if the node has ended, once it has started or logged why not after the `known` part of its log. A
+    node that is up may log the same about a partition that it cannot lead, and stays."""
     cluster.wait_until(
         lambda: IS_UP in told(cluster, node)[len(known) :] or not cluster.is_running(node), f"{node} starts, or ends"
     )

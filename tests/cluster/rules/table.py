@@ -24,7 +24,7 @@ class Ask(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """What an operation must keep to. Where an endpoint has no cell, its users cannot write such a request."""
+    """A rule that operations must keep. An endpoint without a cell cannot express such a request."""
 
     rule: str
     redis: Ask | None = None

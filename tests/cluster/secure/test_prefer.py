@@ -30,8 +30,8 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
 
 
 class Load:
-    """Writes and reads of a Python client in a thread, without TLS until it is told otherwise. The client does each
-    again until it is done, or says that it is not."""
+    """Writes and reads of a Python client in a thread, without TLS until the test switches it on. The client retries
+    each operation until it is done or has failed."""
 
     def __init__(self, secured: Secured) -> None:
         self._secured, self._over = secured, threading.Event()

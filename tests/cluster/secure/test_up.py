@@ -1,5 +1,5 @@
-"""`kvstore up --secure`: what it prints is done word for word, by real programs on real processes; strangers get in at
-no door."""
+"""`kvstore up --secure`: the printed commands work word for word with real programs and processes, and every listener
+refuses unauthenticated peers."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def folder_of(cluster: Cluster) -> SecureFolder:
 
 
 def environment(cluster: Cluster) -> dict[str, str]:
-    """What a shell has that has read what `up` has written."""
+    """Return the environment of a shell that has sourced the file that `up` writes."""
     told = subprocess.run(
         ["sh", "-c", f'. "{folder_of(cluster).environment}"; env -0'],
         capture_output=True, text=True, timeout=60, check=True, env={"PATH": os.environ["PATH"]},
@@ -78,7 +78,7 @@ def on(cluster: Cluster, *arguments: str, let_in: bool = True, stdin: str = "") 
 
 
 def printed(cluster: Cluster) -> str:
-    """What `up` says of a cluster that runs."""
+    """Return the output of `up` for a running cluster."""
     answer = on(cluster, "up", "--detach", let_in=False)
     assert answer.returncode == 0, answer.stderr
     return answer.stdout
@@ -302,7 +302,7 @@ def test_cluster_restarts_when_users_have_the_names_of_its_nodes(cluster: Cluste
 
 
 def readyz(cluster: Cluster) -> tuple[int, str]:
-    """What n1 answers to a probe, which verifies nothing."""
+    """Return n1's answer to a probe that does not verify the certificate."""
     host, port = cluster.address("n1", "http")
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE

@@ -1,4 +1,4 @@
-"""What real nodes write to their logs, and what they tell of themselves by command."""
+"""The logs of real nodes, and the commands that show a node's levels, slow operations and profile."""
 
 from __future__ import annotations
 

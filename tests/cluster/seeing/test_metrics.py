@@ -28,7 +28,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def given(cluster: Cluster) -> set[str]:
-    """What all nodes give together."""
+    """Return the metrics that at least one node publishes."""
     pages = [cluster.http(node, "/metrics").decode() for node in cluster.ids]
     return {name for page in pages for name in re.findall(r"^([a-z_0-9]+)[ {]", page, re.MULTILINE)}
 

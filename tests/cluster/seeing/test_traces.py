@@ -1,4 +1,4 @@
-"""Traces of three real nodes at a real collector: one write, from the door that it came to down to the bookies."""
+"""Traces of three real nodes at a real collector: one write, from the endpoint down to the bookies."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def test_a_suite_of_nothing_is_refused(
     with pytest.raises(SystemExit) as ended:
         suite.main()
     assert ended.value.code == 2
-    assert "want 1 run or more" in capsys.readouterr().err
+    assert "expected 1 run or more" in capsys.readouterr().err
 
 
 def test_failed_operations_are_in_the_report(monkeypatch: pytest.MonkeyPatch) -> None:

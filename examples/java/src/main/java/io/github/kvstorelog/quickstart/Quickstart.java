@@ -132,7 +132,7 @@ public final class Quickstart {
         put(set);
         try {
             put(set);
-            throw new IllegalStateException("want CONDITION_FAILED, and it was done");
+            throw new IllegalStateException("expected CONDITION_FAILED, but the write was done");
         } catch (StatusRuntimeException failure) {
             ErrorInfo error = errorOf(failure).orElseThrow(() -> failure);
             System.out.printf(
