@@ -1,10 +1,4 @@
-<<<<<<< ours
 """References in documents and comments are valid: files, rules of the protocol, packages."""
-||||||| base
-"""What documents and comments point at is there: files, rules of the protocol, packages."""
-=======
-"""Files, protocol rules and packages that documents and comments name exist."""
->>>>>>> theirs
 
 from __future__ import annotations
 

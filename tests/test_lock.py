@@ -61,16 +61,8 @@ def test_every_extra_with_pyarrow_has_numpy() -> None:
         assert "pyarrow" not in names or names & {"numpy", "pandas"}, f"the extra {extra}"
 
 
-<<<<<<< ours
 def test_project_has_name_and_license() -> None:
     """On PyPI `kvstore` belongs to somebody else: no instruction may name it for installation."""
-||||||| base
-def test_project_states_its_name_and_license() -> None:
-    """On PyPI `kvstore` is somebody else's: nobody may be told to install that."""
-=======
-def test_project_states_its_name_and_license() -> None:
-    """On PyPI `kvstore` is another project, so no text may tell users to install it."""
->>>>>>> theirs
     project = PROJECT["project"]
     assert project["name"] == "kvstore-log"
     assert project["license"] == "Apache-2.0"

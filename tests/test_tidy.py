@@ -42,13 +42,7 @@ DOING = {
     *("threading", "time", "uuid", "uvloop"),
 }
 
-<<<<<<< ours
 # Calls that make two runs of one seed differ. The env ports offer each of them in a form the simulation can repeat.
-||||||| base
-# What makes one seed give two runs. The env ports offer each of them in a form that the simulation can repeat.
-=======
-# Calls that make two runs of one seed differ. The env ports offer each of them in a form that the simulation repeats.
->>>>>>> theirs
 NONDETERMINISTIC = re.compile(
     r"asyncio\.(TaskGroup|wait|as_completed|create_task|ensure_future|gather)"
     r"|.*loop\.create_task"
@@ -88,13 +82,7 @@ GIVEN_ADDRESSES = (
     "kvstore/rpc/front.py",  # loopback
 )
 
-<<<<<<< ours
 # These may not depend on one machine's wall clock, except for the clock judge and for times shown to people.
-||||||| base
-# Nothing there may go by what one machine's wall clock says: but for the judge, and for what people are shown.
-=======
-# No code there may decide by one machine's wall clock, except the judge and texts for people.
->>>>>>> theirs
 GO_BY_DATES = ("kvstore/partition/", "kvstore/server/", "kvstore/wal/")
 READ_WALL_CLOCKS = {
     *(

@@ -104,13 +104,7 @@ def test_boards_can_be_loaded_together() -> None:
 
 
 def strays(board: dict[str, Any]) -> list[str]:
-<<<<<<< ours
     """Return the parts of a board that Grafana's own types for boards lack or take for something else."""
-||||||| base
-    """What a board has that Grafana's own types for boards do not, or take for something else."""
-=======
-    """Return the fields of a board that Grafana's own types for boards lack or type differently."""
->>>>>>> theirs
     from grafana_foundation_sdk.cog import plugins
     from grafana_foundation_sdk.cog.encoder import JSONEncoder
     from grafana_foundation_sdk.models.dashboard import Dashboard

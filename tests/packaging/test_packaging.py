@@ -252,13 +252,7 @@ def test_systemd_unit_waits_without_a_limit_for_the_start() -> None:
 
 
 def test_boot_does_not_wait_for_a_node() -> None:
-<<<<<<< ours
     """Boot may wait only for units that start after it. Other default dependencies of systemd are stated explicitly."""
-||||||| base
-    """It may wait for what is started behind the boot. What else systemd's default dependencies say is said."""
-=======
-    """It may wait for what is started behind the boot. The unit repeats the rest of systemd's default dependencies."""
->>>>>>> theirs
     assert directives("DefaultDependencies") == ["no"]
     assert directives("Requires") == ["sysinit.target"]
     assert "sysinit.target basic.target" in directives("After")
@@ -340,16 +334,8 @@ def answering(tls: Tls | None = None, host: str = "127.0.0.1") -> Iterator[int]:
 
 
 @pytest.mark.parametrize(("host", "words"), [("::1", ()), ("127.0.0.2", ("127.0.0.2",))])
-<<<<<<< ours
 def test_health_check_asks_the_listening_address(host: str, words: tuple[str, ...]) -> None:
     """It asks the IPv6 loopback address, the only one if the server listens on the IPv6 wildcard, or its argument."""
-||||||| base
-def test_health_check_uses_the_address_of_the_node(host: str, words: tuple[str, ...]) -> None:
-    """At loopback of IPv6, which is all that a wildcard of IPv6 has; or at an address that it is told."""
-=======
-def test_health_check_uses_the_address_of_the_node(host: str, words: tuple[str, ...]) -> None:
-    """It uses IPv6 loopback for an IPv6 wildcard, or the configured address."""
->>>>>>> theirs
     command = [sys.executable, "-I", str(PACKAGING / "container" / "health.py"), "/healthz"]
 
     def code(port: int) -> int:

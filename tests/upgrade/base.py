@@ -1,10 +1,4 @@
-<<<<<<< ours
 """The last release, from which a rolling upgrade to this tree must be possible: its tag, and its tree."""
-||||||| base
-"""The last release, from which this tree must be reachable by a rolling upgrade: its tag, and its tree."""
-=======
-"""The last release, from which a rolling upgrade to this tree must work: its tag and its tree."""
->>>>>>> theirs
 
 from __future__ import annotations
 
@@ -20,23 +14,11 @@ ROOT = Path(__file__).parents[2]
 
 
 class NoHistory(Exception):
-<<<<<<< ours
     """The release's revision is not in this clone. The message says how to fetch it."""
-||||||| base
-    """The release's revision is not in this clone: says how to get it."""
-=======
-    """The release's revision is not in this clone. The message says how to get it."""
->>>>>>> theirs
 
 
 def check_out(directory: Path) -> Path:
-<<<<<<< ours
     """Write the release's package below `directory`, for the start of a node's PYTHONPATH. Raises NoHistory."""
-||||||| base
-    """Write the release's package below `directory`, which is to be first on a node's PYTHONPATH. Raises NoHistory."""
-=======
-    """Write the release's package below `directory`, for the front of a node's PYTHONPATH. Raises NoHistory."""
->>>>>>> theirs
     command = ["git", "-C", str(ROOT), "archive", "--format=tar", REVISION, "kvstore"]
     try:
         packed = subprocess.run(command, capture_output=True, check=True)

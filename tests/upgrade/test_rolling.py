@@ -1,15 +1,6 @@
-<<<<<<< ours
 """Real processes: a cluster of the last release is upgraded node by node, rolled back, and upgraded again. Meanwhile it
 is under load that a checker of linearizability judges, with a move and a snapshot between different versions
 (docs/protocol.md, Versions)."""
-||||||| base
-"""Real processes: a cluster of the last release is upgraded node by node, back and on, under load that a checker of
-linearizability judges, with a move and a snapshot while its nodes differ (docs/protocol.md, Versions)."""
-=======
-"""A cluster of the last release is upgraded node by node, downgraded and upgraded again, under load that a
-linearizability checker judges, with a move and a snapshot while its nodes differ (docs/protocol.md, Versions). Real
-processes."""
->>>>>>> theirs
 
 from __future__ import annotations
 
@@ -44,23 +35,11 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.spark]
 
 KEYS, VALUE_BYTES = 1_000, 100
 REST_S = 0.25
-<<<<<<< ours
 """Pause of a caller between two operations, because restarting nodes need the processors, too."""
-||||||| base
-"""Of a caller between two operations: nodes that restart want the processors, too."""
-=======
-"""Pause of a caller between two operations, because restarting nodes need the processors too."""
->>>>>>> theirs
 
 
 class Releases:
-<<<<<<< ours
     """A cluster whose nodes each run this tree or the last release from their next start on."""
-||||||| base
-    """A cluster each of whose nodes runs this tree or the last release, from its next start on."""
-=======
-    """A cluster in which each node runs this tree or the last release from its next start on."""
->>>>>>> theirs
 
     def __init__(self, directory: Path) -> None:
         self.cluster = Cluster(directory, partitions=1)
@@ -78,13 +57,7 @@ class Releases:
         return ["/usr/bin/env", f"PYTHONPATH={self._tree}", python, "-P", *words]  # -P: not this directory's
 
     async def restart(self, node: str, *, old: bool = False) -> None:
-<<<<<<< ours
         """Stop a node cleanly, and start it as the release or as this tree. Return once all is served."""
-||||||| base
-        """Stop a node in good order, and start it as the release or as this tree; return once all is served."""
-=======
-        """Stop a node gracefully, and start it as the release or as this tree. Return once everything is served."""
->>>>>>> theirs
         (self._old.add if old else self._old.discard)(node)
         cluster = self.cluster
         await asyncio.to_thread(cluster.terminate, node)
@@ -105,41 +78,21 @@ class Releases:
         return found
 
     def log_versions(self) -> set[int | None]:
-<<<<<<< ours
         """Return the cluster versions in which replicas find their logs written; None: a node does not know."""
-||||||| base
-        """By which cluster version the replicas on all nodes find their logs written; None: a node does not know."""
-=======
-        """Return the cluster versions of the logs of all replicas; None among them if a node does not know it."""
->>>>>>> theirs
         tables = [self.status(node)["partitions"] for node in self.cluster.ids]
         return {replica.get("log_version") for table in tables for replica in table.values()}
 
 
 async def version(stage: RingStage, *words: str) -> Any:
-<<<<<<< ours
     """Return the output of an operator's command."""
-||||||| base
-    """What an operator's command says."""
-=======
-    """Run a `kvstore cluster version` command and return its document."""
->>>>>>> theirs
     code, document = await stage.command("cluster", "version", *words)
     assert code == 0
     return document
 
 
 async def waits_for(stage: RingStage, why: str) -> Any:
-<<<<<<< ours
     """Return the version status once the version waits for this first. Before, reports of a node may be late, or it may
     be absent for a moment."""
-||||||| base
-    """What is said of the version, once it waits for this first: a node may be heard of late, or be gone for a
-    moment."""
-=======
-    """Wait until the version waits for this reason first, and return the document. A node's report may be late, or the
-    node may be missing for a moment."""
->>>>>>> theirs
     said: Any = None
 
     async def is_said() -> bool:
@@ -170,13 +123,7 @@ async def under_load(stage: RingStage, planned: list[Any]) -> AsyncIterator[Ring
 
 
 def read_all(url: str) -> dict[bytes, bytes]:
-<<<<<<< ours
     """Return the statics of the whole store at one moment."""
-||||||| base
-    """The statics, of the whole store at one moment."""
-=======
-    """Return the static keys from a pinned read of the whole store."""
->>>>>>> theirs
     store = pin_store(url, ttl_s=60)
     try:
         pages = (page for split in store.splits() for page in read_pinned(split, prefix=b"static"))
@@ -186,13 +133,7 @@ def read_all(url: str) -> dict[bytes, bytes]:
 
 
 async def snapshot(stage: RingStage, directory: Path) -> dict[bytes, bytes]:
-<<<<<<< ours
     """Return the statics of a snapshot that the operators' command takes."""
-||||||| base
-    """The statics as a snapshot has them that the operators' command takes."""
-=======
-    """Return the static keys from a snapshot by the operators' command."""
->>>>>>> theirs
     code, _ = await stage.command("snapshot", "create", "--to", str(directory), "--nice", "0", "--master", "local[1]")
     assert code == 0
     store = DirectoryStore(directory)
@@ -239,13 +180,7 @@ async def test_last_release_is_upgraded_and_downgraded_under_load(tmp_path: Path
 
 
 def test_missing_release_commit_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-<<<<<<< ours
     """An export of the tree, or a clone without its history, must not pass: the upgrade was not made."""
-||||||| base
-    """An export of the tree, and a clone without its history: an upgrade that was not made must not pass."""
-=======
-    """In an export of the tree and in a clone without history, an upgrade test that cannot run must not pass."""
->>>>>>> theirs
     subprocess.run(["git", "init", "-q", str(tmp_path / "clone")], check=True)
     for root in (tmp_path, tmp_path / "clone"):
         monkeypatch.setattr(base, "ROOT", root)
