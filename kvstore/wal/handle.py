@@ -1,4 +1,4 @@
-"""Appends to one ledger by driving a LedgerWriter. Decides nothing itself."""
+"""Appends to one ledger by driving a LedgerWriter, which makes all decisions."""
 
 from __future__ import annotations
 

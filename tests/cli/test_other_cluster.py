@@ -129,7 +129,7 @@ def test_the_metadata_of_another_cluster_is_left_alone(
         with_tools(place, None, work)
     asyncio.run(LayoutStore(store).ensure(THEIRS))
     with pytest.raises(
-        Unavailable, match="the metadata store at 127.0.0.1:1/kvstore .*another cluster: expected ours, got theirs"
+        Unavailable, match=r"the metadata store at 127.0.0.1:1/kvstore .*another cluster: expected ours, got theirs"
     ):
         with_tools(place, None, work)
     assert worked == []
