@@ -222,10 +222,10 @@ def _last_only(patch: pytest.MonkeyPatch) -> None:
         def is_long(self, partition: PartitionId) -> bool:
             return bool(self._lists.is_long(partition))
 
-    async def short_sighted(self: Any, lease_ms: int, next_seq: Any, applied: Any) -> Any:
+    async def short_sighted(self: Any, *where: Any) -> Any:
         lists, self._lists = self._lists, LastOnly(self._lists)
         try:
-            return await attempt(self, lease_ms, next_seq, applied)
+            return await attempt(self, *where)
         finally:
             self._lists = lists
 
