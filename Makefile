@@ -20,8 +20,8 @@ up: setup ## start the local cluster: ZooKeeper, three nodes, three partitions
 down: ## stop the local cluster; its data stays
 	@$(BIN)/kvstore down
 
-static: setup ## format, lint and types
-	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy
+static: setup ## format, lint, types and prose
+	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy && $(BIN)/python -m scripts.prose
 
 .venv/.docs: .venv/.ready requirements-docs.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-docs.lock

@@ -1,7 +1,8 @@
 """Check the project's prose for what a machine can see: `python -m scripts.prose [PATHS]`, part of `make static`.
 
 Checks docstrings, comments, messages of errors and log lines, test names and Markdown pages against the rules of
-CONTRIBUTING.md ("How we write"). Prints one line per finding and exits with 1 if there is one.
+CONTRIBUTING.md ("How we write"). Prints one line per finding and exits with 1 if there is one. With `--commit FILE` it
+checks a commit message instead; the pre-commit configuration calls it so.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ NAME_MAX = 70
 """Maximum number of characters in the name of a test."""
 PAGE_MAX = 1500
 """Maximum number of words on a page that is not reference."""
-UNBOUNDED = ("docs/reference/", "docs/design/figures/", "CONTRIBUTING.md", "loadtest/", "tests/", "deploy/")
+SUBJECT_MAX = 72
+"""Maximum number of characters in the subject of a commit."""
+UNBOUNDED = ("docs/reference/", "docs/protocol.md", "docs/design/figures/", "CONTRIBUTING.md", "loadtest/README.md")
 OPENING = re.compile(r"(Who|Whoever|What|Whatever|Whose|Whether|That which)\b(?!-)")
 BANNED = {
     r"anew|once more|over again": "again",
@@ -201,6 +204,18 @@ def _without_examples(text: str) -> str:
     )
 
 
+def commit(file: Path) -> Iterator[Finding]:
+    """Yield what is wrong with a commit message."""
+    subject, _, rest = file.read_text().partition("\n")
+    verb = subject.split(" ")[0]
+    if len(subject) > SUBJECT_MAX:
+        yield Finding(file, 1, f"{len(subject)} characters in the subject, at most {SUBJECT_MAX}", subject)
+    if subject.endswith(".") or not verb[:1].isupper() or verb.endswith(("ed", "ing")):
+        yield Finding(file, 1, "expected an imperative sentence without a full stop", subject)
+    if rest and not rest.startswith("\n"):
+        yield Finding(file, 2, "expected a blank line", rest.partition("\n")[0])
+
+
 def tracked(paths: list[str]) -> list[Path]:
     """Return the files under the paths whose prose people read. Generated code is not among them."""
     listed = subprocess.run(["git", "ls-files", "--", *paths], check=True, capture_output=True, text=True)
@@ -213,8 +228,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("paths", nargs="*", default=["."], help="files and folders (default: all that Git tracks)")
     parser.add_argument("--count", action="store_true", help="print only the number of findings by rule")
+    parser.add_argument("--commit", type=Path, metavar="FILE", help="check the commit message in this file")
     options = parser.parse_args()
-    found = [each for file in tracked(options.paths) for each in findings(file)]
+    if options.commit:
+        found = list(commit(options.commit))
+    else:
+        found = [each for file in tracked(options.paths) for each in findings(file)]
     if options.count:
         rules = Counter(re.sub(r"^\d+ ", "", each.rule) for each in found)
         for rule, count in rules.most_common():

@@ -1,9 +1,11 @@
 """Snapshots in a directory that driver and executors see under the same path and that renames atomically.
 
-<id>/            a snapshot, complete since one rename put it here
-.work-<id>/      a snapshot in progress, or the work of a killed job
-.gone-<id>/      a snapshot that is being removed
-.lock            held while a snapshot gets a child, or is removed
+The files:
+
+    <id>/            a snapshot, complete since one rename put it here
+    .work-<id>/      a snapshot in progress, or the work of a killed job
+    .gone-<id>/      a snapshot that is being removed
+    .lock            held while a snapshot gets a child, or is removed
 """
 
 from __future__ import annotations

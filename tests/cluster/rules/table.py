@@ -220,7 +220,7 @@ RULES = (
         python=python('increment(b"k")'),
     ),
     Rule(
-        "What an increment adds has 64 bits",
+        "The amount of an increment has 64 bits",
         redis=Ask("INCRBY k 9223372036854775808", "ERR value is not an integer or out of range"),
         http=Ask("POST /v1/increment/k?delta=9223372036854775808", BAD),
         python=python('increment(b"k", 1 << 63)'),

@@ -1,0 +1,64 @@
+"""The prose checker finds what it is to find, and nothing in good text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scripts import prose
+
+HERE = Path("kvstore/example.py")
+PAGE = Path("docs/how-to/example.md")
+
+
+def rules(path: Path, tmp_path: Path, text: str) -> list[str]:
+    (tmp_path / path.name).write_text(text)
+    return [each.rule for each in prose.findings(tmp_path / path.name)]
+
+
+@pytest.mark.parametrize(
+    ("source", "rule"),
+    [
+        ('"""Whether a client is known."""', "begins with Whether"),
+        ('def f():\n    """Return x. Who waits is asked."""', "begins with Who"),
+        ("# It is made anew.", "'anew' (write: again)"),
+        ('raise ValueError(f"want a key, got {key}")', "'want a key, got' (write: expected X, got Y)"),
+        ('log.info("the node goes on")', "'goes on' (write: continue)"),
+        (f'"""{"word " * 36}."""', "37 words in a sentence"),
+        (f"def test_{'x' * 70}(): ...", "75 characters in a test's name"),
+    ],
+)
+def test_prose_of_a_module_that_breaks_a_rule_is_found(source: str, rule: str, tmp_path: Path) -> None:
+    found = rules(HERE, tmp_path, source)
+    assert len(found) == 1
+    assert found[0].startswith(rule.partition(" words")[0])
+
+
+@pytest.mark.parametrize(
+    ("page", "count"),
+    [
+        ("What is a ledger?\n", 0),
+        ("# What a bookie stores\n\nA bookie stores entries.\n", 0),
+        ("```\nWho waits\n```\n", 0),
+        ("| `What` | Whose key it is |\n", 1),
+        ("- Whoever asks gets an answer.\n", 1),
+        ("word " * 1501, 1),
+    ],
+)
+def test_prose_of_a_page_is_checked_outside_of_code_and_headings(page: str, count: int, tmp_path: Path) -> None:
+    assert len([each for each in rules(PAGE, tmp_path, page) if "in a sentence" not in each]) == count
+
+
+@pytest.mark.parametrize(
+    ("message", "count"),
+    [
+        ("Stop candidates that cannot write\n\nBecause they win.\n", 0),
+        ("stopped the candidates.\nBecause they win.\n", 2),
+        (f"Stop {'x' * 72}\n", 1),
+    ],
+)
+def test_commit_message_has_an_imperative_subject(message: str, count: int, tmp_path: Path) -> None:
+    file = tmp_path / "message"
+    file.write_text(message)
+    assert len(list(prose.commit(file))) == count
