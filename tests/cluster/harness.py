@@ -43,10 +43,10 @@ ANSWER_S = 30.0
 LOOK_S = 3.0
 """Timeout of a page that is requested repeatedly: a paused node must not delay the others."""
 KEEP = "KVSTORE_TESTS_KEEP"
-"""In the environment: what nodes stored stays behind them, for whoever looks for what went wrong."""
+"""Environment variable that keeps the nodes' data after a test, to find out what went wrong."""
 
 Written = Callable[[str, str], str]
-"""The text of a node's file, from its id and what `up` would write."""
+"""Returns the text of a node's file from its id and the text that `up` would write."""
 
 
 class _Forked(LocalCluster):
@@ -129,7 +129,7 @@ class Cluster:
         return [node.id for node in self.file.nodes]
 
     def start(self) -> None:
-        """Start it, or what is down of it, and wait until it serves."""
+        """Start the cluster, or its processes that are down, and wait until it serves."""
         if (self.directory / "data" / "cluster.json").exists():
             self.local.up(UpOptions(data_dir=self.local.data_dir))
             return
@@ -159,7 +159,7 @@ class Cluster:
         raise AssertionError("no free ports")
 
     def end(self) -> None:
-        """Kill every process, whatever state it is in."""
+        """Kill every process in any state."""
         try:
             self._kill_all()
         finally:
@@ -196,13 +196,13 @@ class Cluster:
         return is_alive(self.pid(node))
 
     def kill(self, node: str) -> None:
-        """kill -9, and wait until the process is gone."""
+        """Kill the node with SIGKILL, and wait until the process is gone."""
         pid = self.pid(node)
         os.kill(pid, signal.SIGKILL)
         wait_until_blocking(lambda: not is_alive(pid), what=f"end of {node}")
 
     def terminate(self, node: str) -> None:
-        """Ask the node to stop, and wait until it has."""
+        """Stop the node gracefully, and wait until it has ended."""
         pid = self.pid(node)
         os.kill(pid, signal.SIGTERM)
         wait_until_blocking(lambda: not is_alive(pid), timeout_s=TIMEOUT_S, what=f"end of {node}")
@@ -214,7 +214,7 @@ class Cluster:
         os.kill(self.pid(node), signal.SIGCONT)
 
     def start_node(self, node: str) -> None:
-        """Start a node that is down; does not wait until it serves."""
+        """Start a node that is down, without waiting until it serves."""
         self.local.start_node(node)
 
     def kill_zookeeper(self) -> None:
@@ -224,7 +224,7 @@ class Cluster:
         wait_until_blocking(lambda: not is_alive(pid), what="end of ZooKeeper")
 
     def kill_zookeeper_leader(self) -> int:
-        """kill -9 of the member of the ensemble that leads it; its place, for `restart_zookeeper`."""
+        """Kill the ensemble's leader with SIGKILL. Return its place for `restart_zookeeper`."""
         wait_until_blocking(lambda: self._leading_zookeeper() is not None, what="a leader of the ensemble")
         place = self._leading_zookeeper()
         assert place is not None
@@ -236,7 +236,7 @@ class Cluster:
         return next((place for place, words in enumerate(said) if "Mode: leader" in words), None)
 
     def restart_zookeeper(self, place: int) -> None:
-        """Start a killed member of the ensemble again, and wait until it serves."""
+        """Restart a killed member of the ensemble, and wait until it serves."""
         self.ensemble[place] = zookeeper.restart(self.ensemble[place])
         self.ensemble[place].wait_ready()
 
@@ -247,11 +247,11 @@ class Cluster:
         os.kill(self.file.zookeeper_pid or 0, signal.SIGCONT)
 
     def start_zookeeper(self) -> None:
-        """Start it again with its data, and wait until it serves."""
+        """Restart ZooKeeper with its data, and wait until it serves."""
         self.local.start_zookeeper()
 
     def kill_everything(self) -> None:
-        """All nodes and ZooKeeper, at once."""
+        """Kill all nodes and ZooKeeper at once."""
         pids = [*(self.pid(node) for node in self.ids), self.file.zookeeper_pid or 0]
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
@@ -260,28 +260,28 @@ class Cluster:
     # ── what it says ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def address(self, node: str, door: str) -> tuple[str, int]:
-        """Host and port of a node's `resp`, `grpc`, `http` or `bookie`."""
+        """Return host and port of a node's `resp`, `grpc`, `http` or `bookie` listener."""
         host, _, port = getattr(self.file.node(node), door).rpartition(":")
         return host, int(port)
 
     @property
     def url(self) -> str:
-        """For kvstore.client."""
+        """The URL for kvstore.client."""
         return "kv://" + ",".join(node.grpc for node in self.file.nodes)
 
     def redis(self, node: str, **options: Any) -> redis.Redis:
-        """A redis-py client of one node, without retries of its own: these are unsafe for writes."""
+        """Return a redis-py client of one node without its own retries, which are unsafe for writes."""
         host, port = self.address(node, "resp")
         settings: dict[str, Any] = {"retry": None, "socket_timeout": 10, **options}
         return redis.Redis(host=host, port=port, **settings)
 
     def status(self, node: str, *, timeout_s: float = ANSWER_S) -> dict[str, Any]:
-        """The node's status page. Raises OSError."""
+        """Return the node's status page. Raises OSError."""
         found: dict[str, Any] = orjson.loads(self.http(node, "/", timeout_s=timeout_s))
         return found
 
     def http(self, node: str, path: str, *, timeout_s: float = ANSWER_S) -> bytes:
-        """Raises OSError."""
+        """Return a page of the node. Raises OSError."""
         host, port = self.address(node, "http")
         with urlopen(f"http://{host}:{port}{path}", timeout=timeout_s) as answer:
             data: bytes = answer.read()
@@ -294,12 +294,12 @@ class Cluster:
             return False
 
     def wait_ready(self, *nodes: str, timeout_s: float = TIMEOUT_S) -> None:
-        """Return when these nodes (default: all) say that they are ready and that every partition has a leader."""
+        """Wait until these nodes (default: all) report that they are ready and that every partition has a leader."""
         for node in nodes or self.ids:
             self.wait_until(lambda node=node: self.is_ready(node), f"{node} is ready", timeout_s)
 
     def leaders(self) -> dict[str, str]:
-        """Partition → the node that leads it and says so itself; those without one are absent."""
+        """Return the leader of each partition, as the leaders themselves report; partitions without one are absent."""
         found: dict[str, str] = {}
         for node in self.ids:
             try:
@@ -310,7 +310,7 @@ class Cluster:
         return found
 
     def wait_led(self, *, by_other_than: str = "", timeout_s: float = TIMEOUT_S) -> dict[str, str]:
-        """The leaders, once every partition has one."""
+        """Wait until every partition has a leader, and return the leaders."""
         wanted = self.file.partitions
         leaders: dict[str, str] = {}
 
@@ -323,16 +323,16 @@ class Cluster:
         return leaders
 
     def wait_until(self, condition: Callable[[], object], what: str, timeout_s: float = TIMEOUT_S) -> None:
-        """TimeoutError with the last lines of every log."""
+        """Wait until the condition holds. Raises TimeoutError with the last lines of every log."""
         try:
             wait_until_blocking(condition, timeout_s=timeout_s, what=what)
         except TimeoutError as error:
             raise TimeoutError(f"{error}\n{self.last_words()}") from None
 
     def wait_succeeds(self, *words: str) -> Done:
-        """Return the output of a `kvstore` command on this cluster once it exits with 0. TimeoutError with its last
-        output. Health and fsck need this after a start: a bookie registers, and the auditor is elected, a moment after
-        the partitions are led."""
+        """Return the output of a `kvstore` command on this cluster once it exits with 0. Raises TimeoutError with its
+        last output. Health and fsck need this after a start: a bookie registers, and the auditor is elected, a moment
+        after the partitions are led."""
         last = Done(0, "", "")
 
         def succeeds() -> bool:
@@ -347,14 +347,14 @@ class Cluster:
         return last
 
     def last_words(self, lines: int = 15) -> str:
-        """The end of every log."""
+        """Return the end of every log."""
         logs = sorted((self.directory / "data" / "logs").glob("*.log"))
         return "\n".join(f"── {log.name}\n" + "\n".join(log.read_text().splitlines()[-lines:]) for log in logs)
 
 
 @contextmanager
 def running_cluster(directory: Path, **options: Any) -> Iterator[Cluster]:
-    """A cluster that serves, killed at the end. `options`: those of Cluster."""
+    """Run a cluster that serves, and kill it at the end. `options` are those of Cluster."""
     cluster = Cluster(directory, **options)
     try:
         try:
@@ -369,9 +369,9 @@ def running_cluster(directory: Path, **options: Any) -> Iterator[Cluster]:
 
 
 def claim_ports(offset: int) -> int | None:
-    """A lock file, open while nobody else on this machine may have these ports; None if somebody has.
+    """Open a lock file that reserves these ports on this machine; None if another process has it.
 
-    That a port is free says nothing about another test run that found it free at the same moment.
+    A port that is free now may be chosen by another test run at the same moment.
     """
     claim = os.open(Path(tempfile.gettempdir()) / f"kvstore-test-ports-{offset}.lock", os.O_CREAT | os.O_RDWR, 0o666)
     try:

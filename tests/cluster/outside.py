@@ -1,4 +1,4 @@
-"""A BookKeeper cluster that is there before the store: a ZooKeeper, and bookies that are no nodes of that."""
+"""A BookKeeper cluster that exists before the store: a ZooKeeper, and bookies that are not nodes of the store."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Outside:
         return self.zookeeper.address
 
     def ask(self, work: Callable[[ZooKeeperStore], Awaitable[T]]) -> T:
-        """Do one thing with the metadata store."""
+        """Run `work` on the metadata store, and return its result."""
 
         async def asked() -> T:
             store = await ZooKeeperStore.connect(self.address)
@@ -55,11 +55,11 @@ class Outside:
         return asyncio.run(asked())
 
     def found(self) -> str:
-        """Make a new cluster without a key-value store; its instance id."""
+        """Create a BookKeeper cluster without a key-value store. Return its instance id."""
         return self.ask(lambda store: LayoutStore(store).ensure(str(uuid.uuid4())))
 
     def add_ours(self, name: str) -> BookieId:
-        """Start a node that is a bookie alone, repairs nothing, and return its id once it takes entries."""
+        """Start a node that is only a bookie and repairs nothing. Return its id once it accepts entries."""
         bookie, http = free_ports(2)
         home = self.directory / name
         home.mkdir()
@@ -109,13 +109,13 @@ class Outside:
         return self.ask(work)
 
     def kill(self, bookie: BookieId) -> None:
-        """kill -9, for good."""
+        """Kill the bookie with SIGKILL. It does not return."""
         process = self.bookies[bookie]
         process.send_signal(signal.SIGKILL)
         process.wait()
 
     def ledgers(self) -> dict[LedgerId, LedgerMetadata]:
-        """All there are."""
+        """Return all ledgers."""
 
         async def work(store: ZooKeeperStore) -> dict[LedgerId, LedgerMetadata]:
             ledgers = LedgerStore(store)

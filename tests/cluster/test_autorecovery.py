@@ -1,4 +1,4 @@
-"""A disk of a cluster of real processes is lost, and nobody types a command: its ledgers get all their copies again."""
+"""A disk of a cluster of real processes is lost: without any command, its ledgers get all their copies again."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def damage(path: Path) -> None:
-    """As if an entry had been applied wrongly."""
+    """Change the state as if an entry had been applied wrongly."""
     config = PartitionConfig()
     engine = RocksEngine(str(path), write_buffer_bytes=config.write_buffer_bytes)
     meta = engine.get(rows.META_KEY)

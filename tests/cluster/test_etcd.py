@@ -1,4 +1,4 @@
-"""A cluster whose metadata is in etcd: founded, asked, and struck as one with ZooKeeper is (test_kill.py). Real
+"""A cluster with metadata in etcd: founded, queried, and killed like one with ZooKeeper (test_kill.py). Real
 processes."""
 
 from __future__ import annotations

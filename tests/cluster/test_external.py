@@ -1,5 +1,5 @@
-"""The store on bookies that are no nodes of it (`kvstore up --bookies external`): here nodes of ours with that role
-alone. With Apache's: tests/interop/test_store.py."""
+"""The store on external bookies (`kvstore up --bookies external`): here nodes of ours that are only bookies. With
+Apache's bookies: tests/interop/test_store.py."""
 
 from __future__ import annotations
 

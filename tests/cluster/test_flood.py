@@ -40,7 +40,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @contextmanager
 def crowd(address: tuple[str, int], count: int) -> Iterator[list[socket.socket]]:
-    """So many who connect and say nothing."""
+    """Open this many idle connections."""
     sockets = [socket.socket() for _ in range(count)]
     for each in sockets:
         each.settimeout(0.2)

@@ -69,7 +69,7 @@ def test_fsck_reports_a_cluster_that_cannot_be_read_as_not_checked(cluster: Clus
 
 
 def lacking(cluster: Cluster) -> int:
-    """Ledgers that lack copies, as their leaders count them."""
+    """Return the number of under-replicated ledgers, as their leaders count them."""
     cluster.wait_led()
     page = "".join(cluster.http(node, "/metrics").decode() for node in cluster.ids if cluster.is_running(node))
     rows = [line for line in page.splitlines() if line.startswith("kvstore_partition_log_ledgers_lacking_copies{")]

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.cluster]
 
 ROUNDS = 150
 GROWTH_BYTES_MAX = 160 << 20
-"""Of the node's memory, over all of a test."""
+"""Maximum growth of the node's memory over a test."""
 Bytes = Callable[[random.Random], bytes]
 
 
@@ -33,7 +33,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture
 def unharmed(cluster: Cluster) -> Iterator[Cluster]:
-    """The same process serves afterwards, at every port, and is not much larger."""
+    """Check that the same process serves at every port afterwards and has not grown much."""
     pid = cluster.pid("n1")
     before = psutil.Process(pid).memory_info().rss
     yield cluster
@@ -66,7 +66,7 @@ def noise(rng: random.Random) -> bytes:
 
 
 def mutated(rng: random.Random, data: bytes) -> bytes:
-    """`data` with some of its bytes changed, cut out or doubled."""
+    """Return `data` with some of its bytes changed, removed or doubled."""
     found = bytearray(data)
     for _ in range(rng.randint(1, 8)):
         at = rng.randrange(len(found) + 1)
@@ -88,7 +88,7 @@ HTTP = b"GET / HTTP/1.1\r\nHost: localhost\r\nAccept: text/html\r\n\r\n"
 
 
 def bookie_frames(rng: random.Random) -> bytes:
-    """Frames of the bookie's protocol: lengths that lie, requests that are none, requests with wrong bytes in them."""
+    """Return frames of the bookie's protocol: wrong lengths, invalid requests, and requests with wrong bytes."""
     request = wire.encode_read(rng.getrandbits(31), rng.getrandbits(31), rng.getrandbits(31))
     whole = b"".join(request) if isinstance(request, list | tuple) else bytes(request)
     lie = struct.pack(">I", rng.choice((0, 1, 0x7FFFFFFF, 0xFFFFFFFF, 5 << 20, len(whole))))

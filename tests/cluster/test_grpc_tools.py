@@ -1,5 +1,5 @@
-"""Tools that know nothing of our protocol, as grpcurl and load balancers do: reflection, health, requests built from
-fetched descriptors."""
+"""Tools that do not know our protocol, like grpcurl and load balancers, use reflection, health checks, and requests
+built from fetched descriptors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.cluster]
 
 
 class Tool:
-    """Calls methods by name with JSON, knowing only what the server says of itself."""
+    """Calls methods by name with JSON, using only what reflection provides."""
 
     def __init__(self, address: str) -> None:
         self.channel = grpc.insecure_channel(address)
@@ -102,7 +102,7 @@ def test_health_answers_load_balancers(tool: Tool, service: str) -> None:
 
 
 def quickstart(name: str, root: Path) -> Path:
-    """A copy of an example beside the .proto files, where it may be built."""
+    """Return a copy of an example beside the .proto files, for a build."""
     shutil.copytree(ROOT / "examples" / name, root / "examples" / name, ignore=shutil.ignore_patterns("target"))
     (root / "kvstore" / "proto").mkdir(parents=True)
     shutil.copy(ROOT / "kvstore" / "proto" / "kv.proto", root / "kvstore" / "proto")

@@ -28,7 +28,7 @@ GAP_S_MAX = 1.5
 """Longest time without an acknowledged write after a leader dies (docs/how-to/when-something-dies.md), if the processes
 are not short of processors. `make drill-counts` takes the median of ten."""
 REST_S = 0.01
-"""Of a counter between two increments: one that takes none has the processors that whoever takes over needs."""
+"""Pause of a counter between two increments. Without it, the counters use the processors that a takeover needs."""
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture
 def cluster(started: Cluster) -> Cluster:
-    """Whole again after the test before."""
+    """The cluster, complete again after the previous test."""
     started.start()
     started.wait_led()
     return started
@@ -55,7 +55,7 @@ class Counter(threading.Thread):
         super().__init__(name=f"counter {key}")
         self.key, self.node = key, node
         self.acknowledged: list[float] = []
-        """When each was."""
+        """Time of each acknowledgement."""
         self.unknown = 0
         self.refused: list[str] = []
         self._cluster = cluster
@@ -85,7 +85,7 @@ class Counter(threading.Thread):
 
     @property
     def longest_gap(self) -> tuple[float, float]:
-        """When the longest time without an acknowledgement began and ended."""
+        """Return the begin and end of the longest time without an acknowledgement."""
         return max(itertools.pairwise(self.acknowledged), key=lambda gap: gap[1] - gap[0])
 
     def has_gone_on_since(self, moment: float) -> bool:
@@ -93,20 +93,21 @@ class Counter(threading.Thread):
 
 
 def ring_of(cluster: Cluster) -> Ring:
-    """As it was founded."""
+    """Return the ring of the founded cluster."""
     partitions = [PartitionId(f"p{i + 1}") for i in range(cluster.file.partitions)]
     return new_ring(partitions, {ServerId(node): "" for node in cluster.ids}, cluster.file.replicas)
 
 
 def wait_led_for_good(cluster: Cluster) -> dict[str, str]:
-    """The leaders, once each is the one that the ring prefers: after some seconds others hand their lead back."""
+    """Wait until each partition is led by its preferred server: others hand back after some seconds. Return the
+    leaders."""
     preferred = {str(name): str(each.replicas[0]) for name, each in ring_of(cluster).partitions.items()}
     cluster.wait_until(lambda: cluster.leaders() == preferred, "the preferred replicas lead")
     return preferred
 
 
 def keys_of(cluster: Cluster, name: str) -> dict[str, str]:
-    """A key of each partition that no other test uses."""
+    """Return a key of each partition that no other test uses."""
     ring = ring_of(cluster)
     found: dict[str, str] = {}
     for number in range(1000):
@@ -117,7 +118,7 @@ def keys_of(cluster: Cluster, name: str) -> dict[str, str]:
 
 @contextmanager
 def counting(cluster: Cluster, name: str, *nodes: str) -> Iterator[dict[str, Counter]]:
-    """A counter per partition, the nodes in turn; checked at the end against what is stored."""
+    """Run a counter per partition, on the nodes in turn, and compare it at the end with the stored value."""
     counters = {
         partition: Counter(cluster, key, nodes[place % len(nodes)])
         for place, (partition, key) in enumerate(sorted(keys_of(cluster, name).items()))

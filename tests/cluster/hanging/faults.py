@@ -17,7 +17,7 @@ SIZE = 2 << 30
 _DETACH, _SEIZE, _INTERRUPT = 17, 0x4206, 0x4207
 _WALL = 0x40000000
 _EPOLL = ("232 ", "281 ", "22 ")
-"""epoll_wait and epoll_pwait of x86_64, epoll_pwait of aarch64, as /proc/…/syscall begins."""
+"""How /proc/…/syscall begins for epoll_wait and epoll_pwait of x86_64, and epoll_pwait of aarch64."""
 
 _ptrace = ctypes.CDLL(None, use_errno=True).ptrace
 _ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
@@ -61,7 +61,7 @@ def may_freeze() -> bool:
 
 @contextmanager
 def mounted(place: Path, image: Path) -> Iterator[None]:
-    """A file system of its own at `place`, in the file `image`."""
+    """Mount a separate file system at `place`, in the file `image`."""
     place.mkdir(parents=True)
     with image.open("wb") as file:
         file.truncate(SIZE)
@@ -76,7 +76,7 @@ def mounted(place: Path, image: Path) -> Iterator[None]:
 
 @contextmanager
 def frozen(place: Path) -> Iterator[None]:
-    """Have every write into the file system at `place` hang, without an error."""
+    """Make every write into the file system at `place` hang without an error."""
     _run("fsfreeze", "--freeze", str(place))
     try:
         yield

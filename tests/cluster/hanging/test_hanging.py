@@ -50,7 +50,7 @@ def started(tmp_path_factory: pytest.TempPathFactory, kind: MetadataKind) -> Ite
 
 @pytest.fixture
 def cluster(started: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    """Whole again after the test before, and every node leads what the ring prefers."""
+    """The cluster, complete again after the previous test, with preferred leaders."""
     monkeypatch.setattr(Counter, "ANSWER_S", 1.0)
     started.start()
     wait_led_for_good(started)
@@ -62,7 +62,7 @@ def is_live(cluster: Cluster) -> bool:
 
 
 def failures(cluster: Cluster) -> int:
-    """How often the node has given its session up, by its log: it may answer nobody now."""
+    """Count in the node's log how often it has ended its session: it may not answer now."""
     return (cluster.directory / f"data/logs/{VICTIM}.log").read_text(encoding="utf-8").count("node is not live")
 
 

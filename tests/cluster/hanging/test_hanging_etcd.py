@@ -1,4 +1,4 @@
-"""A node hangs in part while its process lives, in a cluster whose metadata is in etcd."""
+"""A part of a node hangs while its process lives, in a cluster with metadata in etcd."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """The HTTP/JSON gateway on real processes: the commands of docs/how-to/use-http.md word for word, keys at any node, and
-a leader killed under writers that retry and a reader that comes back."""
+a leader that is killed under writers that retry and a reader that reconnects."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def ask(
     cluster: Cluster, node: str, method: str, target: str, body: bytes | None = None, **headers: str
 ) -> tuple[int, bytes, Message]:
-    """Status, body, headers. Raises one of GONE."""
+    """Send a request. Return status, body and headers. Raises one of GONE."""
     connection = HTTPConnection(*cluster.address(node, "http"), timeout=20)
     try:
         sent = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -103,7 +103,7 @@ class Reader(threading.Thread):
     def __init__(self, cluster: Cluster, key: str) -> None:
         super().__init__(name="reader", daemon=True)
         self.shown: list[int] = []
-        """Versions."""
+        """Versions that the reader was shown."""
         self.has_begun = threading.Event()
         self.connections = 0
         self._cluster, self._key = cluster, key
@@ -149,7 +149,7 @@ class Reader(threading.Thread):
 
 
 def increment(cluster: Cluster, first: int, sequence: int, seen: str) -> dict[str, Any]:
-    """Add 1, once, whatever fails: the same request at one node after another until there is an answer."""
+    """Add 1 exactly once: send the same request to one node after another until there is an answer."""
     tries = 0
 
     def try_next() -> dict[str, Any] | None:

@@ -22,12 +22,12 @@ LOCAL = [each for each in all_blocks() if (each.mark, each.how) == ("test", "loc
 FILES = [each for each in all_blocks() if each.title and not each.mark]
 PAGES = sorted({each.page for each in LOCAL})
 PATIENCE_S = 400.0
-"""For a page; one of them starts load tests, one takes snapshots."""
+"""Time limit of a page. One page starts load tests, another takes snapshots."""
 DONE = "--- done"
 SPOILED = 3
 """Exit code of a load test whose load generator got too little processor time, as beside other tests."""
 PORTS = {"resp": 6401, "grpc": 7401, "http": 8401}
-"""Of the first node; those of the next ones follow."""
+"""Ports of the first node. The next nodes have the next ports."""
 
 
 @pytest.fixture(scope="module")

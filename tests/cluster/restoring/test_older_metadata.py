@@ -1,5 +1,5 @@
-"""ZooKeeper comes back as a copy from before, while bookies have what was written since: nobody serves or drops
-anything by it, and with the later copy all is there. Real processes."""
+"""ZooKeeper returns as an older copy, while bookies have later entries: no node serves or drops anything because of the
+older copy, and with the later copy all data is there. Real processes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A ZooKeeper of three members is restored to an older copy under nodes that run, and a node that was down since then
-comes back first: no key is denied, and with the latest data all is there. Real processes."""
+"""A ZooKeeper of three members is restored to an older copy under running nodes, and a node that was down since then
+returns first: no key is reported absent, and with the latest data everything is there. Real processes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def value(number: int) -> bytes:
 
 
 def confirmed(cluster: Cluster, node: str) -> int:
-    """The node's high-water mark; 0 if it has none yet."""
+    """Return the node's high-water mark; 0 if it has none yet."""
     path = cluster.local.data_dir / node / "HIGH_WATER"
     return int(path.read_text().split()[2]) if path.exists() else 0
 

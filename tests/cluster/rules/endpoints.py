@@ -1,4 +1,4 @@
-"""Sends the requests of the table to a cluster, as the users of each endpoint do, and tells the answers."""
+"""Sends the requests of the table to a cluster, as the users of each endpoint do, and returns the answers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Answer = Callable[[str], str]
 
 
 def filled(request: str, elsewhere: str = "") -> str:
-    """The request with the bytes that it names by their number, and a key of another partition."""
+    """Return the request with its byte counts replaced by bytes, and with a key of another partition."""
     gets = json.dumps([{"operation": "get", "key": "k"}] * 10_001)[1:-1]
     pairs = " ".join(f"pair{number} {'7' * (1 << 20)}" for number in range(17)) if LARGE_PAIRS in request else ""
     request = request.replace(MANY_GETS, gets).replace(LARGE_PAIRS, pairs).replace("<key elsewhere>", elsewhere)
@@ -44,7 +44,7 @@ def many(batch: Batch, count: int) -> Batch:
 
 
 class Endpoints:
-    """A cluster's endpoints, but for Spark's."""
+    """A cluster's endpoints, except Spark."""
 
     def __init__(self, cluster: Cluster, folder: Path, within: ExitStack) -> None:
         self._cluster, self._folder = cluster, folder
@@ -57,17 +57,17 @@ class Endpoints:
         self._elsewhere = next(key for key in keys if partition_of(key.encode()) != partition_of(b"k"))
 
     def store(self, value: bytes) -> None:
-        """Give the key that requests are about this value, and no expiry."""
+        """Set the key of the requests to this value, without an expiry."""
         self._client.put(b"k", value)
 
     def stored(self) -> tuple[bytes, int]:
-        """That key's value and expiry."""
+        """Return the value and expiry of the key of the requests."""
         item = self._client.get(b"k")
         assert item is not None
         return item.value, item.expires_ms
 
     def others(self) -> list[bytes]:
-        """All other keys."""
+        """Return all other keys."""
         return [key for key, _ in self._client.scan(keys_only=True) if key != b"k"]
 
     def redis(self, request: str) -> str:
@@ -141,7 +141,8 @@ class Endpoints:
         return eval(self._filled(request), names)  # the table's own text
 
     def _words(self, line: str) -> list[str]:
-        """The words of a command line. They are filled after it is split: shlex takes seconds for a MiB."""
+        """Return the words of a command line. Bytes are filled in after the split, because shlex takes seconds for a
+        MiB."""
         words = shlex.split(_PLACE.sub(lambda place: place[0].replace(" ", "_"), line))
         lines = (self._filled(word.replace("_", " ") if _PLACE.fullmatch(word) else word) for word in words)
         return [word for line in lines for word in (line.split() if line.startswith("pair0 ") else [line])]

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 ENDPOINTS = ("redis", "grpc", "http", "python", "spark", "command")
-"""`python` stands for AsyncClient and for Client, of which both are asked."""
+"""`python` stands for AsyncClient and Client; the test uses both."""
 
 
 class Ask(NamedTuple):
@@ -42,7 +42,7 @@ LONG_KEY, LARGE_VALUE = "<4,097 bytes>", "<1,048,577 bytes>"
 
 
 def python(request: str, answer: str = NO) -> Ask:
-    """A call of both clients."""
+    """Return a call of both clients."""
     return Ask(f"client.{request}", answer)
 
 

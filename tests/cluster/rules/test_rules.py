@@ -12,7 +12,7 @@ from tests.cluster.rules.table import ENDPOINTS, RULES, Ask
 
 OF_CLIENTS = {"python": ("asyncio", "blocking")}
 HERE = [endpoint for endpoint in ENDPOINTS if endpoint != "spark"]
-"""Spark is asked by tests/spark/test_rules.py."""
+"""tests/spark/test_rules.py tests Spark."""
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from tests.cluster.test_tls import Secured
 
 pytestmark = [pytest.mark.cluster]
 REST_S = 0.05
-"""Of the load between two keys: nodes that restart want the processors, too."""
+"""Pause of the load between two keys, because restarting nodes need the processors too."""
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ class Load:
         return bool(self.failures) or len(self.acknowledged) > before + 20
 
     def wait_on(self) -> None:
-        """Return when there has been more work."""
+        """Wait until the load has done more work."""
         before = len(self.acknowledged)
         self._secured.cluster.wait_until(lambda: self.has_gone_on(before), "work goes on")
         assert self.failures == []

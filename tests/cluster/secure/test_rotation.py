@@ -1,4 +1,4 @@
-"""Another authority in place of the first, at nodes and at a Python client that stays open. Real processes."""
+"""The CA is replaced by another one, at nodes and at a Python client that stays open. Real processes."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ pytestmark = [pytest.mark.cluster]
 
 
 def replace(path: Path, data: bytes) -> None:
-    """As a whole."""
+    """Replace the file atomically."""
     new = path.with_suffix(".new")
     new.write_bytes(data)
     new.replace(path)
 
 
 def trust(secured: Secured, *authorities: trustme.CA) -> None:
-    """Have nodes and client trust these, by the file that they share."""
+    """Let nodes and client trust these CAs through the file that they share."""
     replace(secured.ca, b"".join(each.cert_pem.bytes() for each in authorities))
 
 

@@ -72,7 +72,7 @@ def environment(cluster: Cluster) -> dict[str, str]:
 
 
 def on(cluster: Cluster, *arguments: str, let_in: bool = True, stdin: str = "") -> Done:
-    """Run a command where what `up` has written has been read, or has not."""
+    """Run a command with the environment file that `up` has written, or without it."""
     environ = environment(cluster) if let_in else None
     return kvstore(*arguments, "--data-dir", str(cluster.local.data_dir), environ=environ, stdin=stdin)
 
@@ -85,7 +85,7 @@ def printed(cluster: Cluster) -> str:
 
 
 def shell(script: str) -> subprocess.CompletedProcess[str]:
-    """Run it with no more in its environment than programs need."""
+    """Run a script with a minimal environment."""
     return subprocess.run(
         ["sh", "-e", "-c", script],
         capture_output=True, text=True, timeout=120, check=False, cwd=ROOT,
@@ -94,7 +94,7 @@ def shell(script: str) -> subprocess.CompletedProcess[str]:
 
 
 def commands_in(text: str) -> list[str]:
-    """The lines that are to be typed; Python is given to Python."""
+    """Return the commands in a text; Python code is passed to Python."""
     lines = [line.strip() for line in text.splitlines() if line.startswith("  ")]
     heads = {line: line.removeprefix("Python: ") for line in lines}
     return [
@@ -277,7 +277,7 @@ def test_secure_cluster_is_the_same_after_down_and_up(cluster: Cluster) -> None:
 
 
 async def add_users(cluster: Cluster, names: Sequence[str]) -> None:
-    """Add users to the table without a node that could refuse them, as a release before did."""
+    """Add users to the table without a node that could refuse them, as an earlier release did."""
     store = await connect(cluster.file.zookeeper, login=folder_of(cluster).metadata_login())
     try:
         for name in names:
@@ -314,7 +314,7 @@ def readyz(cluster: Cluster) -> tuple[int, str]:
 
 
 def replace_certificate(cluster: Cluster, days: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give n1 one that ends in so many days."""
+    """Give n1 a certificate that expires in this many days."""
     folder = folder_of(cluster)
     monkeypatch.setattr(authority, "ISSUED_DAYS", days)
     monkeypatch.setattr(authority, "_BEFORE", timedelta(days=3))
@@ -347,7 +347,7 @@ def test_expiring_certificate_is_reported_and_expired_one_is_not_ready(
 
 
 def test_a_changed_password_stays_changed(cluster: Cluster) -> None:
-    """`up` makes an administrator where there is none, and is no way around those that there are."""
+    """`up` creates an administrator only if there is none, so it cannot bypass existing administrators."""
     changed = on(cluster, "user", "passwd", "admin", "--password-stdin", stdin="another one\n")
     assert changed.returncode == 0, changed.stderr
 

@@ -49,12 +49,12 @@ def text_of(cluster: Cluster, node: str) -> str:
 
 
 def lines(cluster: Cluster, node: str) -> list[dict[str, Any]]:
-    """Those that are whole: the node may be writing the last one."""
+    """Return the complete lines: the node may be writing the last one."""
     return [json.loads(line) for line in text_of(cluster, node).rpartition("\n")[0].splitlines()]
 
 
 def wait_for_line(cluster: Cluster, node: str, begin: str, *, level: str, after: int) -> dict[str, Any]:
-    """The first such line behind so many others."""
+    """Return the first matching line after this many others."""
 
     def found() -> list[dict[str, Any]]:
         behind = lines(cluster, node)[after:]
@@ -65,7 +65,7 @@ def wait_for_line(cluster: Cluster, node: str, begin: str, *, level: str, after:
 
 
 def settled(cluster: Cluster, partition: str) -> str:
-    """Its leader, once that is the one that the ring prefers: another hands the lead back some seconds later."""
+    """Wait until the partition's preferred server leads it, some seconds after a restart, and return it."""
     [found] = [each for each in done(cluster, "ring", "show")["partitions"] if each["id"] == partition]
     preferred: str = found["replicas"][0]
     cluster.wait_until(lambda: cluster.leaders().get(partition) == preferred, f"{preferred} leads {partition}")
@@ -115,7 +115,7 @@ def test_metadata_outage_and_its_end_are_logged_once(cluster: Cluster) -> None:
 
 
 def test_lost_leaders_and_lost_quorum_are_logged_with_the_reason(cluster: Cluster) -> None:
-    """Of three nodes two die: what they led has no leader, and one bookie is no ack quorum."""
+    """Two of three nodes die: their partitions have no leader, and one bookie is not an ack quorum."""
 
     def have_something_to_lose() -> bool:
         leaders = cluster.leaders()
@@ -145,13 +145,13 @@ def test_lost_leaders_and_lost_quorum_are_logged_with_the_reason(cluster: Cluste
 
 
 def slow_of(cluster: Cluster, node: str) -> list[dict[str, Any]]:
-    """The operations on SECRET_KEY in the slow log of a node."""
+    """Return the operations on SECRET_KEY in the slow log of a node."""
     found: list[dict[str, Any]] = done(cluster, "node", "slow-log", node, "--key", SECRET_KEY.decode())["operations"]
     return found
 
 
 def test_slow_log_of_the_leader_shows_where_a_write_spent_its_time(cluster: Cluster) -> None:
-    """Slow is what takes longer than a millisecond here: two disks take that, not each time."""
+    """Operations over one millisecond are slow here. Two disks need that long, but not every time."""
     partition = done(cluster, "ring", "locate", SECRET_KEY.decode())["partition"]
     leader = settled(cluster, partition)
 
@@ -205,7 +205,7 @@ def test_slow_log_shows_operations_forwarded_to_a_paused_server(cluster: Cluster
     assert len(answers) == 1
 
     def link() -> list[dict[str, Any]]:
-        """Where the GET is that took so long: the one before it may have been slow, too."""
+        """Return the slow GET's entries: the one before it may have been slow too."""
         asked = ("node", "slow-log", door, "--key", SECRET_KEY.decode(), "--json")
         found = json.loads(call(cluster, *asked).stdout)["operations"]
         return [each for each in found if (each["at"], each["operation"]) == ("link", "GET") and each["took_ms"] > 250]
@@ -233,7 +233,7 @@ def test_profile_of_a_running_node_writes_a_flame_graph(cluster: Cluster, tmp_pa
 
 
 def test_logs_contain_no_key_and_no_value(cluster: Cluster) -> None:
-    """Also at DEBUG, where everything is said."""
+    """Not even at DEBUG, which logs everything."""
     for node in cluster.ids:
         done(cluster, "node", "log-level", node, "DEBUG")
     with cluster.redis("n1") as client:

@@ -1,4 +1,4 @@
-"""The metrics that rules and boards name are those that real nodes give."""
+"""Real nodes publish the metrics that rules and boards name."""
 
 from __future__ import annotations
 

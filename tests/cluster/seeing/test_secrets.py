@@ -1,5 +1,5 @@
-"""No secret leaves a node but to where it belongs: distinctive ones are set in a real node with TLS, users and a login
-at ZooKeeper, and then every output is searched for them. Connection strings are for administrators alone."""
+"""No output of a node contains a secret. Distinctive secrets are set in a real node with TLS, users and a ZooKeeper
+login, and then every output is searched for them. Only administrators see connection strings."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ __all__ = ["zookeeper", "zookeeper_chroot"]
 pytestmark = [pytest.mark.cluster]
 ROOT_PASSWORD, READER_PASSWORD = "root-Zq7/hush@1", "reader-Xw9/hush@2"
 METADATA_PASSWORD, WRONG = "metadata-Vk3/hush@3", "wrong-Pm5/hush@4"
-"""With what a URL has to escape; the last is what somebody mistypes, and as secret as what he meant."""
+"""Passwords with characters that a URL must escape. The second is a mistyped password, which is as secret."""
 ADMIN_PAGES = ("/", "/metrics", "/ui", "/ui/node", "/ui/ledgers?partition=p1", "/ui/ui.js")
 PAGES = (*ADMIN_PAGES, "/healthz", "/readyz", "/clusterz", "/ui/ledgers?partition=p9", "/nothing")
 COMMANDS = (
@@ -53,13 +53,13 @@ COMMANDS = (
 
 
 class Kept:
-    """A node's outputs by where they were found."""
+    """A node's outputs, by source."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
         self.outputs: dict[str, bytes] = {}
         self.to_others: dict[str, bytes] = {}
-        """Those of whoever is no administrator."""
+        """Outputs for users who are not administrators."""
         self.ca, self.key, self.cert = (place.folder / name for name in ("ca.pem", "key.pem", "cert.pem"))
         authority = trustme.CA()
         authority.cert_pem.write_to_path(str(self.ca))
@@ -123,7 +123,7 @@ def login_of(user: str, password: str) -> dict[str, str]:
 
 
 def secrets_of(kept: Kept) -> dict[str, bytes]:
-    """Every secret of the cluster, and each in the forms in which it could be shown."""
+    """Return every secret of the cluster in each form in which it could be shown."""
     place = kept.place
     lines = kept.key.read_text().splitlines()
     found = {
@@ -163,7 +163,7 @@ def secrets_of(kept: Kept) -> dict[str, bytes]:
 
 @contextmanager
 def running(kept: Kept) -> Iterator[None]:
-    """The node, founded with an administrator and a reader."""
+    """Run the node, founded with an administrator and a reader."""
     place = kept.place
     logs = place.folder / "logs"
     with (place.folder / "n1.log").open("wb") as output:
@@ -249,7 +249,7 @@ def use_doors(kept: Kept) -> None:
 
 
 def use_urls(kept: Kept) -> None:
-    """Errors, and what objects say of themselves."""
+    """Collect errors and the representations of objects."""
     for password, rest in ((READER_PASSWORD, ""), (WRONG, ""), (WRONG, "&unknown=1")):
         url = f"kvs://reader:{quote(password, safe='')}@{kept.server}?ca={kept.ca}{rest}"
         try:
