@@ -251,7 +251,7 @@ def test_jump_of_majority_of_wall_clocks_moves_date_slowly(jump_ms: int) -> None
 # docs/protocol.md P28
 @pytest.mark.parametrize("jump_ms", [-MINUTE_MS, MINUTE_MS])
 def test_date_stays_near_a_silent_server(jump_ms: int) -> None:
-    """The silent server may lead by a date that does not move, so sessions would end early once the others answer it."""
+    """The silent server may lead by a date that does not move, so sessions would end early once others answer it."""
     server = Server((A, B, C, D, E))
     server.others = dict.fromkeys((B, C, D, E), SURE)
     server.wait(60.0)
