@@ -251,7 +251,7 @@ async def test_link_is_replaced_by_higher_version_when_idle() -> None:
     link.is_open = True
     number = link.flight.next_number()
     link.flight.pending[number] = P1, Pending(number, commands.get(b"k"), sink, 0)
-    link._heard_at = link._swept_at = owner.now()
+    link.heard_at = link._swept_at = owner.now()
     link._sweep()
     assert link.flight.has_room()
     owner.version_to = Links().version_to  # type: ignore[method-assign]

@@ -136,7 +136,7 @@ def _lock_is_forever(patch: pytest.MonkeyPatch) -> None:
 @mutant("a lock keeps nobody out")
 def _no_lock(patch: pytest.MonkeyPatch) -> None:
     async def lock(self: Any, ledger: Any, _worker: str) -> MarkLock | None:
-        mark: marks.Mark | None = await self.get(ledger)
+        mark: marks.LedgerMark | None = await self.get(ledger)
         return None if mark is None else MarkLock(self._store, mark, self._store.session)
 
     patch.setattr(Underreplication, "lock", lock)

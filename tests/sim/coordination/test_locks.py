@@ -134,7 +134,7 @@ def has_no_grace(patch: pytest.MonkeyPatch) -> None:
         init(self)
         self.grace_s = 0.0
 
-    patch.setattr(leases.Lease, "__post_init__", none)
+    patch.setattr(leases.SessionLease, "__post_init__", none)
 
 
 def test_lock_is_held_twice_without_grace_period(monkeypatch: pytest.MonkeyPatch) -> None:

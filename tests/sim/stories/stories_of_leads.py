@@ -154,7 +154,7 @@ def _seq(node: Node) -> Seq:
 
 def _is_fit(node: Node) -> bool:
     replica = node.replica(P)
-    return replica is not None and replica._replica._fitness.look() and replica.state.position is not None
+    return replica is not None and replica._replica._fitness.update() and replica.state.position is not None
 
 
 def _trimmed(node: Node) -> int:

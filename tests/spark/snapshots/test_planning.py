@@ -56,7 +56,7 @@ class Feeds:
 
 
 @pytest.fixture
-def plan(monkeypatch: pytest.MonkeyPatch) -> planning.Plan:
+def plan(monkeypatch: pytest.MonkeyPatch) -> planning.SnapshotPlan:
     monkeypatch.setattr(planning, "pin_store", lambda *_, **__: STORE)
     monkeypatch.setattr(planning, "FeedReader", Feeds)
     return plan_snapshot(SnapshotRequest(cluster=CONFIG, instance="c"), 1_700_000_000_000)
@@ -82,7 +82,7 @@ def test_an_interrupt_during_pinning_leaves_no_pin(monkeypatch: pytest.MonkeyPat
     assert pins == set()
 
 
-def test_pieces_have_every_token_once(plan: planning.Plan) -> None:
+def test_pieces_have_every_token_once(plan: planning.SnapshotPlan) -> None:
     spans = sorted((each.first, each.last) for each in plan.pieces)
     assert spans == [(0, 9), (10, 1000), (1001, HALF - 1), (HALF, HALF + 7), (HALF + 8, 2 * HALF - 1)]
     assert tiling_problem_or_none(plan.partitions) is None
@@ -91,7 +91,9 @@ def test_pieces_have_every_token_once(plan: planning.Plan) -> None:
     assert plan.ring_version == 4
 
 
-def test_a_task_reads_its_part_at_the_pinned_position(plan: planning.Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_reads_its_part_at_the_pinned_position(
+    plan: planning.SnapshotPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[Split] = []
 
     def read(split: Split, **_: Any) -> Iterator[Any]:
@@ -117,7 +119,7 @@ def test_a_task_reads_its_part_at_the_pinned_position(plan: planning.Plan, monke
     assert asked[1].replicas == ("b:1", "a:1", "c:1")
 
 
-def parent_of(plan: planning.Plan) -> Manifest:
+def parent_of(plan: planning.SnapshotPlan) -> Manifest:
     return manifest_of("s0", None, plan.partitions)
 
 
@@ -128,7 +130,9 @@ def feeds_with(*ended: str) -> dict[str, PartitionFeed]:
 
 
 @pytest.mark.parametrize("is_gone", [False, True])
-def test_a_partition_that_joined_and_left_since_the_parent_is_included(plan: planning.Plan, is_gone: bool) -> None:
+def test_a_partition_that_joined_and_left_since_the_parent_is_included(
+    plan: planning.SnapshotPlan, is_gone: bool
+) -> None:
     """Its changes were in no incremental, and `verify` reported no problem."""
     feeds = feeds_with("p9") | ({"p9": GONE} if is_gone else {})
     with pytest.raises(InvalidRequest, match=r"p9 has left the ring and is not in snapshot s0.*full snapshot"):
@@ -139,7 +143,7 @@ GONE = PartitionFeed("p9", 0, 0, True, (), "", True)
 """Servers know only that it has existed."""
 
 
-def test_one_that_the_parent_saw_join_must_be_read_to_its_end(plan: planning.Plan) -> None:
+def test_one_that_the_parent_saw_join_must_be_read_to_its_end(plan: planning.SnapshotPlan) -> None:
     """It owned nothing then, and was treated as one that had left."""
     joining = replace(parent_of(plan).partitions[0], partition="p9", sequence=5, ranges=())
     parent = manifest_of("s0", None, (*plan.partitions, joining))
@@ -149,7 +153,7 @@ def test_one_that_the_parent_saw_join_must_be_read_to_its_end(plan: planning.Pla
         list(left_places(parent, STORE.partitions, feeds_with() | {"p9": GONE}))
 
 
-def test_the_logs_after_a_snapshot_include_partitions_that_joined_since(plan: planning.Plan) -> None:
+def test_the_logs_after_a_snapshot_include_partitions_that_joined_since(plan: planning.SnapshotPlan) -> None:
     """The same for partitions that have left since: only a pin keeps such a log."""
     p1, p2, p8 = Feeds.found
     feeds = (p1, p2._replace(ended=True), p8, GONE, PartitionFeed("p10", 0, 3, False, ()))
@@ -206,7 +210,7 @@ def test_a_partition_that_owns_nothing_is_in_a_snapshot_too(
         plan_snapshot(SnapshotRequest(cluster=CONFIG, instance="c", parent=parent), 1_700_000_000_000)
 
 
-def test_a_partition_without_log_entries_is_not_missed(plan: planning.Plan) -> None:
+def test_a_partition_without_log_entries_is_not_missed(plan: planning.SnapshotPlan) -> None:
     never = {"p9": PartitionFeed("p9", 0, 0, True, ())}
     assert [each.partition for each in left_places(parent_of(plan), STORE.partitions, feeds_with() | never)] == ["p8"]
 
@@ -225,7 +229,7 @@ def test_a_partition_is_named_once_though_servers_differ_about_the_ring(
     ]
 
 
-def test_one_that_had_left_before_the_parent_is_named_for_good(plan: planning.Plan) -> None:
+def test_one_that_had_left_before_the_parent_is_named_for_good(plan: planning.SnapshotPlan) -> None:
     parent = parent_of(plan)
     (named,) = left_places(parent, STORE.partitions, feeds_with())
     assert (named.partition, named.sequence, named.ranges) == ("p8", 33, ())
