@@ -1,4 +1,5 @@
-"""Opens a partition's log for a new leader: the five steps up to the list's compare-and-set (docs/protocol.md G8, G9).
+"""Opens a partition's log for a new leader: steps 1 to 4 of docs/protocol.md G8, up to the list's compare-and-set. G9
+says when the wait is saved, and `LedgerList.lease_wait_s` how long it is. The new leader appends the record of step 5.
 
   read the list ► fence, recover n, then n+1 ► wait out their leases ► close both, list a new ledger
 

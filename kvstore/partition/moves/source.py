@@ -1,6 +1,7 @@
 """Carries out the source's part in moves: gives pages, freezes, releases, unfreezes, as far as its log allows it.
 
-Any replica gives pages; the leader does everything else (docs/protocol.md M5 to M8).
+Any replica gives pages; the leader does everything else (docs/protocol.md M5 to M8). This file logs the records.
+`leading/serving_ranges.py` stops the writes or reads of the range from the moment in which a record is sent.
 """
 
 from __future__ import annotations

@@ -23,8 +23,7 @@ for all writes on one key that it receives, which requires no knowledge of conne
 3. An operation that a server refused is sent again in its old position: before later operations on the same partition
    if the server does not lead it, or on the same key if the server does not own it.
 4. A key is *held* while an operation on it is redirected, or in transit to a partition that does not own it any more
-and
-   may send it back. A write on a held key is redirected as well, behind the others.
+   and may send it back. A write on a held key is redirected as well, behind the others.
 5. The answering server does its part: after a refusal it does nothing that was sent before the refusal was received
    (`peer/refusals.py`).
 
