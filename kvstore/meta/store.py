@@ -106,7 +106,7 @@ class MetadataStore(Protocol):
 
     @property
     def session(self) -> int:
-        """Id of the present session, equal to `Stat.owner` of this process's ephemerals; 0 while there is none."""
+        """Id of the current session, equal to `Stat.owner` of this process's ephemerals; 0 while there is none."""
         ...
 
     async def get(self, path: str) -> tuple[bytes, Stat]:

@@ -340,7 +340,7 @@ class Connection:
 
 
 class _Link:
-    """One connection of the transport. Data is ignored once this is not the present link."""
+    """One connection of the transport. Data is ignored once this is no longer the current link."""
 
     def __init__(self, owner: Connection) -> None:
         self._owner = owner

@@ -81,7 +81,7 @@ class Claims:
 
     # docs/protocol.md P24
     async def claim(self, record: LeaderRecord) -> bool:
-        """Create the leader's znode, or recreate this process's own one in the present session. Return False if another
+        """Create the leader's znode, or recreate this process's own one in the current session. Return False if another
         replica was first. If a claim of unknown outcome turns out to have succeeded, return True as well."""
         return await self._become(record, await self.term(), []) or await self._claim_own(record)
 

@@ -237,7 +237,7 @@ class DeletedRange(Struct, omit_defaults=True):
 
 
 class Counted(Struct):
-    """The number of keys."""
+    """The response to a count."""
 
     count: int
 

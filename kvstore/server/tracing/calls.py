@@ -54,7 +54,7 @@ calls."""
 
 
 def backend_of_call(backend: Backend) -> Backend:
-    """Return the backend for the present call. If the call has a parent, its operations are sampled like the parent."""
+    """Return the backend for the current call. If the call has a parent, its operations are sampled like the parent."""
     call = _call.get()
     if call is None:
         return backend
