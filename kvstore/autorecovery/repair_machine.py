@@ -118,7 +118,7 @@ class Filled:
     has_room: bool = True
     """False if a bookie that must be filled is under-replicated and read-only."""
     refused: frozenset[BookieId] = frozenset()
-    """Bookies of the present ensemble that did not list their entries or took no copies."""
+    """Bookies of the current ensemble that did not list their entries or took no copies."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,7 @@ class MetadataHistory(Protocol):
     """The store's history, as far as a driver knows it from all of its connections."""
 
     generation: int
-    """Number of connections so far, including the present one. A call is sent on the connection that was present when
+    """Number of connections so far, including the current one. A call is sent on the connection that was present when
     the call was made, or refused with MetadataUnavailable."""
 
     def trust(self, is_trusted: bool) -> None:

@@ -348,5 +348,5 @@ class Logs(Protocol):
         ...
 
     async def ledgers(self, partition: PartitionId) -> tuple[Sequence[ListedLedger], Seq]:
-        """Return the present list, and the sequence below which the log was trimmed."""
+        """Return the current list, and the sequence below which the log was trimmed."""
         ...

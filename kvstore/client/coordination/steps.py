@@ -22,7 +22,7 @@ Found = Mapping[bytes, Item]
 
 
 class SessionEnded(Refused):
-    """The session is over: it was closed, or was not renewed in time. Its keys are deleted, or will be soon."""
+    """The session has ended: it was closed, or was not renewed in time. Its keys are deleted, or will be soon."""
 
 
 class NotInTime(Refused):

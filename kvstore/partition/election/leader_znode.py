@@ -91,7 +91,7 @@ class Claims:
         return await self._become(record, term, [Delete(self.leader_path, -1)])
 
     async def release(self, record: LeaderRecord) -> None:
-        """Remove this process's leader znode, if it is there. Another's is left alone."""
+        """Remove this process's leader znode if it exists. The znode of another process is left alone."""
         await self._remove(record)
 
     async def withdraw(self, record: LeaderRecord) -> None:

@@ -61,7 +61,7 @@ class OpenFailed:
 
 @dataclass(frozen=True, slots=True)
 class LeadEnded:
-    """This leadership is over: fenced, or failed."""
+    """This leadership has ended: the leader was fenced, or failed."""
 
     has_failed: bool = False
     """True if this server could not lead: its engine failed, or its entries found no ack quorum for too long."""
@@ -101,7 +101,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Barred:
-    """This replica's state may be damaged, so it must not lead; or that is over."""
+    """This replica must not lead, because its state may be damaged, or it may lead again."""
 
     is_barred: bool
 

@@ -142,7 +142,7 @@ def _name_of(request: web.BaseRequest) -> str:
 
 
 def begin_call(traces: NodeTraces, name: str, parent: Parent) -> TracedCall:
-    """Begin the call that the present task answers."""
+    """Begin the call that the current task answers."""
     call = TracedCall(traces.begin(name, parent, SpanKind.SERVER) if parent.is_sampled else None)
     _call.set(call)
     return call
