@@ -44,7 +44,7 @@ _METHODS: dict[object, str] = {Code.GET: "Get", Code.PUT: "Put", Code.DELETE: "D
 
 
 class KV(kv_pb2_grpc.KVServicer):
-    """`kvstore.v1.KV`."""
+    """The gRPC service `kvstore.v1.KV`."""
 
     def __init__(
         self,

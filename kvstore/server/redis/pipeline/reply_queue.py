@@ -46,7 +46,7 @@ _NO_CAPACITY = Overloaded("the memory for replies is full, because clients do no
 
 
 class PipelineServer(CommandServer, Protocol):
-    """The server, as the pipeline of a connection uses it: kvstore.server.redis.listener.RespServer."""
+    """The server, as the pipeline of a connection uses it. Implemented by kvstore.server.redis.listener.RespServer."""
 
     inflight_limit: InflightLimit
     reply_memory: ReplyMemory
