@@ -19,15 +19,15 @@ ADMIN = "admin"
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """Turn access control on or off for the whole cluster."""
+    """A change that turns access control on or off for the whole cluster."""
 
     is_on: bool
 
 
 @dataclass(frozen=True, slots=True)
 class FoundAdmin:
-    """Create the first administrator and turn access control on, in one step so that no other client can act in
-    between."""
+    """A change that creates the first administrator and turns access control on, in one step so that no other client
+    can act in between."""
 
     name: str
     password: str = field(repr=False)
@@ -73,7 +73,7 @@ class AddRole:
 
 @dataclass(frozen=True, slots=True)
 class RemoveRole:
-    """Remove a role, also from the users that have it."""
+    """A change that removes a role, and takes it from the users that have it."""
 
     name: str
 
@@ -94,8 +94,8 @@ class RevokeRight:
 
 @dataclass(frozen=True, slots=True)
 class AddToken:
-    """Create a token for a user, valid from `now_ms` for `ttl_ms`. Tokens that expired before `passed_ms` are
-    removed."""
+    """A change that creates a token for a user, valid from `now_ms` for `ttl_ms`. It also removes tokens that expired
+    before `passed_ms`."""
 
     id: str
     user: str

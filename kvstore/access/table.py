@@ -62,7 +62,7 @@ class Role:
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """A user who may log in."""
+    """A user account: its login and its roles."""
 
     name: str
     password: str = field(default="", repr=False)

@@ -23,7 +23,7 @@ _FORM = re.compile(rb"kvt_([0-9a-f]{12})_[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token as stored."""
+    """An access token as the metadata store keeps it: with the hash of its secret, without the secret."""
 
     id: str
     user: str

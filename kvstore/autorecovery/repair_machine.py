@@ -49,7 +49,7 @@ UNCOVERED = "is open, and too few bookies of its last ensemble are up to find it
 
 @dataclass(frozen=True, slots=True)
 class RegisteredBookies:
-    """The registered bookies."""
+    """The bookies that are registered with the metadata store, by state, and their zones."""
 
     writable: frozenset[BookieId]
     readonly: frozenset[BookieId]
@@ -118,7 +118,7 @@ class Filled:
     has_room: bool = True
     """False if a bookie that must be filled is under-replicated and read-only."""
     refused: frozenset[BookieId] = frozenset()
-    """Bookies of the present ensemble that did not list their entries or took no copies."""
+    """Bookies of the current ensemble that did not list their entries or took no copies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +155,12 @@ Event = MetadataRead | Gone | WriterProbed | Filled | MetadataWritten | Overtake
 
 @dataclass(frozen=True, slots=True)
 class ReadMetadata:
-    """Read the ledger's metadata as of now, and which bookies are registered."""
+    """Command to read the ledger's current metadata and the registered bookies."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeWriter:
-    """Find out the state of the open ledger's writer."""
+    """Command to find out the state of the open ledger's writer."""
 
     metadata: LedgerMetadata
     there: frozenset[BookieId]
@@ -168,7 +168,8 @@ class ProbeWriter:
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """Ask bookies which entries they lack among those that `wanted` assigns to them, and copy these entries."""
+    """Command to ask bookies which entries they lack among those that `wanted` assigns to them, and copy these
+    entries."""
 
     metadata: LedgerMetadata
     wanted: LedgerMetadata
@@ -186,7 +187,7 @@ class Fill:
 
 @dataclass(frozen=True, slots=True)
 class WriteMetadata:
-    """Compare-and-set the ledger's metadata."""
+    """Command to compare-and-set the ledger's metadata."""
 
     wanted: LedgerMetadata
     version: int
@@ -194,7 +195,7 @@ class WriteMetadata:
 
 @dataclass(frozen=True, slots=True)
 class Recover:
-    """Fence the ledger, find its end, wait for the end of its leader's lease, and close it."""
+    """Command to fence the ledger, find its end, wait for the end of its leader's lease, and close it."""
 
 
 @dataclass(frozen=True, slots=True)

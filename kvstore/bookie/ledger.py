@@ -72,7 +72,7 @@ class Ledger:
         self.tail_file = 0
         """The segment that is being written, if it has entries of the ledger; `index` has them in memory."""
         self.superseded: dict[int, int] = {}
-        """Older segments, with the number of bytes that are no longer needed because the present segment has their
+        """Older segments, with the number of bytes that are no longer needed because the current segment has their
         entries."""
 
     def raise_lac(self, lac: int) -> None:
@@ -92,7 +92,7 @@ class Ledger:
             waiter()
 
     def set_explicit_lac(self, body: bytes) -> None:
-        """Keep an explicit LAC packet unless it is older than the present one."""
+        """Keep an explicit LAC packet unless it is older than the current one."""
         lac = lac_of(body)
         if not self.explicit_lac or lac >= lac_of(self.explicit_lac):
             self.explicit_lac = body

@@ -53,7 +53,7 @@ def write_unsynced_again(
 
 # docs/protocol.md B7
 def drop_ends_of_doubts(found: Replayed) -> None:
-    """Remove records that end a former doubt from those that are written again, because the present doubt began
+    """Remove records that end a former doubt from those that are written again, because the current doubt began
     later."""
     found.again = [
         each for each in found.again if not (each.head.kind == RecordKind.LIMBO and each.head.flags & CLEARED)

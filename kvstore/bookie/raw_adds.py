@@ -32,7 +32,7 @@ BELIEVED_MAX = 1024
 
 
 class OrdinaryAdd(Protocol):
-    """Takes an add as if raw adds were not allowed: kvstore.bookie.storage.BookieStorage.add."""
+    """Takes an add as if raw adds were not allowed. Implemented by kvstore.bookie.storage.BookieStorage.add."""
 
     def __call__(self, ledger: int, entry: int, body: bytes, key: bytes, *, recovery: bool, done: Done) -> None: ...
 

@@ -24,7 +24,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Chunked:
-    """A file in chunks."""
+    """The manifest of a large file that is stored in chunks, one key for each chunk."""
 
     size: int
     sha256: str
@@ -45,7 +45,7 @@ class Chunked:
 
 @dataclass(frozen=True, slots=True)
 class Symlink:
-    """A symbolic link."""
+    """The manifest of a symbolic link."""
 
     target: bytes
 

@@ -27,7 +27,7 @@ class UpTo(NamedTuple):
 
 
 class SparkSetting(NamedTuple):
-    """A setting of Spark."""
+    """A Spark setting given on the command line."""
 
     name: str
     value: str

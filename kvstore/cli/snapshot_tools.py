@@ -85,8 +85,8 @@ def cluster_of(data_dir: Path, zookeeper: str | None, server: str | None) -> tup
 
 
 def base_or_none(store: SnapshotStore, parent: str | None, instance: str, or_full: bool) -> Manifest | None:
-    """Return the snapshot that an incremental one of this cluster continues. Raises StoreError, also if that snapshot
-    is incomplete, because an incremental snapshot on top of it could never be restored."""
+    """Return the snapshot that an incremental one of this cluster continues. Raises StoreError, including when that
+    snapshot is incomplete, because an incremental snapshot on top of it could never be restored."""
     from kvstore.spark.snapshots.store import newest_of
     from kvstore.spark.snapshots.usable import usable_chain
 

@@ -35,7 +35,7 @@ WORKERS = 24
 
 @dataclass
 class TreeRun:
-    """One run over a folder."""
+    """Counts and problems of one run over a folder."""
 
     client: AsyncClient
     prefix: bytes

@@ -52,8 +52,8 @@ class SecureFolder:
         self.password_file, self.metadata_password = self.path / "admin.password", self.path / "metadata.password"
 
     def make(self, nodes: Sequence[str], *, is_new: bool) -> None:
-        """Create what is missing, for nodes with these ids. Raises ConfigError, also for files that can only be created
-        with a new cluster, OSError."""
+        """Create what is missing, for nodes with these ids. Raises OSError. Raises ConfigError, including for
+        missing files that can only be created with a new cluster."""
         try:
             from kvstore.devcluster.authority import (
                 CertificateAuthority,

@@ -27,8 +27,8 @@ def parse(text: str) -> Setting:
 
 
 def with_settings(text: str, settings: Sequence[Setting], *, what: str) -> str:
-    """Return the text of a node.toml with other values. `what` names the file in errors. Raises ConfigError, also for
-    faults of the file itself."""
+    """Return the text of a node.toml with other values. `what` names the file in errors. Raises ConfigError if the file
+    or a value is invalid."""
     table = toml.with_settings(toml.parse(text, Path(what)), settings)
     try:
         return toml.to_toml(toml.from_table(table, NodeConfig))

@@ -61,7 +61,7 @@ class Profiler:
         if not 1 <= rate <= RATE_MAX:
             raise InvalidRequest(f"expected 1 to {RATE_MAX} samples a second, got {rate}")
         if self._stop is not None:
-            raise Overloaded("another profile of this node is in progress; try again when it is over")
+            raise Overloaded("another profile of this node is in progress; try again when it has ended")
         stop = threading.Event()
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Profile] = loop.create_future()

@@ -46,7 +46,7 @@ def real_env(
     others: Sequence[Path] = (),
 ) -> Env:
     """Return the ports of this process, with its files below `root` and `others`. Raises OSError if the root or the TLS
-    files cannot be used. With `Certificates` connections use the newest files, with `Tls` the present ones."""
+    files cannot be used. With `Certificates` connections use the newest files, with `Tls` the current ones."""
     syncs, known = best_syncs(), KnownNetworks()
     return Env(
         clock=SystemClock(),

@@ -1,6 +1,6 @@
 """The cluster's secret, by which its nodes authenticate each other. Anyone who has it can pass for a node.
 
-A file of lines, each with 64 hexadecimal digits, that only its owner may read. The first line is the present secret.
+A file of lines, each with 64 hexadecimal digits, that only its owner may read. The first line is the current secret.
 Further lines are accepted besides it, while nodes change to another one. Each purpose uses a key of its own that is
 derived from the secret, so that no use reveals anything to another.
 """
@@ -32,18 +32,18 @@ class ClusterSecret:
     nothing."""
 
     keys: tuple[bytes, ...] = field(repr=False)
-    """The present secret, then those that are accepted besides it."""
+    """The current secret, then those that are accepted besides it."""
 
     def __post_init__(self) -> None:
         if not self.keys or any(len(key) != SECRET_BYTES for key in self.keys):
             raise ValueError(f"expected one secret or more, each of {SECRET_BYTES} bytes")
 
     def derive(self, purpose: str) -> bytes:
-        """Return the key of 32 bytes for one purpose, from the present secret."""
+        """Return the key of 32 bytes for one purpose, from the current secret."""
         return self.derive_all(purpose)[0]
 
     def derive_all(self, purpose: str) -> tuple[bytes, ...]:
-        """Return the keys for one purpose from all accepted secrets, the present one first."""
+        """Return the keys for one purpose from all accepted secrets, the current one first."""
         return tuple(hmac.digest(key, b"kvstore/" + purpose.encode(), hashlib.sha256) for key in self.keys)
 
 

@@ -124,9 +124,9 @@ class TcpTransport:
     async def connect(
         self, address: str, handler: StreamHandler, *, prelude: Callable[[], Prelude] | None = None
     ) -> Stream:
-        """Connect. Raises OSError, also for a malformed address, because others register any text. The caller sets the
-        deadline. If this raises, a connection that was made is lost. While this process lacks descriptors, memory or
-        ports, it retries SHORTAGE_ATTEMPTS times, because the other side is not to blame."""
+        """Connect. Raises OSError, including for a malformed address, because other processes may register any text.
+        The caller sets the deadline. If this raises, a connection that was made is lost. While this process lacks
+        descriptors, memory or ports, it retries SHORTAGE_ATTEMPTS times, because the other side is not to blame."""
         for attempt in range(SHORTAGE_ATTEMPTS + 1):
             try:
                 return await self._called(address, handler, prelude)

@@ -42,8 +42,8 @@ def format_of(data: bytes, *, what: str) -> int:
 
 
 def decode(kind: type[T], data: bytes, *, what: str, format: int = 1) -> T:
-    """Return the document in `data`. `what` names it in errors. Raises UndecodableNode, also for another
-    format number."""
+    """Return the document in `data`. `what` names it in errors. Raises UndecodableNode if the document is malformed or
+    has another format number."""
     try:
         found = msgspec.json.decode(data, type=_FormatOnly).format
         if found != format:

@@ -44,8 +44,8 @@ def encode_cookie(cookie: Cookie) -> bytes:
 
 
 def decode_cookie(data: bytes, *, what: str) -> Cookie:
-    """Return the cookie in `data`; `what` names its place in errors. Raises Corrupted, also for an unknown layout
-    version."""
+    """Return the cookie in `data`; `what` names its place in errors. Raises Corrupted if the cookie is malformed or has
+    an unknown layout version."""
     version, _, text = data.decode(errors="replace").partition("\n")
     if version not in map(str, _READABLE):
         raise Corrupted(f"{what} has cookie layout version {version[:20]!r}; this build reads {_READABLE}")

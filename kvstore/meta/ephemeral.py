@@ -1,7 +1,7 @@
 """Keeps one ephemeral node of this process in place, over lost sessions and deletions by others.
 
 The caller states the desired value: the node's data, or None for its absence. Each hint (a watch, a reconnect, half a
-minute) compares the present node with it, so nothing depends on seeing every event.
+minute) compares the current node with it, so nothing depends on seeing every event.
 """
 
 from __future__ import annotations

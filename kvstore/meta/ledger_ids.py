@@ -170,7 +170,7 @@ def counter_above(nodes: Iterable[str]) -> dict[str, bytes]:
 
 # docs/protocol.md B29
 def counts_with(nodes: Mapping[str, bytes], counted_to: LedgerId) -> dict[str, bytes]:
-    """Return the node that records the counters of these nodes; the present one is at `counted_to`. Raises
+    """Return the node that records the counters of these nodes; the current one is at `counted_to`. Raises
     UndecodableNode."""
     return _with(nodes, FormerCount(counted_to, is_sure=True))
 

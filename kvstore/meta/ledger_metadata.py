@@ -43,7 +43,8 @@ def encode(metadata: LedgerMetadata) -> bytes:
 
 
 def decode(ledger: LedgerId, data: bytes) -> LedgerMetadata:
-    """Return the metadata of `ledger`, written in any version. Raises Corrupted, also for an unknown version."""
+    """Return the metadata of `ledger`, written in any version. Raises Corrupted if it is malformed or has an unknown
+    version."""
     header, _, body = data.partition(b"\n")
     digits = header[len(_HEADER) :]
     if not header.startswith(_HEADER) or not digits.isdigit() or len(digits) > _DIGITS_MAX:

@@ -20,7 +20,7 @@ KEPT_MAX = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotRecord:
-    """A finished snapshot."""
+    """The cluster's record of a finished snapshot."""
 
     kind: str
     parent: str | None

@@ -86,7 +86,7 @@ class MetadataHistory(Protocol):
     """The store's history, as far as a driver knows it from all of its connections."""
 
     generation: int
-    """Number of connections so far, including the present one. A call is sent on the connection that was present when
+    """Number of connections so far, including the current one. A call is sent on the connection that was present when
     the call was made, or refused with MetadataUnavailable."""
 
     def trust(self, is_trusted: bool) -> None:
@@ -106,7 +106,7 @@ class MetadataStore(Protocol):
 
     @property
     def session(self) -> int:
-        """Id of the present session, equal to `Stat.owner` of this process's ephemerals; 0 while there is none."""
+        """Id of the current session, equal to `Stat.owner` of this process's ephemerals; 0 while there is none."""
         ...
 
     async def get(self, path: str) -> tuple[bytes, Stat]:

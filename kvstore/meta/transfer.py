@@ -66,7 +66,7 @@ async def _nodes_at_rest(store: MetadataStore) -> dict[str, bytes]:
             raise ConfigError(f"{path} was deleted while it was read: stop every node first") from None
         if stat.owner:
             raise ConfigError(
-                f"{path} belongs to a running process: stop every node, and wait until its session is over"
+                f"{path} belongs to a running process: stop every node, and wait until their sessions have ended"
             )
         found[path] = data
         left += await _children(store, path)

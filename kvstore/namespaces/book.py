@@ -21,7 +21,7 @@ from kvstore.types import PartitionId
 
 
 class Amount(Struct, array_like=True):
-    """The usage of one namespace."""
+    """The usage of a namespace: its number of keys, and their bytes."""
 
     keys: int = 0
     bytes: int = 0
@@ -43,7 +43,7 @@ class UsageReport(Struct, array_like=True, frozen=True):
 
 
 class PartitionUsage(Protocol):
-    """The usage of a partition that this server leads: kvstore.partition.leading.usage.Usage."""
+    """The usage of a partition that this server leads. Implemented by kvstore.partition.leading.usage.Usage."""
 
     @property
     def amounts(self) -> Amounts:

@@ -15,15 +15,15 @@ from kvstore.namespaces.table import Namespace, NamespaceTable
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    """Add a namespace."""
+    """A change that adds a namespace."""
 
     namespace: Namespace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Set:
-    """Change the limits of a namespace; None keeps a limit. The prefix cannot change, because that would be another
-    namespace."""
+    """A change of the limits of a namespace; None keeps a limit. The prefix cannot change, because that would be
+    another namespace."""
 
     name: str
     keys_max: int | None = None
@@ -35,7 +35,7 @@ class Set:
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """Remove a namespace. Its keys remain."""
+    """A change that removes a namespace. Its keys remain."""
 
     name: str
 

@@ -16,7 +16,7 @@ from kvstore.namespaces.table import Namespace
 
 
 class UsageStep(NamedTuple):
-    """The contribution of one mutation."""
+    """The change in a namespace's usage by one mutation."""
 
     key: bytes
     namespace: Namespace

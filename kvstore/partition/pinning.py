@@ -56,7 +56,7 @@ class PinnedState(NamedTuple):
 
 
 class HeldPin(NamedTuple):
-    """A view that a replica keeps."""
+    """A pin for which this replica keeps a view of its state."""
 
     pin: str
     position: Position

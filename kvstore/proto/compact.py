@@ -47,7 +47,7 @@ class CompactLane(Struct, array_like=True, forbid_unknown_fields=True):
 
 
 class CompactFrame(Struct, array_like=True, forbid_unknown_fields=True):
-    """Operations in columns."""
+    """A frame of operations in the compact, columnar encoding."""
 
     ring_version: _Count
     timeout_ms: _Count

@@ -29,7 +29,7 @@ _word = Struct(">Q")
 
 
 class PinnedRow(NamedTuple):
-    """A record."""
+    """A key with its value, as stored at a pinned position."""
 
     key: bytes
     value: bytes

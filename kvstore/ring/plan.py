@@ -1,7 +1,7 @@
 """Plans changes of the ring, as planned moves: partitions that join or leave, ranges that move elsewhere. Decides only.
 
-A plan compares the future ring with the present one: each range whose owner differs is one move, straight from its
-present owner, however many partitions join at once. Planning while moves are open starts from their outcome: moves that
+A plan compares the future ring with the current one: each range whose owner differs is one move, straight from its
+current owner, however many partitions join at once. Planning while moves are open starts from their outcome: moves that
 have not begun are planned again, moves in progress are left alone.
 """
 
@@ -119,7 +119,7 @@ def settled(ring: Ring) -> Ring:
 def planned(
     ring: Ring, partitions: Mapping[PartitionId, Member], future: Mapping[int, PartitionId], *, now_ms: int
 ) -> Ring:
-    """Return the next version: `partitions`, and the moves that lead from the present owners to those in `future`."""
+    """Return the next version: `partitions`, and the moves that lead from the current owners to those in `future`."""
     moving = {move.end: move for move in ring.moves.values() if move.state is not MoveState.PLANNED}
     former = {(m.start, m.end, m.source, m.target): m for m in ring.moves.values() if m.end not in moving}
     tokens: list[tuple[int, PartitionId]] = []

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 
 class Gate(Protocol):
-    """Authenticates callers and authorizes their calls: kvstore.server.access.call_gate.CallGate."""
+    """Authenticates callers and authorizes their calls. Implemented by kvstore.server.access.call_gate.CallGate."""
 
     @property
     def is_on(self) -> bool:

@@ -20,7 +20,7 @@ _Response = health_pb2.HealthCheckResponse
 
 
 class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
-    """The service `grpc.health.v1.Health`."""
+    """The gRPC service `grpc.health.v1.Health`."""
 
     def __init__(self) -> None:
         self._statuses: dict[str, int] = {"": _Response.SERVING}

@@ -119,7 +119,9 @@ class Workers:
 
     def _start_thread(self, job: Job[Any]) -> None:
         if len(self.idents) >= THREADS_MAX:
-            raise Overloaded(f"expected at most {THREADS_MAX:,} calls of blocking clients under way in one process")
+            raise Overloaded(
+                f"expected at most {THREADS_MAX:,} concurrent calls of blocking clients, got more; use fewer threads"
+            )
         try:
             # One step, unlike Thread.start, which waits on an event: if interrupted, it may keep the event's lock.
             _thread.start_new_thread(self._work, (job,))

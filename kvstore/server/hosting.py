@@ -149,12 +149,12 @@ class Hosting:
 
     @property
     def leads(self) -> list[PartitionId]:
-        """The partitions that this server leads and serves."""
+        """Partitions that this server leads and serves."""
         return [partition for partition, replica in sorted(self._hosted.items()) if replica.serving]
 
     def state_of(self, partition: PartitionId) -> ReplicaState | None:
-        """Return the state of the local replica, or of a replica that has left and is still read at pinned
-        positions."""
+        """Return the state of the local replica, or None if this server has none. A replica that has left is returned
+        while clients can still read it at pinned positions."""
         replica = self._hosted.get(partition) or self._leaving.get(partition)
         return None if replica is None else replica.state
 

@@ -8,7 +8,7 @@ from kvstore.types import PartitionId, ServerId
 
 
 class PeerCalls(Protocol):
-    """Calls to other servers: kvstore.server.peer.links.PeerLinks."""
+    """Calls to other servers. Implemented by kvstore.server.peer.links.PeerLinks."""
 
     async def call(self, server: ServerId, partition: PartitionId, method: str, body: bytes, timeout_s: float) -> bytes:
         """Return the answer of the part that serves `partition` on the server. Raises StoreError."""

@@ -142,12 +142,16 @@ def plan(schema: StructType, options: WriteOptions) -> ColumnPlan:
         raise ConfigError(f"expected each column once, got {', '.join(field.name for field in schema.fields)}")
     for option, name in (("keyColumn", options.key_column), ("valueColumn", options.value_column)):
         if types.get(name) not in ("binary", "string"):
-            raise ConfigError(f"expected a column {name!r} of binary or string (option {option}), got {_listed(types)}")
+            raise ConfigError(
+                f"expected column {name!r} (option {option}) with type binary or string, got {_listed(types)}"
+            )
     expires = options.expires_column or ("expires_at" if "expires_at" in types else "")
     if expires and types.get(expires) == "timestamp_ntz":
         raise ConfigError(f"column {expires!r} is a timestamp_ntz, which has no time zone; cast it to timestamp")
     if expires and types.get(expires) != "timestamp":
-        raise ConfigError(f"expected a column {expires!r} of timestamps (option expiresColumn), got {_listed(types)}")
+        raise ConfigError(
+            f"expected column {expires!r} (option expiresColumn) with type timestamp, got {_listed(types)}"
+        )
     used = {options.key_column, options.value_column, expires, *READ_ONLY}
     left = sorted(name for name in types if name not in used)
     if left:

@@ -54,28 +54,28 @@ class Cluster:
 
 
 class OnConflict(StrEnum):
-    """The ways to write a row whose key exists in the store."""
+    """How a write handles a row whose key already exists in the store."""
 
     overwrite = "overwrite"
     keep = "keep"
 
 
 class OnNull(StrEnum):
-    """The ways to write a row without a value."""
+    """How a write handles a row without a value."""
 
     error = "error"
     delete = "delete"
 
 
 class KeyType(StrEnum):
-    """The types as which keys can be read."""
+    """Column types in which keys can be read."""
 
     binary = "binary"
     string = "string"
 
 
 class ValueType(StrEnum):
-    """The types as which values can be read: the raw bytes, or the UTF-8 text parsed as this type."""
+    """Column types in which values can be read: the raw bytes, or UTF-8 text parsed as this type."""
 
     binary = "binary"
     string = "string"

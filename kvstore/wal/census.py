@@ -131,11 +131,11 @@ def _is_short(ensemble: tuple[BookieId, ...], gone: Collection[BookieId], quorum
 REST_MIN_S, RESTS = 10.0, 9
 """Minimum number of seconds between two counts, and minimum pause as a multiple of the duration of the last count."""
 AGAIN_S = 3_600.0
-"""Seconds after which a count is repeated although every bookie that a ledger names is registered."""
+"""Seconds after which a count is repeated even if every bookie that a ledger names is registered."""
 
 
 class CompletedCount(NamedTuple):
-    """A count that was completed."""
+    """The result of a completed count, and the facts that decide when the next count is due."""
 
     census: Census
     ended: float

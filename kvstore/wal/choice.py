@@ -127,7 +127,7 @@ class BookieChoice:
         return spread_out(metadata, zones, spares, self._random, self.own)
 
     def zones_of(self, bookies: Collection[BookieId]) -> dict[BookieId, str]:
-        """Return the present or last known zone of each bookie."""
+        """Return the current or last known zone of each bookie."""
         return {bookie: self._view.zone(bookie) for bookie in bookies}
 
     def listen(self, key: object, listener: Callable[[], None]) -> None:

@@ -21,7 +21,7 @@ node of the metadata store, 1 MiB."""
 
 
 class BookieKind(StrEnum):
-    """The storage of the ledgers."""
+    """Where the ledgers are stored."""
 
     NODES = "nodes"
     """Nodes of this cluster with the role bookie."""

@@ -74,7 +74,7 @@ class Connection:
         self._loop = asyncio.get_running_loop()
         self._stream: Stream | None = None
         self.link: _Link | None = None
-        """The present link."""
+        """The current link."""
         self._is_connecting = False
         self._retry_at = 0.0
         self._retry_s = RETRY_MIN_S
@@ -284,7 +284,7 @@ class Connection:
             waiting[0](answer)
 
     def closed(self, link: _Link, reason: str) -> None:
-        """Handle a closed connection. If it is the present one, all outstanding requests fail."""
+        """Handle a closed connection. If it is the current one, all outstanding requests fail."""
         if link is self.link:
             if self._hello_txn >= 0 and not self._is_closed:
                 self._hello_txn = -1
@@ -340,7 +340,7 @@ class Connection:
 
 
 class _Link:
-    """One connection of the transport. Data is ignored once this is not the present link."""
+    """One connection of the transport. Data is ignored once this is no longer the current link."""
 
     def __init__(self, owner: Connection) -> None:
         self._owner = owner

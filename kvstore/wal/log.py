@@ -155,6 +155,6 @@ class PartitionLogs:
         return reader
 
     async def ledgers(self, partition: PartitionId) -> tuple[Sequence[ListedLedger], Seq]:
-        """Return the present list, and the sequence below which the log was trimmed."""
+        """Return the current list, and the sequence below which the log was trimmed."""
         listed, _ = await self._lists.read(partition)
         return listed.infos, listed.trimmed_seq

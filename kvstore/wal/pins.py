@@ -28,7 +28,7 @@ EVERYTHING = LedgerId(0)
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """The content of a pin's node."""
+    """The content of a pin's znode: the ledgers that the pin retains."""
 
     ledger: LedgerId
     """This ledger and all after it are held."""

@@ -75,8 +75,8 @@ class BookieClient(Protocol):
         priority: int = 0,
     ) -> Sequence[bytes]:
         """Return packets of some of the entries, in rising order, as stored, digests not yet verified; about
-        `bytes_max` bytes at most. A missing entry in the answer means nothing. Raises BookieError, also if the bookie
-        gives no batches."""
+        `bytes_max` bytes at most. The bookie may omit entries that it has stored. Raises BookieError, including
+        when the bookie answers no batched reads."""
         ...
 
     async def read_lac(self, bookie: BookieId, ledger: LedgerId, digest: EntryDigest) -> EntryId:
@@ -348,5 +348,5 @@ class Logs(Protocol):
         ...
 
     async def ledgers(self, partition: PartitionId) -> tuple[Sequence[ListedLedger], Seq]:
-        """Return the present list, and the sequence below which the log was trimmed."""
+        """Return the current list, and the sequence below which the log was trimmed."""
         ...

@@ -64,7 +64,7 @@ def in_order(
 
 
 class EntryRead:
-    """One read of one entry."""
+    """The state of one attempt to read an entry from the bookies that store it."""
 
     def __init__(self, entry: EntryId, order: tuple[BookieId, ...], open_packet: Callable[[bytes], Packet]) -> None:
         self._entry = entry

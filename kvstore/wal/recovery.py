@@ -69,14 +69,14 @@ Event = LastAnswer | EntryAnswer | Unknown
 
 @dataclass(frozen=True, slots=True)
 class AskLast:
-    """Fence, and read the last entry."""
+    """Command to fence these bookies and read the last entry from each."""
 
     bookies: tuple[BookieId, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AskEntry:
-    """Fence, and read one entry."""
+    """Command to fence these bookies and read one entry from each."""
 
     entry: EntryId
     bookies: tuple[BookieId, ...]

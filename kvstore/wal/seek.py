@@ -34,7 +34,7 @@ IsBefore = Callable[[bytes], bool]
 
 
 class SeekResult(NamedTuple):
-    """A position in a log."""
+    """The result of a search for an entry in a log."""
 
     position: Position
     """The entry; if none was found, the position before the first entry."""

@@ -63,7 +63,7 @@ class TakenOver:
 
 
 class LogTakeover:
-    """The takeover of one partition's log."""
+    """One attempt to take over a partition's log, made by a new leader."""
 
     def __init__(
         self,

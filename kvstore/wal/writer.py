@@ -104,7 +104,7 @@ Event = Append | AddStored | AddFailed | Returned | Spares | EnsembleChanged | C
 
 
 class Store(msgspec.Struct, frozen=True):
-    """Send the packet to each of the bookies."""
+    """Command to send an entry's packet to each of `bookies`."""
 
     entry: EntryId
     packet: bytes
@@ -112,7 +112,7 @@ class Store(msgspec.Struct, frozen=True):
 
 
 class Confirm(msgspec.Struct, frozen=True):
-    """The entry can no longer be lost."""
+    """Command to report an entry as confirmed, because it can no longer be lost."""
 
     entry: EntryId
     sent_at: float
@@ -120,21 +120,22 @@ class Confirm(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class ReplaceBookies:
-    """Record an ensemble without the writer's `failed` bookies, from its `next_fragment` on. Failures that come before
-    the write is sent may be included."""
+    """Command to record an ensemble without the writer's `failed` bookies, starting at `next_fragment`. The record may
+    also replace bookies that fail before the write is sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlowBookiesFailed:
-    """Too many adds that other bookies have stored are outstanding at these bookies, so they count as failed although
-    they have reported no error."""
+    """Command to treat these bookies as failed although they have reported no error: too many adds that other bookies
+    have stored are outstanding at them."""
 
     bookies: tuple[BookieId, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Halt:
-    """Entries after the last confirmed one have an unknown outcome, and no more entries are accepted."""
+    """Command to stop the writer. Entries after the last confirmed one have an unknown outcome, and no more entries are
+    accepted."""
 
     error: StoreError
 

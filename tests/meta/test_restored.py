@@ -30,7 +30,7 @@ CLUSTER = "7c2d2a3e-0000-4000-8000-000000000002"
 LATER = 20
 """Writes after the copy."""
 SETTLED_S = 15.0
-"""Time in which the present members elect a leader."""
+"""Time in which the current members elect a leader."""
 
 
 class Restorable(Protocol):

@@ -109,7 +109,7 @@ def test_job_beyond_thread_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     pool, ending = Workers(), threading.Event()
     pool.start(Job(lambda: ending.wait(PATIENCE_S)))
     wait_until_blocking(lambda: bool(pool.idents))
-    with pytest.raises(Overloaded, match="at most 1 calls"):
+    with pytest.raises(Overloaded, match="at most 1 concurrent calls"):
         pool.start(Job(lambda: None))
     ending.set()
 

@@ -56,10 +56,13 @@ def test_rows_read_from_a_store_can_be_written() -> None:
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
-        (StructType().add("key", StringType()), "expected a column 'value' of binary or string .*, got key string"),
+        (
+            StructType().add("key", StringType()),
+            "expected column 'value' .* with type binary or string, got key string",
+        ),
         (
             StructType().add("key", IntegerType()).add("value", BinaryType()),
-            "expected a column 'key' of binary or string",
+            "expected column 'key' .option keyColumn. with type binary or string",
         ),
         (pairs().add("n", LongType()), "column 'n' would be lost; select only key"),
         (StructType(), "got no columns"),
@@ -73,7 +76,7 @@ def test_a_data_frame_that_does_not_fit_is_refused(schema: StructType, message: 
 
 def test_a_column_of_expiries_holds_times() -> None:
     schema = StructType().add("key", StringType()).add("value", BinaryType()).add("ttl", IntegerType())
-    with pytest.raises(ConfigError, match="expected a column 'ttl' of timestamps"):
+    with pytest.raises(ConfigError, match=r"expected column 'ttl' .* with type timestamp, got"):
         plan(schema, expiresColumn="ttl")
     with pytest.raises(ConfigError, match="has no time zone; cast it to timestamp"):
         plan(pairs().add("expires_at", TimestampNTZType()))

@@ -106,7 +106,7 @@ def test_a_value_of_a_mebibyte_passes(spark: SparkSession, cluster: Cluster, cli
     ("options", "reason"),
     [
         ({"bogus": "1"}, "ConfigError: unknown option 'bogus' for writing; expected one of servers"),
-        ({"valueColumn": "v"}, "ConfigError: expected a column 'v' of binary or string"),
+        ({"valueColumn": "v"}, "ConfigError: expected column 'v' (option valueColumn) with type binary or string"),
         ({"dataDir": "/nowhere"}, "ConfigError: dataDir: no cluster at /nowhere/cluster.json; start one"),
         ({"dataDir": "", "servers": "127.0.0.1:1", "timeout": "1s"}, "Unavailable: no server of the cluster answers"),
     ],

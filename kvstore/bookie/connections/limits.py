@@ -34,7 +34,7 @@ class ResponseEncoders(Protocol):
 
 
 class ClientConnection(Protocol):
-    """A client's connection."""
+    """A client's connection, as far as the limit on unread answers needs it."""
 
     @property
     def unread_bytes(self) -> int:
@@ -46,7 +46,7 @@ def has_room(
     connection: ClientConnection, size: int, connections: Iterable[ClientConnection], *, is_fence: bool = False
 ) -> bool:
     """Return True if an answer of `size` bytes may be kept for a connection until its client reads it. If not, a
-    fencing read has set its fence all the same; its client, a recovery, does not get the entry then."""
+    fencing read has still set its fence, but its client, a recovery, does not receive the entry."""
     unread = connection.unread_bytes + size
     if unread <= UNREAD_SURE_BYTES:
         return True

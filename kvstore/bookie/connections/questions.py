@@ -26,7 +26,8 @@ _NEGATIVE = (Status.NO_LEDGER, Status.NO_ENTRY)
 
 
 class AskingClient(ClientConnection, Protocol):
-    """The client that asks: kvstore.bookie.connections.service.BookieConnection."""
+    """The connection of the client that sent the requests. Implemented by
+    kvstore.bookie.connections.service.BookieConnection."""
 
     answers: ResponseEncoders
     """The encoders of its protocol version."""
@@ -42,7 +43,8 @@ class AskingClient(ClientConnection, Protocol):
 
 
 class SharedLimits(Protocol):
-    """Shared by all clients: kvstore.bookie.connections.service.BookieService."""
+    """The limits that all clients of a bookie share. Implemented by
+    kvstore.bookie.connections.service.BookieService."""
 
     lists: FairQueue
     polls: int
@@ -52,7 +54,7 @@ class SharedLimits(Protocol):
 
 
 class Questions:
-    """The requests of one client."""
+    """Answers the requests of one client, and counts those in progress."""
 
     def __init__(self, client: AskingClient, shared: SharedLimits, storage: AnyStorage, config: BookieConfig) -> None:
         self.pending = 0

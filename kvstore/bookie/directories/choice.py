@@ -15,7 +15,7 @@ from struct import pack
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A directory that has not failed."""
+    """A directory that can receive a new ledger, because it has not failed."""
 
     number: int
     free_bytes: int

@@ -32,7 +32,7 @@ INDEX = "index"
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """A directory that is in use."""
+    """A directory in which the bookie stores ledgers."""
 
     number: int
     path: str

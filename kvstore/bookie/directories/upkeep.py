@@ -20,7 +20,7 @@ from kvstore.types import LedgerId
 
 @dataclass(frozen=True, slots=True)
 class DirectoryUpkeep:
-    """The upkeep of one directory."""
+    """The background tasks of one directory: reclaiming space and scrubbing."""
 
     reclaimer: Reclaimer
     scrubber: Scrubber

@@ -43,7 +43,7 @@ def indexed(disk: Disk, directory: str, suffix: str = INDEX) -> list[int]:
 
 def read_checkpoint(disk: Disk, directory: str, file: int) -> Checkpoint | None:
     """Return a segment's checkpoint if it exists and is intact, with the segments that existed if there is a list too.
-    A checkpoint of the present format is returned without its entries, which are not verified. A file that the disk
+    A checkpoint of the current format is returned without its entries, which are not verified. A file that the disk
     cannot read counts as missing: it is rebuilt from the segment.
 
     Raises a ValueError that names the file for a format that this version does not know.

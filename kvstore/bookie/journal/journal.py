@@ -128,7 +128,7 @@ class Journal:
 
     @property
     def room(self) -> int:
-        """Bytes left in the present segment."""
+        """Bytes left in the current segment."""
         return self._limit - self.open_group.end
 
     @property

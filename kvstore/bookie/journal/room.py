@@ -33,7 +33,7 @@ class Use(IntEnum):
 
 
 def kept_bytes(segment_bytes: int) -> int:
-    """Return the bytes of the present segment that recovery adds must leave free on a full disk."""
+    """Return the bytes of the current segment that recovery adds must leave free on a full disk."""
     return min(KEPT_MAX, segment_bytes // KEPT_SHARE)
 
 
@@ -44,7 +44,7 @@ def start_bytes(segment_bytes: int) -> int:
 
 
 def leaves(use: Use, segment_bytes: int) -> int:
-    """Return the bytes of the present segment that a record must leave free on a full disk."""
+    """Return the bytes of the current segment that a record must leave free on a full disk."""
     kept = kept_bytes(segment_bytes)
     if use is Use.FACT:
         return 0

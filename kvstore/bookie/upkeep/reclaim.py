@@ -186,7 +186,7 @@ class Reclaimer:
         self._stuck.pop(segment.file, None)
         for ledger in sorted(segment.touched):
             self._repeat_facts(segment, ledger)
-        # Also record that there is no doubt (any more): an older segment may say that it has begun.
+        # Also record that there is no doubt, because an older segment may record that the doubt began.
         self._fact(RecordKind.LIMBO, 0 if self._inventory.is_limbo else CLEARED, -1, b"")
         await self._storage.synced()
         freed = segment.capacity

@@ -27,7 +27,7 @@ HOTTEST = 10
 
 
 class Picture(StrEnum):
-    """The format of a profile."""
+    """The output format of `kvstore node profile`."""
 
     SVG = "svg"
     SPEEDSCOPE = "speedscope"

@@ -148,7 +148,7 @@ class ClusterView:
 
 
 class FailedPoll:
-    """A poll that learned nothing."""
+    """The result of a poll that failed: health is unknown."""
 
     report = None
     exit_code = UNKNOWN

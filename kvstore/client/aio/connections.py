@@ -50,7 +50,7 @@ class ConnectionOwner(Protocol):
 
 
 class FrameConnection(Protocol):
-    """One open connection."""
+    """The connection over which a link sends its frames."""
 
     is_brief: bool
     """True if it takes compact frames, which cost so little that few operations need no batching delay."""

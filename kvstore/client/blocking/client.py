@@ -480,7 +480,7 @@ class Client(ClosedAtExit):
             timeout_s: Maximum time for the call, in seconds.
 
         Returns:
-            True and the new version if the key was written, else False and the present version; and the old item.
+            True and the new version if the key was written, else False and the current version; and the old item.
 
         Raises:
             OutcomeUnknown: If the write may have been carried out.

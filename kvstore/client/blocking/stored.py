@@ -104,7 +104,7 @@ class StoredMapping(MutableMapping[bytes, T]):
     @overload
     def setdefault(self, key: bytes, default: T, /) -> T: ...
     def setdefault(self, key: bytes, default: Any = None, /) -> Any:
-        """Return the present value, or write `default` and return it. If several clients do so, all get the
+        """Return the current value, or write `default` and return it. If several clients do so, all get the
         same value."""
         stored = self._stored(key)
         for _ in range(ATTEMPTS_MAX):

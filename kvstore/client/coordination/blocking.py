@@ -48,7 +48,7 @@ class Session(SessionRunner):
     `close`, otherwise at the earliest `ttl_s` and then `grace_s` after the last renewal, measured by a leader's clock
     (docs/protocol.md, Q1 to Q3). A session has at most 256 keys and 768 KiB of keys and values.
 
-    `lost` is an event that is set once the session is over.
+    `lost` is an event that is set once the session has ended.
 
     Args:
         client: An open client.
@@ -91,7 +91,7 @@ class Session(SessionRunner):
 
         Raises:
             InvalidRequest: If the session was opened before.
-            SessionEnded: If the session is over.
+            SessionEnded: If the session has ended.
             Refused: If the store refused the session; it may be opened again then.
         """
         return self._run_step_or_undo(self._open, self._close)
@@ -155,8 +155,8 @@ class Session(SessionRunner):
 
         Raises:
             NameTaken: If the key exists and does not belong to this session.
-            NotInTime: If the time is over.
-            SessionEnded: If the session is over.
+            NotInTime: If the timeout expires.
+            SessionEnded: If the session has ended.
             SessionFull: If the session has too many keys or bytes.
             OutcomeUnknown: If the key may have been written. It then exists until `ttl_s` and `grace_s` have passed.
         """
@@ -170,7 +170,7 @@ class Session(SessionRunner):
             timeout_s: Maximum time for the call, in seconds. None: no limit.
 
         Raises:
-            SessionEnded: If the session is over.
+            SessionEnded: If the session has ended.
         """
         self.run(session_keys.delete(self.lease, self.lease.path(name)), timeout_s=timeout_s)
 
@@ -324,7 +324,7 @@ class Lock:
 
         Raises:
             NotInTime: If the lock was not acquired in time. Nothing is held.
-            SessionEnded: If the session is over. Nothing is held.
+            SessionEnded: If the session has ended. Nothing is held.
             InvalidRequest: If this instance holds the lock already.
         """
         return self._session.run(self._acquiring(), timeout_s=timeout_s)
@@ -443,7 +443,7 @@ class Group:
         self._session.run(session_keys.delete(lease, self._prefix + lease.id))
 
     def members(self) -> Mapping[bytes, bytes]:
-        """Return the values of the present members by session id. Costs one round trip."""
+        """Return the values of the current members by session id. Costs one round trip."""
         return self._session.run(session_keys.members(self._prefix))
 
     def changed(self, known: Mapping[bytes, bytes], *, timeout_s: float | None = None) -> Mapping[bytes, bytes]:

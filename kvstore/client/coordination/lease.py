@@ -116,7 +116,7 @@ class SessionLease:
     def ended(self) -> SessionEnded:
         """Return the error for callers of a session that is not alive."""
         is_over = self._is_over or self._was_opened
-        return SessionEnded(f"the session {self.key!r} {'is over' if is_over else 'was not opened'}")
+        return SessionEnded(f"the session {self.key!r} {'has ended' if is_over else 'was not opened'}")
 
     # ── times ──
 
@@ -125,7 +125,7 @@ class SessionLease:
         return now >= self._renewed_at + self.renew_after_s
 
     def pause_s(self, now: float) -> float:
-        """Return the time until the next renewal is due or the session is over, in seconds."""
+        """Return the time until the next renewal is due or the session ends, in seconds."""
         return max(0.0, min(self._renewed_at + self.renew_after_s, self.deadline) - now)
 
     def call_s(self, batch: Batch, now: float, until: float) -> float:
@@ -138,7 +138,7 @@ class SessionLease:
 
     def opening(self, value: bytes) -> Batch:
         """Return the batch that creates the session. Its id is new, so the key is absent. Raises InvalidRequest if the
-        session was opened before, and SessionEnded if it is over: nobody may rely on its keys again."""
+        session was opened before, and SessionEnded if it has ended: nobody may rely on its keys again."""
         if self._is_over:
             raise self.ended()
         if self._was_opened:

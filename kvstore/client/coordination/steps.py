@@ -22,7 +22,7 @@ Found = Mapping[bytes, Item]
 
 
 class SessionEnded(Refused):
-    """The session is over: it was closed, or was not renewed in time. Its keys are deleted, or will be soon."""
+    """The session has ended: it was closed, or was not renewed in time. Its keys are deleted, or will be soon."""
 
 
 class NotInTime(Refused):
@@ -41,7 +41,7 @@ class SessionFull(Refused):
 
 @dataclass(frozen=True, slots=True)
 class WriteStep:
-    """Write one batch if the session is alive. The result has the results of `more`, `puts` and `drops`, in
+    """A step that writes one batch if the session is alive. Its result is the results of `more`, `puts` and `drops`, in
     this order."""
 
     puts: Mapping[bytes, bytes] = field(default_factory=dict)
@@ -52,14 +52,14 @@ class WriteStep:
     more: tuple[ClientOperation, ...] = ()
     """Other operations on keys of the same tag, including conditions, whose errors are raised."""
     renews: bool = False
-    """Renew the session, even if the last renewal was short ago."""
+    """Renew the session, even if the last renewal was recent."""
     is_given_up: bool = False
     """True if the recipe keeps nothing of a write of unknown outcome, so that being late is the whole result."""
 
 
 @dataclass(frozen=True, slots=True)
 class FindStep:
-    """Read the keys that begin with `prefix`, linearizably. The result is a Found."""
+    """A step that reads the keys that begin with `prefix`, linearizably. Its result is a Found."""
 
     prefix: bytes
     limit: int = 0
@@ -85,8 +85,8 @@ def is_news(find: FindStep, found: Found, change: Change) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class AwaitStep:
-    """Wait until `is_met` is true of the result of `find`, reading again after each change that `wakes`. The result is
-    a Found. Raises NotInTime, or SessionEnded if the session ends first."""
+    """A step that waits until `is_met` is true for the result of `find`. It reads again after each change for which
+    `wakes` is true. Its result is a Found. Raises NotInTime, or SessionEnded if the session ends first."""
 
     find: FindStep
     is_met: Callable[[Found], bool]

@@ -70,7 +70,7 @@ class SessionRunner:
         left_s: float | None,
         caller: RecipeCaller,
     ) -> Found | None:
-        """Return the result of `wait_in`, or None once the time or the session is over."""
+        """Return the result of `wait_in`, or None once the timeout has expired or the session has ended."""
         if not self.lease.is_alive(self._env.clock.now()):
             return None
         try:

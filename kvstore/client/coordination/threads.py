@@ -93,7 +93,7 @@ class SessionRunner:
     def _watched(
         self, changes: Watch, wait_in: Callable[[Watch], Found | None], left_s: float | None, caller: RecipeCaller
     ) -> Found | None:
-        """Return the result of `wait_in`, or None once the time or the session is over."""
+        """Return the result of `wait_in`, or None once the timeout has expired or the session has ended."""
         if left_s is not None:
             end_in(changes, left_s)
         with self._guard:
@@ -127,7 +127,7 @@ class SessionRunner:
         self._wake.clear()
 
     def _pause_before_retry(self, seconds: float) -> None:
-        """Wait before the next attempt to renew, or until the session is over."""
+        """Wait before the next attempt to renew, or until the session has ended."""
         self.lost.wait(seconds)
 
     def _drop_discarded(self) -> None:

@@ -25,7 +25,7 @@ CLAIM, ITEM, TICKETS, TIMES = b"claim-", b"item-", b"tickets", b"times-"
 
 
 class Taken(NamedTuple):
-    """An item that was taken."""
+    """An item that this session has taken from the queue, with the token of its claim."""
 
     name: bytes
     """Ticket of the item, as in its key."""

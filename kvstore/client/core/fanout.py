@@ -1,6 +1,6 @@
 """Reads of all partitions: a scan, a page, a count, and the keys that a deletion finds. Decides only.
 
-Requests that were made with an older ring than the present one are repeated, so that a key that moves is neither missed
+Requests that were made with an older ring than the current one are repeated, so that a key that moves is neither missed
 nor returned twice (docs/protocol.md M14).
 
     scan = RangeScan(...)                         count = RangeCount(...)
@@ -217,7 +217,7 @@ class PrefixDeletion:
 
 
 def _holds(answers: Answers, asked_by: int, routing: Routing) -> TypeGuard[Sequence[Any]]:
-    """Return True if the answers belong to the present ring. Raises the Moved that came instead of them."""
+    """Return True if the answers belong to the current ring. Raises the Moved that came instead of them."""
     if asked_by != routing.ring_version:
         return False
     if isinstance(answers, Moved):

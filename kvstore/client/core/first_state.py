@@ -81,7 +81,7 @@ class FirstState:
 
     # docs/protocol.md F8
     def should_restart(self) -> bool:
-        """Return True if the watch must take new positions, for another `begin`. An idle client learns the present ring
+        """Return True if the watch must take new positions, for another `begin`. An idle client learns the current ring
         from its first read; by the older ring every key would count as written meanwhile."""
         known = self._seen.routing.ring_version
         if self._scan is None or self._has_read or known == self._ring_version or self._restarts == RESTARTS_MAX:

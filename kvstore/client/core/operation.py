@@ -54,7 +54,7 @@ class ClientOperation(Struct, eq=False):
     renumbered: int = 0
     """How often it has received another id."""
     is_sent: bool = False
-    """True if the present attempt has been sent."""
+    """True if the current attempt has been sent."""
     is_unknown: bool = False
     """True if an earlier attempt may have been carried out."""
     deadline: float = 0.0

@@ -23,7 +23,7 @@ class Level(IntEnum):
 
 
 class Item(NamedTuple):
-    """A key that is present."""
+    """The value of a key, with its versions and times."""
 
     value: bytes
     version: int
@@ -66,7 +66,7 @@ class Deleted(NamedTuple):
 
 
 class Replaced(NamedTuple):
-    """The result of `replace`."""
+    """The result of `replace`: whether the value was written, and the old item."""
 
     applied: bool
     """False if the condition was not met, so that nothing was written."""

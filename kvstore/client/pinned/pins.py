@@ -60,7 +60,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class PinnedPartition:
-    """One partition at its pinned position."""
+    """Where and how to read one partition at its pinned position."""
 
     partition: str
     position: Position
@@ -127,7 +127,7 @@ class PinnedStore:
 
 @dataclass(frozen=True, slots=True)
 class PinStatus:
-    """A pin in one partition."""
+    """The state of a pin in one partition."""
 
     partition: str
     id: str

@@ -13,7 +13,7 @@ from kvstore.proto.etcd_pb2 import Event
 
 
 class EtcdWatches:
-    """All standing watches of a store."""
+    """The open watches of a metadata store in etcd, by path."""
 
     def __init__(self, keys: EtcdKeys) -> None:
         self._keys = keys

@@ -49,7 +49,7 @@ carries a limited number of calls."""
 
 @dataclass(frozen=True, slots=True)
 class ReachReport:
-    """One replica's answer to SEES."""
+    """One replica's answer to SEES: whether the replica receives from the leader, and reaches the replica that asks."""
 
     unheard_s: float | None
     """Seconds for which it has received nothing from the leader; None if it receives from it, or cannot tell."""

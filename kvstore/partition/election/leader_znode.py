@@ -81,7 +81,7 @@ class Claims:
 
     # docs/protocol.md P24
     async def claim(self, record: LeaderRecord) -> bool:
-        """Create the leader's znode, or recreate this process's own one in the present session. Return False if another
+        """Create the leader's znode, or recreate this process's own one in the current session. Return False if another
         replica was first. If a claim of unknown outcome turns out to have succeeded, return True as well."""
         return await self._become(record, await self.term(), []) or await self._claim_own(record)
 
@@ -91,7 +91,7 @@ class Claims:
         return await self._become(record, term, [Delete(self.leader_path, -1)])
 
     async def release(self, record: LeaderRecord) -> None:
-        """Remove this process's leader znode, if it is there. Another's is left alone."""
+        """Remove this process's leader znode if it exists. The znode of another process is left alone."""
         await self._remove(record)
 
     async def withdraw(self, record: LeaderRecord) -> None:

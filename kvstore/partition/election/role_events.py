@@ -61,7 +61,7 @@ class OpenFailed:
 
 @dataclass(frozen=True, slots=True)
 class LeadEnded:
-    """This leadership is over: fenced, or failed."""
+    """This leadership has ended: the leader was fenced, or failed."""
 
     has_failed: bool = False
     """True if this server could not lead: its engine failed, or its entries found no ack quorum for too long."""
@@ -101,7 +101,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Barred:
-    """This replica's state may be damaged, so it must not lead; or that is over."""
+    """This replica must not lead, because its state may be damaged, or it may lead again."""
 
     is_barred: bool
 
@@ -142,20 +142,21 @@ class PublishAndRank:
 
 @dataclass(frozen=True, slots=True)
 class WakeAt:
-    """Report Tick at this time."""
+    """Command to report Tick at this time."""
 
     at: float
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Create the leader znode, or recreate this process's own one in its present session; report Claimed or
-    NotClaimed."""
+    """Command to create the leader znode, or to recreate this process's own znode in its current session. The answer is
+    Claimed or NotClaimed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Succeed:
-    """Replace the znode of `record` by this replica's while the term is unchanged; report Claimed or NotClaimed."""
+    """Command to replace the znode of `record` by this replica's znode if the term is still `term`. The answer is
+    Claimed or NotClaimed."""
 
     record: LeaderRecord
     term: int
@@ -163,19 +164,19 @@ class Succeed:
 
 @dataclass(frozen=True, slots=True)
 class RemoveStale:
-    """Delete the leader znode if it still belongs to this record."""
+    """Command to delete the leader znode if it still belongs to `record`."""
 
     record: LeaderRecord
 
 
 @dataclass(frozen=True, slots=True)
 class GiveBack:
-    """Delete this replica's leader znode, if it is there."""
+    """Command to delete this replica's leader znode if it exists."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenAsLeader:
-    """Take the log over; report Opened or OpenFailed."""
+    """Command to take over the log. The answer is Opened or OpenFailed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,22 +186,23 @@ class AbandonOpening:
 
 @dataclass(frozen=True, slots=True)
 class EndLead:
-    """Answer nothing any more; operations in flight have an unknown outcome."""
+    """Command to stop answering requests. Operations in flight have an unknown outcome."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prove:
-    """Find out by an append whether this leader is fenced. A leader that receives no requests would never notice."""
+    """Command to find out with an append whether this leader is fenced. A leader that receives no requests would never
+    notice otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadLeaderZnode:
-    """Read the leader znode again; report LeaderRead."""
+    """Command to read the leader znode again. The answer is LeaderRead."""
 
 
 @dataclass(frozen=True, slots=True)
 class FollowLeader:
-    """Send clients to this server."""
+    """Command to send clients to this server; None if no leader is known."""
 
     server: ServerId | None
 

@@ -57,8 +57,8 @@ class Exports:
         return orjson.dumps({"export": number, "seq": self._state.seq, "origins": sorted(self._state.origins)})
 
     def next(self, number: str) -> bytes:
-        """Return the next chunk. Raises InvalidRequest for an export that is not open (any more), and Unavailable once
-        this replica may be damaged, because its copy would then agree with it."""
+        """Return the next chunk. Raises InvalidRequest if the export is not open, and Unavailable once this replica may
+        be damaged, because its copy would then agree with it."""
         self._trust()
         export, _ = self._open.get(number, (None, 0.0))
         if export is None:

@@ -43,8 +43,8 @@ while nothing is in doubt, because a doubt is reported at once."""
 
 
 class Investigations:
-    """Runs the investigations of one replica. `on_barred` is called when the replica must not lead any more, or may
-    again; `on_outvoted` when its copy is damaged and must be replaced."""
+    """Runs the investigations of one replica. `on_barred` is called with True when the replica must stop leading, and
+    with False when it may lead again. `on_outvoted` is called when its copy is damaged and must be replaced."""
 
     def __init__(
         self,
@@ -101,8 +101,9 @@ class Investigations:
             self._store_reported()
 
     def answer(self, server: ServerId, body: bytes) -> bytes:
-        """Answer another replica with this one's checks; the request may report where that replica differs from its
-        log. Reports of replicas that the ring does not name (any more) are ignored."""
+        """Return this replica's checksums to `server`, another replica that investigates. Its request may report the
+        sequence where its state differs from the log. The report is ignored if the ring does not name `server` as a
+        replica."""
         try:
             since = Seq(int(orjson.loads(body)["since"]))
         except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:

@@ -65,7 +65,7 @@ class ReplicaUpkeep:
         self._replica, self._claims, self._replicas, self._turns = replica, claims, replicas, turns
         self._absences = absences
         self._retention: LogRetention | None = None
-        """The retention of the present leadership; None before its first check."""
+        """The retention of the current leadership; None before its first check."""
         self._checked_at = 0.0
         self._settled_at: Seq | None = None
         """The sequence up to which all replicas, none of them away, had synced the log at the last check, if there was

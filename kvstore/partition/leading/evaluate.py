@@ -64,7 +64,8 @@ class NextEntry(msgspec.Struct, frozen=True):
 
 
 class Decided(msgspec.Struct, frozen=True):
-    """The outcome of a batch."""
+    """The result of evaluating a batch: the entry to append, the replies to give, and the operations that were not
+    decided."""
 
     entry: NextEntry | None
     """None if nothing changes."""

@@ -72,7 +72,7 @@ class Means:
 
 
 class MoveProgress(NamedTuple):
-    """The progress of a move."""
+    """The progress of one move, as the target of the move sees it."""
 
     part: float
     """The part of the range that is here, from 0 to 1."""

@@ -74,7 +74,8 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class Source:
-    """The source's part of one replica. `leading` returns its leader, None while it does not serve."""
+    """The source side of the moves of one replica. `leading` returns the leader of the replica, or None if the replica
+    is not serving."""
 
     def __init__(
         self,
@@ -284,8 +285,8 @@ class Source:
                 await self._unfreeze(leader, move)
 
     async def drop_some(self, leader: Leader, move: int) -> bool:
-        """Log the removal of some rows of a range that is not owned (any more). Return True once no rows are left. A
-        deposed leader may not know of some rows yet, so the leader proves that it leads before it says so."""
+        """Log the removal of some rows of a range that the partition no longer owns. Return True once no rows are left.
+        A deposed leader may not know of some rows yet, so the leader proves that it leads before it returns True."""
         going = leader.serving_ranges.ownership.droppable(move)
         if going is None:
             await leader.prove()

@@ -208,7 +208,7 @@ class Sink(Protocol):
     @property
     def is_gone(self) -> bool:
         """True if no caller waits for the results any more. Reads that have not begun may be dropped then; operations
-        that were submitted are completed all the same. Once True, it stays True."""
+        that were submitted are still completed. Once True, it stays True."""
         return False
 
     def complete(self, token: int, result: Result | StoreError) -> None:

@@ -83,8 +83,8 @@ class Engine(Protocol):
         ...
 
     def iterate(self, begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Return keys and values in [begin, end) as they are now; later writes do not show. The iterator holds disk
-        space until it is dropped, and must be dropped before the engine is cleared. Use a view to keep rows for
+        """Iterate over the keys and values in [begin, end) as they are now, without later writes. The iterator holds
+        disk space until it is dropped, and must be dropped before the engine is cleared. Use a view to keep rows for
         longer."""
         ...
 

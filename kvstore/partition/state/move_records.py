@@ -105,7 +105,7 @@ class Own(NamedTuple):
 
 
 class Drop(NamedTuple):
-    """Remove rows of a range that was released, or whose import was abandoned."""
+    """A record that removes rows of a range that was released, or whose import was abandoned."""
 
     move: int
     until: bytes

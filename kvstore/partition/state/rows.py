@@ -76,7 +76,8 @@ def encode_reported(reported: ReportedDifference) -> bytes:
 
 
 def reported_of(row: bytes | None) -> ReportedDifference:
-    """Decode the row. Raises WrittenByNewer for an unknown format."""
+    """Decode the row of a reported difference; a missing row means that nothing was reported. Raises WrittenByNewer for
+    an unknown format."""
     if row is None:
         return NOTHING_REPORTED
     if row[0] != FORMAT:

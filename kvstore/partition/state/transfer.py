@@ -37,7 +37,8 @@ STEP_ROWS, STEP_BYTES = 64, 64 << 10
 
 
 class StateExport:
-    """The state as it is now, in chunks. Later writes do not show. The engine keeps the exported rows until `close`."""
+    """A copy of the replica's state in chunks, taken when the export is created. It does not contain later writes. The
+    engine keeps the exported rows until `close`."""
 
     def __init__(self, state: ReplicaState) -> None:
         assert state.position is not None, "an empty state needs no export"

@@ -36,7 +36,7 @@ BEGUN = "BEGUN"
 
 
 class CallAuthor(NamedTuple):
-    """The author of a call."""
+    """The user and the address that made a call."""
 
     who: str
     """A user, or the name in a certificate; empty if unknown."""

@@ -49,17 +49,17 @@ class CallGate:
         return self._access.is_on
 
     def caller(self) -> str:
-        """Return the user of the present call, with the token; empty if access control is off."""
+        """Return the user of the current call, with the token; empty if access control is off."""
         identity = _caller.get()
         return identity.who if identity is not None and self._access.is_on else ""
 
     def user(self) -> str:
-        """Return the name of the user of the present call, without the token; empty if access control is off."""
+        """Return the name of the user of the current call, without the token; empty if access control is off."""
         identity = _caller.get()
         return identity.name if identity is not None and self._access.is_on else ""
 
     def guarded(self, backend: Backend) -> Backend:
-        """Return the backend with the permissions of the caller of the present call."""
+        """Return the backend with the permissions of the caller of the current call."""
         if not self._access.is_on:
             return backend
         return Guard(self._access, _caller.get() or self._access.nobody, backend, caller_of())

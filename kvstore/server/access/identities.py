@@ -78,7 +78,7 @@ class UserIdentity:
         return None
 
     def may_do_every_operation(self) -> bool:
-        """Return True if no operation on any key would be refused under the present permissions. Every operation
+        """Return True if no operation on any key would be refused under the current permissions. Every operation
         needs the right to read or write."""
         return all(self.permissions.may_all(right, b"", b"") for right in (Right.READ, Right.WRITE))
 

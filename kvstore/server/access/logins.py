@@ -134,9 +134,9 @@ class Logins:
         return self._access.identity_or_none(user)
 
     async def login(self, user: str, password: bytes, address: str) -> UserIdentity:
-        """Return the user. `address` is the client's, in the form of `network_of`; it is a known network from then
-        on. Raises NotAuthenticated, also if this address has too many failures, and Overloaded if too many logins
-        wait."""
+        """Return the user. `address` is the client's, in the form of `network_of`; its network counts as known from
+        then on. Raises NotAuthenticated if the login is wrong or if this address has too many failures. Raises
+        Overloaded if too many logins wait."""
         identity = await self._login(user, password, address)
         self.note_authenticated(address)
         return identity

@@ -13,7 +13,7 @@ from kvstore.server.access.logins import Logins
 
 
 class UnauthenticatedStream(Protocol):
-    """A stream that waits for its authentication: kvstore.server.grpc.stream.SessionStream."""
+    """A stream that waits for its authentication. Implemented by kvstore.server.grpc.stream.SessionStream."""
 
     def accept_client(self, identity: UserIdentity | None) -> None: ...
     def refuse(self, text: str) -> None: ...

@@ -27,7 +27,7 @@ def interest_in(start: bytes, end: bytes) -> Interest:
 
 
 class PageBounds(NamedTuple):
-    """The bounds of a page."""
+    """The limits of one page: its last sequence, rows and bytes."""
 
     until: int
     """Last sequence; 0: no bound."""

@@ -45,7 +45,7 @@ PATIENCE_S = 10.0
 
 
 class Seeking(Protocol):
-    """kvstore.wal.seek.Seeker."""
+    """The part of kvstore.wal.seek.Seeker that this module uses."""
 
     async def end(self, partition: PartitionId, *, for_good: bool = False) -> SeekResult: ...
     async def last(self, partition: PartitionId, is_before: Callable[[bytes], bool]) -> SeekResult: ...

@@ -62,7 +62,8 @@ def json_reply(body: Struct, status: int = 200, headers: Mapping[str, str] | Non
 
 
 def error_reply(error: StoreError, partition: str = "") -> GatewayReply:
-    """Return the response to an error, by the table that all endpoints share (kvstore/rpc/status.py)."""
+    """Return the response for an error. All endpoints share the mapping from errors to statuses
+    (kvstore/rpc/status.py)."""
     body = failure_of(error, partition)
     headers = {"Retry-After": str(body.retry_after)} if body.retry_after is not UNSET else {}
     if isinstance(error, WithStatus):

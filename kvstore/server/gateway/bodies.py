@@ -237,7 +237,7 @@ class DeletedRange(Struct, omit_defaults=True):
 
 
 class Counted(Struct):
-    """The number of keys."""
+    """The response to a count."""
 
     count: int
 
@@ -269,7 +269,7 @@ class PartitionState(Struct):
 
 
 class ServerState(Struct):
-    """A server that is up."""
+    """A server that is up, with the address of its HTTP port."""
 
     id: str
     http: str

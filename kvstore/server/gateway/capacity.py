@@ -17,7 +17,7 @@ yet."""
 
 
 class GatewayCapacity:
-    """The capacity of one server's gateway."""
+    """Limits the requests, watches and bytes that one server's gateway handles at once."""
 
     def __init__(self, requests_max: int, watches_max: int, bytes_max: int = BYTES_MAX) -> None:
         self.requests = self.watches = self.bytes = 0
@@ -60,7 +60,7 @@ class GatewayCapacity:
 
 
 class RequestBytes:
-    """The bytes that one request holds."""
+    """Counts the bytes that one request holds against the capacity of the gateway."""
 
     def __init__(self, capacity: GatewayCapacity) -> None:
         self._capacity, self._bytes = capacity, 0

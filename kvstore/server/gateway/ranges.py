@@ -46,7 +46,7 @@ class _DeleteSink(Sink):
 
 
 class RangeDeletion(NamedTuple):
-    """One request's part of the deletion of a range."""
+    """The part of a range deletion that one request performs."""
 
     bounds: Bounds
     cursor: str

@@ -407,8 +407,8 @@ def bounds_of(asked: ParsedRequest) -> Bounds:
 
 
 def deletion_of(asked: ParsedRequest) -> RangeDeletion:
-    """Return the range deletion of a request. Raises InvalidRequest, also if the request names no range, because
-    that would be every key."""
+    """Return the range deletion that a request asks for. Raises InvalidRequest if the request is malformed, or if it
+    names no range: an empty range would delete every key."""
     bounds, cursor = bounds_of(asked), asked.given.get("cursor", "")
     if bounds == Bounds(b"", b""):
         raise InvalidRequest(

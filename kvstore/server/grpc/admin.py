@@ -38,7 +38,7 @@ DRAIN_TIMEOUT_S = 30.0
 
 
 class AdminSource(RingSource, Protocol):
-    """The node behind the service: kvstore.server.app.Node."""
+    """The node behind the service. Implemented by kvstore.server.app.Node."""
 
     log_output: Output
 

@@ -41,7 +41,7 @@ class Audited:
         changes: AdminChanges,
         caller: Callable[[], str] = lambda: "",
     ) -> None:
-        """`caller` returns the user of the present call; empty if access control is off."""
+        """`caller` returns the user of the current call; empty if access control is off."""
         self._server = server
         self._calls = AuditedCalls(now, audit, changes, caller)
 

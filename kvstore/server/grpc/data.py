@@ -50,7 +50,7 @@ class DataSource(PinsSource, Protocol):
 
 
 class Data(data_pb2_grpc.DataServicer):
-    """`kvstore.v1.Data`."""
+    """The gRPC service `kvstore.v1.Data`."""
 
     def __init__(self, env: Env, source: DataSource) -> None:
         self._env, self._source = env, source

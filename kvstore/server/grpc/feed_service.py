@@ -65,7 +65,7 @@ class ReaderPosition(NamedTuple):
 
 
 class FeedService(feed_pb2_grpc.FeedServicer):
-    """`kvstore.v1.Feed`."""
+    """The gRPC service `kvstore.v1.Feed`."""
 
     def __init__(self, env: Env, backend: Backend, feeds: Feeds, store: MetadataStore) -> None:
         self._env, self._backend, self._feeds = env, backend, feeds

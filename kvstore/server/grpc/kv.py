@@ -44,7 +44,7 @@ _METHODS: dict[object, str] = {Code.GET: "Get", Code.PUT: "Put", Code.DELETE: "D
 
 
 class KV(kv_pb2_grpc.KVServicer):
-    """`kvstore.v1.KV`."""
+    """The gRPC service `kvstore.v1.KV`."""
 
     def __init__(
         self,
@@ -59,9 +59,9 @@ class KV(kv_pb2_grpc.KVServicer):
         caller: Callable[[], str] = lambda: "",
     ) -> None:
         """Without `feeds` there are no watches. `sessions`: also has the streams of other endpoints. `guarded`:
-        returns the backend with the permissions of the caller of the present call. `cluster`: the cluster's id, by
+        returns the backend with the permissions of the caller of the current call. `cluster`: the cluster's id, by
         which clients recognise it. `scans`: the slots for scans, shared by all endpoints. `caller`: returns the user
-        of the present call; empty if access control is off."""
+        of the current call; empty if access control is off."""
         self._guarded, self._cluster = guarded, cluster
         self._env, self._backend, self._feeds = env, backend, feeds
         self._scans = ScanSlots(env.clock.now) if scans is None else scans

@@ -85,7 +85,7 @@ class Shown(ShownBookie, Protocol):
 
 
 class RequestTracer(Protocol):
-    """Traces requests whose callers trace them: kvstore.server.tracing.calls.TracedPages."""
+    """Traces requests whose callers trace them. Implemented by kvstore.server.tracing.calls.TracedPages."""
 
     async def answer(
         self, request: web.BaseRequest, answer: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]

@@ -22,7 +22,7 @@ class MetricKind(Enum):
 
 
 class Declaration(NamedTuple):
-    """A metric."""
+    """The declaration of a metric: its name, kind, help text and sources."""
 
     name: str
     """Without the prefix `kvstore_`."""

@@ -85,13 +85,13 @@ class CountingReplica(LocalReplica, Protocol):
 
 
 class Hosted(Protocol):
-    """The local replicas: kvstore.server.hosting.Hosting."""
+    """The local replicas. Implemented by kvstore.server.hosting.Hosting."""
 
     def leading(self) -> Mapping[PartitionId, CountingReplica]: ...
 
 
 class Swaps(Protocol):
-    """Where operations are routed to replicas: kvstore.server.routing.dispatch.Dispatcher."""
+    """Where operations are routed to replicas. Implemented by kvstore.server.routing.dispatch.Dispatcher."""
 
     def swap(self, partition: PartitionId, old: LocalReplica, new: LocalReplica) -> bool: ...
 

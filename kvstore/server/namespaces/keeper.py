@@ -30,7 +30,8 @@ Refusals = dict[str, dict[str, int]]
 
 
 class Rated(Protocol):
-    """Where clients' operations pass: kvstore.server.routing.dispatch.Dispatcher."""
+    """The dispatcher of clients' operations, which applies the rates. Implemented by
+    kvstore.server.routing.dispatch.Dispatcher."""
 
     rates: Rates | None
 

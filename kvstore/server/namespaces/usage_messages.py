@@ -10,7 +10,7 @@ from kvstore.proto import admin_pb2
 
 
 class NamespaceUsage(Protocol):
-    """The usage known to this server: kvstore.server.namespaces.keeper.Keeper."""
+    """The usage known to this server. Implemented by kvstore.server.namespaces.keeper.Keeper."""
 
     @property
     def book(self) -> Book: ...

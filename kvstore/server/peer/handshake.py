@@ -51,7 +51,7 @@ def shown_on(stream: Stream) -> Certificate | None:
 
 
 class HandshakeOwner(Protocol):
-    """Accepts links of other servers: kvstore.server.peer.server.PeerServer."""
+    """Accepts links of other servers. Implemented by kvstore.server.peer.server.PeerServer."""
 
     credentials: Credentials
     versions: versions.Versions

@@ -49,7 +49,7 @@ WRITE_HIGH_BYTES = 4 << 20
 
 
 class LinkOwner(Protocol):
-    """The owner of links: kvstore.server.peer.links.PeerLinks."""
+    """The owner of links. Implemented by kvstore.server.peer.links.PeerLinks."""
 
     beat: Beat
     credentials: Credentials

@@ -18,7 +18,7 @@ COMING_MAX = 2
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Let a newcomer catch up so that it can replace a replica."""
+    """Ring change that lets a newcomer catch up so that it can replace a replica."""
 
     partition: PartitionId
     newcomer: ServerId
@@ -30,7 +30,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Complete a replacement: the newcomer has caught up."""
+    """Ring change that completes a replacement after the newcomer has caught up."""
 
     partition: PartitionId
     newcomer: ServerId
@@ -41,8 +41,8 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Cancel a replacement: the newcomer was lost before it caught up, does not support the cluster version, or makes
-    no progress while another server could take its place."""
+    """Ring change that cancels a replacement: the newcomer was lost before it caught up, does not support the cluster
+    version, or makes no progress while another server could take its place."""
 
     partition: PartitionId
     newcomer: ServerId
@@ -53,7 +53,7 @@ class GiveUp:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Remove a drained server without replicas from the ring: it has left for good."""
+    """Ring change that removes a drained server without replicas: the server has left permanently."""
 
     server: ServerId
 

@@ -22,7 +22,7 @@ Pair = tuple[PartitionId, ServerId]
 
 
 class Stand(NamedTuple):
-    """The progress of a newcomer."""
+    """A newcomer's progress in catching up, and the progress of the best other replica."""
 
     taken: tuple[int, int]
     """Progress as published; larger values are later."""

@@ -30,7 +30,7 @@ users would be closed."""
 
 
 class ConnectionServer(PipelineServer, Protocol):
-    """The server, as a connection uses it: kvstore.server.redis.listener.RespServer."""
+    """The server, as a connection uses it. Implemented by kvstore.server.redis.listener.RespServer."""
 
     commands: int
     reports_at: int

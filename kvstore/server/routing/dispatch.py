@@ -86,10 +86,10 @@ class Dispatcher:
         ring_version: int = 0,
         partition: PartitionId | None = None,
     ) -> None:
-        """Carry out operations of one sink on the partitions that own their keys, or on `partition`.
+        """Execute operations on the partitions that own their keys, or on `partition` if it is given.
 
-        `sink.complete(token, …)` follows once for each operation, never from inside this call. An operation that names
-        a later ring than the known one is delayed until the ring has been read again.
+        `sink.complete(token, …)` is called once for each operation, never from inside this call. If `ring_version` is
+        newer than the ring that this server knows, the operations are delayed until the server has read the ring again.
         """
         router = self._router
         if (

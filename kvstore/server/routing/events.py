@@ -131,7 +131,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class SubmitHere:
-    """Give the operation to the local replica."""
+    """Command to give the operation to the local replica."""
 
     partition: PartitionId
     op: Op
@@ -141,7 +141,7 @@ class SubmitHere:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send the operation with this number in the server's flight."""
+    """Command to send the operation with this number in the server's flight."""
 
     server: ServerId
     partition: PartitionId
@@ -151,14 +151,14 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """Open a link to the server, if there is none."""
+    """Command to open a link to the server, if there is none."""
 
     server: ServerId
 
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """Give the sink the error, in a later turn of the event loop."""
+    """Command to complete an operation with the error, in a later turn of the event loop."""
 
     sink: Sink
     token: int
@@ -167,7 +167,7 @@ class Fail:
 
 @dataclass(frozen=True, slots=True)
 class RejectPeer:
-    """Refuse an operation of another server, which sends it again."""
+    """Command to refuse an operation that another server sent. That server sends it again."""
 
     sink: PeerSink
     op: Op
@@ -177,20 +177,20 @@ class RejectPeer:
 
 @dataclass(frozen=True, slots=True)
 class ExpelHere:
-    """Make the local replicas reject waiting operations that belong to other partitions."""
+    """Command to make the local replicas reject waiting operations whose keys belong to other partitions."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadLeader:
-    """Read the partition's leader again."""
+    """Command to read the partition's leader again."""
 
     partition: PartitionId
 
 
 @dataclass(frozen=True, slots=True)
 class ReadRing:
-    """Read the ring again. `version` is a later ring by which an operation was sent; 0: the known ring does not match
-    what a partition owns."""
+    """Command to read the ring again. `version` is the newer ring that an operation named, or 0 if the known ring does
+    not match what a partition owns."""
 
     version: int = 0
 

@@ -10,7 +10,7 @@ from kvstore.types import PartitionId, ServerId
 
 
 class LocalReplica(Protocol):
-    """A replica on this node: kvstore.partition.Partition."""
+    """A replica on this node. Implemented by kvstore.partition.Partition."""
 
     @property
     def serving(self) -> bool: ...
@@ -36,7 +36,7 @@ class LocalReplica(Protocol):
 
 
 class LinkPort(Protocol):
-    """A link to another server: kvstore.server.peer.link.PeerLink."""
+    """A link to another server. Implemented by kvstore.server.peer.link.PeerLink."""
 
     def add(self, partition: PartitionId, number: int, op: Op) -> None:
         """Send an operation of the flight with the next frame."""
@@ -48,7 +48,7 @@ class LinkPort(Protocol):
 
 
 class LinksPort(Protocol):
-    """Links to other servers: kvstore.server.peer.links.PeerLinks."""
+    """Links to other servers. Implemented by kvstore.server.peer.links.PeerLinks."""
 
     @property
     def by_server(self) -> Mapping[ServerId, LinkPort]:

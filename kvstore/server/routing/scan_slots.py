@@ -144,7 +144,7 @@ class ScanSlots:
             self._forget(user, waiter)
 
     def _forget(self, user: str, waiter: _Waiter) -> None:
-        """Remove a scan from the waiting ones, if it is there."""
+        """Remove a scan from the waiting scans, if it waits."""
         waiters = self._waiting.get(user, {})
         waiters.pop(waiter, None)
         if not waiters:

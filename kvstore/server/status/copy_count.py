@@ -34,7 +34,7 @@ _STEP = 100
 
 
 class CountingNode(Protocol):
-    """The node: kvstore.server.app.Node."""
+    """The node. Implemented by kvstore.server.app.Node."""
 
     @property
     def id(self) -> ServerId: ...

@@ -46,13 +46,13 @@ PAGE_MAX = 2_000
 
 
 class Leading(Protocol):
-    """kvstore.server.hosting.Hosting."""
+    """The part of kvstore.server.hosting.Hosting that this module uses."""
 
     def leading(self) -> Mapping[PartitionId, Partition]: ...
 
 
 class LedgerSurveyNode(Protocol):
-    """The node: kvstore.server.app.Node."""
+    """The node. Implemented by kvstore.server.app.Node."""
 
     @property
     def id(self) -> ServerId: ...

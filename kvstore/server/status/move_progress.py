@@ -27,7 +27,7 @@ _decode = msgspec.msgpack.Decoder(dict[int, float]).decode
 
 
 class MoveReports:
-    """One server's part of the progress."""
+    """One server's reports on the progress of moves to the partitions that it leads."""
 
     def __init__(self, leading: Callable[[], Mapping[PartitionId, Partition]]) -> None:
         self._leading = leading

@@ -21,7 +21,7 @@ Table = Mapping[str, Any]
 
 
 class ReportedBookie(Protocol):
-    """kvstore.bookie.node.Bookie."""
+    """The part of kvstore.bookie.node.Bookie that this module uses."""
 
     id: BookieId
 
@@ -42,7 +42,7 @@ class HasStatistics(Protocol):
 
 
 class TlsStatus(Protocol):
-    """The state of TLS in this process: kvstore.server.node.ProcessTls."""
+    """The state of TLS in this process. Implemented by kvstore.server.node.ProcessTls."""
 
     @property
     def mode(self) -> str: ...
@@ -61,7 +61,7 @@ class TlsStatus(Protocol):
 
 
 class Reported(Protocol):
-    """The node: kvstore.server.app.Node."""
+    """The node. Implemented by kvstore.server.app.Node."""
 
     @property
     def id(self) -> ServerId: ...

@@ -19,7 +19,7 @@ LOOK_S = 1.0
 
 
 class WatchedNode(Protocol):
-    """The node: kvstore.server.app.Node."""
+    """The node. Implemented by kvstore.server.app.Node."""
 
     @property
     def config(self) -> NodeConfig: ...

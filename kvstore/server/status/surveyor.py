@@ -51,7 +51,7 @@ COOKIES_S = 10.0
 
 
 class SurveyNode(Reported, Protocol):
-    """The node and the parts that a survey uses: kvstore.server.app.Node."""
+    """The node and the parts that a survey uses. Implemented by kvstore.server.app.Node."""
 
     @property
     def config(self) -> NodeConfig: ...

@@ -54,7 +54,7 @@ calls."""
 
 
 def backend_of_call(backend: Backend) -> Backend:
-    """Return the backend for the present call. If the call has a parent, its operations are sampled like the parent."""
+    """Return the backend for the current call. If the call has a parent, its operations are sampled like the parent."""
     call = _call.get()
     if call is None:
         return backend
@@ -142,7 +142,7 @@ def _name_of(request: web.BaseRequest) -> str:
 
 
 def begin_call(traces: NodeTraces, name: str, parent: Parent) -> TracedCall:
-    """Begin the call that the present task answers."""
+    """Begin the call that the current task answers."""
     call = TracedCall(traces.begin(name, parent, SpanKind.SERVER) if parent.is_sampled else None)
     _call.set(call)
     return call

@@ -81,7 +81,7 @@ def backend_of_calls(traces: Traces, backend: Backend, endpoint: str) -> Backend
 
 def traced_calls(traces: Traces) -> tuple[list[Any], Callable[[Backend], Backend]]:
     """Return the interceptors by which a gRPC server reads the parents of its calls, and a function that returns the
-    backend for the present call."""
+    backend for the current call."""
     if not traces.is_on:
         return [], lambda backend: backend
     from kvstore.server.tracing.calls import TracedCalls, backend_of_call

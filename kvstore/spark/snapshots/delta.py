@@ -35,7 +35,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 @dataclass(frozen=True, slots=True)
 class TableState:
-    """The snapshot that a table contains."""
+    """The snapshot that a Delta table contains."""
 
     snapshot: str
     cluster: str

@@ -190,7 +190,7 @@ def _unread(manifest: Path) -> Iterator[bool]:
 
 
 class FileLock:
-    """A lock of this process."""
+    """A lock on a file, held until `stop` or the end of this process."""
 
     def __init__(self, handle: int) -> None:
         self._handle = handle

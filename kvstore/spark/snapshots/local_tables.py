@@ -42,7 +42,7 @@ class Rows:
 
 
 class LocalTables:
-    """Tables of this process."""
+    """Tables that this process computes without Spark."""
 
     def folded(self, store: SnapshotStore, chain: Sequence[Manifest], cut: Cut, later: Sequence[Read] = ()) -> Rows:
         full, *incrementals = [[partial(read_table, stored) for stored in stored_files(store, each)] for each in chain]

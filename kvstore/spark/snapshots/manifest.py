@@ -67,7 +67,7 @@ class PartitionPosition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFile:
-    """One Parquet file."""
+    """The manifest entry of one Parquet file of a snapshot."""
 
     path: str
     """Path relative to the snapshot's folder."""
@@ -87,7 +87,7 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """A finished snapshot."""
+    """The description of a finished snapshot, stored next to its files."""
 
     id: str
     kind: SnapshotKind

@@ -50,7 +50,7 @@ MOVES = 8
 
 
 class RemoteStore(SnapshotStore):
-    """Snapshots below a URL."""
+    """A snapshot store below a URL."""
 
     check_s = 5.0
 

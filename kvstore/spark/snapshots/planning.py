@@ -36,7 +36,7 @@ class NotContinuable(InvalidRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotRequest:
-    """The request for a new snapshot."""
+    """The parameters of a new snapshot."""
 
     cluster: ClientConfig
     instance: str

@@ -36,8 +36,8 @@ _PASSWORD = re.compile(r"(?<=://)([^/:@]*):[^/]*@")
 
 
 class RemotePath:
-    """A remote path, which need not exist. Pickled as its URL. As text it appears in messages, the cluster's record and
-    names, so the text omits a password in the URL."""
+    """A path in a remote file system. The path need not exist. It is pickled as its URL. `str` omits the password of
+    the URL, because the text appears in messages, names, and the metadata of the cluster."""
 
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")

@@ -59,7 +59,7 @@ class Runner(Protocol):
 
 
 class SparkRunner:
-    """Tasks of a Spark session."""
+    """Runs the parts of a snapshot as tasks of a Spark session."""
 
     def __init__(self, session: SparkSession) -> None:
         self._session = session

@@ -24,7 +24,7 @@ Keys = tuple[bytes, ...]
 
 def keys_of_environment(environ: Mapping[str, str] | None = None) -> Keys:
     """Return the keys from the file that KVSTORE_SNAPSHOT_KEY_FILE names, one per line, or from KVSTORE_SNAPSHOT_KEY.
-    Raises ConfigError, also for a file that other accounts can access."""
+    Raises ConfigError if both are set, or if the file cannot be read or other accounts can access it."""
     environ = os.environ if environ is None else environ
     file, text = environ.get(KEY_FILE, ""), environ.get(KEY, "")
     if file and text:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class SparkTables:
-    """Data frames of one session."""
+    """Tables that a Spark session computes as data frames."""
 
     def __init__(self, session: SparkSession) -> None:
         self._session = session

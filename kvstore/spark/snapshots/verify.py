@@ -27,7 +27,7 @@ THREADS = 2
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A deviation from the manifest."""
+    """A difference between a file and the manifest of its snapshot."""
 
     snapshot: str
     path: str

@@ -216,7 +216,7 @@ class OpenLeaderLog:
 
     def _next_growth(self) -> int:
         """Return how much larger and older than usual the next ledgers get. If the list is too long, nothing is rolled
-        and the leader keeps its present ledger."""
+        and the leader keeps its current ledger."""
         return NEVER if self._lists.is_long(self.partition) else self.listed.growth
 
     def _open(self, metadata: LedgerMetadata) -> LedgerHandle:

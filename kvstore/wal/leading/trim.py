@@ -36,7 +36,7 @@ UNDECODABLE_MAX = 1_000
 
 
 class ListOwner(Protocol):
-    """The leader's access to its list."""
+    """Gives the trimmer access to the leader's ledger list."""
 
     partition: PartitionId
     listed: LedgerList

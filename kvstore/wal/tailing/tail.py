@@ -74,15 +74,15 @@ class TailReader:
         self._ports = ports
         self._nursery = nursery
         self._reader: EntryReader | None = None
-        """The reader of the present ledger; None before the first."""
+        """The reader of the current ledger; None before the first."""
         self._end: LedgerEnd
-        """The end of the present ledger."""
+        """The end of the current ledger."""
         self._next = EntryId(0)
         self._known: list[LedgerId] = []
         """Ledgers that were listed at the last read of the list. Those trimmed since can still be read while a pin
         holds them."""
         self._is_stale = False
-        """True if the metadata of the present ledger may have changed."""
+        """True if the metadata of the current ledger may have changed."""
         self._looked_at = 0.0
         self._news = ReaderWakeup()
         self._loop = asyncio.get_running_loop()
@@ -128,7 +128,7 @@ class TailReader:
 
     # docs/protocol.md T13
     def _notify(self) -> None:
-        """Handle the notification that there may be something new in the present ledger."""
+        """Handle the notification that there may be something new in the current ledger."""
         if self._taker is None:
             self._news.tell()
         elif self._gathering is not None:
@@ -325,7 +325,7 @@ class TailReader:
         return True
 
     async def _refresh(self, reader: EntryReader) -> bool:
-        """Read the present ledger's metadata again. Return False if another ledger is read now, because the metadata of
+        """Read the current ledger's metadata again. Return False if another ledger is read now, because the metadata of
         this one is lost and all of its entries were handed out."""
         self._is_stale = False
         try:
@@ -346,7 +346,7 @@ class TailReader:
         self._end.ensemble_changed()
         return True
 
-    # Entries of the present ledger.
+    # Entries of the current ledger.
 
     async def _batch(self, reader: EntryReader) -> list[LogEntry]:
         """Return entries from `_next` on, in order, bounded in number and bytes. If this is cancelled, nothing was

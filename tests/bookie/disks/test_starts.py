@@ -224,7 +224,7 @@ def test_start_ended_by_metadata_or_stop_at_any_step_is_repeated(config: dict[st
 
 # docs/protocol.md B9
 def test_headless_segment_of_a_crash_takes_no_space_from_a_start(world: SimWorld) -> None:
-    """The segment ahead has its full size before its header is on disk, and the rest of the present segment may be
+    """The segment ahead has its full size before its header is on disk, and the rest of the current segment may be
     smaller than a start needs."""
     disk, config = world.node("b1").disk, tiny(segment_bytes=64 << 10)
 

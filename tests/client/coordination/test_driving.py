@@ -341,7 +341,7 @@ def test_closed_session_is_not_opened_again() -> None:
         with pytest.raises(InvalidRequest, match="opened already"):
             session.open()
         assert session.is_alive
-    with pytest.raises(SessionEnded, match="is over"):
+    with pytest.raises(SessionEnded, match="has ended"):
         session.open()
 
 
@@ -351,7 +351,7 @@ async def test_closed_asyncio_session_is_not_opened_again() -> None:
         with pytest.raises(InvalidRequest, match="opened already"):
             await session.open()
         assert session.is_alive
-    with pytest.raises(SessionEnded, match="is over"):
+    with pytest.raises(SessionEnded, match="has ended"):
         await session.open()
 
 

@@ -169,7 +169,7 @@ def test_session_is_opened_only_once() -> None:
     lease.not_opened()
     lease.opening(b"")
     lease.end()
-    with pytest.raises(SessionEnded, match="is over"):
+    with pytest.raises(SessionEnded, match="has ended"):
         lease.opening(b"")
 
 

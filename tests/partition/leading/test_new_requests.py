@@ -71,7 +71,7 @@ class Asking:
         return random.choice(choices)
 
     def hear(self) -> None:
-        """Acknowledge more results, mostly of requests before the present ones."""
+        """Acknowledge more results, mostly of requests before the current ones."""
         until = self._random.choice([self.begun] * 19 + [self.next])
         self.first_unacked = self._random.randint(self.first_unacked, max(until, self.first_unacked))
 

@@ -79,7 +79,7 @@ def test_read_now_reads_all_or_none(p: Partition) -> None:
 
 
 def test_read_now_of_many_does_not_overtake_an_arrived_read(p: Partition) -> None:
-    """It may see only the present state, and they would see no older one."""
+    """It may see only the current state, and they would see no older one."""
     p.leader.submit((get(b"k"),), p.caller, (90,))
     assert p.read_all_now(b"absent", b"k") is NOT_NOW
     p.settle()

@@ -99,7 +99,7 @@ def test_range_of_long_keys_is_deleted_entry_by_entry(p: Partition) -> None:
 def test_read_requests_no_more_deletes_than_fit_into_an_entry(
     p: Partition, monkeypatch: pytest.MonkeyPatch, read: Op, after: object
 ) -> None:
-    """The deletes are in an entry of the present time, so the keys left out are expired at that time too."""
+    """The deletes are in an entry of the current time, so the keys left out are expired at that time too."""
     monkeypatch.setattr(queries, "EXPIRED_MAX", 10)
     monkeypatch.setattr(expired_reads, "EXPIRED_MAX", 10)
     p.do(*(put(b"k%03d" % number, b"v", 100, Flag.RELATIVE_TTL) for number in range(95)), put(b"z", b"v"))

@@ -76,7 +76,7 @@ class World:
         return await self.ask("POST", "/v1/batch", data, user=user, Content_Type="application/json")
 
     def request_id(self, sequence: int, **more: int) -> str:
-        """Return a request id of a client that knows the present time."""
+        """Return a request id of a client that knows the current time."""
         seen = max(each.state.record_time_ms for each in self.backend.partitions.values()) or 1
         parts = {"client": CLIENT, "sequence": sequence, "seen": seen, **more}
         return "; ".join(f"{name}={value}" for name, value in parts.items())

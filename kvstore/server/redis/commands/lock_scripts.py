@@ -103,7 +103,7 @@ _IF_EQUAL = re.compile(
 
 
 class Scripts:
-    """The known scripts of one server, by digest."""
+    """One server's cache of the scripts that it recognises, keyed by SHA-1 digest."""
 
     def __init__(self) -> None:
         self._loaded: dict[bytes, Action] = {}

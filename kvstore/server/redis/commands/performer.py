@@ -25,7 +25,7 @@ from kvstore.types import PartitionId, ServerId
 
 
 class CommandServer(Protocol):
-    """The server, as commands use it: kvstore.server.redis.listener.RespServer."""
+    """The server, as commands use it. Implemented by kvstore.server.redis.listener.RespServer."""
 
     clients: SharedAnswer[bytes]
     info: SharedAnswer[Facts]
@@ -49,7 +49,7 @@ class CommandServer(Protocol):
 
 
 class CommandConnection(Protocol):
-    """The connection, as commands use it: kvstore.server.redis.connection.RespConnection."""
+    """The connection, as commands use it. Implemented by kvstore.server.redis.connection.RespConnection."""
 
     @property
     def address(self) -> str: ...
@@ -72,7 +72,7 @@ class CommandConnection(Protocol):
 
 
 class CommandReplies(Protocol):
-    """The replies of the connection: kvstore.server.redis.pipeline.reply_queue.ReplyQueue."""
+    """The replies of the connection. Implemented by kvstore.server.redis.pipeline.reply_queue.ReplyQueue."""
 
     is_gone: bool
     backend: Backend
@@ -82,7 +82,7 @@ class CommandReplies(Protocol):
 
 
 class Performer(Protocol):
-    """Executes the commands of a client: kvstore.server.redis.pipeline.pipeline.Pipeline."""
+    """Executes the commands of a client. Implemented by kvstore.server.redis.pipeline.pipeline.Pipeline."""
 
     session: RespSession
     gate: CommandGate | None

@@ -74,7 +74,7 @@ class Alone(NamedTuple):
 
 
 class Command(NamedTuple):
-    """The row of a supported command."""
+    """The definition of a supported Redis command."""
 
     name: str
     """The name in capital letters."""
@@ -122,7 +122,7 @@ class Unsupported(NamedTuple):
 
 
 class Family(NamedTuple):
-    """The commands of one kind."""
+    """A group of related Redis commands."""
 
     title: str
     group: str

@@ -39,7 +39,7 @@ TOGETHER_MIN = 4
 
 
 class PipelineConnection(CommandConnection, Protocol):
-    """The connection, as its pipeline uses it: kvstore.server.redis.connection.RespConnection."""
+    """The connection, as its pipeline uses it. Implemented by kvstore.server.redis.connection.RespConnection."""
 
     def caught_up(self) -> None:
         """Note that all waiting commands have begun."""

@@ -46,7 +46,7 @@ _NO_CAPACITY = Overloaded("the memory for replies is full, because clients do no
 
 
 class PipelineServer(CommandServer, Protocol):
-    """The server, as the pipeline of a connection uses it: kvstore.server.redis.listener.RespServer."""
+    """The server, as the pipeline of a connection uses it. Implemented by kvstore.server.redis.listener.RespServer."""
 
     inflight_limit: InflightLimit
     reply_memory: ReplyMemory
@@ -278,7 +278,8 @@ class ReplyQueue:
                 self.backend.submit((op,), self, (number << FORMAT_BITS | format_,))
 
     def may_answer(self, found: Single) -> bool:
-        """Return True unless the operation cannot be repeated and its reply may not fit. Raises CommandError."""
+        """Return True if the operation may be executed now: capacity for its reply is reserved, or the operation can be
+        repeated if its reply does not fit. Raises CommandError."""
         return found.format != Fmt.OLD_VALUE or self.reserve(value_bytes((found,), BATCH_RESULT_BYTES_MAX))
 
     def reserve(self, size: int) -> bool:
