@@ -187,7 +187,7 @@ def test_the_example_counts_the_stored_rows(spark: SparkSession, cluster: Cluste
     [
         ({"bogus": "1"}, "ConfigError: unknown option 'bogus' for reading"),
         ({"pinTtl": "60s"}, "ConfigError: unknown option 'pinTtl' for reading a stream"),
-        ({"maxRowsPerTrigger": "x"}, "ConfigError: maxRowsPerTrigger: want"),
+        ({"maxRowsPerTrigger": "x"}, "ConfigError: maxRowsPerTrigger: expected"),
     ],
 )
 def test_an_error_is_reported_in_one_line(
