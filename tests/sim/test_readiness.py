@@ -133,7 +133,7 @@ def test_stopping_node_is_not_undrained() -> None:
         node = served(world.cluster.nodes[0])
         await node.drain()
         await node.begin_stopping()
-        with pytest.raises(Unavailable, match="stops"):
+        with pytest.raises(Unavailable, match="is stopping"):
             await node.undrain()
         assert node.not_ready() == ["draining"]
         world.cluster.nodes[0].crash()
@@ -173,7 +173,7 @@ def test_node_drained_and_stopped_together_hands_over_once(
         else:
             stopping = asyncio.create_task(machine.stop())
             await drains.wait()
-            with pytest.raises(Unavailable, match="stops"):
+            with pytest.raises(Unavailable, match="is stopping"):
                 await node.drain()
         await stopping
         assert (machine.sim.is_running, node.hosting.statistics()) == (False, {})
@@ -190,7 +190,7 @@ def test_starting_node_is_not_drained_and_answers_operators(monkeypatch: pytest.
 
     async def while_it_starts(node: app.Node, stack: AsyncExitStack) -> None:
         for change in (node.drain, node.undrain):
-            with pytest.raises(Unavailable, match="starts"):
+            with pytest.raises(Unavailable, match="is starting"):
                 await change()
         assert (node.not_ready(), node.is_draining) == (["starting"], False)
         assert (node.replicas(), node.load_sampler.loads(), node.progress.stands()) == ({}, [], {})
