@@ -61,7 +61,7 @@ def test_log_that_does_not_follow_cluster_version_is_noticed(monkeypatch: pytest
     async def never(self: Versioning) -> None:
         """Log nothing."""
 
-    monkeypatch.setattr(Versioning, "_look", never)
+    monkeypatch.setattr(Versioning, "_raise", never)
     monkeypatch.setattr(tests.sim.run, "RECOVERY_S_MAX", 30.0)
     with pytest.raises(AssertionError, match="V4 after"):
         run(1, mixed(1, 2))
