@@ -46,7 +46,7 @@ def reference() -> str:
     for name, cls, given, text in tables(NodeConfig, {}):
         parts.append(f"## {f'[{name}]' if name else 'At the top'}\n\n{text}\n")
         rows = [(f"`{each.name}`", each.default, each.values, each.text) for each in settings_of(cls, given)]
-        parts.append(table(("setting", "if not said", "may be", "is"), rows))
+        parts.append(table(("setting", "default", "values", "description"), rows))
     return "\n".join(parts)
 
 
@@ -97,7 +97,7 @@ def default_of(field: dataclasses.Field[Any], given: Mapping[str, Any]) -> str:
     """As the file would say it, and again in a larger unit where that reads better."""
     value = given.get(field.name, field.default)
     if value is dataclasses.MISSING:
-        return "must be given"
+        return "required"
     if value is None or value == ():
         return "none"
     return f"`{in_toml(value)}`{in_words(field.name, value)}"
