@@ -62,7 +62,9 @@ def rows_of(path: tuple[str, ...], command: Any) -> list[tuple[str, str]]:
 
 
 def options(rows: list[tuple[str, str]]) -> str:
-    return table(("argument or option", "description"), [(f"`{option}`", text.replace("[", "\\[")) for option, text in rows])
+    return table(
+        ("argument or option", "description"), [(f"`{option}`", text.replace("[", "\\[")) for option, text in rows]
+    )
 
 
 def paragraphs(text: str) -> str:

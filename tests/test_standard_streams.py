@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from tests.shell import run_by_shell
+
 OPENS = """
 import os, sys
 from kvstore.standard_streams import prepare_standard_streams
@@ -27,20 +29,16 @@ os._exit(7)
 
 @pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1), (0, 1, 2)])
 def test_files_never_get_closed_standard_descriptors(closed: tuple[int, ...]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", OPENS],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        preexec_fn=lambda: [os.close(number) for number in closed],
-    )
+    command = run_by_shell("".join(f"exec {number}>&-; " for number in closed), [sys.executable, "-c", OPENS])
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True)
     shown = (b"" if 1 in closed else b"out\n", b"" if 2 in closed else b"err\n")
     assert (done.returncode, done.stdout, done.stderr) == (7, *shown)
 
 
 @pytest.mark.parametrize("closed", [0, 1, 2])
 def test_command_with_closed_standard_descriptor_succeeds(closed: int) -> None:
-    command = [sys.executable, "-m", "kvstore", "--version"]
-    assert subprocess.run(command, preexec_fn=lambda: os.close(closed), capture_output=closed != 1).returncode == 0
+    command = run_by_shell(f"exec {closed}>&-; ", [sys.executable, "-m", "kvstore", "--version"])
+    assert subprocess.run(command, capture_output=closed != 1).returncode == 0
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])

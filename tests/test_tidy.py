@@ -225,6 +225,13 @@ def test_tests_do_not_sleep(file: Source) -> None:
     assert [call.lineno for call in slept if ast.unparse(call.args[0]) != "0"] == [], "see tests/waiting.py"
 
 
+@each_of(sources("kvstore", "tests", "loadtest"))
+def test_processes_are_prepared_by_a_shell(file: Source) -> None:
+    """Between fork and exec of `preexec_fn`, gRPC's fork handlers run, and abort now and then."""
+    keywords = (node for node in file.nodes if isinstance(node, ast.keyword))
+    assert [each.lineno for each in keywords if each.arg == "preexec_fn"] == [], "see tests/shell.py"
+
+
 PATCHED = {f"tests.loadtest.generator.{name}_users" for name in ("stalled", "broken", "own", "patient")}
 """These files run as separate processes."""
 

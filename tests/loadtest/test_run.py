@@ -19,6 +19,7 @@ from loadtest import drill, ring_drill, run
 from loadtest.budget import Load
 from loadtest.budget import run_load as run_budget_load
 from tests.conftest import ROOT
+from tests.shell import run_by_shell
 from tests.waiting import PATIENCE_S
 
 
@@ -66,11 +67,10 @@ def test_one_sigterm_ends_a_load_test_in_the_background(tmp_path: Path) -> None:
     (tmp_path / "locust.py").write_text(BACKGROUND)
     program = "from kvstore.loadtest.run import run_locust; run_locust([])"
     with subprocess.Popen(
-        [sys.executable, "-c", program],
+        run_by_shell("trap '' INT; ", [sys.executable, "-c", program]),
         env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"runs\n"

@@ -49,7 +49,7 @@ def ask(
 
 
 def documented() -> list[Line]:
-    (block,) = [each for each in blocks("docs/how-to/use-http.md") if each.language == "sh"]
+    (block,) = [each for each in blocks("docs/how-to/use-http.md") if each.how == "tests/cluster/http/test_gateway.py"]
     return block.lines
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import resource
 import stat
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from kvstore.spark.snapshots.manifest import Manifest, decode, encode
 from kvstore.spark.snapshots.places import open_store
 from kvstore.spark.snapshots.signing import KEY, KEY_FILE, keys_of_environment
 from tests.commands import kvstore
+from tests.shell import run_by_shell
 from tests.source import ROOT
 from tests.spark.snapshots.made import full, incremental, some_log
 
@@ -133,12 +133,13 @@ def test_verify_refuses_a_file_that_unpacks_to_8_gib_in_bounded_memory(store: Di
     )
     (store.folder("a") / manifests.NAME).write_bytes(encode(forged))
     child = subprocess.Popen(
-        [sys.executable, "-c", MEASURED, "snapshot", "verify", str(store.root)],
+        run_by_shell(
+            f"ulimit -d {DATA_MAX >> 10}; ", [sys.executable, "-c", MEASURED, "snapshot", "verify", str(store.root)]
+        ),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         cwd=ROOT,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (DATA_MAX, DATA_MAX)),
     )
     said = child.communicate()[0]
     assert (child.returncode, "in column value, got" in said) == (1, True), said
