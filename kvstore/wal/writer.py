@@ -135,8 +135,8 @@ class ReplaceBookies:
 
 @dataclass(frozen=True, slots=True)
 class SlowBookiesFailed:
-    """Command: treat these bookies as failed although they reported no error. Each of them is behind by more than
-    OWED_ENTRIES_MAX entries or OWED_BYTES_MAX bytes."""
+    """Command: treat these bookies as failed although they reported no error. The writer keeps more than
+    OWED_ENTRIES_MAX entries or OWED_BYTES_MAX bytes, and these bookies have not stored the oldest entry."""
 
     bookies: tuple[BookieId, ...]
 
