@@ -68,25 +68,25 @@ class Writer:
     is_led: bool
     """True if the partition that the ledger was created for has a leader."""
     lac: EntryId
-    """The highest last-add-confirmed that any of the ledger's bookies knows; NO_ENTRY if none."""
+    """The highest last-add-confirmed that any of the ledger's bookies knows, or NO_ENTRY if none of them knows one."""
     doubtful: frozenset[BookieId] = frozenset()
-    """Bookies whose "no such entry" may come from a disk that is newer than the ledger."""
+    """Bookies whose answer "no such entry" proves nothing, because their disk may be newer than the ledger."""
 
 
 @dataclass(slots=True)
 class AttemptHistory:
-    """The history of earlier attempts at one ledger."""
+    """The state that is kept between repair attempts at one ledger."""
 
     tries: int = 0
     """Number of consecutive failed attempts."""
     reason: str = ""
-    """Why the last attempt failed, so that each reason is logged once."""
+    """Reason why the last attempt failed; kept so that each reason is logged only once."""
     refusals: int = 0
-    """Number of failed attempts at replacement bookies that took no copies."""
+    """Number of attempts that failed because replacement bookies did not accept copies."""
     avoid: set[BookieId] = field(default_factory=set)
-    """Replacement bookies that took no copies too often."""
+    """Replacement bookies that are no longer chosen, because they refused copies too often."""
     seen: tuple[LedgerState, Fragment, EntryId] | None = None
-    """The state of an open ledger, which has not changed since `seen_at`."""
+    """The last observed state of an open ledger, which has not changed since `seen_at`."""
     seen_at: float = 0.0
 
 
@@ -95,6 +95,8 @@ class AttemptHistory:
 
 @dataclass(frozen=True, slots=True)
 class MetadataRead:
+    """Event: the ledger's metadata and the registered bookies were read."""
+
     metadata: LedgerMetadata
     version: int
     standing: RegisteredBookies
@@ -102,23 +104,25 @@ class MetadataRead:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """The ledger was deleted."""
+    """Event: the ledger was deleted."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriterProbed:
+    """Event: the state of the open ledger's writer is known."""
+
     writer: Writer
 
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """All readable entries are copied."""
+    """Event: all readable entries were copied to the bookies that accept copies."""
 
     unreadable: frozenset[EntryId] = frozenset()
     has_room: bool = True
-    """False if a bookie that must be filled is under-replicated and read-only."""
+    """False if a bookie that must be filled lacks entries and is read-only."""
     refused: frozenset[BookieId] = frozenset()
-    """Bookies of the current ensemble that did not list their entries or took no copies."""
+    """Bookies of the current ensemble that did not list their entries or did not accept copies."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,8 +117,8 @@ class Worker:
                 watch.close()
 
     async def _follow_switch(self) -> None:
-        """Follow the auto-recovery switch, also in the middle of a large ledger: an operator who switches it off need
-        not wait for copies."""
+        """Follow the auto-recovery switch even in the middle of a large ledger, so that an operator who disables
+        auto-recovery does not have to wait for copies to finish."""
         while True:
             await self._switch.wait()
             self._switch.clear()
@@ -135,7 +135,7 @@ class Worker:
         self.look()
 
     async def _round(self) -> None:
-        """See every mark, and repair some of the ledgers. Raises MetadataError."""
+        """Scan all marks, and repair the ledgers that the backlog selects. Raises MetadataError."""
         await self._release_all()
         self._is_enabled = await self._settings.is_enabled()
         if not self._is_enabled:
@@ -206,13 +206,13 @@ class Worker:
         self._backlog.later(ledger, self._env.clock.now(), again_s, is_unreadable=is_unreadable)
 
     async def _release(self, lock: MarkLock) -> None:
-        """Release the lock. After a MetadataError, which is raised, it is released later or ends with the session."""
+        """Release the lock. If this raises MetadataError, the lock is released later or ends with the session."""
         await lock.release()
         if lock in self._unreleased:
             self._unreleased.remove(lock)
 
     async def _release_all(self) -> None:
-        """Release the locks of ledgers that nobody works on any more."""
+        """Release the locks of ledgers that are no longer being repaired."""
         for lock in list(self._unreleased):
             if lock.mark.ledger not in self._repairing:
                 await self._release(lock)
