@@ -249,7 +249,7 @@ class Inventory:
         self._seal(self.ledgers[part.ledger], file, part.extents)
 
     def _supersede(self, segment: Segment, part: LedgerPart) -> None:
-        """Find the copies in older segments that the entries of a checkpoint in a former format have replaced."""
+        """Find the copies in older segments that the entries of a checkpoint in an older format have replaced."""
         ledger = self.ledgers[part.ledger]
         for entry in part.entries.columns().entries if part.entries is not None else ():
             if entry <= ledger.index.sealed_last:
@@ -275,8 +275,7 @@ class Inventory:
             self._apply_to_ledger(segment, head, body)
 
     def apply_add(self, segment: Segment, head: RecordHead, body: bytes, offset: int, *, is_good: bool) -> None:
-        """Apply an ADD. A damaged packet still counts as present, so that nobody gets the answer that there is no such
-        entry."""
+        """Apply an ADD. A damaged packet still counts as present, so that the bookie never denies having the entry."""
         ledger = self.known(head.ledger)
         if head.entry > ledger.index.last or self._may_replace(ledger, head, body, is_good=is_good):
             self.stored(segment, ledger, head.entry, offset, head.size)
@@ -311,7 +310,8 @@ class Inventory:
             ledger.is_admitted &= not ledger.is_limbo
 
     def known(self, ledger: int, key: bytes = b"") -> Ledger:
-        """Return the ledger's record, created if there is none. A key is set only if none is known."""
+        """Return the ledger's record, and create it if there is none. `key` is recorded only if the ledger has no key
+        yet."""
         found = self.ledgers.get(ledger)
         if found is None:
             found = self.ledgers[ledger] = Ledger(LedgerId(ledger), b"")
