@@ -1,9 +1,10 @@
 """Abandons the unrecoverable entries of a ledger when an operator asks for it. The remaining entries get all their
-copies; the lost ones are recorded and no longer searched for (docs/protocol.md, A14).
+copies. The lost entries are recorded in the ledger's metadata, and repair no longer searches for them
+(docs/protocol.md, A14).
 
 Only registered bookies are asked, and all of them must answer. If the ledger is not closed, it is fenced on these
-bookies and closed after the last entry that any of them has, or knows to be confirmed; other bookies may have had more.
-No entry is abandoned that the operator was not shown, because a bookie may go away while the operator decides.
+bookies and closed after the last entry that any of them has or knows to be confirmed; other bookies may have had later
+entries. Because a bookie may go away while the operator decides, no entry is abandoned that the operator was not shown.
 """
 
 from __future__ import annotations
@@ -31,35 +32,35 @@ from kvstore.wal.repair import bookies_of
 log = logging.getLogger(__name__)
 
 NO_GOOD_COPY_STATUSES = (Status.IO_ERROR, Status.UNKNOWN_LEDGER_STATE)
-"""Statuses of a bookie that has a damaged copy or has lost its copy. Any other refusal may be temporary."""
+"""Statuses that prove that a bookie has a damaged copy or has lost its copy. Any other refusal may be temporary."""
 HOLE_MAX = 8
-"""Number of consecutive entries without any copy that end a ledger which was not closed."""
+"""Number of consecutive entries without any copy after which a ledger that was not closed is considered to end."""
 LOOK_AGAIN = "nothing more is abandoned; start every bookie that can be started, and run the command again"
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A ledger, and the entries that are lost or would be lost."""
+    """The entries of one ledger that are lost, or would be lost if the operator abandons them."""
 
     ledger: LedgerId
     state: LedgerState
     last: EntryId
-    """The last entry; the last known entry if the ledger is not closed."""
+    """The ledger's last entry, or its last known entry if the ledger is not closed."""
     lost: tuple[EntryId, ...]
     away: tuple[BookieId, ...]
-    """Bookies that the metadata names and that are not registered. Entries that only they have are lost."""
+    """Bookies that the ledger names but that are not registered. Entries that only these bookies have are lost."""
     unsure: tuple[BookieId, ...] = ()
-    """Bookies that neither returned an entry nor denied that they have it."""
+    """Bookies that neither returned an entry nor denied having it."""
 
     @property
     def text(self) -> str:
-        """The lost entries for people and scripts, for example `3-5,9`."""
+        """The ids of the lost entries as text, for example `3-5,9`."""
         return text_of(runs_of(self.lost))
 
 
 class LedgerAbandonment:
-    """The abandonment of lost entries. Calls raise MetadataError, Unavailable if a registered bookie does not answer or
-    if a bookie came back or went away meanwhile, and InvalidRequest if the ledger has a leader."""
+    """Finds and abandons lost entries. Calls raise MetadataError, InvalidRequest if the ledger has a leader, and
+    Unavailable if a registered bookie does not answer or if a bookie came back or went away during the call."""
 
     def __init__(self, repairer: LedgerRepairer, marks: Underreplication, *, worker: str) -> None:
         self._repairer, self._marks, self._worker = repairer, marks, worker
@@ -67,7 +68,8 @@ class LedgerAbandonment:
         self._registered = RegistrationClient(repairer.store)
 
     async def find_loss(self, ledger: LedgerId) -> Loss:
-        """Return what would be lost, as far as this is visible without fencing."""
+        """Return the entries that would be lost, without changing or fencing the ledger. Reads every entry of the
+        ledger."""
         metadata, _ = await self._ports.ledgers.read_latest(ledger)
         asking = _BookieQueries(self._ports, metadata)
         if metadata.state is LedgerState.CLOSED:
@@ -78,9 +80,10 @@ class LedgerAbandonment:
         return await asking.loss(await asking.end(fence=False))
 
     async def abandon(self, ledger: LedgerId, now_ms: int, agreed: Loss) -> tuple[Loss, RepairOutcome]:
-        """Close the ledger if it is open, record the lost entries, and copy the rest. `agreed` is the answer of
-        `find_loss`. Raises VersionConflict if another worker repairs the ledger now, and Unavailable if more would be
-        lost than `agreed`."""
+        """Close the ledger if it is open, record the lost entries, and copy the rest. `agreed` is the result of
+        `find_loss` that the operator has accepted; `now_ms` is the wall clock. Returns what was lost, and the outcome
+        of the repair. Raises VersionConflict if another worker is repairing the ledger, and Unavailable if more would
+        be lost than `agreed`."""
         seen = await self.find_loss(ledger)
         _refuse_more(seen, agreed)
         metadata, _ = await self._ports.ledgers.update(ledger, in_recovery)
@@ -126,7 +129,7 @@ class LedgerAbandonment:
         return recorded
 
     async def _refuse_if_back(self, asking: _BookieQueries) -> None:
-        """Raise Unavailable if a bookie is registered that was away when it should have been asked."""
+        """Raise Unavailable if a bookie that was away when the others were asked is registered now."""
         back = (await self._registered.names()).intersection(asking.away)
         if back:
             raise Unavailable(
@@ -135,7 +138,7 @@ class LedgerAbandonment:
 
 
 def _refuse_more(found: Loss, agreed: Loss) -> None:
-    """Raise Unavailable if more is lost than was agreed to."""
+    """Raise Unavailable if more is lost than the operator has agreed to."""
     _refuse_if_gone(found.away, agreed)
     if agreed.state is not LedgerState.CLOSED:
         _refuse_earlier_end(found.last, agreed)
@@ -145,14 +148,14 @@ def _refuse_more(found: Loss, agreed: Loss) -> None:
 
 
 def _refuse_if_gone(away: tuple[BookieId, ...], agreed: Loss) -> None:
-    """Raise Unavailable if a bookie is away that was registered before, because entries that only it has would be lost
-    too."""
+    """Raise Unavailable if a bookie that was registered before is away now. Entries that only this bookie has would be
+    lost too."""
     if gone := set(away).difference(agreed.away):
         raise Unavailable(f"bookie {', '.join(sorted(gone))} was registered and has gone away: {LOOK_AGAIN}")
 
 
 def _refuse_earlier_end(end: EntryId, agreed: Loss) -> None:
-    """Raise Unavailable if a ledger that is not closed seems to end before an entry that was found earlier."""
+    """Raise Unavailable if a ledger that is not closed now seems to end before an entry that was found earlier."""
     if end < agreed.last:
         raise Unavailable(
             f"expected ledger {agreed.ledger} to reach entry {agreed.last} as before, got last entry {end}; try again"
@@ -160,7 +163,7 @@ def _refuse_earlier_end(end: EntryId, agreed: Loss) -> None:
 
 
 class _BookieQueries:
-    """Queries to the bookies of a ledger that were registered when the instance was created."""
+    """Queries to those bookies of a ledger that were registered when the instance was created."""
 
     def __init__(self, ports: LedgerPorts, metadata: LedgerMetadata) -> None:
         self._ports, self._metadata = ports, metadata
@@ -175,8 +178,8 @@ class _BookieQueries:
         )
 
     async def end(self, *, fence: bool) -> EntryId:
-        """Return the highest entry that any bookie has or knows as its last-add-confirmed. Holes shorter than HOLE_MAX
-        do not end the search."""
+        """Return the highest entry that any bookie has or knows as its last-add-confirmed. The search continues past
+        holes of fewer than HOLE_MAX entries."""
         last = self._metadata.fragments[-1]
         end = EntryId(last.first - 1)
         for bookie in self._there(last.ensemble):
@@ -200,7 +203,7 @@ class _BookieQueries:
 
     async def _lac(self, bookie: BookieId) -> EntryId:
         """Return the bookie's last-add-confirmed, or NO_ENTRY if its copy is damaged or lost. Raises Unavailable if the
-        bookie does not answer: acknowledged entries would be cut off because of a moment's silence."""
+        bookie does not answer; otherwise a short silence could cut off acknowledged entries."""
         try:
             return await self._ports.bookies.read_lac(bookie, self._metadata.ledger, self._digest)
         except BookieError as error:
@@ -223,8 +226,8 @@ class _BookieQueries:
         return None
 
     async def _read(self, bookie: BookieId, entry: EntryId, *, fence: bool) -> bytes | None:
-        """Return the bookie's copy, or None if it has none or cannot read it. Raises Unavailable for any other answer,
-        and if the bookie refuses only the fence."""
+        """Return the bookie's copy, or None if it has none or cannot read it. Raises Unavailable if the bookie gives
+        any other answer, or if it refuses only the fence."""
         key = master_key(self._metadata.password) if fence else None
         try:
             answer = await self._ports.bookies.read(
@@ -241,8 +244,8 @@ class _BookieQueries:
         return answer.packet
 
     async def _refuse_if_read_unfenced(self, bookie: BookieId, entry: EntryId) -> None:
-        """Raise Unavailable if the bookie can read the entry without fencing. Then the fence has failed, and without
-        the fence the bookie's answer ends nothing (docs/protocol.md, L5)."""
+        """Raise Unavailable if the bookie can read the entry without fencing. In that case the fence itself has failed,
+        and without a fence the bookie's answer cannot end the ledger (docs/protocol.md, L5)."""
         try:
             await self._ports.bookies.read(bookie, self._metadata.ledger, entry, priority=RECOVERY_PRIORITY)
         except LedgerError as error:

@@ -1,5 +1,5 @@
-"""The auditor: finds lost bookies and marks the ledgers that name them. Every node runs a candidate; only the elected
-one acts (docs/protocol.md, A4 to A6)."""
+"""The auditor: finds lost bookies and marks the ledgers that name them as under-replicated. Every node runs a
+candidate, and only the elected candidate acts (docs/protocol.md, A4 to A6)."""
 
 from __future__ import annotations
 
@@ -30,19 +30,20 @@ log = logging.getLogger(__name__)
 CHECK_S = 10.0
 """Seconds between two checks of the registered bookies, if no watch fires earlier."""
 VOTE_CHECK_S = 30.0
-"""Seconds between two looks of a candidate at the votes, if no watch fires earlier."""
+"""Seconds between two checks of the votes by a candidate, if no watch fires earlier."""
 AUDIT_AGAIN_S = 3_600.0
-"""Seconds after which every ledger is audited again. Bookies that ledgers name become known, and a removed mark of a
-lost bookie is set again."""
+"""Seconds between two audits of all ledgers. An audit learns which bookies the ledgers name, and restores a removed
+mark of a lost bookie."""
 RETRY_S = 5.0
 MARKS_AT_ONCE = 16
-"""Maximum number of marks in progress. Each mark takes about seven sequential requests to the metadata store."""
+"""Maximum number of marks written concurrently. Each mark takes about seven sequential requests to the metadata
+store."""
 MARKS_PER_S = 200
-"""Maximum rate of marks. One audit marks all ledgers of a lost bookie, and there may be very many."""
+"""Maximum number of marks per second. One audit marks all ledgers of a lost bookie, which may be very many."""
 
 
 class Auditor:
-    """One node's candidate for the auditor role. `choice` and `bookies` are the node's own."""
+    """One node's candidate for the auditor role. It does the auditor's work while it is elected."""
 
     def __init__(
         self,
@@ -65,10 +66,10 @@ class Auditor:
         self._marked_for: frozenset[BookieId] = frozenset()
         """Lost bookies whose ledgers are all marked."""
         self._lost_throughout: frozenset[BookieId] = frozenset()
-        """Bookies that every check has found lost since the current audit of all ledgers began."""
+        """Bookies that every check since the start of the current audit has found lost."""
         self._named: frozenset[BookieId] = frozenset()
-        """Bookies that an ensemble named in the last audit of all ledgers. A bookie without a cookie may still have
-        copies that are needed."""
+        """Bookies that some ensemble named in the last audit. A bookie without a cookie may still have copies that are
+        needed."""
         self._audited_at: float | None = None
         self._rounds = self._round_ledgers = 0
         self._round_s = 0.0
@@ -78,7 +79,7 @@ class Auditor:
         self._watches: list[Watch] = []
 
     def start(self) -> None:
-        """Take part in the auditor election until `close`."""
+        """Run for election as auditor, and do the auditor's work while elected, until `close`."""
         self._watches = [
             self._role.votes.watch(self._votes_changed),
             *self._registrations.watch(self._hint.set),
@@ -90,7 +91,7 @@ class Auditor:
         self._nursery.spawn(self._checks.run(), name="check ledgers")
 
     async def close(self) -> None:
-        """Stop, and let another candidate become the auditor."""
+        """Stop, and withdraw the vote so that another candidate becomes the auditor."""
         for watch in self._watches:
             watch.close()
         await self._nursery.close()
@@ -100,7 +101,7 @@ class Auditor:
             log.info("vote not withdrawn, it ends with the session auditor=%s error=%r", self._candidate, error)
 
     def statistics(self) -> dict[str, float]:
-        """Return the auditor's counters and gauges."""
+        """Return the auditor's counters and gauges, by name."""
         is_auditor = self._role.votes.is_auditor
         marked = {f"marked_{why}_total": count for why, count in self._role.marked.items()}
         return {
@@ -134,7 +135,7 @@ class Auditor:
                     log.warning("check of bookies failed, retrying auditor=%s error=%s", self._candidate, failed)
 
     async def _check_bookies(self) -> float:
-        """Check once which bookies are lost. Return the seconds until the next check."""
+        """Check once which bookies are lost. Return the number of seconds until the next check."""
         if not await self._is_elected():
             return VOTE_CHECK_S
         self._role.is_enabled = await self._settings.is_enabled()
@@ -160,7 +161,8 @@ class Auditor:
         return self._audited_at is None or now - self._audited_at >= AUDIT_AGAIN_S
 
     async def _is_elected(self) -> bool:
-        """Return True if this node is the auditor. A newly elected auditor knows nothing of what happened before."""
+        """Return True if this node is the auditor. A newly elected auditor starts without knowledge of earlier
+        absences."""
         votes, now = self._role.votes, self._env.clock.now()
         if self._is_acting and not votes.is_auditor:
             self._leave()
@@ -203,8 +205,9 @@ class Auditor:
 
     # docs/protocol.md A5, A6
     async def _audit_all(self) -> None:
-        """Mark every ledger that names a bookie which is lost now. A bookie that comes back during the audit is left
-        alone. If it is then lost again, not all of its ledgers are marked, so it is not in `_marked_for`."""
+        """Mark every ledger that names a bookie which is lost now. A bookie that comes back during the audit is ignored
+        from then on. If it is lost again later, it is not in `_marked_for`, because some of its ledgers may not be
+        marked."""
         self._lost_throughout = self._lost
         named, count, began = set[BookieId](), 0, self._env.clock.now()
         found: list[LedgerMetadata] = []
@@ -226,7 +229,7 @@ class Auditor:
             log.info("marked every ledger that names a lost bookie bookies=%s", sorted(self._marked_for))
 
     async def _mark_all(self, found: list[LedgerMetadata]) -> None:
-        """Mark the ledgers concurrently. Raises MetadataError if any mark is not certain."""
+        """Mark the ledgers concurrently. Raises MetadataError if the outcome of any mark is unknown or an error."""
         tasks = [self._nursery.spawn(self._mark_or_error(metadata), name="mark") for metadata in found]
         errors = [await task for task in tasks]
         for error in errors:
@@ -243,7 +246,8 @@ class Auditor:
 
 
 async def tried(work: Callable[[], Awaitable[None]], what: str) -> bool:
-    """Run `work`. Return False, and log the error, if it raises StoreError."""
+    """Run `work` and return True. If it raises StoreError, log the error with the description `what`, and return
+    False."""
     try:
         await work()
     except StoreError as error:

@@ -1,4 +1,4 @@
-"""The auditor role: which node has it, and what holds for all actions in it."""
+"""The auditor role: which node holds it, and the checks that every action of the auditor shares."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvstore.wal.repair import bookies_of
 
 
 class AuditorRole:
-    """The role as one candidate sees it. Calls raise MetadataError."""
+    """The auditor role as one candidate sees it. Calls raise MetadataError."""
 
     def __init__(self, store: MetadataStore, candidate: str, clock: Clock) -> None:
         self.votes = AuditorVotes(store, candidate)
@@ -32,13 +32,13 @@ class AuditorRole:
 
     # docs/protocol.md A4
     def ensure_may_act(self) -> None:
-        """Raise MetadataUnavailable unless this candidate may act, which ends the current work."""
+        """Raise MetadataUnavailable, which aborts the current work, unless this candidate may act."""
         if not self.may_act:
             raise MetadataUnavailable("this node is no longer the auditor, or auto-recovery is off")
 
     async def mark(self, ledger: LedgerId, missing: list[BookieId], why: str) -> None:
-        """Mark a ledger if it still exists and still names the missing bookies. It may have been repaired or deleted
-        since it was read."""
+        """Mark the ledger as under-replicated at the `missing` bookies. `why` is a key of `marked`. Does nothing if the
+        ledger was deleted or no longer names these bookies, because it may have changed since the caller read it."""
         try:
             metadata, _ = await self.ledgers.read_latest(ledger)
         except NoSuchLedger:

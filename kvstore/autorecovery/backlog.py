@@ -1,4 +1,4 @@
-"""Draws the marked ledgers that a replication worker takes next. Decides only; randomness is passed in as a seeded
+"""Selects the marked ledgers that a replication worker repairs next. Decides only; randomness is passed in as a seeded
 Random."""
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from random import Random
 
 ROUND_MAX = 1_000
-"""Maximum number of ledgers taken between two scans of all marks."""
+"""Maximum number of ledgers selected in one round, that is, between two scans of all marks."""
 REMEMBERED_MAX = 100_000
-"""Maximum number of ledgers whose earlier attempts are remembered."""
+"""Maximum number of ledgers whose past attempts are remembered."""
 AGAIN_PER_S = 20
-"""Maximum rate at which ledgers that cannot be repaired are retried. There may be many of them for weeks, while bookies
-come and go."""
+"""Maximum number of retries per second of ledgers that cannot be repaired. There may be many such ledgers for weeks,
+while bookies come and go."""
 
 
 @dataclass(slots=True)
@@ -27,40 +27,40 @@ class _Known:
     past: AttemptHistory = field(default_factory=AttemptHistory)
     again_at: float = 0.0
     not_before: float = 0.0
-    """Earliest retry, even if bookies come or go meanwhile."""
+    """Time of the earliest retry, even if bookies come or go before that."""
     is_unreadable: bool = False
     call: int = 0
-    """Value of `_calls` when the ledger was put off."""
+    """Value of `_calls` when the ledger was postponed."""
 
 
 class Backlog:
-    """One worker's backlog. A round sees every mark and draws some of the due ledgers at random, so that workers seldom
-    choose the same ledger. No call iterates over all remembered ledgers, because there may be 100,000 of them and the
-    event loop is shared."""
+    """One worker's backlog of marked ledgers. A round sees every mark and selects some of the due ledgers at random, so
+    that two workers seldom choose the same ledger. No call iterates over all remembered ledgers, because there may be
+    100,000 of them and other tasks share the event loop."""
 
     def __init__(self, random: Random) -> None:
         self.marked = 0
-        """Number of ledgers that were marked in the last round."""
+        """Number of marked ledgers in the last complete round."""
         self.unreadable = 0
-        """Number of ledgers with entries of which no good copy was found."""
+        """Number of ledgers that have entries without any good copy."""
         self._random = random
         self._known: dict[LedgerId, _Known] = {}
-        """Ledgers that the current round has not seen yet; all remembered ledgers between two rounds."""
+        """Ledgers that the current round has not seen yet. Between two rounds, all remembered ledgers."""
         self._kept: dict[LedgerId, _Known] = {}
         """Ledgers that the current round has seen."""
         self._calls = 0
         self._soonest = inf
-        """Time at which the first ledger that was put off is due, or earlier."""
+        """Lower bound of the time at which the first postponed ledger is due."""
         self._seen = self._due = 0
         self._drawn: list[LedgerId] = []
 
     @property
     def has_more(self) -> bool:
-        """True if more ledgers were due than were drawn."""
+        """True if the round found more due ledgers than it could select."""
         return self._due > ROUND_MAX
 
     def begin(self) -> None:
-        """Begin a round."""
+        """Begin a round. Call `see` for each mark next, then `drawn` once."""
         self._known.update(self._kept)  # left over from a round that was aborted
         self._kept = {}
         self._seen = self._due = 0
@@ -68,7 +68,7 @@ class Backlog:
         self._drawn = []
 
     def see(self, ledger: LedgerId, now: float) -> None:
-        """Record that a ledger is marked."""
+        """Record in the current round that a ledger is marked."""
         self._seen += 1
         known = self._known.pop(ledger, None)
         if known is not None:
@@ -83,7 +83,8 @@ class Backlog:
             self._drawn[at] = ledger
 
     def drawn(self) -> list[LedgerId]:
-        """Return the ledgers to take, after every mark was seen. Ledgers without a mark are forgotten."""
+        """End the round, and return at most ROUND_MAX ledgers to repair, in random order. Ledgers that are no longer
+        marked are forgotten."""
         self.marked = self._seen
         if self._known:
             self.unreadable -= sum(each.is_unreadable for each in self._known.values())
@@ -92,7 +93,7 @@ class Backlog:
         return self._drawn
 
     def past(self, ledger: LedgerId) -> AttemptHistory:
-        """Return what earlier attempts have left."""
+        """Return the history of earlier attempts at the ledger, which the next attempt continues."""
         known = self._known.get(ledger)
         if known is None:
             known = _Known()
@@ -106,7 +107,8 @@ class Backlog:
             self.unreadable -= known.is_unreadable
 
     def later(self, ledger: LedgerId, now: float, again_s: float, *, is_unreadable: bool = False) -> None:
-        """Put the ledger off for `again_s` seconds, because it is not repaired or another worker has it."""
+        """Postpone the ledger for at least `again_s` seconds, because the attempt failed or another worker has it
+        locked."""
         self.past(ledger)
         if (known := self._known.get(ledger)) is not None:
             known.not_before = now + len(self._known) / AGAIN_PER_S
@@ -116,13 +118,13 @@ class Backlog:
             known.is_unreadable = is_unreadable
 
     def all_due(self) -> None:
-        """Make all ledgers due, because other bookies are registered now. The next round checks what has become
-        possible."""
+        """Make all ledgers due, because the registered bookies have changed. The next round then retries ledgers that
+        may have become repairable."""
         self._calls += 1
 
     def next_due_s(self, now: float, most: float) -> float:
-        """Return the seconds, at most `most`, until a ledger that was put off is due; it may be less. Changes by
-        `all_due` count from the next round on."""
+        """Return a lower bound of the seconds until a postponed ledger is due, at most `most`. A call of `all_due`
+        counts from the next round on."""
         return min(most, max(0.0, self._soonest - now))
 
     def _again_at(self, known: _Known) -> float:

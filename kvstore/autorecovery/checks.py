@@ -1,4 +1,5 @@
-"""The auditor's periodic checks: that every entry has all its copies, and that the copies are in distinct zones."""
+"""The auditor's periodic checks: whether every entry has all its copies, and whether the copies are in distinct
+zones."""
 
 from __future__ import annotations
 
@@ -22,13 +23,13 @@ from kvstore.wal.repair import bookies_of, missing_copies
 log = logging.getLogger(__name__)
 
 LOOK_S = 15.0
-"""Seconds between two looks whether a check is due."""
+"""Seconds between two tests of whether a check is due."""
 Verdict = Callable[[LedgerMetadata], Awaitable[list[BookieId]]]
-"""Returns the bookies whose copies of a ledger are missing or misplaced."""
+"""Returns the bookies whose copies of a ledger are missing or share a zone."""
 
 
 class Checks:
-    """The checks, which run while this node is the auditor."""
+    """Runs the periodic checks of all ledgers while this node is the auditor."""
 
     def __init__(
         self,
@@ -46,10 +47,11 @@ class Checks:
         self._unanswered = 0
 
     def statistics(self) -> dict[str, int]:
+        """Return the counters of the checks, by name."""
         return {"checked_ledgers_total": self._checked, "check_unanswered_total": self._unanswered}
 
     async def run(self) -> None:
-        """Run until cancelled."""
+        """Run the checks when they are due, until cancelled."""
         while True:
             await self._env.beat.rest(LOOK_S)
             await self._try(CheckKind.PLACEMENT, "placement", self._config.placement_interval_s, self._misplaced)
@@ -83,7 +85,7 @@ class Checks:
 
     # docs/protocol.md A8
     async def _misplaced(self, metadata: LedgerMetadata) -> list[BookieId]:
-        """Return the bookies whose copies share a zone although a bookie of another zone could take them."""
+        """Return the bookies whose copies share a zone although a bookie in another zone could hold them."""
         if metadata.state is not LedgerState.CLOSED:
             return []  # owned by its writer, or to be closed first
         wanted = self._choice.spread_out(metadata)
@@ -92,7 +94,7 @@ class Checks:
     # docs/protocol.md A7
     async def _lacking(self, metadata: LedgerMetadata) -> list[BookieId]:
         """Return the registered bookies that do not list an entry which they should hold. A bookie does not list
-        entries that it has found damaged (docs/protocol.md, B14)."""
+        entries that it has found to be damaged (docs/protocol.md, B14)."""
         last = last_to_check(metadata)
         if last == NO_ENTRY:
             return []

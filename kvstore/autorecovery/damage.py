@@ -1,4 +1,4 @@
-"""Marks the ledgers in which a bookie has found damage on its own disk (docs/protocol.md, A9)."""
+"""Marks ledgers as under-replicated if a bookie has found damage to them on its own disk (docs/protocol.md, A9)."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 30.0
 WAITING_MAX = 10_000
-"""Maximum number of ledgers waiting to be marked. A scrub finds the ledgers again that are left out."""
+"""Maximum number of ledgers that wait to be marked. A later scrub finds the ledgers again that did not fit."""
 
 
 class DamageReports:
-    """The damage reports of one bookie."""
+    """Queues the damaged ledgers of one bookie, and marks them while auto-recovery is enabled."""
 
     def __init__(self, env: Env, store: MetadataStore, bookie: BookieId) -> None:
         self.marked = 0
@@ -36,7 +36,7 @@ class DamageReports:
         self._nursery = env.nursery.child("damage")
 
     def found(self, ledgers: Iterable[int]) -> None:
-        """Schedule the ledgers to be marked."""
+        """Queue the ledgers to be marked. Returns at once."""
         for ledger in ledgers:
             if len(self._waiting) < WAITING_MAX:
                 self._waiting[LedgerId(ledger)] = None
@@ -65,7 +65,7 @@ class DamageReports:
                 self._wake.set()
 
     async def _try(self, ledger: LedgerId) -> None:
-        """Mark one ledger. After a StoreError, which is raised, the ledger is retried after the others."""
+        """Mark one ledger. If that raises StoreError, put the ledger at the end of the queue and raise the error."""
         try:
             await self._mark(ledger)
         except UndecodableNode as error:

@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 LOOKS_MAX = 4
 """Maximum number of conflicts with other changes of the ledger's metadata before the attempt ends."""
 PATIENCE, PATIENCE_TO_SPREAD = 3, 8
-"""Number of attempts that may fail at a replacement bookie before another one is drawn. Every bookie that was tried is
-left with copies that nobody asks for. The second number applies if no copy is lost and copies only share a zone."""
+"""Number of attempts that may fail at a replacement bookie before another one is chosen. Every bookie that was tried
+keeps copies that are never read. PATIENCE_TO_SPREAD applies if no copy is lost and copies only share a zone."""
 LED_S = 30.0
 """Seconds until the next attempt at a ledger that has a leader."""
 FIRST_S, AGAIN_S_MAX = 5.0, 300.0
-"""Seconds until the next attempt after a failed one: after the first failure, doubled with each further one; and the
-maximum."""
+"""Delay in seconds after a failed attempt: FIRST_S after the first failure, doubled with each further failure, up to
+AGAIN_S_MAX."""
 
 NO_SPARE = "needs a replacement bookie: start one on another machine"
 NO_ROOM = "has an under-replicated bookie that is read-only"
@@ -68,25 +68,25 @@ class Writer:
     is_led: bool
     """True if the partition that the ledger was created for has a leader."""
     lac: EntryId
-    """The highest last-add-confirmed that any of the ledger's bookies knows; NO_ENTRY if none."""
+    """The highest last-add-confirmed that any of the ledger's bookies knows, or NO_ENTRY if none of them knows one."""
     doubtful: frozenset[BookieId] = frozenset()
-    """Bookies whose "no such entry" may come from a disk that is newer than the ledger."""
+    """Bookies whose answer "no such entry" proves nothing, because their disk may be newer than the ledger."""
 
 
 @dataclass(slots=True)
 class AttemptHistory:
-    """The history of earlier attempts at one ledger."""
+    """The state that is kept between repair attempts at one ledger."""
 
     tries: int = 0
     """Number of consecutive failed attempts."""
     reason: str = ""
-    """Why the last attempt failed, so that each reason is logged once."""
+    """Reason why the last attempt failed; kept so that each reason is logged only once."""
     refusals: int = 0
-    """Number of failed attempts at replacement bookies that took no copies."""
+    """Number of attempts that failed because replacement bookies did not accept copies."""
     avoid: set[BookieId] = field(default_factory=set)
-    """Replacement bookies that took no copies too often."""
+    """Replacement bookies that are no longer chosen, because they refused copies too often."""
     seen: tuple[LedgerState, Fragment, EntryId] | None = None
-    """The state of an open ledger, which has not changed since `seen_at`."""
+    """The last observed state of an open ledger, which has not changed since `seen_at`."""
     seen_at: float = 0.0
 
 
@@ -95,6 +95,8 @@ class AttemptHistory:
 
 @dataclass(frozen=True, slots=True)
 class MetadataRead:
+    """Event: the ledger's metadata and the registered bookies were read."""
+
     metadata: LedgerMetadata
     version: int
     standing: RegisteredBookies
@@ -102,50 +104,54 @@ class MetadataRead:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """The ledger was deleted."""
+    """Event: the ledger was deleted."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriterProbed:
+    """Event: the state of the open ledger's writer is known."""
+
     writer: Writer
 
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """All readable entries are copied."""
+    """Event: all readable entries were copied to the bookies that accept copies."""
 
     unreadable: frozenset[EntryId] = frozenset()
     has_room: bool = True
-    """False if a bookie that must be filled is under-replicated and read-only."""
+    """False if a bookie that must be filled lacks entries and is read-only."""
     refused: frozenset[BookieId] = frozenset()
-    """Bookies of the current ensemble that did not list their entries or took no copies."""
+    """Bookies of the current ensemble that did not list their entries or did not accept copies."""
 
 
 @dataclass(frozen=True, slots=True)
 class MetadataWritten:
-    """The metadata names the replacement bookies."""
+    """Event: the metadata now names the replacement bookies."""
 
 
 @dataclass(frozen=True, slots=True)
 class Overtaken:
-    """Somebody else has changed the metadata."""
+    """Event: another process has changed the metadata, so the compare-and-set failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """The ledger is closed."""
+    """Event: the ledger is closed."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptFailed:
+    """Event: a command failed with an error."""
+
     reason: str
     refused: frozenset[BookieId] = frozenset()
-    """Bookies that took no copies."""
+    """Bookies that did not accept copies."""
 
 
 @dataclass(frozen=True, slots=True)
 class LockLost:
-    """Another worker holds the lock, and continues the repair."""
+    """Event: this worker no longer holds the lock. Another worker continues the repair."""
 
 
 Event = MetadataRead | Gone | WriterProbed | Filled | MetadataWritten | Overtaken | Recovered | AttemptFailed | LockLost
@@ -155,12 +161,12 @@ Event = MetadataRead | Gone | WriterProbed | Filled | MetadataWritten | Overtake
 
 @dataclass(frozen=True, slots=True)
 class ReadMetadata:
-    """Command to read the ledger's current metadata and the registered bookies."""
+    """Command: read the ledger's current metadata and the registered bookies."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeWriter:
-    """Command to find out the state of the open ledger's writer."""
+    """Command: find out the state of the open ledger's writer."""
 
     metadata: LedgerMetadata
     there: frozenset[BookieId]
@@ -168,26 +174,27 @@ class ProbeWriter:
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """Command to ask bookies which entries they lack among those that `wanted` assigns to them, and copy these
-    entries."""
+    """Command: ask bookies which of the entries that `wanted` assigns to them they lack, and copy these entries to
+    them."""
 
     metadata: LedgerMetadata
     wanted: LedgerMetadata
     last: EntryId
     newcomers: frozenset[BookieId]
-    """Bookies that must answer and take their copies, because `wanted` will name them."""
+    """Bookies that must answer and accept their copies, because `wanted` will name them."""
     must: frozenset[BookieId]
-    """Bookies that must be filled before the mark is removed: the newcomers, and the bookies that the mark names."""
+    """Bookies that must have all their copies before the mark is removed: the newcomers, and the bookies that the mark
+    names."""
     may: frozenset[BookieId]
-    """Other bookies that the metadata names. They are filled if they answer."""
+    """Other bookies that the metadata names. They get their missing copies if they answer."""
     takers: frozenset[BookieId]
     read_at: frozenset[BookieId]
-    """Bookies whose copies are read, because they also list entries that they cannot read."""
+    """Bookies whose copies must be read one by one, because these bookies also list entries that they cannot read."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriteMetadata:
-    """Command to compare-and-set the ledger's metadata."""
+    """Command: replace the ledger's metadata by `wanted` if its version is still `version`."""
 
     wanted: LedgerMetadata
     version: int
@@ -195,15 +202,15 @@ class WriteMetadata:
 
 @dataclass(frozen=True, slots=True)
 class Recover:
-    """Command to fence the ledger, find its end, wait for the end of its leader's lease, and close it."""
+    """Command: fence the ledger, find its end, wait until its leader's lease expires, and close it."""
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The end of this attempt."""
+    """Command: end this attempt."""
 
     is_whole: bool
-    """True if nothing is missing on the marked bookies."""
+    """True if the marked bookies lack nothing, so that the mark can be removed."""
     reason: str = ""
     again_s: float = 0.0
 
@@ -212,9 +219,10 @@ Command = ReadMetadata | ProbeWriter | Fill | WriteMetadata | Recover | End
 
 
 class RepairMachine:
-    """One attempt to repair one ledger. `marked`: bookies that the mark names; if empty, any bookie may be
-    under-replicated. `grace_s`: seconds that an unchanged open ledger is left alone. `luck` starts with the same seed
-    in each attempt and worker, so that a second attempt chooses the bookies that the first one has filled."""
+    """The state machine of one attempt to repair one ledger. `marked` are the bookies that the mark names; if it is
+    empty, any bookie of the ledger may lack entries. `grace_s` is the number of seconds that an unchanged open ledger
+    is left alone. `luck` returns a Random with the same seed in each attempt and worker, so that a second attempt
+    chooses the bookies that the first one has filled."""
 
     def __init__(
         self,
@@ -232,13 +240,15 @@ class RepairMachine:
         self._wanted: LedgerMetadata | None = None
         self._lacks_spare = False
         self._rest = ""
-        """Why the ledger stays under-replicated although everything possible is done."""
+        """Reason why the ledger stays under-replicated after everything possible is done."""
 
     def start(self) -> Command:
+        """Return the first command of the attempt."""
         return self._look()
 
     def handle(self, event: Event, now: float) -> Command:
-        """Return the command that `event` calls for. No event follows an End."""
+        """Apply `event` and return the next command. Must not be called after an End. `now` is the boot-time clock in
+        seconds."""
         match event:
             case MetadataRead():
                 return self._plan(event)
@@ -299,8 +309,8 @@ class RepairMachine:
 
     # docs/protocol.md A10, W10
     def _fill(self, found: MetadataRead, changing: tuple[Fragment, ...], last: EntryId) -> Command:
-        """Give the places of lost bookies in the fragments `changing` to other bookies, spread copies over zones, and
-        fill all bookies that are then named."""
+        """Give the places of lost bookies in the fragments `changing` to other bookies, and spread copies over zones.
+        Return the command that fills all bookies that are then named."""
         metadata, standing = found.metadata, found.standing
         wanted = metadata
         if changing:
@@ -374,8 +384,8 @@ class RepairMachine:
 
     # docs/protocol.md A3
     def end_of(self, end: End, there: Callable[[BookieId], bool]) -> End:
-        """Return `end`, or a failed End if a marked bookie kept its place and is no longer registered. The auditor does
-        not mark a ledger again for a bookie that its mark already names, so the mark must stay."""
+        """Return `end`, or a failed End if a marked bookie has kept its place but is no longer registered. The mark
+        must then stay, because the auditor does not mark a ledger again for a bookie that its mark already names."""
         named = bookies_of(self._wanted) if self._wanted is not None else ()
         if end.is_whole and not all(there(each) for each in self._marked.intersection(named)):
             return End(is_whole=False, reason=HAS_GONE)
@@ -393,13 +403,13 @@ class RepairMachine:
 
 
 def is_incarnation(bookie: BookieId) -> bool:
-    """Return True if the id is that of one of our bookies. It gets another id when it has lost its disk, and it lists
-    no entries that it cannot read (docs/protocol.md, L13, B14)."""
+    """Return True if `bookie` is the id of a kvstore bookie. Such a bookie gets a new id when it loses its disk, and
+    lists no entries that it cannot read (docs/protocol.md, L13, B14)."""
     return machine_of(bookie) != bookie
 
 
 def _kept_where(metadata: LedgerMetadata, wanted: LedgerMetadata, unreadable: Collection[EntryId]) -> LedgerMetadata:
-    """Return `wanted`, but keep the fragments of `metadata` that have entries which could not be copied. No bookie is
+    """Return `wanted` with the fragments of `metadata` wherever an entry could not be copied, so that no bookie is
     named for entries that it does not have."""
     stays = {metadata.fragment_of(entry).first for entry in unreadable}
     pairs = zip(metadata.fragments, wanted.fragments, strict=True)

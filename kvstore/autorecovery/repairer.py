@@ -1,4 +1,5 @@
-"""Repairs one ledger by driving a RepairMachine. If the ledger has a mark, the caller must hold its lock."""
+"""Repairs one ledger by performing the commands of a RepairMachine. If the ledger has a mark, the caller must hold the
+lock of the mark."""
 
 from __future__ import annotations
 
@@ -60,7 +61,7 @@ GRACE_S = 30.0
 """See AutorecoveryConfig.open_ledger_grace_s."""
 
 Progress = Callable[[LedgerId, EntryId, EntryId], None]
-"""Called with the ledger, the entry that is being copied, and the last entry."""
+"""Called with the ledger, the entry being copied, and the ledger's last entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class RepairOutcome:
 
     is_whole: bool
     reason: str
-    """Why the ledger is still under-replicated; empty if it is not."""
+    """Reason why the ledger is still under-replicated; empty if it is not."""
     again_s: float
     """Seconds until the next attempt."""
     copied: int
@@ -78,7 +79,8 @@ class RepairOutcome:
 
 
 class LedgerRepairer:
-    """The repairer of one process. It can repair several ledgers at once, within one pace."""
+    """Repairs ledgers on behalf of one process. Several repairs may run concurrently, and share one limit on the copy
+    rate (`pace`)."""
 
     def __init__(
         self,
@@ -103,8 +105,10 @@ class LedgerRepairer:
         *,
         is_held: Callable[[], bool] = lambda: True,
     ) -> RepairOutcome:
-        """Do all repairs of the ledger that are possible now. `marked`: bookies that the mark names. `is_held` is asked
-        whether the lock is still held, before the ledger's metadata is written."""
+        """Make all repairs of the ledger that are possible now, and return the outcome. `marked` are the bookies that
+        the mark names. `past` carries state between attempts at the same ledger. `is_held` is called before the
+        metadata is written, and must return False if the lock was lost. Errors of bookies and of the metadata store end
+        the attempt, and are reported in the outcome."""
         machine = RepairMachine(ledger, marked, past, grace_s=self._grace_s, luck=lambda: Random(ledger))
         attempt = _Attempt(self, ledger, is_held)
         command = machine.start()
@@ -119,13 +123,14 @@ class LedgerRepairer:
         return RepairOutcome(command.is_whole, command.reason, command.again_s, *done)
 
     async def is_led(self, partition: PartitionId) -> bool:
-        """Return True if the partition has a leader now."""
+        """Return True if the partition has a leader now. Raises MetadataError."""
         path = paths.partition_leader(partition)
         await self.store.sync(path)
         return await self.created_or_none(path) is not None
 
     async def created_or_none(self, path: str) -> int | None:
-        """Return the transaction that created the node, or None if there is no such node."""
+        """Return the id of the transaction that created the node at `path`, or None if the node does not exist. Raises
+        MetadataError."""
         try:
             return (await self.store.get(path))[1].created
         except NoSuchNode:
@@ -133,7 +138,9 @@ class LedgerRepairer:
 
     # docs/protocol.md A13
     async def recover(self, ledger: LedgerId) -> LedgerMetadata:
-        """Fence the ledger, find its end, and close it as a new leader would, including the wait for the lease."""
+        """Recover the ledger as a new leader would: fence it, find its end, wait until the former leader's lease
+        expires, and close it. Returns the recorded metadata. Raises NotRecoverable, MetadataError, NoSuchLedger or
+        VersionConflict."""
         takeover = LedgerTakeover(ledger, self.ports, self.nursery)
         metadata, _ = await self.ports.ledgers.read(ledger)
         await takeover.take_over()
@@ -142,7 +149,8 @@ class LedgerRepairer:
 
     # docs/protocol.md A13
     async def wait_out_lease(self, partition: PartitionId | None, fenced_at: float) -> None:
-        """Wait until the former leader's lease is over, because nobody may see the recovered entries before."""
+        """Wait until the former leader's lease has expired, because the recovered entries must not be visible before.
+        Returns at once if no partition owns the ledger (`partition` is None)."""
         if partition is not None:
             listed, _ = await self.lists.read(partition, latest=True)
             left_s = fenced_at + listed.lease_wait_s() - self.ports.clock.now()
@@ -160,7 +168,7 @@ class _Attempt:
     async def perform(
         self, command: repair_machine.ReadMetadata | ProbeWriter | Fill | WriteMetadata | Recover
     ) -> Event:
-        """Perform a command. Return its outcome as an event."""
+        """Perform a command and return its outcome as an event. Errors are returned as events too."""
         try:
             match command:
                 case ReadMetadata():
@@ -230,8 +238,8 @@ class _Attempt:
             raise NoSuchLedger(f"ledger {self._ledger} was deleted while it was being copied")
 
     def _changed(self) -> None:
-        """Check whether the ledger was deleted, because its metadata has changed. Nobody needs copies of a deleted
-        ledger, and copying may take hours at a low rate."""
+        """Check whether the ledger was deleted, because its metadata has changed. Copies of a deleted ledger are
+        useless, and copying may take hours at a low rate."""
         self._owner.nursery.spawn(self._look_for_deletion(), name=f"check ledger {self._ledger}")
 
     async def _look_for_deletion(self) -> None:
@@ -243,8 +251,8 @@ class _Attempt:
             return  # the end of the attempt will show it
 
     async def _read(self, copying: Copying, bookies: Collection[BookieId], last: EntryId) -> None:
-        """Read every entry of bookies that also list entries which they cannot read, and copy the unreadable ones
-        again."""
+        """Read every entry of the given bookies, and copy those that cannot be read again. Used for bookies that also
+        list entries which they cannot read."""
         for bookie in sorted(bookies):
             async for fault in copying.faults(bookie, last):
                 if not fault.is_certain:
@@ -285,8 +293,8 @@ class _Attempt:
 
     # docs/protocol.md A12
     async def _doubtful(self, bookies: Collection[BookieId]) -> list[BookieId]:
-        """Return the bookies that were set up after the ledger was created, unless their ids prove that the ledger
-        names this very incarnation."""
+        """Return the bookies that were set up after the ledger was created. A bookie whose id proves that the ledger
+        names this very incarnation is left out."""
         made = await self._owner.created_or_none(paths.ledger(self._ledger))
         found = []
         for bookie in sorted(each for each in bookies if not is_incarnation(each)):

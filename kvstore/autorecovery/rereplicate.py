@@ -1,9 +1,9 @@
-"""Makes missing copies when an operator asks: replaces a lost bookie in closed ledgers, and reads all entries of one
-bookie.
+"""Makes missing copies when an operator asks: replaces a lost bookie in closed ledgers, or reads and repairs all
+entries of one bookie.
 
-Copying works as in auto-recovery: each ledger is marked, locked and repaired as a replication worker would, but at
-once, and the operator learns the outcome. Open ledgers are left to their writers, which alone may change their
-ensembles (docs/protocol.md, W11).
+Copying works as in auto-recovery. Each ledger is marked, locked and repaired as a replication worker would do it, but
+at once, and the operator sees the outcome. Open ledgers are left to their writers, because only a writer may change the
+ensembles of its open ledger (docs/protocol.md, W11).
 """
 
 from __future__ import annotations
@@ -45,14 +45,15 @@ from kvstore.wal.ports import BookieClient
 from kvstore.wal.repair import bookies_of
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is copied or read, the entries done, and all entries."""
+"""Called with a description of the work, the number of entries done, and the total number of entries."""
 
 WORKER = "kvstore bookie"
 """Name of the lock holder for an operator's command."""
 BUSY = "is being repaired by another worker; try again later"
 BACK = "still names it, because it is back"
 BUSY_LOOK_S, BUSY_LOOKS_MAX = 0.5, 120
-"""How often, and how many times, to check whether a worker has finished with a ledger that it locked first."""
+"""Interval in seconds, and maximum number, of checks whether a worker has finished with a ledger that it locked
+first."""
 CALL_AGAIN = "it keeps its id; to remove it, stop its node and run the command again"
 STILL_OPEN = "is open: its leader replaces the bookie or rolls to a new ledger; try again later"
 UNREADABLE = "has unreadable metadata that may name the bookie: see `kvstore fsck`"
@@ -61,18 +62,18 @@ BYTES_PER_S = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class ReplacementOutcome:
-    """The outcome for one ledger that named the bookie."""
+    """The outcome of replacing a bookie in one ledger that named it."""
 
     ledger: LedgerId
     copied: int
     """Number of entries copied."""
     blocked: str
-    """Why the ledger still names the bookie; empty if it does not."""
+    """Reason why the ledger still names the bookie; empty if it no longer does."""
 
 
 class Rereplicator:
-    """Makes copies as an operator asks. Created by `open_rereplicator`. Calls raise MetadataError if the metadata store
-    cannot be read."""
+    """Makes copies on an operator's request. Create it with `open_rereplicator`. Calls raise MetadataError if the
+    metadata store cannot be read."""
 
     def __init__(
         self, env: Env, store: MetadataStore, view: BookieRegistrations, bookies: BookieClient, progress: Progress
@@ -94,10 +95,10 @@ class Rereplicator:
             progress=lambda ledger, entry, last: progress(f"ledger {ledger}", entry, last + 1),
         )
         self.undecodable: list[LedgerId] = []
-        """Ledgers whose metadata `named` could not read."""
+        """Ledgers whose metadata the last call of `named` could not read."""
 
     def limit(self, bytes_per_s: int) -> None:
-        """Limit copying and reading to this rate."""
+        """Limit the rate of copying and reading to `bytes_per_s`."""
         self._pace.bytes_per_s = bytes_per_s
 
     def is_up(self, bookie: BookieId) -> bool:
@@ -105,12 +106,14 @@ class Rereplicator:
         return bookie in self._view.current.all
 
     async def is_known(self, bookie: BookieId) -> bool:
-        """Return True if the bookie has a cookie or a ledger names it."""
+        """Return True if the bookie has a cookie or at least one ledger names it. May read the metadata of all
+        ledgers."""
         return bookie in await self._cookies.bookies() or bool(await self.named(bookie))
 
     async def named(self, bookie: BookieId | None = None) -> dict[LedgerId, LedgerMetadata]:
-        """Return the ledgers that name the bookie, or all ledgers. Ledgers with unreadable metadata are left out;
-        `kvstore fsck` reports them."""
+        """Return the ledgers that name the bookie, or all ledgers if `bookie` is None. Reads the metadata of every
+        ledger. Ledgers with unreadable metadata are left out and added to `undecodable`; `kvstore fsck` reports
+        them."""
         found = {}
         self.undecodable = []
         for ledger in await self._ledgers.list_ids():
@@ -126,8 +129,8 @@ class Rereplicator:
         return found
 
     async def replace(self, bookie: BookieId) -> list[ReplacementOutcome]:
-        """Give the bookie's places in every ledger to other bookies. Return the outcome of each ledger, including
-        blocked ones."""
+        """Give the bookie's places in all closed ledgers to other bookies. Returns one outcome for each ledger that
+        named the bookie, including ledgers in which it could not be replaced."""
         moved = []
         named = await self.named(bookie)
         moved += [ReplacementOutcome(ledger, 0, UNREADABLE) for ledger in self.undecodable]
@@ -141,8 +144,8 @@ class Rereplicator:
         return moved
 
     async def forget(self, bookie: BookieId) -> None:
-        """Delete the cookie of a bookie that no ledger names, so that it can never start again. Do nothing if there is
-        no cookie. Raises Unavailable if the bookie is back or a ledger names it now."""
+        """Delete the cookie of a bookie that no ledger names, so that the bookie can never start again. Does nothing if
+        there is no cookie. Raises Unavailable if the bookie is back or a ledger may name it."""
         try:
             # before the checks, because a start of the bookie raises the version
             cookie, version = await self._cookies.read(bookie)
@@ -157,8 +160,8 @@ class Rereplicator:
             raise Unavailable(f"bookie {bookie} is back: {CALL_AGAIN}")
 
     async def _refuse_if_needed(self, bookie: BookieId) -> None:
-        """Raise Unavailable if the bookie may be needed. Check the registrations last, because reading all ledgers
-        takes long and the bookie may come back meanwhile."""
+        """Raise Unavailable if the bookie may still be needed. Registrations are checked last, because the bookie may
+        come back during the long time that reading all ledgers takes."""
         named = await self.named(bookie)
         needing = [ledger for ledger, metadata in sorted(named.items()) if not await self._is_passed_over(metadata)]
         if needing or self.undecodable:
@@ -189,7 +192,8 @@ class Rereplicator:
         return ReplacementOutcome(ledger, 0, BUSY)
 
     async def _repair(self, lock: MarkLock) -> RepairOutcome:
-        """Repair the ledger. If this raises MetadataError, the lock ends with the session."""
+        """Repair the ledger, and remove its mark or release the lock. If this raises MetadataError, the lock ends with
+        the session."""
         outcome = await self._repairer.repair(
             lock.mark.ledger, lock.mark.replicas, AttemptHistory(), is_held=lambda: lock.is_held
         )
@@ -200,8 +204,8 @@ class Rereplicator:
         return outcome
 
     async def _was_passed_over(self, metadata: LedgerMetadata) -> bool:
-        """Return True if the log continued without this open ledger. Ledger ids of a log rise, so the ledger is never
-        listed, nobody writes to it, and the leader deletes it some minutes after it was created."""
+        """Return True if the log continued without this open ledger. The ids of a log's ledgers rise, so the ledger
+        will never be listed or written to. The leader deletes it some minutes after its creation."""
         owner = owner_of(metadata)
         if owner is None:
             return False
@@ -212,8 +216,9 @@ class Rereplicator:
     # ── checking the entries of one bookie ────────────────────────────────────────────────────────────────────────────
 
     async def scrub(self, bookie: BookieId, *, repair: bool) -> list[tuple[LedgerId, EntryId, str]]:
-        """Read every entry that the bookie should have. Return (ledger, entry, fault) for each entry without a good
-        copy there. With `repair`, copy each of them there again and add the result to the fault."""
+        """Read every entry that the bookie should have. Returns (ledger, entry, fault) for each entry without a good
+        copy there. With `repair`, also copies each of these entries to the bookie again, and adds the result to the
+        fault."""
         found: list[tuple[LedgerId, EntryId, str]] = []
         for ledger, metadata in sorted((await self.named(bookie)).items()):
             found += await self._scrub_ledger(ledger, metadata, bookie, repair=repair)
@@ -244,7 +249,7 @@ class Rereplicator:
         self._progress(f"ledger {ledger}", entry, last + 1)
 
     async def _confirmed(self, reader: EntryReader) -> EntryId:
-        """Return the last confirmed entry of an open ledger, as far as its bookies know."""
+        """Return the last confirmed entry of an open ledger that any of its bookies reports."""
         last = EntryId(reader.metadata.fragments[-1].first - 1)
         for bookie in reader.metadata.fragments[-1].ensemble:
             try:
@@ -258,7 +263,7 @@ class Rereplicator:
 async def open_rereplicator(
     env: Env, store: MetadataStore, progress: Progress = lambda *_: None
 ) -> AsyncIterator[Rereplicator]:
-    """A Rereplicator that follows the registered bookies until the context ends. Raises MetadataError."""
+    """Create a Rereplicator that follows the registered bookies until the context ends. Raises MetadataError."""
     view, nursery = BookieView(store), env.nursery.child("bookies")
     await view.start(nursery)
     bookies = BookieClients(env, view.address, cluster=await LayoutStore(store).instance_id())

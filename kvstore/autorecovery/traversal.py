@@ -1,4 +1,4 @@
-"""Iterates over the metadata of every ledger of the cluster, page by page at a limited rate."""
+"""Iterates over the metadata of all ledgers in the cluster, page by page at a limited rate."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from kvstore.types import LedgerId, LedgerMetadata
 log = logging.getLogger(__name__)
 
 READS_PER_S = 1_000
-"""Maximum number of metadata reads per second. A ZooKeeper server does about ten times as many, and others need it too.
-"""
+"""Maximum number of metadata reads per second. A ZooKeeper server handles about ten times as many, and other clients
+need it too."""
 _STEP = 50
 """Number of ledgers between two pauses."""
 
@@ -22,9 +22,10 @@ _STEP = 50
 async def every_ledger(
     ledgers: LedgerStore, check: Callable[[], None], unreadable: Callable[[LedgerId], None] | None = None
 ) -> AsyncIterator[LedgerMetadata]:
-    """Yield each ledger as it was a moment ago. `check` is called before each ledger and may raise. A ledger with
-    unreadable metadata is passed to `unreadable`, or logged if that is None; `kvstore fsck` reports it. Raises
-    MetadataError, so a traversal that ends has seen all ledgers."""
+    """Yield the metadata of every ledger, which may be slightly outdated. `check` is called before each ledger, and may
+    raise to end the traversal. A ledger with unreadable metadata is passed to `unreadable`, or logged if that is None;
+    `kvstore fsck` reports it. Raises MetadataError if the store fails, so a traversal that ends normally has covered
+    all ledgers."""
     count = 0
     async for page in ledgers.pages():
         for ledger in page:

@@ -1,8 +1,8 @@
-"""The replication worker: repairs marked ledgers, a few at a time. It takes the lock of a ledger, repairs the ledger,
-and removes the mark (docs/protocol.md, A10).
+"""The replication worker: repairs marked ledgers, a few at a time. It locks a ledger, repairs it, and removes the mark
+(docs/protocol.md, A10).
 
-There may be any number of workers: in every node with a bookie, and in processes of their own. A worker that dies loses
-its locks with its session. Its copies stay, and the next worker finds them.
+Any number of workers may run: in every node with a bookie, and in separate processes. A worker that dies loses its
+locks with its session. The copies that it made remain, and the next worker finds them.
 """
 
 from __future__ import annotations
@@ -29,17 +29,19 @@ from kvstore.wal.handle import LedgerPorts
 log = logging.getLogger(__name__)
 
 LOOK_S = 10.0
-"""Seconds between two scans of the marks; a watch reports only the first mark."""
+"""Seconds between two scans of the marks. A watch reports only the first mark."""
 REST_S = 1.0
-"""Minimum number of seconds between two scans, unless somebody calls `look`."""
+"""Minimum number of seconds between two scans of the marks."""
 AT_ONCE_MAX = 4
-"""Number of ledgers repaired at once: small ledgers wait for the metadata store rather than for bookies."""
+"""Maximum number of ledgers repaired concurrently. Repairs of small ledgers wait for the metadata store rather than for
+bookies."""
 HELD_S = 5.0
 """Seconds until the next attempt at a ledger that another worker has locked."""
 
 
 class Worker:
-    """The replication worker of one process. `name` is shown to others in its locks."""
+    """The replication worker of one process. `name` identifies the worker in its locks, which other workers and
+    operators see."""
 
     def __init__(
         self,
@@ -70,18 +72,19 @@ class Worker:
         self.look()
 
     async def close(self) -> None:
-        """Stop at once. The locks end with the session; if the session continues, release them first."""
+        """Stop at once. The locks end with the session; locks whose earlier release failed are released here if
+        possible."""
         await self._nursery.close()
         for lock in self._unreleased:
             with suppress(MetadataError):
                 await lock.release()
 
     def look(self) -> None:
-        """Scan the marks soon, because there is a new one."""
+        """Request a scan of the marks soon, because a mark was added."""
         self._wake.set()
 
     def statistics(self) -> dict[str, float]:
-        """Return the worker's counters and gauges."""
+        """Return the worker's counters and gauges, by name."""
         return {
             "enabled": int(self._is_enabled),
             "ledgers_marked": self._backlog.marked,
@@ -114,8 +117,8 @@ class Worker:
                 watch.close()
 
     async def _follow_switch(self) -> None:
-        """Follow the auto-recovery switch, also in the middle of a large ledger: an operator who switches it off need
-        not wait for copies."""
+        """Follow the auto-recovery switch even in the middle of a large ledger, so that an operator who disables
+        auto-recovery does not have to wait for copies to finish."""
         while True:
             await self._switch.wait()
             self._switch.clear()
@@ -132,7 +135,7 @@ class Worker:
         self.look()
 
     async def _round(self) -> None:
-        """See every mark, and repair some of the ledgers. Raises MetadataError."""
+        """Scan all marks, and repair the ledgers that the backlog selects. Raises MetadataError."""
         await self._release_all()
         self._is_enabled = await self._settings.is_enabled()
         if not self._is_enabled:
@@ -203,13 +206,13 @@ class Worker:
         self._backlog.later(ledger, self._env.clock.now(), again_s, is_unreadable=is_unreadable)
 
     async def _release(self, lock: MarkLock) -> None:
-        """Release the lock. After a MetadataError, which is raised, it is released later or ends with the session."""
+        """Release the lock. If this raises MetadataError, the lock is released later or ends with the session."""
         await lock.release()
         if lock in self._unreleased:
             self._unreleased.remove(lock)
 
     async def _release_all(self) -> None:
-        """Release the locks of ledgers that nobody works on any more."""
+        """Release the locks of ledgers that are no longer being repaired."""
         for lock in list(self._unreleased):
             if lock.mark.ledger not in self._repairing:
                 await self._release(lock)

@@ -1,4 +1,4 @@
-"""Adds of entries: which are admitted, what is stored, and what is shown once it is on disk."""
+"""Adds of entries: decides which adds are admitted, stores them, and shows them to readers once they are on disk."""
 
 from __future__ import annotations
 
@@ -27,15 +27,16 @@ log = logging.getLogger(__name__)
 
 Done = Callable[[Status], Any]
 LOCAL_FACTOR = 2
-"""How far the node's own client may exceed the limit at which other clients wait, before its adds are refused."""
+"""Factor by which the node's own client may exceed `pending_bytes_max`, at which other clients wait. Beyond it the
+client's adds are refused."""
 
 
 def _nobody(_status: Status) -> None:
-    """Do nothing: nobody waits for this add."""
+    """Ignore the status of an add that no client waits for."""
 
 
 class Adds:
-    """Adds with a valid digest, on their way to the disk."""
+    """Takes adds with a valid digest, judges them, and writes them to the journal."""
 
     def __init__(
         self,
@@ -51,7 +52,7 @@ class Adds:
         sync_gate: BackpressureGate,
         pending_bytes_max: int,
     ) -> None:
-        """`sync_gate`: where clients of other nodes wait while more than `pending_bytes_max` bytes wait for a sync."""
+        """`sync_gate` holds back clients on other nodes while more than `pending_bytes_max` bytes wait for a sync."""
         self._inventory = inventory
         self._ledgers = inventory.ledgers
         self._journal = journal
@@ -64,10 +65,12 @@ class Adds:
         self._sync_gate = sync_gate
         self._pending_bytes_max = pending_bytes_max
         self.pending_bytes = 0
-        """Bytes of packets that wait for a sync."""
+        """Bytes of packets that are written but not synced yet."""
 
     def take(self, ledger: int, entry: int, body: bytes, key: bytes, recovery: bool, lac: int, done: Done) -> None:
-        """Store a packet if it is admitted. `done` gets OK when the packet is on disk, or the refusal."""
+        """Store a packet if the add is admitted. `done` gets OK once the packet is on disk, otherwise the reason of the
+        refusal. The add may have to wait for the ledger's metadata. `lac` is the last-add-confirmed in the packet's
+        header."""
         found = self._ledgers.get(ledger)
         if found is None or found.key != key or found.is_fenced or not found.is_admitted:
             found = self._judged(ledger, entry, body, key, recovery, lac, done)  # otherwise judge_add returns ADMIT
@@ -78,7 +81,8 @@ class Adds:
     def _judged(
         self, ledger: int, entry: int, body: bytes, key: bytes, recovery: bool, lac: int, done: Done
     ) -> Ledger | None:
-        """Return the ledger if the add is admitted at once. Otherwise the add is refused, or waits for the metadata."""
+        """Return the ledger if the add is admitted at once. Otherwise return None: the add was refused, or waits for
+        the ledger's metadata."""
         verdict, use = self._keys.judge_add(ledger, key, recovery), Use.COPY if recovery else Use.ADD
         if verdict is WriteVerdict.ADMIT:
             return self._first_contact(ledger, key, done, use=use, size=len(body))
@@ -105,7 +109,8 @@ class Adds:
     def _first_contact(
         self, ledger: int, key: bytes, done: Done, *, flags: int = 0, use: Use, size: int
     ) -> Ledger | None:
-        """Return the ledger with its key recorded. If there is no space for that, refuse the add and return None."""
+        """Return the ledger after recording its key. If the journal has no space for that, refuse the add and return
+        None."""
         try:
             return self._facts.first_contact(ledger, key, flags=flags, use=use, size=size)
         except JournalFull:
@@ -131,8 +136,8 @@ class Adds:
 
     # docs/protocol.md B36
     def _may_store(self, ledger: Ledger, entry: int, body: bytes, recovery: bool, done: Done) -> bool:
-        """Return True if the ledger has no copy of the entry, or if the add may replace the copy; otherwise answer the
-        add."""
+        """Return True if the add may be stored, because the ledger has no copy of the entry or its copy may be
+        replaced. Otherwise answer the add and return False."""
         try:
             copy = self._compare(ledger, entry, body)
         except OSError:  # the copy may be intact, so nothing replaces it
@@ -159,7 +164,7 @@ class Adds:
         return Copy.NONE if entry > ledger.top else self.held.compare(ledger, entry, body)
 
     def _appended(self, ledger: Ledger, entry: int, offset: int, body: bytes, lac: int, done: Done) -> None:
-        """Record that a packet is in the journal's open group."""
+        """Record that a packet was written to the journal's open group."""
         group = self._journal.open_group
         group.adds.append((ledger, entry, offset, body, lac, done))
         ledger.last_group = group.number
@@ -170,14 +175,15 @@ class Adds:
             self._shut_gate()
 
     def store_copy(self, ledger: Ledger, entry: int, body: bytes) -> None:
-        """Write the ledger's copy of an entry again, unless a newer copy waits for a sync. Raises JournalFull."""
+        """Write the ledger's copy of an entry to the journal again, unless a newer copy waits for a sync. Raises
+        JournalFull."""
         if self.held.waiting(ledger, entry) is None:
             self._write(ledger, entry, body)
 
     # docs/protocol.md B36
     def store_again(self, ledger: Ledger, entry: int, body: bytes) -> None:
-        """Write a record of the former journal again, unless the ledger has a readable copy of the entry with another
-        payload, which was stored first. Raises JournalFull, OSError."""
+        """Write a record of the previous journal again. A readable copy with another payload was stored first, and is
+        kept instead. Raises JournalFull or OSError."""
         if self._compare(ledger, entry, body) is Copy.OTHER:
             self._refusals.other_entry(ledger.id, entry)
         else:
@@ -193,8 +199,8 @@ class Adds:
             self._sync_gate.shut(self)
 
     def synced(self, group: JournalGroup) -> None:
-        """Handle a group that is on disk: show its entries, answer the senders, then notify the readers that follow the
-        ledgers. Readers come last because they do more work."""
+        """Handle a group that is now on disk. Make its entries visible, answer the senders, then notify readers that
+        wait for the LAC. Those readers come last because they do more work."""
         segment, stored, size_sum = group.segment, self._inventory.stored, 0
         self.held.shown = group
         raised: dict[Ledger, int] = {}

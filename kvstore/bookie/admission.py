@@ -1,4 +1,4 @@
-"""Holds the adds and keys that only a ledger's metadata can judge, while the metadata is read."""
+"""Holds adds and keys that only a ledger's metadata can judge until the metadata has been read."""
 
 from __future__ import annotations
 
@@ -20,38 +20,40 @@ from kvstore.types import BookieId, LedgerId, LedgerMetadata
 log = logging.getLogger(__name__)
 
 ASK_S = 3.0
-"""Longest wait for the metadata store in seconds. Clients treat a bookie as failed after five seconds."""
+"""Maximum number of seconds to wait for the metadata store. Clients treat a bookie as failed after five seconds."""
 WAITING_MAX = 4096
-"""Maximum number of adds that wait, over all ledgers."""
+"""Maximum number of requests that wait for metadata, over all ledgers."""
 WAITING_BYTES_MAX = 32 << 20
 AT_ONCE_MAX = 64
-"""Maximum number of concurrent metadata reads. The whole node shares the metadata session, and unauthenticated peers
-may name any number of ledgers."""
+"""Maximum number of concurrent metadata reads. The limit protects the metadata session, which the whole node shares,
+because unauthenticated peers may name any number of ledgers."""
 
 
 class LedgerAuthority(Protocol):
-    """A source of the metadata store's current knowledge of ledgers."""
+    """A source of up-to-date ledger metadata from the metadata store."""
 
     async def metadata(self, ledger: LedgerId) -> LedgerMetadata | None:
-        """Return the ledger's metadata as of now or later: everything committed before the call is seen. Return None if
-        the ledger certainly does not exist. Raises MetadataError, Corrupted."""
+        """Return the ledger's metadata, including everything committed before the call. Return None if the ledger
+        certainly does not exist. Raises MetadataError or Corrupted."""
         ...
 
     async def ledgers(self) -> list[LedgerId]:
-        """Return all ledgers. One created meanwhile may be missing. Raises MetadataError if the listing fails."""
+        """Return the ids of all ledgers. A ledger created during the call may be missing. Raises MetadataError."""
         ...
 
     async def mark_older(self, why: str) -> None:
-        """Record that the metadata store is an older copy of itself. Raises MetadataError."""
+        """Record that the metadata store was restored from an older copy, for the reason `why`. Raises
+        MetadataError."""
         ...
 
     async def counted(self) -> LedgerIdCount:
-        """Return the range of ids that the metadata store has given. Raises MetadataError."""
+        """Return the range of ledger ids that the metadata store has allocated. Raises MetadataError."""
         ...
 
 
 class LedgerAdmission:
-    """The admission of writers. Reads the metadata once per ledger, however many adds wait for it."""
+    """Judges writers by their ledgers' metadata. It reads the metadata of a ledger once, however many adds wait for
+    it."""
 
     def __init__(
         self,
@@ -61,7 +63,7 @@ class LedgerAdmission:
         statistics: Statistics,
         metadata_gate: BackpressureGate,
     ) -> None:
-        """`metadata_gate`: where connections wait while the next question might be refused."""
+        """`metadata_gate` holds back connections while the next request for metadata might be refused."""
         self._authority = authority
         self._bookie = bookie
         self._nursery = nursery
@@ -77,8 +79,9 @@ class LedgerAdmission:
         return self._count >= WAITING_MAX or self._bytes + PACKET_MAX > WAITING_BYTES_MAX
 
     def ask(self, ledger: int, key: bytes, size: int, judged: Callable[[WriteVerdict, WriteVerdict], None]) -> bool:
-        """Call `judged` with the verdicts on the key and on an ordinary add with it. `size`: bytes that wait for the
-        answer. Return False if too many wait already."""
+        """Call `judged` with two verdicts: on the key, and on an ordinary add with this key. Both are UNKNOWN if the
+        metadata cannot be read within ASK_S. `size` is the number of bytes kept in memory until then. Return False
+        without calling `judged` if too many requests wait already."""
 
         def on_answer(answer: LedgerMetadata | Exception | None) -> None:
             if isinstance(answer, Exception):
@@ -91,7 +94,8 @@ class LedgerAdmission:
     def ask_metadata(
         self, ledger: int, size: int, answered: Callable[[LedgerMetadata | Exception | None], None]
     ) -> bool:
-        """Call `answered` with the ledger's metadata. `size`: bytes that wait for it. Return False if too many wait
+        """Call `answered` with the ledger's metadata, None if the ledger does not exist, or the error. `size` is the
+        number of bytes kept in memory until then. Return False without calling `answered` if too many requests wait
         already."""
         if self._count >= WAITING_MAX or self._bytes + size > WAITING_BYTES_MAX:
             return False
@@ -105,8 +109,8 @@ class LedgerAdmission:
         return True
 
     def ask_denial(self, ledger: int, answered: Callable[[bool], None]) -> None:
-        """Call `answered` with True if this bookie may say "not here" to a client that did not name the bookie it
-        means."""
+        """Call `answered` with True if this bookie may deny having an entry to a client that did not say which bookie
+        it means; see may_deny. The result is False if the metadata cannot be read or too many requests wait."""
         if self._count >= WAITING_MAX:
             answered(False)
             return

@@ -1,9 +1,9 @@
-"""The age of a bookie's directories: a count that rises while something is stored. It is kept in each directory and in
+"""The age of a bookie's directories: a counter that rises while the bookie stores entries. Each directory has it, and
 the metadata store, which is updated last.
 
-The start counter alone (kvstore.bookie.identity) does not reveal a copy that was made since the last start, for example
-of a file system or of a running machine. Directories with an age below the metadata store's are such a copy, and lack
-what was stored since.
+The start counter alone (kvstore.bookie.identity) does not reveal a copy that was made after the last start, for example
+of a file system or of a running machine. Directories whose age is below the age in the metadata store are such a copy,
+and lack what was stored after it was made.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ AGE = "AGE"
 
 
 def age_in(disk: Disk, directory: str) -> int:
-    """Return the age that is recorded in a directory; 0 if there is none, it is not a number, or it cannot be read."""
+    """Return the age recorded in a directory. Returns 0 if no age is recorded, or if it is not a number or cannot be
+    read."""
     path = f"{directory}/{AGE}"
     if not disk.exists(path):
         return 0
@@ -37,7 +38,7 @@ def age_in(disk: Disk, directory: str) -> int:
 
 
 async def note_age(disk: Disk, directory: str, age: int) -> None:
-    """Write the age in place, so that this works on a full disk, and return once it is on disk. Raises OSError."""
+    """Write the age in place, so that this works on a full disk. Returns once the age is on disk. Raises OSError."""
     path = f"{directory}/{AGE}"
     is_new = not disk.exists(path)
     file = disk.open(path, create=True)

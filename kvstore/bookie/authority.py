@@ -1,4 +1,4 @@
-"""Asks the metadata store about ledgers; no answer is older than its question."""
+"""Reads the metadata of ledgers from the metadata store. No answer is older than its request."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from kvstore.types import LedgerId, LedgerMetadata
 
 
 class MetadataAuthority:
-    """The LedgerAuthority of kvstore.bookie.admission, on a metadata store."""
+    """Implements LedgerAuthority in kvstore.bookie.admission with a metadata store."""
 
     def __init__(self, store: MetadataStore, identity: ClusterIdentity) -> None:
-        """`identity`: of the cluster that the bookie belongs to."""
+        """`identity` is that of the cluster to which the bookie belongs."""
         self._store = store
         self._identity = identity
         self._ledgers = LedgerStore(store)
         self._ids = LedgerIdGenerator(store)
 
     async def metadata(self, ledger: LedgerId) -> LedgerMetadata | None:
-        """Return the ledger's metadata after a sync: a lagging server may not know yet that a ledger is open, or is no
-        longer open."""
+        """Return the ledger's metadata, or None if the ledger does not exist. Syncs first, because a lagging server may
+        not know yet that a ledger is open, or no longer open."""
         await self._store.sync(paths.ledger(ledger))
         try:
             found, _ = await self._ledgers.read(ledger)
@@ -33,7 +33,8 @@ class MetadataAuthority:
 
     # docs/protocol.md B10
     async def ledgers(self) -> list[LedgerId]:
-        """Return the ledgers of the bookie's own cluster. Ledgers that another cluster lacks must not be deleted."""
+        """Return the ledgers of the bookie's own cluster. Raises an error if the store belongs to another cluster,
+        because ledgers that another cluster does not have must not be deleted."""
         await self._identity.check()
         return await self._ledgers.list_ids()
 
@@ -43,7 +44,7 @@ class MetadataAuthority:
 
     # docs/protocol.md B29
     async def counted(self) -> LedgerIdCount:
-        """Return the counted range by taking an id, because the counter cannot be read otherwise. Nobody else gets that
-        id."""
+        """Return the range of allocated ids. This allocates an id, because the counter cannot be read in another way;
+        no ledger gets that id."""
         counted_to = await self._ids.next_id()
         return LedgerIdCount(counted_to, await former_counts(self._store))

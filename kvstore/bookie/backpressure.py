@@ -1,4 +1,4 @@
-"""Where connections wait while a bookie is overloaded."""
+"""Holds back connections while a bookie is overloaded."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 class BackpressureGate:
-    """A gate that is open while no part of the bookie holds it shut. Waiting connections pass in the order of
+    """A gate that is open unless some part of the bookie holds it shut. Waiting connections pass in the order of
     arrival."""
 
     def __init__(self) -> None:
@@ -20,12 +20,12 @@ class BackpressureGate:
         self.is_shut = True
 
     def wait(self, again: Callable[[], None]) -> None:
-        """Call `again`, once, when the gate is open."""
+        """Call `again` once, when the gate is next opened."""
         self.waiting[again] = None
 
     def open(self, holder: object) -> None:
-        """Release the gate. If no other holder keeps it shut, call the waiting connections; any of them may shut it
-        again."""
+        """Stop holding the gate shut for `holder`. If no other holder remains, call the waiting connections in order,
+        until one of them shuts the gate again."""
         self._holders.discard(holder)
         self.is_shut = bool(self._holders)
         while self.waiting and not self.is_shut:

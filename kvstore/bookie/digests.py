@@ -1,7 +1,7 @@
-"""Checks the digest of what a writer sends, as far as a bookie can (docs/protocol.md, B21).
+"""Verifies the digests of packets from writers, as far as a bookie can (docs/protocol.md, B21).
 
-A CRC32C needs neither a key nor the metadata: such a packet proves itself. A packet without a valid CRC32C belongs to a
-ledger with another digest type, or is damaged; the ledger's metadata decides which.
+Verifying a CRC32C needs neither a key nor the metadata: such a packet proves itself. A packet without a valid CRC32C
+either belongs to a ledger with another digest type or is damaged. The ledger's metadata decides which.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kvstore.types import DigestType, LedgerMetadata
 log = logging.getLogger(__name__)
 
 KNOWN_MAX = 4096
-"""Maximum number of ledgers with another digest type that are remembered. The metadata of others is read again."""
+"""Maximum number of ledgers with another digest type to remember. The metadata of further ledgers is read again."""
 DIGEST_MAX = 20
 """Bytes of the largest digest, an HMAC."""
 _CRC = Struct(">I")
@@ -42,12 +42,12 @@ Check = Callable[[EntryDigest], object]
 
 
 def proves_itself(packet: bytes) -> bool:
-    """Return True if an entry packet has a valid CRC32C as its digest."""
+    """Return True if an entry packet has a valid CRC32C."""
     return len(packet) >= _BODY and is_crc(packet, _CRC.unpack_from(packet, _HEAD)[0])
 
 
 def is_crc(packet: bytes, crc: int) -> bool:
-    """Return True if `crc` is the CRC32C of an entry packet."""
+    """Return True if `crc` is the CRC32C of the entry packet."""
     found: int = crc32c(packet[_BODY:], crc32c(packet[:_HEAD]))
     return found == crc
 
@@ -58,8 +58,8 @@ def lac_proves_itself(packet: bytes) -> bool:
 
 
 def digest_of(metadata: LedgerMetadata, key: bytes) -> EntryDigest | None:
-    """Return the digest that checks the ledger's packets here. Return None if they cannot be checked, because the
-    ledger has no digest, or its digest needs a password that the metadata does not contain."""
+    """Return the digest that verifies the ledger's packets. Return None if they cannot be verified here, because the
+    ledger has no digest or its digest needs a password that is not in the metadata."""
     if metadata.digest is DigestType.DUMMY:
         return None
     if metadata.digest is DigestType.HMAC and master_key(metadata.password) != key:
@@ -71,8 +71,9 @@ def digest_of(metadata: LedgerMetadata, key: bytes) -> EntryDigest | None:
 def is_same_entry(held: bytes, packet: bytes, digest_bytes: int = DIGEST_MAX) -> bool:
     """Return True if two packets have the same ledger, entry, length and payload.
 
-    The last-add-confirmed may differ, and with it the digest, because a recovery writes entries back with its own (R4).
-    `digest_bytes`: size of a digest that cannot be checked here; by default the largest.
+    The last-add-confirmed may differ, and with it the digest, because a recovery writes entries back with its own
+    last-add-confirmed (R4). `digest_bytes` is the size of a digest that cannot be verified here; by default, that of
+    the largest digest.
     """
     if held == packet:
         return True
@@ -89,7 +90,7 @@ def is_same_entry(held: bytes, packet: bytes, digest_bytes: int = DIGEST_MAX) ->
 
 
 def _payload_at(packet: bytes) -> int:
-    """Return where the payload begins if the packet's own checksum proves it; otherwise 0."""
+    """Return the offset of the payload if the packet's own checksum proves it, otherwise 0."""
     if proves_itself(packet):
         return _BODY
     if len(packet) < _CRC32_AT:
@@ -99,26 +100,30 @@ def _payload_at(packet: bytes) -> int:
 
 
 class Digests:
-    """Checks packets without a valid CRC32C against the digest type in their ledger's metadata."""
+    """Verifies packets without a valid CRC32C, with the digest type that their ledger's metadata names."""
 
     def __init__(self, admission: LedgerAdmission, statistics: Statistics) -> None:
         self._admission = admission
         self._statistics = statistics
         self._log = RateLimitedLog(log)
         self._known: dict[tuple[int, bytes], tuple[EntryDigest | None, int]] = {}
-        """By ledger and key: the digest that checks the packets here, and its size in them."""
+        """For each ledger and key, the digest that verifies its packets (None if they cannot be verified), and the size
+        of the digest in bytes."""
 
     def knows(self, ledger: int, key: bytes) -> bool:
-        """Return True if the metadata need not be read again."""
+        """Return True if a packet of this ledger and key can be judged without reading the metadata."""
         return (ledger, key) in self._known
 
     def size_of(self, ledger: int, key: bytes) -> int:
-        """Return the size in bytes of the digest in the ledger's packets; the largest if it is unknown."""
+        """Return the size in bytes of the digest in the ledger's packets, or the largest possible size if it is
+        unknown."""
         return self._known.get((ledger, key), (None, DIGEST_MAX))[1]
 
     def judge(self, ledger: int, key: bytes, size: int, check: Check, done: Callable[[Status], Any]) -> None:
-        """Check a packet's digest. `done` gets OK if the digest is right or cannot be checked here, BAD_REQUEST if it
-        is wrong, and UNKNOWN_LEDGER_STATE if the metadata cannot be read."""
+        """Verify a packet's digest with `check`. `done` gets OK if the digest is valid or cannot be verified here, and
+        BAD_REQUEST if it is wrong. It gets FENCED if the ledger does not exist, UNKNOWN_LEDGER_STATE if the metadata
+        cannot be read, and TOO_MANY_REQUESTS if too many requests wait for metadata. `size` is the number of bytes kept
+        in memory until then."""
         if (ledger, key) in self._known:
             done(self._verdict(self._known[ledger, key][0], check))
             return

@@ -1,4 +1,5 @@
-"""Explicit last-add-confirmed packets, with which a writer reports what is confirmed while it adds nothing."""
+"""Explicit last-add-confirmed packets, with which a writer reports its last confirmed entry while it adds no
+entries."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ Done = Callable[[Status], Any]
 
 
 class ExplicitLacs:
-    """The explicit LAC packets with a valid digest; the last one of each ledger is kept."""
+    """Keeps the last explicit LAC packet of each ledger. The digests of the packets must be verified already."""
 
     def __init__(
         self,
@@ -42,7 +43,8 @@ class ExplicitLacs:
         self._refusals = refusals
 
     def keep(self, ledger: int, body: bytes, key: bytes, done: Done) -> None:
-        """Show the packet to readers if its sender's key is right. `done` is called when the packet is on disk."""
+        """Show the packet to readers if the sender's key is right. `done` gets OK once the packet is on disk, otherwise
+        the reason of the refusal."""
         if ledger in self._inventory.tombstones or not 0 < len(key) <= KEY_MAX:
             done(Status.FENCED if key else Status.BAD_REQUEST)
         else:
@@ -68,7 +70,7 @@ class ExplicitLacs:
             self._admit_ahead(ledger, key)
 
     def _admit_ahead(self, ledger: int, key: bytes) -> None:
-        """Admit a writer that sends a LAC before its first add, so that the add need not wait for the metadata
+        """Admit a writer that sends a LAC before its first add, so that the add does not have to wait for the metadata
         store."""
 
         def resume(_: WriteVerdict, of_add: WriteVerdict) -> None:

@@ -1,5 +1,5 @@
-"""Records everything that a bookie knows of a ledger besides its entries, such as its key, fence and limbo state, in
-both the journal and the inventory."""
+"""Records what a bookie knows about a ledger besides its entries, such as its key, fence and limbo state. Every fact
+goes to both the journal and the inventory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvstore.proto.bookkeeper import Status
 
 
 class Facts:
-    """Writes facts about ledgers. A fact is on disk once the ledger's `last_group` is."""
+    """Writes facts about ledgers. A fact is on disk once the journal has synced the ledger's `last_group`."""
 
     def __init__(self, inventory: Inventory, journal: Journal, statistics: Statistics) -> None:
         self._inventory = inventory
@@ -25,15 +25,15 @@ class Facts:
         self, kind: RecordKind, flags: int, ledger: Ledger, entry: int, body: bytes, *, urgent: bool = True,
         use: Use = Use.FACT,
     ) -> None:  # fmt: skip
-        """Append a record about a ledger. Raises JournalFull."""
+        """Append a record about `ledger` to the journal. Raises JournalFull if there is no space for this `use`."""
         self._journal.append(kind, flags, ledger.id, entry, body, urgent=urgent, use=use)
         group = self._journal.open_group
         group.segment.touched.add(ledger.id)
         ledger.last_group = group.number
 
     def first_contact(self, ledger: int, key: bytes, *, flags: int = 0, use: Use = Use.ADD, size: int = 0) -> Ledger:
-        """Return the ledger with its key recorded in the journal. Raises JournalFull if there is no space for that and
-        for the `size` bytes that follow."""
+        """Return the ledger, after recording its key in the journal if it is not recorded yet. Raises JournalFull if
+        there is no space for the key and for the `size` bytes of the packet that follows."""
         found = self._ledgers.get(ledger)
         if found is not None and found.key and found.is_admitted >= bool(flags):
             return found
@@ -45,8 +45,8 @@ class Facts:
         return found
 
     def _known(self, ledger: int, key: bytes) -> Ledger:
-        """Return the ledger's record in the inventory, created if needed. A new ledger is in limbo while records of any
-        ledger may be missing."""
+        """Return the ledger's record in the inventory, and create it if needed. A new ledger starts in limbo while
+        records of any ledger may be missing."""
         is_new = ledger not in self._ledgers
         found = self._inventory.known(ledger, key)
         if is_new and self._inventory.is_limbo:
@@ -54,7 +54,8 @@ class Facts:
         return found
 
     def fence(self, ledger: int, key: bytes) -> Status:
-        """Fence the ledger against ordinary adds. Return IO_ERROR if the fence cannot be recorded."""
+        """Fence the ledger against ordinary adds. Returns OK if the ledger is fenced, possibly before this call, and
+        IO_ERROR if the journal has no space for the fence. The fence is durable only after the next sync."""
         found = self._ledgers.get(ledger)
         if found is not None and found.is_fenced:
             return Status.OK
@@ -68,7 +69,7 @@ class Facts:
         return Status.OK
 
     def set_limbo(self, ledger: Ledger, is_limbo: bool) -> None:
-        """Record that records of `ledger` may be missing, or that they are complete again. Raises JournalFull."""
+        """Record whether records of `ledger` may be missing. Raises JournalFull."""
         ledger.is_limbo = is_limbo
         ledger.is_admitted &= not is_limbo
         self.note(RecordKind.LIMBO, 0 if is_limbo else CLEARED, ledger, -1, b"")

@@ -16,19 +16,22 @@ from kvstore.types import BookieId, LedgerMetadata, LedgerState
 
 
 class WriteVerdict(Enum):
+    """A decision about a write, or about the key that the write presents."""
+
     ADMIT = auto()
     ASK = auto()
-    """Only the ledger's metadata can decide."""
+    """The bookie cannot decide alone; the ledger's metadata must be read."""
     FENCED = auto()
     """The sender is no longer the ledger's writer."""
     WRONG_KEY = auto()
     UNKNOWN = auto()
-    """Neither yes nor no: the sender must ask another bookie."""
+    """The bookie can neither accept nor deny the write; the sender must use another bookie."""
 
 
 # docs/protocol.md L6
 def judge_add(ledger: Ledger | None, *, key: bytes, recovery: bool, is_tombstoned: bool) -> WriteVerdict:
-    """Judge an add by what this bookie knows itself. Recovery adds pass a fence."""
+    """Judge an add from this bookie's own records. `ledger` is None if the ledger is unknown here. A fence does not
+    stop recovery adds. Returns ASK if only the ledger's metadata can decide."""
     if is_tombstoned:
         return WriteVerdict.FENCED
     known = judge_key(ledger, key)
@@ -40,16 +43,16 @@ def judge_add(ledger: Ledger | None, *, key: bytes, recovery: bool, is_tombstone
 
 
 def judge_key(ledger: Ledger | None, key: bytes) -> WriteVerdict:
-    """Judge whether this is the ledger's key. A key that is not recorded here, or was lost, cannot be set by presenting
-    it first (docs/protocol.md, B13)."""
+    """Return ADMIT if `key` is the ledger's key, WRONG_KEY if it is not, and ASK if no key is recorded here. A client
+    cannot set a missing or lost key by being the first to present one (docs/protocol.md, B13)."""
     if ledger is None or not ledger.key:
         return WriteVerdict.ASK
     return WriteVerdict.ADMIT if ledger.key == key else WriteVerdict.WRONG_KEY
 
 
 def judge_by_metadata(metadata: LedgerMetadata | None, bookie: BookieId, key: bytes) -> WriteVerdict:
-    """Judge an ordinary add by the ledger's metadata, read after the writer's request arrived; None: the ledger does
-    not exist."""
+    """Judge an ordinary add from the ledger's metadata, which must be read after the writer's request arrived.
+    `metadata` is None if the ledger does not exist."""
     if metadata is None:
         return WriteVerdict.FENCED
     if master_key(metadata.password) != key:
@@ -60,8 +63,8 @@ def judge_by_metadata(metadata: LedgerMetadata | None, bookie: BookieId, key: by
 
 
 def judge_key_by_metadata(metadata: LedgerMetadata | None, key: bytes) -> WriteVerdict:
-    """Judge a key by the ledger's metadata. Nobody knows the key of a ledger that does not exist, and nobody recovers
-    it."""
+    """Judge a key from the ledger's metadata. If the ledger does not exist (`metadata` is None), the verdict is
+    UNKNOWN: no key is known for such a ledger, and no node recovers it."""
     if metadata is None:
         return WriteVerdict.UNKNOWN
     return WriteVerdict.ADMIT if master_key(metadata.password) == key else WriteVerdict.WRONG_KEY
@@ -69,14 +72,14 @@ def judge_key_by_metadata(metadata: LedgerMetadata | None, key: bytes) -> WriteV
 
 # docs/protocol.md B5
 def may_deny(metadata: LedgerMetadata | None, bookie: BookieId) -> bool:
-    """Return True if this bookie may say "no such entry" to a client that did not name the bookie it means.
+    """Return True if this bookie may answer "no such entry" to a client that did not say which bookie it means.
 
-    For a ledger that is still being written or recovered, only a bookie that the ledger names may deny. A bookie that
-    came to the address later knows nothing of the ledger, and its denial would end a recovery too early.
+    While a ledger is being written or recovered, only a bookie that the ledger names may deny. A bookie that took over
+    the address of another one knows nothing of the ledger, and its denial would end a recovery too early.
     """
     return metadata is None or metadata.state is LedgerState.CLOSED or names(metadata, bookie)
 
 
 def names(metadata: LedgerMetadata, bookie: BookieId) -> bool:
-    """Return True if any of the ledger's ensembles has this bookie."""
+    """Return True if at least one of the ledger's ensembles includes this bookie."""
     return any(bookie in fragment.ensemble for fragment in metadata.fragments)

@@ -52,15 +52,17 @@ makes."""
 # docs/protocol.md L13
 @dataclass(frozen=True, slots=True)
 class BookieIdentity:
+    """The id under which a bookie starts, and the reasons to doubt its records."""
+
     bookie: BookieId
     is_new: bool
     """True if the directories were empty."""
     doubts: tuple[str, ...]
-    """Why records may be missing."""
+    """Reasons why records may be missing from the directories."""
     doubted: tuple[str, ...] = ()
     """The bookie's other directories that were restored from a copy."""
     start: int = field(default=-1, compare=False)
-    """The start that `remember_start` records."""
+    """Number of this start, which `remember_start` records."""
 
 
 # docs/protocol.md B8
@@ -74,18 +76,19 @@ async def establish(
     others: Sequence[str] = (),
     is_survivor: bool = False,
 ) -> BookieIdentity:
-    """Find out, or decide, which bookie this is. `authority` is needed if the id is given.
+    """Find out which bookie the data directories belong to, or format empty directories for a new one. `authority` is
+    required if the operator has configured the id.
 
-    `others`: further directories of the bookie, which remember the start too. `is_survivor`: the directory that was
-    formatted first is lost, and only this journal directory is checked. Raises a ConfigError that names the directory
-    at fault, and MetadataError.
+    `others` are further directories of the bookie, which remember the start too. With `is_survivor`, the directory that
+    was formatted first is lost, and only this journal directory is checked. Raises MetadataError, or a ConfigError that
+    names the directory at fault.
     """
     return await _Identification(env, config, cookies, instance_id, authority, others, is_survivor=is_survivor).run()
 
 
 async def refuse_orphaned_directories(env: Env, config: StorageConfig, cookies: CookieStore) -> None:
-    """Raise ConfigError if a node without the bookie role has the directories of a bookie that others still count on.
-    Its entries would be missing, and after the next such node no quorum would have them."""
+    """Raise ConfigError if a node without the bookie role has the directories of a bookie that ledgers may still need.
+    The entries there would be missing, and after the next such node no quorum would have them."""
     path = f"{config.journal_dir}/{VERSION}"
     if not env.disk.exists(path):
         return
@@ -104,8 +107,8 @@ async def refuse_orphaned_directories(env: Env, config: StorageConfig, cookies: 
 
 # docs/protocol.md B7
 def remember_start(disk: Disk, directories: Iterable[str], identity: BookieIdentity) -> None:
-    """Record this start in the doubted directories, once the doubt is on disk. A start that dies before leaves the
-    doubt to the next one. Raises OSError."""
+    """Record this start in the doubted directories. Call it only after the doubt itself is on disk; if the start fails
+    before that, the next start detects the doubt again. Raises OSError."""
     for each in directories:
         if max(_starts_in(disk, each), default=-1) < identity.start:
             _note_start(disk, each, identity.start - 1, identity.start)
@@ -114,8 +117,9 @@ def remember_start(disk: Disk, directories: Iterable[str], identity: BookieIdent
 # docs/protocol.md B34
 async def refuse_beside_another(env: Env, config: BookieConfig, bookies: RegistrationClient) -> None:
     """Raise ConfigError if the bookie of these directories stays registered at another address for longer than a
-    session lasts: it runs on the original of which these directories are a copy. This check comes before the start is
-    counted, so that the running bookie does not take its own directories for a copy later. Raises MetadataError."""
+    session lasts. That bookie runs on the original of which these directories are a copy. The check comes before the
+    start is counted, so that the running bookie does not later take its own directories for a copy. Raises
+    MetadataError."""
     directory, ours = config.directories[0], config.advertise or config.listen
     path = f"{directory}/{VERSION}"
     if ours.endswith(":0") or not env.disk.exists(path):

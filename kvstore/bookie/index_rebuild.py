@@ -31,18 +31,18 @@ _FORGETS = (RecordKind.DROPPED, RecordKind.TOMBSTONE)
 
 # docs/protocol.md B31
 class IndexRebuilder:
-    """Rebuilds indexes. Knows which entries a segment must have from the ledgers' state in memory."""
+    """Rebuilds index files. It knows from the ledgers' state in memory which entries a segment must have."""
 
     def __init__(self, inventory: Inventory) -> None:
         self._inventory = inventory
         self._index_files = inventory.index_files
         self.lost: set[int] = set()
-        """Ledgers of which places of entries were lost."""
+        """Ledgers that have entries whose places were lost."""
         self.on_lost: Callable[[int], None] = lambda _ledger: None
-        """Called with each of these ledgers, when it is in limbo already, so that this is recorded."""
+        """Called with each ledger in `lost`, after it has entered limbo, so that the limbo is recorded."""
 
     def rebuild(self, file: int) -> RebuiltIndex | None:
-        """Return the entries of a segment, or None if the segment is gone."""
+        """Return the entries of a segment, or None if the segment no longer exists. Reads the whole segment."""
         segment = self._inventory.segments.get(file)
         if segment is None:
             return None
@@ -62,7 +62,7 @@ class IndexRebuilder:
         return RebuiltIndex(found, _made_again(checkpoint, found) if checkpoint is not None and is_whole else None)
 
     def _save(self, file: int, part: LedgerPart, entries: EntryIndex) -> None:
-        """Add the entries that are missing in the segment from the intact blocks of the index file."""
+        """Add entries that the segment has lost, from the intact blocks of the index file."""
         for extent in part.extents:
             for number in range(blocks_of(extent.entries)):
                 block = self._index_files.block(file, *block_span(extent.start, extent.entries, number))
@@ -139,8 +139,8 @@ def _fits(part: LedgerPart, entries: EntryIndex) -> bool:
 
 
 def _made_again(checkpoint: Checkpoint, found: dict[int, EntryIndex]) -> bytes:
-    """Return the file as it was. The blocks of ledgers that were dropped since may be zeros, because nobody reads
-    them."""
+    """Return the file with its former contents. The blocks of ledgers that were dropped since may be zeros, because
+    they are never read."""
     end = max((part.extents[-1].end for part in checkpoint.ledgers if part.extents), default=HEADER_SIZE)
     blocks = bytearray(end - HEADER_SIZE)
     for part in checkpoint.ledgers:

@@ -1,7 +1,7 @@
-"""Everything a bookie holds: ledgers, tombstones, and how many bytes of which ledgers each segment has.
+"""Everything that a bookie holds: ledgers, tombstones, and the number of bytes that each segment has of each ledger.
 
-Built from the journal at start, and kept up to date with what the journal reports as synced. All of it is in memory,
-except for the places of entries in full segments, which are in index files.
+The inventory is built from the journal at start, and updated when the journal reports a group as synced. All of it is
+in memory, except for the places of entries in full segments, which are in index files.
 """
 
 from __future__ import annotations
@@ -28,34 +28,35 @@ from kvstore.types import NO_LEDGER, LedgerId
 log = logging.getLogger(__name__)
 
 DAMAGED_MAX = 10_000
-"""Maximum number of damaged entries that are remembered; further ones are only counted."""
+"""Maximum number of damaged entries to remember; further ones are only counted."""
 
 
 IsOurs = Callable[[LedgerId, bytes], bool]
-"""Returns True if the key is that of a ledger that the cluster has created, whose id the metadata store has given."""
+"""Returns True if the key belongs to a ledger that this cluster created, with an id that the metadata store
+allocated."""
 
 
 def none_are_ours(_ledger: LedgerId, _key: bytes) -> bool:
-    """Return False: no ledger is known to be the cluster's own."""
+    """Return False; used while the bookie does not know which ledgers are the cluster's own."""
     return False
 
 
 class OwnLedgers:
-    """The cluster's own ledgers, as far as a bookie recognizes them by their keys."""
+    """Tracks the newest of the cluster's own ledgers, which a bookie recognizes by their keys."""
 
     def __init__(self, is_ours: IsOurs = none_are_ours) -> None:
         self.is_ours = is_ours
         self.newest = NO_LEDGER
-        """The highest id of which any directory has had a record (docs/protocol.md, G27)."""
+        """Highest id of the cluster's own ledgers that any directory has had a record of (docs/protocol.md, G27)."""
 
     def saw(self, ledger: LedgerId, key: bytes) -> None:
-        """Record that there is a record of a ledger with this key."""
+        """Record that the bookie has a record of a ledger with this key."""
         if ledger > self.newest and self.is_ours(ledger, key):
             self.newest = ledger
 
 
 class Inventory:
-    """The inventory of one bookie. `close` returns the checkpoint of a full segment."""
+    """The inventory of one bookie, or of one of its directories. `close` returns the checkpoint of a full segment."""
 
     def __init__(self, index_files: IndexFiles, own_ledgers: OwnLedgers | None = None) -> None:
         self.index_files = index_files
@@ -67,15 +68,17 @@ class Inventory:
         self.is_limbo = False
         """True if records of any ledger may be missing, including ledgers that are unknown here."""
         self.damaged: dict[tuple[int, int], int] = {}
-        """(ledger, entry) → place of the copies that the last scrub, or a read since, could not read."""
+        """Maps (ledger, entry) to the place of a copy that the last scrub, or a read since then, could not read."""
         self.expected: set[int] = set()
-        """Segments that must exist, as far as the journal has been read. Used only while the journal is read."""
+        """Segments that must exist according to the part of the journal read so far. Used only while the journal is
+        read."""
         self._tails: list[Ledger] = []
         self._dropped: list[int] = []
 
     def runs(self, ledger: Ledger) -> list[tuple[int, int]]:
-        """Return the entries that are here and not known to be damaged, as rising runs (first, count). Leaders copy the
-        others here again (docs/protocol.md, B14)."""
+        """Return the entries that are stored here and not known to be damaged, as (first, count) runs in ascending
+        order. Leaders copy the missing entries here again (docs/protocol.md, B14). Raises OSError if an index file
+        cannot be read."""
         index = ledger.index
         bad = sorted(e for (of, e), place in self.damaged.items() if of == ledger.id and index.get(e)[0] == place)
         if not bad:
@@ -91,12 +94,13 @@ class Inventory:
         return runs
 
     def note_damaged(self, ledger: int, entry: int, place: int) -> None:
-        """Record that a copy cannot be read as it was written."""
+        """Record that the copy at `place` is damaged."""
         if len(self.damaged) < DAMAGED_MAX:
             self.damaged[ledger, entry] = place
 
     def stored(self, segment: Segment, ledger: Ledger, entry: int, offset: int, size: int) -> None:
-        """Record that an entry packet of `size` bytes is on disk, at `offset` of the segment that is being written."""
+        """Record that an entry packet of `size` bytes is on disk at `offset` of the segment being written. An older
+        copy of the entry is no longer needed."""
         if ledger.tail_file != segment.file:
             ledger.tail_file = segment.file
             self._tails.append(ledger)
@@ -119,7 +123,8 @@ class Inventory:
 
     # docs/protocol.md B4
     def drop(self, ledger: int, *, tombstone: bool) -> None:
-        """Forget a deleted ledger, and wake everybody who waits for it."""
+        """Forget a deleted ledger, and wake everything that waits for it. With `tombstone`, the bookie keeps refusing
+        ordinary adds to the ledger."""
         if tombstone:
             self.tombstones.add(ledger)
         self._dropped.append(ledger)
@@ -131,8 +136,8 @@ class Inventory:
 
     # docs/protocol.md B31
     def close(self, segment: Segment, last_group: int) -> Checkpoint:
-        """Return the checkpoint of a full segment, count its live bytes, and begin the next segment. The segment's
-        entries stay in memory until the checkpoint is written."""
+        """Return the checkpoint of a full segment, count the segment's live bytes, and start the next segment. The
+        segment's entries stay in memory until the checkpoint is written."""
         tails = {ledger.id for ledger in self._tails if self.ledgers.get(ledger.id) is ledger}
         there = sorted(segment.touched & self.ledgers.keys())
         parts = [_part(self.ledgers[each], is_tail=each in tails) for each in there]
@@ -156,7 +161,7 @@ class Inventory:
         return checkpoint
 
     def _hold(self, checkpoint: Checkpoint) -> None:
-        """Make the entries of a full segment, which are in memory, part of their ledgers' sealed entries."""
+        """Move the entries of a full segment from the in-memory tails to their ledgers' sealed entries."""
         checkpoint.place_entries()
         self.index_files.hold(checkpoint)
         for part in checkpoint.ledgers:
@@ -172,20 +177,21 @@ class Inventory:
         ledger.index.has_sealed(sealed)
 
     def sealed_in(self, segment: Segment) -> list[tuple[int, SealedEntries]]:
-        """Return the ledgers that have entries in a full segment, including replaced entries."""
+        """Return the ledgers that have entries in a full segment, with their sealed entries. Entries that were replaced
+        since count too."""
         found = [(each, self.ledgers[each].sealed) for each in sorted(segment.touched & self.ledgers.keys())]
         return [(each, sealed) for each, sealed in found if sealed is not None and sealed.count(segment.file)]
 
     def remove(self, segment: Segment) -> None:
-        """Remove a segment that is no longer needed, because what is needed of it is in others. Its index file may be
-        deleted after this."""
+        """Remove a segment whose needed records are now all in other segments. The caller may then delete its index
+        file."""
         for _, sealed in self.sealed_in(segment):
             sealed.forget(segment.file)
         del self.segments[segment.file]
         self.index_files.forget(segment.file)
 
     def count(self, statistics: Statistics) -> None:
-        """Fill in the statistics that are counted only on demand."""
+        """Update the statistics that are counted only on demand."""
         segments = self.segments.values()
         statistics.ledgers = len(self.ledgers)
         statistics.tombstones = len(self.tombstones)
@@ -200,7 +206,7 @@ class Inventory:
     # Reading the journal back
 
     def load(self, segment: Segment, checkpoint: Checkpoint) -> None:
-        """Apply a segment's checkpoint, which is equivalent to its records."""
+        """Apply a segment's checkpoint, which has the same effect as reading the segment's records."""
         for ledger in checkpoint.dropped:
             self.drop(ledger, tombstone=False)
         self.tombstones.update(checkpoint.tombstones)
@@ -219,8 +225,8 @@ class Inventory:
         self.set_limbo(checkpoint.is_limbo)
 
     def set_limbo(self, is_limbo: bool) -> None:
-        """Set whether records of any ledger may be missing: of those known here at once, and of all others until this
-        is revoked."""
+        """Set whether records of any ledger may be missing. If `is_limbo` is True, all known ledgers go into limbo now,
+        and ledgers seen for the first time do so until this is revoked."""
         self.is_limbo = is_limbo
         for ledger in self.ledgers.values() if is_limbo else ():
             ledger.is_limbo = True
@@ -243,7 +249,7 @@ class Inventory:
         self._seal(self.ledgers[part.ledger], file, part.extents)
 
     def _supersede(self, segment: Segment, part: LedgerPart) -> None:
-        """Find the copies in older segments that the entries of a checkpoint in a former format have replaced."""
+        """Find the copies in older segments that the entries of a checkpoint in an older format have replaced."""
         ledger = self.ledgers[part.ledger]
         for entry in part.entries.columns().entries if part.entries is not None else ():
             if entry <= ledger.index.sealed_last:
@@ -269,8 +275,7 @@ class Inventory:
             self._apply_to_ledger(segment, head, body)
 
     def apply_add(self, segment: Segment, head: RecordHead, body: bytes, offset: int, *, is_good: bool) -> None:
-        """Apply an ADD. A damaged packet still counts as present, so that nobody gets the answer that there is no such
-        entry."""
+        """Apply an ADD. A damaged packet still counts as present, so that the bookie never denies having the entry."""
         ledger = self.known(head.ledger)
         if head.entry > ledger.index.last or self._may_replace(ledger, head, body, is_good=is_good):
             self.stored(segment, ledger, head.entry, offset, head.size)
@@ -305,7 +310,8 @@ class Inventory:
             ledger.is_admitted &= not ledger.is_limbo
 
     def known(self, ledger: int, key: bytes = b"") -> Ledger:
-        """Return the ledger's record, created if there is none. A key is set only if none is known."""
+        """Return the ledger's record, and create it if there is none. `key` is recorded only if the ledger has no key
+        yet."""
         found = self.ledgers.get(ledger)
         if found is None:
             found = self.ledgers[ledger] = Ledger(LedgerId(ledger), b"")

@@ -1,5 +1,5 @@
-"""Judges senders by the key that they present: by what is known here and, if that is not enough, by the ledger's
-metadata, for which the answer waits. fencing.py makes the decisions."""
+"""Judges senders by the key that they present. If this bookie's own records are not enough, the answer waits for the
+ledger's metadata. fencing.py makes the decisions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KEY_MAX = 64
 
 
 class KeyChecks:
-    """The verdicts on keys that are presented to this bookie."""
+    """Checks the keys that senders present to this bookie."""
 
     def __init__(self, inventory: Inventory, admission: LedgerAdmission, refusals: BookieRefusals) -> None:
         self._ledgers = inventory.ledgers
@@ -24,7 +24,7 @@ class KeyChecks:
         self._refusals = refusals
 
     def judge_add(self, ledger: int, key: bytes, recovery: bool) -> WriteVerdict:
-        """Judge an add by what is known here. Return ASK if that is not enough."""
+        """Judge an add from this bookie's own records. Returns ASK if they are not enough."""
         is_tombstoned = ledger in self._tombstones
         return judge_add(self._ledgers.get(ledger), key=key, recovery=recovery, is_tombstoned=is_tombstoned)
 
@@ -39,8 +39,9 @@ class KeyChecks:
 
     # docs/protocol.md B13
     def when_right(self, ledger: int, key: bytes, go_on: Callable[[Status, bool], None]) -> None:
-        """Call `go_on` with OK if the key is the ledger's, as is known here or in the metadata store, otherwise with
-        the refusal; and with True if the metadata store has just confirmed that the ledger's writer may add here."""
+        """Check the key, and call `go_on` with OK or the reason of the refusal. The second argument is True if the
+        metadata store has just confirmed that the ledger's writer may add here. `go_on` is called at once unless the
+        metadata must be read."""
         verdict = judge_key(self._ledgers.get(ledger), key)
         if verdict is not WriteVerdict.ASK:
             self._tell(verdict, False, go_on)

@@ -1,4 +1,4 @@
-"""A bookie's knowledge of one ledger. State without behaviour except its own arithmetic."""
+"""A bookie's knowledge of one ledger. Holds state; the only behaviour is arithmetic on that state."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from kvstore.proto.digest import LAC_HEADER
 from kvstore.types import LedgerId
 
 UNKNOWN_TOP = 1 << 63
-"""A value above every entry: before the first add, nobody has looked which entries the ledger has."""
+"""Value of `top` before the first add, when the highest entry has not been looked up yet. It is greater than every
+entry id."""
 
 
 class LedgerListener(Protocol):
-    """A reader on this node (kvstore.wal.ports.EntryListener). Its methods must not raise."""
+    """A reader on this node that follows a ledger (kvstore.wal.ports.EntryListener). Its methods must not raise."""
 
     def entry_stored(self, entry: int, packet: bytes) -> None: ...
     def lac_raised(self, lac: int) -> None: ...
 
 
 class Ledger:
-    """One ledger on this bookie. Everything in `index` is on disk; what is not on disk yet shows only in
-    `last_group`."""
+    """The state of one ledger on this bookie. Everything in `index` is on disk. Records that are not on disk yet only
+    advance `last_group`."""
 
     __slots__ = (
         "explicit_lac",
@@ -46,18 +47,19 @@ class Ledger:
     def __init__(self, ledger: LedgerId, key: bytes) -> None:
         self.id = ledger
         self.key = key
-        """The master key of the first contact. Senders with another key are refused."""
+        """Master key of the ledger, recorded at first contact. The bookie refuses senders with another key."""
         self.index = EntryIndex()
         self.sealed: SealedEntries | None = None
-        """The part of `index` that is in full segments."""
+        """The entries in full segments, as part of `index`; None if there are none."""
         self.is_fenced = False
-        """True if ordinary adds are refused. Set when the fence is requested, before it is on disk."""
+        """True if the bookie refuses ordinary adds. Set when a fence is requested, before the fence is on disk."""
         self.is_admitted = False
         """True if the metadata store has confirmed that the ledger is open and that its ensembles name this bookie."""
         self.is_limbo = False
-        """True if records may be missing: an entry that is not here is unknown, never absent."""
+        """True if records of this ledger may be missing. An entry that is not stored here is then unknown, never
+        absent."""
         self.lac = -1
-        """The highest known last-add-confirmed, from the headers of entries and from explicit ones."""
+        """The highest known last-add-confirmed, from entry packets and explicit LAC packets; -1 if none is known."""
         self.explicit_lac = b""
         """The last explicit LAC packet as it was received."""
         self.last_group = 0
@@ -66,17 +68,19 @@ class Ledger:
         self.top = UNKNOWN_TOP
         """The highest entry that was ever accepted for storing. An add of a higher one replaces nothing."""
         self.waiters: dict[Callable[[], None], None] = {}
-        """Called once, and removed, when `lac` rises or the ledger is dropped."""
+        """Callbacks that are called once and removed when `lac` rises or the ledger is dropped."""
         self.listeners: tuple[LedgerListener, ...] = ()
-        """Readers on this node, which are notified of every packet once it is on disk, and of `lac`."""
+        """Readers on this node. They are notified of every packet once it is on disk, and whenever `lac` rises."""
         self.tail_file = 0
-        """The segment that is being written, if it has entries of the ledger; `index` has them in memory."""
+        """Number of the segment being written if it has entries of this ledger. `index` keeps those entries in
+        memory."""
         self.superseded: dict[int, int] = {}
-        """Older segments, with the number of bytes that are no longer needed because the current segment has their
+        """Bytes in each older segment that are no longer needed, because the current segment has newer copies of the
         entries."""
 
     def raise_lac(self, lac: int) -> None:
-        """Record a last-add-confirmed, and wake those who wait for it."""
+        """Raise the last-add-confirmed to `lac`, and notify listeners and waiters. Does nothing if `lac` is not
+        higher."""
         if lac <= self.lac:
             return
         self.lac = lac
@@ -86,13 +90,13 @@ class Ledger:
             self.wake()
 
     def wake(self) -> None:
-        """Let every waiter check again."""
+        """Call every waiter once, so that it checks the ledger's state again."""
         waiters, self.waiters = self.waiters, {}
         for waiter in waiters:
             waiter()
 
     def set_explicit_lac(self, body: bytes) -> None:
-        """Keep an explicit LAC packet unless it is older than the current one."""
+        """Keep an explicit LAC packet unless it is older than the current one, and raise the LAC."""
         lac = lac_of(body)
         if not self.explicit_lac or lac >= lac_of(self.explicit_lac):
             self.explicit_lac = body
@@ -100,6 +104,6 @@ class Ledger:
 
 
 def lac_of(body: bytes) -> int:
-    """Return the last-add-confirmed of an explicit LAC packet."""
+    """Return the last-add-confirmed in an explicit LAC packet."""
     lac: int = LAC_HEADER.unpack_from(body)[1]
     return lac

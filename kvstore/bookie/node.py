@@ -1,4 +1,5 @@
-"""One bookie of a node: identity, storage, listener, registration, upkeep. It registers last and unregisters first."""
+"""One bookie of a node: its identity, storage, listener, registration and upkeep. A bookie registers as the last step
+of its start, and unregisters as the first step of its end."""
 
 from __future__ import annotations
 
@@ -33,13 +34,13 @@ log = logging.getLogger(__name__)
 
 # docs/protocol.md B11
 class Bookie:
-    """Stores ledger entries for the cluster that the metadata store describes.
+    """A bookie, which stores ledger entries for the cluster that the metadata store describes.
 
-    `storage` is for the node's own ledger client. The caller must have locked the data directory.
+    The node's own ledger client uses `storage` directly. The caller must hold the lock of the data directory.
     """
 
     id: BookieId
-    """The bookie id, including the incarnation; the name in ensembles. Set by `start`."""
+    """The bookie id, including the incarnation, by which ensembles name this bookie. Set by `start`."""
     storage: AnyStorage
 
     def __init__(
@@ -50,14 +51,14 @@ class Bookie:
         is_ours: IsOurs = none_are_ours,
         is_user: Callable[[Stream], bool] = lambda _: False,
     ) -> None:
-        """`is_ours`: recognizes the cluster's own ledgers, which is impossible without a cluster secret. `is_user`:
-        returns True if a client presents the certificate of a user of the cluster."""
+        """`is_ours` recognizes the cluster's own ledgers, which requires the cluster secret. `is_user` returns True if
+        a client presents the certificate of one of the cluster's users."""
         self._is_ours, self._is_user = is_ours, is_user
         self._env = env
         self._config = config
         self._store = store
         self._opened: AnyStorage | None = None
-        """The storage once it has begun to start; it must be stopped from then on."""
+        """The storage, set before its start begins. It must be stopped from then on."""
         self._service: BookieService | None = None
         self._listener: Listener | None = None
         self._registration: BookieRegistration | None = None
@@ -66,7 +67,8 @@ class Bookie:
         """The upkeep of each directory, once it has started."""
 
     async def start(self) -> None:
-        """Read the disk, listen, register. Raises ConfigError, MetadataError, OSError (the address is in use)."""
+        """Read the disk, start to listen, and register. Takes as long as reading the journal takes. Raises ConfigError,
+        MetadataError, or OSError (for example if the address is in use)."""
         config, env = self._config, self._env
         instance_id = await LayoutStore(self._store).instance_id()
         cluster = ClusterIdentity(self._store, instance_id)
@@ -103,8 +105,8 @@ class Bookie:
 
     # docs/protocol.md A10
     async def _refuse_if_forgotten(self, cookies: CookieStore) -> None:
-        """Raise ConfigError if the bookie was removed since this start began: the command did not see the bookie
-        registered, and does not check again."""
+        """Raise ConfigError if an operator removed the bookie after this start began. The removal did not see the
+        bookie registered, and does not check again."""
         try:
             await cookies.read(self.id)
         except NoSuchNode:
@@ -112,12 +114,12 @@ class Bookie:
 
     @property
     def address(self) -> str:
-        """The address `host:port` that is announced to others."""
+        """The address `host:port` that the bookie announces to others."""
         return self._config.advertise or self.listening
 
     @property
     def listening(self) -> str:
-        """The bound address `host:port`."""
+        """The address `host:port` to which the listener is bound."""
         assert self._listener is not None, "not started"
         return self._listener.address
 
@@ -139,15 +141,15 @@ class Bookie:
             )
 
     def statistics(self) -> dict[str, int | float]:
-        """Return the bookie's counters, up to date."""
+        """Return the bookie's current counters and gauges, by name."""
         return self.storage.refresh_statistics().numbers()
 
     def histograms(self) -> dict[str, Histogram]:
-        """Return the distributions of what has been counted."""
+        """Return the bookie's histograms, by name."""
         return self.storage.refresh_statistics().histograms()
 
     def space(self) -> tuple[int, int]:
-        """Return the bytes that this bookie could use in all, and the free bytes. Raises OSError."""
+        """Return the bytes that this bookie can use in total, and the free bytes. Raises OSError."""
         return self.storage.space()
 
     def directories(self) -> list[DirectoryState]:
@@ -159,21 +161,21 @@ class Bookie:
         return [DirectoryState(path, "", counted.free_bytes, counted.readonly, why)]
 
     def _whole_directories(self) -> list[str]:
-        """Return all directories, or none while one has failed."""
+        """Return all directories, or an empty list while any directory has failed."""
         if isinstance(self.storage, SpreadStorage):
             parts = self.storage.parts
             return [] if any(each.reason for each in parts) else [each.directory.path for each in parts]
         return list(self._config.directories)
 
     def _stored_bytes(self) -> int:
-        """Return the bytes synced so far. Called every few seconds, so it counts nothing."""
+        """Return the number of bytes synced so far. Called every few seconds, so it must be cheap."""
         if isinstance(self.storage, SpreadStorage):
             return sum(part.storage.statistics.synced_bytes for part in self.storage.parts)
         return self.storage.statistics.synced_bytes
 
     def on_damage(self, listener: Callable[[Collection[int]], None]) -> None:
-        """Call `listener` with ledgers whose entries are found damaged here, and now with those that may lack entries
-        since a directory was lost."""
+        """Call `listener` with the ledgers in which damaged entries are found. It is also called once now, with the
+        ledgers that may lack entries because a directory was lost."""
         for each in self.upkeep:
             each.scrubber.on_damage = listener
         if isinstance(self.storage, SpreadStorage):
@@ -181,7 +183,7 @@ class Bookie:
 
     # docs/protocol.md B35
     async def close(self) -> None:
-        """Unregister, close connections, and write nothing more. Everything acknowledged is on disk."""
+        """Unregister, close the connections, and stop writing. Everything acknowledged before is on disk."""
         if self._registration is not None:
             try:
                 await self._registration.stop()

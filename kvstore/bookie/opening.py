@@ -1,4 +1,4 @@
-"""Prepares a bookie's directories for serving after they were read back."""
+"""Prepares a bookie's directories to serve requests, after they were read back."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHARES = (1, 1, 4, 16, 64, 1024)
 
 
 def make_directory(disk: Disk, path: str) -> None:
-    """Create a directory and its parents so that they survive a power cut."""
+    """Create a directory and its parents durably, so that they survive a power failure."""
     disk.mkdir(path)
     if path.startswith("/"):
         disk.sync_dir(path)
@@ -38,8 +38,8 @@ def make_directory(disk: Disk, path: str) -> None:
 def write_unsynced_again(
     found: Replayed, config: BookieConfig, journal: Journal, store_again: Callable[[Ledger, int, bytes], None]
 ) -> None:
-    """Open the journal, and write the records that may not be synced in one group: until that group is on disk as a
-    whole, the former segments keep their records. Raises OSError."""
+    """Open the journal, and write the records that may not be synced again, in one group. The former segments keep
+    their records until the whole group is on disk. Raises OSError."""
     _open(found, journal, config.segment_bytes)
     inventory = found.inventory
     for record in found.again:
@@ -53,8 +53,7 @@ def write_unsynced_again(
 
 # docs/protocol.md B7
 def drop_ends_of_doubts(found: Replayed) -> None:
-    """Remove records that end a former doubt from those that are written again, because the current doubt began
-    later."""
+    """Do not write records again that end an earlier doubt, because the current doubt began later."""
     found.again = [
         each for each in found.again if not (each.head.kind == RecordKind.LIMBO and each.head.flags & CLEARED)
     ]
@@ -62,8 +61,8 @@ def drop_ends_of_doubts(found: Replayed) -> None:
 
 # docs/protocol.md B7
 def renew_doubts(found: Replayed, facts: Facts) -> None:
-    """While all ledgers are in limbo, put the ledgers of the records that were written again in limbo too: they may not
-    have been known when the doubt began, or their admissions were in these records. Raises JournalFull."""
+    """If all ledgers are in limbo, also put the ledgers of the records that were written again in limbo. They may not
+    have been known when the doubt began, or their admissions may have been in these records. Raises JournalFull."""
     if not found.inventory.is_limbo:
         return
     for ledger in sorted({record.head.ledger for record in found.again} & found.inventory.ledgers.keys()):
@@ -72,8 +71,8 @@ def renew_doubts(found: Replayed, facts: Facts) -> None:
 
 # docs/protocol.md B9
 def release_empty_segments(found: Replayed, journal: Journal) -> None:
-    """Record that segments without any record of a ledger are not needed. A series of starts leaves such segments.
-    Otherwise each start takes some space of a full disk, until no start is possible. Raises JournalFull."""
+    """Record that segments without any record of a ledger are not needed. A series of starts leaves such segments
+    behind. Without this, each start takes some space of a full disk, until no start is possible. Raises JournalFull."""
     for segment in _empty(found, but=journal.open_group.segment):
         journal.append(RecordKind.REMOVED, 0, -1, segment.file, b"", use=Use.FACT)
         found.inventory.remove(segment)
@@ -81,16 +80,16 @@ def release_empty_segments(found: Replayed, journal: Journal) -> None:
 
 
 def _empty(found: Replayed, but: Segment | None = None) -> list[Segment]:
-    """Return the segments without any record of a ledger. Return none if anything is in doubt, because unreadable
-    records may have been there."""
+    """Return the segments without any record of a ledger, except `but`. Return none if records may be missing, because
+    unreadable records may have been in such a segment."""
     if found.damage or found.inventory.is_limbo:
         return []
     return [each for _, each in sorted(found.inventory.segments.items()) if not each.touched and each is not but]
 
 
 def _open(found: Replayed, journal: Journal, size: int) -> None:
-    """Open the journal. On a full disk, the former segments first release space that was never written, and a smaller
-    segment is used, so that reads, fences and recovery still work."""
+    """Open the journal. On a full disk, first release the unused space of the former segments and try smaller segments,
+    so that reads, fences and recovery still work."""
     each = 128 if found.inventory.is_limbo else 64  # a record about its ledger may follow
     notes = RECORD_HEADER_SIZE * len(_empty(found))
     for share in SHARES:
@@ -112,8 +111,8 @@ def _open(found: Replayed, journal: Journal, size: int) -> None:
 
 
 def _give_back(found: Replayed) -> None:
-    """Cut the former segments where their readable part ends. A segment after the anchor whose header a crash has
-    prevented is cut at its beginning."""
+    """Cut each former segment where its readable part ends. A segment after the anchor that has no header because of a
+    crash is cut at its beginning."""
     headless = {each: 0 for each in found.leftovers if each.file > found.synced[0] and each not in found.ends}
     for segment, end in (found.ends | headless).items():
         segment.cut(end)
@@ -121,7 +120,7 @@ def _give_back(found: Replayed) -> None:
 
 
 def tidy(found: Replayed, disk: Disk, config: BookieConfig) -> None:
-    """Remove what the new segment replaces, once the segment is known to be on disk. Raises OSError."""
+    """Remove the files that the new segment replaces. The new segment must be on disk. Raises OSError."""
     for segment in found.leftovers:
         segment.remove()
         remove_checkpoint(disk, config.index_dir, segment.file)  # a crash came before it was removed
@@ -145,8 +144,7 @@ def tidy(found: Replayed, disk: Disk, config: BookieConfig) -> None:
 
 # docs/protocol.md B22
 def _listing(checkpoint: Checkpoint, files: list[int]) -> Checkpoint:
-    """Add the segment that this start has begun to the newest checkpoint, because the records of its own segment do not
-    name it."""
+    """Add the segment that this start has begun to the newest checkpoint, whose own segment does not name it."""
     if checkpoint.file == files[-2]:
         checkpoint.files = files
     return checkpoint

@@ -1,5 +1,5 @@
-"""A rate limit for log lines that unauthenticated peers may cause: some lines, then one per second that says how many
-were suppressed."""
+"""A rate limit for log lines that unauthenticated peers can cause. After a burst, it allows one line per second, which
+says how many lines were suppressed."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import asyncio
 import logging
 
 BURST = 20
-"""Number of lines at once after a while without any; one more for each second."""
+"""Maximum number of lines in a burst. The budget grows by one line per second."""
 
 
 class RateLimitedLog:
-    """A rate limit in front of a logger. The events are counted elsewhere."""
+    """Limits the rate of lines to one logger. Suppressed events are only counted in the bookie's statistics."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log

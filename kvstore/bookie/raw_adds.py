@@ -1,5 +1,6 @@
-"""Admits adds that do not come from a ledger's writer, if the operator allows it. Apache's bookie benchmark needs this:
-it creates a ledger, closes it, and then adds to it with a key of zeros and without digests (docs/protocol.md, B28)."""
+"""Admits adds that do not come from a ledger's writer, if the operator allows it. Apache's bookie benchmark needs
+this. It creates a ledger, closes it, and then adds entries with a key of zeros and without digests
+(docs/protocol.md, B28)."""
 
 from __future__ import annotations
 
@@ -32,22 +33,22 @@ BELIEVED_MAX = 1024
 
 
 class OrdinaryAdd(Protocol):
-    """Takes an add as if raw adds were not allowed. Implemented by kvstore.bookie.storage.BookieStorage.add."""
+    """Handles an add as if raw adds were not allowed. Implemented by kvstore.bookie.storage.BookieStorage.add."""
 
     def __call__(self, ledger: int, entry: int, body: bytes, key: bytes, *, recovery: bool, done: Done) -> None: ...
 
 
 def has_no_writer(metadata: LedgerMetadata | None, key: bytes) -> bool:
-    """Return True if no entry of the ledger was ever confirmed or can be, and the sender of this key is not its writer.
-    An id without a ledger does not qualify: it may get a ledger, whose readers present no key and would find foreign
-    entries here."""
+    """Return True if the ledger is closed and empty, so that no entry of it was or will be confirmed, and the sender of
+    this key is not its writer. An id without a ledger does not qualify. A ledger may get this id later, and its
+    readers, who present no key, would find foreign entries here."""
     if metadata is None or master_key(metadata.password) == key:
         return False
     return metadata.state is LedgerState.CLOSED and metadata.last_entry == NO_ENTRY
 
 
 class RawAdds:
-    """The raw adds of one bookie; refused unless `is_on`."""
+    """The raw adds of one bookie. They are refused unless `is_on`."""
 
     def __init__(
         self,
@@ -68,11 +69,12 @@ class RawAdds:
         self._digests, self._admission, self._refusals = digests, admission, refusals
         self._ordinary = ordinary
         self._confirmed_at: dict[int, float] = {}
-        """When the metadata store has confirmed that a ledger has no writer."""
+        """Boot-time clock when the metadata store confirmed that a ledger has no writer, by ledger."""
         self._log = RateLimitedLog(log)
 
     def add(self, ledger: int, entry: int, body: bytes, key: bytes, *, done: Done) -> None:
-        """Store the packet of an ordinary add. The digest of a raw one is unknown."""
+        """Store the packet of an add that is not a recovery add. The digest of a raw add is not verified. An add that
+        is not raw is handled as an ordinary one. `done` gets the same statuses as in BookieStorage.add."""
         if not self._may_be_raw(ledger, entry, body, key):
             self._ordinary(ledger, entry, body, key, recovery=False, done=done)
         elif ledger in self._inventory.ledgers and self._is_believed(ledger):

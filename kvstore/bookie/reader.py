@@ -1,4 +1,5 @@
-"""The reading half of a bookie's storage: entries, last-add-confirmed, long polls. Shows only what is on disk."""
+"""The read side of a bookie's storage: entries, last-add-confirmed and long polls. Shows only entries that are on
+disk."""
 
 from __future__ import annotations
 
@@ -18,23 +19,23 @@ from kvstore.proto.bookkeeper import LAST_ENTRY, Status
 log = logging.getLogger(__name__)
 
 ReadDone = Callable[[Status, int, bytes | None, int], Any]
-"""Called with the status, the entry, the packet, and the highest LAC known here."""
+"""Called with the status, the entry id, the packet or None, and the highest LAC known here (-1 if none)."""
 TURN_S = 0.01
-"""Maximum number of seconds in one event-loop turn for the entries of a batch. If a disk has to seek for each entry,
-adds and the leases of the node's leaders would wait much longer."""
+"""Maximum number of seconds that one batch may spend in an event-loop turn. Without the limit, a disk that seeks for
+each entry would delay adds and the leases of the node's leaders."""
 
 
 def _nothing() -> None:
-    """Do nothing: there is no question to cancel."""
+    """Do nothing; returned if no request is left to cancel."""
 
 
 PLACE_UNKNOWN = (-1, -1)
-"""The place and size of an entry whose index cannot be read now."""
+"""Place and size of an entry whose index cannot be read now."""
 
 
 # docs/protocol.md B2
 class Reader:
-    """Answers reads from the inventory, after the journal's next sync if something is in progress."""
+    """Answers reads from the inventory. A read waits for the journal's next sync if the entry may be in progress."""
 
     def __init__(self, inventory: Inventory, journal: Journal, statistics: Statistics, *, poll_ms_max: int) -> None:
         self._inventory = inventory
@@ -46,7 +47,8 @@ class Reader:
         self._loop = asyncio.get_running_loop()
 
     def read(self, ledger: int, entry: int, done: ReadDone, *, after_all: bool) -> None:
-        """Read one entry. `after_all`: only when everything that was accepted for the ledger before is on disk."""
+        """Read one entry; LAST_ENTRY reads the last one stored. With `after_all`, the answer waits until everything
+        accepted for the ledger before this call is on disk."""
         found = self._ledgers.get(ledger)
         if found is None:
             done(self.absent(None), entry, None, -1)
@@ -57,8 +59,8 @@ class Reader:
 
     # docs/protocol.md B40
     def place(self, ledger: Ledger, entry: int) -> tuple[int, int]:
-        """Return the place and the size of an entry; NOWHERE if it is not here, PLACE_UNKNOWN if its index cannot be
-        read now."""
+        """Return the place and the size in bytes of an entry. Returns NOWHERE if the entry is not stored here, and
+        PLACE_UNKNOWN if its index cannot be read now."""
         try:
             return ledger.index.get(entry)
         except OSError as error:
@@ -68,7 +70,8 @@ class Reader:
             return PLACE_UNKNOWN
 
     def absent(self, ledger: Ledger | None) -> Status:
-        """Return the status for an entry that is not here."""
+        """Return the status for an entry that is not stored here. It is UNKNOWN_LEDGER_STATE if records may be missing,
+        otherwise NO_LEDGER or NO_ENTRY. `ledger` is None if the ledger is unknown here."""
         if ledger.is_limbo if ledger is not None else self._inventory.is_limbo:
             self._statistics.refused_unknown += 1
             return Status.UNKNOWN_LEDGER_STATE
@@ -92,11 +95,12 @@ class Reader:
     def read_on(
         self, ledger: int, entry: int, body: bytes, limits: tuple[int, int], *, passes_over: bool = False
     ) -> list[bytes]:
-        """Return `body`, the packet of `entry`, and those of the following entries that are here, within `limits`
-        (entries, bytes; each packet counts 4 bytes more).
+        """Return `body`, the packet already read for `entry`, and the packets of the entries after it. `limits` are the
+        maximum number of entries and of bytes; each packet counts 4 bytes more than its size.
 
-        An unreadable entry ends the batch; a read that begins with it reports the reason. A missing entry ends it too,
-        unless `passes_over`; then the limit in entries counts ids. A slow disk makes the batch short.
+        An unreadable entry ends the batch; a read that begins with that entry reports the reason. A missing entry ends
+        the batch too, unless `passes_over` is True; the limit in entries then counts ids. The batch also ends after
+        TURN_S, so a slow disk makes it short.
         """
         ids_max, left = limits
         ends_at = self._loop.time() + TURN_S
@@ -119,8 +123,8 @@ class Reader:
         return bodies
 
     def body(self, ledger: int, entry: int, place: int, size: int) -> bytes | None:
-        """Return a stored packet with a valid checksum, or None if it cannot be read as it was written, or cannot be
-        read now."""
+        """Return a stored packet whose checksum is valid. Returns None if the packet is damaged, which is counted and
+        logged, or cannot be read now."""
         if place == PLACE_UNKNOWN[0]:
             return None
         segment = self._inventory.segments.get(place >> OFFSET_BITS)
@@ -142,7 +146,8 @@ class Reader:
         return body
 
     def read_lac(self, ledger: int, *, done: Callable[[Status, bytes | None, bytes | None], Any]) -> None:
-        """Read the last explicit LAC packet and the last entry packet; NO_ENTRY if there is neither."""
+        """Read the last explicit LAC packet and the last entry packet. Either may be None; if both are missing, the
+        status is NO_ENTRY."""
         found = self._ledgers.get(ledger)
         if found is None:
             done(Status.NO_ENTRY if self.absent(None) is Status.NO_LEDGER else self.absent(None), None, None)
@@ -157,8 +162,9 @@ class Reader:
         done(Status.OK, explicit, body)
 
     def long_poll(self, ledger: int, previous_lac: int, timeout_ms: int, *, done: ReadDone) -> Callable[[], None]:
-        """Answer when the LAC has passed `previous_lac`, with the entry after that if it is here, or at the timeout.
-        Return a function that cancels the question: if it still waits, it gets no answer."""
+        """Answer once the LAC has passed `previous_lac`, with the entry after `previous_lac` if it is stored here, or
+        without an entry after `timeout_ms` milliseconds. Return a function that cancels the request; `done` is then not
+        called."""
         found = self._ledgers.get(ledger)
         if found is None:
             done(self.absent(None), LAST_ENTRY, None, -1)
@@ -169,9 +175,9 @@ class Reader:
         return _nothing
 
     def listen(self, ledger: int, listener: LedgerListener) -> Callable[[], None] | None:
-        """Notify `listener` of each packet of the ledger once it is on disk, and of its LAC, beginning with the present
-        LAC. Return a function that ends this, or None if the ledger is unknown here. A ledger that is dropped sends no
-        more notifications."""
+        """Notify `listener` of each packet of the ledger once it is on disk, and of the LAC, starting with the current
+        LAC. Return a function that removes the listener, or None if the ledger is unknown here. A ledger that is
+        dropped sends no more notifications."""
         found = self._ledgers.get(ledger)
         if found is None:
             return None
@@ -216,8 +222,9 @@ class Reader:
         done(Status.OK, LAST_ENTRY if body is None else entry, body, ledger.lac)
 
     def list_entries(self, ledger: int, *, done: Callable[[Status, Sequence[tuple[int, int]]], Any]) -> None:
-        """List the entries here as rising runs (first, count), also for a ledger in limbo: repair must know what is
-        here, and nobody may conclude from a list that an entry was never written (docs/protocol.md, B7, B14)."""
+        """List the ledger's entries stored here, as (first, count) runs in ascending order. A ledger in limbo is listed
+        too, because repair must know which entries are here. No caller may conclude from a list that an entry was never
+        written (docs/protocol.md, B7, B14)."""
         found = self._ledgers.get(ledger)
         if found is None:
             done(self.absent(None), ())

@@ -20,7 +20,7 @@ STATUS_OF = {
 
 
 class BookieRefusals:
-    """The answers to refused requests. Each call counts one refusal."""
+    """Chooses the status that answers a refused request. Each call counts one refusal."""
 
     def __init__(self, journal: Journal, statistics: Statistics) -> None:
         self._journal = journal
@@ -28,7 +28,7 @@ class BookieRefusals:
         self._log = RateLimitedLog(log)
 
     def by(self, verdict: WriteVerdict) -> Status:
-        """Refuse a sender that has no permission, or whose permission is unknown."""
+        """Refuse a sender whose verdict is not ADMIT."""
         self._statistics.refused_fenced += verdict is WriteVerdict.FENCED
         self._statistics.refused_key += verdict is WriteVerdict.WRONG_KEY
         self._statistics.refused_unknown += verdict is WriteVerdict.UNKNOWN
@@ -36,7 +36,8 @@ class BookieRefusals:
 
     # docs/protocol.md B36
     def other_entry(self, ledger: int, entry: int) -> Status:
-        """Refuse a packet because the ledger has another payload of its entry: another writer has this ledger."""
+        """Refuse a packet because the ledger already has another payload for this entry, which means that the ledger
+        has another writer."""
         self._statistics.refused_other_entry += 1
         self._log.emit(
             logging.ERROR,
@@ -47,19 +48,19 @@ class BookieRefusals:
         return Status.FENCED
 
     def unreadable(self) -> Status:
-        """Refuse a packet because the stored copy of its entry cannot be compared with it. It is neither stored nor
-        known to be another writer's."""
+        """Refuse a packet because the stored copy of its entry cannot be compared with it. The bookie neither stores
+        the packet nor blames another writer."""
         self._statistics.refused_unknown += 1
         return Status.IO_ERROR
 
     def no_room(self) -> Status:
-        """Refuse because the disk is full, or too much waits for a sync."""
+        """Refuse a request because the disk is full or too many bytes wait for a sync."""
         if self._journal.is_full:
             self._statistics.refused_readonly += 1
             return Status.READ_ONLY
         return self.overload()
 
     def overload(self) -> Status:
-        """Refuse because too much waits already."""
+        """Refuse a request because too many requests wait already."""
         self._statistics.refused_overload += 1
         return Status.TOO_MANY_REQUESTS

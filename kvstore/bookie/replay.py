@@ -42,28 +42,28 @@ _BLOCK = 4096
 
 @dataclass(slots=True)
 class Replayed:
-    """The directory's contents, and the work that is left before the bookie may answer."""
+    """The content of a journal directory, and the work that remains before the bookie may answer requests."""
 
     inventory: Inventory
     rebuilder: IndexRebuilder
     next_file: int
     next_group: int
     synced: tuple[int, int]
-    """The anchor, and the end of its certified part; zeros if there is none."""
+    """Number of the anchor and the offset at which its certified part ends; zeros if there is no anchor."""
     again: list[ScannedRecord] = field(default_factory=list)
-    """Records to be written again."""
+    """Records that must be written to the new segment."""
     ends: dict[Segment, int] = field(default_factory=dict)
-    """Where the readable part of the anchor and of each segment after it ends."""
+    """Offset at which the readable part ends, for the anchor and each segment after it."""
     leftovers: list[Segment] = field(default_factory=list)
-    """Segments to be removed after that."""
+    """Segments to remove once the records are written again."""
     unreadable: list[Segment] = field(default_factory=list)
-    """Segments to be set aside after that."""
+    """Segments to set aside once the records are written again."""
     checkpoints: list[Checkpoint] = field(default_factory=list)
-    """Missing checkpoints, to be written after that."""
+    """Missing checkpoints to write once the records are written again."""
     damage: list[str] = field(default_factory=list)
-    """Why records of any ledger may be missing."""
+    """Reasons why records of any ledger may be missing."""
     strange: set[int] = field(default_factory=set)
-    """Segments under the names of others, or beside the indexes of others."""
+    """Segments whose file has the name or the index of another segment."""
     damaged_records: int = 0
 
 
@@ -83,8 +83,8 @@ class _File:
 def replay(
     disk: Disk, journal_dir: str, index_dir: str, own_ledgers: OwnLedgers | None = None, *, reserve_bytes: int = 0
 ) -> Replayed:
-    """Read everything back. `reserve_bytes`: free space that rebuilt index files must leave. Raises ConfigError for a
-    format that this version does not know, OSError."""
+    """Read a journal directory back. Rebuilt index files leave `reserve_bytes` bytes of the disk free. Raises
+    ConfigError for a format that this version does not know, and OSError."""
     index_files = IndexFiles(disk, index_dir, journal_dir=journal_dir, reserve_bytes=reserve_bytes)
     return _Replay(disk, journal_dir, Inventory(index_files, own_ledgers)).run()
 

@@ -1,4 +1,4 @@
-"""Small files in a bookie's directories, which are read and replaced as a whole."""
+"""Reads and replaces small files in a bookie's directories, each as a whole."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ _ASIDE = ".new"
 
 
 def contents(disk: Disk, directory: str) -> set[str]:
-    """Return the names of the relevant files: without those of the file system's root and those that a crash left half
-    written."""
+    """Return the names of the files in a directory. Files of the file system's root, and files that a crash left half
+    written, are left out."""
     return {name for name in disk.list(directory) if name != "lost+found" and not name.endswith(_ASIDE)}
 
 
 def read_file(disk: Disk, path: str) -> bytes:
-    """Return the contents of a small file. Raises OSError."""
+    """Return the content of a small file. Raises OSError."""
     file = disk.open(path)
     try:
         return file.read(0, file.size())
@@ -24,9 +24,9 @@ def read_file(disk: Disk, path: str) -> bytes:
 
 
 def replace_file(disk: Disk, path: str, data: bytes) -> None:
-    """Replace a small file as a whole: after a crash there is either the former file or this one. Raises OSError. A
-    failed sync of the new file keeps its errno, because nothing depends on the new file yet and the next attempt writes
-    it again."""
+    """Replace a small file atomically: after a crash, either the former file or the new one exists. Raises OSError. If
+    the sync of the new file fails, the error keeps its errno, because nothing depends on the new file yet and the
+    caller may retry."""
     directory, _, name = path.rpartition("/")
     aside = f"{directory}/{name}{_ASIDE}"
     file = disk.open(aside, create=True)

@@ -60,7 +60,7 @@ LAC_MAX = 1024
 
 
 class BookieStorage:
-    """The ledgers on this bookie's disk."""
+    """The ledgers on one bookie's disk, and every operation on them."""
 
     journal: Journal
     facts: Facts
@@ -78,15 +78,16 @@ class BookieStorage:
         *,
         admission: LedgerAdmission | None = None,
     ) -> None:
-        """`admission`: the bookie's, if this is the storage in one of its directories."""
+        """Prepare the storage without touching the disk; call `start` next. A bookie with several directories has one
+        storage for each and passes its own `admission`, which they share."""
         self.statistics = Statistics()
         self.own_ledgers = own_ledgers or OwnLedgers()
         self.inventory = Inventory(IndexFiles(env.disk, config.index_dir))
         self.bookie = bookie
         self.sync_gate = BackpressureGate()
-        """Shut for all clients of other nodes while too much waits for a sync."""
+        """Closed to all clients on other nodes while too many bytes wait for a sync."""
         self.metadata_gate = BackpressureGate()
-        """Shut for requests that `may_ask` while too much waits for the metadata."""
+        """Closed to requests for which `may_ask` is True while too many requests wait for the metadata store."""
         self.admission = admission or LedgerAdmission(
             authority, bookie, env.nursery, self.statistics, self.metadata_gate
         )
@@ -102,9 +103,11 @@ class BookieStorage:
     # Lifecycle
 
     async def start(self, doubts: Sequence[str] = ()) -> None:
-        """Read the disk back and prepare it. Raises ConfigError, OSError.
+        """Read the journal and the index back from disk, and prepare the disk for writing. Raises ConfigError, or
+        OSError if the disk fails or is full.
 
-        `doubts`: why records may be missing although the disk looks intact.
+        Each string in `doubts` is a reason why records may be missing although the disk looks intact. If there is one,
+        every ledger goes into limbo: a missing entry then counts as unknown instead of absent.
         """
         try:
             await self._start(doubts)
@@ -184,23 +187,24 @@ class BookieStorage:
         )
 
     async def synced(self) -> None:
-        """Return when everything accepted before is on disk."""
+        """Wait until everything accepted before this call is on disk."""
         done = self._loop.create_future()
         self.journal.barrier(lambda: None if done.done() else done.set_result(None))
         await done
 
     def on_readonly(self, listener: Callable[[bool], None]) -> None:
-        """Call `listener` when the bookie becomes read-only or writable again."""
+        """Call `listener` with True when the bookie becomes read-only, and with False when it becomes writable again. A
+        second call replaces the listener."""
         self._on_readonly = listener
 
     @property
     def is_readonly(self) -> bool:
-        """True if ordinary adds are refused, because only the reserve of the disk is left."""
+        """True if the bookie refuses ordinary adds because only the reserve of the disk is left."""
         return self.journal.is_full
 
     @property
     def takes_copies(self) -> bool:
-        """True if recovery adds are accepted. A read-only bookie accepts them as long as the reserve allows."""
+        """True if the bookie accepts recovery adds. A read-only bookie accepts them while the reserve has space."""
         return self.journal.has_room(Use.COPY, 0)
 
     def _rolled(self, segment: Segment) -> None:
@@ -210,8 +214,8 @@ class BookieStorage:
 
     # docs/protocol.md B31
     def _lost(self, ledger: int) -> None:
-        """Record that entries of a ledger may be missing. If there is no space for that, the next start finds the
-        damage again."""
+        """Record durably that entries of a ledger may be missing. If the journal has no space for that record, the next
+        start finds the damage again."""
         with suppress(JournalFull):
             self.facts.set_limbo(self.inventory.ledgers[ledger], True)
 
@@ -224,16 +228,16 @@ class BookieStorage:
             self.sync_gate.open(self.adds)
 
     def space(self) -> tuple[int, int]:
-        """Return the bytes that this bookie could use in all, and the free bytes."""
+        """Return the bytes that this bookie can use in total, and the free bytes. Raises OSError."""
         free = self.free_bytes()
         return free + sum(segment.capacity for segment in self.inventory.segments.values()), free
 
     def free_bytes(self) -> int:
-        """Return the free bytes in the journal's directory. Raises OSError."""
+        """Return the free bytes in the file system of the journal directory. Raises OSError."""
         return self._env.disk.free_bytes(self._config.journal_dir)
 
     def refresh_statistics(self) -> Statistics:
-        """Fill in the statistics that are counted only on demand."""
+        """Update the statistics that are counted only on demand, and return all statistics."""
         self.inventory.count(self.statistics)
         with suppress(OSError):  # the disk may have failed
             self.statistics.free_bytes = self.free_bytes()
@@ -241,7 +245,8 @@ class BookieStorage:
 
     # docs/protocol.md B35
     def stop(self) -> None:
-        """Write nothing more. Unreported records may or may not be on disk. A second call does nothing."""
+        """Stop writing and close all files. Records whose `done` was not called may or may not be on disk. Calling it
+        again does nothing."""
         if hasattr(self, "journal"):  # otherwise the disk could not even be read back
             self.journal.certify()
             self.journal.stop()
@@ -253,15 +258,16 @@ class BookieStorage:
 
     # docs/protocol.md B12
     def may_ask(self, ledger: int, key: bytes, body: bytes | None = None, *, is_writers: bool = False) -> bool:
-        """Return True if a request with this key may have to wait for the metadata store: a fence, a packet, or an
-        ordinary add of the ledger's writer."""
+        """Return True if a request with this key may have to wait for the metadata store. Such a request is a fence, a
+        packet (`body`), or an ordinary add of the ledger's writer (`is_writers`)."""
         if body is not None and not (proves_itself(body) or lac_proves_itself(body) or self.digests.knows(ledger, key)):
             return True
         return self._keys.may_ask(ledger, key, is_writers=is_writers)
 
     def add(self, ledger: int, entry: int, body: bytes, key: bytes, *, recovery: bool, done: Done) -> None:
-        """Store an entry packet. `done` gets OK once the packet is on disk, or FENCED, UNAUTHORIZED, READ_ONLY,
-        TOO_MANY_REQUESTS, …"""
+        """Store an entry packet. `done` gets OK once the packet is on disk, otherwise the reason of the refusal:
+        BAD_REQUEST, FENCED, UNAUTHORIZED, READ_ONLY, TOO_MANY_REQUESTS and others. A recovery add is accepted on a
+        fenced ledger."""
         size = len(body)
         if size < HEADER.size or size > PACKET_MAX or not 0 < len(key) <= KEY_MAX:
             done(Status.BAD_REQUEST)
@@ -288,8 +294,8 @@ class BookieStorage:
         self.digests.judge(ledger, key, len(body), check, judged)
 
     def write_lac(self, ledger: int, body: bytes, key: bytes, *, done: Done) -> None:
-        """Keep an explicit LAC packet with a valid digest. Readers see it at once, because it only reports what others
-        have stored."""
+        """Keep an explicit LAC packet whose digest is valid. Readers see it before it is on disk, because it only
+        reports which entries other bookies have stored."""
         if not LAC_HEADER.size <= len(body) <= LAC_MAX or LAC_HEADER.unpack_from(body)[0] != ledger or ledger < 0:
             done(Status.BAD_REQUEST)
             return
@@ -307,16 +313,17 @@ class BookieStorage:
         self.digests.judge(ledger, key, len(body), check, judged)
 
     def force(self, ledger: int, *, done: Done) -> None:
-        """Call `done` with OK once everything accepted before is on disk."""
+        """Call `done` with OK once everything accepted before this call is on disk."""
         self.journal.barrier(lambda: done(Status.OK))
 
     # Reading
 
     def read(self, ledger: int, entry: int, *, key: bytes | None = None, fence: bool = False, done: ReadDone) -> None:
-        """Read one entry (LAST_ENTRY: the last one stored).
+        """Read one entry; LAST_ENTRY reads the last one stored. `done` gets the status, the entry id, the packet or
+        None, and the highest LAC known here. NO_LEDGER and NO_ENTRY are definite answers.
 
         With `fence`, the ledger is fenced permanently, and the fence is on disk before any answer. A fencing read waits
-        for everything accepted before, then sees it. NO_LEDGER and NO_ENTRY are definite.
+        until everything accepted before it is on disk, and sees it.
         """
         self.statistics.reads += 1
         if entry < LAST_ENTRY or ledger < 0:
@@ -333,13 +340,13 @@ class BookieStorage:
     def read_on(
         self, ledger: int, entry: int, body: bytes, limits: tuple[int, int], *, passes_over: bool = False
     ) -> list[bytes]:
-        """Return the packet read of an entry, and those of the following entries that are here, within `limits`
-        (entries, bytes)."""
+        """Return `body`, the packet already read for `entry`, and the packets of the entries after it. `limits` are the
+        maximum number of entries and of bytes; see Reader.read_on."""
         return self.reader.read_on(ledger, entry, body, limits, passes_over=passes_over)
 
     # docs/protocol.md L5
     def _fence_and_read(self, ledger: int, entry: int, key: bytes, done: ReadDone, status: Status, _: bool) -> None:
-        """Fence, then read. The fence is on disk once the ledger's `last_group` is."""
+        """Fence the ledger, then read. The fence is on disk once the journal has synced the ledger's `last_group`."""
         if ledger in self.inventory.tombstones:
             status = Status.NO_LEDGER  # it was deleted while its metadata was read
         if status is Status.OK:
@@ -350,19 +357,21 @@ class BookieStorage:
             done(status, entry, None, -1)
 
     def read_lac(self, ledger: int, *, done: Callable[[Status, bytes | None, bytes | None], Any]) -> None:
-        """Read the last explicit LAC packet and the last entry packet; NO_ENTRY if there is neither."""
+        """Read the last explicit LAC packet and the last entry packet. Either may be None; if both are missing, the
+        status is NO_ENTRY."""
         self.reader.read_lac(ledger, done=done)
 
     def long_poll(self, ledger: int, previous_lac: int, timeout_ms: int, *, done: ReadDone) -> Callable[[], None]:
-        """Answer when the LAC has passed `previous_lac`, with the entry after that if it is here, or at the timeout.
-        Return a function that cancels the question."""
+        """Answer once the LAC has passed `previous_lac`, with the entry after `previous_lac` if it is stored here, or
+        without an entry after `timeout_ms` milliseconds. Return a function that cancels the request."""
         return self.reader.long_poll(ledger, previous_lac, timeout_ms, done=done)
 
     def listen(self, ledger: int, listener: LedgerListener) -> Callable[[], None] | None:
-        """Notify `listener` of what is stored of the ledger from now on. Return a function that ends this, or None if
-        the ledger is unknown here."""
+        """Notify `listener` of everything stored of the ledger from now on. Return a function that removes the
+        listener, or None if the ledger is unknown here."""
         return self.reader.listen(ledger, listener)
 
     def list_entries(self, ledger: int, *, done: Callable[[Status, Sequence[tuple[int, int]]], Any]) -> None:
-        """List the entries here as rising runs (first, count)."""
+        """List the ledger's entries stored here. `done` gets the status, and the entries as (first, count) runs in
+        ascending order."""
         self.reader.list_entries(ledger, done=done)

@@ -19,23 +19,23 @@ from kvstore.bookie.reader import Reader
 
 
 class Copy(Enum):
-    """The state of a ledger's copy of an entry, compared with a new packet of the entry."""
+    """The stored copy of an entry, compared with a new packet for the entry."""
 
     NONE = auto()
     IDENTICAL = auto()
-    """The copy equals this packet, and is on disk."""
+    """The copy is identical to the packet, and is on disk."""
     IDENTICAL_SOON = auto()
-    """The copy equals this packet, and is on disk once the ledger's `last_group` is."""
+    """The copy is identical to the packet, and will be on disk once the ledger's `last_group` is synced."""
     SAME = auto()
-    """The copy has the packet's payload and another last-add-confirmed."""
+    """The copy has the same payload as the packet, but another last-add-confirmed."""
     OTHER = auto()
     """The copy has another payload."""
     DAMAGED = auto()
-    """The stored bytes are not as they were written. The packet has their size."""
+    """The stored bytes are damaged. The packet has the same size."""
 
 
 class StoredCopies:
-    """The entries that the ledgers of one directory have, on disk or in a journal group that is not synced yet."""
+    """The entries of the ledgers in one directory, on disk or in a journal group that is not synced yet."""
 
     def __init__(self, inventory: Inventory, journal: Journal, reader: Reader, digests: Digests) -> None:
         self._segments = inventory.segments
@@ -43,11 +43,11 @@ class StoredCopies:
         self._reader = reader
         self._digests = digests
         self.shown: JournalGroup | None = None
-        """The group that is synced and is being added to the inventory now."""
+        """The synced group that is being added to the inventory now."""
 
     def compare(self, ledger: Ledger, entry: int, packet: bytes) -> Copy:
         """Compare `packet` with the ledger's copy of the entry. Reads the disk if there is a copy. Raises OSError if
-        the copy cannot be read now, but may be intact."""
+        the copy cannot be read now but may be intact."""
         waiting = self.waiting(ledger, entry)
         if waiting is not None:
             return Copy.IDENTICAL_SOON if waiting == packet else self._judge(ledger, waiting, packet)
@@ -62,14 +62,14 @@ class StoredCopies:
         return Copy.IDENTICAL if body == packet else self._judge(ledger, body, packet)
 
     def waiting(self, ledger: Ledger, entry: int) -> bytes | None:
-        """Return the packet of the entry that waits for a sync, or None."""
+        """Return the entry's packet in a group that is not synced yet, or None."""
         if ledger.last_group <= self._journal.synced_group and self.shown is None:
             return None
         groups = self._journal.unreported() if self.shown is None else [self.shown, *self._journal.unreported()]
         return next((body for each in reversed(groups) if (body := each.packet(ledger, entry)) is not None), None)
 
     def _read(self, ledger: Ledger, entry: int, place: int, size: int) -> bytes | None:
-        """Return the stored packet, or None if it is damaged. Raises OSError if the error says nothing about it."""
+        """Return the stored packet, or None if it is damaged. Raises OSError if the error does not prove damage."""
         segment = self._segments.get(file_of(place))
         body = segment and segment.read_certainly(place & OFFSET_MASK, size, ledger=ledger.id, entry=entry)
         return body or self._reader.body(ledger.id, entry, place, size)  # which counts the damage

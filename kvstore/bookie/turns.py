@@ -1,4 +1,4 @@
-"""A fair queue for long work: one piece per turn of the event loop, and one owner after the other."""
+"""A fair queue for long work: it starts one piece per turn of the event loop, and takes turns between owners."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections import deque
 from collections.abc import Callable, Hashable
 
 Piece = Callable[[Callable[[], None]], None]
-"""A piece of work, which gets a function to call, once, when it has ended."""
+"""A piece of work. It receives a function that it must call once when it has ended."""
 
 
 class FairQueue:
-    """A queue that begins each piece after the former one has ended, so that other tasks run in between."""
+    """A queue that starts each piece after the previous one has ended, so that other tasks can run in between."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()

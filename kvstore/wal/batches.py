@@ -1,9 +1,10 @@
-"""Reads several entries of one bookie at once, by the batched read of version 2 of the BookKeeper protocol.
+"""Reads several entries from one bookie at once, with the batched read of version 2 of the BookKeeper protocol.
 
-Version 3 has no such call. Apache's bookies answer it from 4.17 on, and so do ours. But on a connection that has spoken
-version 2 they understand nothing else. So batched reads have a connection of their own, which is opened when it is
-first needed, and adds never wait behind large answers. A bookie that does not know the call closes the connection or
-never answers. It gets no batched reads for a while then, and its entries are read one by one (docs/protocol.md T12).
+Version 3 has no such call. Apache's bookies support it from version 4.17, and kvstore's bookies support it too. On a
+connection that has used version 2, however, they understand nothing else. Batched reads therefore have their own
+connection, which is opened when it is first needed, and adds never wait behind large answers. A bookie that does not
+know the call closes the connection or never answers. It is then sent no batched reads for a while, and its entries are
+read one by one (docs/protocol.md T12).
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ from kvstore.types import BookieId
 from kvstore.wal.connection import Connection, settle
 
 TIMEOUT_S = 0.25
-"""Seconds to wait for a batch. The caller has other bookies to ask, and in this time a batch of the usual size crosses
-any reasonable network."""
+"""Seconds to wait for a batch. The caller can ask other bookies, and a batch of the usual size crosses any reasonable
+network within this time."""
 FORGOTTEN_S = 5.0
-"""Seconds that an answer may be late before the connection checks whether it is dead."""
+"""Seconds after which the connection checks whether the bookie is dead because an answer is missing."""
 REST_MIN_S = 1.0
 REST_MAX_S = 60.0
-"""Maximum number of seconds without batched reads after a failed one. The pause doubles with each failure, and ends
+"""Maximum number of seconds without batched reads after a failure. The pause doubles with each failure. It is bounded
 because the bookie may have been upgraded."""
 _NOT_HERE = (Status.NO_ENTRY, Status.NO_LEDGER, Status.IO_ERROR, Status.TOO_MANY_REQUESTS)
-"""The first entry cannot be given now. A read of that entry alone finds out why."""
+"""Statuses of a bookie that cannot return the first entry now. A read of that entry alone finds out why."""
 
 
 class Batches:
-    """The batched reads of one bookie."""
+    """The batched reads from one bookie."""
 
     def __init__(self, bookie: BookieId, connection: Connection, clock: Clock) -> None:
         self._bookie = bookie
@@ -42,7 +43,8 @@ class Batches:
         self._rests_until = 0.0
 
     async def ask(self, asked: BatchRead) -> list[bytes]:
-        """Return the packets that the bookie gives, perhaps none. Raises BookieError."""
+        """Return the packets that the bookie returns, possibly none; their digests are not verified. Raises BookieError
+        after TIMEOUT_S, if the bookie does not support batched reads, or during the pause after such a failure."""
         if self._clock.now() < self._rests_until:
             raise BookieError(f"{self._bookie}: gave no batch a moment ago")
         try:
@@ -60,8 +62,8 @@ class Batches:
         return packets
 
     async def _answer(self, asked: BatchRead) -> BookieResponse:
-        """Ask, and wait for the answer. If the caller stops waiting, the question stays with the connection, which then
-        notices whether the bookie is silent."""
+        """Send the request and wait for the answer. If the caller is cancelled, the request stays outstanding, so that
+        the connection notices a silent bookie."""
         answered: asyncio.Future[BookieResponse | BookieError] = asyncio.get_running_loop().create_future()
         done = partial(settle, answered)
         self._connection.call(lambda txn: encode_batch_read(asked._replace(request=txn)), FORGOTTEN_S, done)
@@ -71,7 +73,7 @@ class Batches:
         return answer
 
     def close(self) -> None:
-        """Fail the outstanding reads."""
+        """Close the connection. Outstanding reads fail."""
         self._connection.close()
 
     def _rest(self) -> None:

@@ -1,4 +1,5 @@
-"""All bookies by id: the node's own by plain calls, each of the others over one connection."""
+"""Clients of all bookies, by id. The node's own bookie is called directly; each other bookie has its own
+connections."""
 
 from __future__ import annotations
 
@@ -26,9 +27,9 @@ T = TypeVar("T")
 
 READ_TIMEOUT_S = 5.0
 REFUSAL_S = 60.0
-"""Seconds for which a refused connection is reported, unless the next one is accepted."""
+"""Seconds for which a refused connection is reported, unless a later connection is accepted."""
 LONG_POLL_GRACE_S = 2.0
-"""Seconds that a long poll may be answered later than it asked for."""
+"""Seconds by which the answer to a long poll may exceed the requested timeout."""
 AllDone = Callable[[EntryId, BookieId, StoreError | None], None]
 PollDone = Callable[[ReadAnswer | BookieError], None]
 LacDone = Callable[[EntryId | BookieError], None]
@@ -36,7 +37,8 @@ _ABSENT = (Status.NO_ENTRY, Status.NO_LEDGER)
 
 
 class BookieClients:
-    """A BookieClient (kvstore.wal.ports). `address` returns where a bookie listens, or None if that is unknown."""
+    """The clients of all bookies; implements BookieClient in kvstore.wal.ports. `address` returns the `host:port` of a
+    bookie, or None if it is unknown. Connections are opened when they are first needed."""
 
     def __init__(
         self,
@@ -46,13 +48,13 @@ class BookieClients:
         own: tuple[BookieId, LocalBookie] | None = None,
         cluster: str = "",
     ) -> None:
-        """`cluster`: the instance id of our cluster, which bookies compare with their own (docs/protocol.md B32);
-        empty: it is not sent."""
+        """`own` is the id and the storage of this node's bookie, if it has one. `cluster` is the instance id of this
+        cluster, which bookies compare with their own (docs/protocol.md B32); an empty string is not sent."""
         self.cluster = cluster
         self.own: BookieId | None = own[0] if own else None
         self._next_txn = chain.from_iterable(repeat(range(1, TXN_END))).__next__
-        """Shared by all connections, so that a request to several bookies is the same frame for all of them. A number
-        is reused when its request was answered or abandoned long ago."""
+        """Shared by all connections, so that a request to several bookies is encoded once. A number is reused only long
+        after its request was answered or abandoned."""
         self._env = env
         self._address = address
         self._clients: dict[BookieId, _Local | _Remote] = {own[0]: _Local(*own)} if own else {}
@@ -96,13 +98,13 @@ class BookieClients:
             own.storage.add(ledger, entry, packet, key, recovery=recovery, done=partial(own.added, entry, done))
 
     def write_lac(self, bookie: BookieId, ledger: LedgerId, key: bytes, body: bytes, lac: EntryId) -> None:
-        """Send the last confirmed entry to a bookie; best effort."""
+        """Send an explicit LAC packet to a bookie; see BookieClient."""
         self._at(bookie).write_lac(ledger, key, body, lac)
 
     async def read(
         self, bookie: BookieId, ledger: LedgerId, entry: EntryId, *, fence_key: bytes | None = None, priority: int = 0
     ) -> ReadAnswer:
-        """Read one entry, and fence the ledger first if a key is given; see BookieClient."""
+        """Read one entry, and fence the ledger first if `fence_key` is given; see BookieClient."""
         answer = await self._at(bookie).read(ledger, entry, fence_key, priority)
         return _read_answer(bookie, entry, answer)
 
@@ -116,7 +118,7 @@ class BookieClients:
         fence_key: bytes | None = None,
         priority: int = 0,
     ) -> Sequence[bytes]:
-        """Return packets of some of the entries; see BookieClient."""
+        """Return packets of some of `entries`; see BookieClient."""
         asked = BatchRead(ledger, entries.start, 0, len(entries), bytes_max, fence_key, priority > 0, passes_over=True)
         return await self._at(bookie).read_batch(asked)
 
@@ -130,24 +132,25 @@ class BookieClients:
         return found
 
     def ask_lac(self, bookie: BookieId, ledger: LedgerId, digest: EntryDigest, done: LacDone) -> None:
-        """Ask for the last-add-confirmed without a task; see BookieClient."""
+        """Request the last-add-confirmed without the cost of a task; see BookieClient."""
         self._at(bookie).read_lac(ledger, partial(_lac_said, bookie, ledger, digest, done))
 
     def long_poll(
         self, bookie: BookieId, ledger: LedgerId, previous_lac: EntryId, timeout_ms: int, done: PollDone
     ) -> None:
-        """Wait for the LAC to pass `previous_lac`; see BookieClient."""
+        """Wait until the LAC passes `previous_lac`; see BookieClient."""
         self._at(bookie).long_poll(ledger, previous_lac, timeout_ms, partial(_polled, bookie, done))
 
     def refusals(self) -> dict[BookieId, str]:
-        """Return why bookies have lately refused connections of this process, by bookie."""
+        """Return the bookies that have refused connections of this process within the last REFUSAL_S seconds, each with
+        its reason."""
         since = self._env.clock.now() - REFUSAL_S
         remote = {bookie: each.connection for bookie, each in self._clients.items() if isinstance(each, _Remote)}
         found = {bookie: each.refusal[0] for bookie, each in remote.items() if each.refusal[1] >= since}
         return {bookie: reason for bookie, reason in sorted(found.items()) if reason}
 
     def listen(self, ledger: LedgerId, listener: EntryListener) -> Callable[[], None] | None:
-        """Listen to what the node's own bookie stores; see BookieClient."""
+        """Notify `listener` of everything that the node's own bookie stores of the ledger; see BookieClient."""
         own = self._clients.get(self.own) if self.own is not None else None
         return own.listen(ledger, listener) if isinstance(own, _Local) else None
 
@@ -160,11 +163,11 @@ class BookieClients:
         return await self._at(bookie).newest_ledger()
 
     async def space(self, bookie: BookieId) -> tuple[int, int]:
-        """Return the usable bytes of the bookie's disks, and the free bytes. Raises BookieError."""
+        """Return the total and the free bytes of the bookie's disks. Raises BookieError."""
         return await self._at(bookie).space()
 
     def close(self) -> None:
-        """Fail the outstanding requests, and send nothing more."""
+        """Close all connections. Outstanding and later requests fail with BookieError."""
         for client in self._clients.values():
             if isinstance(client, _Remote):
                 client.connection.close()
@@ -178,7 +181,7 @@ class BookieClients:
         return found
 
     def _connection(self, bookie: BookieId) -> Connection:
-        """Create a connection, which connects when it is first needed."""
+        """Create a connection object, which connects when it is first used."""
         env = self._env
         return Connection(
             bookie,
@@ -193,7 +196,7 @@ class BookieClients:
 
 
 class _Remote:
-    """A bookie behind its connections."""
+    """A bookie on another node, reached through its connections."""
 
     def __init__(self, bookie: BookieId, connection: Connection, batches: Batches) -> None:
         self.connection, self.batches = connection, batches
@@ -245,7 +248,7 @@ class _Remote:
 
 
 class _Local:
-    """The node's own bookie. Its answers take the form that the wire gives."""
+    """The node's own bookie. Its answers have the same form as answers from the network."""
 
     def __init__(self, bookie: BookieId, storage: LocalBookie) -> None:
         self._bookie = bookie
@@ -253,7 +256,7 @@ class _Local:
         self._loop = asyncio.get_running_loop()
 
     def added(self, entry: EntryId, done: AllDone, status: int) -> None:
-        """Report the result of an add to `done`."""
+        """Translate the status of an add into the error that `done` expects."""
         done(entry, self._bookie, None if status == 0 else error_of(self._bookie, status))
 
     def write_lac(self, ledger: LedgerId, key: bytes, body: bytes, lac: EntryId) -> None:

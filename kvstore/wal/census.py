@@ -1,8 +1,8 @@
 """Counts the copies that ledgers have on registered bookies. Decides only.
 
-Status, dashboard, metrics and commands take their numbers from here. A census reads only metadata and registrations. So
-it covers the ledgers of every writer, and needs no ledger's password. It does not know which entries a registered
-bookie has lost: a scrub, the auditor's check of entries and `kvstore fsck` find those.
+Status, dashboard, metrics and commands take their numbers from here. A census reads only metadata and registrations. It
+therefore covers the ledgers of every writer, and needs no ledger's password. It does not know which entries a
+registered bookie has lost; a scrub, the auditor's check of entries and `kvstore fsck` find those.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from kvstore.wal.creator import owner_of
 
 
 class LedgerKind(NamedTuple):
-    """The properties of a ledger that its copies depend on. Most ledgers of a cluster share a few kinds."""
+    """The properties of a ledger that determine how many copies it has. Most ledgers of a cluster share a few kinds."""
 
     ensembles: tuple[tuple[BookieId, ...], ...]
     """The distinct ensembles that hold entries."""
     written: tuple[BookieId, ...]
-    """The ensemble that a leader writes to, which may hold no entry yet; empty for other ledgers. Nothing is counted as
-    missing there: the leader knows what is missing, and a ledger that it created ahead or abandoned is not
+    """The ensemble that a leader writes to, which may hold no entry yet; empty for other ledgers. Missing copies there
+    are not counted. The leader itself tracks them, and a ledger that a leader created ahead or abandoned is not
     under-replicated."""
     quorum: Quorum
     is_closed: bool
@@ -32,28 +32,30 @@ class LedgerKind(NamedTuple):
 
 
 class Shortage:
-    """The under-replicated ledgers while only `present` bookies are registered."""
+    """The number of under-replicated ledgers, under the assumption that only the bookies in `present` are
+    registered."""
 
     def __init__(self, present: Collection[BookieId]) -> None:
         self.lacking = self.lacking_foreign = 0
-        """Number of ledgers that name an unregistered bookie, and number of those that no partition writes."""
+        """Number of ledgers that name an unregistered bookie, and how many of them no partition of this cluster
+        writes."""
         self.at_risk = 0
-        """Number of ledgers with entries that have fewer copies than the ack quorum."""
+        """Number of ledgers in which some entries have fewer copies than the ack quorum."""
         self.lacking_at: Counter[BookieId] = Counter()
-        """Number of under-replicated ledgers by the unregistered bookie that causes it."""
+        """Number of under-replicated ledgers, by the unregistered bookie whose copies are missing."""
         self.closed: Counter[BookieId] = Counter()
-        """Number of closed ledgers that name each unregistered bookie."""
+        """Number of closed ledgers that name the bookie, by unregistered bookie."""
         self.open: Counter[BookieId] = Counter()
-        """Number of ledgers that are not closed and name each unregistered bookie."""
+        """Number of ledgers not yet closed that name the bookie, by unregistered bookie."""
         self._present = present
 
     @property
     def away(self) -> list[BookieId]:
-        """The unregistered bookies that ledgers name, sorted."""
+        """The unregistered bookies that ledgers name, sorted by id."""
         return sorted({*self.closed, *self.open})
 
     def add(self, kind: LedgerKind, ledgers: int) -> None:
-        """Count `ledgers` ledgers of one kind."""
+        """Count `ledgers` ledgers of the same kind."""
         gone = {bookie for ensemble in kind.ensembles for bookie in ensemble}.difference(self._present)
         for bookie in gone.union(kind.written).difference(self._present):
             (self.closed if kind.is_closed else self.open)[bookie] += ledgers
@@ -67,23 +69,24 @@ class Shortage:
 
 
 class Census:
-    """The ledgers of a cluster by kind. Its size grows with the kinds, not with the ledgers."""
+    """A count of a cluster's ledgers by kind. Its memory grows with the number of kinds, not with the number of
+    ledgers."""
 
     def __init__(self) -> None:
         self.ledgers = self.foreign = 0
-        """Ledgers in all; those of them that no partition writes."""
+        """Number of ledgers counted, and how many of them no partition of this cluster writes."""
         self.unreadable = 0
-        """Ledgers whose metadata cannot be read, which `ledgers` does not include."""
+        """Number of ledgers whose metadata cannot be read. `ledgers` does not include them."""
         self._kinds: Counter[LedgerKind] = Counter()
 
     @property
     def kinds(self) -> Mapping[LedgerKind, int]:
-        """Each kind with its number of ledgers."""
+        """The number of ledgers of each kind."""
         return self._kinds
 
     @property
     def named(self) -> frozenset[BookieId]:
-        """The bookies that any ledger names."""
+        """The bookies that at least one ledger names."""
         return frozenset(
             bookie for kind in self._kinds for ensemble in (*kind.ensembles, kind.written) for bookie in ensemble
         )
@@ -96,7 +99,8 @@ class Census:
         self._kinds[kind] += 1
 
     def shortage(self, present: Collection[BookieId]) -> Shortage:
-        """Return the under-replicated ledgers while only `present` bookies are registered."""
+        """Return the under-replicated ledgers if only `present` bookies are registered. The cost grows with the number
+        of kinds."""
         found = Shortage(present)
         for kind, ledgers in self._kinds.items():
             found.add(kind, ledgers)
@@ -104,7 +108,7 @@ class Census:
 
 
 def kind_of(metadata: LedgerMetadata) -> LedgerKind:
-    """Return the kind of a ledger. The ensemble of a fragment without entries is left out."""
+    """Return the kind of a ledger. Ensembles of fragments without entries are left out."""
     is_closed, is_foreign = metadata.state is LedgerState.CLOSED, owner_of(metadata) is None
     quorum, fragments = metadata.quorum, metadata.fragments
     written: tuple[BookieId, ...] = ()
@@ -117,37 +121,41 @@ def kind_of(metadata: LedgerMetadata) -> LedgerKind:
 
 
 def _shown(ensemble: tuple[BookieId, ...], quorum: Quorum) -> tuple[BookieId, ...]:
-    """Return the ensemble; sorted unless entries are striped over it, which is the only case in which order matters."""
+    """Return the ensemble in a form that equal ensembles share. The order of bookies matters only if entries are
+    striped; otherwise the ensemble is sorted."""
     return ensemble if quorum.write < quorum.ensemble else tuple(sorted(ensemble))
 
 
 def _is_short(ensemble: tuple[BookieId, ...], gone: Collection[BookieId], quorum: Quorum) -> bool:
-    """Return True if some write set of the ensemble has fewer bookies left than an ack quorum."""
+    """Return True if the bookies in `gone` leave some write set of the ensemble with fewer bookies than an ack
+    quorum."""
     return is_somewhere_short({place for place, bookie in enumerate(ensemble) if bookie in gone}, quorum)
 
 
 # A count is due again when something may have changed that the last count could not know.
 
 REST_MIN_S, RESTS = 10.0, 9
-"""Minimum number of seconds between two counts, and minimum pause as a multiple of the duration of the last count."""
+"""Minimum pause between two counts: REST_MIN_S seconds, and RESTS times the duration of the last count."""
 AGAIN_S = 3_600.0
 """Seconds after which a count is repeated even if every bookie that a ledger names is registered."""
 
 
 class CompletedCount(NamedTuple):
-    """The result of a completed count, and the facts that decide when the next count is due."""
+    """A completed census, with the times and bookies that decide when the next one is due. `ended` is on the clock of
+    `is_due`, in seconds."""
 
     census: Census
     ended: float
     took_s: float
     away: frozenset[BookieId]
-    """The bookies that were known to be away when the count began."""
+    """The known bookies that were not registered when the count began."""
     named: frozenset[BookieId]
     """The bookies that any ledger names."""
 
 
 def is_due(last: CompletedCount | None, away: Collection[BookieId], now: float) -> bool:
-    """Return True if the ledgers must be counted now. `away`: known bookies that are not registered."""
+    """Return True if a new count is due at `now`. `away` are the known bookies that are not registered. A count is
+    repeated after AGAIN_S, or when bookies that matter went away, but never before the minimum pause."""
     if last is None:
         return True
     since = now - last.ended

@@ -1,4 +1,4 @@
-"""The bookies that writers on this node may choose now."""
+"""Chooses the bookies for new ledgers and for replacements, among those registered now."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from kvstore.wal.repair import bookies_of
 QUARANTINE_S = 5.0
 """Seconds for which a failed bookie is not chosen as a replacement."""
 URGENT_QUARANTINE_S = 0.5
-"""Seconds of quarantine for a ledger that cannot confirm entries without a replacement: a bookie that failed a moment
-ago may be back."""
+"""Seconds of quarantine if the ledger cannot confirm entries without a replacement. The short time gives a bookie that
+failed a moment ago a chance to be back."""
 
 
 class BookieRegistrations(Protocol):
-    """The registered bookies, kept up to date (kvstore.meta.bookies)."""
+    """A view of the registered bookies that is kept up to date (kvstore.meta.bookies)."""
 
     current: RegisteredBookies
 
@@ -32,7 +32,8 @@ class BookieRegistrations(Protocol):
 
 
 class BookieChoice:
-    """Places ledgers. Copies go to distinct zones if there are enough (docs/protocol.md, W10)."""
+    """Chooses ensembles and replacements for the writers on this node. Copies go to distinct zones if there are enough
+    zones (docs/protocol.md, W10)."""
 
     def __init__(
         self,
@@ -55,17 +56,17 @@ class BookieChoice:
 
     @property
     def writable(self) -> frozenset[BookieId]:
-        """Bookies registered as writable, as far as is known."""
+        """Bookies that are registered as writable, according to the last view of the registrations."""
         return frozenset(self._view.current.writable)
 
     @property
     def readonly(self) -> frozenset[BookieId]:
-        """Bookies registered as read-only."""
+        """Bookies that are registered as read-only, according to the last view of the registrations."""
         return frozenset(self._view.current.readonly)
 
     @property
     def registered(self) -> frozenset[BookieId]:
-        """All registered bookies, as far as is known."""
+        """All registered bookies, according to the last view of the registrations."""
         return self.writable | self.readonly
 
     def is_readonly(self, bookie: BookieId) -> bool:
@@ -75,31 +76,33 @@ class BookieChoice:
         return bookie in self._view.current.writable or self.is_readonly(bookie)
 
     def is_full(self, ack: int) -> bool:
-        """Return True if there are enough bookies for an ack quorum, but too few of them have free space: no log can be
-        opened."""
+        """Return True if enough bookies for an ack quorum are registered, but too few of them are writable, so that no
+        log can be opened. Returns False while the metadata store is unreachable."""
         bookies = self._view.current
         is_known = self._store.state is SessionState.CONNECTED
         return is_known and len(bookies.writable) < ack <= len(bookies.writable | bookies.readonly)
 
     def spares(self, *, is_urgent: bool = False) -> frozenset[BookieId]:
-        """Return the bookies that may replace a failed one; `is_urgent` if too few bookies are left to confirm entries.
-        Return none while the metadata store is unreachable, because no change could be recorded."""
+        """Return the bookies that may replace a failed one. With `is_urgent`, the quarantine of failed bookies is
+        shorter; pass it if too few bookies are left to confirm entries. Returns none while the metadata store is
+        unreachable, because no change could be recorded."""
         if self._store.state is not SessionState.CONNECTED:
             return frozenset()
         return self.writable - self._quarantined(URGENT_QUARANTINE_S if is_urgent else QUARANTINE_S)
 
     @property
     def room(self) -> int:
-        """Maximum size of a new ensemble of spare bookies. A bookie that is registered twice counts once."""
+        """Maximum size of an ensemble of spare bookies: the number of machines that have one."""
         return _machines(self.spares())
 
     def failed(self, bookie: BookieId) -> None:
-        """Avoid `bookie` for a while."""
+        """Do not choose `bookie` as a replacement for the next QUARANTINE_S seconds."""
         self._failed_at[bookie] = self._clock.now()
 
     def new_ensemble(self, default: Quorum, failed: Collection[BookieId] = ()) -> tuple[Quorum, tuple[BookieId, ...]]:
-        """Choose the ensemble of a new ledger: bookies on as many machines as there are, up to the default. Raises
-        NotEnoughBookies."""
+        """Choose the quorum and the ensemble of a new ledger. The ensemble has bookies on distinct machines; it is
+        smaller than the default if there are too few, but never smaller than the ack quorum. Bookies in `failed` and
+        quarantined ones are avoided if possible. Raises NotEnoughBookies."""
         writable = self.writable
         quorum = quorum_for(_machines(writable), default)
         avoid = self._quarantined().union(failed)
@@ -116,12 +119,14 @@ class BookieChoice:
     def swaps(
         self, ensemble: tuple[BookieId, ...], failed: Collection[BookieId], *, write: int, is_urgent: bool = False
     ) -> dict[BookieId, BookieId]:
-        """Choose a replacement for each failed bookie in `ensemble`, whose write sets have `write` bookies."""
+        """Choose a replacement for each failed bookie in `ensemble`; a failed bookie without a spare is left out of the
+        result. `write` is the size of the write quorum."""
         zones = self.zones_of(self.spares(is_urgent=is_urgent).union(ensemble))
         return swaps(ensemble, failed, zones, self._random, self.own, write=write)
 
     def spread_out(self, metadata: LedgerMetadata) -> LedgerMetadata | None:
-        """Return a closed ledger with some places given to bookies of other zones, or None if that would not help."""
+        """Return a closed ledger's metadata with some places given to bookies in other zones, or None if no exchange
+        helps."""
         spares = self.spares()
         zones = self.zones_of(spares.union(bookies_of(metadata)))
         return spread_out(metadata, zones, spares, self._random, self.own)
@@ -131,10 +136,11 @@ class BookieChoice:
         return {bookie: self._view.zone(bookie) for bookie in bookies}
 
     def listen(self, key: object, listener: Callable[[], None]) -> None:
-        """Call `listener` when answers of this object may have changed, until `forget(key)`."""
+        """Call `listener` whenever the answers of this object may have changed, until `forget(key)` is called."""
         self._listeners[key] = listener
 
     def forget(self, key: object) -> None:
+        """Remove the listener that was registered under `key`, if any."""
         self._listeners.pop(key, None)
 
     def _quarantined(self, for_s: float = QUARANTINE_S) -> frozenset[BookieId]:

@@ -1,10 +1,10 @@
-"""One connection to one bookie: sends frames and delivers the answers to the callers. It reconnects when it is needed
-again.
+"""One connection to one bookie: sends requests and delivers the answers to the callers. A broken connection is opened
+again when the next request needs it.
 
-When the connection breaks, all outstanding requests fail at once. When it is silent while adds are outstanding, it is
-aborted after ADD_SILENCE_S. With Qa answers from the other bookies nobody waits for that. So the limit must only be
-longer than the slowest disk sync of a healthy bookie, and short enough that a dead bookie has few outstanding adds
-(docs/protocol.md W2). Reads have deadlines of their own.
+When the connection breaks, all outstanding requests fail at once. A connection on which no add is answered is aborted
+after ADD_SILENCE_S. No client waits for that if an ack quorum of the other bookies answers. The limit must therefore
+only exceed the slowest disk sync of a healthy bookie, and be short enough that few adds are outstanding at a dead
+bookie (docs/protocol.md W2). Reads have their own deadlines.
 """
 
 from __future__ import annotations
@@ -33,21 +33,22 @@ ADD_SILENCE_S = 2.0
 READ_SILENCE_S = 4.0
 CHECK_EVERY_S = 0.25
 STOOD_STILL_S = 2 * CHECK_EVERY_S
-"""If a check is this late, this process was stopped or got no CPU time."""
+"""Seconds by which a check is late if this process was stopped or got no CPU time."""
 RETRY_MIN_S = 0.05
 RETRY_MAX_S = 2.0
 BUFFERED_BYTES_MAX = 64 << 20
-"""Maximum number of bytes waiting in one connection. Beyond that, a call fails as if the bookie had failed."""
+"""Maximum number of bytes waiting in one connection. Beyond the limit, a request fails as if the bookie had failed."""
 OUTSTANDING_MAX = 20_000
 
 AddDone = Callable[[StoreError | None], None]
 ReadDone = Callable[[BookieResponse | BookieError], None]
 Encode = Callable[[int], bytes]
-"""txn -> frame."""
+"""Encodes a request as a frame, given its transaction number."""
 
 
 class Connection:
-    """A connection to the bookie with the given id, at the address that `address` returns now."""
+    """A connection to the bookie with the given id. `address` returns the bookie's current address, or None if it is
+    unknown."""
 
     def __init__(
         self,
@@ -64,8 +65,8 @@ class Connection:
         self.bookie, self._cluster = bookie, cluster
         self._hello_txn = -1
         self.refusal = "", -math.inf
-        """Why the bookie refused the last connection, and when; empty if it accepted the connection or could not be
-        reached."""
+        """The reason of the bookie's last refusal, and its time on the boot-time clock. The reason is empty if the last
+        connection was accepted or the bookie could not be reached."""
         self._address = address
         self._next_txn = next_txn
         self._clock = clock
@@ -82,9 +83,9 @@ class Connection:
         self._reads: dict[int, tuple[ReadDone, float]] = {}
         """The callback of each read, and its deadline."""
         self._received_at = 0.0
-        """When anything was last received, or the first outstanding read was sent."""
+        """Boot-time clock when anything was last received, or when the first outstanding read was sent."""
         self._progress_at = 0.0
-        """When the last add was answered, or the first outstanding add was sent."""
+        """Boot-time clock when the last add was answered, or when the first outstanding add was sent."""
         self._out: list[bytes] = []
         self._out_bytes = 0
         self._unsent_bytes = 0
@@ -95,11 +96,12 @@ class Connection:
 
     @property
     def is_up(self) -> bool:
+        """True if the connection is open."""
         return self._stream is not None
 
     def add(self, txn: int, frame: bytes, done: AddDone) -> None:
-        """Send an add, with a txn that no other request on this connection has. `done` is called exactly once, and
-        never before this returns."""
+        """Send an add. `txn` must not be in use by another request on this connection. `done` is called exactly once,
+        never before this method returns, with None or the error."""
         if (
             self._stream is None
             or len(self._adds) + len(self._reads) >= OUTSTANDING_MAX
@@ -116,8 +118,8 @@ class Connection:
         self._send(frame)
 
     def call(self, frame: Encode, timeout_s: float, done: ReadDone) -> int:
-        """Send any other request. `done` is called at most once, and never before this returns. Pass the returned txn
-        to `forget` to cancel it."""
+        """Send a request other than an add, and return its transaction number, which `forget` accepts. `done` is called
+        at most once, never before this method returns, with the answer or BookieError after `timeout_s` seconds."""
         txn = self._next_txn()
         refusal = self._refusal()
         if refusal:
@@ -131,11 +133,12 @@ class Connection:
         return txn
 
     def forget(self, txn: int) -> None:
-        """Stop waiting for the answer of `txn`."""
+        """Drop the callback of the request `txn`, whose answer is then ignored."""
         self._reads.pop(txn, None)
 
     async def ask(self, frame: Encode, timeout_s: float) -> BookieResponse:
-        """Send any other request and wait for its answer. Raises BookieError."""
+        """Send a request other than an add, and return its answer. Raises BookieError if the answer does not arrive
+        within `timeout_s` seconds or the connection breaks."""
         answered: asyncio.Future[BookieResponse | BookieError] = self._loop.create_future()
         txn = self.call(frame, timeout_s, partial(settle, answered))
         try:
@@ -147,7 +150,7 @@ class Connection:
         return answer
 
     def tell(self, frame: Encode) -> None:
-        """Send a request whose answer nobody waits for; it is dropped if the bookie is not connected."""
+        """Send a request and ignore its answer. The request may be lost without an error."""
         if not self._refusal():
             self._send(frame(self._next_txn()))
 
@@ -159,7 +162,8 @@ class Connection:
         self._lost("this client is closing")
 
     def _refusal(self) -> str:
-        """Return why nothing can be sent now, or "" if it can. Starts a connection if there is none."""
+        """Return the reason why nothing can be sent now, or "" if a request can be sent or queued. Starts to connect if
+        there is no connection."""
         if self._is_closed:
             return f"{self.bookie}: this client is closing"
         if self._is_overloaded():
@@ -213,7 +217,7 @@ class Connection:
         return ClientsPrelude(self._next_txn())
 
     def opened(self, link: _Link, stream: Stream) -> None:
-        """Use a new connection."""
+        """Start to use a new connection."""
         if self._is_closed or self._stream is not None:
             stream.abort()
             return
@@ -227,7 +231,7 @@ class Connection:
         self._flush()
 
     def delivered(self, link: _Link, payloads: list[bytes], fault: str) -> None:
-        """Deliver answers, given as frames."""
+        """Deliver the answers in `payloads` to their callers. A non-empty `fault` aborts the connection afterwards."""
         stored = False
         self._received_at = self._clock.now()
         for payload in payloads:
@@ -247,7 +251,7 @@ class Connection:
 
     # docs/protocol.md B32
     def _hello_answered(self, answer: BookieResponse) -> None:
-        """Handle the answer to the first request. Nobody waits for it, but it may be a refusal."""
+        """Handle the answer to the first request, which may be a refusal."""
         self._hello_txn = -1
         self.refusal = "", -math.inf
         if answer.status == Status.UNAUTHORIZED:
@@ -284,7 +288,7 @@ class Connection:
             waiting[0](answer)
 
     def closed(self, link: _Link, reason: str) -> None:
-        """Handle a closed connection. If it is the current one, all outstanding requests fail."""
+        """Handle a closed connection. If it is the current one, fail all outstanding requests."""
         if link is self.link:
             if self._hello_txn >= 0 and not self._is_closed:
                 self._hello_txn = -1
@@ -298,7 +302,7 @@ class Connection:
         self._lost(reason)
 
     def _lost(self, reason: str, error: BookieError | None = None) -> None:
-        """Fail all outstanding requests, oldest first, with `error` if it is given."""
+        """Fail all outstanding requests, oldest first, with `error` or with a BookieError that gives the reason."""
         was_up, self._stream, self.link = self._stream is not None, None, None
         self._retry_at = self._clock.now() + self._retry_s
         self._retry_s = min(2 * self._retry_s, RETRY_MAX_S)
@@ -320,7 +324,7 @@ class Connection:
         self._loop.call_later(self._beat.delay_s(CHECK_EVERY_S), self._check)
 
     def _check(self) -> None:
-        """Fail requests that have waited too long. Repeated as long as any request waits."""
+        """Fail requests that have waited too long. Runs periodically while requests are outstanding."""
         self._is_checking = False
         now = self._clock.now()
         if now - self._checked_at < STOOD_STILL_S:  # otherwise this process was silent, and must read first
@@ -340,7 +344,7 @@ class Connection:
 
 
 class _Link:
-    """One connection of the transport. Data is ignored once this is no longer the current link."""
+    """One connection of the transport. Its data is ignored once another link is the current one."""
 
     def __init__(self, owner: Connection) -> None:
         self._owner = owner
@@ -367,17 +371,17 @@ class _Link:
 
 
 def settle(answered: asyncio.Future[BookieResponse | BookieError], answer: BookieResponse | BookieError) -> None:
-    """Deliver an answer unless the caller is gone."""
+    """Set the result of `answered`, unless its caller was cancelled."""
     if not answered.done():
         answered.set_result(answer)
 
 
 class NotAdmitted(BookieError):
-    """The bookie is up, but refuses this process: it serves only its own cluster, perhaps only with TLS."""
+    """The bookie is up but refuses this process, because the bookie belongs to another cluster or requires TLS."""
 
 
 class AnsweredError(BookieError):
-    """The bookie answered with an error; the requested entry may be damaged. `status` is its answer."""
+    """The bookie answered with an error status, available as `status`. The requested entry may be damaged."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -385,7 +389,7 @@ class AnsweredError(BookieError):
 
 
 def error_of(bookie: BookieId, status: int) -> StoreError | None:
-    """Return the error for an answer's status, or None if it is OK."""
+    """Return the error for the status of an answer, or None if the status is OK."""
     if status == Status.OK:
         return None
     if status == Status.FENCED:

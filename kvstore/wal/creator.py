@@ -17,11 +17,11 @@ from kvstore.wal.new_ids import NewLedgerIds
 log = logging.getLogger(__name__)
 
 OWNER_KEY = "kvstore-partition"
-"""Key in a ledger's custom metadata whose value is the partition that the ledger was created for. Orphans are found by
-it."""
+"""Key in a ledger's custom metadata. The value is the partition for which the ledger was created; it identifies
+orphans."""
 
 PREPARED_S_MAX = 20.0
-"""Seconds for which a ledger that was created ahead may be used. It cannot be taken for an orphan before."""
+"""Seconds for which a ledger that was created ahead may be used. During that time it cannot be deleted as an orphan."""
 
 
 PasswordOf = Callable[[LedgerId], bytes]
@@ -29,12 +29,12 @@ PasswordOf = Callable[[LedgerId], bytes]
 
 
 def no_password(_: LedgerId) -> bytes:
-    """Return an empty password: anybody who reaches the bookies can fence and write the ledger."""
+    """Return an empty password. Any client that reaches the bookies can then fence and write the ledger."""
     return b""
 
 
 class LedgerCreator:
-    """Creates open ledgers that no list names yet."""
+    """Creates open ledgers for partitions. The caller must add each of them to its partition's ledger list."""
 
     def __init__(
         self,
@@ -48,7 +48,8 @@ class LedgerCreator:
         announce: Callable[[LedgerMetadata], None] = lambda _: None,
         password_of: PasswordOf = no_password,
     ) -> None:
-        """`announce` is called for each created ledger. `password_of`: docs/protocol.md, B13."""
+        """`announce` is called for each created ledger. `password_of` returns the password of a new ledger
+        (docs/protocol.md, B13)."""
         self._ids = ids
         self._ledgers = ledgers
         self._choice = choice
@@ -58,17 +59,18 @@ class LedgerCreator:
         self._announce = announce
         self._password_of = password_of
         self._prepared: dict[PartitionId, tuple[LedgerMetadata, float]] = {}
-        """Ledgers created ahead, and when."""
+        """The ledger created ahead for each partition, and its creation time on the boot-time clock."""
 
     async def prepare(self, partition: PartitionId) -> None:
-        """Create a ledger ahead for the next `create`, unless there is one. Raises NotEnoughBookies, MetadataError."""
+        """Create a ledger ahead for the next `create`, unless a usable one exists. Raises NotEnoughBookies or
+        MetadataError."""
         if self._ready(partition) is None:
             await self._drop_prepared(partition)
             metadata = await self._make(partition, NO_LEDGER, ())
             self._prepared[partition] = metadata, self._clock.now()
 
     async def discard(self, metadata: LedgerMetadata) -> None:
-        """Delete a ledger that certainly no list names and nobody has used. If that fails, it is an orphan and is
+        """Delete an unused ledger that certainly no list names. If the deletion fails, the ledger is an orphan and is
         deleted later (docs/protocol.md, G2, G22)."""
         try:
             await self._ledgers.remove(metadata.ledger, 0)
@@ -81,7 +83,7 @@ class LedgerCreator:
             await self.discard(metadata)
 
     def _ready(self, partition: PartitionId) -> LedgerMetadata | None:
-        """Return the ledger that was created ahead, if it is as good as a new one."""
+        """Return the ledger that was created ahead if it is as good as a new one, otherwise None."""
         metadata, made_at = self._prepared.get(partition, (None, 0.0))
         if metadata is None or self._clock.now() - made_at > PREPARED_S_MAX:
             return None
@@ -92,8 +94,9 @@ class LedgerCreator:
     async def create(
         self, partition: PartitionId, after: LedgerId, failed: Collection[BookieId] = ()
     ) -> LedgerMetadata:
-        """Return a new open ledger whose id is above `after`. Raises NotEnoughBookies, MetadataError (MetadataLost if
-        the metadata store is an older copy of itself)."""
+        """Return a new open ledger whose id is greater than `after`. Bookies in `failed` are avoided. A ledger created
+        ahead is used if possible, which saves several requests. Raises NotEnoughBookies or MetadataError (MetadataLost
+        if the metadata store is an older copy of itself)."""
         ready = None if failed else self._ready(partition)
         if ready is not None and ready.ledger > after:
             del self._prepared[partition]
@@ -121,9 +124,9 @@ class LedgerCreator:
 
 # docs/protocol.md P34
 def owner_of(metadata: LedgerMetadata) -> PartitionId | None:
-    """Return the partition whose log the ledger was created for, or None if there is none. A value that cannot be a
-    partition name comes from a foreign client and counts as none. Otherwise every leader that goes through all ledgers
-    would fail at it, or use it in the path of a node."""
+    """Return the partition for whose log the ledger was created, or None if there is none. A value that cannot be a
+    partition name comes from a foreign client and counts as none. Otherwise every leader that iterates over all ledgers
+    would fail at the value or use it in a znode path."""
     value = next((value for key, value in metadata.custom if key == OWNER_KEY), b"")
     try:
         name = value.decode()

@@ -1,5 +1,5 @@
-"""Changes that a writer may make to its ledger's metadata. Decides only: functions for the compare-and-set loop, which
-raise if the ledger no longer belongs to the writer (docs/protocol.md W4, W9)."""
+"""The changes that a writer may make to its ledger's metadata. Decides only. The functions are passed to a
+compare-and-set loop, and raise if the ledger no longer belongs to the writer (docs/protocol.md W4, W9)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from kvstore.types import BookieId, EntryId, LedgerMetadata, LedgerState
 def with_swaps(
     recorded: LedgerMetadata, mine: LedgerMetadata, first: EntryId, swapped: Mapping[BookieId, BookieId]
 ) -> LedgerMetadata:
-    """Return `recorded` with bookies replaced from `first` on. `mine` is the metadata as this writer last knew it.
+    """Return `recorded` with the bookies in `swapped` replaced from entry `first` on. `mine` is the metadata as this
+    writer last knew it.
 
-    Recognizes its own change after a write of unknown outcome, and keeps changes that a re-replication made to older
-    fragments. Raises LedgerFenced or LedgerClosed if the ledger is not open, or if its last ensemble is neither the
-    writer's nor this change.
+    The function recognizes its own change after a write of unknown outcome, and keeps changes that a re-replication has
+    made to older fragments. Raises LedgerFenced or LedgerClosed if the ledger is not open, or if its last ensemble is
+    neither the writer's nor the result of this change.
     """
     _check_open(recorded)
     ensemble = tuple(swapped.get(bookie, bookie) for bookie in mine.fragments[-1].ensemble)
@@ -31,8 +32,9 @@ def with_swaps(
 def closed_by_writer(
     recorded: LedgerMetadata, mine: LedgerMetadata, last_entry: EntryId, length: int
 ) -> LedgerMetadata:
-    """Return `recorded` closed where its writer ended. A ledger in recovery belongs to the recovery. A ledger that is
-    closed at the same entry is returned as it is; at another entry is an error."""
+    """Return `recorded` closed at `last_entry` with `length` payload bytes. A ledger that is already closed with the
+    same end is returned unchanged. Raises LedgerClosed if it is closed with another end, and LedgerFenced if it is in
+    recovery or another writer has changed its last ensemble."""
     if recorded.state is LedgerState.CLOSED and (recorded.last_entry, recorded.length) == (last_entry, length):
         return recorded
     _check_open(recorded)
@@ -42,7 +44,7 @@ def closed_by_writer(
 
 
 def in_recovery(recorded: LedgerMetadata) -> LedgerMetadata:
-    """Return `recorded` in recovery; unchanged if it is in recovery already or closed."""
+    """Return `recorded` in recovery. A ledger that is already in recovery or closed is returned unchanged."""
     return recorded.recovering() if recorded.state is LedgerState.OPEN else recorded
 
 

@@ -1,4 +1,4 @@
-"""Reads confirmed entries of one ledger by driving an EntryRead for each."""
+"""Reads confirmed entries of one ledger. An EntryRead makes the decisions for each entry."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ from kvstore.wal.reader import Answered, AskBookie, Done, EntryRead, HedgeDue, I
 from kvstore.wal.shares import ReadShare, shares_of
 
 HEDGE_S = 0.05
-"""Seconds after which a second bookie is asked as well."""
+"""Seconds without an answer after which a second bookie is asked as well."""
 BATCH_BYTES = 1 << 20
-"""Bytes requested at once: enough to hide the round trip, and few enough to arrive within a batch's timeout."""
+"""Bytes requested in one batch: enough to hide the round trip, and few enough to arrive within the timeout of a
+batch."""
 
 
 class EntryReader:
-    """A reader of one ledger's entries. `metadata` may be replaced by a newer state of the same ledger at any time."""
+    """A reader of one ledger's confirmed entries. The caller may replace `metadata` by a newer version for the same
+    ledger at any time."""
 
     def __init__(
         self, metadata: LedgerMetadata, bookies: BookieClient, nursery: Nursery, own: BookieId | None = None
@@ -31,24 +33,24 @@ class EntryReader:
         self.metadata = metadata
         self.troubled: set[BookieId] = set()
         """Bookies whose last answer was an error or is late. They are asked last, so that a reader that catches up does
-        not wait for a dead bookie at each entry."""
+        not wait for a dead bookie at every entry."""
         self.damaged: set[tuple[BookieId, EntryId]] = set()
-        """Copies with a wrong digest."""
+        """Copies with a wrong digest that reads have found."""
         self._gave_none: dict[BookieId, EntryId] = {}
-        """Bookies that did not give the first entry of a batch, and the last entry of that batch. They are not asked
-        for batches up to that entry again."""
+        """The last entry of the last batch of each bookie that did not return the first entry of that batch. The bookie
+        is not asked for batches up to that entry again."""
         self._bookies = bookies
         self._nursery = nursery
         self.own = own
         self.digest = EntryDigest(metadata.digest, metadata.password)
 
     async def read(self, entry: EntryId) -> Packet:
-        """Return one confirmed entry. Raises BookieError if too few bookies answer, NoSuchEntry if its whole write set
-        does not have it."""
+        """Return one confirmed entry, its digest verified. Raises NoSuchEntry if every bookie of its write set denies
+        having it, and BookieError if too few bookies answer."""
         return await _ReadInFlight(self, entry).result()
 
     async def read_or_error(self, entry: EntryId) -> Packet | StoreError:
-        """Return one confirmed entry, or the error as a value, for reads that run as tasks."""
+        """Return one confirmed entry, or the error as a value. For reads that run as tasks."""
         try:
             return await self.read(entry)
         except StoreError as error:
@@ -58,9 +60,9 @@ class EntryReader:
     async def read_batch(
         self, entries: Sequence[EntryId], bytes_max: int = BATCH_BYTES, lacking: Collection[BookieId] = ()
     ) -> dict[EntryId, Packet]:
-        """Return those of several confirmed entries, in rising order, that bookies give in batches; about `bytes_max`
-        bytes. Entries that are not returned must be read alone. Bookies in `lacking` are known not to have the entries,
-        and are not asked."""
+        """Return some of the confirmed `entries`, about `bytes_max` bytes at most, their digests verified. `entries`
+        must be in ascending order. Entries that are missing from the result must be read with `read`. Bookies in
+        `lacking` are known not to have the entries, and are not asked."""
         gave_none = [bookie for bookie, last in self._gave_none.items() if entries[0] <= last]
         shares = shares_of(
             entries,
@@ -92,11 +94,11 @@ class EntryReader:
         return found
 
     def order(self, entry: EntryId) -> tuple[BookieId, ...]:
-        """Return the bookies to ask for the entry, first to last."""
+        """Return the bookies of the entry's write set in the order in which to ask them."""
         return in_order(self.metadata.write_set(entry), self.own, self.troubled)
 
     async def ask(self, bookie: BookieId, entry: EntryId) -> reader.Event:
-        """Ask one bookie for the entry. Return its answer as an event."""
+        """Ask one bookie for the entry, and return its answer as an event."""
         try:
             answer = await self._bookies.read(bookie, self.metadata.ledger, entry)
         except (BookieError, LedgerFenced) as error:

@@ -1,4 +1,4 @@
-"""Appends to one ledger by driving a LedgerWriter, which makes all decisions."""
+"""Appends entries to one ledger. A LedgerWriter makes all decisions; this module performs its commands."""
 
 from __future__ import annotations
 
@@ -53,11 +53,12 @@ from kvstore.wal.writer import (
 log = logging.getLogger(__name__)
 
 LAC_IDLE_S, LAC_BUSY_S, BUSY_S = 0.005, 0.01, 0.02
-"""Seconds after the last confirmation until an explicit LAC shows the last entry to readers, if no entry follows. The
-second value applies if the entry followed another one by less than BUSY_S: the next entry probably comes soon and
-carries the LAC for free."""
+"""Seconds after the last confirmation until an explicit LAC makes the last entry visible to readers, if no entry
+follows. LAC_BUSY_S applies if the last append came less than BUSY_S seconds after the one before it: the next entry is
+then likely to come soon, and carries the LAC at no extra cost."""
 MERGE_S = 0.002
-"""Seconds to wait so that bookies which fail together are replaced together."""
+"""Delay in seconds before an ensemble change, so that bookies which fail at about the same time are replaced in one
+change."""
 UNKNOWN_RETRY_S = 0.5
 PROBE_MIN_S = 0.1
 PROBE_MAX_S = 5.0
@@ -65,7 +66,7 @@ PROBE_MAX_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class LedgerPorts:
-    """The parts that every ledger handle on this node needs."""
+    """The dependencies that all ledger handles of this node share."""
 
     clock: Clock
     bookies: BookieClient
@@ -75,7 +76,7 @@ class LedgerPorts:
 
 
 class LedgerHandle:
-    """The only writer of an open ledger that this process has created."""
+    """The write handle of an open ledger that this process created. No other handle writes to the ledger."""
 
     def __init__(
         self,
@@ -86,8 +87,8 @@ class LedgerHandle:
         on_halt: Callable[[StoreError], None],
         on_return: Callable[[BookieId], None] = lambda _: None,
     ) -> None:
-        """`on_halt` is called once if the ledger is lost. `on_return` is called when a failed bookie takes adds again;
-        it may be under-replicated."""
+        """Start writing. `on_halt` is called once if the ledger is lost to another writer or cannot be written any
+        longer. `on_return` is called when a failed bookie accepts adds again; the ledger may lack copies there."""
         self.ledger = metadata.ledger
         self._ports = ports
         self._nursery = nursery
@@ -108,10 +109,11 @@ class LedgerHandle:
         self._lac_idle_s = LAC_IDLE_S
         self._probing: set[BookieId] = set()
         self._silent: set[BookieId] = set()
-        """Bookies that count as failed with adds outstanding. That they answer other requests proves nothing about
-        their disk; an answer to one of these adds does."""
+        """Bookies that count as failed while adds are outstanding at them. An answer to another request proves nothing
+        about the bookie's disk; an answer to one of these adds does."""
         self.created_at = self.progress_at = self._now()
-        """When an entry was last confirmed, or first sent after a pause."""
+        """Boot-time clock in seconds when an entry was last confirmed, or when an entry was first sent after a
+        pause."""
         self._is_closing = False
         self._drained: asyncio.Future[None] | None = None
         self._is_changing = False
@@ -124,10 +126,13 @@ class LedgerHandle:
 
     @property
     def is_halted(self) -> bool:
+        """True once the ledger accepts no more entries."""
         return self.writer.state is WriterState.HALTED
 
     def append(self, payload: bytes, done: AppendDone) -> None:
-        """Send an entry. `done` is called in the order of the appends. The handle must not be halted."""
+        """Send an entry to its write set. `done` is called once, in the order of the appends, with the entry's position
+        or an error. If the ledger halts first, the error is OutcomeUnknown. Must not be called once the handle is
+        halted."""
         now = self._now()
         if not self._waiting:
             self.progress_at = now
@@ -140,31 +145,32 @@ class LedgerHandle:
             self._perform_all(self.writer.append(payload, now))
 
     async def drained(self) -> None:
-        """Return when no entry is in flight or the handle is halted."""
+        """Wait until no entry is in flight or the handle is halted."""
         while self._waiting and not self.is_halted:
             self._drained = self._loop.create_future()
             await self._drained
 
     def stop(self, error: StoreError) -> None:
-        """Send nothing more. Entries in flight end with OutcomeUnknown."""
+        """Stop writing because of `error`. Entries in flight fail with OutcomeUnknown."""
         self._feed(StopWriting(error))
 
     def update_spares(self) -> None:
-        """Pass the bookies that could replace a failed one to the writer."""
+        """Tell the writer which bookies can replace a failed one. BookieChoice calls this when that set may have
+        changed."""
         if not self.is_halted and not self._is_closing:
             self._feed(Spares(self._ports.choice.spares(is_urgent=self._is_urgent())))
 
     def _is_urgent(self) -> bool:
-        """Return True if too few bookies are left to confirm some of the next entries, and so all entries after
-        them."""
+        """Return True if so many bookies have failed that some of the next entries cannot be confirmed. They would
+        block all entries after them."""
         metadata, failed = self.writer.metadata, self.writer.failed
         lost = {place for place, bookie in enumerate(metadata.fragments[-1].ensemble) if bookie in failed}
         return is_somewhere_short(lost, metadata.quorum)
 
     async def close(self) -> None:
-        """Record that the ledger ends with the last entry. All entries must be confirmed. Raises LedgerFenced,
-        LedgerClosed or NoSuchLedger if the ledger no longer belongs to this writer, and MetadataError if the metadata
-        store is unreachable (try again)."""
+        """Record the last confirmed entry as the end of the ledger. Every entry must be confirmed before the call.
+        Raises LedgerFenced, LedgerClosed or NoSuchLedger if the ledger no longer belongs to this writer, and
+        MetadataError if the metadata store is unreachable; the caller may then retry."""
         writer = self.writer
         assert not writer.unconfirmed, "a ledger is closed at its last confirmed entry"
         self._is_closing = True
@@ -176,21 +182,22 @@ class LedgerHandle:
         self.release()
 
     def release(self) -> None:
-        """Release timers and listeners. Late answers are still accepted."""
+        """Cancel timers and stop listening for spare bookies. Bookies may still answer outstanding adds afterwards."""
         self._ports.choice.forget(self)
         if self._lac_timer is not None:
             self._lac_timer.cancel()
             self._lac_timer = None
 
     def _feed(self, event: Event) -> None:
-        """Handle an event. Events that arrive while commands are performed are queued."""
+        """Pass an event to the writer and perform its commands. An event that arrives while commands are being
+        performed is queued."""
         if self._is_feeding:
             self._events.append(event)
         else:
             self._perform_all(self.writer.handle(event))
 
     def _perform_all(self, commands: list[Command]) -> None:
-        """Perform the commands, and those of events that arrive meanwhile."""
+        """Perform the commands, then the commands of events that arrived in the meantime."""
         self._is_feeding = True
         try:
             for command in commands:
@@ -255,7 +262,8 @@ class LedgerHandle:
 
     # docs/protocol.md W7
     def _send_lac(self, last_added: EntryId) -> None:
-        """Send an explicit LAC if nothing was appended since. The last packet confirms only the entry before it."""
+        """Send an explicit LAC if nothing was appended since the timer was set. Without it readers see only the entry
+        before the last one, which is the LAC in the last packet."""
         self._lac_timer = None
         writer = self.writer
         if self.is_halted or writer.unconfirmed:
@@ -282,8 +290,8 @@ class LedgerHandle:
         self._on_halt(error)
 
     def _tell(self, done: AppendDone, position: Position | None, sent_at: float, error: StoreError | None) -> None:
-        """Call `done`. An error in a callback goes to the event loop. Otherwise it would stop the confirmations behind
-        it, and each later entry would be taken for an earlier one."""
+        """Call `done`, and pass an exception that it raises to the event loop. Otherwise the exception would skip the
+        remaining confirmations, and every later entry would be matched with the wrong callback."""
         try:
             done(position, sent_at, error)
         except Exception as failure:  # noqa: BLE001
@@ -300,15 +308,15 @@ class LedgerHandle:
 
     # docs/protocol.md W2
     def fail_silent(self, bookie: BookieId, reason: str) -> None:
-        """Treat a bookie that answers no adds as failed. Do nothing while the ledger is being closed, because an
-        ensemble change would race with the recorded end."""
+        """Treat a bookie that answers no adds as failed. Does nothing while the ledger is being closed, because an
+        ensemble change would race with the write that records the end."""
         if self._is_closing:
             return
         self._silent.add(bookie)
         self._bookie_failed(bookie, BookieError(f"{bookie}: {reason}"))
 
     def _keep_away(self, bookie: BookieId, why: object) -> None:
-        """Quarantine a failed bookie, look for a replacement, and probe whether it is back."""
+        """Quarantine a failed bookie, look for a replacement, and start probing for its return."""
         log.info("bookie failed ledger=%d bookie=%s reason=%s", self.ledger, bookie, why)
         self._ports.choice.failed(bookie)
         self.update_spares()
@@ -349,7 +357,7 @@ class LedgerHandle:
             await asyncio.sleep(UNKNOWN_RETRY_S)
 
     async def _probe(self, bookie: BookieId) -> None:
-        """Probe periodically whether a failed bookie of the ensemble is back."""
+        """Probe a failed bookie with exponential backoff until it is back for good or no longer in the ensemble."""
         delay_s = PROBE_MIN_S
         while not (self.is_halted or self._is_closing):
             await asyncio.sleep(delay_s)

@@ -1,4 +1,4 @@
-"""Reads and changes partitions' ledger lists in the metadata store."""
+"""Reads and writes partitions' ledger lists in the metadata store."""
 
 from __future__ import annotations
 
@@ -16,40 +16,42 @@ from kvstore.wal.ledger_list import LedgerList
 from kvstore.wal.list_codec import decode, encode
 
 LIST_BYTES_MAX = 512 << 10
-"""Maximum size of a list that gets another ledger: half of what ZooKeeper accepts."""
+"""Maximum size in bytes of a list when a ledger is added: half of what ZooKeeper accepts."""
 LONG_LIST_BYTES = LIST_BYTES_MAX // 2
-"""Size above which a list is no longer rolled and takeovers are slowed down. The rest is reserved for takeovers."""
+"""Size in bytes above which leaders no longer roll ledgers and takeovers are delayed. The remaining space is reserved
+for takeovers."""
 UNKNOWN_RETRY_S = 0.2
 UNKNOWN_ATTEMPTS_MAX = 50
 
 
 class PerhapsListed(VersionConflict):
-    """Somebody else has written the list, and it may have contained an earlier write of this caller whose answer was
-    lost (docs/protocol.md, G22)."""
+    """Another process has written the list. That process may have read an earlier write of this caller whose answer was
+    lost (docs/protocol.md, G22), so the caller's ledger may be listed."""
 
 
 class LedgerLists:
-    """The ledger lists of all partitions. Calls raise MetadataUnavailable or MetadataUnknown besides the errors that
-    they name."""
+    """The ledger lists of all partitions. Calls raise MetadataUnavailable or MetadataUnknown in addition to the errors
+    that they name."""
 
     def __init__(self, store: MetadataStore, on_read: Callable[[LedgerList], None] = lambda _: None) -> None:
-        """`on_read` is called with each list that is read."""
+        """`on_read` is called with every list that is read."""
         self._store = store
         self._on_read = on_read
         self._sizes: dict[PartitionId, int] = {}
 
     def size_of(self, partition: PartitionId) -> int:
-        """Return the bytes that the list will take in the metadata store when it is written again; 0 if it was never
-        read here."""
+        """Return the number of bytes that the list will occupy in the metadata store when it is next written, or 0 if
+        this process has not read the list."""
         return self._sizes.get(partition, 0)
 
     def is_long(self, partition: PartitionId) -> bool:
-        """Return True if the list is so long that it must grow no faster than necessary (docs/protocol.md, G21)."""
+        """Return True if the list is so long that it should grow only when necessary (docs/protocol.md, G21)."""
         return self.size_of(partition) > LONG_LIST_BYTES
 
     async def read(self, partition: PartitionId, *, latest: bool = False) -> tuple[LedgerList, int]:
-        """Return the list and its version; version -1 if the partition has no list yet. `latest`: as of now, instead of
-        the last state known to the connected metadata server."""
+        """Return the list and its version, or an empty list and version -1 if the partition has no list. With `latest`,
+        the result includes every change made before the call; otherwise it is the last state that the connected
+        metadata server knows."""
         path = paths.partition_log(partition)
         if latest:
             await self._store.sync(paths.PARTITIONS)
@@ -64,14 +66,15 @@ class LedgerLists:
         return listed, stat.version
 
     async def confirm(self, partition: PartitionId, version: int) -> None:
-        """Raise VersionConflict if a majority of the metadata servers has another version of the list."""
+        """Raise VersionConflict unless a majority of the metadata servers agrees that the list still has `version`."""
         await agreed_by_a_majority(self._store)
         if (await self.read(partition))[1] != version:
             raise VersionConflict(f"partition {partition}: its list was changed meanwhile")
 
     async def make(self, partition: PartitionId) -> tuple[LedgerList, int]:
-        """Return the list and its version, after creating an empty list if there is none. Raises VersionConflict if the
-        list was removed meanwhile: a write without a version would overwrite somebody else's list."""
+        """Return the list and its version, and create an empty list if there is none. Raises VersionConflict if the
+        list is removed right after its creation, because a write without a version could overwrite the list of another
+        process."""
         path = paths.partition_log(partition)
         listed, version = await self.read(partition, latest=True)
         if version >= 0:
@@ -94,13 +97,14 @@ class LedgerLists:
         created: LedgerId | None = None,
         give_up: Callable[[], bool] | None = None,
     ) -> int:
-        """Compare-and-set the list, and return the new version. With `created`, write only if that ledger's metadata is
-        still as it was created.
+        """Write the list if its version is still `version`, and return the new version. With `created`, write only if
+        that ledger's metadata has not changed since its creation.
 
-        Raises MetadataError if the list has grown too long for one more ledger, VersionConflict if somebody else wrote
-        the list, and NoSuchNode if the ledger was deleted as an orphan. After a write of unknown outcome, it raises
-        PerhapsListed instead of the last two. Then it also reads the list again, despite other errors, until the
-        outcome is known: our own document in it is success. Raises MetadataUnknown if that takes too long.
+        Raises MetadataError if the list has grown too long for one more ledger, VersionConflict if another process
+        wrote the list, and NoSuchNode if the ledger was deleted as an orphan. If the outcome of a write is unknown, the
+        method reads the list again until the outcome is known, despite other errors. Finding its own document counts as
+        success. PerhapsListed then replaces VersionConflict and NoSuchNode. Raises MetadataUnknown if the outcome stays
+        unknown for too long or `give_up` returns True.
         """
         path, data = paths.partition_log(partition), encode(listed)
         if created is not None and len(data) > LIST_BYTES_MAX:
@@ -143,12 +147,12 @@ class LedgerLists:
 
 
 class ReadersLists(LedgerLists):
-    """The lists for read-only users. The list of a partition that has left the ring is available as long as its log is
-    kept."""
+    """The ledger lists for processes that only read logs. The list of a partition that has left the ring stays
+    available as long as its log is kept."""
 
     async def read(self, partition: PartitionId, *, latest: bool = False) -> tuple[LedgerList, int]:
-        """Return the list and its version; see LedgerLists. A kept list has version -1, because nobody may change
-        it."""
+        """Return the list and its version; see LedgerLists.read. The version of a kept list is -1, because it must not
+        be changed."""
         listed, version = await super().read(partition, latest=latest)
         if listed.ledgers:
             return listed, version

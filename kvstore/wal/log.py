@@ -26,12 +26,12 @@ from kvstore.wal.tailing.tail import BATCH_BYTES_MAX, TailReader
 from kvstore.wal.takeover import LogTakeover, Others, nobody
 
 BYTES_PER_S = 16 << 20
-"""Default rate at which missing copies are made."""
+"""Default rate in bytes per second at which leaders on this node make missing copies."""
 
 
 class PartitionLogs:
-    """The logs of all partitions (Logs in kvstore.wal.ports). `is_release` recognizes a release record by its payload,
-    because this package parses no payloads."""
+    """The logs of all partitions; implements Logs in kvstore.wal.ports. This package does not parse payloads, so the
+    caller passes `is_release`, which returns True for the payload of a release record."""
 
     def __init__(
         self,
@@ -47,8 +47,9 @@ class PartitionLogs:
         on_marked: Callable[[], None] = lambda: None,
         instance_id: str | None = None,
     ) -> None:
-        """`pace`: limits the copies that leaders on this node make. `on_marked` is called when a leader has marked a
-        ledger. `instance_id`: of the cluster; if None, the id that is found when the first log is opened."""
+        """`pace` limits the copies that leaders on this node make. `on_marked` is called after a leader has marked a
+        ledger as under-replicated. `instance_id` is the id of the cluster; if it is None, the id found when the first
+        log is opened is used."""
         self._env = env
         self._store = store
         self._config = config or LogConfig()
@@ -65,7 +66,7 @@ class PartitionLogs:
         self.seeker = Seeker(self._ports, self._readers_lists, env.nursery)
         """Finds positions in logs."""
         self._readers: dict[PartitionId, dict[TailReader, None]] = {}
-        """Open readers, which are notified at once when this node itself has changed a log."""
+        """Open readers by partition. They are notified at once when this node itself changes a log."""
         self._creator = LedgerCreator(
             new_ids,
             self._ledgers,
@@ -85,7 +86,7 @@ class PartitionLogs:
         applied: Callable[[], Position | None] = lambda: None,
         others: Others = nobody,
     ) -> OpenLeaderLog:
-        """Take over the log; see Logs."""
+        """Take over the log and return it ready for appends; see Logs.open_as_leader."""
         await self._identity.check()
         nursery = self._env.nursery.child(f"{partition} log")
         takeover = LogTakeover(
@@ -124,12 +125,12 @@ class PartitionLogs:
             self._on_marked()
 
     async def prepare(self, partition: PartitionId) -> None:
-        """Create a ledger ahead; see Logs."""
+        """Create a ledger ahead of a takeover; see Logs.prepare."""
         await self._creator.prepare(partition)
 
     def _announce(self, metadata: LedgerMetadata) -> None:
-        """Tell a new ledger's bookies that nothing is confirmed in it. So they read the ledger's metadata now, and the
-        first entry, for which clients wait, need not wait for that (docs/protocol.md B3)."""
+        """Send a new ledger's bookies a LAC that confirms nothing. The bookies then read the ledger's metadata now, so
+        that the first entry, which clients wait for, is not delayed by that read (docs/protocol.md B3)."""
         digest = EntryDigest(metadata.digest, metadata.password)
         body, key = digest.lac_packet(metadata.ledger, NO_ENTRY), master_key(metadata.password)
         for bookie in metadata.fragments[0].ensemble:
@@ -138,8 +139,8 @@ class PartitionLogs:
     def reader(
         self, partition: PartitionId, after: Position | None, *, batch_bytes: int = BATCH_BYTES_MAX
     ) -> TailReader:
-        """Read from `after` on, or from the very first ledger; see Logs. A batch ends with the entry that reaches
-        `batch_bytes`."""
+        """Return a reader that starts after `after`, or at the first ledger if `after` is None; see Logs.reader. A
+        batch ends with the entry that reaches `batch_bytes`."""
         readers = self._readers.setdefault(partition, {})
         reader = TailReader(
             partition,
@@ -155,6 +156,6 @@ class PartitionLogs:
         return reader
 
     async def ledgers(self, partition: PartitionId) -> tuple[Sequence[ListedLedger], Seq]:
-        """Return the current list, and the sequence below which the log was trimmed."""
+        """Return the current ledger list, and the sequence below which the log was trimmed."""
         listed, _ = await self._lists.read(partition)
         return listed.infos, listed.trimmed_seq

@@ -1,8 +1,9 @@
-"""Gives new ledgers ids that no ledger of the cluster has had (docs/protocol.md, G27).
+"""Allocates ledger ids that no ledger of the cluster has had (docs/protocol.md, G27).
 
-The metadata store counts ids. A metadata store that was restored from an older copy counts some of them again. So the
-creator first learns the highest id that anybody has seen, and takes its own id after that. A metadata store that was
-never set back has given the seen id before, and so gives a higher one now.
+The metadata store counts ids. A metadata store that was restored from an older copy counts some of them again. The
+creator therefore first learns the highest id that any bookie or list has seen, and then takes its own id from the
+store. A metadata store that was never restored has allocated the seen id before, and therefore returns a higher one
+now.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from kvstore.wal.ports import BookieClient
 log = logging.getLogger(__name__)
 
 ANSWERS_S = 0.25
-"""Longest wait for all bookies after an ack quorum of the new ensemble has answered. A takeover that waits for a lease
-waits longer than this anyway, and both waits run at the same time."""
+"""Maximum number of seconds to wait for further bookies after an ack quorum of the new ensemble has answered. A
+takeover that waits for a lease waits longer than this anyway, at the same time."""
 
 
 class SeenLedger(NamedTuple):
-    """The highest ledger id that was seen, and where."""
+    """The highest ledger id that was seen, and a description of where it was seen."""
 
     ledger: LedgerId
     where: str
@@ -40,7 +41,7 @@ class SeenLedger(NamedTuple):
 
 # docs/protocol.md G27
 class NewLedgerIds:
-    """The ids that this process gives to ledgers."""
+    """Allocates the ids of the ledgers that this process creates."""
 
     def __init__(
         self,
@@ -62,20 +63,21 @@ class NewLedgerIds:
         self.seen = SeenLedger(NO_LEDGER, "nobody")
 
     def saw(self, ledger: LedgerId, where: str) -> None:
-        """Record that a ledger of the cluster has this id."""
+        """Record that the cluster has a ledger with this id. `where` is used in error messages."""
         if ledger > self.seen.ledger:
             self.seen = SeenLedger(ledger, where)
 
     def saw_list(self, listed: LedgerList) -> None:
-        """Record the ids in a partition's list."""
+        """Record the highest id in a partition's ledger list."""
         if listed.ledgers:
             self.saw(listed.ledgers[-1].id, "the list of a partition")
 
     async def next_id(self, after: LedgerId, ensemble: Collection[BookieId], ack: int) -> LedgerId:
-        """Return an id above `after` and above all ids that this process and the bookies have seen.
+        """Return an id greater than `after` and than all ids that this process and the bookies have seen. Asks all
+        registered bookies, which takes up to ANSWERS_S after an ack quorum has answered.
 
         Raises NotEnoughBookies if fewer than `ack` bookies of the ensemble answer, MetadataLost if the metadata store
-        gives a lower id or is marked as an older copy, and MetadataError.
+        returns a lower id or is marked as an older copy, and MetadataError.
         """
         self.saw(after, "the list of the partition")
         await self._identity.check()  # once proven, an older copy gives nobody an id
@@ -96,7 +98,8 @@ class NewLedgerIds:
         return ledger
 
     async def _ask(self, ensemble: Collection[BookieId], ack: int) -> None:
-        """Ask all registered bookies for the highest id that they have seen, and wait for those that answer soon."""
+        """Ask all registered bookies for the highest id that they have seen. Return after all have answered, or after
+        an ack quorum of the ensemble and ANSWERS_S seconds."""
         answered: set[BookieId] = set()
         asked = sorted(self._choice.registered.union(ensemble))
         left, news = len(asked), asyncio.Event()

@@ -1,9 +1,9 @@
-"""Takes over a ledger from a writer that may still be alive. It drives a Recovery, and a LedgerWriter for the
-write-back.
+"""Takes over a ledger whose writer may still be alive. A Recovery makes the decisions about the end of the ledger, and
+a LedgerWriter those about writing entries back.
 
-There are two steps, so that a partition's new leader can wait for the end of the old leader's lease between them.
-`take_over` fences the ledger, finds its end and writes the tail back; `close` records the end. Either step may crash
-anywhere and be repeated by anybody (docs/protocol.md R1-R7).
+The takeover has two steps, so that a partition's new leader can wait between them for the old leader's lease to expire.
+`take_over` fences the ledger, finds its end and writes the tail back; `close` records the end. Each step may crash at
+any point, and any node may repeat it (docs/protocol.md R1-R7).
 """
 
 from __future__ import annotations
@@ -52,21 +52,22 @@ log = logging.getLogger(__name__)
 
 TAKE_OVER_TIMEOUT_S = 15.0
 AHEAD_BYTES = 256 << 10
-"""Bytes requested from each bookie at once if the ledger's end is far from what is known of it."""
+"""Bytes requested from each bookie in one batch once recovery has to read many entries to find the ledger's end."""
 STRAGGLERS_S = 0.2
-"""Seconds that the write-back waits for more than an ack quorum. Repair makes copies that are missing then."""
+"""Seconds to wait for the remaining bookies after an ack quorum has stored the written-back entries. Repair makes
+copies that are still missing."""
 
 
 class LedgerTakeover:
-    """One attempt to recover one ledger."""
+    """One attempt to recover one ledger. Call `take_over` first, then `close`."""
 
     def __init__(self, ledger: LedgerId, ports: LedgerPorts, nursery: Nursery) -> None:
         self.ledger = ledger
         self.fenced_at = 0.0
-        """Boot-time clock at the answer that completed the fence. Entries that a former writer sends later are never
-        confirmed."""
+        """Boot-time clock in seconds at the answer that completed the fence. Entries that a former writer sends after
+        this time are never confirmed."""
         self.last = NO_ENTRY
-        """The ledger's last entry after take_over; after close, the recorded last entry."""
+        """The ledger's last entry as `take_over` found it; after `close`, the last entry as recorded."""
         self._ports = ports
         self._nursery = nursery
         self._metadata: LedgerMetadata | None = None
@@ -75,8 +76,9 @@ class LedgerTakeover:
         self._last_packet: Packet | None = None
 
     async def take_over(self) -> None:
-        """Fence the ledger, find its end, and write the tail back. Raises NotRecoverable, NoSuchLedger, MetadataError;
-        the ledger then stays in recovery for the next attempt."""
+        """Fence the ledger, find its last entry, and write the tail back. A ledger that is already closed is not
+        fenced. Raises NotRecoverable (also after TAKE_OVER_TIMEOUT_S), NoSuchLedger or MetadataError; the ledger then
+        stays in recovery, and the caller may retry."""
         recorded, _ = await self._ports.ledgers.update(self.ledger, in_recovery)
         self._metadata = self._snapshot = recorded
         if recorded.state is LedgerState.CLOSED:
@@ -115,8 +117,9 @@ class LedgerTakeover:
 
     # docs/protocol.md R6, L9
     async def close(self) -> LedgerMetadata:
-        """Record the end. If another recovery has recorded its end, that end counts, and `last` is set to it. Raises
-        VersionConflict if the ledger was changed otherwise, MetadataError, NoSuchLedger."""
+        """Record the end of the ledger, and return the recorded metadata. If another recovery has recorded an end
+        first, that end counts, and `last` is set to it. Raises VersionConflict if the ledger was changed in another
+        way, and MetadataError or NoSuchLedger."""
         assert self._metadata is not None, "take_over comes first"
         if self._metadata.state is LedgerState.CLOSED:
             return self._metadata  # a closed ledger never changes
@@ -127,7 +130,7 @@ class LedgerTakeover:
         return recorded
 
     async def is_closed_elsewhere(self) -> bool:
-        """Return True if another recovery has closed the ledger at an end other than the one found here."""
+        """Return True if another recovery has closed the ledger at a different last entry than `last`."""
         recorded, _ = await self._ports.ledgers.read_latest(self.ledger)
         return recorded.state is LedgerState.CLOSED and recorded.last_entry != self.last
 
@@ -142,12 +145,12 @@ class LedgerTakeover:
 
 
 class _Run:
-    """The takeover of one ledger, from the fence to the last entry written back."""
+    """One run of a ledger's takeover, from the fence until the last entry is written back."""
 
     def __init__(self, recorded: LedgerMetadata, ports: LedgerPorts, nursery: Nursery) -> None:
         self.end: EntryId | None = None
         self.metadata = recorded
-        """Includes the ensemble changes of the write-back, which nobody sees before the ledger is closed."""
+        """Includes the ensemble changes of the write-back, which stay in memory until the ledger is closed."""
         self.fenced_at = 0.0
         self.last_packet: Packet | None = None
         self.written_back = 0
@@ -165,7 +168,7 @@ class _Run:
         self._grace: asyncio.TimerHandle | None = None
 
     async def finished(self) -> None:
-        """Run to the end. Raises NotRecoverable."""
+        """Run the takeover to its end. Raises NotRecoverable."""
         for command in self._recovery.start():
             self._perform_read(command)
         await self._done
@@ -222,8 +225,9 @@ class _Run:
 
     # docs/protocol.md T12
     def _read_ahead(self, bookie: BookieId) -> ReadAhead[bytes]:
-        """Return a read-ahead of entries that the bookie gives in batches. The first entries are read alone: most
-        recoveries end there, with entries that a bookie says it lacks, which no batch tells."""
+        """Return a read-ahead of the entries that the bookie returns in batches. The first entries are read one by
+        one, because most recoveries end there, at entries that a bookie denies having. A batch cannot express such a
+        denial."""
 
         def following(entry: EntryId) -> list[EntryId]:
             if self._recovery.found < READ_AHEAD:
@@ -309,8 +313,8 @@ class _Run:
             self._feed(writer.AddFailed(bookie))
 
     def _replace(self) -> None:
-        """Change the ensemble in memory. The closing compare-and-set publishes it, so that no other recovery sees the
-        emptier ensemble before."""
+        """Change the ensemble in memory only. The compare-and-set that closes the ledger publishes the change, so that
+        no other recovery sees an ensemble whose new bookies hold fewer entries."""
         assert self._writer is not None
         ensemble, write = self._writer.metadata.fragments[-1].ensemble, self._writer.metadata.quorum.write
         swapped = self._ports.choice.swaps(ensemble, self._writer.failed, write=write)

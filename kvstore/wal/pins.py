@@ -1,7 +1,8 @@
-"""Pins, which hold a partition's ledgers against trimming, from one ledger on (docs/protocol.md G14).
+"""Pins, which protect a partition's ledgers from trimming, starting at one ledger (docs/protocol.md G14).
 
-A client creates its pin, then reads the list, and fails if its ledger is not in the list. The trimmer changes the list,
-then reads the pins, then deletes the ledgers that no pin holds. So one of the two always sees the other.
+A client creates its pin, then reads the ledger list, and fails if its ledger is not in the list. The trimmer changes
+the list, then reads the pins, then deletes the ledgers that no pin holds. Because of this order at least one of the two
+always sees the change of the other.
 """
 
 from __future__ import annotations
@@ -21,33 +22,34 @@ from kvstore.wal.lists import LedgerLists
 log = logging.getLogger(__name__)
 
 FEED_PIN = "feed-"
-"""Prefix of the names of pins that hold logs for readers of feeds."""
+"""Name prefix of pins that hold logs for readers of feeds."""
 EVERYTHING = LedgerId(0)
-"""A pin from this ledger on holds everything that exists and that will be written."""
+"""A pin with this ledger holds all existing and all future ledgers of the log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """The content of a pin's znode: the ledgers that the pin retains."""
+    """The content of a pin's znode: which ledgers it holds, and until when."""
 
     ledger: LedgerId
-    """This ledger and all after it are held."""
+    """The first ledger that the pin holds. All later ledgers are held too."""
     deadline_ms: int = 0
-    """Wall-clock time after which the pin no longer counts; 0: the pin is ephemeral, and counts as long as it exists.
-    """
+    """Wall-clock time in milliseconds at which the pin expires. 0 means that the pin is an ephemeral znode, which holds
+    ledgers as long as it exists."""
 
 
 class Pins:
-    """The pins of all partitions. Calls raise MetadataUnavailable or MetadataUnknown besides the errors that they
-    name."""
+    """Creates, extends, lists and releases the pins of all partitions. Calls raise MetadataUnavailable or
+    MetadataUnknown in addition to the errors that they name."""
 
     def __init__(self, store: MetadataStore, lists: LedgerLists) -> None:
         self._store = store
         self._lists = lists
 
     async def hold(self, partition: PartitionId, name: str, ledger: LedgerId, *, deadline_ms: int = 0) -> None:
-        """Hold `ledger` and all after it until the deadline or, without one, until the end of this session. Raises
-        NoSuchLedger if the list no longer names the ledger, NodeExists if the pin exists."""
+        """Create a pin that holds `ledger` and all later ledgers. Without `deadline_ms` (wall-clock milliseconds) the
+        pin lasts until the end of this metadata session. Raises NoSuchLedger if the list no longer names the ledger,
+        and NodeExists if a pin with this name exists."""
         path = paths.partition_pin(partition, name)
         await ensure_path(self._store, paths.parent(path))
         pin = Pin(ledger, deadline_ms)
@@ -61,8 +63,9 @@ class Pins:
             raise NoSuchLedger(f"partition {partition}: ledger {ledger} was trimmed")
 
     async def hold_until(self, partition: PartitionId, name: str, ledger: LedgerId, deadline_ms: int) -> None:
-        """Hold `ledger` and all after it until the deadline. An existing pin of that name is extended, and holds what
-        it held. Raises NoSuchLedger."""
+        """Hold `ledger` and all later ledgers until `deadline_ms` (wall-clock milliseconds). If a pin with this name
+        exists, only its deadline changes, and it keeps its first ledger. Raises NoSuchLedger if the list no longer
+        names the ledger."""
         if not await self.extend(partition, name, deadline_ms):
             try:
                 await self.hold(partition, name, ledger, deadline_ms=deadline_ms)
@@ -70,7 +73,8 @@ class Pins:
                 await self.extend(partition, name, deadline_ms)
 
     async def hold_on(self, partition: PartitionId, name: str, deadline_ms: int, ledger: LedgerId = EVERYTHING) -> None:
-        """Hold what another pin holds, or the whole log, even before the log begins. An existing pin is no error."""
+        """Create a pin without checking the ledger list: the ledgers that another pin already holds, or by default the
+        whole log, even one that has no ledger yet. Does nothing if a pin with this name exists."""
         path = paths.partition_pin(partition, name)
         await ensure_path(self._store, paths.parent(path))
         with suppress(NodeExists):
@@ -78,15 +82,16 @@ class Pins:
 
     # docs/protocol.md K3
     async def _make(self, path: str, pin: Pin) -> None:
-        """Create a pin that the trimmer may remove. This changes the directory's version, because the version of the
-        new node may equal that of an earlier pin with the same name. Raises NodeExists."""
+        """Create a pin with a deadline, which the trimmer may remove once it expires. The same transaction changes the
+        directory's version, because the new node's version may equal that of an earlier pin with the same name. Raises
+        NodeExists."""
         await self._store.multi([Create(path, codec.encode(pin)), SetData(paths.parent(path), b"", -1)])
 
     async def hold_as_others(
         self, joined: Iterable[PartitionId], others: Iterable[PartitionId], prefix: str, now_ms: int
     ) -> None:
-        """Hold the whole logs of partitions that have just joined. For each pin with that prefix on another partition,
-        create a pin with the same name and deadline."""
+        """Hold the whole logs of partitions that have just joined. For each unexpired pin on another partition whose
+        name begins with `prefix`, create a pin with the same name and deadline."""
         found: dict[str, int] = {}
         for other in others:
             found |= {name: pin.deadline_ms for name, pin in await self.all(other, prefix)}
@@ -96,7 +101,8 @@ class Pins:
                     await self.hold_on(partition, name, deadline_ms)
 
     async def extend(self, partition: PartitionId, name: str, deadline_ms: int) -> bool:
-        """Move a pin's deadline. Return False if the pin does not exist or has no deadline."""
+        """Set a pin's deadline to `deadline_ms` (wall-clock milliseconds). Returns False if the pin does not exist or
+        is ephemeral."""
         path = paths.partition_pin(partition, name)
 
         async def read() -> tuple[Pin, int]:
@@ -116,8 +122,8 @@ class Pins:
         return pin.deadline_ms > 0
 
     async def all(self, partition: PartitionId, prefix: str = "") -> list[tuple[str, Pin]]:
-        """Return every existing pin whose name begins with `prefix`, by name, including expired ones. An unreadable pin
-        is returned as it counts: as one that holds everything."""
+        """Return every existing pin whose name begins with `prefix`, with its name, including expired pins. An
+        unreadable pin is returned as a pin that holds everything, which is how the trimmer treats it."""
         directory = paths.partition_pins(partition)
         found = []
         with suppress(NoSuchNode):
@@ -131,8 +137,8 @@ class Pins:
         return found
 
     async def deadline(self, partition: PartitionId, name: str) -> int:
-        """Return a pin's deadline as far as the connected metadata server knows; 0 if the pin does not exist or has
-        none."""
+        """Return a pin's deadline in wall-clock milliseconds; 0 if the pin does not exist or is ephemeral. The
+        connected metadata server may return an older value."""
         path = paths.partition_pin(partition, name)
         try:
             data, _ = await self._store.get(path)
@@ -150,7 +156,7 @@ class Pins:
             return set()
 
     async def release(self, partition: PartitionId, name: str) -> None:
-        """Release the pin. A pin that does not exist is no error."""
+        """Delete the pin. Does nothing if the pin does not exist."""
         await until_known(lambda: self._release(paths.partition_pin(partition, name)))
 
     async def _release(self, path: str) -> None:
@@ -160,8 +166,8 @@ class Pins:
             return
 
     async def oldest(self, partition: PartitionId, now_ms: int) -> LedgerId | None:
-        """Return the first ledger that any pin holds. Expired pins are removed. An unreadable pin, perhaps of a later
-        version, holds every ledger."""
+        """Return the first ledger that any pin holds, or None if no pin holds one. Expired pins are removed. An
+        unreadable pin, possibly written by a later version, holds every ledger."""
         directory = paths.partition_pins(partition)
         await self._store.sync(directory)
         try:
@@ -183,8 +189,8 @@ class Pins:
 
     # docs/protocol.md K3
     async def _is_removed(self, path: str, now_ms: int) -> bool:
-        """Remove a pin if it is still expired and no pin is created meanwhile. Return False if the pin may still
-        hold."""
+        """Remove a pin if it is still expired and no other pin is created at the same time. Return False if the pin may
+        still hold ledgers."""
         directory = paths.parent(path)
         try:
             _, made = await self._store.get(directory)
@@ -200,7 +206,8 @@ class Pins:
 
 
 def _pin_of(data: bytes, path: str) -> Pin:
-    """Return the pin; an unreadable one, perhaps of a later version, as a pin that holds every ledger."""
+    """Decode a pin. An unreadable pin, possibly written by a later version, is returned as one that holds every
+    ledger."""
     try:
         return codec.decode(Pin, data, what=path)
     except Corrupted as error:

@@ -1,16 +1,17 @@
 """Chooses the bookies of an ensemble. Decides only; randomness is passed in as a seeded Random (docs/protocol.md, W10).
 
-The writer's own bookie is always chosen: an add to it is a plain call, so one of three copies costs no frame. The loss
-of that machine loses the leader and one copy at once, which is what a quorum is for. The others are spread over zones
-and then drawn.
+The writer's own bookie is always chosen: an add to it is a plain call, so that one of three copies costs no network
+request. If that machine is lost, the leader and one copy are lost together, which the quorum tolerates. The other
+bookies are spread over zones and then chosen at random.
 
-A *clash* is a pair of places of an ensemble that hold copies of the same entry and are in the same zone. In an ensemble
-as wide as its write quorum, any two places hold a common entry. In a wider one, two places do if they are less than a
-write quorum apart. A bookie without a zone clashes with nobody, because its place is unknown.
+A *clash* is a pair of places in an ensemble that hold copies of the same entry and are in the same zone. In an ensemble
+that is as wide as its write quorum, any two places hold a common entry. In a wider ensemble, two places hold a common
+entry if they are less than a write quorum apart. A bookie without a zone clashes with no other bookie, because its
+location is unknown.
 
-A machine that has lost its disk is registered twice until its former session ends. Both registrations are one machine,
-and at most one of them answers, so no ensemble gets both. It is better to leave a place with a failed bookie, which may
-come back.
+A machine that has lost its disk is registered twice until its former session ends. Both registrations belong to one
+machine, and at most one of them answers, so no ensemble includes both. It is better to leave a failed bookie in its
+place, because the bookie may come back.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from random import Random
 
 Zones = Mapping[BookieId, str]
-"""The zone of each bookie; "" or missing: unknown."""
+"""The zone of each bookie. An empty string or a missing key means that the zone is unknown."""
 
 
 _INCARNATION = re.compile(r"(.+)-[0-9a-f]{12}")
@@ -41,14 +42,15 @@ class BookieSwap(NamedTuple):
 
 
 def machine_of(bookie: BookieId) -> str:
-    """Return the machine of a bookie: the name that one of our bookies keeps when it has lost its disk
-    (docs/protocol.md, L13). For other bookies, which have no incarnation, the id."""
+    """Return the machine of a bookie: the part of a kvstore bookie's id that stays the same when the bookie loses its
+    disk (docs/protocol.md, L13). Other bookies have no incarnation, and the result is the whole id."""
     match = _INCARNATION.fullmatch(bookie)
     return match.group(1) if match else bookie
 
 
 def quorum_for(writable: int, default: Quorum) -> Quorum:
-    """Return the default quorum, made smaller to fit, but never below its ack quorum. Raises NotEnoughBookies."""
+    """Return the default quorum, reduced to fit `writable` bookies. The ack quorum is never reduced. Raises
+    NotEnoughBookies if there are fewer bookies than the ack quorum."""
     if writable < default.ack:
         raise NotEnoughBookies(f"expected at least {default.ack} writable bookies for an ack quorum, got {writable}")
     size = min(default.ensemble, writable)
@@ -64,9 +66,9 @@ def choose(
     own: BookieId | None = None,
     avoid: Collection[BookieId] = (),
 ) -> tuple[BookieId, ...]:
-    """Choose up to `count` bookies of `zones`: the own one first, then bookies of the least used zones. Bookies to
-    avoid come last, and each machine is chosen at most once. The order minimizes clashes in write sets of `write`
-    bookies (default: all)."""
+    """Choose up to `count` bookies of `zones`: first `own`, then bookies in the least used zones, and bookies in
+    `avoid` last. Each machine is chosen at most once. The result is ordered to minimize clashes in write sets of
+    `write` bookies (default: the whole ensemble)."""
     left = sorted(zones)
     luck.shuffle(left)
     chosen: list[BookieId] = []
@@ -88,8 +90,9 @@ def swaps(
     *,
     write: int | None = None,
 ) -> dict[BookieId, BookieId]:
-    """Choose replacements for as many failed bookies as there are spares (in `zones`, not in `ensemble`). Prefer the
-    spare that clashes least, then the own bookie; never choose a machine that has another place."""
+    """Choose replacements for the failed bookies, for as many as there are spares (bookies in `zones` but not in
+    `ensemble`). The spare with the fewest clashes is preferred, then `own`. A machine that already has a place is never
+    chosen. `write` is the size of the write quorum (default: the whole ensemble)."""
     spares = sorted(bookie for bookie in zones if bookie not in ensemble)
     luck.shuffle(spares)
     width = len(ensemble) if write is None else write
@@ -115,7 +118,7 @@ def swaps(
 
 
 def clashes(ensemble: Sequence[BookieId | None], write: int, zones: Zones) -> int:
-    """Count the clashes of an ensemble in which each write set is `write` consecutive places."""
+    """Return the number of clashes in an ensemble whose write sets are `write` consecutive places."""
     found = sum(_clashes_at(place, bookie, ensemble, write, zones) for place, bookie in enumerate(ensemble) if bookie)
     return found // 2
 
@@ -128,8 +131,8 @@ def better_place(
     luck: Random,
     own: BookieId | None = None,
 ) -> BookieSwap | None:
-    """Return the replacement of one bookie by a spare that removes most clashes, or None if none removes any. The own
-    bookie stays if another one can leave."""
+    """Return the exchange of one bookie for a spare that removes the most clashes, or None if no exchange removes any.
+    If several exchanges are equally good, `own` keeps its place."""
     if not clashes(ensemble, write, zones):
         return None
     machines = {machine_of(bookie) for bookie in ensemble}
@@ -148,8 +151,8 @@ def better_place(
 def spread_out(
     metadata: LedgerMetadata, zones: Zones, spares: Collection[BookieId], luck: Random, own: BookieId | None = None
 ) -> LedgerMetadata | None:
-    """Return `metadata` with places given to spare bookies as long as that removes clashes, or None if it removes
-    none."""
+    """Return `metadata` with places given to spare bookies until no further exchange removes clashes, or None if no
+    exchange removes any."""
     fragments = tuple(
         Fragment(each.first, _spread_out(each.ensemble, metadata.quorum.write, zones, spares, luck, own))
         for each in metadata.fragments
@@ -160,8 +163,8 @@ def spread_out(
 def replaced(
     metadata: LedgerMetadata, lost: Collection[BookieId], zones: Zones, spares: Collection[BookieId], luck: Random
 ) -> LedgerMetadata:
-    """Return `metadata` with spare bookies in the places of lost ones, as far as there are spares. Each place goes to
-    the spare that clashes least there."""
+    """Return `metadata` with the lost bookies replaced, as long as there are spares. Each place gets the spare with the
+    fewest clashes there."""
     fragments = []
     for each in metadata.fragments:
         around = {bookie: zones.get(bookie, "") for bookie in {*spares, *each.ensemble}}
@@ -171,8 +174,8 @@ def replaced(
 
 
 def newcomers_of(metadata: LedgerMetadata, wanted: LedgerMetadata) -> set[BookieId]:
-    """Return the bookies that `wanted` names where `metadata` does not. They include a bookie that changes its place in
-    an ensemble: if the ensemble is wider than its write sets, the bookie gets other entries."""
+    """Return the bookies that `wanted` names at places where `metadata` names others. A bookie that only changes its
+    place in an ensemble is included, because it gets other entries if the ensemble is wider than its write sets."""
     pairs = zip(metadata.fragments, wanted.fragments, strict=True)
     return {
         bookie
@@ -184,7 +187,7 @@ def newcomers_of(metadata: LedgerMetadata, wanted: LedgerMetadata) -> set[Bookie
 
 # docs/protocol.md A8
 def leaving(metadata: LedgerMetadata, wanted: LedgerMetadata) -> list[BookieId]:
-    """Return the bookies whose places `wanted` gives to others."""
+    """Return the bookies whose places `wanted` gives to other bookies, sorted."""
     pairs = zip(metadata.fragments, wanted.fragments, strict=True)
     return sorted(
         {
@@ -210,7 +213,7 @@ def _spread_out(
 
 
 def _clashes_at(place: int, bookie: BookieId, ensemble: Sequence[BookieId | None], write: int, zones: Zones) -> int:
-    """Count the other places that `bookie` clashes with at `place`."""
+    """Return the number of other places that `bookie` would clash with at `place`."""
     zone = zones.get(bookie, "")
     if not zone:
         return 0
@@ -219,14 +222,14 @@ def _clashes_at(place: int, bookie: BookieId, ensemble: Sequence[BookieId | None
 
 
 def _neighbours(place: int, size: int, write: int) -> Iterator[int]:
-    """Yield the places that share an entry with `place`."""
+    """Yield the places that hold a common entry with `place`."""
     return (
         other for other in range(size) if other != place and min((other - place) % size, (place - other) % size) < write
     )
 
 
 def _ordered(chosen: list[BookieId], write: int, zones: Zones) -> tuple[BookieId, ...]:
-    """Exchange pairs of bookies as long as that removes clashes."""
+    """Exchange pairs of places as long as that removes clashes."""
     best = clashes(chosen, write, zones) if write < len(chosen) else 0
     is_better = best > 0
     while is_better:

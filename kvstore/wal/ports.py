@@ -1,4 +1,4 @@
-"""The interfaces through which the log asks bookies, and partitions use the log."""
+"""The interfaces between a partition, its log, and the bookies that store the log."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from kvstore.types import BookieId, EntryId, LedgerId, LedgerMetadata, Partition
 
 
 class ReadAnswer(NamedTuple):
-    """A bookie's definite answer to a read. Everything indefinite is a BookieError instead."""
+    """A bookie's definite answer to a read. An indefinite answer is raised as BookieError instead."""
 
     entry: EntryId
     packet: bytes | None
-    """The entry packet as stored, its digest not yet verified; None if the bookie is sure that it has no such entry."""
+    """The packet as stored, whose digest is not verified yet. None if the bookie is sure that it does not have the
+    entry."""
     max_lac: EntryId
-    """The highest last-add-confirmed that this bookie knows; NO_ENTRY if none."""
+    """The highest last-add-confirmed that this bookie knows, or NO_ENTRY if it knows none."""
 
 
 class BookieClient(Protocol):
-    """All bookies by id. The node's own bookie is called directly, the others over one connection each."""
+    """A client of all bookies, addressed by id. It calls the node's own bookie directly, and uses one connection to
+    each other bookie."""
 
     def add(
         self,
@@ -35,8 +37,9 @@ class BookieClient(Protocol):
         recovery: bool,
         done: Callable[[StoreError | None], None],
     ) -> None:
-        """Store an entry packet. `done` gets None once the entry is durable at the bookie, LedgerFenced, or another
-        LedgerError if it was not stored."""
+        """Store an entry packet at `bookie`. `done` is called with None once the entry is durable there, with
+        LedgerFenced if another writer has taken over the ledger, or with another LedgerError if the entry was not
+        stored. `key` is the ledger's master key; `recovery` adds are accepted on a fenced ledger."""
         ...
 
     def add_to_all(
@@ -49,19 +52,21 @@ class BookieClient(Protocol):
         recovery: bool,
         done: Callable[[EntryId, BookieId, StoreError | None], None],
     ) -> None:
-        """Store an entry packet at each of the bookies. The node's own comes last, so that frames leave before it
-        writes."""
+        """Store an entry packet at each of the bookies. `done` is called once for each bookie, with the same errors as
+        in `add`. The node's own bookie is called last, so that the requests to other bookies are sent before the local
+        write."""
         ...
 
     def write_lac(self, bookie: BookieId, ledger: LedgerId, key: bytes, body: bytes, lac: EntryId) -> None:
-        """Send the last confirmed entry to a bookie; best effort."""
+        """Send an explicit LAC packet with the last confirmed entry to a bookie. Best effort: errors are not
+        reported."""
         ...
 
     async def read(
         self, bookie: BookieId, ledger: LedgerId, entry: EntryId, *, fence_key: bytes | None = None, priority: int = 0
     ) -> ReadAnswer:
-        """Read one entry (NO_ENTRY: the last one stored). If `fence_key` is given, fence the ledger first. Raises
-        BookieError."""
+        """Read one entry; NO_ENTRY reads the last one stored. If `fence_key` is given, the bookie fences the ledger
+        first. Raises BookieError if the bookie gives no definite answer."""
         ...
 
     async def read_batch(
@@ -74,20 +79,21 @@ class BookieClient(Protocol):
         fence_key: bytes | None = None,
         priority: int = 0,
     ) -> Sequence[bytes]:
-        """Return packets of some of the entries, in rising order, as stored, digests not yet verified; about
-        `bytes_max` bytes at most. The bookie may omit entries that it has stored. Raises BookieError, including
-        when the bookie answers no batched reads."""
+        """Return packets of some of `entries` as stored, in ascending order, about `bytes_max` bytes at most. The
+        digests are not verified yet. A missing packet proves nothing, because the bookie may omit entries that it has.
+        Raises BookieError, including when the bookie does not support batched reads."""
         ...
 
     async def read_lac(self, bookie: BookieId, ledger: LedgerId, digest: EntryDigest) -> EntryId:
-        """Return the bookie's last-add-confirmed, its digest verified; NO_ENTRY if it knows none. Raises
-        BookieError."""
+        """Return the bookie's last-add-confirmed after verifying its digest, or NO_ENTRY if the bookie knows none.
+        Raises BookieError."""
         ...
 
     def ask_lac(
         self, bookie: BookieId, ledger: LedgerId, digest: EntryDigest, done: Callable[[EntryId | BookieError], None]
     ) -> None:
-        """Ask for the last-add-confirmed without a task. `done` is called exactly once, perhaps before this returns."""
+        """Request the last-add-confirmed as `read_lac` does, without the cost of a task. `done` is called exactly once,
+        possibly before this method returns."""
         ...
 
     def long_poll(
@@ -98,13 +104,15 @@ class BookieClient(Protocol):
         timeout_ms: int,
         done: Callable[[ReadAnswer | BookieError], None],
     ) -> None:
-        """Wait until the LAC passes `previous_lac`, then get the entry after it if this bookie has it. `done` is called
-        exactly once, perhaps before this returns."""
+        """Wait until the bookie's LAC passes `previous_lac`, then return the entry after `previous_lac` if the bookie
+        has it. The bookie answers after `timeout_ms` milliseconds at the latest. `done` is called exactly once,
+        possibly before this method returns."""
         ...
 
     def listen(self, ledger: LedgerId, listener: EntryListener) -> Callable[[], None] | None:
-        """Let the node's own bookie notify `listener` of everything it stores of the ledger from now on. Return a
-        function that ends this, or None if there is no bookie here or it does not know the ledger."""
+        """Notify `listener` of everything that the node's own bookie stores of the ledger from now on. Returns a
+        function that removes the listener, or None if this node runs no bookie or its bookie does not know the
+        ledger."""
         ...
 
     async def entries(self, bookie: BookieId, ledger: LedgerId) -> HeldEntries:
@@ -112,33 +120,34 @@ class BookieClient(Protocol):
         ...
 
     async def newest_ledger(self, bookie: BookieId) -> LedgerId:
-        """Return the highest id of the cluster's own ledgers that the bookie has seen; NO_LEDGER if it has seen none or
-        does not know the question. Raises BookieError."""
+        """Return the highest id of the cluster's own ledgers that the bookie has seen. Returns NO_LEDGER if the bookie
+        has seen none or does not support the request. Raises BookieError."""
         ...
 
 
 class EntryListener(Protocol):
-    """Listens to what the node's own bookie stores of one ledger."""
+    """A listener for the entries of one ledger that the node's own bookie stores."""
 
     def entry_stored(self, entry: int, packet: bytes) -> None:
-        """Receive the packet of an entry, which may not be confirmed yet."""
+        """Receive the packet of an entry that is on this bookie's disk. The entry may not be confirmed yet."""
         ...
 
     def lac_raised(self, lac: int) -> None:
-        """Receive the last-add-confirmed, learned from a packet with a valid digest."""
+        """Receive a higher last-add-confirmed, taken from a packet with a valid digest."""
         ...
 
 
 class NewestLedger(Protocol):
-    """The cluster's own ledgers of which a bookie has had a record."""
+    """A bookie's record of the newest ledger that the cluster created."""
 
     newest: LedgerId
-    """The highest id."""
+    """Highest id of the cluster's own ledgers that the bookie has had a record of."""
 
 
 class LocalBookie(Protocol):
-    """The node's own bookie, called without a socket: its storage (kvstore.bookie.storage.BookieStorage), which answers
-    as it would on the wire. Each `done` is called exactly once, on the event loop, perhaps before the call returns."""
+    """The node's own bookie, called without a socket. The implementation is its storage
+    (kvstore.bookie.storage.BookieStorage), which answers as it would over the network. Each `done` is called exactly
+    once on the event loop, possibly before the call returns."""
 
     @property
     def own_ledgers(self) -> NewestLedger: ...
@@ -146,11 +155,11 @@ class LocalBookie(Protocol):
     def add(
         self, ledger: int, entry: int, body: bytes, key: bytes, *, recovery: bool, done: Callable[[Status], Any]
     ) -> None:
-        """Store an entry packet. `done` gets OK once it is on disk."""
+        """Store an entry packet. `done` gets OK once the packet is on disk, otherwise the reason of the refusal."""
         ...
 
     def write_lac(self, ledger: int, body: bytes, key: bytes, *, done: Callable[[Status], Any]) -> None:
-        """Keep an explicit LAC packet."""
+        """Keep an explicit LAC packet, and show it to readers."""
         ...
 
     def read(
@@ -162,18 +171,20 @@ class LocalBookie(Protocol):
         fence: bool = False,
         done: Callable[[Status, int, bytes | None, int], Any],
     ) -> None:
-        """Read an entry. `done` gets the status, the entry, the packet, and the highest known LAC."""
+        """Read an entry. `done` gets the status, the entry id, the packet or None, and the highest LAC that the bookie
+        knows. With `fence`, the ledger is fenced durably before the answer."""
         ...
 
     def read_on(
         self, ledger: int, entry: int, body: bytes, limits: tuple[int, int], *, passes_over: bool = False
     ) -> list[bytes]:
-        """Return the packet that was read of an entry, and those of the following entries that are here, within
-        `limits` (entries, bytes). With `passes_over`, continue after missing entries."""
+        """Return `body`, the packet already read for `entry`, and the packets of the entries after it. `limits` are the
+        maximum number of entries and of bytes. A missing entry ends the batch unless `passes_over` is True."""
         ...
 
     def read_lac(self, ledger: int, *, done: Callable[[Status, bytes | None, bytes | None], Any]) -> None:
-        """Read the LAC. `done` gets the status, the last explicit LAC packet, and the last entry packet."""
+        """Read the LAC. `done` gets the status, the last explicit LAC packet, and the last entry packet; either packet
+        may be None."""
         ...
 
     def long_poll(
@@ -184,137 +195,148 @@ class LocalBookie(Protocol):
         *,
         done: Callable[[Status, int, bytes | None, int], Any],
     ) -> object:
-        """Read once the LAC has passed `previous_lac`, or at the timeout. `done` is called as by `read`."""
+        """Answer once the LAC has passed `previous_lac`, or after `timeout_ms` milliseconds. `done` gets the same
+        arguments as in `read`."""
         ...
 
     def listen(self, ledger: int, listener: EntryListener) -> Callable[[], None] | None:
-        """See BookieClient."""
+        """Notify `listener` of everything stored of the ledger; see BookieClient.listen."""
         ...
 
     def list_entries(self, ledger: int, *, done: Callable[[Status, Sequence[tuple[int, int]]], Any]) -> None:
-        """List the entries. `done` gets the status, and the entries as runs (first, count), in rising order."""
+        """List the ledger's entries. `done` gets the status, and the entries as (first, count) runs in ascending
+        order."""
         ...
 
     def space(self) -> tuple[int, int]:
-        """Return the bytes of the bookie's disks, and the free bytes."""
+        """Return the total and the free bytes of the bookie's disks."""
         ...
 
 
 class LogEntry(NamedTuple):
-    """An entry of a partition's log, its digest verified."""
+    """An entry of a partition's log. Its digest has been verified."""
 
     position: Position
     payload: bytes
 
 
 class AppendDone(Protocol):
+    """The callback of an append."""
+
     def __call__(self, position: Position | None, sent_at: float, error: StoreError | None) -> None:
-        """Called in the order of the appends. `error` is None once the entry can no longer be lost. `sent_at` is the
-        boot-time clock when the entry's first byte was first sent; a lease counts from it. After the first error, every
-        later append fails too: with OutcomeUnknown if anything may have been stored, with NotEnoughBookies if nothing
-        was sent."""
+        """Receive the outcome of an append; calls come in the order of the appends. `error` is None once the entry can
+        no longer be lost. `sent_at` is the boot-time clock in seconds when the entry's first byte was first sent; a
+        lease counts from it. After the first error, every later append fails too. The error is NotEnoughBookies if
+        nothing was sent, and OutcomeUnknown if anything may have been stored."""
         ...
 
 
 class ListedLedger(NamedTuple):
-    """One ledger of a partition's list (`/partitions/<id>/log`)."""
+    """One ledger in a partition's ledger list (`/partitions/<id>/log`)."""
 
     id: LedgerId
     first_seq: Seq
     exact: bool
-    """False while `first_seq` is only a lower bound."""
+    """True if `first_seq` is exact, False while it is only a lower bound."""
     epoch: int
     lease_ms: int
 
 
 class LeaderLog(Protocol):
-    """A partition's log, opened by the leader that may append to it (steps 1 to 4 of the takeover are done)."""
+    """A partition's log, opened by the leader that may append to it. Steps 1 to 4 of the takeover are done."""
 
     @property
     def epoch(self) -> int: ...
 
     @property
     def lost(self) -> StoreError | None:
-        """Why this leader can append no more; None if it can. Set before the entries in flight end, whose outcome is
-        unknown whatever the reason is."""
+        """The error that prevents this leader from appending, or None while it can append. It is set before the entries
+        in flight fail, whose outcome is unknown whatever the reason is."""
         ...
 
     @property
     def recovered_end(self) -> Position:
-        """The last entry before this leader's own ledger. Everything up to it is closed and readable."""
+        """Position of the last entry before this leader's own ledger. Everything up to that position is closed and
+        readable."""
         ...
 
     @property
     def waited(self) -> bool:
-        """False if a release record saved the wait for the former leader's lease, which is over in either case."""
+        """True if the leader waited for the former leader's lease to expire. False if a release record made the wait
+        unnecessary. The lease is over in either case."""
         ...
 
     def append(self, payload: bytes, first_seq: Seq, done: AppendDone) -> None:
-        """Send an entry to its write set. Several entries may be in flight; they are held back during a roll. The
-        caller must keep far fewer than 1,000 in flight: beyond that the log is lost."""
+        """Send an entry to its write set. Several entries may be in flight, and appends during a roll are held back
+        until it ends. The caller must keep far fewer than 1,000 entries in flight; beyond that the log is lost."""
         ...
 
     def close_for_good(self) -> None:
-        """Send nothing more, for example because this leader was deposed. Entries in flight end with OutcomeUnknown."""
+        """Stop appending, for example because this leader was deposed. Entries in flight fail with OutcomeUnknown."""
         ...
 
     def statistics(self) -> dict[str, Any]:
-        """Return counters and gauges for operators."""
+        """Return counters and gauges for operators, by name."""
         ...
 
     def known_ledgers(self) -> tuple[Sequence[ListedLedger], LedgerMetadata]:
-        """Return the ledgers of the log, first one first, and the metadata of the open one, from memory."""
+        """Return the ledgers of the log in order, and the metadata of the open ledger. Both come from memory, without a
+        request to the metadata store."""
         ...
 
     async def seal(self) -> None:
-        """Close the ledger, so that the next leader has nothing to recover. The last append must be acknowledged."""
+        """Close the ledger, so that the next leader has nothing to recover. The caller must wait until its last append
+        is acknowledged."""
         ...
 
     async def trim(self, durable_seq: Seq, older_than_ms: int) -> int:
-        """Drop closed ledgers whose entries are all at or below `durable_seq` and older than `older_than_ms`, by the
-        rules of docs/protocol.md (list first, then pins, then delete). Return their number."""
+        """Delete closed ledgers whose entries are all at or below `durable_seq` and older than `older_than_ms`
+        milliseconds. Ledgers that a pin holds are kept. Returns the number of ledgers dropped. The order of steps
+        follows docs/protocol.md: list first, then pins, then delete."""
         ...
 
     # docs/protocol.md G26
     def report_applied(self, position: Position) -> bool:
-        """Handle the report that another replica has applied an entry at `position` and cannot find its ledger in the
-        list. If this leader does not know that ledger either, its list is from an older copy: lose the log and return
-        True."""
+        """Handle a report that another replica has applied the entry at `position` but cannot find its ledger in the
+        list. If this leader does not know that ledger either, its own list comes from an older copy of the metadata
+        store. The log is then lost, and the method returns True."""
         ...
 
     def on_lost(self, lost: Callable[[StoreError], None]) -> None:
-        """Call `lost` once when this leader can append no more: it was fenced, its list was changed, or there were too
-        few bookies for too long."""
+        """Call `lost` once if this leader can no longer append: it was fenced, its ledger list was changed, or there
+        were too few bookies for too long."""
         ...
 
 
 class Taker(Protocol):
-    """Takes the next entries of a log as soon as they are confirmed, in the callback that delivers them."""
+    """A consumer that receives the next entries of a log as soon as they are confirmed, within the callback that
+    delivers them."""
 
     def may_take(self) -> bool:
-        """Return False if the taker cannot keep up now; the entries then wait."""
+        """Return True if the consumer can accept entries now. If it returns False, the entries wait."""
         ...
 
     def take(self, entries: Sequence[LogEntry]) -> None: ...
 
 
 class LogReader(Protocol):
-    """Reads a partition's log in order, without fencing: closed ledgers to their end, the open one up to its LAC."""
+    """A reader of a partition's log, in order and without fencing. It reads closed ledgers to their end, and the open
+    ledger up to its LAC."""
 
     async def read(self, wait_ms: int, taker: Taker | None = None) -> Sequence[LogEntry]:
-        """Return the next entries in order (bounded in bytes), waiting up to `wait_ms` (a long poll) if there is none
-        yet; empty at the timeout. Raises NoSuchLedger if the position was trimmed, BookieError if too few bookies
-        answer now. While it waits, `taker` may get the next entries instead, in batches if they follow each other
-        quickly; an error that it raises is raised here."""
+        """Return the next entries in order, bounded in bytes. If there are none yet, wait up to `wait_ms` milliseconds
+        (a long poll); the result is empty at the timeout. While the call waits, the next entries may go to `taker`
+        instead, in batches if they follow each other quickly; an error that `taker` raises is raised here. Raises
+        NoSuchLedger if the position was trimmed, and BookieError if too few bookies answer now."""
         ...
 
     def give_now(self) -> None:
-        """Give the taker the confirmed entries at once that are held back for batching."""
+        """Pass confirmed entries that are held back for batching to the taker at once."""
         ...
 
     def confirm(self, position: Position) -> None:
-        """Record that the entry at `position`, and all before it, are acknowledged. Bookies report this to readers only
-        a little later."""
+        """Record that the entries up to and including `position` are acknowledged. The reader can return them before
+        the bookies report them as confirmed."""
         ...
 
     async def close(self) -> None: ...
@@ -331,22 +353,25 @@ class Logs(Protocol):
         applied: Callable[[], Position | None],
         others: Callable[[], Coroutine[Any, Any, Position | None]],
     ) -> LeaderLog:
-        """Take over the log: fence and recover the last two ledgers, wait for the end of their leases, create and list
-        a new ledger. After recovery, `next_seq` returns the lower bound of the new ledger's first sequence for the
-        list. Before, `applied` returns the position of the local state, and `others` the furthest position of the other
-        replicas; the log must reach both. Raises NotRecoverable, NotEnoughBookies, MetadataError (MetadataLost if the
-        log does not reach them); the caller may try again from the start."""
+        """Take over the log and return it ready for appends. The takeover fences and recovers the last two ledgers,
+        waits until their leases expire, and creates and lists a new ledger.
+
+        The callback `applied` returns the position of the local state, and `others` the furthest position of the other
+        replicas. Both are called before recovery, and the log must reach both positions. After recovery, `next_seq`
+        returns the lower bound of the new ledger's first sequence for the list. Raises NotRecoverable, NotEnoughBookies
+        or MetadataError (MetadataLost if the log does not reach those positions). The caller may retry from the start.
+        """
         ...
 
     async def prepare(self, partition: PartitionId) -> None:
-        """Do ahead what `open_as_leader`, which is about to be called, can use. Raises NotEnoughBookies,
+        """Do work ahead of a call of `open_as_leader` that is about to follow. Raises NotEnoughBookies or
         MetadataError."""
         ...
 
     def reader(self, partition: PartitionId, after: Position | None) -> LogReader:
-        """Read from `after` on, or from the very first ledger."""
+        """Return a reader that starts after `after`, or at the first ledger of the log if `after` is None."""
         ...
 
     async def ledgers(self, partition: PartitionId) -> tuple[Sequence[ListedLedger], Seq]:
-        """Return the current list, and the sequence below which the log was trimmed."""
+        """Return the current ledger list, and the sequence below which the log was trimmed."""
         ...

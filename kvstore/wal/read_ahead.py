@@ -1,4 +1,4 @@
-"""Reads entries in batches before several tasks ask for them one by one, in rising order."""
+"""Reads entries in batches before several tasks request them one by one, in ascending order."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ ENTRIES_MAX = 64
 
 
 class ReadAhead(Generic[T]):
-    """A read-ahead. `following` returns the entries, from a given one on, that will be asked for; `fetch` reads those
-    of them that it can."""
+    """A buffer of entries that were read in batches. `following` returns the entries, from the given one on, that will
+    be requested; `fetch` reads as many of them as it can."""
 
     def __init__(
         self,
@@ -25,14 +25,14 @@ class ReadAhead(Generic[T]):
     ) -> None:
         self._following, self._fetch = following, fetch
         self._here: dict[EntryId, T] = {}
-        """Entries that were read and not taken: of one batch, and of the batch before as far as it was not asked
-        for."""
+        """Entries that were read but not requested yet, from the last two batches."""
         self._tried = NO_ENTRY
-        """No batch will contain entries up to this one any more."""
+        """Entries up to this one are not read in a batch again."""
         self._lock = asyncio.Lock()
 
     async def take(self, entry: EntryId) -> T | None:
-        """Return the entry, or None if it must be read alone."""
+        """Return the entry, possibly after reading the next batch. Return None if the caller must read the entry
+        alone."""
         if entry not in self._here:
             async with self._lock:
                 if entry > self._tried:

@@ -1,8 +1,8 @@
-"""Chooses the bookie that is asked next for a confirmed entry. Decides only (docs/protocol.md T1).
+"""Chooses which bookie to ask next for a confirmed entry. Decides only (docs/protocol.md T1).
 
-The nearest bookie is asked first. The next one is asked if that one fails, answers "absent", sends bytes with a wrong
-digest, or takes too long (then both answers are awaited). A bookie may lack a confirmed entry, so only all bookies of
-the write set together can prove that it is absent.
+The nearest bookie is asked first. The next bookie is asked if the previous one fails, answers "absent" or returns bytes
+with a wrong digest. If a bookie takes too long, the next one is asked as well and the first good answer wins. Any
+single bookie may lack a confirmed entry, so an entry counts as absent only if every bookie of its write set says so.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from kvstore.types import BookieId, EntryId
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The packet as stored, or None from a bookie that is sure that it has none."""
+    """Event: a bookie gave a definite answer. `packet` is the packet as stored, or None if the bookie is sure that it
+    does not have the entry."""
 
     bookie: BookieId
     packet: bytes | None
@@ -26,13 +27,15 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class ReadFailed:
+    """Event: a bookie failed to answer, or gave no definite answer."""
+
     bookie: BookieId
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class HedgeDue:
-    """The asked bookies have taken so long that another one is asked as well."""
+    """Event: the bookies asked so far have not answered in time, so another one should be asked as well."""
 
 
 Event = Answered | ReadFailed | HedgeDue
@@ -40,16 +43,22 @@ Event = Answered | ReadFailed | HedgeDue
 
 @dataclass(frozen=True, slots=True)
 class AskBookie:
+    """Command: request the entry from this bookie."""
+
     bookie: BookieId
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
+    """Command: finish the read with this packet, whose digest is verified."""
+
     packet: Packet
 
 
 @dataclass(frozen=True, slots=True)
 class Impossible:
+    """Command: fail the read. The error is NoSuchEntry if every bookie answered "absent", otherwise BookieError."""
+
     error: StoreError
 
 
@@ -59,14 +68,16 @@ Command = AskBookie | Done | Impossible
 def in_order(
     write_set: Iterable[BookieId], own: BookieId | None = None, troubled: Collection[BookieId] = ()
 ) -> tuple[BookieId, ...]:
-    """Return the own bookie first, and those in trouble last."""
+    """Return the write set in the order in which to ask: this node's own bookie first, `troubled` bookies last."""
     return tuple(sorted(write_set, key=lambda bookie: (bookie in troubled, bookie != own)))
 
 
 class EntryRead:
-    """The state of one attempt to read an entry from the bookies that store it."""
+    """The state of one attempt to read an entry from the bookies of its write set."""
 
     def __init__(self, entry: EntryId, order: tuple[BookieId, ...], open_packet: Callable[[bytes], Packet]) -> None:
+        """Prepare to ask the bookies in `order`. `open_packet` verifies a packet's digest and raises Corrupted if it is
+        wrong."""
         self._entry = entry
         self._to_ask = list(order)
         self._awaited: set[BookieId] = set()
@@ -78,14 +89,15 @@ class EntryRead:
 
     @property
     def damaged(self) -> tuple[BookieId, ...]:
-        """Bookies whose copy has a wrong digest."""
+        """Bookies that returned a packet with a wrong digest."""
         return tuple(self._damaged)
 
     def start(self) -> list[Command]:
+        """Return the command that asks the first bookie. Call it once, before `handle`."""
         return self._ask_next()
 
     def handle(self, event: Event) -> list[Command]:
-        """Return the commands that `event` calls for. After Done or Impossible, return none."""
+        """Apply `event` and return the commands to perform. Returns no commands after Done or Impossible."""
         if self._done:
             return []
         match event:

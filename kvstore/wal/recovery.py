@@ -26,13 +26,15 @@ from kvstore.types import BookieId, EntryId, LedgerMetadata
 from kvstore.wal.coverage import is_covered, is_window_covered, write_set_indexes
 
 READ_AHEAD = 8
-"""Number of entries requested concurrently: a little more than a writer has in flight."""
+"""Number of entries requested concurrently, which is slightly more than a writer usually has in flight."""
 
 Open = Callable[[EntryId | None, bytes], Packet]
-"""Checks a packet that was read for an entry (None: for any entry). Raises Corrupted."""
+"""Verifies a packet that was read for an entry; None accepts the packet of any entry. Raises Corrupted."""
 
 
 class Phase(Enum):
+    """The states of a Recovery; see the diagram above."""
+
     FENCING = auto()
     READING = auto()
     ENDED = auto()
@@ -41,7 +43,7 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LastAnswer:
-    """A bookie has fenced the ledger. `packet`: the last entry that it holds, or None."""
+    """Event: a bookie has fenced the ledger. `packet` is the last entry that it holds, or None if it holds none."""
 
     bookie: BookieId
     packet: bytes | None
@@ -49,7 +51,8 @@ class LastAnswer:
 
 @dataclass(frozen=True, slots=True)
 class EntryAnswer:
-    """A bookie has fenced the ledger. `packet`: its copy of `entry`, or None if it is sure that it has none."""
+    """Event: a bookie has fenced the ledger. `packet` is its copy of `entry`, or None if it is sure that it has
+    none."""
 
     bookie: BookieId
     entry: EntryId
@@ -58,7 +61,7 @@ class EntryAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """A bookie gave no answer, or no definite one. `entry` is None for the read of the last entry."""
+    """Event: a bookie gave no answer, or no definite one. `entry` is None if the last entry was requested."""
 
     bookie: BookieId
     entry: EntryId | None
@@ -69,14 +72,14 @@ Event = LastAnswer | EntryAnswer | Unknown
 
 @dataclass(frozen=True, slots=True)
 class AskLast:
-    """Command to fence these bookies and read the last entry from each."""
+    """Command: fence the ledger at these bookies, and read the last entry from each."""
 
     bookies: tuple[BookieId, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AskEntry:
-    """Command to fence these bookies and read one entry from each."""
+    """Command: fence the ledger at these bookies, and read one entry from each."""
 
     entry: EntryId
     bookies: tuple[BookieId, ...]
@@ -84,14 +87,15 @@ class AskEntry:
 
 @dataclass(frozen=True, slots=True)
 class TailEntry:
-    """The next entry of the ledger's tail."""
+    """Command: write back the next entry of the ledger's tail."""
 
     packet: Packet
 
 
 @dataclass(frozen=True, slots=True)
 class EndFound:
-    """The ledger ends at `last`. `length` is None if no entry was read; the driver then reads `last` to learn it."""
+    """Command: finish, because the ledger ends at `last`. `length` is the ledger's length in bytes, or None if no entry
+    was read; the driver must then read `last` to find the length."""
 
     last: EntryId
     length: int | None
@@ -99,7 +103,7 @@ class EndFound:
 
 @dataclass(frozen=True, slots=True)
 class Undecided:
-    """There are too few definite answers; the ledger stays as it is."""
+    """Command: give up, because there are too few definite answers. The ledger stays as it is."""
 
     reason: str
 
@@ -108,7 +112,7 @@ Command = AskLast | AskEntry | TailEntry | EndFound | Undecided
 
 
 class _EntryAnswers:
-    """The answers about one entry."""
+    """The answers received about one entry, by place in the ensemble."""
 
     __slots__ = ("absent", "packet", "silent")
 
@@ -119,14 +123,14 @@ class _EntryAnswers:
 
 
 class Recovery:
-    """The search for the end of one ledger. `metadata` is the recorded metadata when the recovery took the ledger
-    over."""
+    """The state machine that searches for the end of one ledger. `metadata` is the metadata as recorded when the
+    recovery took the ledger over."""
 
     def __init__(self, metadata: LedgerMetadata, open_packet: Open) -> None:
         self.metadata = metadata
         self.phase = Phase.FENCING
         self.lac = EntryId(metadata.fragments[-1].first - 1)
-        """The highest entry known to be confirmed; fixed once READING."""
+        """The highest entry known to be confirmed. It does not change after the FENCING phase."""
         self.found = 0
         self._open = open_packet
         self._ensemble = metadata.fragments[-1].ensemble
@@ -138,10 +142,12 @@ class Recovery:
         self._length: int | None = None
 
     def start(self) -> list[Command]:
+        """Return the first commands of the recovery."""
         return [AskLast(self._ensemble)]
 
     def handle(self, event: Event) -> list[Command]:
-        """Return the commands that `event` calls for. Once ENDED or UNDECIDED, return none."""
+        """Apply `event` and return the commands to perform. Returns no commands once the recovery is ENDED or
+        UNDECIDED."""
         match event:
             case LastAnswer(bookie, packet):
                 return self._last(bookie, packet)
@@ -204,7 +210,7 @@ class Recovery:
         return self._decide()
 
     def _decide(self) -> list[Command]:
-        """Process entries in order, as long as they are decided."""
+        """Process entries in order until one cannot be decided yet."""
         commands: list[Command] = []
         quorum = self.metadata.quorum
         while True:
@@ -233,7 +239,7 @@ class Recovery:
         return [Undecided(f"ledger {self.metadata.ledger}: {reason}")]
 
     def check(self) -> None:
-        """Assert the invariants."""
+        """Assert the recovery's invariants. Used by tests."""
         first = self.metadata.fragments[-1].first
         assert self.lac >= first - 1
         if self.phase is Phase.READING:

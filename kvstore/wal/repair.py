@@ -14,7 +14,7 @@ SLICE = 2_048
 
 
 class Missing(NamedTuple):
-    """A bookie that the metadata names for an entry and that does not have it."""
+    """A missing copy: the metadata names the bookie for the entry, but the bookie does not have it."""
 
     entry: EntryId
     bookie: BookieId
@@ -23,9 +23,9 @@ class Missing(NamedTuple):
 def missing_copies(
     metadata: LedgerMetadata, last: EntryId, held: Mapping[BookieId, HeldEntries]
 ) -> Iterator[list[Missing]]:
-    """Yield the missing copies by entry, for the entries up to `last`, one slice at a time, so that the caller can
-    yield to the event loop in between. `held`: the entries of each bookie that could be asked; other bookies are left
-    out. Abandoned entries are not missing."""
+    """Yield the missing copies of entries up to `last`, one list for each slice of SLICE entries, so that the caller
+    can let other tasks run in between. `held` are the entries of each bookie that answered; bookies that are not in
+    `held` are skipped. Abandoned entries are not reported."""
     is_given_up = given_up(metadata)
     for fragment, following in zip(metadata.fragments, (*metadata.fragments[1:], None), strict=True):
         end = min(last, following.first - 1) if following else last
@@ -51,5 +51,5 @@ def _missing_in(
 
 
 def bookies_of(metadata: LedgerMetadata) -> list[BookieId]:
-    """Return every bookie that any fragment names, sorted."""
+    """Return all bookies that the ledger's fragments name, sorted."""
     return sorted({bookie for fragment in metadata.fragments for bookie in fragment.ensemble})

@@ -1,9 +1,9 @@
-"""Finds positions in a partition's log: its end, and the last entry with a given property. Reads few entries, and never
-fences.
+"""Finds positions in a partition's log: its end, and the last entry with a given property. A search reads few entries
+and never fences.
 
-The caller decides by an entry's payload whether the entry is before the position, because this package parses no
-payloads. The property must hold for some first entries of the log and for none after them, because the search halves
-the log.
+This package does not parse payloads, so the caller decides from an entry's payload whether the entry comes before the
+position. The search bisects the log. The property must therefore hold for every entry up to some position, and for no
+entry after it.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from kvstore.wal.ledger_list import BEGINNING, LedgerList
 from kvstore.wal.lists import LedgerLists
 
 ATTEMPTS = 3
-"""Maximum number of attempts. A ledger may be trimmed between two reads; the list then names others."""
+"""Maximum number of attempts. A ledger may be trimmed between two reads; the next attempt uses the new ledger list."""
 
 BEYOND = 2_000
-"""Distance after a bookie's last known entry of an open ledger at which nobody has stored an entry: twice the maximum
-that a leader has in flight."""
+"""Distance in entries beyond the last known entry of an open ledger at which no bookie can have an entry. It is twice
+the maximum number of entries that a leader has in flight."""
 
 
 LookIn = Callable[[LedgerList], Awaitable[tuple[Position, bytes] | None]]
-"""Finds an entry of a log, and its payload."""
+"""Searches a log; returns an entry's position and payload, or None if no entry matches."""
 IsBefore = Callable[[bytes], bool]
 
 
@@ -37,11 +37,11 @@ class SeekResult(NamedTuple):
     """The result of a search for an entry in a log."""
 
     position: Position
-    """The entry; if none was found, the position before the first entry."""
+    """Position of the entry. If no entry was found, the position before the first entry of the log."""
     payload: bytes | None
     """The entry's payload; None if no entry was found."""
     listed: LedgerList
-    """The list at the time of the search."""
+    """The ledger list that the search used."""
 
 
 class _Begun(NamedTuple):
@@ -54,15 +54,15 @@ class _Begun(NamedTuple):
 
 
 class Seeker:
-    """The searches in logs. Calls raise BookieError if too few bookies answer, MetadataError, and NoSuchLedger if the
-    log is being removed."""
+    """Searches the logs of partitions. Calls raise BookieError if too few bookies answer, MetadataError, and
+    NoSuchLedger if the log is being removed."""
 
     def __init__(self, ports: LedgerPorts, lists: LedgerLists, nursery: Nursery) -> None:
         self._ports, self._lists, self._nursery = ports, lists, nursery
 
     async def end(self, partition: PartitionId, *, for_good: bool = False) -> SeekResult:
-        """Return the last entry that is known to be confirmed; for an idle log, its last entry. `for_good`: the caller
-        concludes that nothing follows, so bookies that may be under-replicated do not count."""
+        """Return the last entry that is known to be confirmed; for an idle log, this is its last entry. Pass `for_good`
+        if the caller concludes that nothing follows; bookies that may lack entries of the ledger then do not count."""
 
         async def end_of(listed: LedgerList) -> tuple[Position, bytes] | None:
             return await self._end_of(listed, for_good=for_good)
@@ -70,7 +70,8 @@ class Seeker:
         return await self._search(partition, end_of)
 
     async def last(self, partition: PartitionId, is_before: IsBefore) -> SeekResult:
-        """Return the last entry for which `is_before` is true."""
+        """Return the last entry for which `is_before` returns True. Reads a number of entries that is logarithmic in
+        the length of the log."""
 
         async def halve(listed: LedgerList) -> tuple[Position, bytes] | None:
             found = await self._halve_ledgers(listed, is_before)
@@ -102,8 +103,8 @@ class Seeker:
         return None
 
     async def _halve_ledgers(self, listed: LedgerList, is_before: IsBefore) -> _Begun | None:
-        """Return the last ledger for whose first entry `is_before` is true. Search from the end with growing strides:
-        most targets are near it, and old ledgers may be trimmed or hard to read."""
+        """Return the last ledger whose first entry satisfies `is_before`. The search starts at the end and doubles its
+        stride, because most targets are near the end, and old ledgers may be trimmed or hard to read."""
         found: _Begun | None = None
         low, high, stride = 0, len(listed.ledgers) - 1, 0
         while low <= high:
@@ -119,7 +120,8 @@ class Seeker:
         return found
 
     async def _last_with_entries(self, listed: LedgerList, low: int, high: int) -> tuple[int, _Begun | None]:
-        """Return the last ledger with entries between two places of the list, and its place."""
+        """Return the last ledger with entries between places `low` and `high` of the list, and its place. If no ledger
+        there has entries, return `low` and None."""
         for place in range(high, low - 1, -1):
             reader = await self._open(listed.ledgers[place].id)
             last = await self._confirmed(reader)
@@ -132,7 +134,7 @@ class Seeker:
         return EntryReader(metadata, self._ports.bookies, self._nursery, self._ports.choice.own)
 
     async def _halve_entries(self, begun: _Begun, is_before: IsBefore) -> tuple[Position, bytes]:
-        """Return the last entry of a ledger for which `is_before` is true. It is true for the ledger's first entry."""
+        """Return the last entry of a ledger that satisfies `is_before`. The ledger's first entry must satisfy it."""
         low, high, found = 0, int(begun.last), begun.first
         while low < high:
             middle = (low + high + 1) // 2
@@ -145,7 +147,8 @@ class Seeker:
 
     # docs/protocol.md L7
     async def _confirmed(self, reader: EntryReader, *, for_good: bool = False) -> EntryId:
-        """Return the last readable entry, or NO_ENTRY if there is none. `for_good`: see `end`."""
+        """Return the last readable entry of the ledger, or NO_ENTRY if there is none. `for_good` has the same meaning
+        as in `end`."""
         metadata = reader.metadata
         if metadata.state is LedgerState.CLOSED:
             return metadata.last_entry
@@ -169,7 +172,7 @@ class Seeker:
     # docs/protocol.md B7, L7
     async def _be_sure(self, bookie: BookieId, ledger: LedgerId, lac: EntryId) -> None:
         """Raise BookieError if entries of the ledger may be missing at the bookie. Such a bookie reports the
-        last-add-confirmed of the entries that it still has, but never says that an entry is absent."""
+        last-add-confirmed of the entries that it still has, but never answers that an entry is absent."""
         answer = await self._ports.bookies.read(bookie, ledger, EntryId(lac + BEYOND))
         if answer.packet is not None:
             raise BookieError(f"{bookie}: its last-add-confirmed of ledger {ledger} is far behind its last entry")

@@ -1,4 +1,4 @@
-"""Chooses which bookie gives which entries of a batched read. Decides only (docs/protocol.md T12)."""
+"""Divides the entries of a batched read among bookies. Decides only (docs/protocol.md T12)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from kvstore.wal.reader import in_order
 
 
 class ReadShare(NamedTuple):
-    """Entries that one bookie is asked for in one batch."""
+    """The entries that one bookie is asked for in one batch."""
 
     bookie: BookieId
     entries: Sequence[EntryId]
-    """In rising order. The bookie should have each of them, and perhaps others between them."""
+    """In ascending order. The bookie should have all of them, and may also have entries between them."""
 
 
 def shares_of(
@@ -26,9 +26,10 @@ def shares_of(
     *,
     gap_max: int,
 ) -> list[ReadShare]:
-    """Divide rising entries among bookies of their write sets, as few bookies as possible. Three kinds of entries get
-    no share: entries that only `avoided` bookies have, entries that would be alone in their share, and entries after a
-    gap of more than `gap_max`, because a bookie also gives the entries in the gap."""
+    """Divide `entries`, which are in ascending order, among as few bookies of their write sets as possible. Three kinds
+    of entries get no share: entries that only `avoided` bookies have, entries that would be alone in their share, and
+    entries after a gap of more than `gap_max`. The last rule exists because a bookie also returns the entries in the
+    gap."""
     shares: list[ReadShare] = []
     left = list(entries)
     nearest = own if own is not None and own not in avoided else None
@@ -46,6 +47,6 @@ def shares_of(
 
 
 def _close_together(entries: Sequence[EntryId], gap_max: int) -> Sequence[EntryId]:
-    """Return the entries up to the first gap that is too wide."""
+    """Return the entries before the first gap that is wider than `gap_max`."""
     ends = (at for at, (each, following) in enumerate(pairwise(entries), 1) if following - each > gap_max)
     return entries[: next(ends, len(entries))]

@@ -39,31 +39,31 @@ ATTEMPTS_MAX = 4
 TIMER_MIN_S = 0.001
 FIRST_SEQ = Seq(1)
 LONG_LIST_WAIT_S = 60.0
-"""Minimum number of seconds between two takeovers of a log whose list is already long, because each takeover makes the
-list longer."""
+"""Delay in seconds before the takeover of a log whose list is already long, because each takeover makes the list
+longer."""
 
 
 Others = Callable[[], Coroutine[Any, Any, Position | None]]
 
 
 async def nobody() -> None:
-    """Return None: no other replica reports what it has applied."""
+    """Return None: no other replica has reported a position."""
 
 
 @dataclass(frozen=True, slots=True)
 class TakenOver:
-    """A log that this process may append to."""
+    """A log that this process may append to, as LogTakeover.run returns it."""
 
     listed: LedgerList
     version: int
     metadata: LedgerMetadata
-    """Metadata of the open ledger at the list's end."""
+    """Metadata of the new, open ledger at the end of the list."""
     recovered_end: Position
     waited: bool
 
 
 class LogTakeover:
-    """One attempt to take over a partition's log, made by a new leader."""
+    """The takeover of one partition's log by a new leader."""
 
     def __init__(
         self,
@@ -89,10 +89,14 @@ class LogTakeover:
         applied: Callable[[], Position | None] = lambda: None,
         others: Others = nobody,
     ) -> TakenOver:
-        """Take over the log. `others` returns the furthest position that another replica has applied. Raises
-        NotRecoverable, NotEnoughBookies, NoSuchLedger and MetadataError. MetadataError is VersionConflict if others
-        were always first. It is MetadataLost if the list is gone although the local state has had one, or if the log
-        ends before the position that the local state or another replica has applied."""
+        """Take over the log, and return it ready for appends. The attempt is repeated up to ATTEMPTS_MAX times if other
+        processes change the log. `lease_ms` is the lease that is listed with the new ledger. For `next_seq`, `applied`
+        and `others`, see Logs.open_as_leader.
+
+        Raises NotRecoverable, NotEnoughBookies, NoSuchLedger and MetadataError. MetadataError is VersionConflict if
+        other processes were first in every attempt. It is MetadataLost if the list is empty although the local state
+        once had one, or if the log ends before a position that the local state or another replica has applied.
+        """
         for _ in range(ATTEMPTS_MAX):
             try:
                 return await self._attempt(lease_ms, next_seq, applied, others)
@@ -149,8 +153,8 @@ class LogTakeover:
         return TakenOver(new, version, metadata, end, waited=bool(taken) and not released)
 
     async def _is_released(self, taken: list[LedgerTakeover]) -> bool:
-        """Return True if the recovered log's last entry is a release record: its leader has stopped answering for
-        good."""
+        """Return True if the last entry of the recovered log is a release record, with which the former leader has
+        stopped answering reads permanently."""
         for each in reversed(taken):
             if each.last != NO_ENTRY:
                 return self._is_release(await each.last_payload())
@@ -178,9 +182,9 @@ class LogTakeover:
         *,
         whose: str = "the state here",
     ) -> Position:
-        """Return the log's end as far as it is known. Raises MetadataLost if the log ends before `applied`, or
-        VersionConflict if the reason is only that another recovery has found more entries meanwhile, or another leader
-        has listed more."""
+        """Return the end of the log as far as it is known. Raises MetadataLost if the log ends before `applied`. Raises
+        VersionConflict instead if the only reason is that another recovery has found more entries in the meantime, or
+        that another leader has listed more."""
         end = await self._end(listed, taken, taken)
         if applied is None or applied <= end:
             return end
@@ -194,8 +198,8 @@ class LogTakeover:
         )
 
     async def _end(self, listed: LedgerList, taken: list[LedgerTakeover], counted: list[LedgerTakeover]) -> Position:
-        """Return the last entry of the log up to the last ledger in `counted`, which are the first of the ledgers
-        `taken` over. Reads no other ledger, unless an older version wrote the list."""
+        """Return the last entry of the log up to the last ledger in `counted`, which must be the first ledgers of
+        `taken`. Reads the metadata of other ledgers only if an older version wrote the list."""
         for takeover in reversed(counted):
             if takeover.last != NO_ENTRY:
                 return Position(takeover.ledger, takeover.last)
@@ -210,7 +214,7 @@ class LogTakeover:
 
     # docs/protocol.md G25
     async def _closed_end(self, listed: LedgerList, taken: list[LedgerTakeover]) -> Position | None:
-        """Return the last entry before the last listed ledger, or None if an older version wrote the list and the
+        """Return the last entry before the last listed ledger. Return None if an older version wrote the list and the
         ledger with that entry cannot be read."""
         try:
             return await self._end(listed, taken, taken[:-1])

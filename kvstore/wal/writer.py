@@ -29,73 +29,82 @@ from kvstore.wal.coverage import write_set_indexes
 
 OWED_ENTRIES_MAX = 2_000
 OWED_BYTES_MAX = 32 << 20
-"""Maximum number and bytes of entries kept for one slow bookie before it counts as failed: confirmed entries that it
-has not stored, and the entries after them."""
+"""Limits on the number and the bytes of entries that the writer keeps for one slow bookie. The writer keeps the
+confirmed entries that the bookie has not stored, and all entries after them. Beyond either limit the bookie counts as
+failed."""
 
 Pack = Callable[[EntryId, EntryId, int, bytes], bytes]
-"""(entry, lac, length, payload) -> the packet that bookies store."""
+"""Builds the packet that bookies store from the entry id, the last-add-confirmed, the ledger's length in bytes
+including this entry, and the payload."""
 
 
 class WriterState(Enum):
+    """The states of a LedgerWriter; see the diagram above."""
+
     OPEN = auto()
     CHANGING = auto()
     HALTED = auto()
 
 
 class Append(NamedTuple):
+    """Event: the caller appends an entry."""
+
     payload: bytes
     now: float
-    """Boot-time clock; kept as the time when the entry was first sent."""
+    """Boot-time clock in seconds. The writer returns it in Confirm as the time when the entry was first sent."""
 
 
 class AddStored(NamedTuple):
+    """Event: a bookie has stored an entry durably."""
+
     entry: EntryId
     bookie: BookieId
 
 
 @dataclass(frozen=True, slots=True)
 class AddFailed:
-    """The bookie did not store what it was sent: it is unreachable, silent, read-only or broken."""
+    """Event: the bookie did not store an entry. It is unreachable, silent, read-only or broken."""
 
     bookie: BookieId
 
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """A failed bookie of the ensemble takes adds again."""
+    """Event: a failed bookie of the ensemble accepts adds again."""
 
     bookie: BookieId
 
 
 @dataclass(frozen=True, slots=True)
 class Spares:
-    """The bookies that may replace a failed one now; none while the metadata store is unreachable."""
+    """Event: the set of bookies that may replace a failed one has changed. It is empty while the metadata store is
+    unreachable."""
 
     bookies: frozenset[BookieId]
 
 
 @dataclass(frozen=True, slots=True)
 class EnsembleChanged:
-    """The ensemble change is recorded."""
+    """Event: the metadata store has recorded the ensemble change."""
 
     metadata: LedgerMetadata
     replaced: frozenset[BookieId]
-    """The bookies that were to be replaced, including one that was chosen again."""
+    """The bookies that the change replaced. A bookie that was chosen again for its own place is included."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeFailed:
-    """The ensemble change was abandoned, and is certainly not recorded."""
+    """Event: the ensemble change was abandoned, and is certainly not recorded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fenced:
-    """A bookie refused an add because another writer has taken over the ledger."""
+    """Event: a bookie refused an add because another writer has taken over the ledger."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopWriting:
-    """The ledger no longer belongs to this writer, for another reason."""
+    """Event: the ledger no longer belongs to this writer, for a reason other than fencing."""
 
     error: StoreError
 
@@ -104,7 +113,7 @@ Event = Append | AddStored | AddFailed | Returned | Spares | EnsembleChanged | C
 
 
 class Store(msgspec.Struct, frozen=True):
-    """Command to send an entry's packet to each of `bookies`."""
+    """Command: send the entry's packet to every bookie in `bookies`."""
 
     entry: EntryId
     packet: bytes
@@ -112,7 +121,7 @@ class Store(msgspec.Struct, frozen=True):
 
 
 class Confirm(msgspec.Struct, frozen=True):
-    """Command to report an entry as confirmed, because it can no longer be lost."""
+    """Command: report the entry as confirmed to its caller. An ack quorum of bookies has it on disk."""
 
     entry: EntryId
     sent_at: float
@@ -120,22 +129,22 @@ class Confirm(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class ReplaceBookies:
-    """Command to record an ensemble without the writer's `failed` bookies, starting at `next_fragment`. The record may
-    also replace bookies that fail before the write is sent."""
+    """Command: record an ensemble without the writer's `failed` bookies, starting at entry `next_fragment`. The driver
+    may also replace bookies that fail before it sends the metadata write."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlowBookiesFailed:
-    """Command to treat these bookies as failed although they have reported no error: too many adds that other bookies
-    have stored are outstanding at them."""
+    """Command: treat these bookies as failed although they reported no error. The writer keeps more than
+    OWED_ENTRIES_MAX entries or OWED_BYTES_MAX bytes, and these bookies have not stored the oldest entry."""
 
     bookies: tuple[BookieId, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Halt:
-    """Command to stop the writer. Entries after the last confirmed one have an unknown outcome, and no more entries are
-    accepted."""
+    """Command: stop the writer, which accepts no more entries. The outcome of entries after the last confirmed one is
+    unknown."""
 
     error: StoreError
 
@@ -154,7 +163,8 @@ class _Sent(msgspec.Struct):
 
 
 class LedgerWriter:
-    """The writer of one ledger. Turns each event into the commands that it calls for, and performs none of them."""
+    """The state machine that writes one ledger. It turns each event into commands, which the caller must perform in
+    order."""
 
     def __init__(
         self,
@@ -165,23 +175,24 @@ class LedgerWriter:
         length: int = 0,
         frozen_lac: EntryId | None = None,
     ) -> None:
-        """`after`, `length`: the last entry that is safe already, and the payload bytes up to it. `frozen_lac`: the
-        last-add-confirmed in a recovery's packets."""
+        """Start writing in the last fragment of `metadata`, after entry `after`. `length` is the number of payload
+        bytes up to and including `after`. A recovery passes `frozen_lac`, which all packets then carry as the
+        last-add-confirmed."""
         self.state = WriterState.OPEN
         self.metadata = metadata
         self.last_added = after
         self.last_confirmed = after
         self.length = length
-        """Payload bytes up to the last entry added."""
+        """Payload bytes in the ledger, up to the last entry added."""
         self.confirmed_length = length
-        """Payload bytes up to the last entry confirmed."""
+        """Payload bytes in the ledger, up to the last entry confirmed."""
         self._pack = pack
         self._frozen_lac = frozen_lac
         self._spares: frozenset[BookieId] = frozenset()
         self._failed = 0
         self._sent: dict[EntryId, _Sent] = {}
-        """In rising order. An entry is removed when it is confirmed and each bookie of its write set has stored it or
-        failed."""
+        """In ascending order. An entry is removed when it is confirmed and every bookie of its write set has stored it
+        or failed."""
         self._held_bytes = 0
         self._seat(metadata)
 
@@ -202,26 +213,27 @@ class LedgerWriter:
 
     @property
     def failed(self) -> frozenset[BookieId]:
-        """Bookies of the ensemble that are sent nothing."""
+        """The failed bookies of the current ensemble. The writer sends them nothing until they return or are
+        replaced."""
         return frozenset(self._at(self._failed))
 
     @property
     def next_fragment(self) -> EntryId:
-        """The first entry for which an ensemble change must hold."""
+        """The entry at which the next ensemble change starts: the first one not confirmed."""
         return EntryId(self.last_confirmed + 1)
 
     @property
     def unconfirmed(self) -> int:
-        """Number of entries added and not confirmed."""
+        """Number of entries added but not yet confirmed."""
         return self.last_added - self.last_confirmed
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of packets kept for bookies that have not stored them."""
+        """Bytes of packets kept because some bookie has not stored them yet."""
         return self._held_bytes
 
     def handle(self, event: Event) -> list[Command]:
-        """Return the commands that `event` calls for. Once HALTED, return none."""
+        """Apply `event` and return the commands to perform, in order. Returns no commands once the writer is HALTED."""
         if self.state is WriterState.HALTED:
             return []
         match event:
@@ -250,7 +262,8 @@ class LedgerWriter:
                 assert_never(event)
 
     def append(self, payload: bytes, now: float) -> list[Command]:
-        """Do what `handle` does for an Append. Must not be called once HALTED."""
+        """Add an entry without the cost of an Append event. `now` is the boot-time clock in seconds. The writer must
+        not be HALTED."""
         entry = EntryId(self.last_added + 1)
         self.last_added = entry
         self.length += len(payload)
@@ -267,8 +280,8 @@ class LedgerWriter:
 
     # docs/protocol.md W2
     def _slowest(self) -> int:
-        """Return the places that lack the oldest entry that is kept, if the entry is confirmed. If it is not, return
-        none: without the bookies that lack it, nothing could be confirmed."""
+        """Return the places that have not stored the oldest kept entry, if that entry is confirmed. Return 0 if it is
+        not confirmed: failing those bookies could then leave too few to confirm anything."""
         entry, oldest = next(iter(self._sent.items()))
         return oldest.targets & ~oldest.acks & ~self._failed if entry <= self.last_confirmed else 0
 
@@ -276,7 +289,8 @@ class LedgerWriter:
         return [SlowBookiesFailed(self._at(bits)), *self._fail(bits)] if bits else []
 
     def owed_longest(self) -> dict[BookieId, EntryId]:
-        """Return, for each bookie with outstanding adds, the first entry that it has not stored."""
+        """Return the first entry that each bookie has not stored. Bookies without outstanding adds and failed bookies
+        are left out."""
         found: dict[BookieId, EntryId] = {}
         wanted = ((1 << len(self._ensemble)) - 1) & ~self._failed
         for entry, sent in self._sent.items():
@@ -288,7 +302,8 @@ class LedgerWriter:
         return found
 
     def stored(self, entry: EntryId, bookie: BookieId) -> list[Command]:
-        """Do what `handle` does for an AddStored."""
+        """Record that `bookie` has stored `entry`, without the cost of an AddStored event. Return the commands to
+        perform."""
         sent = self._sent.get(entry)
         if sent is None:
             return []  # complete already
@@ -316,7 +331,7 @@ class LedgerWriter:
         return commands
 
     def _drop(self, entry: EntryId, sent: _Sent) -> None:
-        """Remove an entry that no bookie lacks any more."""
+        """Remove an entry that every bookie of its write set has stored or failed to store."""
         del self._sent[entry]
         self._held_bytes -= len(sent.packet)
 
@@ -328,7 +343,8 @@ class LedgerWriter:
         return self._replace_failed()
 
     def _forget_confirmed(self) -> None:
-        """Remove entries that only failed bookies lack. Repair copies these entries when the bookies are back."""
+        """Remove confirmed entries that only failed bookies have not stored. Repair copies them when the bookies are
+        back."""
         for entry, sent in list(self._sent.items()):
             if entry > self.last_confirmed:
                 break
@@ -382,7 +398,7 @@ class LedgerWriter:
         return [Halt(error)]
 
     def check(self) -> None:
-        """Assert the invariants."""
+        """Assert the writer's invariants. Used by tests; the cost grows with the number of kept entries."""
         ids = list(self._sent)
         assert ids == sorted(ids)
         if self.state is not WriterState.HALTED:

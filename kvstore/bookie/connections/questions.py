@@ -38,7 +38,7 @@ class AskingClient(ClientConnection, Protocol):
     def send(self, frame: bytes) -> None: ...
 
     def question_ended(self) -> None:
-        """Note that a request has ended, so that another one may begin."""
+        """Record that a request has ended, so that another one may begin."""
         ...
 
 
@@ -54,7 +54,7 @@ class SharedLimits(Protocol):
 
 
 class Questions:
-    """Answers the requests of one client, and counts those in progress."""
+    """Answers the requests of one client, except adds, and limits the number of requests in progress."""
 
     def __init__(self, client: AskingClient, shared: SharedLimits, storage: AnyStorage, config: BookieConfig) -> None:
         self.pending = 0
@@ -74,7 +74,7 @@ class Questions:
         }
 
     def ask(self, operation: int, txn: int, request: pb.Request) -> None:
-        """Answer a request that is not an add, at once or later."""
+        """Answer a request that is not an add, now or later."""
         call = self._calls.get(operation)
         if call is not None:
             call(txn, request)
@@ -82,14 +82,14 @@ class Questions:
             self._client.send(wire.encode_status(txn, operation, Status.BAD_REQUEST))
 
     def take_back_polls(self) -> None:
-        """Cancel all long polls, because the client is gone."""
+        """Cancel all long polls, because the client has disconnected."""
         for take_back in self._polls.values():
             take_back()
         self._shared.polls -= len(self._polls)
         self._polls.clear()
 
     def _begin(self, *, is_priority: bool) -> bool:
-        """Count a request that is not an add. Return False if this connection has too many in progress."""
+        """Count a request. Return False if this connection has too many in progress."""
         if not is_priority and self.pending >= self._config.connection_pending_max:
             self._statistics.refused_overload += 1
             return False
@@ -155,7 +155,8 @@ class Questions:
         self._when_deniable(status, ledger, answer)
 
     def ask_batch(self, asked: BatchRead) -> None:
-        """Answer with the first entry as in a single read, and with the following entries that are here and fit."""
+        """Answer a batched read. The first entry is handled as in a single read; the following entries are added if
+        they are stored here and fit."""
 
         def have_first(status: Status, _entry: int, first: bytes | None, _lac: int) -> None:
             def answer(status: Status) -> None:
@@ -175,7 +176,7 @@ class Questions:
             self._client.send(version_two.encode_batch_response(asked, Status.TOO_MANY_REQUESTS, ()))
 
     def _batch(self, asked: BatchRead, first: bytes) -> list[bytes]:
-        """Return as many entries as may be kept until the client reads them; none if not even one may be kept."""
+        """Return as many entries as may be kept until the client reads them, possibly none."""
         connections, (_, size_max) = self._shared.connections, asked.limits
         is_fence = asked.fence_key is not None
         if has_room(self._client, max(len(first), size_max), connections):
@@ -183,7 +184,7 @@ class Questions:
         return [first] if has_room(self._client, len(first), connections, is_fence=is_fence) else []
 
     def _when_deniable(self, status: Status, ledger: int, answer: Callable[[Status], None]) -> None:
-        """Answer with the status. A client that has not named this bookie gets "not here" only if that is true for the
+        """Answer with `status`. A client that has not named this bookie gets "not here" only if that is true of every
         bookie that it may mean; otherwise it gets UNKNOWN_LEDGER_STATE."""
         if status not in _NEGATIVE or self._client.is_named:
             answer(status)

@@ -44,7 +44,7 @@ _ADD = int(BookieOperation.ADD_ENTRY)
 
 
 class BookieService:
-    """Creates a handler for each connection, and closes them all."""
+    """Creates a handler for each connection to the bookie, and limits and closes the connections."""
 
     def __init__(
         self,
@@ -54,14 +54,14 @@ class BookieService:
         is_user: Callable[[Stream], bool] = lambda _: False,
         known: KnownNetworks | None = None,
     ) -> None:
-        """`cluster`: the instance id of the bookie's cluster; empty: clients of any cluster are served. `is_user`:
-        returns True if a client presents the certificate of a user of the cluster. `known`: networks, such as those of
-        the other nodes, whose connections give way only to each other."""
+        """`cluster` is the instance id of the bookie's cluster; if it is empty, clients of any cluster are served.
+        `is_user` returns True if a client presents the certificate of a user of the cluster. `known` are networks, such
+        as those of the other nodes, whose connections are closed only in favour of each other."""
         self.known = known = KnownNetworks() if known is None else known
         self.silent: Shares[BookieConnection] = Shares(known)
-        """Connections that have not asked for anything."""
+        """Connections that have not sent a request yet."""
         self.asking: Shares[BookieConnection] = Shares(known)
-        """Connections that have asked for something."""
+        """Connections that have sent at least one request."""
         self.cluster = cluster
         self.storage = storage
         self.config = config
@@ -79,8 +79,8 @@ class BookieService:
         return BookieConnection(self)
 
     def take_in(self, connection: BookieConnection, host: str) -> bool:
-        """Give a new connection a slot. If there is none, close a silent connection, or one of a network with more
-        connections. Return False if there is no such connection."""
+        """Give a new connection a slot. If none is free, close a silent connection, or a connection of a network that
+        has more connections. Return False if there is no connection to close."""
         network = network_of(host)
         self.silent.add(connection, network)
         if len(self.connections) < self.config.connections_max:
@@ -99,7 +99,7 @@ class BookieService:
         return True
 
     def has_asked(self, connection: BookieConnection, host: str) -> None:
-        """Record that a connection has asked for something."""
+        """Record that a connection has sent its first request."""
         if self.silent.discard(connection):
             self.asking.add(connection, network_of(host))
 
@@ -108,18 +108,18 @@ class BookieService:
         self.asking.discard(connection)
 
     def refused_plain(self) -> None:
-        """Record that a client has sent a request without TLS to a port with TLS."""
+        """Count a client that has sent a request without TLS to a port that requires TLS."""
         self.storage.statistics.refused_plain += 1
         self.log.emit(logging.WARNING, "refused a client without TLS; it must begin with START_TLS")
 
     def refused_user(self) -> None:
-        """Record that a client was refused because of its certificate: it is a user's, or names no node."""
+        """Count a client that was refused because its certificate belongs to a user or names no node."""
         self.storage.statistics.refused_user += 1
         self.log.emit(logging.WARNING, "refused a client because of its certificate: it is a user's, or names no node")
 
     def close(self) -> None:
-        """Abort all connections at once, and those in their handshake when it is over. Nobody gets the outstanding
-        answers."""
+        """Abort all connections at once. Connections in their handshake are aborted when the handshake ends.
+        Outstanding answers are not sent."""
         self.is_closed = True
         for connection in list(self.connections):
             connection.abort()
@@ -217,7 +217,7 @@ class BookieConnection:
         self._serve()
 
     def abort(self) -> None:
-        """Close at once."""
+        """Close the connection at once."""
         self.is_closed = True
         self._transport.abort()
 
@@ -231,7 +231,7 @@ class BookieConnection:
         self._transport.close()
 
     def _serve(self) -> None:
-        """Handle the received requests, as far as the client reads its answers and adds fit."""
+        """Handle received requests, as long as the client reads its answers and adds are within the limits."""
         self._is_serve_due = False
         backlog = self._backlog
         while backlog and not (self._is_choked or self.is_closed or self._lacks_room(backlog[0])):
@@ -243,7 +243,7 @@ class BookieConnection:
 
     # docs/protocol.md B12
     def _lacks_room(self, payload: bytes) -> bool:
-        """Return True if the next request must wait. Later requests wait behind it, and so keep their order."""
+        """Return True if the next request must wait. Later requests then wait behind it, which keeps their order."""
         if self._adds >= self._config.connection_pending_max or self._add_bytes >= self._config.connection_bytes_max:
             return True  # continues in _added
         if self._sync_gate.is_shut:
@@ -303,7 +303,7 @@ class BookieConnection:
             self._loop.call_soon(self._flush)
 
     def question_ended(self) -> None:
-        """Note that a request has ended, so that another one may begin."""
+        """Record that a request has ended, so that another one may begin."""
         if self._is_reading_paused:
             self._update_reading()
 
@@ -354,7 +354,7 @@ class BookieConnection:
             self._questions.ask(operation, header.txn_id, request)
 
     def _is_meant(self, request: pb.Request) -> bool:
-        """Return False if the client means another bookie: one whose disk or address this bookie may have inherited."""
+        """Return False if the client means another bookie, whose disk or address this bookie may have inherited."""
         for pair in request.context:
             if pair.key == wire.BOOKIE_KEY:
                 self.is_named = pair.value == self._storage.bookie
@@ -363,7 +363,7 @@ class BookieConnection:
 
     # docs/protocol.md B32
     def _other_cluster(self, request: pb.Request) -> str:
-        """Return the cluster that the client claims if it is not the bookie's; otherwise ""."""
+        """Return the cluster that the client claims if it differs from the bookie's, otherwise ""."""
         for pair in request.context:
             if pair.key == wire.CLUSTER_KEY and self._service.cluster not in ("", pair.value):
                 return repr(pair.value[:CLUSTER_SHOWN_MAX])

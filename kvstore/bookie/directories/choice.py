@@ -24,8 +24,8 @@ class Candidate:
 
 
 def choose(ledger: int, candidates: Sequence[Candidate]) -> int:
-    """Return the number of the directory for the ledger. A full one is chosen only if all are full, for fences and
-    recoveries."""
+    """Return the number of the directory for the ledger. A full directory is chosen only if all are full, for fences
+    and recoveries."""
     return max(candidates, key=lambda each: (not each.is_full, _score(ledger, each))).number
 
 

@@ -1,4 +1,4 @@
-"""One directory of a bookie that has several: its storage, and the callers that wait for its answers."""
+"""One directory of a bookie that has several: its storage, and the requests that wait for its answers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class DirectoryStorage:
         """The ledgers in the directory, or at the time of its failure."""
         self.tombstones: Collection[int] = ()
         self.reason = ""
-        """Why the directory has failed; empty if it has not."""
+        """Reason why the directory has failed; empty while it works."""
         self._asked: dict[object, Callable[[], Any]] = {}
         """How to refuse each unanswered request."""
 
@@ -41,7 +41,7 @@ class DirectoryStorage:
         return self.storage.inventory.is_limbo
 
     async def start(self) -> None:
-        """Read the directory back. Raises a ConfigError that names it, OSError (no space)."""
+        """Read the directory back. Raises a ConfigError that names the directory, or OSError if there is no space."""
         try:
             await self.storage.start(self.directory.doubts)
         except OSError as error:
@@ -51,14 +51,14 @@ class DirectoryStorage:
         self.ledgers, self.tombstones = self.storage.inventory.ledgers, self.storage.inventory.tombstones
 
     def free_bytes(self) -> int:
-        """Return the free bytes; 0 if the disk fails."""
+        """Return the free bytes of the directory, or 0 if its disk fails."""
         try:
             return self.storage.free_bytes()
         except OSError:
             return 0
 
     def space(self) -> tuple[int, int]:
-        """Return all bytes and free bytes; 0 if the disk fails."""
+        """Return the total and the free bytes of the directory, or zeros if its disk fails."""
         try:
             return self.storage.space()
         except OSError:
@@ -75,7 +75,7 @@ class DirectoryStorage:
 
     def asked(self, done: Callable[..., Any], *refusal: Any) -> Callable[..., None]:
         """Return a callback to use instead of `done`. It is called at most once, with `refusal` if the directory fails
-        before."""
+        before the answer."""
 
         def answer(*given: Any) -> None:
             if self._asked.pop(answer, None) is not None:
@@ -101,8 +101,8 @@ class DirectoryStorage:
         self.ledgers, self.tombstones = frozenset(self.ledgers), frozenset(self.tombstones)
 
     def refuse_all(self) -> None:
-        """Refuse requests that wait for a sync that never comes or for the metadata store. Nobody knows which of them
-        were stored."""
+        """Refuse the requests that wait for the metadata store, or for a sync that will never come. Their outcome is
+        unknown."""
         for group in self.storage.journal.unreported():
             adds = list(group.adds)
             group.adds.clear()
@@ -120,6 +120,6 @@ class DirectoryStorage:
             log.exception("callback of a refused request failed path=%s", self.directory.path)
 
     def stop(self) -> None:
-        """Write nothing more."""
+        """Stop writing."""
         with suppress(OSError):
             self.storage.stop()

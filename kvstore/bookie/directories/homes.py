@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class LedgerDirectories:
-    """The directories of one bookie's ledgers."""
+    """Maps each ledger of a bookie to the directory that has it."""
 
     def __init__(self, parts: Sequence[DirectoryStorage]) -> None:
         self._parts = parts
@@ -26,7 +26,7 @@ class LedgerDirectories:
         requests."""
 
     def check(self) -> None:
-        """Put ledgers that are in two directories in limbo, and fence them. This happens only if somebody else has
+        """Put ledgers that are in two directories in limbo, and fence them. That happens only if another process has
         written to a directory."""
         seen: dict[int, DirectoryStorage] = {}
         for part in self._parts:
@@ -54,12 +54,12 @@ class LedgerDirectories:
         return sorted(ledger.id for ledgers in of_all for ledger in ledgers if ledger.is_limbo)
 
     async def synced(self) -> None:
-        """Return when everything accepted before is on the disks."""
+        """Wait until everything accepted before this call is on the disks."""
         for part in self.alive:
             await part.storage.synced()
 
     def knows(self, ledger: int) -> bool:
-        """Return True if any directory has, or had, a record of the ledger, or is about to."""
+        """Return True if any directory has, had or is about to get a record of the ledger."""
         return ledger in self._under_way or any(part.knows(ledger) for part in self._parts)
 
     def is_elsewhere(self, part: DirectoryStorage, ledger: int) -> bool:
@@ -82,12 +82,12 @@ class LedgerDirectories:
         return next((part for part in self._parts if part.is_limbo), None)
 
     def asked(self, ledger: int) -> DirectoryStorage:
-        """Return the directory to ask about the ledger. If no directory has the ledger, any one gives the same
-        answer."""
+        """Return the directory to which a request about the ledger goes. If no directory has the ledger, any of them
+        gives the same answer."""
         return self._home(ledger) or self.alive[0]
 
     def chosen(self, ledger: int) -> DirectoryStorage:
-        """Return the directory for the ledger's first record."""
+        """Return the directory that gets the ledger's first record."""
         home = self._home(ledger)
         if home is not None:
             return home

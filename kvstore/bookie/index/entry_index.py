@@ -37,7 +37,7 @@ def offset_of(place: int) -> int:
 
 
 class EntryColumns(NamedTuple):
-    """Entries of one segment, in rising order of their ids."""
+    """Entries of one segment in ascending order of their ids, as parallel arrays."""
 
     entries: array[int]
     offsets: array[int]
@@ -54,7 +54,7 @@ class Sealed(Protocol):
         ...
 
     def find(self, entry: int) -> tuple[int, int]:
-        """Return place and size of the newest copy; NOWHERE if there is none."""
+        """Return the place and the size in bytes of the newest copy, or NOWHERE if there is none."""
         ...
 
     def runs(self) -> list[tuple[int, int]]: ...
@@ -62,7 +62,8 @@ class Sealed(Protocol):
 
 
 class EntryIndex:
-    """One ledger's entries. Place 0 means that the entry is not here. The arrays belong to one segment."""
+    """The places of one ledger's entries. Place 0 means that the entry is not stored here. The arrays belong to one
+    segment."""
 
     __slots__ = ("first", "holes", "others", "others_high", "others_low", "places", "sealed", "sealed_last", "sizes")
 
@@ -82,8 +83,8 @@ class EntryIndex:
         """Bounds of the entries that are or were outside of the arrays."""
 
     def put(self, entry: int, place: int, size: int) -> tuple[int, int]:
-        """Record where `entry` is. Return place and size of its former copy, NOWHERE if it is new. Reads the disk only
-        for an entry that full segments may have."""
+        """Record the place and the size of `entry`. Return the place and the size of its former copy, or NOWHERE if the
+        entry is new. Reads the disk only if full segments may have the entry."""
         places = self.places
         at = entry - self.first
         if at and at == len(places) and entry > self.sealed_last and not self.others:
@@ -120,11 +121,11 @@ class EntryIndex:
         return self.sealed.find(entry) if entry <= self.sealed_last and self.sealed is not None else NOWHERE
 
     def has_sealed(self, sealed: Sealed) -> None:
-        """Look for entries in `sealed` from now on too, up to its present last entry."""
+        """Also find entries in `sealed` from now on, up to its current last entry."""
         self.sealed, self.sealed_last = sealed, sealed.last
 
     def detach(self) -> EntryIndex:
-        """Return everything that is in memory as a separate index, and remove it here, because its segment is full."""
+        """Move everything in memory to a new index and return that index, because the segment is full."""
         self.compact()
         taken = EntryIndex()
         taken.first, taken.places, taken.sizes, taken.holes = self.first, self.places, self.sizes, self.holes
@@ -138,7 +139,7 @@ class EntryIndex:
         return HOLES_MIN + HOLES_EACH * entries
 
     def compact(self) -> None:
-        """Move entries outside of the arrays into them, if there are enough of them by now."""
+        """Move entries from outside the arrays into them, if there are now enough entries."""
         if not self.others:
             return
         count = self.count
@@ -161,8 +162,8 @@ class EntryIndex:
         return ((self.first + at, place, self.sizes[at]) for at, place in enumerate(self.places) if place)
 
     def get(self, entry: int) -> tuple[int, int]:
-        """Return place and size of `entry`; NOWHERE if it is not here. For an entry in a full segment, read the
-        disk."""
+        """Return the place and the size of `entry`, or NOWHERE if it is not stored here. Reads the disk for an entry in
+        a full segment."""
         at = entry - self.first
         if 0 <= at < len(self.places) and self.places[at]:
             return self.places[at], self.sizes[at]
@@ -171,7 +172,7 @@ class EntryIndex:
         return self.sealed.find(entry) if entry <= self.sealed_last and self.sealed is not None else NOWHERE
 
     def extend(self, first: int, places: array[int], sizes: array[int]) -> None:
-        """Begin with a run of entries; the index must be empty."""
+        """Fill an empty index with a run of consecutive entries."""
         assert not self.count, "a run stands at the beginning"
         self.first = first
         self.places.extend(places)
@@ -180,7 +181,7 @@ class EntryIndex:
 
     @property
     def last(self) -> int:
-        """The highest entry id here, -1 if there is none."""
+        """The highest entry id stored here, or -1 if there is none."""
         return max(self.first + len(self.places) - 1 if self.places else -1, self.others_high, self.sealed_last)
 
     @property
@@ -194,14 +195,14 @@ class EntryIndex:
         return sum(self.sizes) + sum(size for _, size in self.others.values())
 
     def ids(self) -> Sequence[int]:
-        """Return the entries in memory, rising."""
+        """Return the ids of the entries in memory, in ascending order."""
         within = range(self.first, self.first + len(self.places))
         if self.others:
             return self.columns().entries
         return array("Q", compress(within, self.places)) if self.holes else within
 
     def columns(self) -> EntryColumns:
-        """Return the entries in memory, all of which are in one segment."""
+        """Return the entries in memory, all of which are in one segment, in ascending order."""
         if not self.others and not self.holes:
             return EntryColumns(
                 array("Q", range(self.first, self.first + len(self.places))), _low(self.places), self.sizes
@@ -216,7 +217,7 @@ class EntryIndex:
         return EntryColumns(array("Q", ids), _low(array("Q", places)), array("I", sizes))
 
     def runs(self) -> list[tuple[int, int]]:
-        """Return the entries as rising runs (first, count). For full segments with holes, read the disk."""
+        """Return the entries as (first, count) runs in ascending order. Reads the disk for full segments with holes."""
         if self.sealed is None:
             return self._own_runs()
         return joined([*self.sealed.runs(), *self._own_runs()])
@@ -227,8 +228,8 @@ class EntryIndex:
         return runs_of(self.columns().entries)
 
     def inside(self, file: int) -> Iterator[tuple[int, int, int]]:
-        """Yield (entry, place, size) of the entries in full segment `file`, rising by entry, including those with a
-        newer copy."""
+        """Yield (entry, place, size) for each entry in full segment `file`, in ascending order. Entries that have a
+        newer copy are included."""
         return self.sealed.inside(file) if self.sealed is not None else iter(())
 
 
@@ -238,7 +239,7 @@ def _low(places: array[int]) -> array[int]:
 
 
 def runs_of(entries: Iterable[int]) -> list[tuple[int, int]]:
-    """Return rising entry ids as runs (first, count)."""
+    """Return entry ids, which must be in ascending order, as (first, count) runs."""
     runs: list[tuple[int, int]] = []
     first = end = -1
     for entry in entries:
@@ -251,7 +252,7 @@ def runs_of(entries: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def joined(runs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return runs, in any order and perhaps overlapping, as rising runs that do not touch."""
+    """Return runs, which may be in any order and overlap, as separate runs in ascending order."""
     whole: list[tuple[int, int]] = []
     for first, count in sorted(runs):
         if whole and first <= sum(whole[-1]):

@@ -47,7 +47,7 @@ write every byte twice."""
 
 
 class Journal:
-    """Appends records, and reports groups as synced in order."""
+    """The writer of the journal: appends records to groups, and reports groups in order once they are synced."""
 
     open_group: JournalGroup
     """The group that the next record joins, unless it begins a segment."""
@@ -69,7 +69,7 @@ class Journal:
         self._loop = asyncio.get_running_loop()
         self._config = config
         self._segments = segments
-        """The existing segments. The journal adds the segments that it begins."""
+        """The existing segments. The journal adds each segment that it begins."""
         self.supply = SegmentSupply(
             env,
             config,
@@ -96,20 +96,18 @@ class Journal:
         self._is_blocked = False
         self._why_blocked = ""
         self.is_full = True
-        """True if at most the reserve is left."""
+        """True if only the reserve is left."""
         self.why_full = ""
-        """Why ordinary adds are refused, with the directory, for operators; empty if they are accepted."""
+        """Reason why ordinary adds are refused, with the directory, for operators. Empty if they are accepted."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._is_stopped = False
         self.synced_group = 0
         """Every group up to this one is on disk."""
 
     def open(self, *, file: int, group: int, synced: tuple[int, int], is_limbo: bool, room: int, size: int) -> None:
-        """Begin segment `file`, of `size` bytes and with space for at least `room`, with group `group`.
-
-        `synced`: the segment and the offset at which the journal's former part ends. `is_limbo`: records of that part
-        may be missing. Raises OSError if there is no space.
-        """
+        """Begin segment `file` with group `group`. The segment has `size` bytes, and at least `room` bytes for records.
+        `synced` is the segment and the offset at which the synced part of the former journal ends. With `is_limbo`,
+        records of that part may be missing. Raises OSError if there is no space."""
         self.supply.next_file = file
         self._synced_file, self._synced_to = synced
         self.synced_group = group - 1
@@ -133,12 +131,13 @@ class Journal:
 
     @property
     def synced_file(self) -> int:
-        """The segment of the last synced group. Earlier segments are full, and `on_rolled` was called for them."""
+        """Number of the segment with the last synced group. All earlier segments are full, and `on_rolled` was called
+        for them."""
         return self._synced_file
 
     def has_room(self, use: Use, size: int) -> bool:
-        """Return True if records of `size` bytes may be appended now (docs/protocol.md, B20). For facts always True: if
-        there is no space after all, `append` fails."""
+        """Return True if records of `size` bytes in total may be appended now (docs/protocol.md, B20). Always True for
+        facts; `append` fails if there is no space for them."""
         if not self.is_full or use is Use.FACT:
             return True
         is_left = self.room - size >= leaves(use, self._config.segment_bytes)
@@ -147,11 +146,9 @@ class Journal:
     def append(
         self, kind: int, flags: int, ledger: int, entry: int, body: bytes, *, urgent: bool = True, use: Use = Use.ADD
     ) -> int:
-        """Add a record to the open group and return its offset. If not `urgent`, it waits CERTIFY_S for other records.
-        The caller must check `has_room` for this use before.
-
-        Raises JournalFull.
-        """
+        """Add a record to the open group, and return its offset in the segment. A record that is not `urgent` may
+        wait up to CERTIFY_S seconds for others. The caller must check `has_room` for the same use first. Raises
+        JournalFull."""
         group = self.open_group
         end = group.end + RECORD_HEADER_SIZE + len(body)
         if end > self._limit:
@@ -165,7 +162,7 @@ class Journal:
         return offset
 
     def after(self, group: int, done: Callable[[], None], *, urgent: bool = True) -> None:
-        """Call `done` once `group`, which must have begun, is on disk; at once if it already is."""
+        """Call `done` once `group` is on disk, or at once if it already is. The group must have begun."""
         if group <= self.synced_group:
             done()
             return
@@ -180,7 +177,7 @@ class Journal:
         raise AssertionError(f"group {group} was never begun")
 
     def barrier(self, done: Callable[[], None]) -> None:
-        """Call `done` once everything appended so far is on disk; at once if it already is."""
+        """Call `done` once everything appended so far is on disk, or at once if it already is."""
         if self.open_group.buffers:
             self.after(self.open_group.number, done)
         elif self._queue:
@@ -239,7 +236,7 @@ class Journal:
             self._sync_failed(error)
 
     def _write_failed(self, group: JournalGroup, error: OSError) -> None:
-        """Keep the group, which was not reported yet, and write it again later if the error is temporary."""
+        """Keep the group, which was not reported yet. If the error is temporary, write the group again later."""
         why = self.supply.reason(error)
         if not is_passing(error):
             self.fail(f"journal write failed: {why}")
@@ -287,7 +284,7 @@ class Journal:
         self._tell(group)
 
     def _tell(self, group: JournalGroup) -> None:
-        """Report a group that is on disk, and do the work that waited for it."""
+        """Report a group that is on disk, and run the callbacks that waited for it."""
         self.on_synced(group)
         for done in group.after:
             try:
@@ -302,8 +299,8 @@ class Journal:
             self._later("certify", CERTIFY_S, self.certify)
 
     def certify(self) -> None:
-        """Record in the journal that its last group is synced. This needs no sync itself, because it only states what
-        is true."""
+        """Record in the journal that its last group is synced. The record itself needs no sync, because it only states
+        a fact."""
         if self._is_certified or self._syncing is not None or self._is_stopped or self._queue:
             return  # a journal that was never opened has nothing to certify
         group = self.open_group
@@ -324,18 +321,18 @@ class Journal:
             self._die(f"journal sync failed: {error}")
 
     def fail(self, reason: str) -> None:
-        """Stop using the directory, for a reason that the journal has not found itself."""
+        """Stop using the directory for `reason`, which was found outside the journal."""
         if not self._is_stopped:
             self._die(reason)
 
     def _die(self, reason: str) -> None:
-        """Accept nothing more. If the process outlives this journal, later appends find no space."""
+        """Accept no more records. If the process continues to run, later appends raise JournalFull."""
         self.stop()
         self._limit, self._is_blocked = 0, True
         self._env.fatal(reason)
 
     def unreported(self) -> list[JournalGroup]:
-        """Return the groups that were not reported as synced, and after a failure never will be."""
+        """Return the groups that were not reported as synced. After a failure they never will be."""
         return [each for each in (self._syncing, *self._queue, self.open_group) if each is not None]
 
     # Segments
@@ -383,7 +380,7 @@ class Journal:
             self._flush()
 
     def stop(self) -> None:
-        """Write nothing more. Records that were not reported as synced may or may not be on disk."""
+        """Stop writing. Records that were not reported as synced may or may not be on disk."""
         self._is_stopped = True
         self.supply.stop()
         for timer in self._timers.values():

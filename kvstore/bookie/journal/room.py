@@ -16,11 +16,12 @@ KEPT_SHARE = 8
 
 
 class JournalFull(Exception):
-    """There is no space for the record, not even in the reserve."""
+    """The journal has no space for the record, not even in the reserve."""
 
 
 class Use(IntEnum):
-    """The purpose of a record. The later in this list, the longer there is space for it."""
+    """The purpose of a record. On a full disk, later members of this list still find space when earlier ones no longer
+    do."""
 
     ADD = 0
     """Ordinary adds, and explicit last-add-confirmed: none once there is no segment ahead."""
@@ -33,18 +34,18 @@ class Use(IntEnum):
 
 
 def kept_bytes(segment_bytes: int) -> int:
-    """Return the bytes of the current segment that recovery adds must leave free on a full disk."""
+    """Return the number of bytes of the current segment that recovery adds must leave free on a full disk."""
     return min(KEPT_MAX, segment_bytes // KEPT_SHARE)
 
 
 def start_bytes(segment_bytes: int) -> int:
-    """Return the bytes of a full disk that no small segment may take, because a start needs a segment of its own. A
-    bookie that cannot start does not answer reads either."""
+    """Return the number of bytes of a full disk that small segments must leave free, because a start needs a segment of
+    its own. A bookie that cannot start does not answer reads either."""
     return kept_bytes(segment_bytes) // 4
 
 
 def leaves(use: Use, segment_bytes: int) -> int:
-    """Return the bytes of the current segment that a record must leave free on a full disk."""
+    """Return the number of bytes of the current segment that a record for `use` must leave free on a full disk."""
     kept = kept_bytes(segment_bytes)
     if use is Use.FACT:
         return 0

@@ -27,7 +27,7 @@ from kvstore.bookie.journal.record import (
 
 @dataclass(frozen=True, slots=True)
 class ScannedRecord:
-    """A record with a valid head."""
+    """A record whose head is valid. Its body may be damaged."""
 
     offset: int
     head: RecordHead
@@ -38,21 +38,21 @@ class ScannedRecord:
 
 @dataclass(slots=True)
 class SegmentScan:
-    """The contents of a segment, read from its bytes."""
+    """The records and the damage found in the bytes of one segment."""
 
     records: list[ScannedRecord] = field(default_factory=list)
     damage: list[tuple[int, int]] = field(default_factory=list)
     """Ranges of synced bytes in which records can no longer be recognized."""
     end: int = FILE_HEADER_SIZE
-    """Where the log ends."""
+    """Offset at which the log ends in this segment."""
     synced_to: int = FILE_HEADER_SIZE
-    """Everything below was certainly synced. The bytes from here to `end` were written, and may or may not be
+    """Offset below which everything was certainly synced. The bytes from here to `end` were written, but may not be
     synced."""
     last_group: int = 0
 
 
 def group_headers(data: bytes, salt: int) -> dict[int, GroupHeader]:
-    """Return every valid group header in a segment's bytes, by offset."""
+    """Return every valid group header in a segment's bytes, by its offset."""
     marker, found, at = group_marker(salt), {}, data.find(group_marker(salt), FILE_HEADER_SIZE)
     while at >= 0:
         header = decode_group_header(data, at, salt, at)
@@ -63,7 +63,7 @@ def group_headers(data: bytes, salt: int) -> dict[int, GroupHeader]:
 
 
 def certified(headers: Mapping[int, GroupHeader], file: int) -> int:
-    """Return up to where segment `file` was synced, according to the headers in it."""
+    """Return the offset up to which segment `file` was synced, according to the group headers in it."""
     return max((header.synced_to for header in headers.values() if header.synced_file == file), default=0)
 
 
@@ -77,12 +77,10 @@ def scan(
     synced_to: int = 0,
     missing: Sequence[range] = (),
 ) -> SegmentScan:
-    """Read segment `file`.
-
-    `known_end`: where it ends according to the next segment; the rest was abandoned. `synced_to`: up to where it was
-    synced, if other segments know more than this one. `missing`: ranges that the disk could not read. If the log would
-    continue in such a range, that is no torn tail, because a crash leaves readable bytes.
-    """
+    """Read the records of segment `file` from its bytes. `known_end` is the offset at which the next segment says that
+    this one ends; bytes after it were abandoned. `synced_to` is an offset that other segments know to be synced.
+    `missing` are ranges that the disk could not read. If the log would continue in such a range, that is damage and not
+    a torn tail, because a crash leaves readable bytes."""
     headers = group_headers(data, salt)
     if known_end is not None:
         headers = {at: header for at, header in headers.items() if at < known_end}
@@ -108,7 +106,7 @@ def scan(
 
 
 def _skip(result: SegmentScan, start: int, stop: int) -> int:
-    """Record damage, and continue after it, but never after the known end."""
+    """Record the range as damage. Return the offset at which to continue, at most the known end."""
     result.damage.append((start, stop))
     return stop
 

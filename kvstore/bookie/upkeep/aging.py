@@ -1,5 +1,5 @@
-"""Raises the age of a bookie's directories while it stores, so that a copy of them is recognized as a copy when it is
-started."""
+"""Raises the age of a bookie's directories while it stores entries, so that a copy of the directories is recognized as
+a copy when it is started."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from kvstore.types import BookieId
 log = logging.getLogger(__name__)
 
 AGE_S = 5.0
-"""Seconds between two increments. A copy that is younger than this may pass for the original. Each increment costs a
-write to the metadata store and a sync of the disk."""
+"""Seconds between two increments. A copy that is less old than this may be taken for the original. Each increment costs
+a write to the metadata store and a sync of the disk."""
 
 
 # docs/protocol.md B34
@@ -32,15 +32,15 @@ class Aging:
         directories: Callable[[], Sequence[str]],
         stored_bytes: Callable[[], int],
     ) -> None:
-        """`directories`: returns those with a journal; none while one of them has failed, because it would fall behind
-        although a restart finds everything that it had stored. `stored_bytes`: returns the bytes stored since the
-        start."""
+        """`directories` returns the directories with a journal. It must return none while one of them has failed,
+        because that directory would fall behind although a restart finds everything that it had stored. `stored_bytes`
+        returns the number of bytes stored since the start."""
         self._env, self._cookies, self._bookie = env, cookies, bookie
         self._directories, self._stored_bytes = directories, stored_bytes
         self._stored = 0
         self._is_failing = False
         self._age: int | None = None
-        """The age that this process recorded last; None if none yet."""
+        """The age that this process last recorded, or None if it has recorded none."""
 
     async def run(self) -> None:
         while True:
@@ -54,7 +54,7 @@ class Aging:
                 self._is_failing = True
 
     async def look(self) -> None:
-        """Raise the age if anything was stored since the last call. Raises MetadataError, Corrupted, OSError."""
+        """Raise the age if anything was stored since the last call. Raises MetadataError, Corrupted or OSError."""
         stored, directories = self._stored_bytes(), self._directories()
         if stored == self._stored or not directories:
             return

@@ -1,5 +1,5 @@
-"""Detects by the ids that the metadata store has given whether it is an older copy of itself. A restored copy counts
-again from the time of the copy, and would give ids of ledgers that bookies have."""
+"""Detects from the ids that the metadata store has allocated whether the store is an older copy of itself. A restored
+copy counts again from the time of the copy, and would allocate ids of ledgers that bookies already have."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ SHOWN_MAX = 5
 
 # docs/protocol.md B29
 async def refuse_older_metadata(ledgers: Iterable[int], authority: LedgerAuthority) -> None:
-    """Raise ConfigError if the metadata store has never given the id of one of the ledgers and does not know the
-    ledger. The ledgers are the cluster's own, and the store had admitted them. Also mark the store, because each check
-    takes an id, and bookies without such ledgers must not use it either. Raises MetadataError."""
+    """Raise ConfigError if the metadata store has never allocated the id of one of the ledgers and does not know the
+    ledger. `ledgers` must be the cluster's own ledgers that the store had admitted. The store is then also marked as an
+    older copy, because each check takes an id, and bookies without such ledgers must not use the store either. Raises
+    MetadataError."""
     here = sorted(ledgers)
     newest = {ledger >> RANGE_BITS: ledger for ledger in here}
     if not any([await _is_unknown(LedgerId(ledger), authority) for ledger in newest.values()]):

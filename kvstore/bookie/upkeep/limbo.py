@@ -1,5 +1,5 @@
-"""After damage that may concern any ledger: finds out which ledgers it may concern, so that new ledgers are not
-doubted, and ends the doubt of each ledger when nothing of it can be missing any more."""
+"""Resolves doubts after damage that may concern any ledger. It finds out which ledgers the damage may concern, so that
+new ledgers are not doubted, and ends the doubt of each ledger once it certainly lacks nothing."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ SETTLE_S = 10.0
 
 
 Elsewhere = Callable[[int], bool]
-"""Returns True if another directory of the bookie has the ledger, so that nothing of it was in this directory."""
+"""Returns True if another directory of the bookie has the ledger, so that none of its records were in this
+directory."""
 
 
 def nowhere(_ledger: int) -> bool:
-    """Return False: the bookie has no other directory."""
+    """Return False; used if the bookie has only one directory."""
     return False
 
 
 async def survey(storage: BookieStorage, authority: LedgerAuthority, is_elsewhere: Elsewhere = nowhere) -> None:
-    """Put every ledger that names this bookie, or is known here, in limbo; then end the limbo of all others. A ledger
-    created after the survey began has lost nothing. Return when the records are on disk."""
+    """Put every ledger that names this bookie or is known here in limbo, then end the limbo of all others. A ledger
+    created after the survey began has lost nothing. Returns once the records are on disk."""
     while storage.inventory.is_limbo:
         try:
             await _survey(storage, authority, is_elsewhere)
@@ -84,12 +85,9 @@ async def watch(storage: BookieStorage, authority: LedgerAuthority, is_elsewhere
 
 
 async def settle(storage: BookieStorage, authority: LedgerAuthority) -> list[LedgerId]:
-    """Take every ledger out of limbo that lacks nothing here. Return these ledgers.
-
-    That is certain only for a closed ledger, whose metadata says which entries exist. Leaders copy missing entries to
-    this bookie. A deleted ledger is dropped by the reclaimer, which makes sure of the deletion. Raises MetadataError,
-    JournalFull.
-    """
+    """End the limbo of every ledger that certainly lacks nothing here, and return these ledgers. Only closed ledgers
+    qualify, because their metadata says which entries exist. Leaders copy missing entries to this bookie. Deleted
+    ledgers are left to the reclaimer, which verifies the deletion. Raises MetadataError or JournalFull."""
     inventory, settled = storage.inventory, []
     for ledger in sorted(each for each, found in inventory.ledgers.items() if found.is_limbo):
         try:
@@ -110,8 +108,8 @@ async def settle(storage: BookieStorage, authority: LedgerAuthority) -> list[Led
 
 
 def is_complete(metadata: LedgerMetadata, bookie: BookieId, runs: Sequence[tuple[int, int]]) -> bool:
-    """Return True if `runs`, rising as (first, count), contain all entries of a closed ledger for which the bookie is
-    named, except abandoned ones, which nobody has (docs/protocol.md, A14)."""
+    """Return True if `runs`, in ascending order as (first, count), contain all entries of a closed ledger that this
+    bookie should have. Abandoned entries, which no bookie has, are not required (docs/protocol.md, A14)."""
     if metadata.state is not LedgerState.CLOSED:
         return False
     there = sorted((*runs, *((lost.start, len(lost)) for lost in lost_entries(metadata))))
@@ -126,7 +124,7 @@ def is_complete(metadata: LedgerMetadata, bookie: BookieId, runs: Sequence[tuple
 
 
 def _gaps(runs: Sequence[tuple[int, int]], first: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield the parts of first ≤ entry < end that are in no run, as (first, end)."""
+    """Yield the parts of first ≤ entry < end that no run covers, as (first, end)."""
     at = first
     for begin, count in runs:
         if begin >= end:

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 STEP_BYTES = 256 << 10
 """Bytes rewritten between two syncs and pauses."""
 STUCK_S = 3600.0
-"""Seconds after which a segment that could not be read is tried again although nothing has changed."""
+"""Seconds after which a segment with unreadable entries is tried again although nothing has changed."""
 FULL_RETRY_S = 5.0
 """Seconds between two checks while the disk is full."""
 
@@ -57,11 +57,12 @@ class Reclaimer:
         self._journal = storage.journal
         self._authority = authority
         self._stuck: dict[int, tuple[int, float]] = {}
-        """Segments with unreadable live entries: how many live bytes they had, and when. They stay until something has
-        changed: an entry was stored again, a ledger was deleted, or the disk can read them again."""
+        """Segments with unreadable live entries, each with its number of live bytes and the time of the attempt. They
+        are retried once something has changed: an entry was stored again, a ledger was deleted, or the disk can read
+        them again."""
 
     async def run(self) -> None:
-        """Run until cancelled."""
+        """Reclaim space periodically until cancelled."""
         while True:
             await self._rest()
             try:
@@ -71,7 +72,7 @@ class Reclaimer:
                 log.warning("reclaim failed, retrying error=%r", error)
 
     async def _rest(self) -> None:
-        """Wait until the next check; on a full disk it comes soon."""
+        """Wait until the next check. On a full disk the wait is short."""
         left_s = self._config.reclaim_interval_s
         while left_s > 0:
             step_s = min(left_s, FULL_RETRY_S)
@@ -81,7 +82,7 @@ class Reclaimer:
     # Ledgers
 
     async def drop_deleted(self) -> list[int]:
-        """Drop ledgers that the metadata store no longer has. Drop nothing that is uncertain. Raises MetadataError."""
+        """Drop the ledgers that the metadata store certainly no longer has, and return them. Raises MetadataError."""
         here = sorted(self._inventory.ledgers)
         if not here:
             return []
@@ -109,8 +110,8 @@ class Reclaimer:
 
     # docs/protocol.md B29
     async def _is_older_copy(self, unlisted: list[int], counted: LedgerIdCount) -> bool:
-        """Return True if the metadata store has not given ids of ledgers that it knew before. Then mark the store,
-        because each check takes an id, and a later check would find nothing wrong."""
+        """Return True if the metadata store has never allocated ids of ledgers that it knew before. In that case also
+        mark the store as an older copy, because each check takes an id, and a later check would find no fault."""
         suspects = [each for each in unlisted if self._is_own(each) and counted.never_gave(each)]
         unknown = [each for each in suspects if await self._is_gone(LedgerId(each))]
         if unknown:
@@ -128,12 +129,12 @@ class Reclaimer:
         return counted.may_lack(ledger) or (self._is_own(ledger) and counted.never_gave(ledger))
 
     def _is_own(self, ledger: int) -> bool:
-        """Return True if the cluster created the ledger, and the metadata store knew it when it was admitted here."""
+        """Return True if this cluster created the ledger and the metadata store knew it when it was admitted here."""
         found = self._inventory.ledgers.get(ledger)
         return found is not None and found.is_admitted and self._is_ours(LedgerId(ledger), found.key)
 
     async def _is_gone(self, ledger: LedgerId) -> bool:
-        """Return True if the ledger is gone. A ledger with unreadable metadata is not."""
+        """Return True if the ledger was deleted. A ledger with unreadable metadata counts as existing."""
         try:
             return await self._authority.metadata(ledger) is None
         except UndecodableNode as error:
@@ -141,7 +142,8 @@ class Reclaimer:
             return False
 
     def drop(self, ledger: int) -> None:
-        """Forget a ledger that is certainly deleted; a fence stays as a tombstone. Raises JournalFull."""
+        """Forget a ledger that is certainly deleted. If it was fenced, its fence remains as a tombstone. Raises
+        JournalFull."""
         found = self._inventory.ledgers.get(ledger)
         if found is None:
             return
@@ -153,7 +155,8 @@ class Reclaimer:
     # Segments
 
     async def free_segments(self) -> list[int]:
-        """Rewrite and remove sparse segments. Raises JournalFull, OSError."""
+        """Rewrite the live entries of sparse segments, and remove these segments. Return the removed segments. Raises
+        JournalFull or OSError."""
         removed = []
         for segment in self._sparse():
             if await self._free(segment):
@@ -171,7 +174,8 @@ class Reclaimer:
         return sorted(sparse, key=lambda segment: segment.live_bytes)
 
     def _is_stuck(self, segment: Segment) -> bool:
-        """Return True if nothing has changed since entries of the segment could not be read (docs/protocol.md, B22)."""
+        """Return True if nothing has changed since an attempt could not read entries of the segment (docs/protocol.md,
+        B22)."""
         live_bytes, seen_at = self._stuck.get(segment.file, (-1, 0.0))
         return live_bytes == segment.live_bytes and self._env.clock.now() - seen_at < STUCK_S
 
@@ -200,7 +204,7 @@ class Reclaimer:
         return True
 
     async def _rewrite(self, segment: Segment, ledger: int) -> bool:
-        """Write the ledger's entries in `segment` again. Return False if one of them cannot be read."""
+        """Write the ledger's entries in `segment` to the journal again. Return False if any of them cannot be read."""
         found = self._inventory.ledgers.get(ledger)
         written = 0
         for entry, place, size in found.index.inside(segment.file) if found is not None else ():
@@ -230,7 +234,8 @@ class Reclaimer:
         await asyncio.sleep(written / self._config.rewrite_bytes_per_s)
 
     def _repeat_facts(self, segment: Segment, ledger: int) -> None:
-        """Write everything known of a ledger with records in `segment` again, even if it is recorded elsewhere too."""
+        """Write all facts about a ledger that has records in `segment` again, even if they are recorded elsewhere
+        too."""
         found = self._inventory.ledgers.get(ledger)
         if found is not None:
             self._storage.facts.note(RecordKind.KEY, ADMITTED * found.is_admitted, found, -1, found.key)

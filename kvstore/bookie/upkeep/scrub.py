@@ -1,5 +1,5 @@
-"""Reads stored entries again, slowly, to find damage while other bookies still have copies. Damaged entries are left
-out of the bookie's lists of entries, and their ledgers are marked, so that they are copied here again
+"""Slowly reads stored entries again, to find damage while other bookies still have copies. Damaged entries are left out
+of the bookie's lists of entries and their ledgers are marked, so that they are copied to this bookie again
 (docs/protocol.md, B14)."""
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ class Scrubber:
         self._storage = storage
         self.on_damage: Callable[[Collection[int]], None] = lambda _: None
         """Called with the ledgers that have damaged entries in a segment, as soon as the segment is read, because a
-        round may take days. At the end of a round, called with the ledgers in limbo, which may lack entries."""
+        round may take days. At the end of a round it is also called with the ledgers in limbo, which may lack
+        entries."""
 
     async def run(self) -> None:
-        """Run rounds until cancelled."""
+        """Repeat rounds until cancelled."""
         wait_s = self._config.scrub_first_s
         while self._config.scrub_bytes_per_s:
             await asyncio.sleep(wait_s)
@@ -41,7 +42,7 @@ class Scrubber:
             wait_s = self._config.scrub_rest_s
 
     async def round(self) -> int:
-        """Read everything in full segments once. Return the number of damaged entries."""
+        """Read all full segments once. Return the number of damaged entries."""
         inventory = self._storage.inventory
         count = 0
         for file in sorted(inventory.segments):
@@ -68,8 +69,8 @@ class Scrubber:
 
     @property
     def damaged(self) -> dict[tuple[int, int], int]:
-        """(ledger, entry) of the entries that the last round, or a read, could not read as they were written, and their
-        places."""
+        """Maps (ledger, entry) of each damaged entry to the place of its copy. Includes entries that the last round or
+        a later read found damaged."""
         return self._storage.inventory.damaged
 
     async def _segment(self, segment: Segment) -> list[tuple[tuple[int, int], int]]:

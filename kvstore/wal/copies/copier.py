@@ -1,8 +1,8 @@
-"""Keeps the copies of a log's open ledger complete, and has missing copies of its closed ledgers made.
+"""Keeps the copies of a log's open ledger complete, and marks closed ledgers whose copies are missing.
 
 A leader runs it for its own log: after a takeover, when a bookie is back, and when the set of registered bookies
-changes. The leader itself makes missing copies of its open ledger, because nobody else knows where that ledger ends. It
-marks closed ledgers that are under-replicated. Then only the replication workers copy them (docs/design/0010,
+changes. The leader itself makes the missing copies of its open ledger, because no other process knows where that ledger
+ends. It only marks closed ledgers that are under-replicated; the replication workers copy them (docs/design/0010,
 protocol.md A10).
 """
 
@@ -25,23 +25,25 @@ from kvstore.wal.repair import Missing, bookies_of, missing_copies
 log = logging.getLogger(__name__)
 
 SETTLE_S = 1.0
-"""Entries that were confirmed this long ago have reached all bookies that they were sent to."""
+"""Seconds after which a confirmed entry has reached all bookies that it was sent to."""
 RETRY_S = 20.0
 RECHECK_S = 30.0
-"""Seconds between two checks of an under-replicated ledger, because workers repair it without a notification. If
-nothing has changed, a check reads only its metadata."""
+"""Seconds between two checks of an under-replicated ledger, because workers send no notification when they repair it.
+If nothing has changed, a check reads only the ledger's metadata."""
 ROUND_S = 900.0
 """Seconds after which every ledger is checked again, because a bookie may have found damage in it (docs/protocol.md,
 B14)."""
 
 Mark = Callable[[LedgerId, Collection[BookieId]], Awaitable[None]]
-"""Has a closed ledger repaired whose copies at these bookies are missing or share a zone with others. A mark must name
-bookies: one without names would mean all bookies, and a bookie that is restarted then would lose its places."""
+"""Marks a closed ledger for repair because its copies at these bookies are missing or share a zone. The collection
+must not be empty: a mark without bookies means all bookies, and a bookie that restarts at that time would lose its
+places."""
 
 
 # docs/protocol.md W8
 class Copier:
-    """The copier of one leader's log. `wanted` returns the ledgers to check, and the last entry of the open one."""
+    """The copier of one leader's log. `wanted` returns the ledgers to check; the open ledger comes with its last
+    confirmed entry."""
 
     def __init__(
         self,
@@ -61,22 +63,23 @@ class Copier:
         self._pace = pace
         self._wake = asyncio.Event()
         self._complete: set[LedgerId] = set()
-        """Closed ledgers whose copies were all found."""
+        """Closed ledgers that have all their copies."""
         self._awaited: dict[LedgerId, tuple[int, frozenset[BookieId]]] = {}
-        """Closed ledgers that are under-replicated only because bookies are away, with the version of their metadata
+        """Closed ledgers that are under-replicated only because bookies are away. For each, the version of its metadata
         and these bookies."""
         self.lacking: dict[LedgerId, frozenset[BookieId]] = {}
-        """Ledgers that were under-replicated, or whose bookies were not all registered, at the last check, with these
-        bookies. No bookies if they could not be found out."""
+        """Ledgers that were under-replicated at the last check or name unregistered bookies, each with these bookies.
+        The set is empty if the bookies could not be determined."""
         self.sharing_zones: set[LedgerId] = set()
-        """Closed ledgers with copies of one entry in the same zone although a bookie of another zone could take one."""
+        """Closed ledgers with several copies of an entry in one zone although a bookie in another zone could hold
+        one."""
 
     def check_soon(self) -> None:
-        """Check soon the ledgers that were not found complete."""
+        """Request a check of the ledgers that are not known to be complete."""
         self._wake.set()
 
     def recheck_all(self) -> None:
-        """Check every ledger soon, because a bookie that is back may have lost its entries."""
+        """Request a check of every ledger, because a bookie that is back may have lost its entries."""
         self._complete, self._awaited = set(), {}
         self.check_soon()
 
@@ -125,7 +128,8 @@ class Copier:
         return is_done
 
     async def _look_at(self, ledger: LedgerId, last: EntryId | None, complete: set[LedgerId]) -> bool:
-        """Check one ledger. `complete` is replaced when bookies come or go; results of before do not count then."""
+        """Check one ledger. `complete` is the set in use when the pass began. It is replaced when bookies come or go,
+        so that earlier results no longer count."""
         metadata, version = await self._ports.ledgers.read(ledger)
         there = [bookie for bookie in bookies_of(metadata) if self._ports.choice.is_registered(bookie)]
         if away := frozenset(bookies_of(metadata)).difference(there):
@@ -144,7 +148,7 @@ class Copier:
         return True
 
     async def _fill(self, metadata: LedgerMetadata, last: EntryId, there: list[BookieId]) -> None:
-        """Make the open ledger's missing copies."""
+        """Make the missing copies of the open ledger."""
         # A read-only bookie keeps its free space for fences (docs/protocol.md, B20).
         takers = self._ports.choice.writable
         without_room: set[BookieId] = set()
@@ -187,7 +191,8 @@ class Copier:
         return not lacking and not sharing
 
     async def _lacking(self, copying: Copying, there: list[BookieId]) -> set[BookieId]:
-        """Return the bookies that lack an entry of a closed ledger, among those that list their entries."""
+        """Return the bookies that lack an entry of a closed ledger, among those that answer the request for their
+        entries."""
         found: set[BookieId] = set()
         metadata, held = copying.reader.metadata, await copying.held_by_responsive(there)
         for missing in missing_copies(metadata, metadata.last_entry, held):

@@ -1,8 +1,6 @@
-"""Copies entries of one ledger to bookies that lack them: several at once, within a number of bytes per second.
-
-Copies are recovery adds, which pass fences. Each entry is read from any bookie that has a good copy (docs/protocol.md,
-W8, W11).
-"""
+"""Copies entries of one ledger to bookies that lack them: several entries at once, within a limit in bytes per second.
+Copies are recovery adds, which bookies accept on fenced ledgers. Each entry is read from any bookie that has a good
+copy (docs/protocol.md, W8, W11)."""
 
 from __future__ import annotations
 
@@ -31,24 +29,27 @@ from kvstore.wal.repair import Missing, missing_copies
 log = logging.getLogger(__name__)
 
 AT_ONCE_MAX = 16
-"""Number of entries copied at once, to hide the round trip and the sync; 16 MiB for the largest entries."""
+"""Number of entries copied concurrently, to hide the round trip and the sync. Takes up to 16 MiB of memory for the
+largest entries."""
 ADD_TIMEOUT_S = 5.0
 UNREADABLE_MAX = 1_000
-"""Number of unreadable entries that end one attempt at their fragment, because each may wait for a bookie that does not
-answer. Once a ledger has this many, the first unreadable entry ends the attempt at each further fragment."""
+"""Number of unreadable entries after which the rest of their fragment is skipped, because each of them may wait for a
+bookie that does not answer. Once a ledger has this many, the first unreadable entry in each further fragment has this
+effect."""
 
 
 class CopyFault(NamedTuple):
-    """A fault of one bookie's copy of an entry."""
+    """A fault in one bookie's copy of an entry."""
 
     entry: EntryId
     what: str
     is_certain: bool
-    """False if the bookie gave no definite answer or could not be asked."""
+    """True if the bookie's answer proves the fault. False if the bookie gave no definite answer or could not be
+    asked."""
 
 
 class Copying:
-    """Copies the entries of one ledger, which are where `metadata` says."""
+    """Copies the entries of one ledger. `metadata` says which bookies have them."""
 
     def __init__(
         self,
@@ -63,21 +64,21 @@ class Copying:
         """Number of copies made."""
         self.copied_bytes = 0
         self.unreadable: dict[EntryId, LedgerError] = {}
-        """Entries without a good copy, and why. Filled only by a `fill` with `skip_unreadable`."""
+        """The entries without a good copy, each with the reason. Filled only by `fill` with `skip_unreadable`."""
         self.refused: set[BookieId] = set()
         """Bookies that refused a copy or did not list their entries."""
         self.is_given_up = given_up(metadata)
-        """Returns True if an entry was abandoned: nobody looks for copies of it."""
+        """Returns True if an entry was abandoned, so that no copy of it is needed."""
         self.reader = EntryReader(metadata, bookies, nursery, own)
         self._bookies, self._nursery, self._pace = bookies, nursery, pace
         self._key = master_key(metadata.password)
         self._skip_unreadable = False
         self._may_refuse: Collection[BookieId] = ()
         self._unreadable_in: Counter[EntryId] = Counter()
-        """Number of unreadable entries of each fragment, by its first entry."""
+        """Number of unreadable entries in each fragment, by the fragment's first entry."""
 
     async def held(self, at: Collection[BookieId]) -> dict[BookieId, HeldEntries]:
-        """Ask each of the bookies for its entries. Raises LedgerError if one does not list them."""
+        """Return the entries that each of the bookies holds. Raises LedgerError if any bookie does not list them."""
         found = {}
         for bookie in sorted(at):
             try:
@@ -88,7 +89,8 @@ class Copying:
         return found
 
     async def held_by_responsive(self, at: Collection[BookieId]) -> dict[BookieId, HeldEntries]:
-        """Ask each of the bookies for its entries. Leave out those that do not list them."""
+        """Return the entries that each of the bookies holds. Bookies that do not list them are left out, and recorded
+        as refusing."""
         found: dict[BookieId, HeldEntries] = {}
         for bookie in sorted(at):
             with suppress(LedgerError):
@@ -106,10 +108,14 @@ class Copying:
         skip_unreadable: bool = False,
         may_refuse: Collection[BookieId] = (),
     ) -> int:
-        """Find the entries up to `last` that bookies of `held` lack although `wanted` names them, and copy the entries
-        to those that are `takers`. Return the number of copies. `noticed` is called with the missing copies of each
-        slice. Raises StoreError; copies made before that stay. `skip_unreadable`: skip entries that cannot be read.
-        `may_refuse`: takers whose refusal is only recorded, and ends only their own copying."""
+        """Find the entries up to `last` that bookies in `held` lack although `wanted` names them, and copy these
+        entries to the bookies that are also in `takers`. Return the number of copies. `noticed` is called with the
+        missing copies of each slice.
+
+        With `skip_unreadable`, entries that cannot be read are recorded and skipped. If a bookie in `may_refuse`
+        refuses a copy, only the copying to this bookie ends. Raises StoreError for any other error; copies made before
+        remain.
+        """
         ledger, before = wanted.ledger, self.copied
         self._skip_unreadable, self._may_refuse = skip_unreadable, may_refuse
         for missing in missing_copies(wanted, last, held):
@@ -122,11 +128,11 @@ class Copying:
         return self.copied - before
 
     async def copy(self, entry: EntryId, bookies: Sequence[BookieId]) -> None:
-        """Copy one entry to each of the bookies, within the rate. Raises StoreError."""
+        """Copy one entry to each of the bookies, within the rate limit. Raises StoreError."""
         await self._give(entry, await self._packet(entry), bookies)
 
     async def copy_if_readable(self, entry: EntryId, bookie: BookieId) -> None:
-        """Copy one entry to one bookie. If the entry cannot be read, record that instead. Raises StoreError."""
+        """Copy one entry to one bookie, or record the entry as unreadable. Raises StoreError."""
         try:
             packet = await self._packet(entry)
         except LedgerError as error:
@@ -140,15 +146,15 @@ class Copying:
         return bookie not in self.refused or bookie not in self._may_refuse
 
     def _is_hopeless(self, entry: EntryId) -> bool:
-        """Return True if so many entries of the fragment are unreadable that the rest is skipped."""
+        """Return True if so many entries of the fragment are unreadable that its remaining entries are skipped."""
         found = self._unreadable_in[self.reader.metadata.fragment_of(entry).first]
         return found >= (UNREADABLE_MAX if len(self.unreadable) < UNREADABLE_MAX else 1)
 
     async def faults(
         self, bookie: BookieId, last: EntryId, noticed: Callable[[EntryId], None] = lambda _: None
     ) -> AsyncIterator[CopyFault]:
-        """Read every entry up to `last` that the bookie should have, within the rate, and yield the faults. `noticed`
-        is called with the progress."""
+        """Read every entry up to `last` that the bookie should have, within the rate limit, and yield the faults.
+        `noticed` is called with each entry to report progress."""
         metadata = self.reader.metadata
         named = (EntryId(each) for each in range(last + 1) if bookie in metadata.write_set(EntryId(each)))
         while entries := list(itertools.islice(named, ENTRIES_MAX)):
@@ -162,7 +168,8 @@ class Copying:
                         yield found
 
     async def _good_copies(self, bookie: BookieId, entries: Sequence[EntryId]) -> Collection[EntryId]:
-        """Return those of the entries that the bookie gives intact in one batch. The others must be read alone."""
+        """Return the entries whose intact packets the bookie returns in one batch. The other entries must be read
+        alone."""
         ledger = self.reader.metadata.ledger
         try:
             packets = await self._bookies.read_batch(
@@ -229,7 +236,7 @@ class Copying:
     async def _work(
         self, waiting: deque[tuple[EntryId, list[BookieId]]], ahead: ReadAhead[Packet]
     ) -> StoreError | None:
-        """Copy entries until none is left. The first error ends the work of all."""
+        """Copy entries until none is left. The first error ends the work of all concurrent copiers."""
         while waiting:
             entry, named = waiting.popleft()
             bookies = [*filter(self._takes, named)]

@@ -8,19 +8,19 @@ from collections.abc import Callable
 from kvstore.env.ports import Clock
 
 IDLE_S = 1.0
-"""After this many seconds without spending, no unused budget is left."""
+"""Seconds after which an unused budget expires."""
 LOOK_S = 1.0
-"""Seconds between two checks whether a waiting caller may continue."""
+"""Seconds between two calls of the `check` of a waiting caller."""
 
 
 class CopyPace:
-    """A rate limit shared by everything that copies on one node."""
+    """A rate limit that all copying on one node shares."""
 
     def __init__(self, clock: Clock, bytes_per_s: int) -> None:
         self.bytes_per_s = bytes_per_s
         self._clock = clock
         self._free_at = 0.0
-        """When everything spent so far fits within the rate."""
+        """Boot-time clock at which everything spent so far fits within the rate."""
         self.spent_bytes = 0
         self.busy_s = 0.0
         """Seconds in which there was something to spend; never less than the rate requires for `spent_bytes`."""
@@ -28,12 +28,12 @@ class CopyPace:
         self._seen_at = -IDLE_S
 
     async def spend(self, size: int) -> None:
-        """Return when `size` more bytes fit within the rate. A cancelled caller releases its turn."""
+        """Wait until `size` more bytes fit within the rate. If the caller is cancelled, its bytes are not counted."""
         await self.spend_while(size, lambda: None)
 
     async def spend_while(self, size: int, check: Callable[[], None]) -> None:
-        """Return when `size` more bytes fit within the rate. `check` is called every second and may raise, because the
-        wait may be long at a low rate."""
+        """Wait until `size` more bytes fit within the rate. The wait may be long at a low rate, so `check` is called
+        every second and may raise to end it."""
         now = self._clock.now()
         self._pass_to(now)
         takes_s = size / self.bytes_per_s
@@ -56,21 +56,21 @@ class CopyPace:
             self._waiting -= 1
 
     def _pass_to(self, now: float) -> None:
-        """Count the time since the last call, unless there was nothing to spend."""
+        """Add the time since the last call to `busy_s`, unless there was nothing to spend."""
         if self._waiting or now - self._seen_at < IDLE_S:
             self.busy_s += now - self._seen_at
         self._seen_at = now
 
 
 class GuardedCopyPace(CopyPace):
-    """A pace that shares the rate of another one, and that ends waits when `check` raises."""
+    """A rate limit that shares the budget of another one, and whose waits also end when its own `check` raises."""
 
     def __init__(self, shared: CopyPace, check: Callable[[], None]) -> None:
         super().__init__(shared._clock, shared.bytes_per_s)
         self._shared, self._check = shared, check
 
     async def spend_while(self, size: int, check: Callable[[], None]) -> None:
-        """Return when `size` more bytes fit within the rate. Raises what either `check` raises."""
+        """Wait until `size` more bytes fit within the rate. Raises the exception of either `check`."""
 
         def both() -> None:
             self._check()

@@ -1,8 +1,9 @@
-"""Detects that an up-to-date metadata store no longer has what a leader's log depends on: its anchors.
+"""Detects that an up-to-date metadata store no longer has the nodes that a leader's log depends on: its anchors.
 
-The anchors are the cluster's id, the partition's list of ledgers, and the metadata of the open ledger. Bookies have
-admitted that ledger once and do not ask again. So without this check a leader would keep acknowledging entries that no
-takeover finds (docs/protocol.md G23). It costs an append nothing: three watches, and three reads every 30 seconds.
+The anchors are the cluster's id, the partition's list of ledgers, and the metadata of the open ledger. Bookies admit
+that ledger once and do not read its metadata again. Without this check, a leader would therefore keep acknowledging
+entries that no takeover finds (docs/protocol.md G23). The check adds no cost to an append: it takes three watches, and
+three reads every 30 seconds.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from kvstore.wal.handle import LedgerHandle
 from kvstore.wal.ledger_list import LedgerList
 
 LOOK_AGAIN_S = 30.0
-"""Poll for changes that watches missed; watches are best effort."""
+"""Seconds between two polls for changes that watches missed; watches are best effort."""
 PAUSE_S = 0.1
 """Seconds between two checks, because a leader's own roll changes its anchors several times."""
 RETRY_S = 1.0
@@ -31,11 +32,11 @@ RETRY_S = 1.0
 
 
 class Anchored(Protocol):
-    """The part of the leader's log that is needed here."""
+    """The part of the leader's log that the check of its anchors needs."""
 
     partition: PartitionId
     version: int
-    """Version of the list as this leader wrote it last."""
+    """Version of the list as this leader last wrote it."""
     listed: LedgerList
     lost: StoreError | None
 
@@ -44,12 +45,12 @@ class Anchored(Protocol):
 
 
 class Anchors:
-    """The anchors of one leader's log."""
+    """The anchors of one leader's log, and the watches on them."""
 
     def __init__(
         self, log: Anchored, store: MetadataStore, identity: ClusterIdentity, lose: Callable[[StoreError], None]
     ) -> None:
-        """`lose` is called once an anchor is certainly gone."""
+        """`lose` is called once if an anchor is certainly gone."""
         self._log, self._lose = log, lose
         self._store = store
         self._identity = identity
@@ -60,7 +61,7 @@ class Anchors:
 
     # docs/protocol.md G23
     async def guard(self) -> None:
-        """Watch the anchors until the log is lost."""
+        """Watch the anchors, and return when the log is lost."""
         log = self._log
         with ExitStack() as watches:
             for path in (paths.INSTANCE_ID, paths.partition_log(log.partition)):
@@ -73,7 +74,7 @@ class Anchors:
 
     # docs/protocol.md G26
     def report_applied(self, position: Position) -> bool:
-        """Handle the report of another replica; see LeaderLog."""
+        """Handle the report of another replica; see LeaderLog.report_applied."""
         partition, listed = self._log.partition, self._log.listed
         if listed.explains(position):
             return False
@@ -96,7 +97,7 @@ class Anchors:
         self._doubt.set()
 
     async def _look(self, handle: LedgerHandle) -> None:
-        """Wait until an anchor has changed or LOOK_AGAIN_S has passed, then check."""
+        """Wait until an anchor has changed or LOOK_AGAIN_S has passed, then check the anchors."""
         all_of_them = {paths.INSTANCE_ID, paths.partition_log(self._log.partition), paths.ledger(handle.ledger)}
         doubted = self._doubted & all_of_them if await wait_within(self._doubt, LOOK_AGAIN_S) else all_of_them
         self._doubted.clear()
@@ -113,7 +114,8 @@ class Anchors:
             await asyncio.sleep(PAUSE_S)
 
     async def _check(self, doubted: set[str]) -> None:
-        """Check the anchors. Raises MetadataLost if one is certainly gone, MetadataUnavailable, MetadataUnknown."""
+        """Check the anchors. Raises MetadataLost if one is certainly gone, and MetadataUnavailable or MetadataUnknown
+        if the metadata store does not answer."""
         if paths.INSTANCE_ID in doubted:
             await self._identity.check()
         for path in sorted(doubted - {paths.INSTANCE_ID}):
@@ -123,7 +125,7 @@ class Anchors:
                     raise MetadataLost(f"partition {self._log.partition}: {fault}")
 
     async def _fault(self, path: str) -> str | None:
-        """Return what is wrong with an anchor, as far as the answering server knows, or None."""
+        """Return a description of the fault of an anchor, or None if the answering metadata server sees no fault."""
         version = self._log.version
         try:
             _, stat = await self._store.get(path)

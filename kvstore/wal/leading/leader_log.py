@@ -1,8 +1,8 @@
-"""A partition's log in the hands of its leader: appends to the open ledger, and rolls to the next one.
+"""A partition's log on its leader: appends to the open ledger, and rolls to the next one.
 
 A roll creates ledger n+1, lists it, holds appends back until every entry of n is acknowledged, continues in n+1, closes
-n, and lists n+1's exact first sequence. There is one roll at a time; it ends when n is CLOSED (docs/protocol.md G5,
-G10, G13). While the metadata store is unreachable nothing is rolled, and the open ledger stays in use.
+n, and lists the exact first sequence of n+1. Only one roll runs at a time; it ends when n is CLOSED (docs/protocol.md
+G5, G10, G13). While the metadata store is unreachable, the leader does not roll and keeps using the open ledger.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _HeldAppend(NamedTuple):
 
 
 class OpenLeaderLog:
-    """The leader's log (LeaderLog in kvstore.wal.ports)."""
+    """The log of a partition that this process leads; implements LeaderLog in kvstore.wal.ports."""
 
     def __init__(
         self,
@@ -79,17 +79,17 @@ class OpenLeaderLog:
         owners: LedgerOwners,
         nursery: Nursery,
     ) -> None:
-        """`mark` and `pace`: for copies (kvstore.wal.copies). `owners`: the node's. `nursery` belongs to this log, and
-        ends when the log is lost."""
+        """`opened` is the result of the takeover. `mark` and `pace` are used for copies (kvstore.wal.copies); `owners`
+        is shared by the whole node. `nursery` belongs to this log, and is closed when the log is lost."""
         self.partition = partition
         self.listed = opened.listed
         self.version = opened.version
         self.waited = opened.waited
         self.lost: StoreError | None = None
-        """Why nothing more can be appended."""
+        """The error that prevents further appends, or None."""
         self._opened = opened
         self._before_open = opened.recovered_end
-        """The last entry before the open ledger."""
+        """Position of the last entry before the open ledger."""
         self._ports = ports
         self._lists = lists
         self._creator = creator
@@ -101,7 +101,7 @@ class OpenLeaderLog:
         """Appends held back during a roll."""
         self._is_sealing = False
         self._first_append: tuple[Seq, float] | None = None
-        """First sequence in the open ledger, and when it was appended."""
+        """The first sequence in the open ledger, and the boot-time clock when it was appended."""
         self._on_lost: list[Callable[[StoreError], None]] = []
         self._wake = asyncio.Event()
         self._changing_list, self._rolling = asyncio.Lock(), asyncio.Lock()
@@ -135,7 +135,7 @@ class OpenLeaderLog:
         return self._handle
 
     def append(self, payload: bytes, first_seq: Seq, done: AppendDone) -> None:
-        """Send an entry; see LeaderLog."""
+        """Send an entry; see LeaderLog.append."""
         if self.lost is not None or self._is_sealing:
             reason = self.lost or "it is being closed"
             refusal = NotEnoughBookies(f"partition {self.partition}: its log is closed to this leader: {reason}")
@@ -162,13 +162,13 @@ class OpenLeaderLog:
             self._wake.set()
 
     def close_for_good(self) -> None:
-        """Send nothing more. Entries in flight end with OutcomeUnknown."""
+        """Stop appending. Entries in flight fail with OutcomeUnknown."""
         self._on_lost.clear()
         self._lose(OutcomeUnknown(f"partition {self.partition}: its leader has stopped"))
 
     async def seal(self) -> None:
-        """Close the ledger after the last append is acknowledged. The log accepts no appends then, because an entry
-        that is confirmed while the end is being recorded would be lost. Raises MetadataError, LedgerFenced."""
+        """Close the ledger once the last append is acknowledged. The log accepts no appends from then on, because an
+        entry that is confirmed while the end is being recorded would be lost. Raises MetadataError or LedgerFenced."""
         async with self._rolling:
             await self._handle.drained()  # returns at once if the log is lost
             if self.lost is not None:
@@ -178,25 +178,26 @@ class OpenLeaderLog:
         self.close_for_good()
 
     def on_lost(self, lost: Callable[[StoreError], None]) -> None:
-        """Call `lost` once when this leader can append no more."""
+        """Call `lost` once if this leader can no longer append; see LeaderLog.on_lost."""
         if self.lost is not None:
             self._loop.call_soon(lost, self.lost)
         else:
             self._on_lost.append(lost)
 
     async def trim(self, durable_seq: Seq, older_than_ms: int) -> int:
-        """Drop old ledgers; see LeaderLog. Raises MetadataError, and the error that the log was lost to."""
+        """Delete old ledgers, and return their number; see LeaderLog.trim. Raises MetadataError, or the error with
+        which the log was lost."""
         if self.lost is not None:
             raise self.lost
         return await self.trimmer.trim(durable_seq, older_than_ms)
 
     async def drop_first(self, ends: list[EntryId]) -> None:
-        """Remove the oldest ledgers from the list."""
+        """Remove the oldest ledgers from the list; see ListOwner in trim.py."""
         await self.change_list(lambda listed: listed.without_first(ends))
 
     async def change_list(self, change: Callable[[LedgerList], LedgerList]) -> None:
-        """Compare-and-set the list. A conflict loses the log. Raises the error that the log was lost to,
-        MetadataError."""
+        """Apply `change` to the list and write it by compare-and-set. A conflict means that another leader has taken
+        over, and loses the log. Raises MetadataError, or the error with which the log was lost."""
         async with self._changing_list:
             if self.lost is not None:
                 raise self.lost
@@ -215,8 +216,8 @@ class OpenLeaderLog:
         self._growth = self._next_growth()
 
     def _next_growth(self) -> int:
-        """Return how much larger and older than usual the next ledgers get. If the list is too long, nothing is rolled
-        and the leader keeps its current ledger."""
+        """Return the factor by which the next ledgers may exceed the usual size and age. If the list is too long, the
+        leader keeps its current ledger instead of rolling."""
         return NEVER if self._lists.is_long(self.partition) else self.listed.growth
 
     def _open(self, metadata: LedgerMetadata) -> LedgerHandle:
@@ -250,7 +251,7 @@ class OpenLeaderLog:
         return self.listed.infos, self._handle.writer.metadata
 
     def statistics(self) -> dict[str, Any]:
-        """Return counters and gauges for operators."""
+        """Return counters and gauges for operators, by name."""
         lacking_at = Counter(bookie for bookies in self.copier.lacking.values() for bookie in bookies)
         return {
             "ledgers": len(self.listed.ledgers),
@@ -267,7 +268,7 @@ class OpenLeaderLog:
     # Upkeep.
 
     async def _keep(self) -> None:
-        """Roll when necessary, until the log is lost."""
+        """Roll the ledger whenever necessary, until the log is lost."""
         while self.lost is None:
             await wait_within(self._wake, self._config.check_every_s)
             self._wake.clear()
@@ -292,9 +293,9 @@ class OpenLeaderLog:
         await self._nursery.close()
 
     async def _sweep_now_and_then(self) -> None:
-        """Sweep at intervals of half an orphan's age. The first sweep comes at a random point of the interval. So a log
-        whose leader changes more often than that is swept too, and logs that change their leaders together are swept
-        one after the other."""
+        """Sweep orphans at intervals of half of `orphan_age_s`. The first sweep comes at a random point of the
+        interval. A log whose leader changes more often than that is therefore swept too, and logs whose leaders change
+        together are swept at different times."""
         age_s = self._config.orphan_age_s
         wait_s = age_s / 2 * Random(self._handle.ledger).random()
         while self.lost is None:
@@ -306,21 +307,22 @@ class OpenLeaderLog:
                 log.info("orphans not swept partition=%s error=%r", self.partition, error)
 
     def _to_repair(self) -> list[tuple[LedgerId, EntryId | None]]:
-        """Return the listed ledgers; the open one with its last confirmed entry."""
+        """Return the listed ledgers. The open ledger comes with its last confirmed entry, closed ledgers with None."""
         writer = self._handle.writer
         ids = [each.id for each in self.listed.ledgers]
         return [(each, writer.last_confirmed if each == self._handle.ledger else None) for each in ids]
 
     async def _settle_first_seq(self) -> None:
-        """Record the exact first sequence, which the list could only bound. All earlier ledgers are closed by then."""
+        """Record the exact first sequence of the open ledger, for which the list so far has only a lower bound. All
+        earlier ledgers must be closed."""
         last = self.listed.ledgers[-1]
         if self._first_append is not None and not last.exact and self._held is None:
             first_seq = self._first_append[0]
             await self.change_list(lambda listed: listed.with_exact(last.id, first_seq))
 
     async def _roll(self, reason: str) -> None:
-        """Continue in a new ledger. Raises MetadataError or NotEnoughBookies if nothing has been listed; otherwise
-        completes the roll."""
+        """Continue in a new ledger. Raises MetadataError or NotEnoughBookies only if the new ledger was not listed;
+        otherwise the roll is completed."""
         async with self._rolling:
             old = self._handle
             metadata = await self._list_next(old, reason)
@@ -333,8 +335,8 @@ class OpenLeaderLog:
         self.copier.check_soon()
 
     async def _list_next(self, old: LedgerHandle, reason: str) -> LedgerMetadata:
-        """Create the next ledger and list it. While the former ledger is drained afterwards, the list may be trimmed:
-        on full disks this frees the space that the last entries wait for."""
+        """Create the next ledger and list it. The list may be trimmed afterwards, while the former ledger is drained.
+        On full disks, trimming frees the space that the last entries wait for."""
         async with self._changing_list:
             metadata = await self._creator.create(self.partition, after=old.ledger, failed=old.writer.failed)
             log.info(
@@ -361,7 +363,7 @@ class OpenLeaderLog:
         return metadata
 
     def _switch(self, metadata: LedgerMetadata) -> None:
-        """Send entries to the new ledger from now on; every entry of the old one is acknowledged."""
+        """Send entries to the new ledger from now on. Every entry of the old ledger must be acknowledged."""
         old = self._handle
         if (last := old.writer.last_confirmed) != NO_ENTRY:
             self._before_open = Position(old.ledger, last)
@@ -371,8 +373,8 @@ class OpenLeaderLog:
             self.append(payload, first_seq, done)
 
     async def _close(self, old: LedgerHandle) -> None:
-        """Close the old ledger, however long it takes, because there is no other roll until then. If the log is lost
-        meanwhile, its next leader closes the ledger."""
+        """Close the old ledger, however long that takes, because no other roll can start before. If the log is lost in
+        the meantime, the next leader closes the ledger."""
         try:
             while self.lost is None:
                 try:

@@ -13,15 +13,15 @@ YOUNG_S = 60.0
 
 
 def is_full(config: LogConfig, writer: LedgerWriter, growth: int) -> bool:
-    """Return True if the open ledger has reached its size or entry limit. `growth`: factor for the usual limits."""
+    """Return True if the open ledger has reached its size or entry limit, each multiplied by `growth`."""
     return writer.length >= config.roll_bytes * growth or writer.last_added + 1 >= config.roll_entries * growth
 
 
 def roll_reason(
     config: LogConfig, writer: LedgerWriter, choice: BookieChoice, *, growth: int, age_s: float, written_s: float
 ) -> str:
-    """Return why the open ledger should be rolled, or "" if it should not. `age_s`: since it was created; `written_s`:
-    since its first entry; `growth`: factor for the usual size and age."""
+    """Return the reason to roll the open ledger, or "" if there is none. `age_s` is the number of seconds since the
+    ledger was created, `written_s` since its first entry. `growth` multiplies the usual size and age."""
     if is_full(config, writer, growth):
         return "the ledger is full"
     if written_s >= config.roll_age_s * growth:
@@ -38,10 +38,13 @@ def roll_reason(
 
 
 def _has_lost_a_bookie(choice: BookieChoice, metadata: LedgerMetadata) -> bool:
-    """Return True if a bookie that the open ledger names, even for old entries, is not registered, and there are enough
-    other bookies for as many copies. Once the ledger is closed, its copies can be made on others. If no other bookie
-    can take the place in a striped ensemble, the next one is narrower and survives the next loss. Return False while
-    the metadata store is unreachable."""
+    """Return True if a bookie that the open ledger names, even for old entries, is not registered, and enough other
+    bookies exist for the same number of copies.
+
+    Once the ledger is closed, its copies can be made on other bookies. If no other bookie can take the place in a
+    striped ensemble, the next ensemble is narrower and survives the next loss. Returns False while the metadata store
+    is unreachable.
+    """
     if choice.room < metadata.quorum.write:
         return False
     return not all(map(choice.is_registered, bookies_of(metadata)))

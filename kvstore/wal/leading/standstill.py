@@ -1,4 +1,4 @@
-"""Detects that a leader's entries no longer reach an ack quorum, or that one bookie answers no adds."""
+"""Detects that a leader's entries no longer reach an ack quorum, or that one bookie no longer answers adds."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from kvstore.wal.choice import BookieChoice
 from kvstore.wal.handle import LedgerHandle
 
 STALL_MAX_S = 6.0
-"""Seconds without an ack quorum after which a leader abandons its log, because another leader may reach the bookies.
-Clients have been refused by then."""
+"""Seconds without an ack quorum after which a leader abandons its log, because another leader may still reach the
+bookies. By then the leader refuses clients."""
 SILENCE_S = 3.0
-"""A bookie that has not stored its oldest outstanding entry for this many seconds answers no adds. A connection is
-aborted earlier, based on everything sent over it. This limit covers what no connection shows: the node's own bookie,
-which has no connection, and one of several directories whose disk hangs while the others answer."""
+"""Seconds after which a bookie counts as silent because it has not stored its oldest outstanding entry. A silent
+connection is aborted earlier. This limit covers failures that no connection shows: those of the node's own bookie, and
+of one directory whose disk hangs while the others answer."""
 LOOKS_MIN = 2
 
 
 class SilentBookies:
-    """Decides which bookies of the open ledger are silent. It counts checks instead of time, because events that
-    arrived while this process was stopped must be read first."""
+    """Decides which bookies of the open ledger are silent. It counts checks instead of measuring time, because events
+    that arrived while this process was stopped must be processed first."""
 
     def __init__(self) -> None:
         self._seen: dict[BookieId, tuple[LedgerId, EntryId, int]] = {}
 
     def look(self, ledger: LedgerId, owed: Mapping[BookieId, EntryId], every_s: float) -> list[BookieId]:
-        """Return the bookies with the same oldest outstanding entry for too many checks. `owed`: the first entry that
-        each bookie has not stored; `every_s`: seconds between two checks."""
+        """Record one check, and return the bookies that are silent. `owed` is the first entry that each bookie has not
+        stored; `every_s` is the number of seconds between two checks."""
         before, self._seen = self._seen, {}
         for bookie, entry in owed.items():
             *same, looks = before.get(bookie, (ledger, entry, -1))
@@ -44,11 +44,11 @@ async def lose_stalled_log(
     check_every_s: float,
     lose: Callable[[StoreError], None],
 ) -> None:
-    """Call `lose` when no entry of the open ledger was confirmed for STALL_MAX_S. Return when there is no open ledger.
-    Meanwhile, treat silent bookies as failed.
+    """Call `lose` if no entry of the open ledger is confirmed for STALL_MAX_S seconds. Until then, treat silent bookies
+    as failed. Returns when there is no open ledger.
 
-    It also checks during a roll, which waits for the former ledger. It counts checks instead of time, because events
-    that arrived while this process was stopped must be read first.
+    The check also runs during a roll, which waits for the former ledger. It counts checks instead of measuring time,
+    because events that arrived while this process was stopped must be processed first.
     """
     stalled_s, seen_at, silences = 0.0, 0.0, SilentBookies()
     while True:

@@ -1,4 +1,5 @@
-"""Drops old ledgers of a partition's log, and sweeps orphans that crashes have left (docs/protocol.md G6, G15)."""
+"""Deletes old ledgers of a partition's log, and sweeps orphans that crashes have left behind (docs/protocol.md G6,
+G15)."""
 
 from __future__ import annotations
 
@@ -28,8 +29,8 @@ from kvstore.wal.pins import Pins
 log = logging.getLogger(__name__)
 
 TRIMMED_MAX = 256
-"""Maximum number of ledgers removed from a list at once, at about five round trips each. The leader has other duties,
-and an error in between restarts the work."""
+"""Maximum number of ledgers removed from a list at once, at about five round trips each. The limit leaves time for the
+leader's other duties, and bounds the work that an error repeats."""
 
 UNDECODABLE_MAX = 1_000
 """Maximum number of undecodable ledgers that are remembered and logged."""
@@ -43,7 +44,8 @@ class ListOwner(Protocol):
     version: int
 
     async def drop_first(self, ends: list[EntryId]) -> None:
-        """Remove the oldest ledgers, which end at `ends`, from the list. Raises LedgerFenced if the list is lost."""
+        """Remove the oldest `len(ends)` ledgers from the list. `ends` are their last entries. Raises LedgerFenced if
+        another leader has changed the list."""
         ...
 
 
@@ -56,7 +58,7 @@ class _ListedLedgerState(NamedTuple):
 
 
 class Trimmer:
-    """The trimmer of one leader's log."""
+    """Trims one leader's log and sweeps its orphans."""
 
     def __init__(
         self,
@@ -77,11 +79,11 @@ class Trimmer:
         self.undecodable: set[LedgerId] = set()
         """Ledgers whose metadata could not be read."""
         self.deleted: set[LedgerId] = set()
-        """Listed ledgers that somebody has deleted."""
+        """Listed ledgers that another process has deleted."""
 
     async def trim(self, durable_seq: Seq, older_than_ms: int) -> int:
-        """Trim the log: change the list first, then read the pins, then delete; see LeaderLog. Return the number of
-        ledgers removed from the list."""
+        """Trim the log in the order list, pins, deletion; see LeaderLog.trim. Returns the number of ledgers removed
+        from the list."""
         partition = self._owner.partition
         now_ms = self._clock.passed_ms()
         pinned = await self._pins.oldest(partition, now_ms)
@@ -100,9 +102,9 @@ class Trimmer:
         return len(ends)
 
     def _droppable(self, ends: list[EntryId | None]) -> int:
-        """Return how many of the first ledgers can be removed. A deleted ledger can be removed only together with a
-        later one that has entries: the list then records where the trimmed part ends, so that a replica there
-        continues."""
+        """Return the number of ledgers that can be removed from the beginning of the list. A deleted ledger can be
+        removed only together with a later one that has entries. The list then records where the trimmed part ends, so
+        that a replica positioned there can continue."""
         count = self._owner.listed.droppable(len(ends))
         while next((end for end in reversed(ends[:count]) if end != NO_ENTRY), NO_ENTRY) is None:
             count = self._owner.listed.droppable(count - 1)
@@ -195,8 +197,8 @@ class Trimmer:
         return count
 
     def _pass_over(self, ledger: LedgerId, error: UndecodableNode) -> None:
-        """Record and log an undecodable ledger. It may be anybody's, so nothing is done to it, and the others are
-        processed (docs/protocol.md, P34)."""
+        """Remember and log an undecodable ledger. It may belong to anyone, so it is left alone and the sweep continues
+        (docs/protocol.md, P34)."""
         if ledger not in self.undecodable and len(self.undecodable) < UNDECODABLE_MAX:
             log.error("undecodable ledger skipped error=%s", error)
             self.undecodable.add(ledger)

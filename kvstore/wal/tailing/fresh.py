@@ -1,6 +1,6 @@
-"""Keeps entries of one ledger that the node's own bookie has just stored, until they are confirmed and read. Then a
-tail at the end of the log need not read back what its own node has just written. The number is bounded: other entries
-are read as usual. Decides only."""
+"""Keeps entries of one ledger that the node's own bookie has just stored, until they are confirmed and read. A tail at
+the end of the log then does not have to read back entries that its own node has just written. The number of kept
+entries is bounded, and other entries are read as usual. Decides only."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from kvstore.types import DigestType, EntryId
 
 ENTRIES_MAX, BYTES_MAX = 64, 2 << 20
 REST_BYTES_MAX = 32 << 10
-"""Above this many bytes, entries are not held back for batching. The fixed cost of an entry is small then compared with
-its effects, and applying many of them at once would block the event loop."""
+"""Number of bytes above which entries are not held back for batching. The fixed cost of an entry is then small compared
+with its effects, and applying many of them at once would block the event loop."""
 
 
 class FreshEntries:
-    """The fresh entries of one ledger, from `wanted` on. Only packets with a CRC32C are kept, which the bookie has
-    verified (docs/protocol.md, B21)."""
+    """The kept entries of one ledger, starting at `wanted`. Only packets with a CRC32C are kept, because the bookie has
+    verified them (docs/protocol.md, B21)."""
 
     def __init__(self, digest: DigestType, wanted: EntryId) -> None:
         self._wanted: int = wanted
@@ -23,7 +23,7 @@ class FreshEntries:
         self._packets: dict[int, bytes] = {}
         self._bytes = 0
         self.are_many = False
-        """True if REST_BYTES_MAX are waiting to be taken."""
+        """True if at least REST_BYTES_MAX bytes are kept."""
 
     def keep(self, entry: int, packet: bytes) -> None:
         packets = self._packets
@@ -42,8 +42,8 @@ class FreshEntries:
         return entry in self._packets
 
     def take_run(self, first: EntryId, last: int) -> list[tuple[EntryId, bytes]]:
-        """Return ids and payloads of consecutive entries from `first` to at most `last`. They and all before them are
-        forgotten."""
+        """Return the ids and payloads of consecutive kept entries from `first` up to `last`. These entries and all
+        earlier ones are then forgotten."""
         packets, found, size, entry = self._packets, [], 0, first
         while entry <= last and entry in packets:
             packet = packets[entry]
@@ -57,7 +57,8 @@ class FreshEntries:
         return found
 
     def take(self, entry: EntryId) -> bytes | None:
-        """Return the payload of the entry if it is here. It and all before it are forgotten."""
+        """Return the payload of the entry, or None if it is not kept. The entry and all earlier ones are then
+        forgotten."""
         packet = self._packets.pop(entry, None)
         if packet is None:
             return None
@@ -67,7 +68,7 @@ class FreshEntries:
         return packet[PAYLOAD_AT:]
 
     def forget_before(self, wanted: EntryId) -> None:
-        """Forget entries before `wanted`, because they have been read."""
+        """Forget all entries before `wanted`, because they have been read."""
         self._wanted, self.are_many = wanted, False
         for entry in [entry for entry in self._packets if entry < wanted]:
             self._bytes -= len(self._packets.pop(entry))

@@ -1,9 +1,6 @@
-"""Follows the end of one ledger that may still grow: by long polls, one at a time, and by the entries that their
-answers carry.
-
-A bookie's LAC is a hint until a digest confirms it (docs/protocol.md T10). A bookie that gets no adds is detected by
-asking the others (T3).
-"""
+"""Follows the end of one ledger that may still grow, with one long poll at a time and with the entries that the answers
+carry. A bookie's LAC is a hint until a digest confirms it (docs/protocol.md T10). A bookie that receives no adds is
+detected by asking the other bookies (T3)."""
 
 from __future__ import annotations
 
@@ -26,20 +23,21 @@ from kvstore.wal.tailing.polling import PollChoice
 log = logging.getLogger(__name__)
 
 POLL_MS = 2_000
-"""Milliseconds of one long poll. If it returns nothing new, the other bookies are asked whether this one is behind."""
+"""Duration of one long poll in milliseconds. If it returns nothing new, the other bookies are asked whether this bookie
+is behind."""
 POLL_RETRY_S = 0.02
 ASK_S = 0.1
-"""Seconds that other bookies have to answer when a long poll has returned nothing new."""
+"""Seconds to wait for the answers of the other bookies after a long poll has returned nothing new."""
 
 
 class LedgerEnd:
-    """The last-add-confirmed of one ledger, as far as it is known here, and the entry after it if the last answer
-    carried it. `tell` is called when there may be something new."""
+    """The known last-add-confirmed of one ledger, and the entry after it if the last answer carried that entry. `tell`
+    is called when there may be something new."""
 
     def __init__(
         self, reader: EntryReader, first: EntryId, *, ports: LedgerPorts, nursery: Nursery, tell: Callable[[], None]
     ) -> None:
-        """Everything before `first` is confirmed."""
+        """Start with all entries before `first` confirmed."""
         self.lac = EntryId(first - 1)
         self._reader, self._ports, self._nursery, self._tell = reader, ports, nursery, tell
         self._loop = asyncio.get_running_loop()
@@ -50,38 +48,40 @@ class LedgerEnd:
         self.fresh = FreshEntries(reader.metadata.digest, first)
         """Entries that the node's own bookie has reported."""
         self.entry_stored = self.fresh.keep
-        """Called with each packet that is on the own bookie's disk."""
+        """Called with each packet that the node's own bookie has on disk."""
         self._end_listening: Callable[[], None] | None = None
         self._notified_at = 0.0
-        """When the own bookie last reported something new, by the event loop's clock."""
+        """When the node's own bookie last reported something new, on the event loop's clock."""
         self._timer: asyncio.TimerHandle | None = None
         self._is_polling = False
         self._waits_at: BookieId | None = None
-        """The bookie whose answer is awaited, as long as only that is awaited."""
+        """The bookie whose answer is awaited, while no other answer is."""
         self._polls = 0
         self._is_over = False
 
     # docs/protocol.md L10
     @property
     def limit(self) -> EntryId:
-        """The last entry that may be handed out."""
+        """The last entry that the reader may return."""
         metadata = self._reader.metadata
         return metadata.last_entry if metadata.state is LedgerState.CLOSED else self.lac
 
     def confirm(self, entry: EntryId) -> bool:
-        """Record that an entry is confirmed, as its writer says. Return True if that is new."""
+        """Record that the writer has reported `entry` as confirmed. Return True if that was not known before."""
         if entry <= self.lac:
             return False
         self.lac = entry
         return True
 
     def take(self, entry: EntryId) -> Packet | None:
-        """Return the packet that a long poll carried if it is this entry's. Another packet is dropped."""
+        """Return the packet that a long poll carried if it is the packet of `entry`, otherwise None. The packet is
+        dropped in either case."""
         packet, self.piggyback = self.piggyback, None
         return packet if packet is not None and packet.entry == entry else None
 
     def take_last(self, entry: EntryId) -> Packet | None:
-        """Return the packet if it is this entry's and the last that may be handed out; otherwise keep it."""
+        """Return the packet that a long poll carried if it is the packet of `entry` and `entry` is the last that the
+        reader may return. Otherwise keep the packet and return None."""
         packet = self.piggyback
         if packet is None or packet.entry != entry or self.limit != entry:
             return None
@@ -89,7 +89,7 @@ class LedgerEnd:
         return packet
 
     def stop(self) -> None:
-        """Stop, because another ledger is read, or none."""
+        """Stop following the ledger."""
         self._is_over = True
         if self._end_listening is not None:
             self._end_listening()
@@ -97,7 +97,8 @@ class LedgerEnd:
             self._timer.cancel()
 
     def lac_raised(self, lac: int) -> None:
-        """Record the last-add-confirmed of the own bookie, whose number is trusted (docs/protocol.md, T10)."""
+        """Record the last-add-confirmed that the node's own bookie reports. Its number is trusted (docs/protocol.md,
+        T10)."""
         if lac > self.lac:
             self.lac = EntryId(lac)
             self._notified_at = self._loop.time()
@@ -105,7 +106,7 @@ class LedgerEnd:
 
     # docs/protocol.md T5
     def ensemble_changed(self) -> None:
-        """Stop waiting for a bookie that is no longer in the ensemble and so gets no adds."""
+        """Stop waiting for a bookie that has left the ensemble and therefore receives no adds."""
         waits_at = self._waits_at
         if waits_at is not None and waits_at not in self._reader.metadata.fragments[-1].ensemble:
             self._waits_at = None
@@ -115,8 +116,8 @@ class LedgerEnd:
             self._end_poll()
 
     def poll(self, wanted: EntryId) -> None:
-        """Keep one long poll in progress, or listen to the own bookie, while the ledger is not closed. `wanted`: the
-        entry that is read next."""
+        """Keep one long poll in progress, or listen to the node's own bookie, while the ledger is not closed. `wanted`
+        is the entry to read next."""
         reader = self._reader
         self._wanted = wanted
         self.fresh.forget_before(wanted)
@@ -138,7 +139,7 @@ class LedgerEnd:
         return self._end_listening is not None
 
     def _watch(self, own: BookieId) -> None:
-        """Ask the others, as after a long poll, if the own bookie has reported nothing new for the duration of one."""
+        """If the node's own bookie reports nothing new for as long as a long poll takes, ask the other bookies."""
         for bookie in self._choice.due(self._ports.clock.now()):
             self._nursery.spawn(self._ask_again(bookie, self.lac), name=f"has {bookie} caught up")
         self._look_at(own, self._loop.time() + POLL_MS / 1000)
@@ -176,7 +177,7 @@ class LedgerEnd:
             self._nursery.spawn(self._verify(asked, answer), name="verify a last-add-confirmed")
 
     async def _verify(self, asked: BookieId, answer: ReadAnswer) -> None:
-        """Read a packet that confirms the LAC of an answer: it has a digest, and the LAC alone has none
+        """Read a packet that confirms the LAC of an answer. The packet has a digest, and the LAC in the answer has none
         (docs/protocol.md, T10)."""
         lacs: dict[BookieId, EntryId] = {}
         await self._read_lac(asked, lacs)
@@ -204,8 +205,8 @@ class LedgerEnd:
             self._nursery.spawn(self._ask_again(bookie, lac), name=f"has {bookie} caught up")
 
     def _ask_others(self, lacs: dict[BookieId, EntryId]) -> None:
-        """Ask the other bookies when a long poll returned nothing new: either there is nothing, or the bookie gets no
-        adds (docs/protocol.md, T3). `lacs`: what that bookie knows."""
+        """Ask the other bookies because a long poll returned nothing new. Either there is nothing new, or the polled
+        bookie receives no adds (docs/protocol.md, T3). `lacs` has the last-add-confirmed of the polled bookie."""
         metadata = self._reader.metadata
         waiting = {bookie for bookie in metadata.fragments[-1].ensemble if bookie not in lacs}
         late = self._loop.call_later(ASK_S, self._compare, lacs, waiting)
@@ -223,7 +224,7 @@ class LedgerEnd:
             self._ports.bookies.ask_lac(bookie, metadata.ledger, self._reader.digest, partial(said, bookie))
 
     def _compare(self, lacs: dict[BookieId, EntryId], waiting: set[BookieId]) -> None:
-        """Compare the answers when all have arrived or those in `waiting` are late. Later answers are ignored."""
+        """Compare the answers once all have arrived or the bookies in `waiting` are late. Later answers are ignored."""
         waiting.clear()
         if self._is_over:
             return
@@ -234,7 +235,7 @@ class LedgerEnd:
             self._loop.call_later(POLL_RETRY_S, self._end_poll)
 
     async def _ask_again(self, bookie: BookieId, known: EntryId) -> None:
-        """Ask whether a bookie that was behind now knows what another bookie knew a moment ago."""
+        """Ask a bookie that was behind whether it now knows the LAC that another bookie knew a moment ago."""
         await asyncio.sleep(ASK_S)
         lacs: dict[BookieId, EntryId] = {}
         await self._read_lac(bookie, lacs)

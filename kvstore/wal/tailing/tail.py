@@ -1,9 +1,6 @@
-"""Reads a partition's log in order, across ledgers, without fencing: closed ledgers to their end, the open one up to
-its LAC.
-
-The end of a ledger is known only when the ledger is CLOSED; a listed next ledger proves nothing. Watches are hints to
-read again.
-"""
+"""Reads a partition's log in order, across ledgers and without fencing. It reads closed ledgers to their end, and the
+open ledger up to its LAC. The end of a ledger is known only once the ledger is CLOSED; a listed next ledger proves
+nothing. Watches are hints to read again."""
 
 from __future__ import annotations
 
@@ -42,15 +39,16 @@ BATCH_BYTES_MAX = 4 << 20
 PARALLEL_MAX = 8
 """Maximum number of concurrent reads from other nodes."""
 GIVEN_MAX = 16
-"""Maximum number of entries given to a taker in one turn of the event loop; a few milliseconds of work."""
+"""Maximum number of entries passed to a taker in one turn of the event loop, which takes a few milliseconds."""
 REST_S = 0.01
-"""Batching delay: seconds after a taker got entries until it gets more, unless GIVEN_MAX entries or many bytes have
-gathered, or somebody asks. The fixed cost of an entry is then paid once for all of them."""
+"""Batching delay: seconds after a taker received entries until it receives more. The delay ends early if GIVEN_MAX
+entries or many bytes are waiting, or if a caller requests them. The fixed cost of an entry is then paid once for all of
+them."""
 LOOK_AGAIN_S = 10.0
 
 
 class TailReader:
-    """A reader of a log's tail (LogReader in kvstore.wal.ports)."""
+    """Reads the tail of a partition's log; implements LogReader in kvstore.wal.ports."""
 
     def __init__(
         self,
@@ -68,7 +66,7 @@ class TailReader:
         self._on_close = on_close
         self._partition = partition
         self._after = after or BEGINNING
-        """The last entry handed out, or where to begin."""
+        """Position of the last entry returned, or the position at which to begin."""
         self._store = store
         self._lists = lists
         self._ports = ports
@@ -79,25 +77,25 @@ class TailReader:
         """The end of the current ledger."""
         self._next = EntryId(0)
         self._known: list[LedgerId] = []
-        """Ledgers that were listed at the last read of the list. Those trimmed since can still be read while a pin
-        holds them."""
+        """Ledgers that the list named when it was last read. A ledger that was trimmed since then can still be read
+        while a pin holds it."""
         self._is_stale = False
         """True if the metadata of the current ledger may have changed."""
         self._looked_at = 0.0
         self._news = ReaderWakeup()
         self._loop = asyncio.get_running_loop()
         self._taker: Taker | None = None
-        """Set while its read waits."""
+        """Set while its `read` call waits."""
         self._is_giving = False
-        """True if the taker gets something soon or after the batching delay."""
+        """True if the taker will receive entries soon or after the batching delay."""
         self._gathering: asyncio.TimerHandle | None = None
-        """The end of the batching delay; entries gather meanwhile."""
+        """Timer for the end of the batching delay."""
         self._given_at = 0.0
         self._is_closed = False
         self._watches: list[Watch] = [store.watch(paths.partition_log(partition), self._news.tell)]
 
     async def read(self, wait_ms: int, taker: Taker | None = None) -> Sequence[LogEntry]:
-        """Return the next entries; see LogReader."""
+        """Return the next entries; see LogReader.read."""
         deadline = self._ports.clock.now() + wait_ms / 1000
         while True:
             self._news.forget()
@@ -116,19 +114,20 @@ class TailReader:
                 self._is_stale = True
 
     def confirm(self, position: Position) -> None:
-        """Record that the entry is acknowledged, as its leader says. No bookie need be asked for that."""
+        """Record that the leader has acknowledged the entry at `position`, so that no bookie must be asked whether it
+        is confirmed."""
         reader = self._reader
         if reader is not None and reader.metadata.ledger == position.ledger and self._end.confirm(position.entry):
             self._notify()
 
     def give_now(self) -> None:
-        """Give the taker at once the entries that are held back, if there are any."""
+        """Pass entries that are held back for batching to the taker at once."""
         if self._gathering is not None:
             self._give()
 
     # docs/protocol.md T13
     def _notify(self) -> None:
-        """Handle the notification that there may be something new in the current ledger."""
+        """Handle a notification that the current ledger may have new entries."""
         if self._taker is None:
             self._news.tell()
         elif self._gathering is not None:
@@ -149,7 +148,7 @@ class TailReader:
             self._gathering = None
 
     def _give(self) -> None:
-        """Give the taker the available entries. If more work is needed, wake the read."""
+        """Pass the available entries to the taker. If that needs further requests, wake the waiting read."""
         self._end_rest()
         self._is_giving = False
         self._given_at = self._loop.time()
@@ -165,7 +164,7 @@ class TailReader:
 
     # docs/protocol.md L10, T11
     def _fresh(self) -> list[LogEntry]:
-        """Return the next confirmed entries that the own bookie has reported, up to GIVEN_MAX."""
+        """Return the next confirmed entries that the node's own bookie has reported, at most GIVEN_MAX."""
         reader, end = self._reader, self._end
         assert reader is not None
         ledger, first = reader.metadata.ledger, self._next
@@ -189,13 +188,12 @@ class TailReader:
         await self._nursery.close()
 
     def nudge(self) -> None:
-        """Read again soon, because the ledger or the list has probably changed."""
+        """Read the list and the metadata again soon, because they have probably changed."""
         self._is_stale = True
         self._news.tell()
 
     def _at_hand(self) -> list[LogEntry]:
-        """Return the next entry if the last long poll carried it. This is the usual case of a tail at the end of the
-        log."""
+        """Return the next entry if the last long poll carried it, which is usual for a tail at the end of the log."""
         reader, entry = self._reader, self._next
         packet = self._end.take_last(entry) if reader is not None and self._end.piggyback is not None else None
         if reader is None or packet is None:
@@ -206,7 +204,7 @@ class TailReader:
 
     # docs/protocol.md L10
     async def _available(self) -> list[LogEntry]:
-        """Read the available entries without waiting for the writer."""
+        """Read the entries that are already confirmed, without waiting for the writer."""
         if self._reader is None and not await self._seek():
             return []
         while True:
@@ -222,8 +220,8 @@ class TailReader:
     # Which ledger.
 
     async def _seek(self) -> bool:
-        """Find the ledger to begin with. Return False if nothing is listed yet. Raises NoSuchLedger if it was
-        trimmed."""
+        """Find the ledger at which to begin. Return False if the list is still empty. Raises NoSuchLedger if the ledger
+        was trimmed."""
         listed, _ = await self._lists.read(self._partition)
         if not listed.names(self._after.ledger):
             listed = await self._checked(listed, self._after)
@@ -241,9 +239,9 @@ class TailReader:
 
     # docs/protocol.md G26
     async def _checked(self, listed: LedgerList, place: Position) -> LedgerList:
-        """Return the list, perhaps a later one, in which the ledger of `place` may have been trimmed, but nothing after
-        `_after`. Raises NoSuchLedger if something after it was trimmed, MetadataLost if the list does not explain
-        `place`: it is from an older copy of the metadata."""
+        """Return a list, possibly newer than `listed`, after checking that nothing after `_after` was trimmed. Raises
+        NoSuchLedger if something after it was trimmed. Raises MetadataLost if the list does not explain `place`,
+        because the list then comes from an older copy of the metadata."""
         is_known = bool(listed.ledgers) and (listed.trimmed_end is not None or not listed.trimmed_seq)
         if is_known and not listed.explains(place):
             await agreed_by_a_majority(self._store)
@@ -298,7 +296,7 @@ class TailReader:
 
     # docs/protocol.md G26
     def _check_end(self, metadata: LedgerMetadata) -> None:
-        """Raise MetadataLost if the ledger ends before an entry of it that was handed out."""
+        """Raise MetadataLost if the ledger ends before an entry that was already returned."""
         is_here = metadata.state is LedgerState.CLOSED and metadata.ledger == self._after.ledger
         if is_here and metadata.last_entry < self._after.entry:
             raise MetadataLost(
@@ -325,8 +323,8 @@ class TailReader:
         return True
 
     async def _refresh(self, reader: EntryReader) -> bool:
-        """Read the current ledger's metadata again. Return False if another ledger is read now, because the metadata of
-        this one is lost and all of its entries were handed out."""
+        """Read the current ledger's metadata again. Return False if the reader has moved to another ledger, because
+        this ledger's metadata is lost and all of its entries were returned."""
         self._is_stale = False
         try:
             reader.metadata = await self._metadata(reader.metadata.ledger)
@@ -349,8 +347,8 @@ class TailReader:
     # Entries of the current ledger.
 
     async def _batch(self, reader: EntryReader) -> list[LogEntry]:
-        """Return entries from `_next` on, in order, bounded in number and bytes. If this is cancelled, nothing was
-        handed out."""
+        """Return entries from `_next` on, in order, bounded in number and bytes. If the call is cancelled, no entry
+        counts as returned."""
         entries: list[LogEntry] = []
         size = 0
         following, limit = self._next, self._end.limit
@@ -395,8 +393,8 @@ class TailReader:
 
     # docs/protocol.md T12
     async def _read_many(self, reader: EntryReader, first: EntryId, last: EntryId, bytes_left: int) -> list[Packet]:
-        """Return the entries from `first` on that are consecutive among those that bookies give in batches and those
-        that the own bookie has reported; none if `first` is not among them."""
+        """Return consecutive entries starting at `first`, from batches and from the entries that the node's own bookie
+        has reported. Return none if `first` is not available there."""
         fresh = self._end.fresh
         wanted = [EntryId(entry) for entry in range(first, last + 1) if entry not in fresh]
         if len(wanted) < 2:
@@ -415,8 +413,8 @@ class TailReader:
 
     # docs/protocol.md T1
     async def _own_copy(self, reader: EntryReader, own: BookieId, entry: EntryId) -> Packet | None:
-        """Return the entry from this node's own bookie, if it has a good copy and its disk answers quickly: a plain
-        call, without a task."""
+        """Return the entry from this node's own bookie with a plain call, without a task. Return None if the bookie has
+        no good copy or its disk does not answer quickly."""
         try:
             async with asyncio.timeout(HEDGE_S):
                 answer = await self._ports.bookies.read(own, reader.metadata.ledger, entry)
@@ -427,7 +425,7 @@ class TailReader:
         return None
 
     async def _read_ahead(self, reader: EntryReader, first: EntryId, last: EntryId) -> list[Packet]:
-        """Read several entries at once from other nodes. Raises what the first of them raises."""
+        """Read several entries concurrently from other nodes. Raises the error of the first entry, if it has one."""
         if first == last:
             return [await reader.read(first)]
         tasks = [

@@ -1,15 +1,16 @@
-"""Lets one reader sleep until there may be something new."""
+"""Lets one reader sleep until there may be something new to read."""
 
 from __future__ import annotations
 
 import asyncio
 
 TIMER_MIN_S = 0.001
-"""Minimum duration of a timer. A shorter one is useless, and may be zero on the event loop's clock."""
+"""Minimum duration of a timer in seconds. A shorter timer is useless, and may have no duration on the event loop's
+clock."""
 
 
 class ReaderWakeup:
-    """The wake-up of one reader. The reader calls `forget` before it looks for entries, and `wait` if it has found
+    """The wake-up of one reader. The reader calls `forget` before it checks for entries, and `wait` if it has found
     none."""
 
     def __init__(self) -> None:
@@ -30,13 +31,13 @@ class ReaderWakeup:
         self._wake_up()
 
     def fail(self, error: Exception) -> None:
-        """Raise `error` from the wait in progress."""
+        """Raise `error` from the `wait` in progress."""
         self._failure = error
         self._wake_up()
 
     async def wait(self, seconds: float) -> None:
-        """Return when notified, or after `seconds`. One timer serves many waits: it is set again only if it has fired
-        early."""
+        """Wait until notified, or until `seconds` have passed. One timer serves many waits, and is set again only if it
+        fired too early."""
         if self._is_here:
             return
         self._wait_until = self._loop.time() + seconds
