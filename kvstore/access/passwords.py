@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from kvstore.access.tokens import id_or_none
 
 N, R, P = 1 << 14, 8, 5
-"""Cost parameters: 16 MiB and about a fifth of a second."""
+"""Cost parameters of new hashes: 16 MiB and about a fifth of a second for each hash."""
 N_MIN, N_MAX, P_MAX = 1 << 14, 1 << 16, 16
 SALT_BYTES, HASH_BYTES = 16, 32
 PASSWORD_BYTES_MAX = 1_024

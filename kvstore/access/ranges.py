@@ -13,7 +13,7 @@ def end_of_prefix(prefix: bytes) -> bytes | None:
 
 
 class Ranges:
-    """The set of keys that begin with any of several prefixes. Immutable.
+    """The set of keys that begin with any of several prefixes.
 
     `prefixes` is the shortest equivalent list of prefixes, sorted. `key.startswith(ranges.prefixes)` checks one key in
     a single C call.

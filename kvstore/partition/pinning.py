@@ -30,12 +30,12 @@ EXPIRE_S, IDLE_S = 1.0, 5.0
 """Seconds between two checks of the deadlines of views, and between two checks whether there are any views. Each
 request for a view and each MARK checks the deadlines first."""
 GIVEN_BACK_S = 10.0
-"""Seconds between two checks whether the views of a replica are still wanted."""
+"""Seconds between two checks of whether the views of a replica are still wanted."""
 METHODS = frozenset((TAKE, RENEW, RELEASE, TELL))
 
 
 class PinRequest(NamedTuple):
-    """A server's request. The method decides which fields count."""
+    """A server's request about a pin. The method determines which fields are used."""
 
     pin: str = ""
     ttl_ms: int = 0
@@ -43,7 +43,7 @@ class PinRequest(NamedTuple):
 
 
 class PinnedState(NamedTuple):
-    """A pin has begun: the state at its position."""
+    """The state at a pin's position: the answer to a successful TAKE."""
 
     position: Position
     seq: int
@@ -71,7 +71,7 @@ encode = msgspec.msgpack.Encoder().encode
 
 
 class Pinning:
-    """The pins of one replica. `leading` returns its leader, None while it does not serve."""
+    """The pins of one replica. `leading` returns the replica's leader, or None while the replica does not serve."""
 
     def __init__(
         self,
