@@ -23,8 +23,8 @@ CHECK_S = 10.0
 
 
 class LogFollower:
-    """Follows the log for one replica, whose role machine says whether it may lead. `feed` notifies the role machine;
-    `role_change(timeout_s)` returns when the role or the leader has changed."""
+    """Follows the log for one replica. The role machine says whether the replica may lead. `feed` notifies the role
+    machine; `role_change(timeout_s)` returns when the role or the leader has changed."""
 
     def __init__(
         self,
@@ -51,16 +51,16 @@ class LogFollower:
         return self._task is not None
 
     def has_failed(self) -> bool:
-        """Return True if the replica applies nothing any more."""
+        """Return True if the replica has stopped applying entries for good."""
         return self.failure is not None
 
     def start(self) -> None:
-        """Follow the log, unless the replica has failed or stopped."""
+        """Start to follow the log, unless the replica has failed or stopped."""
         if self._task is None and self.failure is None and self._machine.role is not ReplicaRole.STOPPED:
             self._task = self._env.nursery.spawn(self._run(), name=f"{self._name} tail")
 
     async def stop(self) -> None:
-        """End the tail, because the replica is about to lead."""
+        """Stop following the log, because the replica is about to lead."""
         task, self._task = self._task, None
         if task is not None:
             await end_task(task)

@@ -1,5 +1,5 @@
-"""Investigates a replica whose state differs from another's: asks the other replicas for their checksums, and does what
-jury.py decides."""
+"""Investigates a replica whose state differs from another replica's: asks the other replicas for their checksums, and
+carries out what jury.py decides."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Investigations:
 
     @property
     def why(self) -> str:
-        """Why this replica is barred; empty if it is not."""
+        """The reason why this replica is barred; empty if it is not barred."""
         if not self.trial.is_barred:
             return ""
         return f"its state and another replica's differ since sequence {self.trial.since}: {_MEANING[self._verdict]}"

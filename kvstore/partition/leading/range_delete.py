@@ -46,9 +46,9 @@ class RangeSink(Sink):
 
 
 def cut(keys: list[bytes], following: bytes | None, size: int) -> tuple[list[bytes], bytes | None]:
-    """Return the keys that an entry may delete if it already has `size` bytes, at least one, and the first key that it
-    may not. The limit is necessary because entries in flight may have written any number of keys, and an entry that is
-    too large for a bookie would end the leadership."""
+    """Return the keys, at least one, that an entry of already `size` bytes may delete, and the first key that it may
+    not delete. The limit is necessary because entries in flight may have written any number of keys, and an entry that
+    is too large for a bookie would end the leadership."""
     for place, key in enumerate(keys):
         size += len(key)
         if place and (size > RANGE_BYTES_MAX or place == RANGE_KEYS_MAX):

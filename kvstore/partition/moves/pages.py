@@ -1,6 +1,7 @@
-"""Builds what a target receives of a range: pages of a state's rows, and the changes in a part of a log. Decides only.
+"""Builds the data that a target receives: pages of a range's rows, and the changes to the range in part of a log.
+Decides only.
 
-Rows and results travel unchanged (docs/protocol.md M3, M4).
+Rows and results are transferred unchanged (docs/protocol.md M3, M4).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ RETRIES = rows.ALL_RETRY[0]
 
 
 class RangePage(NamedTuple):
-    """A part of a range, as it is at one position."""
+    """Some rows of a range, as they are at one position."""
 
     keys: list[bytes]
     rows: list[bytes]
@@ -52,7 +53,7 @@ class RangePage(NamedTuple):
 
 
 def encode(page: RangePage) -> bytes:
-    """Encode a page. The version is left out if it is 1, because servers of version 1 do not know the field."""
+    """Encode a page. The version is omitted if it is 1, because servers of version 1 do not know the field."""
     return msgspec.msgpack.encode(page if page.version > versions.FIRST else page[:-1])
 
 
@@ -65,8 +66,8 @@ def decode(data: bytes) -> RangePage:
 
 # docs/protocol.md V4
 def admit(state: ReplicaState, version: int) -> None:
-    """Raise Unavailable if a source's rows are written by a higher version than the target's log: the target follows
-    the cluster soon, and the rows come then."""
+    """Raise Unavailable if a higher cluster version than the target's log has writes the source's rows. The target
+    follows the cluster's version soon, and can then import the rows."""
     if version > state.log_version:
         raise Unavailable(
             f"partition {state.partition}: its log is written by cluster version {state.log_version}, rows of version "
