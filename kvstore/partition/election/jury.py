@@ -21,15 +21,17 @@ AGREEING_MIN = 2
 
 
 class StateVerdict(Enum):
+    """The result of an investigation of one replica's state."""
+
     RIGHT = auto()
-    """A majority agrees with this replica, or all replicas agree: then nothing differs any more, whichever copies they
-    are."""
+    """A majority agrees with this replica. Or all replicas agree, so that nothing differs anymore, whichever replicas
+    are copies."""
     OUTVOTED = auto()
-    """A majority has something else: this replica's copy is damaged."""
+    """A majority has a different checksum, so this replica's copy is damaged."""
     SPLIT = auto()
-    """All have reported, and there is no majority."""
+    """All replicas have reported, and there is no majority."""
     OPEN = auto()
-    """The replicas that have not reported decide."""
+    """The outcome depends on replicas that have not reported."""
 
 
 @dataclass(frozen=True, slots=True)

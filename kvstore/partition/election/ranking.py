@@ -40,11 +40,11 @@ class Incumbent(Enum):
     """The fate of a leader whose znode is gone."""
 
     GONE = auto()
-    """It refuses connections, or says that it does not serve."""
+    """The former leader refuses connections, or answers that it does not serve."""
     SILENT = auto()
-    """No answer: its link is up, or cannot be made and is not refused."""
+    """The former leader does not answer: its link is up, or a connection can neither be made nor is refused."""
     SERVES = auto()
-    """It lost its session but still leads."""
+    """The former leader has lost its session but still leads."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -202,8 +202,8 @@ class Replica:
             self._reread.set()
 
     async def hand_over_to_any(self) -> None:
-        """Hand the lead to the replica that is furthest, or else to the next one. If no replica takes it, this replica
-        keeps it."""
+        """Hand the lead to the replica that is furthest. If that fails, try the other replicas in descending order of
+        their sequence. If no replica takes the lead, this replica keeps it."""
         try:
             published = await self._claims.published() if self.serves else {}
         except MetadataError as error:

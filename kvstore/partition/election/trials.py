@@ -101,9 +101,9 @@ class Investigations:
             self._store_reported()
 
     def answer(self, server: ServerId, body: bytes) -> bytes:
-        """Return this replica's checksums to `server`, another replica that investigates. Its request may report the
-        sequence where its state differs from the log. The report is ignored if the ring does not name `server` as a
-        replica."""
+        """Return this replica's checksums to the replica on `server`, which investigates a difference. The request may
+        report the sequence at which the state of `server` differs from the log. The report is ignored if the ring does
+        not list `server` as a replica."""
         try:
             since = Seq(int(orjson.loads(body)["since"]))
         except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
