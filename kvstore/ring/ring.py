@@ -79,6 +79,7 @@ class TokenRange(NamedTuple):
 
     @property
     def size(self) -> int:
+        """Number of tokens in the range."""
         return (self.end - self.start) % TOKENS or TOKENS
 
 

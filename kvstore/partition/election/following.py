@@ -39,7 +39,7 @@ class LogFollower:
         name: str,
     ) -> None:
         self.failure: StoreError | None = None
-        """Why the replica applies nothing any more; None while it is healthy."""
+        """The error because of which the replica no longer applies entries; None while it is healthy."""
         self._env, self._tail, self._machine, self._trials, self._name = env, tail, machine, trials, name
         self._feed, self._role_change, self._server = feed, role_change, server
         self._task: Task | None = None

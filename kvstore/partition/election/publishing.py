@@ -34,7 +34,7 @@ class Publishing:
         nonce: str,
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`is_stopped` returns True if the replica has failed and applies nothing any more."""
+        """`is_stopped` returns True if the replica has failed and no longer applies entries."""
         self._is_stopped = is_stopped
         self._beat, self._claims, self._state, self._trials = beat, claims, state, trials
         self._server, self._nonce = server, nonce

@@ -121,6 +121,7 @@ class Replica:
 
     @property
     def leader_server(self) -> ServerId | None:
+        """The server of the current leader, or None if no leader is known."""
         return self._owner.leader
 
     @property
@@ -130,6 +131,7 @@ class Replica:
 
     @property
     def serves(self) -> bool:
+        """True if this replica leads and answers."""
         return self.leader is not None and self.leader.serving
 
     def start(self) -> None:

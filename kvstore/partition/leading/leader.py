@@ -432,7 +432,8 @@ class Leader:
             self._wake()
 
     def _break(self, why: str, error: Exception) -> None:
-        """End the process, because its state cannot be trusted any more. A transient error only ends the leadership."""
+        """End the process, because its state can no longer be trusted. After a transient error, end only the
+        leadership."""
         if not is_passing(error):
             self._env.fatal(f"partition {self._state.partition}: {why}")
         self.is_broken = True

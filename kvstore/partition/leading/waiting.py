@@ -59,7 +59,7 @@ class WaitingWrites:
 
 
 def _moved(op: Op, serving_ranges: ServingRanges) -> Moved | None:
-    """Return the error that says who owns the operation's key, if this partition does not own it any more."""
+    """Return the error that names the owner of the operation's key, or None if this partition owns the key."""
     if op[0] in _KEYLESS:
         return None
     try:

@@ -30,6 +30,7 @@ class MovePin:
 
     @property
     def is_held(self) -> bool:
+        """True if the move holds a pin."""
         return self._held is not None
 
     async def hold(self, partition: PartitionId, name: str, ledger: LedgerId) -> None:

@@ -112,7 +112,7 @@ class Mover:
             self.means.env.nursery.spawn(work, name=f"{self.means.partition} move {move.id}")
 
     async def _run_driver(self, driver: ImportDriver, *, pauses: bool) -> None:
-        """Advance one move as far as this leadership can. If `pauses`, pause further moves to this partition
+        """Advance one move as far as possible in this leadership. If `pauses`, pause further moves to this partition
         afterwards."""
         clock = self.means.env.clock
         begun = clock.now()

@@ -1,7 +1,7 @@
 """The engine on disk: RocksDB through rocksdict, which only this file and rocks_memory.py use.
 
-RocksDB's own log is off, and all rows are in one column family under key prefixes. With two families, a flush of one
-followed by a kill would leave its rows without those of the other.
+RocksDB's own log is off, and all rows are in one column family under key prefixes. With two families, a kill after the
+flush of one family would leave its rows without the matching rows of the other.
 """
 
 from __future__ import annotations

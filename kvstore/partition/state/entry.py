@@ -143,6 +143,7 @@ class Entry(Struct, eq=False):
 
     @property
     def is_control(self) -> bool:
+        """True if the entry is a control record."""
         return len(self.kinds) == 1 and self.kinds[0] & KIND >= 16
 
     @property
@@ -173,6 +174,7 @@ class Entry(Struct, eq=False):
             )
 
     def encode(self) -> bytes:
+        """Return the payload of the entry."""
         message = entry_pb2.Entry(
             format=FORMAT,
             partition=self.partition,

@@ -120,12 +120,15 @@ class Ownership:
         return bool(self.imports or self.released)
 
     def import_of(self, move: int) -> ImportedRange | None:
+        """Return the range that this move imports, or None."""
         return _find(self.imports, move)
 
     def frozen_by(self, move: int) -> FrozenRange | None:
+        """Return the range that this move has frozen, or None."""
         return _find(self.frozen, move)
 
     def released_by(self, move: int) -> ReleasedRange | None:
+        """Return the range that this move has released, or None."""
         return _find(self.released, move)
 
     def released_at(self, token: int) -> ReleasedRange | None:

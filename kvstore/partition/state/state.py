@@ -57,7 +57,7 @@ class ReplicaState:
         have an unknown format, and ClusterTooNew if the log was written under a higher cluster version."""
         self.can = can
         self.log_version = versions.FIRST
-        """The cluster version that writes the log, as far as it is applied."""
+        """The cluster version under which the log is written, according to the applied entries."""
         self.partition = partition
         self.engine = engine
         self._config = config
@@ -426,6 +426,7 @@ class ReplicaState:
         self._digests.append(digest)
 
     def unwatch(self, digest: RangeDigest) -> None:
+        """Stop reporting changes to the digest. Does nothing if it is not watched."""
         if digest in self._digests:
             self._digests.remove(digest)
 

@@ -25,6 +25,7 @@ class TokenSpan(NamedTuple):
     last: int
 
     def holds(self, token: int) -> bool:
+        """Return True if the span contains the token."""
         return self.first <= token <= self.last
 
     def meets(self, other: TokenSpan) -> bool:
@@ -99,6 +100,7 @@ class Tokens:
         return Tokens([*self.spans, span])
 
     def without(self, span: TokenSpan) -> Tokens:
+        """Return this set without the tokens of `span`."""
         left: list[TokenSpan] = []
         for first, last in self.spans:
             if first <= min(last, span.first - 1):
