@@ -1,4 +1,4 @@
-"""Users, roles, rights on prefixes of keys, access tokens, and the table that holds them."""
+"""Access control: users, roles, rights on key prefixes, access tokens, and the table that holds them."""
 
 from kvstore.access.changes import (
     ADMIN,

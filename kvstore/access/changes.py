@@ -1,7 +1,7 @@
 """Changes of the access table: each change holds its arguments and produces a new table. Decides only.
 
-A change that is already in effect returns the table unchanged, so a change of unknown outcome can be retried. A change
-of an entry that does not exist raises NotThere; a retried removal treats that as success.
+A change that is already in effect returns the table unchanged, so a change whose outcome is unknown can be retried. A
+change of an entry that does not exist raises NotThere. A caller that retries a removal treats NotThere as success.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kvstore.access.tokens import TTL_MAX_MS, TTL_MIN_MS, Token, check_id
 from kvstore.errors import InvalidRequest, NotThere
 
 ADMIN = "admin"
-"""The built-in role with the right `admin` and no other right."""
+"""The built-in role, which has the right `admin` and no other right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,60 +26,74 @@ class Switch:
 
 @dataclass(frozen=True, slots=True)
 class FoundAdmin:
-    """A change that creates the first administrator and turns access control on, in one step so that no other client
-    can act in between."""
+    """A change that creates the first administrator and turns access control on. Both happen in one step, so that no
+    other client can act in between."""
 
     name: str
     password: str = field(repr=False)
-    """A hash."""
+    """A password hash (passwords.py)."""
     replaces_lost: bool = False
-    """Also allowed if access control is already on, because all administrator passwords are lost."""
+    """If True, the change is also allowed while access control is on, for when all administrator passwords are lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class AddUser:
+    """A change that creates a user. The first user of a cluster receives the role `admin`."""
+
     name: str
     password: str = field(default="", repr=False)
-    """A hash; empty if the user logs in with a certificate."""
+    """A password hash (passwords.py); empty if the user logs in with a certificate."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoveUser:
+    """A change that removes a user and revokes the user's tokens."""
+
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class SetPassword:
+    """A change of a user's password hash. It revokes the user's tokens."""
+
     name: str
     password: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class GrantRole:
+    """A change that gives a role to a user."""
+
     user: str
     role: str
 
 
 @dataclass(frozen=True, slots=True)
 class RevokeRole:
+    """A change that takes a role from a user."""
+
     user: str
     role: str
 
 
 @dataclass(frozen=True, slots=True)
 class AddRole:
+    """A change that creates a role without rights."""
+
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class RemoveRole:
-    """A change that removes a role, and takes it from the users that have it."""
+    """A change that removes a role and takes it from all users."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class GrantRight:
+    """A change that gives a role a right on the keys that begin with `prefix`."""
+
     role: str
     right: Right
     prefix: bytes = b""
@@ -87,6 +101,8 @@ class GrantRight:
 
 @dataclass(frozen=True, slots=True)
 class RevokeRight:
+    """A change that takes a right from a role. `prefix` must be exactly the prefix with which the right was granted."""
+
     role: str
     right: Right
     prefix: bytes = b""
@@ -94,8 +110,7 @@ class RevokeRight:
 
 @dataclass(frozen=True, slots=True)
 class AddToken:
-    """A change that creates a token for a user, valid from `now_ms` for `ttl_ms`. It also removes tokens that expired
-    before `passed_ms`."""
+    """A change that creates an access token for a user, valid from `now_ms` for `ttl_ms`, both in ms."""
 
     id: str
     user: str
@@ -103,11 +118,13 @@ class AddToken:
     ttl_ms: int
     now_ms: int
     passed_ms: int
-    """Tokens that expired before this time are removed; 0: none (docs/protocol.md P31)."""
+    """Tokens that expired at or before this time are removed; 0 removes none (docs/protocol.md P31)."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoveToken:
+    """A change that revokes an access token."""
+
     id: str
 
 
@@ -129,7 +146,8 @@ Change = (
 
 
 def applied(table: AccessTable, change: Change) -> AccessTable:
-    """Return the table after the change. Raises InvalidRequest, and NotThere for an entry that does not exist."""
+    """Return the table with the change applied. Raises InvalidRequest if the change is invalid or would leave a cluster
+    with access control without an administrator, and NotThere if an entry does not exist."""
     try:
         found = _applied(table, change)
     except ValueError as error:

@@ -1,10 +1,10 @@
-"""Passwords as stored: salted scrypt hashes. Decides only. Hashing takes a fraction of a second and 16 MiB, so it runs
-outside the event loop.
+"""Passwords as they are stored: salted scrypt hashes. Decides only. Hashing takes a fraction of a second and 16 MiB, so
+callers do it outside the event loop.
 
     scrypt$n$r$p$salt$hash      a salt of 16 bytes and a hash of 32 bytes, in hexadecimal digits
 
-The cost parameters are bounded when a hash is read, because a table must not be able to exhaust the servers that read
-it.
+The cost parameters of a stored hash are bounded, so that no entry in the access table can exhaust the servers that
+check a password against it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from kvstore.access.tokens import id_or_none
 
 N, R, P = 1 << 14, 8, 5
-"""Cost parameters: 16 MiB and about a fifth of a second."""
+"""Cost parameters of new hashes: 16 MiB and about a fifth of a second for each hash."""
 N_MIN, N_MAX, P_MAX = 1 << 14, 1 << 16, 16
 SALT_BYTES, HASH_BYTES = 16, 32
 PASSWORD_BYTES_MAX = 1_024
@@ -28,7 +28,7 @@ _FORM = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Password:
-    """A parsed password hash."""
+    """A parsed password hash, which checks passwords."""
 
     n: int
     p: int
@@ -36,12 +36,13 @@ class Password:
     hash: bytes = field(repr=False)
 
     def is_right(self, password: bytes) -> bool:
-        """Return True if this is the hash of `password`. Slow; the comparison takes constant time."""
+        """Return True if `password` matches this hash. Takes as long as hashing; the comparison takes constant time."""
         return hmac.compare_digest(_hash(password, self.salt, self.n, self.p), self.hash)
 
 
 def encoded(password: bytes, salt: bytes, *, n: int = N, p: int = P) -> str:
-    """Hash a password with a new salt of 16 bytes. Slow. Raises ValueError."""
+    """Return the stored form of a password, hashed with `salt`, 16 random bytes. Takes a fraction of a second. Raises
+    ValueError if the password or the salt is invalid."""
     if fault := fault_of_password(password):
         raise ValueError(fault)
     if len(salt) != SALT_BYTES:
@@ -50,7 +51,7 @@ def encoded(password: bytes, salt: bytes, *, n: int = N, p: int = P) -> str:
 
 
 def fault_of_password(password: bytes) -> str:
-    """Return why this cannot be a password; empty if it can."""
+    """Return the reason why this is not an acceptable password, or an empty string if it is acceptable."""
     if not 1 <= len(password) <= PASSWORD_BYTES_MAX:
         return f"expected a password of 1 to {PASSWORD_BYTES_MAX} bytes, got {len(password)}"
     if id_or_none(password) is not None:
@@ -59,7 +60,8 @@ def fault_of_password(password: bytes) -> str:
 
 
 def fault_of_hash(text: str) -> str:
-    """Return why this is not a valid hash; empty if it is one. The reason does not reveal the hash."""
+    """Return the reason why this is not a valid password hash, or an empty string if it is valid. The reason does not
+    reveal the hash."""
     try:
         parsed(text)
     except ValueError as error:
@@ -68,7 +70,7 @@ def fault_of_hash(text: str) -> str:
 
 
 def parsed(text: str) -> Password:
-    """Parse a hash. Raises ValueError."""
+    """Parse a stored password hash. Raises ValueError if the form is wrong or a cost parameter is out of bounds."""
     match = _FORM.fullmatch(text)
     if match is None:
         raise ValueError("expected a password hash of the form scrypt$n$8$p$salt$hash")

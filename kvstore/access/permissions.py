@@ -1,4 +1,4 @@
-"""The permissions of one user, in the form in which they are checked. Decides only."""
+"""The permissions of one user, in the form in which requests are checked. Decides only."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from kvstore.access.table import AccessTable, Right, User
 from kvstore.errors import PermissionDenied
 
 SHOWN_BYTES = 64
-"""Bytes of a key shown in an error."""
+"""Maximum number of bytes of a key that an error message shows."""
 
 
 class Permissions:
-    """The permissions of a user. Immutable: a change creates a new instance."""
+    """The permissions of one user. Immutable: each change of the access table creates new instances."""
 
     __slots__ = ("is_admin", "ranges", "read", "user", "write")
 
@@ -24,7 +24,7 @@ class Permissions:
         """Prefixes for `startswith`, where each call counts."""
 
     def may(self, right: Right, key: bytes) -> bool:
-        """Return True if the user has the right on a key."""
+        """Return True if the user has the right on the key."""
         return key.startswith(self.ranges[right].prefixes)
 
     def may_all(self, right: Right, start: bytes, end: bytes) -> bool:
@@ -33,11 +33,11 @@ class Permissions:
         return self.ranges[right].covers(start, end)
 
     def may_some(self, right: Right) -> bool:
-        """Return True if the user has the right on any key, or at all."""
+        """Return True if the user has the right on any key. For ADMIN, return True if the user has the right."""
         return bool(self.ranges[right])
 
     def refused(self, right: Right, what: str) -> PermissionDenied:
-        """Return the error for a denied request."""
+        """Return the error for a request that lacks `right`. `what` names the keys or the request in the message."""
         return PermissionDenied(f"user {self.user} lacks the right {right} for {what}")
 
 
@@ -46,7 +46,7 @@ EVERYTHING = Permissions("-", {right: [b""] for right in Right})
 
 
 def permissions_of(table: AccessTable, user: User) -> Permissions:
-    """Return the permissions that the user's roles give. A role that does not exist gives none."""
+    """Return the permissions that the user has through roles. A role that is missing from the table gives none."""
     prefixes: dict[Right, list[bytes]] = {}
     for name in user.roles:
         if name == ADMIN:
@@ -58,11 +58,11 @@ def permissions_of(table: AccessTable, user: User) -> Permissions:
 
 
 def shown_key(key: bytes) -> str:
-    """Format a key for an error message."""
+    """Format a key for an error message, truncated to SHOWN_BYTES."""
     text = ascii(key[:SHOWN_BYTES].decode("utf-8", "backslashreplace"))
     return f"key {text}{'…' if len(key) > SHOWN_BYTES else ''}"
 
 
 def shown_range(start: bytes, end: bytes) -> str:
-    """Format a key range for an error message."""
+    """Format the key range [start, end) for an error message. An empty `end` means up to the last key."""
     return f"keys from {shown_key(start)[4:]} to {shown_key(end)[4:] if end else 'the last'}"

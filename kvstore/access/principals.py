@@ -1,8 +1,9 @@
-"""Principals: the parties that a certificate can name. Users, nodes and bookies are principals of separate kinds.
+"""Principals: the parties that a certificate can identify. Users, nodes and bookies are separate kinds of principals.
 Decides only.
 
-A certificate names its party by its common name. A name that belongs to a node or a bookie never names a user, so no
-user, whatever its name, changes what a node may do. No user can be created under such a name.
+A certificate identifies a principal by its common name. The name of a node or a bookie never identifies a user, and no
+user can be created under such a name. A user therefore cannot gain a node's permissions, or change them, through the
+choice of a name.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from kvstore.access.changes import AddUser, Change, FoundAdmin
 from kvstore.errors import InvalidRequest
 
 NAMING = AddUser | FoundAdmin
-"""Changes that assign a name to a user."""
+"""The changes that create a user's name."""
 
 
 class PrincipalKind(StrEnum):
-    """The kinds of principals. Each kind has its own namespace."""
+    """The kinds of principals. Names of different kinds are independent."""
 
     USER = "user"
     NODE = "node"
@@ -28,14 +29,14 @@ class PrincipalKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """A party that a certificate names."""
+    """A party that a certificate identifies."""
 
     kind: PrincipalKind
     name: str
 
 
 class ClusterNames:
-    """The names of the nodes and bookies of a cluster, without regard to case."""
+    """The names of a cluster's nodes and bookies. Lookups ignore case."""
 
     def __init__(self) -> None:
         self._registered: dict[str, Principal] = {}
@@ -45,7 +46,7 @@ class ClusterNames:
         """The same principals by name, because every call with a certificate looks one up."""
 
     def take(self, registered: Mapping[str, PrincipalKind]) -> None:
-        """Replace the registered names: ids and hosts."""
+        """Replace the registered names, which are the ids and hosts of nodes and bookies."""
         self._registered = {name.lower(): Principal(kind, name) for name, kind in registered.items()}
 
     def note_shown(self, node: str, names: Iterable[str]) -> None:
@@ -54,12 +55,12 @@ class ClusterNames:
         self._shown_by_name = {each.name.lower(): each for shown in self._shown.values() for each in shown}
 
     def principal_or_none(self, name: str) -> Principal | None:
-        """Return the node or bookie of this name; None if neither has it."""
+        """Return the node or bookie with this name, or None."""
         name = name.lower()
         return self._registered.get(name) or self._shown_by_name.get(name)
 
     def check(self, change: Change) -> None:
-        """Raise InvalidRequest for a change that gives a user the name of a node or a bookie."""
+        """Raise InvalidRequest if the change would give a user the name of a node or a bookie."""
         if not isinstance(change, NAMING):
             return
         found = self.principal_or_none(change.name)

@@ -6,16 +6,17 @@ from collections.abc import Iterable
 
 
 def end_of_prefix(prefix: bytes) -> bytes | None:
-    """Return the first key after all keys that begin with `prefix`; None if there is none."""
+    """Return the first key after all keys that begin with `prefix`. Returns None if there is no such key, because the
+    prefix is empty or consists of 0xff bytes."""
     head = prefix.rstrip(b"\xff")
     return head[:-1] + bytes([head[-1] + 1]) if head else None
 
 
 class Ranges:
-    """The keys that begin with one of several prefixes.
+    """The set of keys that begin with any of several prefixes.
 
-    `prefixes` is the shortest equivalent list, sorted. `key.startswith(ranges.prefixes)` checks one key in a single C
-    call.
+    `prefixes` is the shortest equivalent list of prefixes, sorted. `key.startswith(ranges.prefixes)` checks one key in
+    a single C call.
     """
 
     __slots__ = ("prefixes", "spans")
@@ -27,7 +28,7 @@ class Ranges:
                 kept.append(each)
         self.prefixes: tuple[bytes, ...] = tuple(kept)
         self.spans = _merged(kept)
-        """The same keys as ranges from a first key to the first key after it; None: to the last key."""
+        """The same keys as ranges [start, end). An end of None means up to the last key."""
 
     def __bool__(self) -> bool:
         return bool(self.prefixes)
@@ -38,12 +39,13 @@ class Ranges:
     __hash__ = None  # type: ignore[assignment]
 
     def has(self, key: bytes) -> bool:
-        """Return True if `key` is in the set."""
+        """Return True if the key is in the set."""
         return key.startswith(self.prefixes)
 
     def covers(self, start: bytes, end: bytes) -> bool:
-        """Return True if the set contains all keys in [start, end); an empty `end` means up to the last key. An empty
-        range is covered if its start is: a user who may not read there must get an error instead of an empty answer."""
+        """Return True if the set contains all keys in [start, end). An empty `end` means up to the last key. An empty
+        range is covered if its start is in the set: a user who may not read there gets an error instead of an empty
+        result."""
         for first, behind in self.spans:
             if first <= start and (behind is None or start < behind):
                 return behind is None or (end != b"" and end <= behind)

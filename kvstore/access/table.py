@@ -1,5 +1,5 @@
-"""The access table: users, roles, rights, tokens, and the switch of access control. Decides only; its values are valid
-by construction. kvstore/meta/tables/access.py stores the table."""
+"""The access table: users, roles, rights, access tokens, and whether access control is on. Decides only; its values are
+valid by construction. kvstore/meta/tables/access.py stores the table."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,62}")
 
 
 class Right(StrEnum):
-    """A right on the keys that begin with a prefix. ADMIN concerns the cluster and no keys."""
+    """A right on the keys that begin with a prefix. The right ADMIN applies to the cluster and to no keys."""
 
     READ = "read"
     WRITE = "write"
@@ -33,11 +33,11 @@ class Right(StrEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Grant:
-    """One right on the keys that begin with a prefix."""
+    """A right on the keys that begin with a prefix."""
 
     right: Right
     prefix: bytes = b""
-    """Empty: all keys."""
+    """An empty prefix means all keys."""
 
     def __post_init__(self) -> None:
         if len(self.prefix) > PREFIX_BYTES_MAX:
@@ -62,11 +62,12 @@ class Role:
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """A user account: its login and its roles."""
+    """A user account: how the user logs in, and the user's roles."""
 
     name: str
     password: str = field(default="", repr=False)
-    """A hash (kvstore/access/passwords.py). Empty: only a certificate with this common name logs the user in."""
+    """A password hash (kvstore/access/passwords.py). If it is empty, the user can log in only with a certificate that
+    has this common name."""
     roles: tuple[str, ...] = ()
     """Sorted, without duplicates."""
 
@@ -80,14 +81,14 @@ class User:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessTable:
-    """All users, roles and access tokens of a cluster."""
+    """All users, roles and access tokens of a cluster, and the switch of access control."""
 
     is_on: bool = False
-    """False: every client may do everything, as if there were no table."""
+    """True if access control is on. If False, every client may do everything."""
     users: tuple[User, ...] = ()
     """Sorted by name."""
     roles: tuple[Role, ...] = ()
-    """Sorted by name, without the built-in role."""
+    """Sorted by name, without the built-in role `admin`."""
     tokens: tuple[Token, ...] = ()
     """Sorted by id."""
 
@@ -103,14 +104,16 @@ class AccessTable:
                 raise ValueError(f"expected {what} sorted by name or id, without duplicates")
 
     def user_or_none(self, name: str) -> User | None:
+        """Return the user of this name, or None."""
         return next((each for each in self.users if each.name == name), None)
 
     def role_or_none(self, name: str) -> Role | None:
+        """Return the role of this name, or None. The built-in role `admin` is not in the table."""
         return next((each for each in self.roles if each.name == name), None)
 
 
 def check_name(what: str, name: str) -> None:
-    """Raise ValueError unless the name is valid for a user or a role."""
+    """Raise ValueError unless the name is valid for a user or a role. `what` is "user" or "role", for the message."""
     if not NAME.fullmatch(name):
         raise ValueError(
             f"expected a {what} of 1 to 63 letters, digits and _ . @ -, beginning with a letter or digit, got "

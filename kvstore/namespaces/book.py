@@ -1,9 +1,9 @@
-"""The usage of each namespace as one server knows it: exact for the partitions that the server leads, and according to
-the last reports of other servers for the rest. Decides only.
+"""One server's record of the usage of each namespace. The usage is exact for the partitions that the server leads. For
+all other partitions, it comes from the latest reports of other servers. Decides only.
 
-A quota applies to the whole cluster, but each leader decides alone. It counts its own admitted writes, those of the
-other leaders on its server, and the last reports of leaders on other servers. So a quota can be exceeded by what those
-admit between two reports, and by no more (docs/protocol.md N2).
+A quota applies to the whole cluster, but each leader decides alone. It counts the writes that it has admitted, those of
+the other leaders on its server, and the latest reports of leaders on other servers. A quota can therefore be exceeded
+by what the leaders on other servers admit between two reports, and by no more (docs/protocol.md N2).
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from kvstore.types import PartitionId
 
 
 class Amount(Struct, array_like=True):
-    """The usage of a namespace: its number of keys, and their bytes."""
+    """The usage of a namespace: the number of its keys, and the bytes of those keys and their values."""
 
     keys: int = 0
     bytes: int = 0
 
 
 Amounts = dict[str, Amount]
-"""Usage by name of the namespace; a missing namespace uses nothing."""
+"""Usage by name of the namespace. A namespace that is missing uses nothing."""
 NOTHING = Amount()
 
 
 class UsageReport(Struct, array_like=True, frozen=True):
-    """The usage of namespaces in one partition, according to its leader."""
+    """The usage of each namespace within one partition, as its leader reports it."""
 
     partition: PartitionId
     epoch: int
     amounts: Amounts
     is_counted: bool = True
-    """False while the leader counts, and reports what was known before."""
+    """False while the leader is still counting; the report then repeats the amounts known before."""
 
 
 class PartitionUsage(Protocol):
@@ -53,24 +53,24 @@ class PartitionUsage(Protocol):
     @property
     def is_counted(self) -> bool: ...
     def count_some(self) -> bool:
-        """Count more keys. Returns True once nothing is left to count. Raises OSError."""
+        """Count some more keys. Returns True once all keys are counted. Raises OSError if the engine cannot be read."""
         ...
 
     def report(self) -> UsageReport: ...
     def forget(self, names: Iterable[str]) -> None:
-        """Drop the counts under these names, because they belong to other keys."""
+        """Drop the counts of namespaces whose names now stand for other keys."""
         ...
 
 
 class Book:
-    """The usage known to one server. Leaders join, read and leave it; a follower sets the table, and a keeper exchanges
-    reports."""
+    """The usage of all namespaces, as far as this server knows it. Leaders register their partitions and read the usage
+    of others. A follower of the namespace table updates `table`, and a keeper exchanges reports with other servers."""
 
     def __init__(self) -> None:
         self.table = NamespaceTable()
         self.prefixes = Prefixes(())
         self.generation = 0
-        """Number of changes of the prefixes. Counts of an older generation are invalid."""
+        """Number of times that the prefixes have changed. Counts made under an older generation are invalid."""
         self.led: dict[PartitionId, PartitionUsage] = {}
         self.reported: dict[PartitionId, UsageReport] = {}
         self._elsewhere: Amounts | None = None
@@ -79,7 +79,7 @@ class Book:
         """Number of refusals by namespace and exceeded quota."""
 
     def take(self, table: NamespaceTable) -> bool:
-        """Use this table from now on. Returns True if it differs from the current one."""
+        """Replace the namespace table. Returns True if the new table differs from the current one."""
         if table == self.table:
             return False
         former, self.table, self.prefixes = self.prefixes, table, Prefixes(table.namespaces)
@@ -101,11 +101,11 @@ class Book:
         self._elsewhere = None
 
     def find(self, key: bytes) -> Namespace | None:
-        """Return the namespace of the key, or None."""
+        """Return the namespace that contains the key, or None."""
         return self.prefixes.find(key)
 
     def used(self, name: str) -> Amount:
-        """Return a namespace's usage in all partitions, as far as known here."""
+        """Return a namespace's usage in all partitions, as far as this server knows it."""
         if self._elsewhere is None:
             self._elsewhere = summed(
                 report.amounts for partition, report in self.reported.items() if partition not in self.led
@@ -127,11 +127,11 @@ class Book:
         return found
 
     def led_amounts(self) -> Amounts:
-        """Return the usage of namespaces in the partitions led here."""
+        """Return the usage of each namespace, summed over the partitions that this server leads."""
         return summed(own.amounts for own in self.led.values())
 
     def uncounted(self, partitions: Iterable[PartitionId]) -> list[PartitionId]:
-        """Return the partitions whose leaders have not finished counting, as far as known here."""
+        """Return those of `partitions` whose leaders are still counting or have not reported to this server, sorted."""
         found = []
         for partition in sorted(partitions):
             own = self.led.get(partition)
@@ -141,13 +141,14 @@ class Book:
         return found
 
     def reports(self) -> list[UsageReport]:
-        """Return the reports of the partitions led here."""
+        """Return this server's reports to other servers: one for each partition that it leads."""
         return [self.led[partition].report() for partition in sorted(self.led)]
 
     # docs/protocol.md N3
     def take_reports(self, reports: Iterable[UsageReport], marks: Mapping[str, int] | None = None) -> None:
-        """Take in the reports of another server. A report of a later epoch wins over reports of former leaders. `marks`
-        identify the prefixes that the other server counts."""
+        """Record the reports of another server. A report is ignored if a later epoch of its partition has already
+        reported. `marks` identifies the prefixes by which the other server counts (`Book.marks`); amounts counted by a
+        different prefix are dropped."""
         mine = self.marks()
         others = {name for name, mark in (marks or {}).items() if mine.get(name) != mark}
         for report in reports:
@@ -159,24 +160,26 @@ class Book:
         self._elsewhere = None
 
     def marks(self) -> dict[str, int]:
-        """Return a mark of each namespace's prefix, so that a server never uses a count of other keys."""
+        """Return a checksum of each namespace's prefix. Servers compare them, so that they never use a count made for
+        other keys."""
         return {name: crc32(prefix) for name, prefix in self.prefixes.named}
 
     def keep_only(self, partitions: Container[PartitionId]) -> None:
-        """Forget partitions that have left the ring."""
+        """Forget the reports of all partitions that are not in `partitions`, because they have left the ring."""
         for partition in [each for each in self.reported if each not in partitions]:
             del self.reported[partition]
         self._elsewhere = None
 
     def leave(self, partition: PartitionId, own: PartitionUsage) -> None:
-        """Note the end of a leadership. Its last report stays valid until the successor reports."""
+        """Record that this server has stopped leading the partition. The last report stays in use until the new leader
+        reports."""
         if self.led.get(partition) is own:
             del self.led[partition]
             self.take_reports([own.report()])
 
     def lead(self, partition: PartitionId, own: PartitionUsage) -> Amounts:
-        """Note the start of a leadership here. Returns the last known usage, which stays valid until the partition is
-        counted."""
+        """Record that this server now leads the partition. Returns the last known usage, to be used until the new
+        leader has counted the partition."""
         former = self.led.get(partition)
         if former is not None:
             self.take_reports([former.report()])
@@ -187,7 +190,7 @@ class Book:
 
 
 def summed(amounts: Iterable[Amounts]) -> Amounts:
-    """Return the sum of several usages; negative amounts count as zero."""
+    """Return the sum of several usages. Negative amounts count as zero."""
     sums: Amounts = {}
     for each in amounts:
         for name, amount in each.items():
@@ -196,7 +199,7 @@ def summed(amounts: Iterable[Amounts]) -> Amounts:
 
 
 def add(amounts: Amounts, name: str, keys: int, size: int) -> None:
-    """Add to the usage of one namespace."""
+    """Add keys and bytes to one namespace's usage, in place."""
     amount = amounts.get(name)
     if amount is None:
         amount = amounts[name] = Amount()
@@ -205,15 +208,16 @@ def add(amounts: Amounts, name: str, keys: int, size: int) -> None:
 
 
 class UsageAnswer(Struct, array_like=True, frozen=True):
-    """A server's answer to another server. New fields come last and have a default."""
+    """One server's answer to another server's request for usage. New fields are appended and have a default, so that
+    servers of different releases understand each other."""
 
     reports: list[UsageReport]
     wanted: dict[str, float] = {}
-    """Operations per second requested by its clients, by namespace, including refused ones."""
+    """Operations per second that the server's clients request, by namespace, including refused operations."""
     refused: dict[str, dict[str, int]] = {}
     """Number of refused operations since the server started, by namespace and exceeded quota."""
     marks: dict[str, int] = {}
-    """Marks of the prefixes that the server counts: Book.marks."""
+    """Checksums of the prefixes by which the server counts (`Book.marks`)."""
 
 
 _decoder = msgspec.msgpack.Decoder(UsageAnswer)
@@ -224,5 +228,5 @@ def encode(said: UsageAnswer) -> bytes:
 
 
 def decode(body: bytes) -> UsageAnswer:
-    """Decode an answer. Raises msgspec.MsgspecError."""
+    """Decode an answer. Raises msgspec.MsgspecError if the body is malformed."""
     return _decoder.decode(body)

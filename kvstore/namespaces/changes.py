@@ -1,7 +1,7 @@
 """Changes of the namespace table: each change holds its arguments and produces a new table. Decides only.
 
-A change that is already in effect returns the table unchanged, so a change of unknown outcome can be retried. A change
-of a namespace that does not exist raises NotThere; a retried removal treats that as success.
+A change that is already in effect returns the table unchanged, so a change whose outcome is unknown can be retried. A
+change of a namespace that does not exist raises NotThere. A caller that retries a removal treats NotThere as success.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from kvstore.namespaces.table import Namespace, NamespaceTable
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    """A change that adds a namespace."""
+    """A change that creates a namespace."""
 
     namespace: Namespace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Set:
-    """A change of the limits of a namespace; None keeps a limit. The prefix cannot change, because that would be
-    another namespace."""
+    """A change of a namespace's limits. A field that is None keeps its limit. The prefix cannot change, because a
+    namespace with another prefix would be another namespace."""
 
     name: str
     keys_max: int | None = None
@@ -35,7 +35,7 @@ class Set:
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """A change that removes a namespace. Its keys remain."""
+    """A change that removes a namespace. The keys in it are kept."""
 
     name: str
 
@@ -44,7 +44,8 @@ Change = Add | Set | Remove
 
 
 def applied(table: NamespaceTable, change: Change) -> NamespaceTable:
-    """Return the table after the change. Raises InvalidRequest, and NotThere for a namespace that does not exist."""
+    """Return the table with the change applied. Raises InvalidRequest if the change is invalid, and NotThere if the
+    namespace does not exist."""
     try:
         return _applied(table, change)
     except ValueError as error:

@@ -1,9 +1,9 @@
-"""Measures how much the writes of one log entry add to their namespaces, and refuses writes beyond a quota. Decides
-only.
+"""Measures how much the writes in one log entry add to their namespaces, and refuses writes that exceed a quota.
+Decides only.
 
-Keys and bytes are those of the records as clients wrote them: a key counts with its own length and the length of its
-value, from the entry that creates it to the entry that deletes it. A write that adds nothing is never refused, even
-above a quota: deletes, and values that replace larger ones.
+The meter counts records as clients wrote them: a key counts with its own length plus the length of its value, from the
+entry that creates the key to the entry that deletes it. A write that adds nothing, such as a delete or a value that is
+no larger than the old one, is never refused, even if a quota is already exceeded.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kvstore.namespaces.table import Namespace
 
 
 class UsageStep(NamedTuple):
-    """The change in a namespace's usage by one mutation."""
+    """How much one mutation changes the usage of its namespace."""
 
     key: bytes
     namespace: Namespace
@@ -25,7 +25,7 @@ class UsageStep(NamedTuple):
 
 
 class Meter:
-    """Measures one entry while it is built."""
+    """Measures one log entry while it is built."""
 
     __slots__ = ("_book", "_is_together", "_used", "steps")
 
@@ -38,8 +38,8 @@ class Meter:
 
     # docs/protocol.md N1
     def put(self, key: bytes, value_bytes: int, old_bytes: int | None) -> None:
-        """Record a put: the value has `value_bytes`, and had `old_bytes` before, or None if the key was absent. Raises
-        QuotaExceeded and records nothing if that exceeds a quota."""
+        """Record a put of a value of `value_bytes`. `old_bytes` is the size of the value that it replaces, or None if
+        the key was absent. Raises QuotaExceeded, and records nothing, if the put exceeds a quota."""
         namespace = self._book.find(key)
         if namespace is None:
             return
@@ -50,24 +50,26 @@ class Meter:
             self._add(UsageStep(key, namespace, keys, more))
 
     def delete(self, key: bytes, old_bytes: int) -> None:
-        """Record a delete of a key whose value has `old_bytes`."""
+        """Record a delete of a key whose value has `old_bytes` bytes. Never refused."""
         namespace = self._book.find(key)
         if namespace is not None:
             self._add(UsageStep(key, namespace, -1, -len(key) - old_bytes))
 
     # docs/protocol.md N4
     def expiry_ms(self, key: bytes, now_ms: int) -> int:
-        """Return the expiry in ms of a record whose write does not set one; 0: never."""
+        """Return the time in ms at which a record expires if its write sets no expiry of its own; 0 if it never
+        expires."""
         namespace = self._book.find(key)
         return 0 if namespace is None or not namespace.ttl_ms else now_ms + namespace.ttl_ms
 
     def begin(self, *, is_together: bool) -> int:
-        """Begin a unit that can be undone as a whole. With `is_together` it is also checked as a whole, at its end."""
+        """Begin a unit of mutations that can be undone as a whole, and return its mark for `end` and `undo`. With
+        `is_together`, quotas are checked once for the whole unit, in `end`, rather than for each mutation."""
         self._is_together = is_together
         return len(self.steps)
 
     def end(self, mark: int) -> None:
-        """Raise QuotaExceeded if the unit that began at `mark` exceeds a quota as a whole."""
+        """Finish the unit that began at `mark`. Raises QuotaExceeded if the unit as a whole exceeds a quota."""
         if self._is_together:
             added: dict[str, Amount] = {}
             for _, namespace, keys, more in self.steps[mark:]:
@@ -80,7 +82,7 @@ class Meter:
             self._is_together = False
 
     def undo(self, mark: int) -> None:
-        """Undo everything recorded since `mark`."""
+        """Undo all mutations recorded since `mark`."""
         for _, namespace, keys, more in self.steps[mark:]:
             used = self._used[namespace.name]
             used.keys -= keys

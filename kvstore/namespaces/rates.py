@@ -1,8 +1,9 @@
-"""Rate limits of namespaces at one server. Decides only.
+"""Enforces the rate limits of namespaces on one server. Decides only.
 
-Each namespace with a rate has a token bucket. The rate applies to the whole cluster: servers exchange how many
-operations their clients request, and each server takes the corresponding share of the rate. The shares add up to the
-rate if all servers know the same requests; until then no server takes more than the whole rate (docs/protocol.md N5).
+Each namespace with a rate limit has a token bucket. The rate applies to the whole cluster: servers exchange how many
+operations their clients request, and each server takes a corresponding share of the rate. Once all servers know the
+same demand, their shares add up to the rate. Until then, no server takes more than the whole rate (docs/protocol.md
+N5).
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from kvstore.errors import RateExceeded
 from kvstore.namespaces.table import LIMIT_MAX, Namespace, Prefixes
 
 SPARED = 0.1
-"""Fraction of the rate that is divided equally among all servers, so that a server whose clients have just started gets
+"""Fraction of the rate that is divided equally among all servers, so that a server whose clients have just started has
 a share at once."""
 
 
 class Bucket:
-    """The token bucket of one namespace at one server. A call with more operations than the bucket can hold passes when
-    the bucket is full, and leaves a debt."""
+    """The token bucket of one namespace on one server. A call with more operations than the bucket can hold passes when
+    the bucket is full, and leaves the bucket in debt."""
 
     __slots__ = ("_at", "_least", "_level", "depth", "namespace", "share")
 
@@ -32,7 +33,7 @@ class Bucket:
         self.deal(share, servers, now)
 
     def deal(self, share: float, servers: int, now: float) -> None:
-        """Set the share in operations per second, for one of `servers` servers."""
+        """Set this server's share of the rate, in operations per second, in a cluster of `servers` servers."""
         if self._at < now:
             self._fill(now)
         self.share = share
@@ -42,13 +43,15 @@ class Bucket:
         self._level = min(self._level, self.depth)
 
     def wait_s(self, operations: int, now: float) -> float:
-        """Return the seconds until this many operations may pass; 0: now. A server whose clients have requested nothing
-        may have no share. It gets one soon, because its clients have requested something now."""
+        """Return the number of seconds until `operations` operations may pass; 0 if they may pass now. A server whose
+        clients have requested nothing so far may have no share. In that case, the wait is calculated from the minimum
+        share that it is about to receive."""
         self._fill(now)
         missing = min(operations, self.depth) - self._level
         return missing / max(self.share, self._least) if missing > 1e-9 else 0.0
 
     def take(self, operations: int) -> None:
+        """Take tokens for `operations` operations, into debt if necessary."""
         self._level -= operations
 
     def _fill(self, now: float) -> None:
@@ -58,7 +61,7 @@ class Bucket:
 
 
 class Rates:
-    """The rate limits of all namespaces at one server."""
+    """The rate limits of all namespaces on one server."""
 
     def __init__(self, now: Callable[[], float], refused: Counter[tuple[str, str]]) -> None:
         self._now, self._refused = now, refused
@@ -69,10 +72,10 @@ class Rates:
         self._servers = 1
         self._is_paid = False
         self.passed: Counter[str] = Counter()
-        """Operations passed since the server started."""
+        """Number of operations that have passed since the server started, by namespace."""
 
     def take(self, namespaces: Iterable[Namespace]) -> None:
-        """Use these namespaces from now on. The level of an unchanged rate is kept."""
+        """Replace the namespaces. A bucket whose rate and burst are unchanged keeps its level."""
         rated = tuple(each for each in namespaces if each.ops_per_s)
         now = self._now()
         self._buckets = {each.name: self._bucket(each, now) for each in rated}
@@ -93,8 +96,8 @@ class Rates:
 
     # docs/protocol.md N5
     def refusal_or_none(self, keys: Sequence[bytes]) -> RateExceeded | None:
-        """Let an operation on these keys pass, each key counting as one operation; otherwise take nothing and return
-        the refusal."""
+        """Take one token for each key from its namespace's bucket and return None. If any bucket has too few tokens,
+        take none at all and return the error, which says how long to wait."""
         if self._is_paid:
             return None
         counts: Counter[str] = Counter()
@@ -119,8 +122,8 @@ class Rates:
 
     @contextmanager
     def paid(self) -> Iterator[None]:
-        """Count nothing inside this context, because the operations belong to a command that passed as a whole. Do not
-        use across an await."""
+        """Return a context manager within which no operation is counted, because the operations belong to a command
+        that has already passed as a whole. Do not await inside the context."""
         self._is_paid = True
         try:
             yield
@@ -128,7 +131,8 @@ class Rates:
             self._is_paid = False
 
     def wanted(self) -> dict[str, float]:
-        """Return the operations per second requested since the last call, including refused ones."""
+        """Return the operations per second that clients have requested since the last call, by namespace, including
+        refused operations. Starts a new measurement."""
         now = self._now()
         passed_s = max(now - self._asked_since, 1e-3)
         self._asked_since = now
@@ -137,8 +141,8 @@ class Rates:
         return found
 
     def deal(self, own: Mapping[str, float], others: Sequence[Mapping[str, float]]) -> None:
-        """Set this server's shares. `own` is what its clients want, `others` what the clients of the other servers
-        want."""
+        """Recalculate this server's share of every rate. `own` is the demand of this server's clients and `others` the
+        demand of each other server's clients, in operations per second by namespace."""
         now = self._now()
         self._servers = 1 + len(others)
         for name, bucket in self._buckets.items():
@@ -147,9 +151,9 @@ class Rates:
 
 
 def share_of(rate: float, own: float, others: Sequence[float]) -> float:
-    """Return a server's share of a rate. If the demand is below the rate, the surplus is divided equally. Otherwise the
-    shares are proportional to demand, with a small minimum for every server. The shares of all servers add up to the
-    rate."""
+    """Return one server's share of a rate, given its own demand and that of each other server. If the total demand is
+    below the rate, the surplus is divided equally. Otherwise the shares are proportional to demand, with a small
+    minimum for every server. The shares of all servers add up to the rate."""
     servers, wanted = 1 + len(others), own + sum(others)
     if wanted <= rate:
         return own + (rate - wanted) / servers

@@ -1,8 +1,8 @@
 """The namespace table: named prefixes of keys, and the limits of each. Decides only; its values are valid by
 construction. kvstore/meta/tables/namespaces.py stores the table.
 
-A key is in at most one namespace, because prefixes that overlap are refused. Otherwise a key would have two quotas and
-two TTLs, and a refused write would name the wrong namespace.
+A key is in at most one namespace, because overlapping prefixes are refused. If prefixes could overlap, a key would have
+two quotas and two TTLs, and the error for a refused write could name the wrong namespace.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 NAMESPACES_MAX = 256
-"""Limited because each namespace is a metric label, and each leader counts each namespace."""
+"""Maximum number of namespaces. Limited because each namespace is a metric label, and each leader counts the usage of
+each namespace."""
 PREFIX_BYTES_MAX = 1_024
 LIMIT_MAX = 1 << 53
-"""The largest integer that every client's number type represents exactly."""
+"""The largest integer that the number types of all clients represent exactly."""
 OPS_MAX = 1_000_000_000
 TTL_MAX_MS = 100 * 366 * 86_400_000
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,62}")
@@ -24,19 +25,20 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,62}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Namespace:
-    """The keys that begin with a prefix, and their limits. A limit of 0 means no limit."""
+    """The keys that begin with a prefix, and the limits on them. A limit of 0 means no limit."""
 
     name: str
     prefix: bytes
     keys_max: int = 0
     bytes_max: int = 0
-    """Limit of keys and values in bytes as clients wrote them, counted once."""
+    """Maximum total size in bytes of keys and values, as clients wrote them. Each record counts once, regardless of its
+    replicas."""
     ops_per_s: int = 0
-    """Limit of operations per second in the whole cluster."""
+    """Maximum number of operations per second in the whole cluster."""
     burst: int = 0
-    """Operations that may come at once after idle time; 0: those of one second."""
+    """Number of operations that may come at once after idle time; 0 means as many as in one second."""
     ttl_ms: int = 0
-    """Lifetime in ms of a record whose write does not set one; 0: unlimited."""
+    """Lifetime in ms of a record whose write sets no expiry; 0 means that the record does not expire."""
 
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):
@@ -84,11 +86,12 @@ class NamespaceTable:
                 )
 
     def find_or_none(self, name: str) -> Namespace | None:
+        """Return the namespace of this name, or None."""
         return next((each for each in self.namespaces if each.name == name), None)
 
 
 class Prefixes:
-    """The prefixes of all namespaces, for finding the namespace of a key. Immutable."""
+    """An immutable index of the prefixes of all namespaces, which finds the namespace of a key."""
 
     __slots__ = ("all", "by_prefix", "named")
 
@@ -99,6 +102,6 @@ class Prefixes:
         """Prefixes for `key.startswith(prefixes.all)`, a single C call. Without prefixes it matches nothing."""
 
     def find(self, key: bytes) -> Namespace | None:
-        """Return the namespace of the key, or None."""
+        """Return the namespace that contains the key, or None. Takes one binary search."""
         place = bisect_right(self.all, key)
         return self.by_prefix[place - 1] if place and key.startswith(self.all[place - 1]) else None

@@ -1,4 +1,4 @@
-"""Bounds the time of answers to peers."""
+"""Bounds the time that a request from a peer may take."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ servers."""
 
 
 async def in_time(answer: Awaitable[bytes], partition: PartitionId, method: str) -> bytes:
-    """Return the answer if it comes within ANSWER_S. Raises OutcomeUnknown otherwise, because what was appended for it
-    may be acknowledged later."""
+    """Await the answer to a peer's request and return it. Raises OutcomeUnknown if it takes longer than ANSWER_S,
+    because a record that was appended for the request may still be acknowledged later."""
     try:
         async with asyncio.timeout(ANSWER_S):
             return await answer

@@ -1,4 +1,5 @@
-"""One replica of one partition on this node, as the server uses it: submit operations, start, stop, statistics."""
+"""One replica of one partition on this node. Servers use it to submit operations, to start and stop the replica, and to
+read its statistics."""
 
 from __future__ import annotations
 
@@ -59,7 +60,8 @@ CHECK_S = 1.0
 
 
 class Partition:
-    """Wires the parts of one replica together. Everything it starts ends with `stop`, or with the node's nursery."""
+    """One replica of a partition, wired together from its parts: state, log follower, election, leader, moves and pins.
+    Everything that the replica starts ends with `stop`, or with the node's nursery."""
 
     def __init__(
         self,
@@ -79,9 +81,9 @@ class Partition:
         known_versions: versions.Versions = versions.FIXED,
         book: Book | None = None,
     ) -> None:
-        """`turns` belong to the server and are shared by all its partitions, and so is `book`, the server's namespaces.
-        Without `rings` nothing says what the partition owns, and nothing moves. `redirect` takes operations on keys
-        that the partition does not own."""
+        """All partitions of a server share `turns` and `book`, the server's record of namespace usage. Without `rings`,
+        nothing determines what the partition owns, and no ranges move. `redirect` receives operations on keys that the
+        partition does not own."""
         self.id = partition
         self._nursery = env.nursery.child(f"partition {partition}")
         server_env, env = env, replace(env, nursery=self._nursery)
@@ -114,8 +116,8 @@ class Partition:
         )
         self._complete_soon, self._is_taken_back = NextTurnDelivery().give, False
         self._is_behind_start = True
-        """True until the replica has applied what the others had when it started: until then it does not know what was
-        there before."""
+        """True until the replica has applied everything that the other replicas had when it started. Until then it
+        cannot know what it acknowledged before the start."""
 
     async def start(self) -> None:
         """Start following the log and taking part in elections."""
@@ -129,8 +131,9 @@ class Partition:
             self.mover.start()
 
     async def stop(self, *, hand_over: bool, keep_pins: bool = False) -> None:
-        """Stop for good and sync the state. With `hand_over` a leader drains and releases its lease first. With
-        `keep_pins` views at pinned positions stay readable until `close_state`."""
+        """Stop the replica for good and sync its state to disk. With `hand_over`, a leader first answers its queued
+        operations and releases its lease. With `keep_pins`, views at pinned positions stay readable until
+        `close_state`."""
         if self.mover is not None:
             self.mover.close()
         await self._replica.stop(hand_over=hand_over)
@@ -143,39 +146,42 @@ class Partition:
             self.close_state()
 
     async def withdraw(self) -> None:
-        """After `stop`, make sure that neither the leader's znode nor the published progress names this replica. Raises
-        MetadataError; call it again then, unless the server has another replica of the partition by that time."""
+        """Remove this replica from the leader's znode and from the published progress. Call it after `stop`. If it
+        raises MetadataError, call it again, unless the server has started another replica of the partition in the
+        meantime."""
         if not self._is_taken_back:
             await self._replica.claiming.withdraw()
             self._is_taken_back = True
 
     def on_outvoted(self, outvoted: Callable[[], None]) -> None:
-        """Call `outvoted` when this copy proves to be damaged and must be replaced by another replica's state."""
+        """Register a callback for when the other replicas prove this copy to be damaged. The copy must then be replaced
+        by another replica's state."""
         self._trials.on_outvoted = outvoted
 
     @property
     def keeps_pins(self) -> bool:
-        """True if a state at a pinned position is kept here."""
+        """True if this replica keeps the state at a pinned position."""
         return bool(self._pinning.held())
 
     async def follow_pins(self) -> None:
-        """After `stop`, called periodically: keep views as long as their pins are wanted."""
+        """Keep each view for as long as its pin is wanted: extend the view's deadline when the pin is renewed, and drop
+        the view when the pin is released. Call it periodically after `stop(keep_pins=True)`."""
         await self._pinning.follow_renewals()
         await self._pinning.end_given_back()
 
     def close_state(self) -> None:
-        """Close the state and its views."""
+        """Close the state, its engine and its pinned views."""
         self.state.pinned_views.close()
         self._engine.close()
 
     @property
     def leader(self) -> ServerId | None:
-        """The server to which operations on this partition go, as far as this replica knows."""
+        """The server of the partition's leader, as far as this replica knows; None if no leader is known."""
         return self._replica.leader_server
 
     @property
     def serving(self) -> bool:
-        """True if this replica leads and answers."""
+        """True if this replica is the leader and serves operations."""
         leader = self._replica.leader
         return leader is not None and leader.serving
 
@@ -216,9 +222,9 @@ class Partition:
         return self._assigned_tokens
 
     def submit(self, ops: Sequence[Op], sink: Sink, tokens: Sequence[int]) -> None:
-        """Carry out operations of one sink, in order, or refuse them. They are refused with NotLeader unless this
-        replica leads, or the operation is a read that any replica may answer. The sink gets the results later, never
-        from inside this call."""
+        """Carry out the operations of one sink in order, or refuse them. `tokens` names the operations to the sink,
+        which receives each result later, never from inside this call. If this replica does not lead, it answers reads
+        of level SESSION or STALE itself, and refuses all other operations with NotLeader."""
         leader = self._replica.leader
         for op in ops:
             if op[0] in KEYLESS:
@@ -239,7 +245,7 @@ class Partition:
     def read_now(
         self, keys: list[bytes], tokens: list[int], now: float, *, in_turn: bool = False
     ) -> list[bytes | None] | NotNow:
-        """Return the rows that linearizable GETs find at `now`, or NOT_NOW if the reads have to be submitted: see
+        """Return the rows of linearizable GETs at time `now`, or NOT_NOW if the reads must go through `submit`. See
         LeaderReads.now."""
         leader = self._replica.leader
         if leader is None or not leader.serving:
@@ -252,20 +258,21 @@ class Partition:
         return ops if assigned is None else [bound(op, assigned) if op[0] in KEYLESS else op for op in ops]
 
     def redirect_moved(self) -> None:
-        """Redirect waiting operations that belong to another partition by now. Later ones go there at once."""
+        """Redirect waiting operations whose keys now belong to another partition. Operations that arrive later are
+        redirected at once."""
         if self._replica.leader is not None:
             self._replica.leader.redirect_moved()
 
     def counts(self) -> tuple[int, int] | None:
-        """Return the number of operations that this leadership has answered and of mutations that it has logged; None
-        if this replica does not lead."""
+        """Return how many operations this leadership has answered and how many mutations it has logged. Returns None if
+        this replica does not lead."""
         if self._replica.leader is None:
             return None
         counted = self._replica.leader.statistics()
         return counted["answers"], counted["mutations"]
 
     def statistics(self) -> dict[str, Any]:
-        """Return this replica's numbers for an operator."""
+        """Return the replica's statistics, for an operator."""
         replica, state = self._replica, self.state
         leader = replica.leader
         return {
@@ -300,7 +307,8 @@ class Partition:
     # ── inside ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _answer_here(self, op: Op) -> Any:
-        """Answer a session or stale read from everything that is confirmed and here."""
+        """Answer a session or stale read from the acknowledged entries that this replica has applied. Returns an error
+        if the replica is not far enough or cannot be trusted."""
         state = self.state
         self._tail.catch_up()
         if self._replica.following.failure is not None or state.position is None:
@@ -326,8 +334,8 @@ class Partition:
             return error
 
     async def _catch_up_at_start(self) -> None:
-        """Return when this replica has applied what the others had when it started (docs/protocol.md P27). If no other
-        replica is up, a state from before the start is enough."""
+        """Wait until this replica has applied what the other replicas had when it started (docs/protocol.md P27). If no
+        other replica is up, the state that this replica had before the start is enough."""
         has_state = self.state.position is not None
         others = await self._others_have()
         while others is None or not (others or has_state):

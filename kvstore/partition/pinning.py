@@ -30,12 +30,12 @@ EXPIRE_S, IDLE_S = 1.0, 5.0
 """Seconds between two checks of the deadlines of views, and between two checks whether there are any views. Each
 request for a view and each MARK checks the deadlines first."""
 GIVEN_BACK_S = 10.0
-"""Seconds between two checks whether the views of a replica are still wanted."""
+"""Seconds between two checks of whether the views of a replica are still wanted."""
 METHODS = frozenset((TAKE, RENEW, RELEASE, TELL))
 
 
 class PinRequest(NamedTuple):
-    """A server's request. The method decides which fields count."""
+    """A server's request about a pin. The method determines which fields are used."""
 
     pin: str = ""
     ttl_ms: int = 0
@@ -43,7 +43,7 @@ class PinRequest(NamedTuple):
 
 
 class PinnedState(NamedTuple):
-    """A pin has begun: the state at its position."""
+    """The state at a pin's position: the answer to a successful TAKE."""
 
     position: Position
     seq: int
@@ -71,7 +71,7 @@ encode = msgspec.msgpack.Encoder().encode
 
 
 class Pinning:
-    """The pins of one replica. `leading` returns its leader, None while it does not serve."""
+    """The pins of one replica. `leading` returns the replica's leader, or None while the replica does not serve."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Pinning:
 
     # docs/protocol.md K5
     async def follow_renewals(self) -> None:
-        """Extend the deadlines of views of a replica that has left, because no MARK reports a renewal to it. The claim
+        """Extend the deadlines of views of a replica that has left, because no MARK notifies it of a renewal. The claim
         that pins the log is renewed before the pin."""
         for held in self._state.pinned_views.all:
             try:
@@ -123,7 +123,7 @@ class Pinning:
             await self.end_given_back()
 
     async def answer(self, method: str, body: bytes) -> bytes:
-        """Answer another server. Raises StoreError."""
+        """Answer another server's request about a pin. Raises StoreError."""
         return await in_time(self._answer(method, body), self._partition, method)
 
     async def _answer(self, method: str, body: bytes) -> bytes:
@@ -142,14 +142,14 @@ class Pinning:
         raise InvalidRequest(f"expected one of {', '.join(sorted(METHODS))}, got {method!r}")
 
     def held(self) -> list[PinnedView]:
-        """Return the views that have not reached their deadline."""
+        """Return the views whose deadline has not passed."""
         self._state.pinned_views.expire(self._env.clock.passed_ms())
         return self._state.pinned_views.all
 
     async def end_given_back(self) -> None:
-        """Drop views that are not wanted any more although no MARK says so: their pin was released while no replica
-        led, or this replica has left. The claim that pins the log is created before the pin's MARK, so a missing claim
-        means a released pin."""
+        """Drop views whose pin has been released without a MARK in this replica's log: the pin was released while no
+        replica led, or this replica has left. The claim that pins the log is created before the pin's MARK, so a
+        missing claim means a released pin."""
         kept = self.held()
         if not kept:
             return

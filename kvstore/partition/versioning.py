@@ -1,5 +1,5 @@
-"""Makes a partition's log follow the cluster's version: the leader logs the version before it writes anything by it
-(docs/protocol.md V4)."""
+"""Keeps the version of a partition's log at the cluster's version. The leader logs a new version before it writes
+anything that depends on it (docs/protocol.md V4)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ fall behind if the state is replaced by an older one."""
 
 
 class Versioning:
-    """Keeps the version of one replica's log. `leading` returns its leader, None while it does not serve."""
+    """Keeps the version of one replica's log up to date. `leading` returns the replica's leader, or None while the
+    replica does not serve."""
 
     def __init__(
         self,
@@ -44,7 +45,8 @@ class Versioning:
         self._env.nursery.spawn(self._follow(), name=f"{self._partition} log version")
 
     def wake(self) -> None:
-        """Check at once, because the leader has changed: rows that move to a new log may wait for its version."""
+        """Check the version at once, because the leader has changed and rows that move to a new log may wait for its
+        version."""
         self._lead_changed.set()
 
     async def _follow(self) -> None:

@@ -2,9 +2,9 @@
 Decides only, deterministically.
 
 A joining partition takes up to SLICES_MAX slices, each from the largest range of the most loaded partition; no donor
-goes below the new mean. It takes more slices only if a partition would otherwise keep a twentieth more than the mean.
-So every partition's share stays near the mean without the hundreds of random tokens per partition that this would
-otherwise take, and a join moves no more than the newcomer's own share.
+goes below the new mean. The newcomer takes more slices only if a partition would otherwise keep more than 1/20 above
+the mean. Every partition's share therefore stays near the mean, without hundreds of random tokens per partition, and a
+join moves no more than the newcomer's own share.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ _Heap = list[tuple[int, int]]
 
 # docs/protocol.md H4
 class Balance:
-    """A worksheet of shares. `owners` contains the changed owners by the end of their range, in the order of the
-    changes."""
+    """The shares of all partitions while a plan is computed. After `join` and `leave`, `owners` maps the end of each
+    range that changed hands to its new owner, in the order of the changes."""
 
     def __init__(
         self, ranges: Iterable[TokenRange], active: Iterable[PartitionId], fixed: frozenset[int] = frozenset()
     ) -> None:
-        """`active` partitions give and take. Ranges whose ends are `fixed` count for their owners but stay."""
+        """Start from the given ranges. Only the partitions in `active` give and receive ranges. A range whose end is in
+        `fixed` counts towards its owner's share but does not move."""
         self.owners: dict[int, PartitionId] = {}
         self._heaps: dict[PartitionId, _Heap] = {partition: [] for partition in active}
         self._loads: dict[PartitionId, int] = dict.fromkeys(self._heaps, 0)
@@ -55,7 +56,7 @@ class Balance:
         return dict(self._loads)
 
     def join(self, newcomer: PartitionId) -> None:
-        """Give the newcomer its share, each slice cut from the start of another partition's range."""
+        """Give the newcomer its share, in slices cut from the start of other partitions' ranges."""
         mean = TOKENS // (len(self._heaps) + 1)
         high = mean + mean // _TOLERANCE
         loads = [(-load, partition) for partition, load in self._loads.items()]
@@ -92,8 +93,9 @@ class Balance:
         self._loads[newcomer] = mean - need
 
     def leave(self, leavers: Iterable[PartitionId]) -> None:
-        """Distribute the leavers' ranges, the largest first: a whole range to a neighbour that has capacity, otherwise
-        to the least loaded partition, cut where that partition would exceed the mean."""
+        """Distribute the leavers' ranges, the largest first. A range goes as a whole to the owner of an adjacent range
+        if that owner has capacity. Otherwise the range goes to the least loaded partition, and is cut where that
+        partition would exceed the mean."""
         ranges: _Heap = []
         for leaver in leavers:
             ranges += self._heaps.pop(leaver)

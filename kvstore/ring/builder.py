@@ -14,8 +14,9 @@ from kvstore.types import PartitionId, ServerId
 
 
 def new_ring(partitions: Sequence[PartitionId], servers: Mapping[ServerId, str], replicas: int) -> Ring:
-    """Build the first ring of a cluster. `servers` maps each server to its zone (empty: none). Raises ValueError
-    without partitions."""
+    """Build the first ring of a cluster, with `replicas` replicas for each partition. `servers` maps each server to its
+    zone; an empty zone means that the server is in no zone. Raises ValueError if `partitions` is empty or there are
+    fewer servers than replicas."""
     if not partitions:
         raise ValueError("expected at least one partition, got none")
     first, *others = place_members(partitions, servers, replicas)
@@ -25,8 +26,8 @@ def new_ring(partitions: Sequence[PartitionId], servers: Mapping[ServerId, str],
 
 
 def with_partitions(ring: Ring, members: Sequence[Member]) -> Ring:
-    """Return the next version of a ring without data, in which each of `members` owns its share at once. Raises
-    ValueError for a member that is in the ring already."""
+    """Return the next version of a ring that contains no data yet. Each of `members` owns its share at once, without
+    moves. Raises ValueError if a member is already in the ring."""
     return _joined(ring, members, version=ring.version + 1)
 
 

@@ -1,6 +1,6 @@
 """Encodes a ring as the bytes of its znode. Decides only.
 
-JSON, so that an operator can read it; equal rings give equal bytes.
+The format is JSON, so that an operator can read it. Equal rings have equal encodings.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from kvstore.ring.ring import Member, PartitionState, Ring
 from kvstore.types import PartitionId, ServerId
 
 FORMAT = 2
-"""Format 1 had `"tokens": [[token, index of owner], …]` and only version, partitions and tokens. It can be read; the
-first change writes format 2."""
+"""The format that is written. Format 1 had only version, partitions and `"tokens": [[token, index of owner], …]`.
+Format 1 can still be read; the first change of the ring writes format 2."""
 
 _STATES = {MoveState.PLANNED: "p", MoveState.COPYING: "c", MoveState.CANCELLING: "x", MoveState.FLIPPED: "f"}
 _STATE_OF = {letter: state for state, letter in _STATES.items()}
@@ -40,8 +40,8 @@ class _MemberShape(msgspec.Struct):
 
 
 class _FirstShape(msgspec.Struct):
-    """The types of the fields in format 1. A document with other types, such as a version that is a string or a
-    negative owner, is no ring, even if it could be converted."""
+    """The types of the fields in format 1. A document with any other type, such as a version that is a string or a
+    negative owner, is rejected even if it could be converted."""
 
     version: Natural
     partitions: list[_MemberShape]
@@ -67,12 +67,12 @@ class _Shape(msgspec.Struct):
 
 
 def encode(ring: Ring) -> bytes:
-    """Encode a ring: `{"format", "version", "partitions": [{"id", "state", "replicas", "replacing"?, "owned"?:
-    [sequence, version]}], "tokens": [the first, then each one's distance from the one before], "owners": [index of
-    partition], "moves": [[id, index of token, index of source, index of target, state, attempt]], "next_move", "pace",
-    "journey", "draining", "retired", "routed", "operations"?: [[id, hash of the request, version before, version, first
-    move, next move, [partitions that joined]]], "forgotten"?: marks of earlier operations, 8 hexadecimal digits
-    each}`."""
+    """Return the ring as a JSON document: `{"format", "version", "partitions": [{"id", "state", "replicas",
+    "replacing"?, "owned"?: [sequence, version]}], "tokens": [the first token, then each token's distance from the
+    previous one], "owners": [index of partition], "moves": [[id, index of token, index of source, index of target,
+    state, attempt]], "next_move", "pace", "journey", "draining", "retired", "routed", "operations"?: [[id, hash of the
+    request, version before, version, first move, next move, [partitions that joined]]], "forgotten"?: marks of earlier
+    operations, 8 hexadecimal digits each}`. Fields marked with `?` are omitted when empty."""
     ids = sorted(ring.partitions)
     index = {partition: place for place, partition in enumerate(ids)}
     ends = list(ring.tokens)
@@ -101,8 +101,8 @@ def encode(ring: Ring) -> bytes:
 
 
 def decode(data: bytes) -> Ring:
-    """Decode a ring. Raises UndecodableNode for an unknown format, naming its number, and for anything that is not a
-    ring."""
+    """Decode a ring of format 1 or 2. Raises UndecodableNode if the format is unknown, with its number in the message,
+    or if the data is not a ring."""
     try:
         document = orjson.loads(data)
         if document["format"] not in (1, FORMAT):

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Mapping
 from kvstore.ring.hashing import TOKENS
 
 Spans = Iterable[tuple[int, int]]
-"""First and last tokens, both included."""
+"""Ranges of tokens as (first, last), both included."""
 
 
 def flaw(owned: Mapping[str, Spans]) -> str:
-    """Describe the first token that no partition owns, or that two own. Empty if every token is owned exactly once."""
+    """Describe the first token that has no owner or two owners. Returns an empty string if every token has exactly one
+    owner."""
     last, before = -1, ""
     for first, end, owner in sorted((first, end, owner) for owner, spans in owned.items() for first, end in spans):
         if first > last + 1:

@@ -1,6 +1,6 @@
 """Maps a key to its token, its place on the ring. Decides only.
 
-Pinned by golden vectors; a change here would lose every key.
+Golden vectors pin the mapping, because any change to it would make every stored key unreachable.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ TOKENS = 1 << 32
 
 
 def hash_tag(key: bytes) -> bytes:
-    """Return the part of a key that is hashed: the bytes between the first `{` and the next `}` if there are any,
-    otherwise the whole key."""
+    """Return the part of a key that determines its partition: the bytes between the first `{` and the next `}`, or the
+    whole key if there is no such part. Keys with the same hash tag are always in the same partition."""
     found = _tag_of(key)
     return found[1] if found else key
 
 
 def token_of(key: bytes) -> int:
-    """Return the key's token: murmur3, 32 bits, unsigned."""
+    """Return the key's token: the unsigned 32-bit murmur3 hash of its hash tag."""
     # `_OPENS` is a number, because searching for a bytes object costs more than hashing
     if _OPENS in key and (found := _tag_of(key)):
         key = found[1]
@@ -32,7 +32,7 @@ def token_of(key: bytes) -> int:
 
 
 def tokens_of(keys: list[bytes]) -> list[int]:
-    """Return the tokens of many keys, at the cost of a few calls."""
+    """Return the tokens of many keys, in order. Much cheaper than calling `token_of` for each key."""
     if _OPENS in b"".join(keys):
         tag_of = _tag_of
         keys = [found[1] if _OPENS in key and (found := tag_of(key)) else key for key in keys]

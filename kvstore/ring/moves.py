@@ -7,7 +7,8 @@
     (gone)           CANCELLING ────────────┘
                           └──────cancelled──► (gone)
 
-The logs of source and target decide who owns the range; the ring follows them, for routing.
+The logs of the source and the target decide which of them owns the range. The ring follows the logs and serves only for
+routing.
 """
 
 from __future__ import annotations
@@ -20,35 +21,38 @@ from kvstore.ring.hashing import TOKENS
 from kvstore.types import PartitionId
 
 MoveId = NewType("MoveId", int)
-"""Unique in the cluster, rising, never reused."""
+"""A number that identifies a move within the cluster. Ids increase and are never reused."""
 FIRST_MOVE = MoveId(1)
 
 
 class MoveState(StrEnum):
+    """The state of a move; the module's diagram shows the transitions."""
+
     PLANNED = "planned"
-    """Not begun: neither log contains it."""
+    """The move has not begun: neither log contains it."""
     COPYING = "copying"
-    """The target may have logged its import. The source owns the range until it has logged the release."""
+    """The target may have logged its import. The source owns the range until the source has logged the release."""
     CANCELLING = "cancelling"
-    """To be cancelled, unless the source has logged the release already."""
+    """The move is to be cancelled, unless the source has already logged the release."""
     FLIPPED = "flipped"
-    """The target has logged that it owns the range, and the ring says so. The source has yet to drop it."""
+    """The target has logged that it owns the range, and the ring routes the range to the target. The source has yet to
+    drop its copy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """The move of one token range from `source` to `target`. There is at most one move of a range."""
+    """The move of one token range from partition `source` to partition `target`. A range has at most one move."""
 
     id: MoveId
     source: PartitionId
     target: PartitionId
     start: int
-    """The token before the first one that moves; TOKENS - 1 if that is token 0."""
+    """The token before the first one that moves, or TOKENS - 1 if the first one is token 0."""
     end: int
     """The last token that moves. The range never wraps around."""
     state: MoveState = MoveState.PLANNED
     attempt: int = 0
-    """Number of the copy attempt, counted by the target; 0 until the first."""
+    """Number of the copy attempt, counted by the target; 0 before the first attempt."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.first <= self.end < TOKENS:
@@ -69,20 +73,20 @@ class Move:
         return self.end - self.first + 1
 
     def holds(self, token: int) -> bool:
-        """Return True if the token moves."""
+        """Return True if the token is in the range that moves."""
         return self.first <= token <= self.end
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """The pace of moves, in the whole cluster."""
+    """How fast ranges move, for the whole cluster."""
 
     paused: bool = False
-    """If True, no move begins, copies or freezes. A range that is frozen already completes first."""
+    """If True, no move begins, copies or freezes. A range that is already frozen completes its move first."""
     bytes_per_s: int = 32 << 20
-    """Bytes per second that each target may copy; 0: unlimited."""
+    """Maximum number of bytes per second that each target copies; 0 means no limit."""
     parallel: int = 1
-    """Moves that one target copies at the same time."""
+    """Maximum number of moves that one target copies at the same time."""
 
     def __post_init__(self) -> None:
         if self.bytes_per_s < 0 or self.parallel < 1:
@@ -91,9 +95,9 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Journey:
-    """The moves planned since the ring last had none; progress is measured against them."""
+    """The moves planned since the ring last had no moves. Progress is measured against these totals."""
 
     moves: int = 0
     tokens: int = 0
     began_ms: int = 0
-    """Wall clock when the first of them was planned; 0 if unknown."""
+    """Wall clock in ms when the first of these moves was planned; 0 if unknown."""

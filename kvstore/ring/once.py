@@ -1,5 +1,5 @@
-"""Makes changes of the ring that are done at most once, and only as they were shown (docs/protocol.md, H11). Decides
-only."""
+"""Applies an operator's change of the ring at most once, and only if the change is still the one that the operator was
+shown (docs/protocol.md, H11). Decides only."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ HASH_BYTES = 8
 
 
 def hash_of(request: bytes) -> str:
-    """Hash a request."""
+    """Return the hash by which a repeated request is recognized."""
     return blake2b(request, digest_size=HASH_BYTES).hexdigest()
 
 
 def once(ring: Ring, id: str, asked: str, step: Callable[[Ring], Ring]) -> Ring:
-    """Return `step(ring)`, with the operation remembered under its id, or the same ring if the operation was done
-    already. Without an id, or if nothing changes, nothing is remembered. Raises ValueError if the id belongs to another
-    request, or to one so old that its result is forgotten."""
+    """Return `step(ring)`, with the operation recorded in the ring under `id`. If the operation was already done,
+    return `ring` unchanged. Nothing is recorded if `id` is empty or the step changes nothing.
+
+    `asked` is the hash of the request (`hash_of`). Raises ValueError if `id` is malformed, was used for another
+    request, or belongs to an operation so old that the ring no longer holds its result.
+    """
     if id and not ID.fullmatch(id):
         raise ValueError(f"operation {id[:80]!r}: expected at most 64 lower-case letters, digits and dashes")
     done = find(ring.operations, id)
@@ -46,13 +49,15 @@ def once(ring: Ring, id: str, asked: str, step: Callable[[Ring], Ring]) -> Ring:
 
 
 def plan_token(before: Ring, after: Ring) -> str:
-    """Name a change by its contents and by the ring that it changes, not by its time."""
+    """Return a token that identifies a change: the version of the ring that it changes, and a hash of the resulting
+    ring. The token does not depend on when the change is planned."""
     change = encode(replace(after, journey=Journey(), operations=(), forgotten=()))
     return f"{before.version}-{blake2b(change, digest_size=HASH_BYTES).hexdigest()}"
 
 
 def check_plan(token: str, before: Ring, after: Ring) -> None:
-    """Raise ValueError if this change is not the one that was shown."""
+    """Raise ValueError if `token` is set and does not identify this change: the ring or the servers have changed since
+    the operator was shown the plan."""
     found = plan_token(before, after)
     if token and token != found:
         shown = token.partition("-")[0]

@@ -1,5 +1,5 @@
-"""Chooses the servers of a partition's replicas: distinct servers, distinct zones if there are any, least loaded first.
-Decides only, deterministically."""
+"""Chooses the servers for a partition's replicas: distinct servers, in distinct zones if there are zones, the least
+loaded servers first. Decides only, deterministically."""
 
 from __future__ import annotations
 
@@ -13,9 +13,13 @@ from kvstore.types import PartitionId, ServerId
 def place_replicas(
     servers: Mapping[ServerId, str], count: int, replicas: Mapping[ServerId, int], leads: Mapping[ServerId, int]
 ) -> tuple[ServerId, ...]:
-    """Choose servers for one partition, the preferred leader first: servers in unused zones before others, then those
-    with the fewest replicas (`replicas`), then by name. Among the chosen servers, the one that leads least (`leads`)
-    comes first."""
+    """Choose `count` servers for the replicas of one partition; the first is the preferred leader. `servers` maps each
+    candidate to its zone.
+
+    Servers in zones without a replica come first, then the servers with the fewest replicas (`replicas`), then the
+    order of names decides. Among the chosen servers, the one that leads the fewest partitions (`leads`) becomes the
+    preferred leader. Raises ValueError if there are fewer than `count` servers.
+    """
     if not 1 <= count <= len(servers):
         raise ValueError(f"expected 1 to {len(servers)} replicas, one per server, got {count}")
     chosen: list[ServerId] = []
@@ -33,7 +37,8 @@ def place_members(
     present: Iterable[Member] = (),
     state: PartitionState = PartitionState.SERVING,
 ) -> list[Member]:
-    """Place new partitions with `count` replicas each, besides those that exist already."""
+    """Return new partitions with `count` replicas each, placed so that the load stays even together with the partitions
+    in `present`. `servers` maps each candidate to its zone."""
     held: Counter[ServerId] = Counter()
     leads: Counter[ServerId] = Counter()
     for member in present:
@@ -51,8 +56,9 @@ def place_members(
 def replacement(
     servers: Mapping[ServerId, str], member: Member, leaving: ServerId, replicas: Mapping[ServerId, int]
 ) -> ServerId | None:
-    """Choose the best server for the replica on `leaving`; None if every server has a replica already. `servers` are
-    the candidates; a replica's server that is not among them counts as being in no zone."""
+    """Return the best server to take over the replica on `leaving`, or None if every candidate already has a replica.
+    `servers` maps each candidate to its zone. A server that already has a replica but is not a candidate counts as
+    being in no zone."""
     staying = [server for server in member.replicas if server != leaving]
     if not set(servers) - set(member.replicas):
         return None

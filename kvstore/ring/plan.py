@@ -1,8 +1,9 @@
-"""Plans changes of the ring, as planned moves: partitions that join or leave, ranges that move elsewhere. Decides only.
+"""Plans changes of the ring as moves of token ranges: partitions that join or leave, and ranges that go to another
+partition. Decides only.
 
-A plan compares the future ring with the current one: each range whose owner differs is one move, straight from its
-current owner, however many partitions join at once. Planning while moves are open starts from their outcome: moves that
-have not begun are planned again, moves in progress are left alone.
+A plan compares the future ring with the current one. Each range whose owner differs becomes one move, directly from its
+current owner, however many partitions join at once. If moves are already open, planning starts from their outcome:
+moves that have not begun are planned again, and moves in progress are left alone.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from kvstore.ring.ring import Member, PartitionState, Ring, TokenRange
 from kvstore.types import PartitionId
 
 MOVE_TOKENS_MAX = TOKENS // 32
-"""Larger ranges move in parts, so that no pause, cancel or restart costs more than one part."""
+"""Larger ranges move in parts, so that a pause, a cancel or a restart never costs more than one part."""
 _Owners = dict[int, PartitionId]
 """Owners by the end of their range."""
 _GOING = (PartitionState.LEAVING, PartitionState.RETIRED)
 
 
 def join(ring: Ring, members: Sequence[Member], *, now_ms: int = 0) -> Ring:
-    """Plan that each of `members` joins and takes its share. Raises ValueError for an id that is, or ever was, in the
-    ring."""
+    """Plan that each of `members` joins the ring and receives its share. `now_ms` is the wall clock. Raises ValueError
+    if a member's id is or ever was in the ring."""
     partitions = dict(ring.partitions)
     for member in members:
         if member.id in partitions or member.id in ring.retired:
@@ -42,8 +43,8 @@ def join(ring: Ring, members: Sequence[Member], *, now_ms: int = 0) -> Ring:
 
 
 def leave(ring: Ring, leavers: Sequence[PartitionId], *, now_ms: int = 0) -> Ring:
-    """Plan that everything that `leavers` own, or were to own, moves to the others. Raises ValueError if a leaver is
-    not in the ring, or no partition would stay."""
+    """Plan that all ranges that the leavers own, or were going to own, move to the remaining partitions. `now_ms` is
+    the wall clock. Raises ValueError if a leaver is not in the ring, or if no partition would remain."""
     for leaver in leavers:
         _known(ring, leaver)
     going = set(leavers)
@@ -59,8 +60,9 @@ def leave(ring: Ring, leavers: Sequence[PartitionId], *, now_ms: int = 0) -> Rin
 
 
 def shift(ring: Ring, source: PartitionId, target: PartitionId, size: int, *, now_ms: int = 0) -> Ring:
-    """Plan that about `size` tokens move from `source` to `target`: its largest ranges, the last one cut. Raises
-    ValueError if one of them is not in the ring, or the source has fewer tokens that are not moving already."""
+    """Plan that `size` tokens move from `source` to `target`: the source's largest ranges, of which the last one is
+    cut. `now_ms` is the wall clock. Raises ValueError if either partition is not in the ring or is leaving it, or if
+    the source owns fewer than `size` tokens that are not already moving."""
     for partition in (source, target):
         _known(ring, partition, may_go=False)
     if source == target:
@@ -80,8 +82,9 @@ def shift(ring: Ring, source: PartitionId, target: PartitionId, size: int, *, no
 
 
 def shift_range(ring: Ring, first: int, last: int, target: PartitionId, *, now_ms: int = 0) -> Ring:
-    """Plan that the tokens from `first` to `last`, both included, move to `target`. Raises ValueError if that is not a
-    range, the target is not in the ring, or a part of the range is moving."""
+    """Plan that the tokens from `first` to `last`, both included, move to `target`. `now_ms` is the wall clock. Raises
+    ValueError if the range is invalid, the target is not in the ring or is leaving it, or part of the range is already
+    moving."""
     _known(ring, target, may_go=False)
     if not 0 <= first <= last < TOKENS:
         raise ValueError(f"expected first <= last, both from 0 to {TOKENS - 1}, got {first} and {last}")
@@ -97,8 +100,8 @@ def shift_range(ring: Ring, first: int, last: int, target: PartitionId, *, now_m
 
 
 def settled(ring: Ring) -> Ring:
-    """Return the same version with every member in the state that tokens and moves imply. Ranges that leavers own
-    without a move are planned to move."""
+    """Return the ring, under the same version, with each member in the state that its tokens and moves imply. If a
+    leaving partition owns a range that has no move, plan the move."""
     if _is_stuck(ring):
         ring = replace(_emptied(ring, now_ms=0), version=ring.version)
     owners, moves = set(ring.tokens.values()), ring.moves.values()
@@ -119,7 +122,8 @@ def settled(ring: Ring) -> Ring:
 def planned(
     ring: Ring, partitions: Mapping[PartitionId, Member], future: Mapping[int, PartitionId], *, now_ms: int
 ) -> Ring:
-    """Return the next version: `partitions`, and the moves that lead from the current owners to those in `future`."""
+    """Return the next version of the ring, with `partitions` as its members and the moves that turn the current owners
+    into those in `future`."""
     moving = {move.end: move for move in ring.moves.values() if move.state is not MoveState.PLANNED}
     former = {(m.start, m.end, m.source, m.target): m for m in ring.moves.values() if m.end not in moving}
     tokens: list[tuple[int, PartitionId]] = []
@@ -154,8 +158,8 @@ def planned(
 
 
 def future_owners(ring: Ring) -> _Owners:
-    """Return the owners by the end of their range, as they will be once the open moves are done. Token TOKENS - 1 ends
-    a range, so that no moving range wraps around."""
+    """Return the owner of each range, by the range's end, after all open moves have completed. TOKENS - 1 always ends a
+    range, so that no moving range wraps around."""
     future = dict(ring.tokens)
     future.setdefault(TOKENS - 1, ring.owner_of(TOKENS - 1))
     for move in ring.moves.values():
@@ -166,7 +170,7 @@ def future_owners(ring: Ring) -> _Owners:
 
 
 def merged(ring: Ring) -> SortedDict[int, PartitionId]:
-    """Return the ring's tokens without those between two ranges of one owner of which neither moves."""
+    """Return the ring's tokens with adjacent ranges of one owner merged, except ranges that are moving."""
     ends = {move.end for move in ring.moves.values()}
     tokens: list[tuple[int, PartitionId]] = []
     for end, owner in ring.tokens.items():

@@ -1,8 +1,8 @@
-"""Steps of moving replicas between servers. Each takes a ring and returns the next version, or the same ring if the
-step is done already. Decides only; the caller stores the result by compare-and-set.
+"""Steps of moving replicas between servers. Each step takes a ring and returns the next version, or the same ring if
+the step is already done. Decides only; the caller stores the result by compare-and-set.
 
-A newcomer is added first and catches up from a snapshot and the log; only then the replica that it replaces is removed.
-So a partition never has fewer replicas than before.
+The new replica is added first and catches up from a snapshot and the log. Only then is the old replica removed, so a
+partition never has fewer replicas than before.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from kvstore.types import PartitionId, ServerId
 
 # docs/protocol.md H6
 def begin_replacing(ring: Ring, partition: PartitionId, newcomer: ServerId, leaving: ServerId) -> Ring:
-    """Add a replica on `newcomer` that replaces the one on `leaving` once it has caught up. Raises ValueError if there
-    is no replica on `leaving`, or one on `newcomer` already."""
+    """Add a replica on `newcomer`, which replaces the replica on `leaving` once it has caught up. Raises ValueError if
+    `leaving` has no replica of the partition or is already part of a replacement, or if `newcomer` already has a
+    replica."""
     member = _member(ring, partition)
     if (newcomer, leaving) in member.replacing:
         return ring
@@ -32,8 +33,8 @@ def begin_replacing(ring: Ring, partition: PartitionId, newcomer: ServerId, leav
 
 
 def finish_replacing(ring: Ring, partition: PartitionId, newcomer: ServerId) -> Ring:
-    """Let the newcomer, which has caught up, take the place of the replica that it replaces, also as preferred
-    leader."""
+    """Remove the replica that the caught-up `newcomer` replaces. The newcomer takes over its place in the order of
+    preferred leaders."""
     member = ring.partitions.get(partition)
     leaving = _replaced_by(member, newcomer)
     if member is None or leaving is None:
@@ -43,7 +44,7 @@ def finish_replacing(ring: Ring, partition: PartitionId, newcomer: ServerId) -> 
 
 
 def give_up_replacing(ring: Ring, partition: PartitionId, newcomer: ServerId) -> Ring:
-    """Remove the newcomer, and keep the replica that it was to replace."""
+    """Remove the replica on `newcomer` and keep the one that it was going to replace."""
     member = ring.partitions.get(partition)
     if member is None or _replaced_by(member, newcomer) is None:
         return ring
@@ -51,14 +52,14 @@ def give_up_replacing(ring: Ring, partition: PartitionId, newcomer: ServerId) ->
 
 
 def drain(ring: Ring, server: ServerId) -> Ring:
-    """Mark the server as one that must hold no replicas."""
+    """Mark the server as draining: its replicas move to other servers, and it receives no new ones."""
     if server in ring.draining:
         return ring
     return replace(ring, version=ring.version + 1, draining=tuple(sorted({*ring.draining, server})))
 
 
 def undrain(ring: Ring, server: ServerId) -> Ring:
-    """Allow the server to hold replicas again. Replicas that have moved away do not return by themselves."""
+    """Allow the server to hold replicas again. Replicas that have already moved away do not come back on their own."""
     if server not in ring.draining:
         return ring
     return replace(ring, version=ring.version + 1, draining=tuple(each for each in ring.draining if each != server))

@@ -1,9 +1,10 @@
-"""The ring: which partition owns a token. Immutable, decides only; a new version is built separately and swapped in as
-a whole.
+"""The ring, which says which partition owns a token. A ring is immutable and decides only. A change builds a new
+version, which replaces the old one as a whole.
 
 Each token closes a range that starts after the previous token: (previous token, token]. The range after the last token
-wraps around to the first. A planned move is one such range, so a change of owner is a change of one token's owner, and
-every token has exactly one owner in every version. Partitions that join own nothing until their first move is done.
+wraps around to the first. A planned move covers exactly one such range, so a change of ownership changes the owner of
+one token, and every token has exactly one owner in every version. A partition that joins owns nothing until its first
+move is done.
 """
 
 from __future__ import annotations
@@ -26,33 +27,36 @@ from kvstore.types import PartitionId, ServerId
 
 
 class PartitionState(StrEnum):
+    """The state of a partition in the ring."""
+
     SERVING = "serving"
     JOINING = "joining"
-    """Some of the ranges that were planned for it when it was added have not arrived yet."""
+    """Some of the ranges that were planned for the partition when it was added have not arrived yet."""
     LEAVING = "leaving"
-    """Everything that it owns is planned to move to others."""
+    """All ranges that the partition owns are planned to move to other partitions."""
     RETIRED = "retired"
-    """Owns nothing and never will again: its replicas stop, then its log is removed, then its place in the ring."""
+    """The partition owns nothing and never will again. Its replicas stop, then its log is removed, and then the
+    partition is removed from the ring."""
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A partition's place in the ring."""
+    """A partition in the ring, and the servers of its replicas."""
 
     id: PartitionId
     replicas: tuple[ServerId, ...]
-    """In order of preference for the lead; newcomers included."""
+    """Servers in order of preference for leadership, including replicas that are still catching up."""
     state: PartitionState = PartitionState.SERVING
     replacing: tuple[tuple[ServerId, ServerId], ...] = ()
-    """(newcomer, the replica that leaves once the newcomer has caught up); both are in `replicas`."""
+    """Pairs of (newcomer, the replica that leaves once the newcomer has caught up). Both servers are in `replicas`."""
     owned_seq: int = 0
-    """The partition's sequence when a range last came to it. A replica behind this sequence may own a range without the
-    writes of others."""
+    """The partition's sequence when it last received a range. A replica behind this sequence may own a range without
+    having the writes that came with it."""
     owned_at: int = 0
-    """The ring version that gave it that range."""
+    """The ring version in which the partition last received a range."""
 
     def is_on(self, server: ServerId) -> bool:
-        """Return True if a replica is meant to run on the server."""
+        """Return True if the server should run a replica of the partition."""
         return server in self.replicas and self.state is not PartitionState.RETIRED
 
     def __post_init__(self) -> None:
@@ -67,7 +71,7 @@ class Member:
 
 # docs/protocol.md H1
 class TokenRange(NamedTuple):
-    """The tokens t with start < t <= end. If start >= end, they wrap around."""
+    """The tokens t with start < t <= end, and their owner. If start >= end, the range wraps around."""
 
     start: int
     end: int
@@ -75,33 +79,37 @@ class TokenRange(NamedTuple):
 
     @property
     def size(self) -> int:
+        """Number of tokens in the range."""
         return (self.end - self.start) % TOKENS or TOKENS
 
 
 @dataclass(frozen=True, eq=False)
 class Ring:
-    """One version of the ring. Equal versions of one cluster are equal rings."""
+    """One version of the ring. All rings of one cluster with the same version are identical."""
 
     version: int
     partitions: Mapping[PartitionId, Member]
     tokens: SortedDict[int, PartitionId]
-    """Never changed after construction."""
+    """Owners by the end of their range. Never changed after construction."""
     moves: Mapping[MoveId, Move] = field(default_factory=lambda: MappingProxyType({}))
     """The open moves, by id."""
     next_move: MoveId = FIRST_MOVE
+    """The id of the next move that is planned."""
     pace: Pace = field(default_factory=Pace)
     journey: Journey = field(default_factory=Journey)
     draining: tuple[ServerId, ...] = ()
-    """Servers that must hold no replicas: their replicas move elsewhere, and no new ones come. Sorted."""
+    """Servers that must not hold replicas: their replicas move elsewhere, and no new replicas are placed on them.
+    Sorted."""
     retired: tuple[PartitionId, ...] = ()
-    """Ids that were in the ring and are never reused, because clients may hold their session tokens. Sorted."""
+    """Ids of partitions that have left the ring. They are never reused, because clients may still hold session tokens
+    of these partitions. Sorted."""
     routed: int = 0
-    """The version since which keys are routed as they are now; clients and servers compare it. 0 at construction means
-    this version."""
+    """The first version that routes keys as this one does; clients and servers compare it. If it is 0 at construction,
+    it becomes this version."""
     operations: tuple[RingOperation, ...] = ()
-    """The latest operations that operators requested under ids of their own, oldest first."""
+    """The latest operations that operators requested under an id, oldest first."""
     forgotten: tuple[str, ...] = ()
-    """Marks of earlier operations, oldest first."""
+    """Marks of operations whose results have been dropped, oldest first."""
     _bounds: list[int] = field(init=False, repr=False)
     _owners: list[PartitionId] = field(init=False, repr=False)
 
@@ -138,42 +146,42 @@ class Ring:
             raise ValueError(f"move {move.id}: its partition is unknown, or its id is not below {self.next_move}")
 
     def owner_of(self, token: int) -> PartitionId:
-        """Return the partition that owns a token."""
+        """Return the partition that owns the token. Takes one binary search."""
         return self._owners[bisect_left(self._bounds, token)]
 
     def partition_of(self, key: bytes) -> PartitionId:
-        """Return the partition that owns a key."""
+        """Return the partition that owns the key."""
         return self._owners[bisect_left(self._bounds, token_of(key))]
 
     def partitions_of(self, keys: list[bytes]) -> list[PartitionId]:
-        """Return the partitions that own these keys."""
+        """Return the partitions that own the keys, in the order of the keys."""
         return self.owners_of(tokens_of(keys))
 
     def owners_of(self, tokens: list[int]) -> list[PartitionId]:
-        """Return the partitions that own these tokens."""
+        """Return the partitions that own the tokens, in the order of the tokens."""
         return list(map(self._owners.__getitem__, map(bisect_left, repeat(self._bounds), tokens)))
 
     def has_left(self, partition: PartitionId) -> bool:
-        """Return True if the partition owns nothing any more, for good. A partition that this version does not name may
-        have joined since."""
+        """Return True if the partition has retired and will never own tokens again. Returns False for a partition that
+        this version does not know, because it may have joined since."""
         member = self.partitions.get(partition)
         return member.state is PartitionState.RETIRED if member is not None else partition in self.retired
 
     @cached_property
     def owners(self) -> list[PartitionId]:
-        """The partitions that own something, sorted. A caller that asks all partitions for their part asks these: a
-        partition that joins or has given everything away need not have a leader."""
+        """The partitions that own tokens, sorted. A request to all partitions goes to these only: a partition that owns
+        nothing, because it is joining or leaving, may have no leader."""
         return sorted(set(self._owners))
 
     def ranges(self) -> Iterator[TokenRange]:
-        """Yield all ranges, by their end."""
+        """Yield all ranges in the order of their ends."""
         previous = self.tokens.peekitem(-1)[0]
         for token, owner in self.tokens.items():
             yield TokenRange(previous, token, owner)
             previous = token
 
     def shares(self) -> dict[PartitionId, float]:
-        """Return each partition's part of the hash space. The parts add up to 1."""
+        """Return the fraction of the hash space that each partition owns. The fractions add up to 1."""
         owned = dict.fromkeys(self.partitions, 0)
         for span in self.ranges():
             owned[span.owner] += span.size

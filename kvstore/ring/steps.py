@@ -1,5 +1,5 @@
-"""Steps of one move, or of all moves. Each takes a ring and returns the next version, or the same ring if the step is
-done already. Decides only; the caller stores the result by compare-and-set."""
+"""Steps of moving ranges, and the pace of all moves. Each step takes a ring and returns the next version, or the same
+ring if the step is already done. Decides only; the caller stores the result by compare-and-set."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _COPYING, _CANCELLING, _FLIPPED = MoveState.COPYING, MoveState.CANCELLING, MoveS
 
 # docs/protocol.md H3
 def begin(ring: Ring, id: MoveId, attempt: int) -> Ring:
-    """Let the target log its import as `attempt`. Raises ValueError if the move is gone, being cancelled, or
-    further."""
+    """Start copying: the target may log its import as copy attempt `attempt`. Raises ValueError if the move does not
+    exist, is being cancelled, or has been flipped."""
     move = _open(ring, id, MoveState.PLANNED, _COPYING)
     if (move.state, move.attempt) == (_COPYING, attempt):
         return ring
@@ -27,8 +27,9 @@ def begin(ring: Ring, id: MoveId, attempt: int) -> Ring:
 
 
 def flip(ring: Ring, id: MoveId, seq: int = 0) -> Ring:
-    """Route to the target, which owns the range in the logs since its sequence `seq` or before. Also valid for a move
-    that is being cancelled: the release was logged first. Raises ValueError if the move is gone or has not begun."""
+    """Route the range to the target. According to the logs, the target has owned the range since its sequence `seq` or
+    earlier. A move that is being cancelled can still be flipped, because the release may have been logged before the
+    cancel. Raises ValueError if the move does not exist or has not begun."""
     move = _open(ring, id, _COPYING, _CANCELLING, _FLIPPED)
     if move.state is _FLIPPED:
         return ring
@@ -43,7 +44,7 @@ def flip(ring: Ring, id: MoveId, seq: int = 0) -> Ring:
 
 
 def finish(ring: Ring, id: MoveId) -> Ring:
-    """Remove a move whose source has dropped the range. Raises ValueError if the move was not flipped."""
+    """Remove a move after its source has dropped the range. Raises ValueError if the move has not been flipped."""
     if id not in ring.moves:
         return ring
     _open(ring, id, _FLIPPED)
@@ -51,8 +52,9 @@ def finish(ring: Ring, id: MoveId) -> Ring:
 
 
 def cancel(ring: Ring, ids: Iterable[MoveId]) -> Ring:
-    """Cancel moves. Moves that have not begun are gone at once; for moves in progress, source and target must agree
-    first. Moves that are done in the logs are left alone. A partition that was leaving stays."""
+    """Cancel moves. A move that has not begun is removed at once. A move in progress is marked, and is removed once its
+    source and target have agreed. Moves that are flipped or unknown are left alone. A leaving partition whose move is
+    cancelled stays in the ring."""
     chosen = [ring.moves[id] for id in sorted(set(ids)) if id in ring.moves]
     gone = {move.id for move in chosen if move.state is MoveState.PLANNED}
     asked = {move.id: replace(move, state=_CANCELLING) for move in chosen if move.state is _COPYING}
@@ -70,7 +72,7 @@ def cancel(ring: Ring, ids: Iterable[MoveId]) -> Ring:
 
 
 def cancelled(ring: Ring, id: MoveId) -> Ring:
-    """Remove a cancelled move: the source has logged that it keeps the range, and the target has dropped its copy.
+    """Remove a cancelled move after the source has logged that it keeps the range and the target has dropped its copy.
     Raises ValueError if the move was not being cancelled."""
     if id not in ring.moves:
         return ring
@@ -79,13 +81,13 @@ def cancelled(ring: Ring, id: MoveId) -> Ring:
 
 
 def set_pace(ring: Ring, pace: Pace) -> Ring:
-    """Pause or resume moves, or change their speed."""
+    """Set the pace of moves: pause or resume them, or change their speed."""
     return ring if ring.pace == pace else replace(ring, version=ring.version + 1, pace=pace)
 
 
 def forget(ring: Ring, partition: PartitionId) -> Ring:
-    """Remove a retired partition whose log is gone. Its id is never reused. Raises ValueError if the partition has not
-    retired."""
+    """Remove a retired partition from the ring after its log has been removed. Its id is never reused. Raises
+    ValueError if the partition has not retired."""
     if partition not in ring.partitions:
         return ring
     if ring.partitions[partition].state is not PartitionState.RETIRED:

@@ -1,4 +1,4 @@
-"""Counts for how long a partition's replicas have been away, across leaders: the document at /partitions/<id>/away
+"""Tracks for how long a partition's replicas have been away, across leaders, in the document at /partitions/<id>/away
 (docs/protocol.md, G20)."""
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ SAVE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class AwayDocument:
-    """The replicas that are away: the sequence that each had synced, and for how many seconds it has been away."""
+    """The replicas that are away: the last sequence that each had synced, and for how many seconds it has been away."""
 
     durable: dict[str, int] = field(default_factory=dict)
     away_s: dict[str, float] = field(default_factory=dict)
 
 
 class ReplicaAbsences:
-    """One leader's count of absences, which continues the former leader's. Calls raise MetadataError."""
+    """One leader's record of absences, which continues the former leader's record. All methods raise MetadataError."""
 
     def __init__(self, store: MetadataStore, partition: PartitionId) -> None:
         self._store = store
@@ -39,7 +39,7 @@ class ReplicaAbsences:
         """Version of the saved document; -1 if there is none."""
 
     async def load(self) -> LogRetention:
-        """Load the absences that former leaders have counted. An unreadable document counts as none, which keeps the
+        """Load the absences that former leaders have recorded. An unreadable document counts as empty, which keeps the
         log for longer."""
         self._saved, self._version = {}, -1
         with suppress(NoSuchNode):
@@ -57,8 +57,8 @@ class ReplicaAbsences:
         return LogRetention(self._saved)
 
     async def save(self, away: Mapping[ServerId, Away]) -> None:
-        """Write the absences if a replica has returned, or if SAVE_S has been added. Raises VersionConflict if another
-        leader has written the document, or it was deleted."""
+        """Write the absences if a replica has returned, or if SAVE_S seconds of absence have been added. Raises
+        VersionConflict if another leader has written the document or it was deleted."""
         if not self._is_news(away):
             return
         document = AwayDocument(

@@ -1,5 +1,5 @@
-"""Checks whether a replica is fit to lead: its node can write, its engine takes writes, and the other replicas reach it
-(docs/protocol.md, P41). date_fitness.py checks the server's clock."""
+"""Checks whether a replica is fit to lead: whether its node can write, its engine accepts writes, and the other
+replicas reach it (docs/protocol.md, P41). date_fitness.py checks the server's clock."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ NOBODY_ASKED = CandidateSurvey(Incumbent.GONE, is_reached=True)
 
 
 class CandidateFitness:
-    """The fitness of one replica. Each call takes up to four seconds, and never fails."""
+    """Checks the fitness of one replica. Each check takes up to four seconds, and never raises an error."""
 
     def __init__(self, env: Env, tail: Tail, engine: Engine, peer_replicas: PeerReplicas) -> None:
         self._env, self._tail, self._engine, self._peer_replicas = env, tail, engine, peer_replicas
 
     async def survey(self, *, asks: bool) -> tuple[Incumbent, str]:
-        """Return the fate of the former leader, and why this replica is unfit to lead; empty if it is fit. Without
-        `asks` no other replica is asked."""
+        """Return the fate of the former leader, and the reason why this replica is unfit to lead, which is empty if it
+        is fit. Without `asks`, the other replicas are not asked."""
         trouble = self._env.nursery.spawn(self._trouble(), name="write probe")
         found = await self._peer_replicas.survey() if asks else NOBODY_ASKED
         why = await trouble or ("" if found.is_reached else NOT_REACHED)
         return found.incumbent, why
 
     async def why_refuse(self, *, is_planned: bool) -> str:
-        """Return why this replica should not be handed the lead; empty if it may. A leader that has to go hands the
-        lead even to a replica that others do not reach."""
+        """Return the reason why this replica should not take over the lead, or an empty string if it may. With
+        `is_planned` False, the leader has to go, so it may hand over even to a replica that the other replicas do not
+        reach."""
         if why := await self._trouble():
             return why
         return "" if not is_planned or (await self._peer_replicas.survey()).is_reached else NOT_REACHED

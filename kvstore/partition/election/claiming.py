@@ -1,5 +1,5 @@
-"""Changes the leader's znode as the role machine decides: one change at a time and in order, so that a claim never
-overtakes a give-back."""
+"""Changes the leader's znode as the role machine decides. The changes are made one at a time and in order, so that a
+claim never overtakes a give-back."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ time."""
 
 
 class Claiming:
-    """Claims the znode for one replica. `feed` takes the outcome of a claim; `reread` is set when the znode must be
-    read again."""
+    """Claims the leader's znode for one replica. `feed` receives the outcome of each claim. `reread` is set when the
+    znode must be read again."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Claiming:
         """Held while the leader's znode is changed."""
 
     def enqueue(self, command: Command) -> None:
-        """Carry out the command after those before it."""
+        """Queue a command. It is carried out after all earlier commands."""
         if self._commands.full():
             self._reread.set()  # nothing is lost: the next read of the znode decides again
         else:
@@ -79,8 +79,8 @@ class Claiming:
                 await asyncio.sleep(min(RANK_DELAY_S * (1 << min(self._own_removed, 8)), TWIN_DELAY_MAX_S))
 
     async def give_back(self) -> None:
-        """Remove this replica's znode, after the replica has stopped. A running claim finishes first; otherwise its
-        znode would stay as long as the session."""
+        """Remove this replica's leader znode after the replica has stopped. A claim in progress finishes first;
+        otherwise its znode would remain for as long as the session."""
         async with self._changing:
             try:
                 await self._claims.release(self.claimed)
@@ -88,8 +88,8 @@ class Claiming:
                 log.info("partition=%s leader znode not removed: %s", self._state.partition, error)
 
     async def withdraw(self) -> None:
-        """Make sure that neither the znode nor the published progress names a replica that has stopped. Raises
-        MetadataError."""
+        """Remove this replica from the leader's znode and from the published progress, after it has stopped. Raises
+        MetadataError if either may remain."""
         await self._claims.withdraw(self.claimed)
 
     async def _change(self, command: Command) -> None:

@@ -19,8 +19,8 @@ this one may."""
 
 
 class DateFitness:
-    """The clock fitness of one replica. `feed` takes events, `is_led` says whether any leader is known, `serves`
-    whether this replica leads, and `offer` asks others to take the lead."""
+    """Checks whether one replica's clock allows it to lead. `feed` takes events, `is_led` returns whether any leader is
+    known, `serves` returns whether this replica leads, and `offer` asks other replicas to take over the lead."""
 
     def __init__(
         self,
@@ -37,12 +37,12 @@ class DateFitness:
         self._changed = asyncio.Event()
 
     def note_leader(self) -> None:
-        """Note that a leader has become known or unknown: until now, or from now on, there is a leader."""
+        """Record that a leader has become known, or is no longer known."""
         self._led_at = self._clock.now()
         self._changed.set()
 
     def update(self) -> bool:
-        """Return True if the replica may lead now; feed an event if that has changed."""
+        """Return True if the replica may lead now. Feeds an event if that has changed."""
         now = self._clock.now()
         if self._is_led():
             self._led_at = now

@@ -1,10 +1,10 @@
 """Watches a partition's leader from a replica that follows it, and decides when the replicas may depose it
 (docs/protocol.md, P40).
 
-A leader's session proves only that it reaches the metadata store. Here the other replicas compare whether they reach
-the leader. One replica alone cannot tell a leader that is cut off from a cut of its own network, so a majority of the
-partition's replicas must agree. A refused connection tells more: nobody listens at the address. It is believed unless
-another replica reaches the leader.
+A leader's session proves only that the leader reaches the metadata store. Here, the other replicas compare whether they
+reach the leader. A single replica cannot tell whether the leader or the replica itself is cut off, so a majority of the
+partition's replicas must agree. A refused connection is stronger evidence, because it shows that no process listens at
+the leader's address. It is believed unless another replica reaches the leader.
 """
 
 from __future__ import annotations
@@ -49,20 +49,22 @@ carries a limited number of calls."""
 
 @dataclass(frozen=True, slots=True)
 class ReachReport:
-    """One replica's answer to SEES: whether the replica receives from the leader, and reaches the replica that asks."""
+    """One replica's answer to SEES: whether the replica receives from the leader, and whether it reaches the replica
+    that asked."""
 
     unheard_s: float | None
-    """Seconds for which it has received nothing from the leader; None if it receives from it, or cannot tell."""
+    """Seconds for which the replica has received nothing from the leader. None if it receives from the leader, or
+    cannot tell."""
     reaches_me: bool
-    """True if it reaches the replica that asked, at that replica's address. It has just tried or, if it was not to try,
-    knows of no failure."""
+    """True if the replica reaches the asking replica at its address. The replica has just tried; if it was not asked to
+    try, it knows of no failure."""
 
     def encode(self) -> bytes:
         return orjson.dumps([self.unheard_s, self.reaches_me])
 
     @staticmethod
     def decode(body: bytes) -> ReachReport:
-        """Decode an answer. Raises InvalidRequest."""
+        """Decode an answer. Raises InvalidRequest if it is malformed."""
         try:
             unheard_s, reaches_me = orjson.loads(body)
             return ReachReport(None if unheard_s is None else float(unheard_s), bool(reaches_me))
@@ -98,7 +100,8 @@ def is_gone(
 
 
 class LeaderWatch:
-    """Keeps a request open at the leader, and asks the other replicas once the leader does not answer."""
+    """Watches the leader for one replica: keeps a request open at the leader, and asks the other replicas if the leader
+    stops answering."""
 
     def __init__(
         self,
@@ -118,7 +121,8 @@ class LeaderWatch:
         self._tries = 0
 
     async def run(self, leader: Callable[[], ServerId | None], change: Callable[[float], Awaitable[None]]) -> None:
-        """Watch the current leader. `change(timeout_s)` returns when the role or the leader has changed."""
+        """Watch the current leader until cancelled. `leader` returns the current leader's server. `change(timeout_s)`
+        returns when the role or the leader has changed."""
         while True:
             server = leader()
             if server != self._watched:
@@ -140,7 +144,7 @@ class LeaderWatch:
 
     # docs/protocol.md P40
     async def sees(self, asker: ServerId, body: bytes) -> bytes:
-        """Answer another replica. Raises InvalidRequest."""
+        """Answer another replica's question of whether this replica receives from the leader. Raises InvalidRequest."""
         try:
             leader, must_reach_back = orjson.loads(body)
         except (ValueError, TypeError) as error:

@@ -23,8 +23,8 @@ CHECK_S = 10.0
 
 
 class LogFollower:
-    """Follows the log for one replica, whose role machine says whether it may lead. `feed` notifies the role machine;
-    `role_change(timeout_s)` returns when the role or the leader has changed."""
+    """Follows the log for one replica. The role machine says whether the replica may lead. `feed` notifies the role
+    machine; `role_change(timeout_s)` returns when the role or the leader has changed."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class LogFollower:
         name: str,
     ) -> None:
         self.failure: StoreError | None = None
-        """Why the replica applies nothing any more; None while it is healthy."""
+        """The error because of which the replica no longer applies entries; None while it is healthy."""
         self._env, self._tail, self._machine, self._trials, self._name = env, tail, machine, trials, name
         self._feed, self._role_change, self._server = feed, role_change, server
         self._task: Task | None = None
@@ -51,16 +51,16 @@ class LogFollower:
         return self._task is not None
 
     def has_failed(self) -> bool:
-        """Return True if the replica applies nothing any more."""
+        """Return True if the replica has stopped applying entries for good."""
         return self.failure is not None
 
     def start(self) -> None:
-        """Follow the log, unless the replica has failed or stopped."""
+        """Start to follow the log, unless the replica has failed or stopped."""
         if self._task is None and self.failure is None and self._machine.role is not ReplicaRole.STOPPED:
             self._task = self._env.nursery.spawn(self._run(), name=f"{self._name} tail")
 
     async def stop(self) -> None:
-        """End the tail, because the replica is about to lead."""
+        """Stop following the log, because the replica is about to lead."""
         task, self._task = self._task, None
         if task is not None:
             await end_task(task)

@@ -1,4 +1,4 @@
-"""Decides when a leader hands its lead to the replica that the ring prefers, and how the two talk. Decides only.
+"""Decides when a leader hands its lead to the replica that the ring prefers, and defines their messages. Decides only.
 
     leader                      successor
       │ prepare(nonce, seq) ─────► applies up to seq, makes its next ledger; refuses if it cannot
@@ -6,7 +6,7 @@
       │ take(record, term) ──────► replaces the leader's znode by its own, opens the log, serves
       │ ◄──────────────────── yes
 
-Until RELEASE is sent nothing has happened, and the leader continues if anything fails. After RELEASE the leader
+Until RELEASE is sent, nothing has changed, and the leader continues if anything fails. After RELEASE the leader
 continues in a new epoch unless its successor answers. `take` follows the seal: a successor that found the last ledger
 open would fence, recover and close it, which costs a write and requests to bookies. Safety does not depend on any of
 this: whichever replica opens the log fences it (docs/protocol.md, Election).
@@ -44,15 +44,16 @@ STEADY_MIN_S, STEADY_MAX_S = 1.0, 600.0
 # docs/protocol.md P26
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """The leader's first message: get ready to take the lead over."""
+    """The leader's first message: the successor should get ready to take over the lead."""
 
     leader: ServerId
     nonce: str
-    """Nonce of the intended process. Another process of the same server has only just started."""
+    """Nonce of the intended process. It does not match another process of the same server, which has only just
+    started."""
     seq: Seq
-    """The leader's last sequence, which the successor must have applied."""
+    """The leader's last sequence, which the successor must apply before it answers."""
     is_planned: bool
-    """False if the leader has to go: it does not wait for a better time then."""
+    """False if the leader has to go and does not wait for a better time."""
 
     def encode(self) -> bytes:
         return orjson.dumps([self.leader, self.nonce, self.seq, self.is_planned])
@@ -69,12 +70,12 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """The leader's last message: it answers nothing any more, and `record` may be replaced while `term` is
-    unchanged."""
+    """The leader's last message: the leader has stopped answering, and the successor may replace `record` in the
+    leader's znode while the version of the term is still `term`."""
 
     record: LeaderRecord
     term: int
-    """Version of the partition's term. It rises with each claim, so a late message changes nothing."""
+    """Version of the partition's term. It increases with each claim, so a message that arrives late changes nothing."""
 
     def encode(self) -> bytes:
         return orjson.dumps([self.record.encode().decode(), self.term])
@@ -90,10 +91,11 @@ class Take:
 
 
 class PreferredStability:
-    """Tracks whether the preferred replica has been up and close behind for long enough, as one and the same process.
+    """Tracks whether the preferred replica has been up and close behind the leader for long enough, as the same
+    process.
 
-    The required time doubles with each handover, so that a replica which cannot keep the lead does not get it again and
-    again.
+    The required time doubles with each handover, so that a replica that cannot keep the lead does not receive it again
+    and again.
     """
 
     def __init__(self, steady_s: float) -> None:
@@ -103,8 +105,9 @@ class PreferredStability:
         self._not_before = 0.0
 
     def is_due(self, said: Published | None, leader_seq: Seq, now: float, *, spread: float) -> bool:
-        """Return True if the lead should be handed over now. `said` is what the preferred replica publishes; `spread`,
-        a number from 0 to 1, differs between partitions so that they do not all hand over at once."""
+        """Return True if the leader should hand over now. `said` is what the preferred replica publishes, or None if it
+        is not up. `spread`, a number from 0 to 1, differs between partitions, so that they do not all hand over at the
+        same time."""
         if said is None or said.is_stopped or said.seq + CLOSE_BEHIND < leader_seq:
             self.reset()
             return False
@@ -118,11 +121,11 @@ class PreferredStability:
         return self._nonce
 
     def reset(self) -> None:
-        """Start again, because the replica is not up, applies nothing, or cannot be checked."""
+        """Start counting again, because the replica is not up, applies nothing, or cannot be checked."""
         self._nonce, self._since = "", inf
 
     def tried(self, now: float, *, released: bool) -> None:
-        """Note that a handover was attempted; `released` if this leader stopped for it."""
+        """Record that a handover was attempted. `released` is True if this leader stopped for it."""
         self._not_before = now + RETRY_S
         if released:
             self._wanted_s = min(max(self._wanted_s, STEADY_MIN_S) * 2, STEADY_MAX_S)
@@ -130,7 +133,7 @@ class PreferredStability:
 
 
 class HandoverTurns:
-    """One server's turns to take part in handovers, shared by all its partitions."""
+    """Limits how often one server takes part in handovers. Shared by all its partitions."""
 
     def __init__(self) -> None:
         self._free_at = 0.0

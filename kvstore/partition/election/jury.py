@@ -1,7 +1,8 @@
 """Decides which of a partition's replicas are right if the states of two differ. Decides only (docs/protocol.md, P35).
 
-Each replica remembers its checksums at the last checked sequences. Checksums roll on, so states that have once differed
-differ at every later check; any check after the first difference shows which replicas agree.
+Each replica remembers its checksums at the latest checked sequences. Each checksum builds on the previous one, so
+states that have once differed also differ at every later check. Any check after the first difference therefore shows
+which replicas agree.
 """
 
 from __future__ import annotations
@@ -20,20 +21,23 @@ AGREEING_MIN = 2
 
 
 class StateVerdict(Enum):
+    """The result of an investigation of one replica's state."""
+
     RIGHT = auto()
-    """A majority agrees with this replica, or all replicas agree: then nothing differs any more, whichever copies they
-    are."""
+    """A majority agrees with this replica. Or all replicas agree, so that nothing differs anymore, whichever replicas
+    are copies."""
     OUTVOTED = auto()
-    """A majority has something else: this replica's copy is damaged."""
+    """A majority has a different checksum, so this replica's copy is damaged."""
     SPLIT = auto()
-    """All have reported, and there is no majority."""
+    """All replicas have reported, and there is no majority."""
     OPEN = auto()
-    """The replicas that have not reported decide."""
+    """The outcome depends on replicas that have not reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trusted:
-    """A checksum that an operator has declared right: a replica with another one there is damaged."""
+    """A checksum that an operator has declared right. A replica with a different checksum at that sequence is
+    damaged."""
 
     server: ServerId
     seq: Seq
@@ -55,9 +59,9 @@ def judge(
     trusted: Trusted | None = None,
     origins: Origins = NO_ORIGINS,
 ) -> StateVerdict:
-    """Judge `me` by the checks that each replica has reported from `since` on, where the first difference was seen. A
-    replica that reported nothing may agree with either side. Replicas whose states come through one replica, by
-    `origins`, count once."""
+    """Judge replica `me` by the checks that all replicas have reported from sequence `since` on, where the first
+    difference was seen. A replica that has reported nothing may agree with either side. Replicas whose states were
+    copied through the same replica, according to `origins`, count once."""
     mine = checks[me]
     if trusted is not None and trusted.seq >= since and trusted.seq in mine:
         return StateVerdict.RIGHT if mine[trusted.seq] == trusted.crc else StateVerdict.OUTVOTED
@@ -114,8 +118,8 @@ def _agreed_before(seq: Seq, replicas: Sequence[ServerId], checks: Mapping[Serve
 
 
 class Investigation:
-    """The investigation of one replica, as long as it is in doubt. If `is_barred`, the replica must neither lead nor
-    answer."""
+    """The investigation of one replica while its state is in doubt. While `is_barred` is True, the replica must neither
+    lead nor answer."""
 
     def __init__(self) -> None:
         self.is_barred = False
@@ -124,16 +128,16 @@ class Investigation:
         self._doubted_at = 0.0
 
     def doubt(self, since: Seq, now: float) -> None:
-        """Note that this replica's state differs from its log's check at `since`."""
+        """Record that this replica's state differs from its log's check at `since`."""
         self._note(since, now)
         self.is_barred = True
 
     def note_report(self, since: Seq, now: float) -> None:
-        """Note that another replica differs from its log's check at `since`."""
+        """Record that another replica's state differs from its log's check at `since`."""
         self._note(since, now)
 
     def resume(self, since: Seq, now: float, *, is_barred: bool) -> None:
-        """Continue as before a restart; `since` is 0 if nothing was in doubt."""
+        """Continue an investigation from before a restart. A `since` of 0 means that nothing was in doubt."""
         if since:
             self._note(since, now)
             self.is_barred |= is_barred

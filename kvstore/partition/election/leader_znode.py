@@ -28,8 +28,8 @@ from kvstore.types import PartitionId, ServerId
 
 
 class Claims:
-    """Reads and writes one partition's election znodes. All methods raise MetadataUnavailable while there is no
-    connection."""
+    """Reads and writes the election znodes of one partition. All methods raise MetadataUnavailable while there is no
+    connection to the metadata store."""
 
     def __init__(self, store: MetadataStore, partition: PartitionId, server: ServerId) -> None:
         self._store = store
@@ -43,11 +43,11 @@ class Claims:
         self._published: Published | None = None
 
     def start(self, nursery: Nursery) -> None:
-        """Keep the published znode in place when sessions are lost, until the nursery ends."""
+        """Until the nursery ends, recreate the published znode whenever a session is lost."""
         self._mine.start(nursery)
 
     async def prepare(self) -> None:
-        """Create the parents if they are absent."""
+        """Create the parent znodes if they are absent."""
         await ensure_path(self._store, self._term)
         await ensure_path(self._store, self._replicas)
 
@@ -56,11 +56,12 @@ class Claims:
         return self._store.watch(self.leader_path, changed)
 
     async def leader(self) -> LeaderRecord | None:
-        """Return the holder of the leader's znode; None if there is none."""
+        """Return the record in the leader's znode, or None if there is no znode."""
         return (await self.leader_seen(""))[0]
 
     async def leader_seen(self, nonce: str) -> tuple[LeaderRecord | None, bool]:
-        """Return the holder, and True if it is this process, known by its nonce, in a session that is lost."""
+        """Return the record in the leader's znode, and True if the record is this process's own (it has this nonce) but
+        belongs to a session that is lost."""
         try:
             data, stat = await self._store.get(self.leader_path)
         except NoSuchNode:
@@ -75,28 +76,29 @@ class Claims:
         return record, record.nonce == nonce and self._store.session not in (0, stat.owner)
 
     async def term(self) -> int:
-        """Return the version of the term, which rises with each claim."""
+        """Return the version of the term. It increases with each claim."""
         _, term = await self._store.get(self._term)
         return term.version
 
     # docs/protocol.md P24
     async def claim(self, record: LeaderRecord) -> bool:
-        """Create the leader's znode, or recreate this process's own one in the current session. Return False if another
-        replica was first. If a claim of unknown outcome turns out to have succeeded, return True as well."""
+        """Create the leader's znode, or recreate this process's own znode in the current session. Returns False if
+        another replica was first. A claim whose outcome was unknown and that turns out to have succeeded also returns
+        True."""
         return await self._become(record, await self.term(), []) or await self._claim_own(record)
 
     async def succeed(self, term: int, record: LeaderRecord) -> bool:
-        """Replace the former leader's znode by `record`, as that leader asked for at this version of the term. Return
-        False if any replica has claimed since. There is never a moment without a leader's znode."""
+        """Replace the former leader's znode by `record`, as that leader requested when the term had version `term`.
+        Returns False if any replica has claimed the znode since then. The leader's znode exists at every moment."""
         return await self._become(record, term, [Delete(self.leader_path, -1)])
 
     async def release(self, record: LeaderRecord) -> None:
-        """Remove this process's leader znode if it exists. The znode of another process is left alone."""
+        """Remove the leader's znode if it belongs to this process. Another process's znode is left alone."""
         await self._remove(record)
 
     async def withdraw(self, record: LeaderRecord) -> None:
-        """Remove the leader znode and the published znode of a replica that has stopped, also after a claim of unknown
-        outcome."""
+        """Remove the leader znode and the published znode of a replica that has stopped, even if the outcome of its
+        last claim is unknown."""
         await self._store.sync(self.leader_path)
         with suppress(NoSuchNode):
             await self._remove(record)
@@ -108,14 +110,15 @@ class Claims:
         await self._remove(record)
 
     async def publish(self, mine: Published, *, always: bool = False) -> None:
-        """Publish how far this replica is, if that has changed. Raises MetadataError if the write failed."""
+        """Publish this replica's progress if it has changed, or in any case with `always`. Raises MetadataError if the
+        write failed."""
         if always or mine != self._published:
             self._published = None
             await self._mine.publish(mine.encode())
             self._published = mine
 
     async def published(self) -> dict[ServerId, Published]:
-        """Return what the replicas that are up have published."""
+        """Return the published progress of all replicas that are up."""
         found: dict[ServerId, Published] = {}
         for name in await self._store.children(self._replicas):
             said = await self.published_by(ServerId(name))
@@ -124,7 +127,8 @@ class Claims:
         return found
 
     async def published_by(self, server: ServerId) -> Published | None:
-        """Return what this replica has published; None if it is not up, or uses a version that this one cannot rank."""
+        """Return the replica's published progress. Returns None if the replica is not up, or publishes in a format that
+        this release cannot rank."""
         try:
             data, _ = await self._store.get(f"{self._replicas}/{server}")
             return Published.decode(data)

@@ -1,4 +1,4 @@
-"""Asks the partition's other replicas, and interprets missing answers."""
+"""Asks the partition's other replicas, and interprets their answers and missing answers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class CandidateSurvey:
 
     incumbent: Incumbent
     is_reached: bool
-    """False if most of those that answered do not reach the candidate at its address."""
+    """False if most of the replicas that answered cannot reach the candidate at its address."""
 
 
 APPLIED = "applied"
@@ -84,8 +84,8 @@ class _PeerAnswer(Enum):
 
 
 class PeerReplicas:
-    """Asks the other replicas. Every call raises StoreError (PeerRefused if that process is gone) unless it says
-    otherwise."""
+    """Asks a partition's other replicas. Every method raises StoreError (PeerRefused if the replica's process is gone),
+    unless its description says otherwise."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class PeerReplicas:
 
     # docs/protocol.md P25
     async def survey(self) -> CandidateSurvey:
-        """Ask all others whether they serve, and whether they reach this replica. Never fails."""
+        """Ask all other replicas whether they serve and whether they reach this replica. Never raises an error."""
         asked = {server: self._env.nursery.spawn(self._ask(server), name="ask serving") for server in self.servers}
         found = {server: await answer for server, answer in asked.items()}
         unreached = sum(is_unreached for _, is_unreached in found.values())
@@ -129,8 +129,8 @@ class PeerReplicas:
 
     # docs/protocol.md P25, G24
     async def furthest(self) -> Position | None:
-        """Return the furthest position that one of them has applied; None if no replica answers in time. Never
-        fails."""
+        """Return the furthest position that any other replica has applied. Returns None if no replica answers in time.
+        Never raises an error."""
         asked = [self._env.nursery.spawn(self._applied(server), name="ask applied") for server in self.servers]
         found = [await answer for answer in asked]
         return max((each for each in found if each is not None), default=None)
@@ -144,7 +144,8 @@ class PeerReplicas:
 
     # docs/protocol.md G26
     def report_further(self, leader: ServerId | None, position: Position) -> None:
-        """Report to the leader, in the background, that its list does not explain what was applied here."""
+        """Notify the leader, in the background, that this replica has applied entries that the leader's list of ledgers
+        does not explain."""
         if leader is not None and leader != self._server:
             self._env.nursery.spawn(self._report_further(leader, position), name=f"{self._partition} tell further")
 
@@ -153,9 +154,11 @@ class PeerReplicas:
             await self._peers.call(leader, self._partition, FURTHER, encode_position(position), FURTHER_S)
 
     async def prepare(self, successor: ServerId, what: Prepare) -> None:
+        """Ask the successor to get ready to lead."""
         await self._peers.call(successor, self._partition, PREPARE, what.encode(), PREPARE_S)
 
     async def take(self, successor: ServerId, what: Take) -> None:
+        """Ask the successor to take over the lead now."""
         await self._peers.call(successor, self._partition, TAKE, what.encode(), TAKE_S)
 
     async def _ask(self, server: ServerId) -> tuple[_PeerAnswer, bool]:

@@ -1,4 +1,4 @@
-"""Publishes how far a replica is, and ranks it among the replicas that have published."""
+"""Publishes a replica's progress, and ranks the replica among those that have published."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ needed by those that wait for a newcomer to catch up (docs/protocol.md H6)."""
 
 
 class Publishing:
-    """Publishes how far one replica is, and ranks it."""
+    """Publishes one replica's progress, and ranks the replica."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Publishing:
         nonce: str,
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`is_stopped` returns True if the replica has failed and applies nothing any more."""
+        """`is_stopped` returns True if the replica has failed and no longer applies entries."""
         self._is_stopped = is_stopped
         self._beat, self._claims, self._state, self._trials = beat, claims, state, trials
         self._server, self._nonce = server, nonce
@@ -60,7 +60,7 @@ class Publishing:
             await self._beat.rest(PUBLISH_S)
 
     async def rank(self, replicas: tuple[ServerId, ...]) -> int:
-        """Publish, and count the replicas that are further. Raises MetadataError."""
+        """Publish this replica's progress, and return how many replicas are further. Raises MetadataError."""
         self._said = ()
         await self._claims.publish(self._progress(), always=True)
         return rank_of(self._server, await self._claims.published(), replicas)

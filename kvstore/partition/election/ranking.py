@@ -1,8 +1,8 @@
 """Ranks the replicas that may run for election. Decides only.
 
-The highest sequence is only a preference, which saves catching up; fencing makes a leader safe (docs/protocol.md,
-Election). So each replica ranks itself among those that have published, waits RANK_DELAY_S times its rank, and then
-becomes a candidate. No replica waits forever for a better one.
+Preferring the highest sequence only saves time for catching up. Fencing, not the ranking, makes a leader safe
+(docs/protocol.md, Election). Each replica ranks itself among those that have published, waits RANK_DELAY_S times its
+rank, and then becomes a candidate. No replica waits forever for a better one.
 """
 
 from __future__ import annotations
@@ -40,28 +40,28 @@ class Incumbent(Enum):
     """The fate of a leader whose znode is gone."""
 
     GONE = auto()
-    """It refuses connections, or says that it does not serve."""
+    """The former leader refuses connections, or answers that it does not serve."""
     SILENT = auto()
-    """No answer: its link is up, or cannot be made and is not refused."""
+    """The former leader does not answer: its link is up, or a connection can neither be made nor is refused."""
     SERVES = auto()
-    """It lost its session but still leads."""
+    """The former leader has lost its session but still leads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A replica's own report in `/partitions/<id>/replicas/<server>`."""
+    """The progress that a replica publishes in `/partitions/<id>/replicas/<server>`."""
 
     seq: Seq
-    """Last sequence applied."""
+    """The last sequence that the replica has applied."""
     durable_seq: Seq
-    """Last sequence that its engine has synced to disk."""
+    """The last sequence that the replica's engine has synced to disk."""
     epoch: int
     nonce: str
     doubt: tuple[Seq, Seq, int] | None = None
     """Set if the replica is barred because replicas differ: the sequence since which they differ, and the sequence and
     checksum of its last check."""
     is_stopped: bool = False
-    """True if the replica applies nothing any more. It then counts as away, and not as a newcomer that has caught up
+    """True if the replica has stopped applying entries. It then counts as away, not as a newcomer that has caught up
     (docs/protocol.md V4)."""
     taken: tuple[int, int] | None = None
     """Progress by what was applied: the position of the last entry, or 0 and the bytes received while another replica's
@@ -120,15 +120,16 @@ class LeaderRecord:
 
 
 def furthest(published: Mapping[ServerId, Published], besides: ServerId) -> list[ServerId]:
-    """Return the replicas that have published and have not stopped, the one with the highest sequence first."""
+    """Return the replicas that have published and have not stopped, except `besides`, in descending order of their
+    sequence."""
     going = [server for server, said in published.items() if server != besides and not said.is_stopped]
     return sorted(going, key=lambda server: (-published[server].seq, server))
 
 
 def rank_of(me: ServerId, published: Mapping[ServerId, Published], preference: Sequence[ServerId]) -> int:
-    """Return how many replicas should run for election before `me`: those with a higher sequence, or with an equal one
-    and an earlier place in the ring's order of preference. Replicas that have stopped do not count. Rank 0 runs at
-    once."""
+    """Return how many replicas should become candidates before `me`: those with a higher sequence, and those with an
+    equal sequence that come earlier in `preference`, the ring's order. Replicas that have stopped do not count. A
+    replica of rank 0 becomes a candidate at once."""
     place = {server: index for index, server in enumerate(preference)}
 
     def key(server: ServerId) -> tuple[int, int, str]:

@@ -1,4 +1,5 @@
-"""Runs one replica of a partition: performs what role_machine.py decides, and keeps the log and the state in step."""
+"""Runs one replica of a partition: carries out what role_machine.py decides, and keeps the state in step with the
+log."""
 
 from __future__ import annotations
 
@@ -57,7 +58,7 @@ would never advance."""
 
 
 class Replica:
-    """One replica: follower, candidate, leader. Everything it starts ends with its nursery."""
+    """One replica of a partition, as follower, candidate or leader. Everything that it starts ends with its nursery."""
 
     def __init__(
         self,
@@ -120,19 +121,21 @@ class Replica:
 
     @property
     def leader_server(self) -> ServerId | None:
+        """The server of the current leader, or None if no leader is known."""
         return self._owner.leader
 
     @property
     def leading_log(self) -> LeaderLog | None:
-        """The log that this replica appends to; None unless it serves."""
+        """The log to which this replica appends; None unless it serves."""
         return self._log if self.serves else None
 
     @property
     def serves(self) -> bool:
+        """True if this replica leads and answers."""
         return self.leader is not None and self.leader.serving
 
     def start(self) -> None:
-        """Start to tail the log, to watch the leader's znode, and to run for election when there is no leader."""
+        """Start to follow the log, to watch the leader's znode, and to become a candidate when there is no leader."""
         spawn = self._env.nursery.spawn
         self.tail.on_lost = lambda position: self._peer_replicas.report_further(self._owner.leader, position)
         self._fitness.update()
@@ -147,8 +150,8 @@ class Replica:
         spawn(watch, name=f"{self._partition} hold leader")
 
     async def stop(self, *, hand_over: bool) -> None:
-        """Stop for good. With `hand_over` a leader first hands over to another replica, or at least drains and releases
-        its lease, so that the next leader need not wait."""
+        """Stop for good. With `hand_over`, a leader first hands over to another replica. If that fails, the leader at
+        least answers its queued operations and releases its lease, so that the next leader does not have to wait."""
         if hand_over:
             await self._release_lead()
         leader = self.leader
@@ -169,15 +172,16 @@ class Replica:
                 log.info("partition=%s lead not handed over: %s", self._partition, error)
 
     async def hand_over(self, successor: ServerId, nonce: str, *, is_planned: bool) -> None:
-        """Let the replica on `successor`, in the process with this nonce, lead instead of this one. Raises StoreError
-        if the lead was kept; failures after the release are left to elections."""
+        """Hand the lead to the replica on `successor`, in the process with this nonce. Raises StoreError if this
+        replica has kept the lead. After a failure that follows the release, an election decides."""
         await self._peer_replicas.prepare(successor, Prepare(self.server, nonce, self.state.seq, is_planned))
         log.info("partition=%s %s is ready to lead", self._partition, successor)
         await self.yield_lead(successor)
 
     async def yield_lead(self, successor: ServerId) -> None:
-        """Release the lead and notify `successor`, which is prepared; lead again if it does not take over. Raises
-        StoreError if the lead could not be released: it is kept, unless the log was lost meanwhile."""
+        """Release the lead and notify `successor`, which has been prepared. If it does not take over, this replica
+        leads again. Raises StoreError if the lead could not be released; this replica then keeps the lead, unless the
+        log was lost in the meantime."""
         take = Take(self.claiming.claimed, await self._claims.term())
         async with self._yielding:
             leader = self.leader
@@ -200,7 +204,8 @@ class Replica:
             self._reread.set()
 
     async def hand_over_to_any(self) -> None:
-        """Hand over to the furthest replica, or else to the next one. The lead is kept if none takes it."""
+        """Hand the lead to the replica that is furthest. If that fails, try the other replicas in descending order of
+        their sequence. If no replica takes the lead, this replica keeps it."""
         try:
             published = await self._claims.published() if self.serves else {}
         except MetadataError as error:
@@ -215,9 +220,9 @@ class Replica:
                 log.info("partition=%s lead not handed to %s: %r", self._partition, server, error)
 
     async def answer(self, server: ServerId, method: str, body: bytes) -> bytes:
-        """Answer the replica on another server. `serving` returns whether this replica serves, and whether it does not
-        reach that server. `hold` returns whether it serves, once that changes or HOLD_S has passed. handover.py and
-        deposing.py describe the others."""
+        """Answer a request of the replica on another server. `serving` returns whether this replica serves, and whether
+        it fails to reach that server. `hold` returns whether this replica serves, as soon as that changes or after
+        HOLD_S. handover.py and deposing.py describe the other methods."""
         match method:
             case "prepare":
                 return await self._prepare(Prepare.decode(body))
@@ -266,7 +271,7 @@ class Replica:
         return b"1"
 
     async def role_change(self, timeout_s: float) -> None:
-        """Return when the role or the leader changes, or after `timeout_s`."""
+        """Wait until the role or the leader changes, or for at most `timeout_s`."""
         await wait_within(self._role_changed, timeout_s)
 
     def _notify_role_change(self) -> None:

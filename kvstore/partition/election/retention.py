@@ -1,10 +1,11 @@
 """Decides how far a partition's log may be trimmed. Decides only.
 
-Engines run without a log of their own, so what counts is what a replica has synced, not what it has applied: a power
-cut takes every engine back to its last sync, and the log must still reach from there (docs/protocol.md, G6).
+Engines have no log of their own, so the limit is the sequence that a replica has synced, not the one that it has
+applied: a power failure takes every engine back to its last sync, and the log must still continue from there
+(docs/protocol.md, G6).
 
-A replica that is away holds the log, but not forever (docs/protocol.md, G20): leaders add up for how long they have
-seen it away, each continuing the former leader's count.
+A replica that is away keeps the log from being trimmed, but not forever (docs/protocol.md, G20). Each leader adds up
+for how long it has seen the replica away, and continues the former leader's count.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ class Away:
     """A replica that does not publish its progress."""
 
     durable_seq: Seq
-    """Sequence that it had synced when it last published."""
+    """The sequence that the replica had synced when it last published."""
     away_s: float
     """Seconds for which leaders have seen it away; a lower bound."""
 
 
 class LogRetention:
-    """Remembers what each replica has synced, including those that are away."""
+    """Tracks the sequence that each replica has synced, including replicas that are away."""
 
     def __init__(self, away: Mapping[ServerId, Away]) -> None:
         """`away` is what former leaders have counted."""
@@ -46,9 +47,9 @@ class LogRetention:
         elapsed_s: float,
         stopped: Mapping[ServerId, Seq] | None = None,
     ) -> None:
-        """Note what the replicas that are up have published. All others have been away for `elapsed_s` more seconds:
-        the time since the last check, as far as this leader was awake. Replicas that are up but have `stopped` applying
-        count as away too; otherwise they would hold the log forever."""
+        """Record what the replicas that are up have published. All other replicas have been away for another
+        `elapsed_s` seconds: the time since the last check during which this leader was awake. Replicas that are up but
+        have `stopped` applying also count as away; otherwise they would hold the log forever."""
         stopped = stopped or {}
         away: dict[ServerId, Away] = {}
         for server in replicas:
@@ -62,8 +63,8 @@ class LogRetention:
         self.away, self._durable = away, dict(durable)
 
     def floor(self, replicas: Sequence[ServerId], copies_min: int) -> Seq:
-        """Return the highest sequence up to which the state of every replica that counts is synced, and of at least
-        `copies_min` replicas."""
+        """Return the highest sequence that has been synced by every replica that counts, and by at least `copies_min`
+        replicas. The log may be trimmed up to there."""
         durable = [self._durable_seq(server) for server in replicas if not self._is_forgotten(server, replicas)]
         if len(durable) < copies_min:
             return Seq(0)

@@ -1,5 +1,5 @@
-"""The events and commands of role_machine.py: what happens to a replica on its way to the lead, and what to do about
-it. Decides only."""
+"""The events and commands of role_machine.py: events tell the role machine what has happened to the replica, and
+commands are what the replica must do next. Decides only."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from kvstore.types import ServerId
 
 @dataclass(frozen=True, slots=True)
 class LeaderRead:
-    """The leader znode as just read; None if there is none."""
+    """The leader znode was read. `record` is its content, or None if the znode does not exist."""
 
     record: LeaderRecord | None
     is_passing: bool = False
-    """It belongs to an earlier session of this process, and will vanish with that session."""
+    """True if the znode belongs to an earlier session of this process. It will vanish with that session."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
+    """The replica has been ranked among the others: the answer to PublishAndRank."""
+
     rank: int
     incumbent: Incumbent
     is_fit: bool = True
-    """True if most of the replicas that answer reach this one, and its disks can be written to."""
+    """True if most of the replicas that answered reach this one, and its disks can be written to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +63,10 @@ class OpenFailed:
 
 @dataclass(frozen=True, slots=True)
 class LeadEnded:
-    """This leadership has ended: the leader was fenced, or failed."""
+    """This leadership has ended, because the leader was fenced or failed."""
 
     has_failed: bool = False
-    """True if this server could not lead: its engine failed, or its entries found no ack quorum for too long."""
+    """True if this server was unable to lead: its engine failed, or its entries found no ack quorum for too long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +78,13 @@ class Yielded:
 
 @dataclass(frozen=True, slots=True)
 class NotTaken:
-    """The successor did not report that it serves."""
+    """The successor has not reported that it serves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """The leader has released its lease for this replica, and its znode may be replaced while the term is unchanged."""
+    """The leader has released its lease for this replica. The replica may replace the leader's znode while the term is
+    unchanged."""
 
     record: LeaderRecord
     term: int
@@ -89,7 +92,7 @@ class Offered:
 
 @dataclass(frozen=True, slots=True)
 class Dated:
-    """This server's clock has become good enough to lead, or has ceased to be."""
+    """This server's clock has become good enough to lead, or is no longer good enough."""
 
     may_lead: bool
 
@@ -101,7 +104,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Barred:
-    """This replica must not lead, because its state may be damaged, or it may lead again."""
+    """This replica must not lead because its state may be damaged, or it may lead again."""
 
     is_barred: bool
 
@@ -134,15 +137,16 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class PublishAndRank:
-    """Publish this replica's sequence, read the others', ask them whether one still serves, and report Ranked."""
+    """Command to publish this replica's sequence, read the sequences of the others, ask them whether one still serves,
+    and report Ranked."""
 
     asks: bool = True
-    """False if no replica need be asked, because they have just agreed that the leader is lost."""
+    """False if no replica needs to be asked, because the replicas have just agreed that the leader is lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class WakeAt:
-    """Command to report Tick at this time."""
+    """Command to report Tick at time `at`."""
 
     at: float
 
@@ -191,8 +195,8 @@ class EndLead:
 
 @dataclass(frozen=True, slots=True)
 class Prove:
-    """Command to find out with an append whether this leader is fenced. A leader that receives no requests would never
-    notice otherwise."""
+    """Command to append a record, to find out whether this leader is fenced. A leader that receives no requests would
+    not notice otherwise."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Decides the role of one replica, on its way to the lead and back. Decides only; replica.py performs.
+"""Decides the role of one replica, on its way to the lead and back. Decides only; replica.py carries out the commands.
 
     FOLLOWING ──no leader──> STANDING ──its turn──> CLAIMING ──won──> OPENING ──served its first record──> SERVING
         ^          ^            │                      │                 │                                    │
@@ -7,9 +7,9 @@
     SERVING ──released for a successor──> YIELDING ──its znode is there──> FOLLOWING
                                              └───it did not take over──> CLAIMING
 
-STANDING is the role of a candidate that waits for its turn. The znode never stops a leader: a leader that serves and
-finds its znode gone claims it again, and one that finds another's znode continues until it is fenced, because until
-then no other replica can have acknowledged anything (docs/protocol.md, Election).
+STANDING is the role of a candidate that waits for its turn. The znode never stops a leader. A leader that serves and
+finds its znode gone claims it again. A leader that finds another replica's znode continues until it is fenced, because
+until then no other replica can have acknowledged anything (docs/protocol.md, Election).
 """
 
 from __future__ import annotations
@@ -64,6 +64,8 @@ from kvstore.types import ServerId
 
 
 class ReplicaRole(Enum):
+    """The role of a replica; the module's diagram shows the transitions."""
+
     FOLLOWING = auto()
     STANDING = auto()
     CLAIMING = auto()
@@ -79,7 +81,7 @@ _GRACE_S = {Incumbent.GONE: 0.0, Incumbent.SILENT: SILENT_GRACE_S, Incumbent.SER
 
 
 class RoleMachine:
-    """Turns each event into the commands it calls for. Performs none of them."""
+    """Turns each event into the commands that it requires. Carries out none of them."""
 
     def __init__(self, me: ServerId, nonce: str) -> None:
         self.role = ReplicaRole.FOLLOWING
@@ -109,7 +111,8 @@ class RoleMachine:
         """When the present or the last leadership began."""
 
     def handle(self, event: Event, now: float) -> list[Command]:
-        """Handle one event. The only way in. `now` is the boot-time clock in seconds."""
+        """Handle one event, and return the commands to carry out, in order. All events go through this method. `now` is
+        the boot-time clock in seconds."""
         if self.role is ReplicaRole.STOPPED:
             return []
         match event:
@@ -143,8 +146,8 @@ class RoleMachine:
                 assert_never(event)
 
     def check(self) -> None:
-        """Raise AssertionError unless the invariants hold: a replica that serves or opens sends clients nowhere
-        else."""
+        """Raise AssertionError unless the invariants hold: a replica that serves, or opens the log to serve, sends
+        clients to no other server."""
         assert self.role is not ReplicaRole.SERVING or self.leader == self._me
         assert self.role is not ReplicaRole.YIELDING or self.leader != self._me
         assert self._failures >= 0

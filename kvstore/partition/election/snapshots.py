@@ -1,7 +1,8 @@
-"""Installs the state of another replica if this one is too far behind the log: asks for an export, imports it, then
-tails on.
+"""Installs the state of another replica if this replica is too far behind the log: requests an export, imports it, and
+then continues to follow the log.
 
-Meanwhile it publishes a synced sequence of 0, which keeps the leader from trimming what it will need next.
+During the installation, the replica publishes a synced sequence of 0, so that the leader does not trim the entries that
+the replica will need next.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ NEXT = "export-next"
 
 
 class Exports:
-    """Serves this replica's state to other replicas."""
+    """Serves this replica's state to other replicas, in chunks."""
 
     def __init__(self, state: ReplicaState, clock: Clock) -> None:
         self._state, self._clock = state, clock
@@ -43,8 +44,8 @@ class Exports:
         self.served = 0
 
     def begin(self) -> bytes:
-        """Open an export. Return its number and position. Raises Overloaded, or Unavailable while there is no
-        state."""
+        """Open an export, and return its number and position. Raises Overloaded if too many exports are open, and
+        Unavailable if this replica has no state."""
         self._drop_idle()
         self._trust()
         if len(self._open) >= EXPORTS_MAX:
@@ -57,8 +58,8 @@ class Exports:
         return orjson.dumps({"export": number, "seq": self._state.seq, "origins": sorted(self._state.origins)})
 
     def next(self, number: str) -> bytes:
-        """Return the next chunk. Raises InvalidRequest if the export is not open, and Unavailable once this replica may
-        be damaged, because its copy would then agree with it."""
+        """Return the next chunk of the export. Raises InvalidRequest if the export is not open. Raises Unavailable if
+        this replica may be damaged, because its copy would then agree with it."""
         self._trust()
         export, _ = self._open.get(number, (None, 0.0))
         if export is None:
@@ -113,16 +114,16 @@ class Exports:
 def best_sources(
     me: ServerId, leader: ServerId | None, published: Mapping[ServerId, Published], replicas: tuple[ServerId, ...]
 ) -> list[ServerId]:
-    """Return the servers to ask, the furthest first. The leader comes behind them, because it has other work. Replicas
-    that have stopped come last: the log may not reach back to them any more, so the next state would be theirs
-    again."""
+    """Return the servers to ask for their state, the furthest first. The leader comes after the other replicas, because
+    it has other work. Replicas that have stopped come last: the log may no longer reach back to their state, so another
+    state would have to be installed next."""
     up = [server for server in replicas if server != me and server in published and published[server].seq > 0]
     return sorted(up, key=lambda each: (published[each].is_stopped, each == leader, -published[each].seq, each))
 
 
 async def install(peers: Peers, partition: PartitionId, source: ServerId, state: ReplicaState) -> None:
-    """Replace `state` by that of the replica on `source`, which must not be behind it. Raises StoreError; the state is
-    then empty or as it was."""
+    """Replace `state` by the state of the replica on `source`, which must not be behind it. Raises StoreError; the
+    state is then empty or unchanged."""
     begun = orjson.loads(await peers.call(source, partition, BEGIN, b"", CALL_S))
     if begun["seq"] < state.seq:  # docs/protocol.md G26
         raise Unavailable(

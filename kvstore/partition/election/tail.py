@@ -38,7 +38,7 @@ ENTRIES_PER_TURN = 16
 
 
 class Tail:
-    """Reads the log from the position of the state, for as long as `run` runs."""
+    """Follows the log from the position of the state, while `run` is running."""
 
     def __init__(
         self, partition: PartitionId, state: ReplicaState, logs: Logs, install_snapshot: Callable[[], Awaitable[None]]
@@ -59,18 +59,18 @@ class Tail:
 
     @property
     def trouble(self) -> str:
-        """Why nothing can be applied now; empty if entries can be applied."""
+        """The reason why no entries can be applied now; empty if they can."""
         stopped = self._state.engine.stopped
         return self._trouble if stopped is None else str(stopped)
 
     @property
     def position(self) -> Position:
-        """The last entry applied, BEGINNING if none."""
+        """The position of the last entry applied, or BEGINNING if there is none."""
         return self._state.position or BEGINNING
 
     async def run(self) -> None:
-        """Tail until cancelled. Raises Corrupted if the log does not continue the state, in which case the replica must
-        not serve; OSError if the engine is unusable. Transient errors are retried."""
+        """Follow the log until cancelled. Raises Corrupted if the log does not continue the state; the replica must
+        then not serve. Raises OSError if the engine is unusable. Transient errors are retried."""
         while True:
             try:
                 await self._follow()
@@ -118,12 +118,13 @@ class Tail:
 
     # docs/protocol.md T13
     def catch_up(self) -> None:
-        """Apply at once everything that is here and confirmed, because the state is about to be read."""
+        """Apply at once all confirmed entries that have arrived, because the state is about to be read."""
         if self._reader is not None:
             self._reader.give_now()
 
     async def wait_applied(self, position: Position, patience_s: float) -> None:
-        """Wait until `position` is applied. Raises TimeoutError if nothing at all was applied for `patience_s`."""
+        """Wait until the entry at `position` is applied. Raises TimeoutError if no entry was applied for `patience_s`
+        seconds."""
         self.catch_up()
         while self.position < position:
             self._progress.clear()
@@ -131,8 +132,8 @@ class Tail:
                 await self._progress.wait()
 
     async def wait_seq(self, seq: Seq) -> None:
-        """Wait until the mutation of this sequence is applied and the engine accepts writes. Raises Unavailable if the
-        engine has stopped."""
+        """Wait until the mutation with this sequence is applied and the engine accepts writes. Raises Unavailable if
+        the engine has stopped."""
         await self.reach(seq)
         try:
             await wait_caught_up(self._state.engine)
@@ -140,7 +141,7 @@ class Tail:
             raise Unavailable(f"partition {self._partition}: {error}") from error
 
     async def reach(self, seq: Seq) -> None:
-        """Wait until the mutation of this sequence is applied."""
+        """Wait until the mutation with this sequence is applied."""
         self.catch_up()
         while self._state.seq < seq:
             self._progress.clear()
@@ -150,7 +151,7 @@ class Tail:
         return not self._state.engine.is_behind()
 
     def take(self, entries: Sequence[LogEntry]) -> None:
-        """Apply entries that have arrived during a read. Raises like `run`."""
+        """Apply entries that have arrived during a read. Raises the errors of `run`."""
         self._state.apply_all(entries)
         self._trouble = ""
         self.entries += len(entries)

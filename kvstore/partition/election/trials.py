@@ -1,5 +1,5 @@
-"""Investigates a replica whose state differs from another's: asks the other replicas for their checksums, and does what
-jury.py decides."""
+"""Investigates a replica whose state differs from another replica's: asks the other replicas for their checksums, and
+carries out what jury.py decides."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Investigations:
 
     @property
     def why(self) -> str:
-        """Why this replica is barred; empty if it is not."""
+        """The reason why this replica is barred; empty if it is not barred."""
         if not self.trial.is_barred:
             return ""
         return f"its state and another replica's differ since sequence {self.trial.since}: {_MEANING[self._verdict]}"
@@ -101,9 +101,9 @@ class Investigations:
             self._store_reported()
 
     def answer(self, server: ServerId, body: bytes) -> bytes:
-        """Return this replica's checksums to `server`, another replica that investigates. Its request may report the
-        sequence where its state differs from the log. The report is ignored if the ring does not name `server` as a
-        replica."""
+        """Return this replica's checksums to the replica on `server`, which investigates a difference. The request may
+        report the sequence at which the state of `server` differs from the log. The report is ignored if the ring does
+        not list `server` as a replica."""
         try:
             since = Seq(int(orjson.loads(body)["since"]))
         except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:

@@ -1,6 +1,6 @@
-"""Does a replica's background work. Every replica syncs its state to disk. A leader also trims the log behind all
-replicas. It hands the lead back to the replica that the ring prefers, so that leaders stay spread over the servers, or
-to any other replica while this server's disk is full."""
+"""Background work of a replica. Every replica syncs its state to disk. The leader also trims the log up to what all
+replicas have synced. It hands the lead back to the replica that the ring prefers, so that leaders stay spread over the
+servers, or to any other replica while its own disk is full."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ COPIES_MIN = 2
 
 
 class ReplicaUpkeep:
-    """Four background loops of one replica. They end with the nursery."""
+    """The four background loops of one replica. They end with the nursery."""
 
     def __init__(
         self,
@@ -75,6 +75,7 @@ class ReplicaUpkeep:
         self._spread = Random(f"{partition} at {server}")
 
     def start(self) -> None:
+        """Start the background loops."""
         self._env.nursery.spawn(self._flush_periodically(), name=f"{self._partition} flush")
         self._env.nursery.spawn(self._trim_periodically(), name=f"{self._partition} trim")
         self._env.nursery.spawn(self._hand_lead_back(), name=f"{self._partition} lead back")
@@ -205,8 +206,8 @@ class ReplicaUpkeep:
 
 
 async def flush(state: ReplicaState) -> None:
-    """Sync the state to disk, off the event loop. After a transient error the state stays unsynced, because the log has
-    all of it. Raises OSError if the engine failed."""
+    """Sync the state to disk without blocking the event loop. After a transient error the state is not synced, which is
+    safe because the log still contains all of it. Raises OSError if the engine failed."""
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def flushed(error: OSError | None) -> None:

@@ -1,4 +1,4 @@
-"""Delivers results to sinks, and flushes each sink once per group of results."""
+"""Delivers results to sinks, and flushes each sink once for each group of results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Redirect = Callable[[Op, Sink, int, Moved], None]
 
 
 class ResultDelivery:
-    """Delivers results to sinks, and remembers which sinks to flush."""
+    """Delivers results to sinks, and keeps track of the sinks that have to be flushed."""
 
     def __init__(self) -> None:
         self.given = 0
@@ -27,11 +27,12 @@ class ResultDelivery:
         """Refusals that the next `give_refusals` delivers."""
 
     def refuse(self, sink: Sink, token: int, error: StoreError) -> None:
-        """Queue a refusal for `give_refusals`, because no sink may be called from inside `submit`."""
+        """Queue an error for `give_refusals`, because no sink may be called from inside `submit`."""
         self.refused += 1
         self.refusals.append((sink, token, error))
 
     def give_refusals(self) -> None:
+        """Deliver the errors queued by `refuse`."""
         refusals, self.refusals = self.refusals, []
         self.give_all(refusals)
 
@@ -41,7 +42,7 @@ class ResultDelivery:
         sink.complete(token, result)
 
     def give_all(self, replies: list[Reply]) -> None:
-        """Deliver many results. Consecutive results of one sink go out in one call."""
+        """Deliver many results. Consecutive results for the same sink are delivered in one call."""
         count = len(replies)
         self.given += count
         begin = 0
@@ -64,7 +65,7 @@ class ResultDelivery:
             self.give(sink, token, error)
 
     def redirect(self, op: Op, sink: Sink, token: int, moved: Moved) -> None:
-        """Send the operation to the partition that owns its key."""
+        """Pass the operation on to the partition that owns its key."""
         if self.redirect_by is None:
             self.give(sink, token, moved)
         else:
@@ -75,7 +76,7 @@ class ResultDelivery:
             self.redirect(op, sink, token, moved)
 
     def flush(self) -> None:
-        """Flush every sink that has received results."""
+        """Flush every sink that has received results since the last flush."""
         while self.sinks:
             sinks, self.sinks = self.sinks, {}
             for sink in sinks.values():
@@ -90,7 +91,7 @@ class NextTurnDelivery:
         self._results: list[Reply] = []
 
     def give(self, sink: Sink, token: int, result: Result | StoreError) -> None:
-        """Complete the operation on the next turn of the event loop, in the order of the calls."""
+        """Deliver the result on the next turn of the event loop. Results are delivered in the order of the calls."""
         if not self._results:
             asyncio.get_running_loop().call_soon(self._tell)
         self._results.append((sink, token, result))
@@ -103,7 +104,7 @@ class NextTurnDelivery:
 
 
 class SingleResultSink(Sink):
-    """A sink for one operation that this process awaits."""
+    """A sink for a single operation whose result a task in this process awaits."""
 
     def __init__(self) -> None:
         self.done: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
@@ -125,7 +126,8 @@ class SingleResultSink(Sink):
 
 
 class PositionSink(Sink):
-    """A sink that returns the position of a log record, taken in the same step in which the record is applied."""
+    """A sink that returns the position of a log record. The position is read in the same step in which the record is
+    applied."""
 
     def __init__(self, state: ReplicaState) -> None:
         self._state = state
@@ -146,8 +148,8 @@ class PositionSink(Sink):
 
 
 def lost(replies: Iterable[Reply], partition: PartitionId) -> list[Reply]:
-    """Return the replies for an entry in flight whose fate is unknown. Its effects may be applied later, so their
-    outcome is unknown. Operations that the entry refused are definitely not done."""
+    """Return the replies for an entry in flight whose fate is unknown. The entry may still be applied later, so the
+    outcome of its effects is unknown. Operations that the entry refused have definitely not been done."""
     return [
         (
             sink,
@@ -165,5 +167,5 @@ def unknown_code(code: int) -> InvalidRequest:
 
 
 def malformed(op: Op, error: Exception) -> InvalidRequest:
-    """Make the error for an operation whose evaluation raised an exception."""
+    """Return the error for an operation whose evaluation raised an unexpected exception."""
     return InvalidRequest(f"malformed operation {op[0]}: {error!r}")

@@ -1,9 +1,9 @@
 """Decides how long a leader waits for more operations before it sends the next entry. Decides only.
 
-An entry costs each replica about as much as ten operations. While processors are idle, an entry leaves at once. While
-work waits for a processor, the leader delays small entries, and it delays them longer the longer entries take. The
-result is fewer and larger entries: other work gets the processors, and operations save more time there than they lose
-here.
+An entry costs each replica about as much as ten operations. While processors are idle, the leader sends each entry at
+once. While work waits for a processor, the leader delays small entries; the longer entries take, the longer it delays
+them. The result is fewer and larger entries, which leave processor time for other work. Operations save more time there
+than the delay costs them.
 
 The delay ends once as many operations are pending as when the last full delay expired: their callers wait for answers
 now, and no other caller is known. While a partition is pinned, a client reads all of it with the remaining processor
@@ -29,7 +29,7 @@ SMOOTHING = 1 / 16
 
 
 class BatchDelay:
-    """The batching delay of one leader. All times are seconds of one clock."""
+    """The batching delay of one leader. All times are in seconds of the same clock."""
 
     def __init__(self) -> None:
         self.last_took = -1.0
@@ -44,8 +44,8 @@ class BatchDelay:
         """Number of delays that have ended early since the last full delay."""
 
     def begin(self, now: float, here: int, starved: float, *, is_pinned: bool = False) -> None:
-        """Note that an entry leaves. `here` counts its operations and the operations in flight; `starved` is the share
-        of time in which the loop gets no processor."""
+        """Record that an entry is sent. `here` is the number of its operations plus the operations already in flight.
+        `starved` is the fraction of time in which the event loop waits for a processor."""
         if self.last_took >= 0.0:
             self._took += (self.last_took - self._took) * SMOOTHING
             self.last_took = -1.0
@@ -59,13 +59,14 @@ class BatchDelay:
         self.ends = now + part * (DELAY_MAX_S if is_pinned else min(DELAY_MAX_S, ENTRY_INTERVAL * self._took))
 
     def end(self) -> None:
-        """End the delay, because a caller waits for the next entry."""
+        """End the delay at once, because a caller waits for the next entry."""
         self.ends = 0.0
         self._has_held = False
 
     def left(self, now: float, items: int, size: int, under_way: int) -> float:
-        """Return for how many more seconds the queued operations are to wait; 0 if they are to leave now. `items` and
-        `size` describe the queue; `under_way` counts the operations in entries that are not acknowledged yet."""
+        """Return how many more seconds the queued operations should wait; 0 if they should be sent now. `items` and
+        `size` are the number and bytes of the queued operations. `under_way` is the number of operations in entries
+        that are not acknowledged yet."""
         left = min(self.ends - now, DELAY_MAX_S)
         if left < TICK_S or items >= ENOUGH_ITEMS or size >= ENOUGH_BYTES:
             return 0.0

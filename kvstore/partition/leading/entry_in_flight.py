@@ -1,4 +1,4 @@
-"""An entry that is not acknowledged yet, and the replies to give once it is. Decides only."""
+"""A log entry that is not acknowledged yet, with the replies to deliver once it is acknowledged. Decides only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ slot as batches of writes do. Less than the log accepts."""
 
 
 class EntryInFlight(msgspec.Struct):
-    """An entry, from its append to its acknowledgement."""
+    """A log entry between its append and its acknowledgement."""
 
     made: NextEntry
     replies: list[Reply]
@@ -28,14 +28,14 @@ class EntryInFlight(msgspec.Struct):
 
 
 def check_capacity(in_flight: Sized) -> None:
-    """Refuse a record before anything is decided about it. Otherwise the log would refuse a record that the leader
-    already counts as sent and waits for. Raises Overloaded."""
+    """Raise Overloaded if no further entry may be in flight. Call it before anything is decided about a record.
+    Otherwise the log could refuse a record that the leader already counts as sent and waits for."""
     if len(in_flight) >= ALL_IN_FLIGHT_MAX:
         raise Overloaded(f"{len(in_flight)} entries wait for their acknowledgement; retry later")
 
 
 def note_slow(slow: SlowLog, partition: PartitionId, entry: EntryInFlight, sent_at: float, now: float) -> None:
-    """Record a slow entry, acknowledged and applied at `now`, in the slow log."""
+    """Record the entry in the slow log if it was slow. The entry was acknowledged and applied at `now`."""
     keys = entry.made.entry.keys
     slow.note(
         *("leader", "write", now - entry.arrived),

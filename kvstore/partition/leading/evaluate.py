@@ -1,8 +1,9 @@
-"""Evaluates operations for a leader: turns a batch of operations into one entry of effects, and into the replies to
-give once the entry is acknowledged. Decides only.
+"""Evaluates operations for a leader: turns a batch of operations into one log entry of effects, and the replies to
+deliver once the entry is acknowledged. Decides only.
 
-Operations are evaluated in order. Each sees the state, then the entries in flight, then the earlier operations of its
-batch. All keys of a batch are looked up in one call, and a plain put allocates no object but a tuple.
+Operations are evaluated in order. Each operation sees the state with the effects of the entries in flight and of the
+earlier operations in its batch. All keys of a batch are looked up in one call, and a plain put allocates no object but
+a tuple.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ _PUT, _BATCH, _DELETE_RANGE = int(Code.PUT), int(Code.BATCH), int(Code.DELETE_RA
 
 
 class NextEntry(msgspec.Struct, frozen=True):
-    """An entry that is ready to be sent."""
+    """A log entry that is ready to be sent."""
 
     entry: Entry
     payload: bytes
@@ -64,25 +65,25 @@ class NextEntry(msgspec.Struct, frozen=True):
 
 
 class Decided(msgspec.Struct, frozen=True):
-    """The result of evaluating a batch: the entry to append, the replies to give, and the operations that were not
-    decided."""
+    """The result of evaluating a batch: the entry to append, the replies to deliver, and the operations that could not
+    be decided."""
 
     entry: NextEntry | None
-    """None if nothing changes."""
+    """None if the batch changes nothing."""
     replies: list[Reply]
-    """Replies to give when the entry is acknowledged. Without an entry, replies to give when all entries in flight are
-    acknowledged and the lease holds."""
+    """Replies to deliver once the entry is acknowledged. If there is no entry, they are delivered once all entries in
+    flight are acknowledged and the lease holds."""
     rest: list[Item]
-    """Operations that continue in the next batch, before all others: DELETE_RANGEs, and operations that did not fit
-    into the entry."""
+    """Operations that continue at the front of the next batch: DELETE_RANGEs that are not finished, and operations that
+    did not fit into the entry."""
     frozen: list[Item]
-    """Operations on a frozen range, which takes no writes at the moment."""
+    """Operations on a frozen range, which accepts no writes at the moment."""
     away: list[tuple[Item, Moved]]
-    """Operations on keys of another partition, each with the error that says so."""
+    """Operations on keys that another partition owns, each with its Moved error."""
 
 
 class Evaluator:
-    """Evaluates operations against the state as it will be after all entries in flight."""
+    """Evaluates operations against the state as it will be after all entries in flight have been applied."""
 
     def __init__(self, state: ReplicaState, epoch: int, config: PartitionConfig, serving_ranges: ServingRanges) -> None:
         self._serving_ranges = serving_ranges
@@ -113,7 +114,7 @@ class Evaluator:
         return self._time_ms
 
     def control(self, kind: EntryKind, date_ms: int) -> NextEntry:
-        """Make a control record, which changes no key, as the next entry."""
+        """Return the next entry as a control record that changes no key."""
         self._time_ms = max(self._time_ms, date_ms)
         made = entries.control(self._state.partition, self._epoch, self._next_seq, self._time_ms, kind)
         self._overlay.layers.append(Layer())
@@ -121,7 +122,8 @@ class Evaluator:
         return NextEntry(made, made.encode(), [])
 
     def record(self, record: MoveRecord, date_ms: int, requests: Requests | None = None) -> NextEntry:
-        """Make a record about a range of tokens as the next entry. The record counts as sent. Raises Unavailable."""
+        """Return the next entry as a record about a range of tokens. From this call on, the record counts as sent.
+        Raises Unavailable if the record contradicts the records before it."""
         self._serving_ranges.send(record)
         kind = KIND_OF[type(record)]
         seq, time_ms = (record.seq, record.time_ms) if isinstance(record, Own) else (0, 0)
@@ -136,12 +138,12 @@ class Evaluator:
         return NextEntry(made, payload, [])
 
     def applied(self) -> None:
-        """Drop the overlay of the oldest entry in flight, because the state contains that entry now."""
+        """Drop the overlay of the oldest entry in flight, because the state now contains that entry."""
         self._overlay.layers.popleft()
 
     # docs/protocol.md P7
     def evaluate(self, items: list[Item], date_ms: int) -> Decided:
-        """Evaluate `items` as the next entry."""
+        """Evaluate `items` as the next entry. `date_ms` is the wall clock in ms."""
         time_ms = max(self._time_ms, date_ms)
         self._prefixes = self.usage.book.prefixes.all
         if len(items) == 1 and (lone := self._evaluate_lone(items[0], time_ms)) is not None:
@@ -303,8 +305,8 @@ class Evaluator:
     # ── operations ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def live(self, key: bytes) -> Row | None:
-        """Return the key's record as the preceding operations leave it. If the record is past its expiry, add its
-        delete to the draft first and return None."""
+        """Return the key's record as the preceding operations leave it. If the record has expired, first add its delete
+        to the draft, then return None."""
         row = self._latest(key)
         if row is not None and 0 < row[4] <= self.draft.time_ms:
             self.draft.delete(key, row)

@@ -1,8 +1,8 @@
-"""Holds reads of keys that are past their expiry while record time has not reached the expiry. Such reads wait until
-record time passes it, mostly because the leader logs the deletes. Decides only.
+"""Holds reads of keys that have expired by the leader's clock while record time has not reached the expiry. Such reads
+wait until record time passes the expiry, usually because the leader logs the deletes. Decides only.
 
-Later reads of such a key wait behind them. Otherwise, if the key is written again, a later read could return an older
-state than an earlier one.
+Later reads of such a key wait behind the earlier ones. Otherwise, if the key is written again, a later read could
+return an older state than an earlier read.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class _ExpiredRead(NamedTuple):
 
 
 class ExpiredReads:
-    """The reads of one leadership that wait for deletes. `reap(keys, sink)` asks the leader to log the deletes and then
-    completes `sink`. `read_again` receives the reads that need not wait any more."""
+    """The reads of one leadership that wait for deletes of expired keys. `reap(keys, sink)` asks the leader to log the
+    deletes and completes `sink` afterwards. `read_again` receives the reads that no longer have to wait."""
 
     def __init__(
         self,
@@ -49,8 +49,8 @@ class ExpiredReads:
         self._came = 0
 
     def add(self, read: Read, now: float, now_ms: int) -> None:
-        """Let a read of one key wait. Its key is past its expiry at `now_ms`, or earlier reads of the key wait
-        already."""
+        """Let a read of one key wait, because the key has expired at `now_ms` or because earlier reads of the key
+        already wait."""
         self.count += 1
         key, each = read[0][1], _ExpiredRead(now, now_ms, read)
         waiting = self.by_key.get(key)
@@ -61,8 +61,8 @@ class ExpiredReads:
         self._reap([key], _DeletesSink(partial(self._key_ended, key, waiting)))
 
     def add_range(self, read: Read, keys: list[bytes], now: float, now_ms: int) -> None:
-        """Let a read of a range wait for the deletes of the first EXPIRED_MAX of these keys. When it runs again it
-        finds out whether more deletes are needed."""
+        """Let a read of a range wait for the deletes of the first EXPIRED_MAX of `keys`. The read then runs again, and
+        waits again if more keys have expired."""
         self.count += 1
         self._came += 1
         self._ranges[self._came] = _ExpiredRead(now, now_ms, read)
@@ -70,8 +70,8 @@ class ExpiredReads:
 
     # docs/protocol.md P10
     def expire(self, before: float) -> None:
-        """Refuse reads that have waited since `before`. The deletes continue, and new reads of these keys wait for
-        them."""
+        """Refuse the reads that have waited since before `before`. The deletes continue, and new reads of these keys
+        wait for them."""
         late: list[_ExpiredRead] = []
         for waiting in self.by_key.values():
             late += [each for each in waiting if each.since < before]
@@ -85,7 +85,8 @@ class ExpiredReads:
 
     # docs/protocol.md P4
     def rise(self, record_time_ms: int) -> None:
-        """Run reads again whose keys are absent now because record time has passed their expiry, without a delete."""
+        """Run those reads again whose keys are now absent without a delete, because record time has passed their
+        expiry."""
         for key, waiting in [*self.by_key.items()]:
             if waiting and waiting[0].now_ms > record_time_ms:
                 break

@@ -1,12 +1,12 @@
-"""Runs one leadership of a partition: operations in, entries out, answers back. read_lease.py, evaluate.py and state.py
-decide.
+"""Runs one leadership of a partition: it receives operations, appends entries to the log, and returns the answers. The
+decisions are in read_lease.py, evaluate.py and state.py.
 
     submit → queue → [evaluate] → log.append → acknowledged → [apply] → answer
 
-Up to `entries_in_flight_max` entries are in flight. Operations that arrive meanwhile gather into the next entry, and
-they gather for longer while processors are short (batch_delay.py). The leader applies an entry after it is acknowledged
-and before it answers any client. The first append that fails ends the leadership: operations in flight then have an
-unknown outcome, and queued operations were never sent.
+Up to `entries_in_flight_max` entries are in flight. Operations that arrive in the meantime are collected for the next
+entry, and for longer while processors are busy (batch_delay.py). The leader applies an entry after it is acknowledged
+and before it answers any client. The first append that fails ends the leadership. Operations in flight then have an
+unknown outcome; queued operations have definitely not been done.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ _GET, _PUT = int(Code.GET), int(Code.PUT)
 
 
 class Leader:
-    """One leadership, from an opened log to its end. `on_stopped` is called once if the leadership is lost while
-    serving."""
+    """One leadership of a partition, from the opened log to its end. `on_stopped` is called once if the leadership is
+    lost while it serves."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Leader:
         log: LeaderLog,
         on_stopped: Callable[[StoreError], None],
     ) -> None:
-        """`state` has applied the log up to its recovered end."""
+        """`state` must have applied the log up to its recovered end."""
         self.serving = False
         self.epoch = log.epoch
         env = replace(env, clock=LeadClock(env.clock, state))
@@ -108,6 +108,7 @@ class Leader:
         self._entries = self._mutations = self._pauses = 0
 
     def statistics(self) -> dict[str, Any]:
+        """Return this leadership's statistics, for an operator."""
         return {
             "epoch": self.epoch,
             "entries": self._entries,
@@ -128,9 +129,9 @@ class Leader:
     # ── beginning and end ─────────────────────────────────────────────────────────────────────────────────────────────
 
     async def start(self, founded: Founded | None = None, redirect: Redirect | None = None) -> None:
-        """Serve once a record of this epoch is acknowledged and applied. `founded` is what the partition owns, if its
-        log does not say so yet; `redirect` takes operations on keys that the partition does not own. Raises
-        OutcomeUnknown or NotEnoughBookies."""
+        """Begin to serve once a record of this epoch has been acknowledged and applied. `founded` is what the partition
+        owns, if its log does not record that yet. `redirect` receives operations on keys that the partition does not
+        own. Raises OutcomeUnknown or NotEnoughBookies."""
         self._answers.redirect_by = redirect
         self._log.on_lost(self.lose)
         if founded is None:
@@ -142,8 +143,9 @@ class Leader:
 
     async def release(self, drain_max_s: float | None = None) -> None:
         """Answer all operations that have arrived, accept no more, and log a release record, so that the next leader
-        need not wait for the lease. With `drain_max_s` the leader continues if it cannot answer everything within that
-        many seconds. Raises StoreError if the release failed; without `drain_max_s` the leader has stopped then."""
+        does not have to wait for the lease. With `drain_max_s`, the leader continues to lead if it cannot answer
+        everything within that many seconds. Raises StoreError if the release failed; without `drain_max_s`, the leader
+        has then stopped."""
         if not self.serving:
             self.stop(NotLeader(self._state.partition))
             raise Unavailable(f"partition {self._state.partition}: this replica holds no lead to release")
@@ -171,7 +173,8 @@ class Leader:
             self.stop(NotLeader(self._state.partition))
 
     def stop(self, reason: StoreError) -> None:
-        """Stop at once. Operations in flight have an unknown outcome; queued operations were not done."""
+        """Stop at once. Operations in flight have an unknown outcome. Queued operations have definitely not been
+        done."""
         if self._stopped is not None:
             return
         self._stopped = reason
@@ -194,7 +197,7 @@ class Leader:
 
     # docs/protocol.md P9
     def lose(self, reason: StoreError) -> None:
-        """End the leadership, and call `on_stopped` if this leader served."""
+        """End the leadership, and call `on_stopped` if this leader was serving."""
         if self._stopped is None:
             served = self.serving
             self.stop(reason)
@@ -209,9 +212,9 @@ class Leader:
         await once.done
 
     async def append_record(self, record: MoveRecord, requests: Requests | None = None) -> Position:
-        """Append a record about tokens. Return its position once it is acknowledged and applied. From the send on, the
-        leader no longer answers for tokens that the record gives away. Raises StoreError: OutcomeUnknown if the
-        leadership was lost meanwhile, Overloaded."""
+        """Append a record about tokens, and return its position once it is acknowledged and applied. As soon as the
+        record is sent, the leader stops answering for tokens that the record gives away. Raises StoreError:
+        OutcomeUnknown if the leadership was lost in the meantime, Overloaded if too many entries are in flight."""
         check_capacity(self._in_flight)
         logged = PositionSink(self._state)
         self._append(self._evaluator.record(record, self._env.clock.date_ms(), requests), [(logged, 0, None)])
@@ -221,12 +224,12 @@ class Leader:
         return await logged.done
 
     async def prove(self) -> None:
-        """Append an empty record, and return once it is acknowledged. This proves that this replica led when `prove`
-        was called. Raises StoreError."""
+        """Append an empty record, and return once it is acknowledged. The acknowledgement proves that this replica was
+        the leader when `prove` was called. Raises StoreError."""
         await self._append_control(EntryKind.EMPTY)
 
     def redirect_moved(self) -> None:
-        """Redirect waiting operations that belong to another partition by now."""
+        """Redirect the waiting operations whose keys now belong to another partition."""
         self._answers.redirect_all(self._waiting.redirect_moved(self.serving_ranges, self._env.clock.now()))
         self._answers.flush()
 
@@ -241,7 +244,8 @@ class Leader:
     # ── arriving ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def submit(self, ops: Sequence[Op], sink: Sink, tokens: Sequence[int]) -> None:
-        """Carry out operations of one sink, in order. The sink gets the results on a later turn of the event loop."""
+        """Carry out the operations of one sink in order. `tokens` identifies the operations to the sink, which receives
+        each result on a later turn of the event loop."""
         if not (ops[1:] and self.serving and self._queue.offer_puts(ops, sink, tokens)):
             for op, token in zip(ops, tokens, strict=True):
                 code = op[0]
@@ -428,7 +432,8 @@ class Leader:
             self._wake()
 
     def _break(self, why: str, error: Exception) -> None:
-        """End the process, because its state cannot be trusted any more. A transient error only ends the leadership."""
+        """End the process, because its state can no longer be trusted. After a transient error, end only the
+        leadership."""
         if not is_passing(error):
             self._env.fatal(f"partition {self._state.partition}: {why}")
         self.is_broken = True

@@ -1,6 +1,6 @@
 """Answers a leader's reads, or holds them until a proof or a lease allows an answer.
 
-The lease is checked and the state is read in one step, after the read has arrived. read_lease.py decides.
+After a read has arrived, the lease check and the read of the state are one step. The decision is in read_lease.py.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class _UnprovedRead(NamedTuple):
 
 
 class LeaderReads:
-    """The reads of one leadership. `reap(keys, sink)` asks the leader to log the deletes of expired keys and then
-    completes `sink`; `wake` asks for another turn."""
+    """The reads of one leadership. `reap(keys, sink)` asks the leader to log the deletes of expired keys and completes
+    `sink` afterwards. `wake` requests another turn."""
 
     def __init__(
         self,
@@ -110,11 +110,12 @@ class LeaderReads:
     def now(
         self, keys: list[bytes], tokens: list[int], now: float, *, in_turn: bool = False
     ) -> list[bytes | None] | NotNow:
-        """Read the rows of records at `now`, under the lease, as linearizable GETs would find them in their turn.
+        """Return the rows that linearizable GETs of these keys find at `now`, under the lease.
 
-        `tokens` are the tokens of the keys. Returns NOT_NOW if any of the reads takes more than a lookup: no fresh
-        lease, an expiry, a large value, a key of another partition. Several reads do not overtake a read that waits
-        here, because one client may have sent both; with `in_turn` a lone read does not either.
+        `tokens` are the tokens of the keys. Returns NOT_NOW if any of the reads takes more than a lookup: if the lease
+        is not fresh, a record has an expiry or a large value, or another partition owns the key. Several reads never
+        overtake a read that waits here, because one client may have sent all of them. With `in_turn`, a single read
+        does not overtake waiting reads either.
         """
         if now >= self._read_lease.fresh_until:
             return NOT_NOW
@@ -148,14 +149,14 @@ class LeaderReads:
 
     # docs/protocol.md P22
     def arrive(self, read: Read) -> bool:
-        """Accept the read; it is answered in this turn if possible. Return False if a bound is reached."""
+        """Accept a read, to be answered in this turn if possible. Returns False if too many reads are waiting."""
         if len(self.arrived) + self._kept >= self._most and self._count_kept() >= self._most:
             return False
         self.arrived.append(read)
         return True
 
     def turn(self) -> None:
-        """Answer the reads that have arrived, or let them wait."""
+        """Answer the reads that have arrived, or let them wait for a lease or a proof."""
         arrived, self.arrived = self.arrived, []
         if self.lines.count:
             self.lines.add(arrived)
@@ -201,7 +202,7 @@ class LeaderReads:
         self._count_kept()
 
     def observe(self, replies: list[Reply]) -> None:
-        """Give answers that were found in acknowledged state, as soon as there is a lease or a proof."""
+        """Deliver answers that were found in acknowledged state, as soon as a lease or a proof allows it."""
         now = self._clock.now()
         if self._read_lease.has_lease(now):
             self._answers.give_all(replies)
@@ -210,7 +211,8 @@ class LeaderReads:
             self.may_want_append = True
 
     def acknowledged(self) -> None:
-        """Handle an acknowledged append: answer the reads that it proves, or all reads if it renewed the lease."""
+        """Handle an acknowledged append. If it has renewed the lease, answer all reads; otherwise answer the reads for
+        which it is the proof."""
         now, slow_s = self._clock.now(), self._slow_s
         leased = self._read_lease.has_lease(now)
         strict: list[Read] = []
@@ -235,7 +237,7 @@ class LeaderReads:
         self._slow.note("leader", name, waited, key=key, partition=partition, operations=replies or 1, proof=waited)
 
     def wants_append(self) -> bool:
-        """Return True if an append is needed that has not been sent yet, as a proof or to renew the lease."""
+        """Return True if the leader should send an append, as a proof for waiting reads or to renew the lease."""
         is_any_waiting = self.may_want_append = bool(self._strict or self._leaseless)
         if not (self._renew or is_any_waiting) or self._read_lease.is_closed:
             return False
@@ -246,7 +248,7 @@ class LeaderReads:
         return renew or unproved or leaseless
 
     def expire(self, before: float) -> None:
-        """Refuse reads that have waited since `before`."""
+        """Refuse the reads that have waited since before `before`."""
         for waiting in (self._strict, self._leaseless):
             while waiting and waiting[0].since < before:
                 late = waiting.popleft()
@@ -258,7 +260,7 @@ class LeaderReads:
             self.expired.expire(before)
 
     def stop(self, error: StoreError) -> None:
-        """Refuse everything."""
+        """Refuse all reads with this error."""
         arrived, self.arrived = self.arrived, []
         later, self._later = self._later, deque()
         stepping, self._stepping = self._stepping, {}

@@ -1,7 +1,8 @@
-"""Checks the request ids of plain puts batched, in columns. Decides only.
+"""Checks the request ids of plain puts in batches, in columns. Decides only.
 
-It accepts a request id as new exactly where `RetryTable.find` and `Overlay.find_request` would, one by one. Any other
-id (a retry, a late duplicate, a client at its bound) is left to them.
+A request id is accepted as new in exactly the cases in which `RetryTable.find` and `Overlay.find_request` would accept
+it individually. All other ids, such as a retry, a late duplicate or an id of a client at its bound, are left to these
+functions.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ def new_or_none(
     overlay: Overlay,
     retries: RetryTable,
 ) -> RequestColumns | None:
-    """Return the request ids of puts if each is new and its result can be remembered; None if one of them needs an
-    individual check. Some of the puts have a request id; `row_keys` are the row keys of `keys`."""
+    """Return the request ids of a batch of puts in columns, if all of them are new and their results can be remembered.
+    Returns None if any of them needs an individual check. At least one of the puts has a request id. `row_keys` are the
+    row keys of `keys`."""
     asked = _asked(requests, hashes_at_hand(keys, row_keys))
     groups = _by_client(asked)
     layers = [draft.layer, *overlay.layers]

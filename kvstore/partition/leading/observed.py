@@ -1,6 +1,6 @@
-"""Holds answers that cause no entry of their own: failed conditions, deletes of absent keys, recognised retries. Such
-answers depend on entries in flight and wait for them (docs/protocol.md, P8, P10). Bounded in number and in bytes of
-values. Decides only."""
+"""Holds answers that cause no log entry of their own: failed conditions, deletes of absent keys, and recognized
+retries. Such answers depend on entries in flight and wait until these are acknowledged (docs/protocol.md, P8, P10). The
+number of answers and the bytes of their values are bounded. Decides only."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Group(msgspec.Struct, frozen=True):
 
 
 class Observed:
-    """The answers that wait at one leader for the entries that they depend on."""
+    """The answers of one leader that wait for the entries on which they depend."""
 
     def __init__(self, config: PartitionConfig) -> None:
         self.count = self.bytes = 0
@@ -40,7 +40,8 @@ class Observed:
         self._groups: deque[_Group] = deque()
 
     def add(self, entry: int, taken: QueuedBatch, replies: list[Reply]) -> None:
-        """Hold answers to operations of `taken` until entry number `entry`, the newest, is acknowledged."""
+        """Hold the answers to operations of `taken` until the entry with number `entry`, the newest one, is
+        acknowledged."""
         if len(replies) == len(taken.items):
             are_retries = [_is_retry(item) for item in taken.items]
             at = 0
@@ -53,7 +54,7 @@ class Observed:
             self._add(_Group(entry, since, replies, [True] * len(replies), _bytes_of(replies)))
 
     def take(self, entry: int) -> list[Reply]:
-        """Take out the answers that depend on this entry or on an earlier one."""
+        """Remove and return the answers that depend on this entry or on an earlier one."""
         taken: list[Reply] = []
         while self._groups and self._groups[0].entry <= entry:
             taken += self._groups[0].replies
@@ -61,12 +62,12 @@ class Observed:
         return taken
 
     def take_all(self) -> list[Reply]:
-        """Take out all answers."""
+        """Remove and return all answers."""
         return self.take(self._groups[-1].entry) if self._groups else []
 
     def take_older(self, before: float, error: Unavailable) -> list[Reply]:
-        """Take out answers to operations that arrived before `before`, to be refused with `error`. That nothing was
-        done is certain, except for retries."""
+        """Remove and return the answers to operations that arrived before `before`, replaced by `error`. These
+        operations have definitely not been done, except for retries, whose earlier attempt may have succeeded."""
         late = [group for group in self._groups if group.since < before]
         if not late:
             return []

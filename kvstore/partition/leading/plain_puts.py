@@ -1,7 +1,7 @@
-"""Evaluates plain puts batched, in columns, because loads bring them by the million. Decides only.
+"""Evaluates plain puts in batches, in columns, because bulk loads bring them by the million. Decides only.
 
-The outcome equals that of `operations`, which evaluates one operation at a time. Batches that are not plain are left to
-it.
+The outcome is the same as in `operations`, which evaluates one operation at a time and also handles all batches that
+are not plain.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ _PUT = int(Code.PUT)
 def put_all(
     draft: Draft, ops: tuple[Op, ...], row_keys: list[bytes], reading: ReadBudget, overlay: Overlay
 ) -> list[int] | None:
-    """Write the keys of a batch, whose row keys are `row_keys`, and return the versions. Return None, with nothing
-    written, if the batch is not plain: it has flags, expiries, invalid sizes, a key twice, a key that an entry in
-    flight touches, or an existing record with an expiry. Raises OSError."""
+    """Write the keys of a batch, and return the new versions. `row_keys` are the row keys of the batch's keys. Returns
+    None, with nothing written, if the batch is not plain. A batch is not plain if it has flags, expiries, invalid sizes
+    or a repeated key, if an entry in flight changes one of its keys, or if an existing record has an expiry. Raises
+    OSError."""
     if not 0 < len(ops) <= BATCH_OPS_MAX or any(op[0] != _PUT or op[3] or op[4] for op in ops):
         return None
     keys, values = [op[1] for op in ops], [op[2] for op in ops]
@@ -52,8 +53,9 @@ def put_together(
     touched: set[bytes],
     retries: RetryTable,
 ) -> Sequence[int] | None:
-    """Evaluate operations that arrived individually, if all are plain puts and all request ids are new. A key may occur
-    twice, and `touched` are the keys that entries in flight change; `rows` are the engine's rows of all keys."""
+    """Evaluate operations that arrived individually, provided that all are plain puts and all request ids are new. Keys
+    may repeat. `touched` are the keys that entries in flight change, and `rows` are the engine's rows of all keys.
+    Returns the versions, or None if the operations must be evaluated individually."""
     try:
         codes, _, values, expiries, flags, _, requests = zip(*ops, strict=True)
     except ValueError:  # the operations differ in shape or are no puts

@@ -1,8 +1,8 @@
 """Reads a state: values, scans, counts. The caller decides whether the answer may be given. Decides only.
 
-`now_ms` is the time by which expiry is judged: a leader's clock, or the state's record time. A key that is past its
-expiry at `now_ms`, but not yet at the state's record time, may not be called absent: another leader, whose clock is
-behind, would show it again. Such keys come back as Expired, and the leader logs their deletes first.
+`now_ms` is the time that decides whether a key has expired: the leader's clock, or the state's record time. A key that
+has expired at `now_ms` but not at the state's record time must not be reported as absent, because another leader whose
+clock is behind would return it again. Such keys are returned as Expired, and the leader first logs their deletes.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ _GET, _META = int(Code.GET), int(Code.META)
 
 
 def find(state: ReplicaState, ops: list[Op], now_ms: int, readable: Tokens) -> list[Result | Expired]:
-    """Return the answers to GETs and METAs, all at once; Moved for keys that are not `readable`."""
+    """Return the answers to GETs and METAs, with one lookup for all of them. The answer is Moved for keys that are not
+    `readable`."""
     record_time_ms = state.record_time_ms
     slices = readable.slices
     answers: list[Result | Expired] = []
@@ -79,7 +80,7 @@ def find(state: ReplicaState, ops: list[Op], now_ms: int, readable: Tokens) -> l
 
 
 def steps(state: ReplicaState, op: Op, now_ms: int, readable: Tokens) -> Steps:
-    """Answer any read in steps, from the tokens that are `readable`. Raises InvalidRequest."""
+    """Return an iterator that answers any read in steps, from tokens that are `readable`. Raises InvalidRequest."""
     match op[0]:
         case Code.GET | Code.META:
             return find(state, [op], now_ms, readable)[0]
@@ -97,8 +98,8 @@ def steps(state: ReplicaState, op: Op, now_ms: int, readable: Tokens) -> Steps:
 
 
 def answer(state: ReplicaState, op: Op, now_ms: int, readable: Tokens) -> Result | Expired:
-    """Answer any read at once. Raises InvalidRequest, and NotLeader if the answer would take long because a token has
-    many keys; the leader lets other work run in between."""
+    """Answer any read at once. Raises InvalidRequest. Raises NotLeader if the answer would take long because a token
+    has many keys; only the leader answers such reads, in steps between other work."""
     work = steps(state, op, now_ms, readable)
     try:
         for _ in range(STEPS_AT_ONCE):
@@ -148,8 +149,8 @@ def _rows_of(state: ReplicaState, token: int, readable: Tokens) -> Iterator[tupl
 def overdue(
     state: ReplicaState, now_ms: int, most: int, writable: Tokens, begin: bytes = b""
 ) -> tuple[list[bytes], bytes]:
-    """Return up to `most` `writable` keys past their expiry, the longest expired first, among the OVERDUE_MAX keys from
-    `begin` on; and where to continue, empty at the end."""
+    """Return up to `most` `writable` keys that have expired, the earliest expiry first, and where to continue; empty at
+    the end. Considers at most OVERDUE_MAX keys from `begin` on."""
     found: list[bytes] = []
     first, end = max(begin, rows.ALL_EXPIRY[0]), rows.expiry_key(now_ms + 1, b"")
     for looked, (row_key, _) in enumerate(state.engine.iterate(first, end)):

@@ -1,5 +1,5 @@
-"""Queues operations that wait for their entry: in order, bounded in number and bytes. Each operation keeps its arrival
-time wherever it waits (docs/protocol.md, P10). Decides only."""
+"""Queues operations until they are evaluated into an entry. The queue keeps their order, and is bounded in number and
+bytes. Each operation keeps its arrival time wherever it waits (docs/protocol.md, P10). Decides only."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ class QueuedBatch(msgspec.Struct, frozen=True):
 
     items: list[Item]
     arrivals: list[tuple[float, int]]
-    """Arrival time and number of the operations that arrived together, in order."""
+    """Pairs of an arrival time and the number of operations that arrived then, in order."""
 
     def arrived(self, some: list[Item], now: float) -> list[Arrived]:
-        """Return the arrival times of `some`, which were not evaluated. An item that is not among the queued ones
-        continues an operation that was; its wait begins `now`."""
+        """Return the items in `some`, which were not evaluated, with their arrival times. An item that is not in the
+        batch continues one of its operations; that item's wait begins at `now`."""
         if not some:
             return []
         known = {id(item): at for at, item in _each(self.arrivals, self.items)}
         return [(known.get(id(item), now), item) for item in some]
 
     def each(self) -> list[QueuedBatch]:
-        """Split the batch into batches of one operation."""
+        """Split the batch into batches of one operation each."""
         return [QueuedBatch([item], [(at, 1)]) for at, item in _each(self.arrivals, self.items)]
 
 
 class WriteQueue:
-    """Operations that wait for the next entry, first come, first served."""
+    """The operations that wait for the next entry, in order of arrival."""
 
     def __init__(self, config: PartitionConfig) -> None:
         self.bytes = 0
@@ -64,7 +64,7 @@ class WriteQueue:
         return len(self._items)
 
     def offer(self, item: Item) -> bool:
-        """Queue the operation. Return False if a bound is reached."""
+        """Add the operation. Returns False if the queue has reached its limit of operations or bytes."""
         op, config = item[0], self._config
         size = _size(op)
         if len(self._items) >= config.queue_items_max or self.bytes + size > config.queue_bytes_max:
@@ -75,7 +75,7 @@ class WriteQueue:
         return True
 
     def offer_puts(self, ops: Sequence[Op], sink: Sink, tokens: Sequence[int]) -> bool:
-        """Queue operations of one sink if all of them are puts and all fit. Otherwise queue none and return False."""
+        """Add the operations of one sink if all are puts and all fit. Otherwise add none and return False."""
         count, config = len(ops), self._config
         try:
             if set(map(_code_of, ops)) != _PUTS:
@@ -91,20 +91,20 @@ class WriteQueue:
         return True
 
     def put_back(self, arrived: list[Arrived]) -> None:
-        """Put operations in front of all others, in this order."""
+        """Put operations at the front of the queue, in this order."""
         for at, item in reversed(arrived):
             self._items.appendleft(item)
             self._arrivals.appendleft((at, 1))
             self.bytes += _size(item[0])
 
     def stamp(self, now: float) -> None:
-        """Record `now` as the arrival time of everything offered since the last call."""
+        """Set the arrival time of all operations added since the last call."""
         if self._unstamped:
             self._arrivals.append((now, self._unstamped))
             self._unstamped = 0
 
     def take(self, now: float) -> QueuedBatch:
-        """Take the operations of the next entry."""
+        """Remove and return the operations for the next entry."""
         self.stamp(now)
         if self.bytes <= self._config.entry_bytes_max and len(self._items) <= ENTRY_ITEMS_MAX:
             taken = QueuedBatch(list(self._items), list(self._arrivals))
@@ -119,14 +119,14 @@ class WriteQueue:
         return QueuedBatch(items, self._take_arrivals(len(items)))
 
     def take_all(self, now: float) -> list[Arrived]:
-        """Take everything."""
+        """Remove and return all operations."""
         self.stamp(now)
         found = list(_each(self._arrivals, self._items))
         self._clear()
         return found
 
     def take_older(self, before: float) -> list[Item]:
-        """Take out all operations that arrived before `before`."""
+        """Remove and return the operations that arrived before `before`."""
         if not any(at < before for at, _ in self._arrivals):
             return []
         late: list[Item] = []
@@ -161,7 +161,7 @@ class WriteQueue:
 
 
 class FrozenWrites:
-    """Operations that wait for a frozen range of tokens, in order. Bounded as the queue is."""
+    """The operations that wait until their range is no longer frozen, in order. Bounded like the queue."""
 
     def __init__(self, config: PartitionConfig) -> None:
         self.bytes = 0
@@ -172,7 +172,7 @@ class FrozenWrites:
         return len(self._items)
 
     def offer(self, arrived: Arrived) -> bool:
-        """Put the operation aside. Return False if a bound is reached."""
+        """Add the operation. Returns False if the limit of operations or bytes is reached."""
         at, item = arrived
         size = _size(item[0])
         config = self._config
@@ -183,14 +183,14 @@ class FrozenWrites:
         return True
 
     def take_all(self) -> list[Arrived]:
-        """Take everything."""
+        """Remove and return all operations."""
         found = [(at, item) for at, item, _ in self._items]
         self._items.clear()
         self.bytes = 0
         return found
 
     def take_older(self, before: float) -> list[Item]:
-        """Take out all operations that arrived before `before`."""
+        """Remove and return the operations that arrived before `before`."""
         late = [(item, size) for at, item, size in self._items if at < before]
         if late:
             self._items = deque(each for each in self._items if each[0] >= before)

@@ -1,4 +1,4 @@
-"""Tracks a DELETE_RANGE that takes several entries, and bounds the part that goes into one entry. Decides only."""
+"""Tracks a DELETE_RANGE that takes several entries, and limits how much of it goes into one entry. Decides only."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ RangeId = tuple[bytes, int, int]
 
 
 class RangeSink(Sink):
-    """The sink of a DELETE_RANGE that is partly evaluated. The operation stays in flight until it is answered, and
-    cannot be refused any more."""
+    """The sink of a DELETE_RANGE that is partly evaluated. The operation is in flight until it is answered, and can no
+    longer be refused."""
 
     def __init__(self, sink: Any, under_way: set[RangeId], request: RequestId | None, hash_of_key: int) -> None:
         self._sink, self._under_way = sink, under_way
@@ -46,9 +46,9 @@ class RangeSink(Sink):
 
 
 def cut(keys: list[bytes], following: bytes | None, size: int) -> tuple[list[bytes], bytes | None]:
-    """Return the keys, at least one, that an entry may delete which has `size` bytes already, and the key that follows
-    them. Entries in flight may have written any number of keys, and an entry too large for a bookie would end the
-    leadership."""
+    """Return the keys, at least one, that an entry of already `size` bytes may delete, and the first key that it may
+    not delete. The limit is necessary because entries in flight may have written any number of keys, and an entry that
+    is too large for a bookie would end the leadership."""
     for place, key in enumerate(keys):
         size += len(key)
         if place and (size > RANGE_BYTES_MAX or place == RANGE_KEYS_MAX):
@@ -57,7 +57,8 @@ def cut(keys: list[bytes], following: bytes | None, size: int) -> tuple[list[byt
 
 
 def written_between(overlay: Overlay, draft: Draft, start: bytes, end: bytes | None, tokens: Tokens) -> list[bytes]:
-    """Return the keys of these tokens that entries in flight, or the entry under construction, write in the range."""
+    """Return the keys in the range [start, end) and of these tokens that entries in flight, or the entry under
+    construction, write."""
     changed = overlay.rows_between(start, end)
     own = draft.layer.rows.items()
     changed.update({key: row for key, row in own if key >= start and (end is None or key < end)})

@@ -1,9 +1,9 @@
-"""Reads a range in key order: pages forwards and backwards, keys alone, counts. The caller decides whether the answer
-may be given. Decides only.
+"""Reads a range in key order: pages in both directions, keys without records, and counts. The caller decides whether
+the answer may be given. Decides only.
 
-Each answer is bounded in what it scans, reads and contains, so that it takes some milliseconds. If the answer is
-shorter than requested, it says where to continue. Keys alone and counts come from the key-order index, without reading
-records.
+Each answer is bounded in what it scans, reads and returns, so that it takes only some milliseconds. An answer that is
+shorter than requested says where to continue. Keys without records and counts are read from the key-order index,
+without reading records.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ KEYS_ONLY, REVERSE, BARE, COUNT_ONLY = map(int, (Flag.KEYS_ONLY, Flag.REVERSE, F
 
 
 class Expired(NamedTuple):
-    """No answer: the deletes of these keys must be logged first."""
+    """Returned instead of an answer if the deletes of these keys must be logged first."""
 
     keys: list[bytes]
 
 
 # docs/protocol.md P37
 class ScanPage(NamedTuple):
-    """Keys of a scan with their records, keys alone, or a count; and where to continue, None at the end. `next` is a
-    start, a token, or backwards an end."""
+    """The result of a scan: keys with records, keys alone, or a count. `next` says where to continue: a start key, a
+    token or, for a reverse scan, an end key; None at the end."""
 
     items: list[tuple[bytes, Record]] | list[bytes] | int
     next: bytes | int | None
@@ -60,7 +60,7 @@ Steps = Generator[None, None, Result | Expired]
 
 
 def steps(state: ReplicaState, op: Op, now_ms: int, readable: Tokens) -> Steps:
-    """Answer a RANGE in steps."""
+    """Return an iterator that answers a RANGE in steps."""
     _, start, end, limit, flags, *_ = op
     flags = int(flags)
     if flags & COUNT_ONLY:
@@ -73,7 +73,7 @@ def steps(state: ReplicaState, op: Op, now_ms: int, readable: Tokens) -> Steps:
 def keys_in(
     state: ReplicaState, start: bytes, end: bytes, limit: int, readable: Tokens, *, backwards: bool = False
 ) -> tuple[list[bytes], bytes | None]:
-    """Return up to `limit` keys in [start, end) in order, including keys past their expiry, and where to continue."""
+    """Return up to `limit` keys in [start, end) in order, including expired keys, and where to continue."""
     keys = [key[1:] for key, _ in islice(_order(state, start, end, backwards=backwards), limit + 1)]
     following = keys[limit - backwards] if len(keys) > limit else None
     return _of(readable, state, keys[:limit]), following
@@ -82,8 +82,8 @@ def keys_in(
 def scan(
     state: ReplicaState, start: bytes, end: bytes, limit: int, flags: int, now_ms: int, readable: Tokens
 ) -> ScanPage | Expired:
-    """Return one page in key order. The page is shorter, or empty, where keys are not `readable`. A `limit` of 0 means
-    PAGE_KEYS_MAX."""
+    """Return one page in key order. Keys that are not `readable` are left out, so the page may be short or empty. A
+    `limit` of 0 means PAGE_KEYS_MAX."""
     backwards = bool(flags & REVERSE)
     keys, following = keys_in(state, start, end, page_keys(limit), readable, backwards=backwards)
     items: list[tuple[bytes, Record]] = []
@@ -114,7 +114,7 @@ def take(
     now_ms: int,
     record_time_ms: int,
 ) -> int:
-    """Add the record to the page unless it is past its expiry. Return the number of bytes by which the page grew."""
+    """Add the record to the page unless it has expired. Returns the number of bytes by which the page grew."""
     record = record_of(row)
     if 0 < record.expires_ms <= now_ms:
         if record.expires_ms > record_time_ms:

@@ -20,8 +20,8 @@ RENEW_SHARE = 0.5
 
 
 class ReadLease:
-    """One leadership's right to answer reads. It is notified of each append that is sent or acknowledged, in order.
-    Times are of the boot-time clock."""
+    """One leadership's right to answer reads. The leader reports each append that is sent or acknowledged, in order.
+    All times are of the boot-time clock, in seconds."""
 
     def __init__(self, lease_s: float) -> None:
         self.sent = 0
@@ -34,13 +34,14 @@ class ReadLease:
         self._closed = False
 
     def send(self) -> None:
-        """Note that an append is sent."""
+        """Record that an append is sent."""
         self.sent += 1
         self.fresh_until = self.lease_until
 
     # docs/protocol.md P17
     def acknowledge(self, sent_at: float) -> None:
-        """Note that the oldest unacknowledged append is acknowledged. Its first byte was first sent at `sent_at`."""
+        """Record that the oldest unacknowledged append has been acknowledged. `sent_at` is when its first byte was
+        first sent."""
         self.acknowledged += 1
         if not self._closed:
             until = sent_at + self._lease_s
@@ -51,30 +52,30 @@ class ReadLease:
 
     # docs/protocol.md P18
     def has_lease(self, now: float) -> bool:
-        """Return True if the state may be read at `now`. Call it in the same step as the read."""
+        """Return True if the lease allows reading the state at `now`. Call it in the same step as the read."""
         return now < self.lease_until
 
     # docs/protocol.md P19
     def proves(self, ticket: int) -> bool:
-        """Return True if an append is acknowledged that was sent after a read with this ticket arrived."""
+        """Return True if an append has been acknowledged that was sent after the read with this ticket arrived."""
         return self.acknowledged > ticket and not self._closed
 
     # docs/protocol.md P20
     def wants_renewal(self, now: float) -> bool:
-        """Return True if a read at `now` should send an empty append to keep the lease. False while any append is in
-        flight."""
+        """Return True if a read at `now` should send an empty append to keep the lease. Returns False while any append
+        is in flight."""
         if self._lease_s == 0 or self._closed or self.sent != self.acknowledged:
             return False
         return now >= self.lease_until - self._lease_s * RENEW_SHARE
 
     @property
     def expects_no_lease(self) -> bool:
-        """Return True if no append is in flight that may bring a lease."""
+        """Return True if no append in flight can bring a lease."""
         return self._lease_s == 0 or self.sent == self.acknowledged
 
     # docs/protocol.md P21
     def close(self) -> None:
-        """End the right to answer for good. Later acknowledgements change nothing."""
+        """End the right to answer reads for good. Later acknowledgements have no effect."""
         self._closed = True
         self.lease_until = self.fresh_until = -math.inf
 

@@ -1,9 +1,9 @@
-"""Queues reads at a leader while values are large. Each connection has a line, and the leader reads from the lines in
-turn, so that a client which asks for thousands of large values delays only its own reads. Reads whose caller is gone
-are skipped. Decides only.
+"""Queues reads at a leader while values are large. Each connection has a line of its own, and the leader takes reads
+from the lines in turn, so that a client that requests thousands of large values delays only its own reads. Reads whose
+caller is gone are skipped. Decides only.
 
-In a line, reads whose proof has arrived (docs/protocol.md P19) come first: they arrived before the proof was sent.
-Reads behind them still need a proof or a lease.
+In a line, reads whose proof has arrived (docs/protocol.md P19) come first, because they arrived before the proof was
+sent. The reads behind them still need a proof or a lease.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ DROPPED_MAX = 4_096
 
 
 class ReadLines:
-    """The lines of reads at one leader. Reads of one line keep their order, so that each sees at least the state of the
-    one before it."""
+    """The lines of waiting reads at one leader. Reads in a line keep their order, so that each read sees a state at
+    least as new as the read before it."""
 
     def __init__(self) -> None:
         self._lines: OrderedDict[object, deque[Read]] = OrderedDict()
@@ -48,7 +48,7 @@ class ReadLines:
             self.count += 1
 
     def put_back(self, reads: list[Read]) -> None:
-        """Put reads in front of all others. They were taken in this order and not read."""
+        """Put reads at the front again. They were taken in this order and have not been carried out."""
         front: dict[object, None] = {}
         for read in reversed(reads):
             name = read[1].line
@@ -60,7 +60,7 @@ class ReadLines:
         self.count += len(reads)
 
     def add_proved(self, reads: Iterable[Read]) -> None:
-        """Put reads whose proof has arrived behind the proved reads of their line, in front of the others."""
+        """Add reads whose proof has arrived: behind the proved reads in their line and in front of the others."""
         arrived: dict[object, list[Read]] = {}
         for read in reads:
             arrived.setdefault(read[1].line, []).append(Proved(read))
@@ -71,7 +71,8 @@ class ReadLines:
             self.count += len(some)
 
     def take(self, most: int) -> list[Read]:
-        """Take one read of each line in turn, up to `most`. Reads that no caller waits for any more go to `dropped`."""
+        """Remove and return up to `most` reads, one from each line in turn. Reads whose caller is gone go to `dropped`
+        instead."""
         taken: list[Read] = []
         dropped = self.dropped = []
         while self._lines and len(taken) < most and len(dropped) < DROPPED_MAX:
@@ -86,7 +87,7 @@ class ReadLines:
         return taken
 
     def clear(self) -> list[Read]:
-        """Remove all reads, and return them."""
+        """Remove and return all reads."""
         every = list(self)
         self._lines.clear()
         self.count = 0

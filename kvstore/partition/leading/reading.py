@@ -1,9 +1,9 @@
-"""Limits how much a leader reads to evaluate writes: records per call, and bytes per entry. Decides only, over an
-engine.
+"""Limits how much a leader reads to evaluate writes: the records per call, and the bytes per entry. Decides only, over
+an engine.
 
-The size of a record is known only after it is read, and any record may have a megabyte. So the leader reads few records
-at a time while they are large and more while they are small. An entry ends when much has been read for it, because
-the event loop's other work waits meanwhile.
+The size of a record is known only after it has been read, and any record may have a megabyte. The leader therefore
+reads few records at a time while they are large, and more while they are small. An entry ends once much has been read
+for it, because other work on the event loop waits in the meantime.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LOOKED_UP_BYTES = 1 + ENTRY_READ_MAX // 10_000
 
 
 class ReadBudget:
-    """The read budget of a leader that evaluates writes."""
+    """Limits how much one leader reads to evaluate writes."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -32,7 +32,7 @@ class ReadBudget:
         """Bytes that the last call read."""
 
     def multi_get(self, row_keys: list[bytes]) -> list[bytes | None]:
-        """Read up to `at_once` rows. Raises OSError."""
+        """Return the rows of at most `at_once` row keys. Raises OSError."""
         rows = self._engine.multi_get(row_keys)
         size = self.size = sum(map(len, filter(None, rows)))
         if size > ENTRY_READ_MAX:
@@ -42,14 +42,15 @@ class ReadBudget:
         return rows
 
     def get(self, row_key: bytes) -> bytes | None:
-        """Read a single row. Raises OSError."""
+        """Return a single row. Raises OSError."""
         row = self._engine.get(row_key)
         if row is not None:
             self.left -= len(row)
         return row
 
     def look_up(self, keys: list[bytes]) -> dict[bytes, bytes | None]:
-        """Read the records of `keys`, in order, until the entry's budget is used up; at least one. Raises OSError."""
+        """Read the records of `keys`, in order, until the entry's budget is used up, but at least one. Raises
+        OSError."""
         found: dict[bytes, bytes | None] = {}
         while len(found) < len(keys) and (self.left > 0 or not found):
             some = keys[len(found) : len(found) + self.at_once]

@@ -14,7 +14,7 @@ class RecordTime:
     """The record time of one leadership. Decides only."""
 
     def __init__(self, last_ms: int, now: float) -> None:
-        """`last_ms`: the time of the last record in the log."""
+        """`last_ms` is the time of the last record in the log, in ms."""
         self._ms, self._at = float(last_ms), now
 
     def at(self, now: float, date_ms: int, last_ms: int) -> int:
@@ -31,7 +31,7 @@ class RecordTime:
 
 
 class LeadClock:
-    """The clock of one leadership: its date is the time of a record that is made now."""
+    """The clock of one leadership. Its date is the time that a record created now would have."""
 
     def __init__(self, clock: Clock, state: ReplicaState) -> None:
         self.now, self.wall_ms, self.passed_ms = clock.now, clock.wall_ms, clock.passed_ms

@@ -1,5 +1,5 @@
-"""Decides for which tokens a leader may answer and write: the tokens that its state owns, less those that it has sent
-away. Decides only.
+"""Decides for which tokens a leader may answer reads and accept writes: the tokens that its state owns, except those
+that a record in flight gives away. Decides only.
 
 A FREEZE stops writes, and a RELEASE stops everything, from the moment in which the record is sent, because others may
 learn that it is acknowledged before this leader does. A record that gives tokens back counts from the moment in which
@@ -30,29 +30,32 @@ class ServingRanges:
 
     @property
     def ownership(self) -> Ownership:
-        """The ownership that is applied."""
+        """The ownership according to the applied records."""
         return self._state.ownership
 
     # ── what is asked per operation ───────────────────────────────────────────────────────────────────────────────────
 
     # docs/protocol.md M1
     def may_read(self, row_key: bytes) -> bool:
+        """Return True if the leader may answer reads of the row's key."""
         slice_ = self.readable.slices[row_key[1]]
         return slice_ == WHOLE or (slice_ == PART and self.readable.holds_row(row_key))
 
     def may_write(self, row_key: bytes) -> bool:
+        """Return True if the leader may accept writes to the row's key."""
         slice_ = self.writable.slices[row_key[1]]
         return slice_ == WHOLE or (slice_ == PART and self.writable.holds_row(row_key))
 
     def moved(self, row_key: bytes) -> Moved:
-        """Return the error that says who owns the key."""
+        """Return the error that names the owner of the key."""
         return moved(self.ownership, row_key)
 
     # ── what is sent and applied ──────────────────────────────────────────────────────────────────────────────────────
 
     def send(self, record: MoveRecord) -> None:
-        """Note that the record is sent now. Raises Unavailable, and the record must not be sent, if it would contradict
-        the records before it once all are applied: no replica could apply it, or anything behind it."""
+        """Record that `record` is sent now. Raises Unavailable, in which case the record must not be sent, if it would
+        contradict earlier records once all of them are applied: no replica could then apply it or any entry after
+        it."""
         self._check_applies(record)
         self._sent.append(record)
         self._recompute()
@@ -68,8 +71,8 @@ class ServingRanges:
             raise Unavailable(f"partition {self._state.partition}: cannot be logged now: {error}") from error
 
     def applied(self) -> bool:
-        """Note that the oldest record sent is now in the state. Return True if that changes what may be read or
-        written; the waiting operations are then evaluated again."""
+        """Record that the state now contains the oldest record in flight. Returns True if that changes which tokens may
+        be read or written; the waiting operations must then be evaluated again."""
         before = self.readable, self.writable
         self._sent.popleft()
         self._recompute()
@@ -103,6 +106,6 @@ class ServingRanges:
 
 
 def moved(ownership: Ownership, row_key: bytes) -> Moved:
-    """Return the error with which a replica of this ownership refuses a key that it does not own."""
+    """Return the error with which a replica with this ownership refuses a key that it does not own."""
     released = ownership.released_at(int.from_bytes(row_key[1:5], "big"))
     return Moved("" if released is None else released.target, 0)

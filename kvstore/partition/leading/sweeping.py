@@ -1,4 +1,4 @@
-"""Deletes keys past their expiry that no client reads, as leader, some at a time."""
+"""Deletes expired keys that no client reads, in portions, on the leader."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ their way to or from another partition, and must not hide others."""
 
 
 class Sweeper(Sink):
-    """Sweeps one leader's partition. `reap(keys, sink)` logs the deletes; the next sweep begins when they are
+    """Sweeps one leader's partition. `reap(keys, sink)` logs the deletes. The next sweep begins after they are
     logged."""
 
     def __init__(

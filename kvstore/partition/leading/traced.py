@@ -13,7 +13,7 @@ SPANS_MAX = 16
 
 
 class TracedSink(Sink):
-    """Passes the result of one operation to its sink, and ends the operation's span."""
+    """A sink that passes one operation's result on and ends the operation's trace span."""
 
     def __init__(self, sink: Sink, span: TraceSpan) -> None:
         self.sink, self.span = sink, span
@@ -29,8 +29,8 @@ class TracedSink(Sink):
         return self.sink.is_gone
 
     def begin_leg(self, server: str) -> str:
-        """Begin the span of forwarding to another server, and return the traceparent for that server's spans. A
-        forwarding that began before has come back."""
+        """Begin the span of forwarding the operation to another server, and end any earlier such span. Returns the
+        traceparent for the other server's spans."""
         self._end_leg("sent again")
         self.leg = self.span.child("link", server=server)
         return self.leg.traceparent
@@ -43,7 +43,7 @@ class TracedSink(Sink):
         self.sink.flush()
 
     def end(self, error: str) -> None:
-        """End the spans. An error is recorded by its class name, because its text may contain keys."""
+        """End the spans. An error is recorded by the name of its class, because its text may contain keys."""
         self._end_leg(error)
         self.span.end(error=error)
 

@@ -30,7 +30,7 @@ _BEHIND_ALL = b"\xff" * (KEY_BYTES_MAX + 1)
 
 
 class Usage:
-    """The use of namespaces in one partition, as one leadership counts it."""
+    """The usage of namespaces in one partition, as one leadership counts it."""
 
     def __init__(self, state: ReplicaState, epoch: int, overlay: Overlay) -> None:
         self._state, self._epoch, self._overlay = state, epoch, overlay
@@ -44,17 +44,17 @@ class Usage:
         self._is_over = False
 
     def join(self, book: Book) -> None:
-        """Count for this server's book from now on. Call it before anything is evaluated, so that no write is
-        missed."""
+        """Begin to count for this server's book. Call it before anything is evaluated, so that no write is missed."""
         self.book, self.amounts = book, book.lead(self._state.partition, self)
 
     def leave(self) -> None:
-        """Stop counting, because the leadership has ended. Nothing is read any more, since the engine may be closed."""
+        """Stop counting, because the leadership has ended. Nothing is read after this call, because the engine may be
+        closed."""
         self._is_over = True
         self.book.leave(self._state.partition, self)
 
     def forget(self, names: Iterable[str]) -> None:
-        """Drop the counts under these names, because they are of other keys."""
+        """Drop the counts of these namespaces, because their names now stand for other keys."""
         for name in names:
             self.amounts.pop(name, None)
 
@@ -64,15 +64,15 @@ class Usage:
         return self._counting is None and self._is_of_now()
 
     def report(self) -> UsageReport:
-        """Return the use as it is reported to other servers."""
+        """Return the usage report for other servers."""
         return UsageReport(self._state.partition, self._epoch, self.amounts, self.is_counted)
 
     def meter(self) -> Meter:
-        """Make the meter of the next entry."""
+        """Return a meter for the next entry."""
         return Meter(self.book)
 
     def admit(self, meter: Meter) -> None:
-        """Add what the meter has measured, because it will be in the log."""
+        """Add the measured usage to the count, because the entry will be in the log."""
         for step in meter.steps:
             key, namespace, keys, size = step
             add(self.amounts, namespace.name, keys, size)
@@ -81,7 +81,7 @@ class Usage:
 
     # docs/protocol.md N1
     def count_some(self) -> bool:
-        """Count some more keys. Return True once the count is exact, or the leadership is over. Raises OSError."""
+        """Count some more keys. Returns True once the count is exact, or if the leadership is over. Raises OSError."""
         if self._is_over:
             return True
         if not self._is_of_now():

@@ -26,15 +26,18 @@ class WaitingWrites:
         return bool(self.queue or self.frozen)
 
     def put_aside(self, arrived: list[Arrived]) -> list[Item]:
-        """Let operations wait for their range. Return those that found no free slot."""
+        """Let operations wait until their range accepts writes. Returns the operations for which there is no
+        capacity."""
         return [each[1] for each in arrived if not self.frozen.offer(each)]
 
     def unfreeze(self) -> None:
-        """Put operations that wait for a range first in the next entry, because other ranges take writes now."""
+        """Move the operations that wait for a range to the front of the queue, because the set of writable ranges has
+        changed."""
         self.queue.put_back(self.frozen.take_all())
 
     def redirect_moved(self, serving_ranges: ServingRanges, now: float) -> list[tuple[Item, Moved]]:
-        """Remove, in order, the operations that belong to another partition by now. All others wait in the queue."""
+        """Remove and return, in order, the operations whose keys now belong to another partition. All other operations
+        wait in the queue."""
         gone: list[tuple[Item, Moved]] = []
         left: list[Arrived] = []
         for arrived in [*self.frozen.take_all(), *self.queue.take_all(now)]:
@@ -47,16 +50,16 @@ class WaitingWrites:
         return gone
 
     def take_all(self) -> list[Item]:
-        """Take everything."""
+        """Remove and return all operations."""
         return [item for _, item in (*self.queue.take_all(0.0), *self.frozen.take_all())]
 
     def take_older(self, before: float) -> list[Item]:
-        """Remove the operations that have waited since before `before`, in the queue or for a range."""
+        """Remove and return the operations that have waited since before `before`, in the queue or for a range."""
         return [*self.queue.take_older(before), *self.frozen.take_older(before)]
 
 
 def _moved(op: Op, serving_ranges: ServingRanges) -> Moved | None:
-    """Return the error that says who owns the operation's key, if this partition does not own it any more."""
+    """Return the error that names the owner of the operation's key, or None if this partition owns the key."""
     if op[0] in _KEYLESS:
         return None
     try:

@@ -1,4 +1,5 @@
-"""Follows the log of a move's source as leader of its target: logs the changes to the range, and counts the copy."""
+"""Follows the log of a move's source, on the leader of the target: logs the changes to the range, and counts the copied
+records."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ TURN_BYTES = 32 << 10
 
 
 class SourceFollower:
-    """Follows the source of one move, in one leadership of its target. `lead` raises if that leadership is over."""
+    """Follows the source of one move during one leadership of the target. `lead` returns the leader, and raises if the
+    leadership is over."""
 
     def __init__(self, state: ReplicaState, logs: Logs, lead: Callable[[], Leader]) -> None:
         self.rows = self.bytes = 0
@@ -49,7 +51,7 @@ class SourceFollower:
         """Number of consecutive reads that brought everything there was."""
 
     async def count(self, found: ImportedRange) -> RangeDigest:
-        """Return the copy's count and hash, kept current from now on."""
+        """Return the count and hash of the copy. They are kept current from now on."""
         if self._digest is None:
             self._digest = RangeDigest(self._state.engine, found.span)
             self._state.watch(self._digest)
@@ -59,8 +61,8 @@ class SourceFollower:
         return self._digest
 
     async def read_on(self, found: ImportedRange) -> bool:
-        """Log the changes to the range that one read of the source's log brings. Return True if the target is close:
-        the read brought little, or as little as possible. Raises NoSuchLedger if the log has been trimmed."""
+        """Read the source's log once, and log the changes to the range. Returns True if the target is close behind the
+        source: the read returned little, or as little as possible. Raises NoSuchLedger if the log has been trimmed."""
         if self._reader is None:
             self._reader = self._logs.reader(found.source, found.tail)
             self.read_to = found.tail
@@ -75,7 +77,7 @@ class SourceFollower:
         return self._steady >= STEADY_READS or (len(read) < CLOSE_ENTRIES and size < CLOSE_BYTES)
 
     async def read_up_to(self, freeze: Position, found: ImportedRange) -> None:
-        """Log everything up to the source's record at `freeze`, which the source reports as acknowledged."""
+        """Log all changes up to the source's record at `freeze`, which the source reports as acknowledged."""
         if self._reader is not None:
             self._reader.confirm(freeze)
         while self.read_to < freeze:

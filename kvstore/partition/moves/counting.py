@@ -1,5 +1,5 @@
-"""Keeps the counts and hashes of the ranges that move away, as leader of the source. If a copy differs, the range is
-counted again from the engine, which shows which side is wrong (docs/protocol.md, M6)."""
+"""Keeps the counts and hashes of the ranges that move away, on the leader of the source. If a copy differs, the range
+is counted again from the engine, which shows which side is wrong (docs/protocol.md, M6)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COPIES_MAX = 3
 
 
 class Counts:
-    """The counts of one replica, over successive leaderships."""
+    """The counts of one replica, across successive leaderships."""
 
     def __init__(self, nursery: Nursery, partition: PartitionId, state: ReplicaState) -> None:
         self.corrected = self.copies_wrong = 0
@@ -37,23 +37,23 @@ class Counts:
 
     @property
     def stuck(self) -> list[int]:
-        """The moves that are no longer frozen, because their copies differ again and again."""
+        """The moves that are no longer frozen, because their copies have differed repeatedly."""
         return sorted(move for move, copies in self._wrong.items() if copies >= COPIES_MAX)
 
     def keep_only(self, moves: Container[int]) -> None:
-        """Stop all counts but those of these moves."""
+        """Stop all counts except those of these moves."""
         for move in {**self._kept, **self._wrong}:
             if move not in moves:
                 self.stop(move)
 
     def find(self, move: int) -> RangeDigest | None:
-        """Return the count if it is complete; None if it is not known here."""
+        """Return the count of the move if it is complete. Returns None if it is not complete or not known here."""
         found = self._kept.get(move)
         return found if found is not None and found.is_complete else None
 
     def start(self, move: int, span: TokenSpan) -> None:
-        """Count the range, unless that is done. Raises Unavailable while it is being counted, and for a move that is
-        stuck."""
+        """Start to count the range, unless it has been counted. Raises Unavailable while the count is in progress, and
+        for a move that is stuck."""
         if self._wrong[move] >= COPIES_MAX:
             raise Unavailable(
                 f"partition {self._partition}: {COPIES_MAX} copies by move {move} differ from two counts of the range: "
@@ -66,8 +66,8 @@ class Counts:
             raise Unavailable(f"partition {self._partition}: still counting {span}, {counting.count} so far")
 
     def doubt(self, move: int) -> bool:
-        """Handle a copy that differs from the count. Return True if the copy is wrong; otherwise the range is
-        recounted, which will decide."""
+        """Handle a copy that differs from the count. Returns True if the copy is wrong. Otherwise, the range is counted
+        again, which will show which side is wrong."""
         if move not in self._certain:
             if move not in self._again:
                 self._begin(self._again, move, self._kept[move].span)

@@ -1,5 +1,5 @@
-"""Carries out one move: performs the steps that import_steps.py decides, as leader of the target, and drops the rows as
-leader of the source."""
+"""Carries out one move. On the leader of the target, it performs the steps that import_steps.py decides; on the leader
+of the source, it drops the moved rows."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ PACE_S = 1.0
 
 @dataclass
 class Means:
-    """The parts that moves of one replica need."""
+    """The parts of a replica that its moves use."""
 
     env: Env
     server_env: Env
@@ -65,31 +65,31 @@ class Means:
     reached: Callable[[str, MoveId], None] = lambda *_: None
     """Called before and after every step."""
     copied_until: float = 0.0
-    """Time before which no further page may be copied, of any move."""
+    """Time before which no move may copy another page."""
     silent_until: dict[ServerId, float] = field(default_factory=dict)
-    """Servers that are asked last, for any move, and until when."""
+    """Servers that did not answer, and the time until which every move asks them last."""
     pin_numbers: Iterator[int] = field(default_factory=lambda: count(1))
 
 
 class MoveProgress(NamedTuple):
-    """The progress of one move, as the target of the move sees it."""
+    """The progress of one move, as reported by its target."""
 
     part: float
-    """The part of the range that is here, from 0 to 1."""
+    """The fraction of the range that has been copied, from 0 to 1."""
     failure: str = ""
-    """Why its last step failed; empty if it succeeded."""
+    """The reason why the last step failed; empty if it succeeded."""
     failing_s: float = 0.0
-    """Seconds since a step last succeeded; 0 unless it is failing."""
+    """Seconds since a step last succeeded; 0 if the move is not failing."""
     eta_s: float | None = None
-    """Seconds until the whole range is here, at the pace so far; None if unknown."""
+    """Estimated seconds until the complete range has been copied, at the pace so far; None if unknown."""
 
 
 class Halted(Exception):
-    """This replica leads no more, or the move is gone. The next leader continues."""
+    """Raised if this replica no longer leads, or the move is gone. The next leader continues the move."""
 
 
 class ImportDriver:
-    """Drives one move for as long as one leadership lasts."""
+    """Drives one move during one leadership."""
 
     def __init__(self, means: Means, move: MoveId) -> None:
         self.move = move
@@ -116,7 +116,7 @@ class ImportDriver:
         return {"step": self._step, "rows": rows, "bytes": size, "failure": self.failure}
 
     def progress(self, part: float) -> MoveProgress:
-        """Return the progress of the move, of which `part` is here."""
+        """Return the progress of the move. `part` is the fraction of the range that has been copied."""
         passed_s, come = self._m.env.clock.now() - self._began_at, part - self._began_with
         failing_s = self._m.env.clock.now() - self._went_on_at if self.failure else 0.0
         is_on_its_way = come > 0 and not self.failure and not self._m.rings.ring.pace.paused
@@ -127,7 +127,7 @@ class ImportDriver:
         return import_steps.copied_part(self._m.state.ownership, move) if move is not None else 0.0
 
     async def close(self) -> None:
-        """Release everything that is held."""
+        """Release everything that the move holds, such as its pin."""
         try:
             await self._following.forget()
         finally:  # the task that waits for the reader may be cancelled
@@ -136,8 +136,8 @@ class ImportDriver:
     # ── deciding ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def advance(self) -> bool:
-        """Take the next step. Return True if there is none for this partition. Raises StoreError; Halted if this
-        replica leads no more."""
+        """Carry out the next step. Returns True if this partition has no step to carry out. Raises StoreError, or
+        Halted if this replica no longer leads."""
         leader = self._lead()
         ring = self._m.rings.ring
         move = ring.moves.get(self.move)

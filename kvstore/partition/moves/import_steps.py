@@ -5,7 +5,7 @@ performs.
       ▲        │        │       │
       └─ WIPE ◄┴────────┴───────┘      GIVE_UP ─► WIPE ─► FORGET      (cancelled)
 
-Nothing is remembered besides the log, so a new leader continues where the last one was (docs/protocol.md M13).
+Nothing is stored outside the log, so a new leader continues where the former leader stopped (docs/protocol.md M13).
 """
 
 from __future__ import annotations
@@ -44,11 +44,13 @@ class ImportStep(StrEnum):
 
 
 def span_of(move: Move) -> TokenSpan:
+    """Return the tokens that the move covers."""
     return TokenSpan(move.first, move.end)
 
 
 def copied_part(ownership: Ownership, move: Move) -> float:
-    """Return the part of the range that has come, from 0 to 1, by the token at which copying continues."""
+    """Return the fraction of the range that has been copied, from 0 to 1, estimated from the token at which copying
+    continues."""
     if move.state is MoveState.FLIPPED or (ownership.is_founded and ownership.owned.covers(span_of(move))):
         return 1.0
     found = ownership.import_of(move.id)
@@ -61,7 +63,7 @@ def copied_part(ownership: Ownership, move: Move) -> float:
 
 
 def next_step(ownership: Ownership, move: Move, *, is_paused: bool) -> ImportStep:
-    """Return the next step of `move` for the target with this ownership."""
+    """Return the next step of `move` on a target with this ownership."""
     if move.state is MoveState.FLIPPED:
         return ImportStep.DONE
     if ownership.owned.covers(span_of(move)) and ownership.is_founded:

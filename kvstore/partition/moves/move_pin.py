@@ -1,5 +1,5 @@
-"""Pins a source's log for a move, and releases it reliably. Pins end with their server's session, which may last for
-months, and a leaked pin would keep the log from being trimmed."""
+"""Pins a source's log for a move, and releases the pin reliably. A pin ends with its server's session, which may last
+for months, and a leaked pin would keep the log from being trimmed for as long."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ RELEASE_S = 1.0
 
 
 class MovePin:
-    """The pin of one move: one at a time. `numbers` belong to one leadership, so that no two pins have the same name:
-    releasing a pin that may exist must not end its successor. `env` is the server's, whose session bounds the lives of
-    the pins: a replica may stop while the metadata store is unavailable."""
+    """The pin of one move; there is at most one at a time. `numbers` belong to one leadership and make pin names
+    unique, so that releasing a pin that may exist never ends a later pin. `env` belongs to the server, whose session
+    bounds the lives of the pins, because a replica may stop while the metadata store is unavailable."""
 
     def __init__(self, env: Env, pins: Pins, numbers: Iterator[int]) -> None:
         self._env, self._pins, self._numbers = env, pins, numbers
@@ -30,10 +30,12 @@ class MovePin:
 
     @property
     def is_held(self) -> bool:
+        """True if the move holds a pin."""
         return self._held is not None
 
     async def hold(self, partition: PartitionId, name: str, ledger: LedgerId) -> None:
-        """Pin the log from `ledger` on, instead of what was pinned before. Raises NoSuchLedger, MetadataError."""
+        """Pin the log from `ledger` on, in place of the pin held before. Raises NoSuchLedger if the ledger has been
+        trimmed, and MetadataError."""
         pin = partition, f"{name}-{next(self._numbers)}"
         try:
             await self._pins.hold(*pin, ledger)
@@ -45,7 +47,7 @@ class MovePin:
             self._release_later(*before)
 
     async def give_back(self) -> None:
-        """Release the pin: now, or as soon as the metadata store answers."""
+        """Release the pin, either now or as soon as the metadata store answers."""
         pin, self._held = self._held, None
         if pin is None:
             return

@@ -1,5 +1,5 @@
-"""Carries out planned moves. As leader of a target it copies, follows, requests the release and changes the ring; as
-leader of a source it drops moved rows. import_steps.py decides the steps."""
+"""Carries out planned moves. On the leader of a target, it copies the range, follows the source's log, requests the
+release and changes the ring. On the leader of a source, it drops moved rows. import_steps.py decides the steps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Otherwise many small ranges would take the processor from all other keys."""
 
 
 class Mover:
-    """Moves ranges to and from one replica's partition."""
+    """Moves ranges to and from the partition of one replica."""
 
     def __init__(self, means: Means) -> None:
         self.means = means
@@ -39,7 +39,7 @@ class Mover:
         self._pauses_until = 0.0
 
     def start(self) -> None:
-        """Follow the ring; ends with the nursery."""
+        """Start to follow the ring, until the nursery ends."""
         self._forget = self.means.rings.on_ring(self._changed.set)
         self.means.env.nursery.spawn(self._run(), name=f"{self.means.partition} moves")
 
@@ -47,15 +47,15 @@ class Mover:
         self._forget()
 
     def wake(self) -> None:
-        """Check the moves, because the leader has changed."""
+        """Check the moves at once, because the leader has changed."""
         self._changed.set()
 
     def statistics(self) -> dict[str, dict[str, Any]]:
-        """Return the statistics of the moves to this partition, by move id."""
+        """Return the statistics of the moves to this partition, by id of the move."""
         return {str(move): each.statistics() for move, each in sorted(self._drivers.items())}
 
     def progress(self) -> dict[MoveId, MoveProgress]:
-        """Return the progress of the moves to this partition, by move id."""
+        """Return the progress of the moves to this partition, by id of the move."""
         moves = self.means.rings.ring.moves.values()
         ownership = self.means.state.ownership
         parts = {
@@ -112,7 +112,7 @@ class Mover:
             self.means.env.nursery.spawn(work, name=f"{self.means.partition} move {move.id}")
 
     async def _run_driver(self, driver: ImportDriver, *, pauses: bool) -> None:
-        """Advance one move as far as this leadership can. If `pauses`, pause further moves to this partition
+        """Advance one move as far as possible in this leadership. If `pauses`, pause further moves to this partition
         afterwards."""
         clock = self.means.env.clock
         begun = clock.now()

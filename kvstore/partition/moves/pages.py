@@ -1,6 +1,7 @@
-"""Builds what a target receives of a range: pages of a state's rows, and the changes in a part of a log. Decides only.
+"""Builds the data that a target receives: pages of a range's rows, and the changes to the range in part of a log.
+Decides only.
 
-Rows and results travel unchanged (docs/protocol.md M3, M4).
+Rows and results are transferred unchanged (docs/protocol.md M3, M4).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ RETRIES = rows.ALL_RETRY[0]
 
 
 class RangePage(NamedTuple):
-    """A part of a range, as it is at one position."""
+    """Some rows of a range, as they are at one position."""
 
     keys: list[bytes]
     rows: list[bytes]
@@ -52,7 +53,7 @@ class RangePage(NamedTuple):
 
 
 def encode(page: RangePage) -> bytes:
-    """Encode a page. The version is left out if it is 1, because servers of version 1 do not know the field."""
+    """Encode a page. The version is omitted if it is 1, because servers of version 1 do not know the field."""
     return msgspec.msgpack.encode(page if page.version > versions.FIRST else page[:-1])
 
 
@@ -65,8 +66,8 @@ def decode(data: bytes) -> RangePage:
 
 # docs/protocol.md V4
 def admit(state: ReplicaState, version: int) -> None:
-    """Raise Unavailable if a source's rows are written by a higher version than the target's log: the target follows
-    the cluster soon, and the rows come then."""
+    """Raise Unavailable if the source's rows have been written under a higher cluster version than the target's log
+    has. The target's log follows the cluster's version soon, and the target can then import the rows."""
     if version > state.log_version:
         raise Unavailable(
             f"partition {state.partition}: its log is written by cluster version {state.log_version}, rows of version "
@@ -79,7 +80,7 @@ def requests_in(page: RangePage) -> Requests | None:
 
 
 def page_of(state: ReplicaState, span: TokenSpan, cursor: bytes) -> RangePage:
-    """Return the page that begins at `cursor`: records first, then request ids."""
+    """Return the page of the range that begins at `cursor`. Records come first, then request ids."""
     assert state.position is not None
     if cursor < RETRIES:
         keys, found, following = _records(state, span, cursor)
@@ -116,7 +117,7 @@ def _records(state: ReplicaState, span: TokenSpan, cursor: bytes) -> tuple[list[
 
 
 class RangeChanges:
-    """The changes of a range in entries of the source's log, the last change of each key."""
+    """The changes to a range in entries of the source's log: the last change of each key."""
 
     def __init__(self, span: TokenSpan) -> None:
         self._span = span
@@ -126,7 +127,7 @@ class RangeChanges:
 
     @property
     def size(self) -> int:
-        """Approximate bytes."""
+        """Approximate size of the changes in bytes."""
         return self._bytes + self._picked.bytes
 
     @property
@@ -139,7 +140,7 @@ class RangeChanges:
 
     @property
     def rows(self) -> list[bytes]:
-        """A row is empty if its key was deleted."""
+        """The row of each key; an empty row means that the key was deleted."""
         return list(self._rows.values())
 
     @property
@@ -147,7 +148,7 @@ class RangeChanges:
         return self._picked.requests
 
     def add(self, entry: Entry) -> None:
-        """Take in an entry of mutations."""
+        """Add the changes of one entry of mutations."""
         first, last = self._span
         for kind, seq, key, value, created, expires_ms, _ in entry.mutations():
             if kind not in (CREATE, OVERWRITE, DELETE):
@@ -163,7 +164,7 @@ class RangeChanges:
 
 
 class PickedRequests:
-    """Request ids that concern a range, gathered from several entries or rows."""
+    """The request ids that concern a range, collected from several entries or rows."""
 
     def __init__(self, span: TokenSpan) -> None:
         self._span = span
@@ -173,7 +174,7 @@ class PickedRequests:
 
     @property
     def requests(self) -> Requests | None:
-        """The request ids, with explicit results, all completed by mutation 0; None if there are none."""
+        """The request ids with explicit results, all completed by mutation 0. None if there are none."""
         found = self._found
         if not found.clients:
             return None
@@ -182,8 +183,8 @@ class PickedRequests:
         return found
 
     def add(self, requests: Requests, first_seq: int, *, with_all_clients: bool) -> None:
-        """Take in the request ids of one entry whose sequences begin with `first_seq`. If `with_all_clients`, also take
-        in clients that have no result in the range."""
+        """Add the request ids of one entry, whose sequences begin with `first_seq`. If `with_all_clients`, also add
+        clients that have no result in the range."""
         chosen = [place for place in range(len(requests.sequences)) if self._concerns(requests, place)]
         wanted = range(len(requests.clients)) if with_all_clients else {requests.client[place] for place in chosen}
         for number in sorted(wanted):

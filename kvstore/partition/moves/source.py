@@ -1,7 +1,8 @@
-"""Carries out the source's part in moves: gives pages, freezes, releases, unfreezes, as far as its log allows it.
+"""Carries out the source's part in moves: serves pages, freezes, releases and unfreezes, as far as the source's log
+allows.
 
-Any replica gives pages; the leader does everything else (docs/protocol.md M5 to M8). This file logs the records.
-`leading/serving_ranges.py` stops the writes or reads of the range from the moment in which a record is sent.
+Any replica serves pages; the leader does everything else (docs/protocol.md M5 to M8). This file logs the records.
+`leading/serving_ranges.py` stops the writes or reads of the range as soon as a record is sent.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ ROUTED_BYTES = 8
 
 
 class MoveRequest(NamedTuple):
-    """A target's request. The method decides which fields count."""
+    """A target's request. The method determines which fields are used."""
 
     move: int
     target: PartitionId
@@ -62,11 +63,13 @@ class MoveRequest(NamedTuple):
 
 
 class ReleaseVerdict(NamedTuple):
-    """The answer to RELEASE and to CANCEL: released, or kept. While that is unknown, the call raises."""
+    """The answer to RELEASE and to CANCEL: whether the range was released or is kept. While that is unknown, the call
+    raises an error."""
 
     released: ReleasedRange | None
     differs: bool = False
-    """Not released, and not to be requested again, because the copy is wrong."""
+    """True if the range was not released because the copy is wrong. The target must not request the release of this
+    copy again."""
 
 
 request_of = msgspec.msgpack.Decoder(MoveRequest).decode
@@ -95,7 +98,7 @@ class Source:
         self.pages = 0
 
     async def answer(self, method: str, body: bytes) -> bytes:
-        """Answer the target of a move. Raises StoreError."""
+        """Answer a request from the target of a move. Raises StoreError."""
         return await in_time(self._answer(method, body), self._partition, method)
 
     async def _answer(self, method: str, body: bytes) -> bytes:
@@ -116,7 +119,7 @@ class Source:
         raise InvalidRequest(f"expected one of {', '.join(sorted(METHODS))}, got {method!r}")
 
     def keep(self, moves: Container[int]) -> None:
-        """Stop all counts but those of these moves."""
+        """Stop all counts except those of these moves."""
         self.counts.keep_only(moves)
         for move in [each for each in self._lapses if each not in moves]:
             del self._lapses[move]
@@ -272,7 +275,7 @@ class Source:
     # ── after the flip, and after a takeover ──────────────────────────────────────────────────────────────────────────
 
     async def unfreeze_all(self, leader: Leader) -> None:
-        """Unfreeze ranges that a former leader froze, because this leader has not counted them."""
+        """Unfreeze the ranges that a former leader froze, because this leader has not counted them."""
         self._lead()
         serving_ranges = leader.serving_ranges
         for move in [each.move for each in serving_ranges.ownership.frozen]:
@@ -285,8 +288,9 @@ class Source:
                 await self._unfreeze(leader, move)
 
     async def drop_some(self, leader: Leader, move: int) -> bool:
-        """Log the removal of some rows of a range that the partition no longer owns. Return True once no rows are left.
-        A deposed leader may not know of some rows yet, so the leader proves that it leads before it returns True."""
+        """Log the removal of some rows of a range that the partition no longer owns. Returns True once no rows are
+        left. A deposed leader may not know of some rows yet, so the leader proves that it leads before it returns
+        True."""
         going = leader.serving_ranges.ownership.droppable(move)
         if going is None:
             await leader.prove()
@@ -297,7 +301,7 @@ class Source:
 
 
 def drop_bound(state: ReplicaState, begin: bytes, end: bytes) -> bytes:
-    """Return the row key up to which one DROP removes rows; empty if it removes all."""
+    """Return the row key up to which one DROP removes rows; empty if one DROP removes all rows."""
     size = 0
     for number, (row_key, row) in enumerate(state.engine.iterate(begin, end)):
         if number == DROP_ROWS or size >= DROP_BYTES:

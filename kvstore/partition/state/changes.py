@@ -1,8 +1,8 @@
 """Reads an entry of a partition's log for readers of the change feed. Decides only.
 
-A change is a put or a delete by a client, or a delete by expiry. Rows that arrive or leave with a move are no changes:
-they are in the log of the partition that owned them at the time. The feed reports where a range arrived or left, so
-that a reader can continue at the other partition (docs/protocol.md, The change feed).
+A change is a put or a delete by a client, or a delete by expiry. Rows that arrive or leave with a move are not changes,
+because they are already in the log of the partition that owned them when they were written. The feed reports where a
+range arrived or left, so that a reader can continue at the other partition (docs/protocol.md, The change feed).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PLAIN_KINDS = bytes.maketrans(bytes((CREATE, OVERWRITE)), bytes((CREATED, OVERW
 
 
 class Handed(NamedTuple):
-    """A range of tokens that the partition received or gave away."""
+    """A change of ownership: the partition received a range of tokens, or gave it away."""
 
     is_owned: bool
     seq: Seq
@@ -40,8 +40,8 @@ class Handed(NamedTuple):
 
 
 class FeedEntry:
-    """A log entry as the feed shows it. Its changes are in columns; all columns are empty if the entry changes
-    nothing."""
+    """A log entry as the change feed returns it. Its changes are stored in columns. All columns are empty if the entry
+    changes nothing."""
 
     __slots__ = (
         "after",
@@ -76,14 +76,15 @@ class FeedEntry:
         self.size = _OVERHEAD_BYTES
 
     def is_behind(self, seq: int) -> bool:
-        """Return True if a reader that has received everything up to `seq` must see this entry. An entry without
-        changes has no sequence of its own, so a reader whose position is right before it sees it again."""
+        """Return True if a reader that has received everything up to sequence `seq` still needs this entry. An entry
+        without changes has no sequence of its own, so a reader whose position is right before the entry receives it
+        again."""
         return self.after > seq or self.before >= seq
 
 
 # docs/protocol.md F1
 def feed_entry_of(found: LogEntry) -> FeedEntry:
-    """Convert a log entry to a feed entry. Raises Corrupted."""
+    """Convert a log entry to a feed entry. Raises Corrupted if the entry cannot be decoded."""
     entry = entries.decode(found.payload)
     made = FeedEntry(found.position, Seq(entry.first_seq - 1), entry.last_seq, entry.time_ms)
     if entry.is_control:
@@ -98,8 +99,8 @@ def feed_entry_of(found: LogEntry) -> FeedEntry:
 
 # docs/protocol.md F2
 def first_seq_of(payload: bytes) -> int:
-    """Return the sequence of an entry's first mutation, or the next sequence if the entry has none. Raises
-    Corrupted."""
+    """Return the sequence of the entry's first mutation. If the entry has no mutation, return the next sequence of the
+    log. Raises Corrupted."""
     return entries.decode(payload).first_seq
 
 
@@ -183,8 +184,8 @@ class Interest(NamedTuple):
         return any(start <= key < end for key in keys)
 
     def rows(self, entry: FeedEntry, after: int, until: int = 0) -> Sequence[int]:
-        """List the entry's changes that are in the range, after sequence `after` and not after `until` (0: no
-        bound)."""
+        """Return the indexes of the entry's changes that are in the range and whose sequence is greater than `after`
+        and at most `until`. An `until` of 0 means no upper bound."""
         start, end = self
         rows: Sequence[int] = range(len(entry.keys))
         if entry.before < after or (until and entry.after > until):

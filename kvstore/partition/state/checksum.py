@@ -42,12 +42,13 @@ class Doubt(NamedTuple):
 
 
 def encode_checks(doubt: Doubt | None, checks: dict[Seq, int]) -> bytes:
-    """Encode both as one engine row."""
+    """Encode the doubt and the checksums as one engine row."""
     return _head.pack(_FORMAT, *(doubt or (0, 0, 0))) + b"".join(_check.pack(*each) for each in checks.items())
 
 
 def decode_checks(row: bytes | None) -> tuple[Doubt | None, dict[Seq, int]]:
-    """Decode the row. Without a row, or with one of a later format, nothing is known of earlier checks."""
+    """Decode the row into the doubt and the checksums. If there is no row, or its format is a later one, return no
+    doubt and no checksums."""
     if not row or row[0] != _FORMAT:
         return None, {}
     _, seq, mine, logged = _head.unpack_from(row)
@@ -56,10 +57,11 @@ def decode_checks(row: bytes | None) -> tuple[Doubt | None, dict[Seq, int]]:
 
 
 def fold(crc: int, keys: Iterable[bytes], forms: Iterable[bytes]) -> int:
-    """Return the checksum after an entry of mutations."""
+    """Return the checksum after an entry of mutations, given the checksum before the entry."""
     return crc32c(b"".join(forms), crc32c(b"".join(keys), crc))
 
 
 def fold_import(crc: int, record: bytes) -> int:
-    """Return the checksum after an IMPORT record, given as it is in the log."""
+    """Return the checksum after an IMPORT record, given the checksum before it and the record's bytes as they are in
+    the log."""
     return crc32c(record, crc)

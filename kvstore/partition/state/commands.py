@@ -1,9 +1,9 @@
-"""Operations on a partition and their results. Both are plain tuples, because thousands of them are in flight and a
-batch packs in one call.
+"""Operations on a partition and their results. Both are plain tuples, because thousands of them are in flight at once,
+and because a whole batch is then encoded in one call.
 
 An operation is `(code, key, ...)` with the fields of its constructor below. Every endpoint (RESP, gRPC, HTTP, peer
 links) builds operations and passes them to `Partition.submit`; traits.py describes each code. A result is a plain
-value, documented per operation, or a StoreError instance.
+value, documented with each constructor, or a StoreError instance.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Code(IntEnum):
 
 
 class NotNow(Enum):
-    """Returned in place of a record if the read has to be submitted."""
+    """The type of NOT_NOW, which a fast read returns when the read has to be submitted instead."""
 
     NOT_NOW = auto()
 
@@ -44,7 +44,7 @@ NOT_NOW = NotNow.NOT_NOW
 
 
 class Level(IntEnum):
-    """The freshness that a read requires."""
+    """How fresh the result of a read must be."""
 
     LINEARIZABLE = 0
     STRICT = 1
@@ -53,7 +53,7 @@ class Level(IntEnum):
 
 
 class Flag(IntFlag):
-    """Flags of an operation."""
+    """Options of an operation. Each operation supports only some of them; see traits.py."""
 
     NONE = 0
     IF_ABSENT = 1
@@ -82,7 +82,7 @@ class Flag(IntFlag):
 
 
 class Record(NamedTuple):
-    """A record as a read finds it. On peer links it is a plain tuple with the same order of fields."""
+    """A record as a read returns it. On peer links it is a plain tuple with the same order of fields."""
 
     value: bytes
     version: int
@@ -91,21 +91,21 @@ class Record(NamedTuple):
     """The sequence of the mutation that created the key."""
     written_ms: int
     expires_ms: int
-    """0: never."""
+    """Expiry in ms since 1970; 0 means never."""
 
 
 class RequestId(NamedTuple):
-    """Identifies a mutation, so that a retry is recognised."""
+    """The identity of a mutation, by which the partition recognizes a retry and returns the first attempt's result."""
 
     client: bytes
-    """16 random bytes."""
+    """16 random bytes that identify the client."""
     sequence: int
     first_unacked: int
-    """The client has received answers to all lower sequences."""
+    """The lowest sequence whose answer the client has not received yet."""
     seen_ms: int
-    """The largest leader time that the client had seen when it first sent the request; answers carry it as the
-    partition's record time. 0, for a client that has seen none, is older than every window and refused, so a new client
-    asks for the time first."""
+    """The largest leader time that the client had seen when it first sent the request. Answers carry this time as the
+    partition's record time. A request with 0, from a client that has seen no leader time, is older than every retry
+    window and is refused, so a new client first asks for the time."""
 
 
 Op = tuple[Any, ...]
@@ -115,114 +115,119 @@ Result = Any
 
 
 def get(key: bytes, level: Level = Level.LINEARIZABLE, seq: int = 0) -> Op:
-    """Return a Record, or None if the key is absent. For SESSION, `seq` is the sequence that the replica must have
-    applied; for other levels it is the highest sequence that the client has seen."""
+    """Read a key. The result is a Record, or None if the key is absent. For SESSION, `seq` is the sequence that the
+    replica must have applied. For other levels, `seq` is the highest sequence that the client has seen."""
     return (Code.GET, key, level, seq)
 
 
 def meta(key: bytes, level: Level = Level.LINEARIZABLE, seq: int = 0) -> Op:
-    """Return (value length, version, created, written_ms, expires_ms), or None if the key is absent."""
+    """Read a key's metadata. The result is (value length, version, created, written_ms, expires_ms), or None if the key
+    is absent. `seq` is as in `get`."""
     return (Code.META, key, level, seq)
 
 
 def put(
     key: bytes, value: bytes, expires_ms: int = 0, flags: int = 0, version: int = 0, request: RequestId | None = None
 ) -> Op:
-    """Return the new version; with RETURN_OLD (applied, version, old Record or None). Raises ConditionFailed if not
-    applied and RETURN_OLD is not set."""
+    """Write a key. The result is the new version; with RETURN_OLD it is (applied, version, old Record or None). Without
+    RETURN_OLD, the operation fails with ConditionFailed if its condition is not met."""
     return (Code.PUT, key, value, expires_ms, flags, version, request)
 
 
 def delete(key: bytes, flags: int = 0, version: int = 0, request: RequestId | None = None) -> Op:
-    """Return the sequence of the delete, 0 if the key was absent; with RETURN_OLD (sequence, old Record or None).
-    Raises ConditionFailed."""
+    """Delete a key. The result is the sequence of the delete, or 0 if the key was absent; with RETURN_OLD it is
+    (sequence, old Record or None). The operation fails with ConditionFailed if its condition is not met."""
     return (Code.DELETE, key, flags, version, request)
 
 
 def increment(key: bytes, delta: int, request: RequestId | None = None) -> Op:
-    """Return (new value as a 64-bit integer, version). Keeps the TTL. Raises InvalidRequest if the value is not an
-    integer or would overflow."""
+    """Add `delta` to the integer at a key. The result is (new value as a 64-bit integer, version). The key keeps its
+    TTL. The operation fails with InvalidRequest if the value is not an integer or would overflow."""
     return (Code.INCREMENT, key, delta, request)
 
 
 def append(key: bytes, suffix: bytes, request: RequestId | None = None) -> Op:
-    """Return (new length, version). Keeps the TTL."""
+    """Append `suffix` to the value of a key. The result is (new length in bytes, version). The key keeps its TTL."""
     return (Code.APPEND, key, suffix, request)
 
 
 def expire(key: bytes, expires_ms: int, flags: int = 0, request: RequestId | None = None) -> Op:
-    """Return True if the key's expiry was changed. `expires_ms` 0 removes the expiry; a time at or before the record's
-    time deletes the key."""
+    """Change the expiry of a key. The result is True if the expiry was changed. An `expires_ms` of 0 removes the
+    expiry. A time at or before the record's time deletes the key."""
     return (Code.EXPIRE, key, expires_ms, flags, request)
 
 
 def batch(key: bytes, ops: tuple[Op, ...], flags: int = 0, request: RequestId | None = None) -> Op:
-    """Return a list of results, atomically. `key` is any key of the batch and serves for routing. The operations carry
-    no request ids of their own."""
+    """Carry out several operations atomically. The result is the list of their results. `key` is any key of the batch
+    and determines the partition. The operations in `ops` have no request ids of their own."""
     return (Code.BATCH, key, ops, flags, request)
 
 
 def delete_range(start: bytes, end: bytes, request: RequestId | None = None) -> Op:
-    """Return how many of this partition's keys in [start, end) were deleted. An empty `end` means no upper end."""
+    """Delete this partition's keys in [start, end). The result is the number of keys deleted. An empty `end` means up
+    to the last key. The deletes are not atomic."""
     return (Code.DELETE_RANGE, start, end, request)
 
 
 def scan(start: bytes, end: bytes, limit: int, flags: int = 0, level: Level = Level.LINEARIZABLE, seq: int = 0) -> Op:
-    """Return (list of (key, Record), next start or None): this partition's keys in [start, end) in key order, bounded
-    by `limit` and 1 MiB."""
+    """Read this partition's keys in [start, end) in key order. The result is (list of (key, Record), next start or
+    None). One result holds at most `limit` keys and about 1 MiB."""
     return (Code.SCAN, start, end, limit, flags, level, seq)
 
 
 def range_(start: bytes, end: bytes, limit: int, flags: int = 0, level: Level = Level.LINEARIZABLE, seq: int = 0) -> Op:
-    """Like a scan, with KEYS_ONLY and REVERSE. With BARE, return (list of keys, next); with COUNT_ONLY, (number of
-    keys, next). With REVERSE, `next` is the end at which to continue. This is a code of its own because a server that
-    does not know these flags would answer a scan as if there were none."""
+    """Like a scan, but also supports KEYS_ONLY and REVERSE. With BARE, the result is (list of keys, next). With
+    COUNT_ONLY, it is (number of keys, next). With REVERSE, `next` is the end at which to continue. RANGE has a code of
+    its own because a server that does not know these flags would ignore them in a scan."""
     return (Code.RANGE, start, end, limit, flags, level, seq)
 
 
 def scan_tokens(token: int, limit: int, level: Level = Level.LINEARIZABLE, flags: int = 0) -> Op:
-    """Return (list of (key, Record), next token or None): this partition's keys in token order from `token` on, all
-    keys of a token in one page."""
+    """Read this partition's keys in token order, from `token` on. The result is (list of (key, Record), next token or
+    None). All keys with the same token are in one result."""
     return (Code.SCAN_TOKENS, token, limit, level, flags)
 
 
 def count(level: Level = Level.LINEARIZABLE) -> Op:
-    """Return how many live keys the partition has. Expired keys count until their delete is logged."""
+    """Count the live keys of this partition. The result is their number. Expired keys count until their deletes are
+    logged."""
     return (Code.COUNT, b"", level)
 
 
 def check(key: bytes, flags: int, version: int = 0, request: RequestId | None = None) -> Op:
-    """Return the key's version, 0 if it is absent. Raises ConditionFailed unless IF_ABSENT, IF_PRESENT or IF_VERSION is
-    met; that undoes the whole batch of the check, INDEPENDENT or not."""
+    """Check a condition on a key. The result is the key's version, or 0 if the key is absent. The operation fails with
+    ConditionFailed unless IF_ABSENT, IF_PRESENT or IF_VERSION is met. A failed check undoes its whole batch, even an
+    INDEPENDENT one."""
     return (Code.CHECK, key, flags, version, request)
 
 
 class Sink(Protocol):
-    """Receives the results of operations. There is one sink per connection or caller; a `token` names the request."""
+    """The receiver of results. Each connection or caller has one sink; `token` identifies the request."""
 
     @property
     def line(self) -> object:
-        """The caller. Reads with equal lines are answered in the order of their arrival."""
+        """The caller on whose behalf reads are made. Reads with equal lines are answered in the order of their
+        arrival."""
         return self
 
     @property
     def is_gone(self) -> bool:
-        """True if no caller waits for the results any more. Reads that have not begun may be dropped then; operations
-        that were submitted are still completed. Once True, it stays True."""
+        """True if no caller waits for the results anymore. Reads that have not begun may then be dropped; operations
+        that were submitted are still completed. Once True, the attribute stays True."""
         return False
 
     def complete(self, token: int, result: Result | StoreError) -> None:
-        """Take one result. Called exactly once per submitted operation, on the event loop, never from inside
+        """Take one result. Called on the event loop exactly once for each submitted operation, and never from inside
         `submit`."""
         ...
 
     def complete_all(self, tokens: Sequence[int], results: Sequence[Result | StoreError]) -> None:
-        """Take several results, in this order."""
+        """Take several results, in the order of `tokens`."""
         for token, result in zip(tokens, results, strict=True):
             self.complete(token, result)
 
     def flush(self) -> None:
-        """Send the results received. Called once after each group of `complete` calls."""
+        """Send the results received so far. Called once after each group of results."""
         ...
 
 

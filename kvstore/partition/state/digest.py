@@ -21,7 +21,8 @@ _U64 = (1 << 64) - 1
 
 
 class RangeDigest:
-    """The digest of one range of one state. The state reports every change to it (`watch`)."""
+    """The digest of one token range in one state. The state reports every change to the digest
+    (`ReplicaState.watch`)."""
 
     def __init__(self, engine: Engine, span: TokenSpan) -> None:
         self.span = span
@@ -33,7 +34,7 @@ class RangeDigest:
         self._rows: Iterator[tuple[bytes, bytes]] = engine.iterate(self._first, self._end)
 
     def step(self) -> bool:
-        """Count some more records. Return True once all are counted."""
+        """Count some more records. Returns True once all records are counted."""
         size = 0
         for _ in range(ROWS_PER_STEP):
             found = next(self._rows, None)
@@ -48,12 +49,13 @@ class RangeDigest:
         return False
 
     def concerned(self, row_keys: list[bytes]) -> list[bytes]:
-        """Return the `row_keys` that are in the range, each once."""
+        """Return the row keys that are in the range, without duplicates."""
         first, end = self._first, self._end
         return list(dict.fromkeys(key for key in row_keys if first <= key < end))
 
     def change(self, row_keys: list[bytes], before: list[bytes | None], after: list[bytes | None]) -> None:
-        """Replace records in the digest."""
+        """Update the digest for changed records. `before` and `after` are the rows of `row_keys`; None means that the
+        record is absent."""
         for key, old, new in zip(row_keys, before, after, strict=True):
             assert self.span.holds(token_of_data(key)), f"{key!r} is not in {self.span}"
             if old is not None:

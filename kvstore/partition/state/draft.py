@@ -1,5 +1,5 @@
-"""An entry under construction: effects in columns, and the overlay layer that they form until the entry is applied.
-Decides only."""
+"""A log entry under construction: its effects in columns, and the overlay layer that shows these effects until the
+entry is applied. Decides only."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CREATED, _OVERWRITTEN = bytes((CREATE,)), bytes((OVERWRITE,))
 
 
 class DraftSavepoint(NamedTuple):
-    """The start of a batch: everything needed to undo it."""
+    """The state of a draft when a batch began: everything needed to undo the batch."""
 
     mutations: int
     values: int
@@ -35,7 +35,7 @@ class DraftSavepoint(NamedTuple):
 
 
 class RequestColumns(NamedTuple):
-    """Request ids of puts, in columns and in the order of the puts."""
+    """The request ids of puts, stored in columns, in the order of the puts."""
 
     clients: Sequence[bytes]
     places: Sequence[int]
@@ -53,12 +53,12 @@ class RequestColumns(NamedTuple):
 
 
 class Draft(Struct, eq=False):
-    """An entry under construction. Mutations are added in order; each takes the next sequence."""
+    """A log entry under construction. Mutations are added in order, and each takes the next sequence."""
 
     first_seq: int
     time_ms: int
     size: int = 0
-    """Approximate bytes of the entry: of the mutations and remembered results added by the methods below."""
+    """Approximate size of the entry in bytes: of the mutations and the remembered results that have been added."""
     kinds: bytearray = field(default_factory=bytearray)
     keys: list[bytes] = []
     data_keys: list[bytes] = []
@@ -75,14 +75,14 @@ class Draft(Struct, eq=False):
 
     @property
     def last_seq(self) -> int:
-        """The sequence of the last mutation added; in an empty draft, the sequence before the first."""
+        """The sequence of the last mutation added. If the draft is empty, the sequence before its first one."""
         return self.first_seq + len(self.keys) - 1
 
     # ── mutations ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def put(self, key: bytes, value: bytes, old: Row | None, expires_ms: int) -> int:
-        """Write the key, whose record was `old`. Return the sequence, which is the new version. Raises
-        QuotaExceeded."""
+        """Write a key whose current record is `old`, None if it is absent. Returns the mutation's sequence, which is
+        the record's new version. Raises QuotaExceeded."""
         if self.meter is not None:
             self.meter.put(key, len(value), None if old is None else len(old[0]))
         seq = self.first_seq + len(self.keys)
@@ -102,8 +102,9 @@ class Draft(Struct, eq=False):
     def put_all(
         self, keys: list[bytes], row_keys: list[bytes], values: Sequence[bytes], created: list[int], size: int
     ) -> Sequence[int]:
-        """Write many keys without expiries and return the new versions. `size` is the bytes of keys and values;
-        `created` is the sequence that created each key, 0 for an absent key. Cannot be undone, and is not metered."""
+        """Write many keys without expiries, and return the new versions. `size` is the number of bytes of keys and
+        values. `created` contains the sequence that created each key, or 0 if the key is absent. The writes cannot be
+        undone and are not metered."""
         first, count = self.last_seq + 1, len(keys)
         versions = range(first, first + count)
         if not any(created):
@@ -125,7 +126,7 @@ class Draft(Struct, eq=False):
         return versions
 
     def delete(self, key: bytes, old: Row) -> int:
-        """Delete the key, whose record was `old`. Return the sequence."""
+        """Delete a key whose current record is `old`. Returns the mutation's sequence."""
         if self.meter is not None:
             self.meter.delete(key, len(old[0]))
         self._add(DELETE, key, old)
@@ -134,7 +135,8 @@ class Draft(Struct, eq=False):
 
     # docs/protocol.md P13
     def note(self, key: bytes) -> int:
-        """Take a sequence without changing anything. Return the sequence."""
+        """Take the next sequence without changing any key, so that a request's result can be remembered. Returns the
+        sequence."""
         self._add(NOTE, key, None)
         return self.last_seq
 
@@ -155,7 +157,7 @@ class Draft(Struct, eq=False):
     # ── request ids ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def answer(self, request: RequestId, hash_of_key: int, result: Result, touched: bytes = b"") -> None:
-        """Remember that the last mutation added completes the request with `result`."""
+        """Record that the last mutation added completes the request with `result`."""
         client, sequence, first_unacked, seen_ms = request
         columns = self._columns()
         number = self._number_of(columns, client, first_unacked, seen_ms)
@@ -178,7 +180,7 @@ class Draft(Struct, eq=False):
         layer.results_bytes += BYTES_PER_RESULT + len(touched)
 
     def answer_all(self, asked: RequestColumns, versions: Sequence[int]) -> None:
-        """Remember new request ids of puts that were just added as `versions`, which are their results."""
+        """Record new request ids of puts that were just added as `versions`. The versions are the requests' results."""
         clients, places, sequences, first_unacked, seen_ms, hashes = asked
         columns, layer, count = self._columns(), self.layer, len(clients)
         if asked.is_of_one:
@@ -223,8 +225,8 @@ class Draft(Struct, eq=False):
     # ── atomic batches ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def begin(self, *, is_together: bool = True) -> DraftSavepoint:
-        """Begin a batch, which `undo` can take back. Batches do not nest. If `is_together`, quotas are checked once for
-        the whole batch, by `keep`, and not for each write."""
+        """Begin a batch and return its savepoint for `keep` and `undo`. Batches do not nest. If `is_together`, quotas
+        are checked once for the whole batch, in `keep`, rather than for each write."""
         assert self._undo is None, "a batch within a batch"
         self._undo = []
         expires, replaced = len(self.expires_ms), len(self.replaced_ms)
@@ -232,13 +234,14 @@ class Draft(Struct, eq=False):
         return DraftSavepoint(len(self.keys), len(self.values), len(self.ages), expires, replaced, self.size, metered)
 
     def keep(self, mark: DraftSavepoint) -> None:
-        """Keep the batch since `mark`. Raises QuotaExceeded; the caller must then undo the batch."""
+        """Finish the batch that began at `mark`. Raises QuotaExceeded if the batch as a whole exceeds a quota; the
+        caller must then undo it."""
         if self.meter is not None:
             self.meter.end(mark.metered)
         self._undo = None
 
     def undo(self, mark: DraftSavepoint) -> None:
-        """Take back everything added since `mark`."""
+        """Undo everything that was added since `mark`."""
         assert self._undo is not None, "undone without a beginning"
         for key, row in reversed(self._undo):
             if row is UNTOUCHED:
@@ -256,7 +259,7 @@ class Draft(Struct, eq=False):
     # ── the entry ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def entry(self, partition: PartitionId, epoch: int) -> Entry:
-        """Make the entry. The draft must not be empty."""
+        """Return the finished entry. The draft must not be empty."""
         assert self.keys, "an entry without mutations"
         made = Entry(partition, epoch, self.first_seq, self.time_ms, bytes(self.kinds))
         made.keys, made.values, made.ages = self.keys, self.values, self.ages

@@ -1,8 +1,8 @@
-"""Puts the changes of a log entry into a write batch of the engine: mutations of keys, and control records about token
+"""Adds the changes of a log entry to a write batch of the engine: mutations of keys, and control records about token
 ranges. Decides only.
 
-Mutations are put without reading. Replacing imported rows and dropping a range read the old rows, to update the
-indexes; those rows are the same on every replica.
+Mutations are added without reading. Importing rows and dropping a range read the old rows, to update the indexes. The
+old rows are the same on every replica.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from kvstore.partition.state.tokens import TokenSpan
 
 
 class Effect(NamedTuple):
-    """The changes that a record makes besides rows."""
+    """The changes that a control record makes besides changing rows."""
 
     ownership: Ownership
     seq: int
     keys: int
-    """By how much the number of owned keys changes."""
+    """Change in the number of owned keys."""
 
 
 def apply_record(
@@ -74,7 +74,7 @@ def apply_record(
 
 
 def bounds(span: TokenSpan) -> tuple[bytes, bytes]:
-    """Return the range [first, second) of row keys that holds the records of a token range."""
+    """Return the range [first, second) of row keys that contains the records of a token range."""
     return token_bound(span.first), token_bound(span.last + 1)
 
 
@@ -117,8 +117,9 @@ def _replace(engine: Engine, batch: EngineBatch, span: TokenSpan, record: Import
 
 
 def change(batch: EngineBatch, entry: Entry, data_keys: list[bytes] | None, crc: int) -> tuple[int, int]:
-    """Put the changes of an entry into the batch. `data_keys` are the row keys of its keys, if known. Return by how
-    much the number of keys changes, and the new checksum; `crc` is the checksum before."""
+    """Add the changes of an entry to the batch. `data_keys` are the row keys of the entry's keys, if the caller has
+    them, and `crc` is the checksum before the entry. Returns the change in the number of keys, and the checksum after
+    the entry."""
     keys, ages = entry.keys, entry.ages
     if entry.kinds in LONE:  # one put without expiries, handled without building lists
         seq, row_key = entry.first_seq, data_key(keys[0]) if data_keys is None else data_keys[0]

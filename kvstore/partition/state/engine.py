@@ -1,7 +1,7 @@
-"""The embedded store under a partition's state: sorted bytes with atomic batches. Two drivers implement it and pass one
-conformance suite.
+"""The interface of the embedded store that holds a partition's state: sorted keys and values in bytes, with atomic
+batches. Two drivers implement it, and both pass one conformance suite.
 
-The partition's log is the write-ahead log, so an engine syncs nothing by itself. After a crash an engine contains all
+The partition's log is the write-ahead log, so an engine never syncs on its own. After a crash, an engine contains all
 batches up to some point and none after it. That point is at or after the last completed flush.
 """
 
@@ -21,21 +21,21 @@ ROOM_INODES = 64
 
 
 class EngineBatch(Protocol):
-    """Changes that take effect atomically, in the order in which they were added. Can be written once."""
+    """Changes that are applied atomically, in the order in which they were added. A batch can be written only once."""
 
     def put(self, key: bytes, value: bytes) -> None: ...
 
     def delete(self, key: bytes) -> None:
-        """Remove a key. No error if it is absent."""
+        """Remove a key. Does nothing if the key is absent."""
         ...
 
 
 class ViewCursor(Protocol):
-    """Reads the rows of a range of a view, some at a time."""
+    """Reads the rows of a view's range in order, in portions."""
 
     def take(self, rows_max: int, bytes_max: int) -> tuple[list[bytes], list[bytes]]:
-        """Return the next keys and values: at most `rows_max`, ending with the row that reaches `bytes_max`. Both lists
-        are empty at the end. Raises ViewClosed."""
+        """Return the next keys and their values. The portion ends after `rows_max` rows, or after the row with which it
+        reaches `bytes_max` bytes. At the end of the range, both lists are empty. Raises ViewClosed."""
         ...
 
 
@@ -44,37 +44,38 @@ class ViewClosed(Exception):
 
 
 class View(Protocol):
-    """Ranges of rows as they were when the view was made. A view holds disk space and must be closed. The engine closes
-    its views when it is closed or cleared."""
+    """Ranges of rows as they were when the view was created. A view holds disk space until it is closed. The engine
+    closes its views when the engine is closed or cleared."""
 
     def cursor(self, begin: bytes, end: bytes) -> ViewCursor:
-        """Start at the first row in [begin, end), which must lie within one range of the view. Raises ViewClosed."""
+        """Return a cursor at the first row in [begin, end), which must lie within one range of the view. Raises
+        ViewClosed."""
         ...
 
     def close(self) -> None: ...
 
 
 class Engine(Protocol):
-    """Sorted keys and values, both bytes. Every call may raise OSError when the disk fails. The engine is unusable from
-    then on, unless the error is transient (kvstore/os_errors.py)."""
+    """A store of sorted keys and values, both bytes. Every method may raise OSError if the disk fails. After such an
+    error the engine is unusable, unless the error is transient (kvstore/os_errors.py)."""
 
     stopped: OSError | None
-    """Why the engine has taken no writes since a write or a flush failed; None if it takes writes. Reads work
-    meanwhile."""
+    """The error because of which the engine accepts no more writes; None while it accepts writes. Reads keep
+    working."""
     may_resume: bool
-    """True if the engine has stopped and a trial has shown that the disk accepts writes again."""
+    """True if the engine has stopped and a test has shown that the disk accepts writes again."""
 
     def get(self, key: bytes) -> bytes | None: ...
 
     def multi_get(self, keys: list[bytes]) -> list[bytes | None]:
-        """Return the values in the order of `keys`."""
+        """Return the values of the keys, in order; None for an absent key."""
         ...
 
     def batch(self) -> EngineBatch: ...
 
     def write(self, batch: EngineBatch) -> None:
-        """Apply `batch` completely or not at all. Every later call sees it, and a later flush makes it durable. After a
-        transient error the engine has stopped: earlier writes stay readable until `resume`."""
+        """Apply the batch completely or not at all. Every later call sees the changes, and the next flush makes them
+        durable. After a transient error the engine has stopped, and earlier writes stay readable until `resume`."""
         ...
 
     def is_behind(self) -> bool:
@@ -83,36 +84,37 @@ class Engine(Protocol):
         ...
 
     def iterate(self, begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Iterate over the keys and values in [begin, end) as they are now, without later writes. The iterator holds
-        disk space until it is dropped, and must be dropped before the engine is cleared. Use a view to keep rows for
-        longer."""
+        """Iterate over the keys and values in [begin, end) as they are now; later writes are not included. The iterator
+        holds disk space until it is dropped, and must be dropped before the engine is cleared. To keep rows for longer,
+        use a view."""
         ...
 
     def iterate_back(self, begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Like `iterate`, from the last key before `end` down to `begin`."""
+        """Like `iterate`, but in descending order, from the last key before `end` down to `begin`."""
         ...
 
     def view(self, ranges: Sequence[tuple[bytes, bytes]]) -> View:
-        """Return a view of the rows in ranges [begin, end) as they are now. Takes microseconds, whatever their
-        number."""
+        """Return a view of the rows in the ranges [begin, end) as they are now. Takes microseconds, regardless of the
+        number of rows."""
         ...
 
     def flush(self, done: Callable[[OSError | None], None]) -> None:
-        """Make everything written durable, off the event loop, then call `done` on it. A transient error only costs
-        time."""
+        """Make all written batches durable without blocking the event loop, then call `done` on the event loop with the
+        error, or None. A transient error loses nothing and only costs time."""
         ...
 
     def resume(self) -> None:
-        """Take writes again after the engine has stopped. Writes since the last flush may be lost, as after a crash.
-        Blocks for some ten milliseconds. Raises OSError; the engine then serves no rows until the next call."""
+        """Accept writes again after the engine has stopped. Writes since the last flush may be lost, as after a crash.
+        Blocks for about ten milliseconds. Raises OSError if the engine cannot be reopened; it then serves no rows until
+        `resume` succeeds."""
         ...
 
     def clear(self) -> None:
-        """Remove everything, durably. Blocks for some milliseconds."""
+        """Remove all rows, durably. Blocks for some milliseconds."""
         ...
 
     def close(self) -> None:
-        """Close the engine. Unflushed writes may be lost."""
+        """Close the engine. Writes that were not flushed may be lost."""
         ...
 
 
@@ -126,7 +128,7 @@ async def wait_caught_up(engine: Engine) -> None:
 
 # docs/protocol.md P46
 async def wait_resumable(engine: Engine) -> None:
-    """Wait until the engine has caught up with its disk or, if it has stopped, may resume."""
+    """Wait until the engine has caught up with its disk. If the engine has stopped, wait until it may resume."""
     # the engine's threads cannot notify the event loop
     while engine.is_behind() and not engine.may_resume:  # noqa: ASYNC110
         await asyncio.sleep(BEHIND_S)

@@ -1,5 +1,5 @@
-"""An engine in memory, for tests and the simulation. It marks explicitly what has been flushed, and a crash falls back
-to the mark: as on disk, all batches up to some point survive and none after it."""
+"""An engine in memory, for tests and the simulation. It marks explicitly what has been flushed. A simulated crash
+reverts to that mark, so that, as on disk, all batches up to some point survive and none after it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class MemoryCursor:
 
 
 class MemoryEngine:
-    """An engine in memory. `flush_s` is how long a flush takes; writes during a flush are not part of it."""
+    """An engine in memory. A flush takes `flush_s` seconds. Writes during a flush are not part of it."""
 
     def __init__(self, flush_s: float = 0.0) -> None:
         self._rows: SortedDict[bytes, bytes] = SortedDict()
@@ -161,8 +161,8 @@ class MemoryEngine:
         self._open = False
 
     def crash(self, keep: int = 0) -> None:
-        """Fall back to the mark, or to `keep` batches after it. Flushes in progress count as not done. The engine can
-        be used again, as if reopened."""
+        """Revert to the last flush, plus the next `keep` batches. Flushes in progress count as not done. Afterwards the
+        engine can be used again, as if it had been reopened."""
         self._close_views()
         for undo in reversed(self._unflushed[keep:]):
             for key, old in reversed(undo):

@@ -1,7 +1,7 @@
 """The engine on disk: RocksDB through rocksdict, which only this file and rocks_memory.py use.
 
-RocksDB's own log is off, and all rows are in one column family under key prefixes. With two families, a flush of one
-followed by a kill would leave its rows without those of the other.
+RocksDB's own log is off, and all rows are in one column family under key prefixes. With two families, a kill after the
+flush of one family would leave its rows without the matching rows of the other.
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ _FILES = "rocksdb.num-files-at-level0"
 
 
 class EngineDamaged(OSError):
-    """The files contain other bytes than were written."""
+    """Raised if the engine's files contain other bytes than were written."""
 
 
 class RocksEngine:
-    """A directory of RocksDB files. Calls are made on the event loop, except the flush, which has a thread."""
+    """An engine in a directory of RocksDB files. Methods are called on the event loop. Only flushes run in a thread."""
 
     def __init__(
         self,
@@ -87,8 +87,9 @@ class RocksEngine:
         write_buffer_bytes: int = 16 << 20,
         on_damage: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Open the directory within the budget of `memory`; None means a budget of its own. `on_damage` is called, in
-        any thread, for damage that is found later. Raises OSError, and EngineDamaged if the files are damaged."""
+        """Open the directory. The engine takes its memory from the shared budget `memory`, or from a budget of its own
+        if that is None. `on_damage` is called, from any thread, if damage is found later. Raises OSError, or
+        EngineDamaged if the files are damaged."""
         self._path = path
         self._memory = memory or RocksMemory()
         self._on_damage: Callable[[str], None] = lambda _: None
@@ -177,11 +178,12 @@ class RocksEngine:
         return is_slow or self._memory.is_over() or bool(self._shortage())
 
     def unflushed_bytes(self) -> int:
-        """Return the bytes of the memtables that are not in a file yet."""
+        """Return the number of bytes in memtables that are not in a file yet."""
         return _property(self._db, "rocksdb.cur-size-all-mem-tables")
 
     def index_bytes(self) -> int:
-        """Return the bytes of the files' indexes and filters, which are in memory outside the block cache."""
+        """Return the number of bytes of the files' indexes and filters, which are in memory but not in the block
+        cache."""
         return _property(self._db, "rocksdb.estimate-table-readers-mem")
 
     def flush_to_free(self) -> Future[OSError | None]:

@@ -1,7 +1,8 @@
-"""Converts the payload of a log entry to values and back. Decides only.
+"""Converts log entries to and from their payload bytes. Decides only.
 
-An entry carries effects, never requests: what each mutation changed, so that a replica applies it without reading. Its
-message (kvstore/proto/entry.proto) is in columns; docs/reference/formats.md (Entry payload) describes every byte.
+An entry carries effects, never requests: it contains what each mutation changed, so that a replica can apply it without
+reading. The message (kvstore/proto/entry.proto) stores mutations in columns; docs/reference/formats.md (Entry payload)
+describes every byte.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ _IMPORT = bytes((EntryKind.IMPORT,))
 
 
 class Mutation(NamedTuple):
-    """One row of the columns, for code that need not be fast."""
+    """One mutation of an entry, for code that need not be fast."""
 
     kind: int
     seq: Seq
@@ -94,8 +95,8 @@ class Mutation(NamedTuple):
 
 @dataclass(slots=True)
 class Requests:
-    """Request ids of an entry, in columns. `clients` to `seen_ms` have one element per client, the others one per
-    request."""
+    """The request ids of an entry, in columns. The columns `clients` to `seen_ms` have one element per client; the
+    others have one element per request."""
 
     clients: list[bytes]
     first_unacked: list[int]
@@ -107,27 +108,28 @@ class Requests:
     mutations: list[int]
     """Index of the mutation that completes the request."""
     results: list[bytes]
-    """Empty element: the result is the mutation's sequence. The list itself is empty if all elements are."""
+    """The encoded results. An empty element means that the result is the mutation's sequence. The list itself is empty
+    if all its elements would be."""
     touched: list[bytes]
-    """Tokens of a batch's keys. The list itself is empty if all elements are."""
+    """The tokens of a batch's keys. The list itself is empty if all its elements would be."""
     message: entry_pb2.Requests | None = field(default=None, compare=False, repr=False)
-    """The encoded columns, once they have been encoded."""
+    """The encoded columns, cached after the first encoding."""
 
 
 class Entry(Struct, eq=False):
-    """One entry of the log, decoded."""
+    """One decoded entry of the log."""
 
     partition: PartitionId
     epoch: int
     first_seq: int
     time_ms: int
     kinds: bytes
-    """One byte per mutation (kind and flags), or the single byte of a control record."""
+    """One byte per mutation (kind and flags), or a single byte for a control record."""
     keys: list[bytes] = []
     values: list[bytes] = []
     """Values of the puts."""
     ages: list[int] = []
-    """For each overwriting put: its sequence less the sequence that created the key."""
+    """For each put that overwrites a key: the put's sequence minus the sequence that created the key."""
     expires_ms: list[int] = []
     replaced_ms: list[int] = []
     requests: Requests | None = None
@@ -135,17 +137,18 @@ class Entry(Struct, eq=False):
     check_crc: int = 0
     """The writer's rolling CRC at `check_seq`; meaningless if `check_seq` is 0."""
     check_encoding: int = ENCODING
-    """The encoding that the CRC is over."""
+    """The encoding by which the CRC was computed."""
     control: bytes = b""
     """The contents of a control record (move_records.py)."""
 
     @property
     def is_control(self) -> bool:
+        """True if the entry is a control record."""
         return len(self.kinds) == 1 and self.kinds[0] & KIND >= 16
 
     @property
     def last_seq(self) -> Seq:
-        """The sequence of the last mutation; for a control record, the sequence before it."""
+        """The sequence of the last mutation. For a control record, the sequence before the record."""
         return Seq(self.first_seq + len(self.keys) - 1)
 
     @property
@@ -154,7 +157,7 @@ class Entry(Struct, eq=False):
         return not self.kinds.translate(None, _PLAIN)
 
     def mutations(self) -> Iterator[Mutation]:
-        """Yield the columns row by row."""
+        """Yield the mutations one by one."""
         values, ages = iter(self.values), iter(self.ages)
         expires, replaced = iter(self.expires_ms), iter(self.replaced_ms)
         for seq, (flags, key) in enumerate(zip(self.kinds, self.keys, strict=True), self.first_seq):
@@ -171,6 +174,7 @@ class Entry(Struct, eq=False):
             )
 
     def encode(self) -> bytes:
+        """Return the payload of the entry."""
         message = entry_pb2.Entry(
             format=FORMAT,
             partition=self.partition,
@@ -201,7 +205,7 @@ class Entry(Struct, eq=False):
 def control(
     partition: PartitionId, epoch: int, next_seq: int, time_ms: int, kind: EntryKind, said: bytes = b""
 ) -> Entry:
-    """Make a control record, which is alone in its entry."""
+    """Return an entry that consists of one control record."""
     entry = Entry(partition, epoch, next_seq, time_ms, bytes((kind,)))
     entry.control = said
     if kind is EntryKind.IMPORT:
@@ -210,8 +214,8 @@ def control(
 
 
 def decode(payload: bytes) -> Entry:
-    """Decode an entry. Fields that this program does not know are ignored (docs/protocol.md V5). Raises Corrupted;
-    WrittenByNewer for an unknown format, kind or flag."""
+    """Decode an entry. Fields that this release does not know are ignored (docs/protocol.md V5). Raises Corrupted if
+    the payload is malformed, and WrittenByNewer if its format, or a kind or flag in it, is unknown."""
     message = _parse(payload)
     if message.format != FORMAT:
         raise WrittenByNewer(f"entry payload of format {message.format}, this program reads format {FORMAT}")
@@ -230,8 +234,8 @@ def decode(payload: bytes) -> Entry:
 
 
 def is_release(payload: bytes) -> bool:
-    """Return True if `payload` is a leader's release record. False for an unreadable payload: the next leader then
-    waits."""
+    """Return True if the payload is a leader's release record. Returns False if the payload is unreadable, so that the
+    next leader waits out the lease."""
     try:
         message = _parse(payload)
     except Corrupted:
@@ -299,7 +303,7 @@ def _check_ages(entry: Entry) -> None:
 
 
 def requests_message(requests: Requests) -> entry_pb2.Requests:
-    """Encode the columns as a message; fields that can be derived are left out."""
+    """Encode the columns as a message. Fields that can be derived from others are omitted."""
     count = len(requests.sequences)
     message = entry_pb2.Requests(
         clients=requests.clients,

@@ -10,6 +10,7 @@ class MarkRecord(NamedTuple):
 
     pin: str
     deadline_ms: int
-    """By the wall clock of the leader that logged the record. 0: the pin has ended."""
+    """When the pin ends, by the wall clock of the leader that logged the record. 0 means that the pin has ended."""
     takes: bool
-    """True if replicas keep the state as it is at this record. False if only the deadline of a kept state changes."""
+    """True if replicas must keep the state as it is at this record. False if the record only changes the deadline of a
+    state that is already kept."""

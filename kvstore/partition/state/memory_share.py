@@ -1,4 +1,4 @@
-"""Chooses which write buffers of a node to flush when together they are too large. Decides only."""
+"""Chooses which write buffers of a node to flush when their total size is too large. Decides only."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ K = TypeVar("K")
 
 
 def largest_first(sizes: Mapping[K, int], *, excess: int) -> list[K]:
-    """Return the buffers whose flush frees `excess` bytes, or all, the largest first. This makes the files as large as
-    possible, and does not flush a hardly used buffer for the sake of a busy one. Buffers of equal size keep their order
-    in `sizes`."""
+    """Return the largest buffers, in descending order of size, until their flush frees `excess` bytes; all buffers if
+    that is not enough. Flushing the largest buffers makes the files as large as possible, and never flushes a hardly
+    used buffer to make space for a busy one. Buffers of equal size keep their order in `sizes`."""
     chosen: list[K] = []
     for each in sorted(sizes, key=lambda each: -sizes[each]):
         if excess <= 0 or not sizes[each]:
@@ -22,6 +22,6 @@ def largest_first(sizes: Mapping[K, int], *, excess: int) -> list[K]:
 
 
 def cache_bytes(budget: int, *, index_bytes: int, least: int) -> int:
-    """Return what the indexes leave of the budget for write buffers and blocks, but at least `least`: indexes cannot be
-    dropped, and without blocks every read would go to the disk."""
+    """Return the bytes that the indexes leave of the budget for write buffers and blocks, but at least `least`. The
+    minimum is needed because indexes cannot be dropped, and without cached blocks every read would go to the disk."""
     return max(least, budget - index_bytes)

@@ -21,49 +21,50 @@ from kvstore.types import PartitionId, Position
 
 
 class Founded(NamedTuple):
-    """Part of an epoch-start record: what the partition owns from its first record on."""
+    """Part of an epoch-start record: the tokens that the partition owns from that record on."""
 
     spans: tuple[TokenSpan, ...]
 
 
 class ImportBegin(NamedTuple):
-    """The target begins to copy a range, from nothing."""
+    """The target begins to copy a range from the source. The copy is empty at this point."""
 
     move: int
     attempt: int
     source: PartitionId
     span: TokenSpan
     pin: Position
-    """The target follows the source's log from the entry after this position, and pins the log from its ledger on."""
+    """The target follows the source's log from the entry after this position, and pins the log from that entry's ledger
+    on."""
 
 
 class ImportRows(NamedTuple):
-    """Rows of the source, unchanged. The record takes one sequence, so that request ids can come along."""
+    """Rows of the source, copied unchanged. The record takes one sequence, so that it can carry request ids."""
 
     move: int
     keys: list[bytes]
     """Row keys (rows.data_key)."""
     rows: list[bytes]
-    """Empty row: the key is deleted."""
+    """An empty row means that the key is deleted."""
     cursor: bytes
-    """Where copying continues: everything before this row, or before this row of request ids, has come. Empty once all
-    has."""
+    """Where copying continues: everything before this row, or before this row of request ids, has been copied. Empty
+    once everything has been copied."""
     tail: Position
     """The source's log has been followed up to this position."""
 
 
 class ImportEnd(NamedTuple):
-    """The target has all of the range as it was at a freeze."""
+    """The target has the complete range as it was at a freeze."""
 
     move: int
     freeze: Position
     records: int
-    """Number of records. `hash` is their hash (digest.py)."""
+    """Number of records in the range. `hash` is the hash of these records (digest.py)."""
     hash: int
 
 
 class Freeze(NamedTuple):
-    """The source takes no writes in the range from this record on. The freeze is named by its position."""
+    """The source accepts no writes in the range from this record on. The record's position identifies the freeze."""
 
     move: int
     target: PartitionId
@@ -71,7 +72,7 @@ class Freeze(NamedTuple):
 
 
 class Unfreeze(NamedTuple):
-    """The source takes writes again."""
+    """The source accepts writes in the range again."""
 
     move: int
 
@@ -83,13 +84,13 @@ class Release(NamedTuple):
     freeze: Position
     records: int
     target: PartitionId = PartitionId("")
-    """As in the freeze. Readers of the change feed learn from it where the range continues. Empty, with no span, in old
-    logs."""
+    """The target named in the freeze. It tells readers of the change feed where the range continues. In old logs,
+    `target` is empty and `span` is None."""
     span: TokenSpan | None = None
 
 
 class Own(NamedTuple):
-    """The target owns the range. Its sequences and times continue after the source's."""
+    """The target owns the range. The target's sequences and times continue after those of the source."""
 
     move: int
     freeze: Position
@@ -99,8 +100,8 @@ class Own(NamedTuple):
     """The source's sequence at the release."""
     time_ms: int
     source: PartitionId = PartitionId("")
-    """As in the import. Readers of the change feed learn from it whose changes come first. Empty, with no span, in old
-    logs."""
+    """The source named in the import. It tells readers of the change feed whose changes precede those of the target. In
+    old logs, `source` is empty and `span` is None."""
     span: TokenSpan | None = None
 
 
@@ -109,7 +110,7 @@ class Drop(NamedTuple):
 
     move: int
     until: bytes
-    """Remove all records before this key. Empty: remove all of them, and forget the move."""
+    """Remove all records before this key. If it is empty, remove all records of the range and forget the move."""
 
 
 class LogVersion(NamedTuple):
@@ -147,7 +148,7 @@ def encode(record: MoveRecord) -> bytes:
 
 
 def decode(kind: int, control: bytes) -> MoveRecord:
-    """Decode a record. Unknown fields at the end are ignored. Raises Corrupted."""
+    """Decode a record. Unknown fields at the end are ignored. Raises Corrupted if the bytes are malformed."""
     try:
         return _decoders[kind].decode(control)  # type: ignore[no-any-return]
     except (msgspec.DecodeError, KeyError) as error:

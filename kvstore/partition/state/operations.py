@@ -35,7 +35,7 @@ EXPIRES_MS_MAX = 1 << 62
 
 
 class Deciding(Protocol):
-    """The state that an operation may see and change."""
+    """The interface through which an operation reads and changes the state."""
 
     draft: Draft
 
@@ -45,7 +45,7 @@ class Deciding(Protocol):
 
 
 def check_sizes(key: bytes, value: bytes = b"") -> None:
-    """Raise InvalidRequest if the key or the value is too long, or the key is empty."""
+    """Raise InvalidRequest if the key is empty or too long, or the value is too long."""
     if not 0 < len(key) <= KEY_BYTES_MAX:
         raise InvalidRequest(f"expected a key of 1 to {KEY_BYTES_MAX} bytes, got {len(key)}")
     if len(value) > VALUE_BYTES_MAX:
@@ -264,7 +264,7 @@ _BATCH, _CHECK = int(Code.BATCH), int(Code.CHECK)
 
 
 def size_of(op: Op) -> int:
-    """Return the bytes of keys and values that the operation carries."""
+    """Return the number of bytes of the keys and values that the operation carries."""
     code = op[0]
     if code in WITH_VALUE:
         return len(op[1]) + len(op[2])

@@ -1,8 +1,8 @@
-"""The state as the entries in flight will change it. The leader evaluates operations against the state with these
+"""The state as it will be after the entries in flight. The leader evaluates operations against the state with these
 layers on top. Decides only.
 
-There is one layer per entry, removed when the entry has been applied. Reads never use the overlay, because
-unacknowledged effects may never take place.
+There is one layer per entry. It is removed when the entry has been applied. Reads never use the overlay, because
+effects that are not acknowledged may never take place.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ UNTOUCHED: Final = Untouched.UNTOUCHED
 
 
 class Layer(Struct, eq=False):
-    """The effects of one entry."""
+    """The effects of one entry in flight."""
 
     rows: dict[bytes, Row | None] = {}
     """Key → its record after the entry; None if it is deleted."""
@@ -41,7 +41,7 @@ class Layer(Struct, eq=False):
     counts: dict[bytes, int] = {}
     """Client → number of its results in `requests`."""
     results_bytes: int = 0
-    """Maximum bytes that the results and their clients will take in the retry table."""
+    """Upper bound of the bytes that these results and their clients will take in the retry table."""
 
 
 class Overlay:
@@ -51,8 +51,8 @@ class Overlay:
         self.layers: deque[Layer] = deque()
 
     def find(self, key: bytes) -> Row | Untouched | None:
-        """Return the key's record after all entries in flight; None if the key will be absent; UNTOUCHED if no entry
-        changes it."""
+        """Return the key's record as it will be after all entries in flight. Returns None if the key will be absent,
+        and UNTOUCHED if no entry in flight changes the key."""
         for layer in reversed(self.layers):
             row: Row | Untouched | None = layer.rows.get(key, UNTOUCHED)
             if row is not UNTOUCHED:
@@ -60,7 +60,7 @@ class Overlay:
         return UNTOUCHED
 
     def touched_of(self, keys: list[bytes]) -> set[bytes]:
-        """Return the `keys` that an entry in flight changes."""
+        """Return those of `keys` that an entry in flight changes."""
         touched: set[bytes] = set()
         for layer in self.layers:
             if not layer.rows.keys().isdisjoint(keys):
@@ -68,7 +68,8 @@ class Overlay:
         return touched
 
     def rows_between(self, start: bytes, end: bytes | None) -> dict[bytes, Row | None]:
-        """Return all keys in [start, end) that entries in flight change. `end` None means no upper end."""
+        """Return the records of all keys in [start, end) that entries in flight change, as they will be. An `end` of
+        None means up to the last key."""
         return {
             key: row
             for layer in self.layers
@@ -77,8 +78,8 @@ class Overlay:
         }
 
     def find_request(self, request: RequestId, hash_of_key: int) -> Result:
-        """Return the result of the request if it is in flight, else UNTOUCHED. Raises RequestExpired for a late
-        duplicate whose answer the client has acknowledged in a request in flight."""
+        """Return the result of the request if it is in flight, or UNTOUCHED if it is not. Raises RequestExpired for a
+        late duplicate: the client has since acknowledged the answer, in a request that is in flight."""
         client, sequence, _, _ = request
         acknowledged = 0
         for layer in self.layers:
@@ -93,8 +94,8 @@ class Overlay:
         return UNTOUCHED
 
     def results_under_way(self, client: bytes, draft: Layer) -> tuple[int, int]:
-        """Return how many results of the client are in the layers and in `draft`, and the bytes that the results of all
-        clients take."""
+        """Return how many results of this client are in the layers and in `draft`, and how many bytes the results of
+        all clients take there."""
         count, size = draft.counts.get(client, 0), draft.results_bytes
         for layer in self.layers:
             count += layer.counts.get(client, 0)

@@ -39,7 +39,7 @@ _head = Struct(">B")
 
 
 class ImportedRange(NamedTuple):
-    """A range that is being imported. Its rows are here, and no read sees them."""
+    """A range that the partition is importing. Its rows are in the engine, but no read sees them."""
 
     move: int
     attempt: int
@@ -51,7 +51,7 @@ class ImportedRange(NamedTuple):
     tail: Position
     """The position up to which the source's log has been followed."""
     end: ImportEnd | None
-    """Set while nothing has come since the import ended."""
+    """Set if the import has ended and nothing has arrived since."""
     is_dropping: bool = False
     """The import was abandoned, and its rows are being removed."""
     dropped: bytes = b""
@@ -59,7 +59,7 @@ class ImportedRange(NamedTuple):
 
 
 class FrozenRange(NamedTuple):
-    """A range that takes no writes."""
+    """A range that the partition owns but in which it accepts no writes at the moment."""
 
     move: int
     target: PartitionId
@@ -68,7 +68,7 @@ class FrozenRange(NamedTuple):
 
 
 class ReleasedRange(NamedTuple):
-    """A range that was owned. Its rows are still here, and no read sees them."""
+    """A range that the partition used to own. Its rows are still in the engine, but no read sees them."""
 
     move: int
     target: PartitionId
@@ -79,7 +79,7 @@ class ReleasedRange(NamedTuple):
     """The partition's sequence when the range was released; `time_ms` is its record time then."""
     time_ms: int
     dropped: bytes = b""
-    """Records before this key have been removed. Without this bound each DROP would skip over the remains of all
+    """Records before this key have been removed. Without this bound, each DROP would step over the remains of all
     earlier ones."""
 
 
@@ -93,22 +93,22 @@ def _find(parts: Iterable[_Part], move: int) -> _Part | None:
 # docs/protocol.md M2
 @dataclass(frozen=True)
 class Ownership:
-    """The ownership at one position of the log."""
+    """The tokens that a partition owns, and its ranges that are moving, at one position of its log."""
 
     owned: Tokens = EVERYTHING
-    """A partition whose log has never said what it owns dates from before there were moves: it owns what the ring gives
-    it."""
+    """The tokens that the partition owns. If its log does not record what it owns, the partition is older than moves
+    and owns what the ring gives it."""
     is_founded: bool = False
     imports: tuple[ImportedRange, ...] = ()
     frozen: tuple[FrozenRange, ...] = ()
     released: tuple[ReleasedRange, ...] = ()
     newest: int = 0
-    """The latest planned of the moves that brought a range here. A ring that does not contain this move is too old to
-    route by."""
+    """Id of the latest planned move that brought a range to this partition. A ring that does not contain this move is
+    too old to route by."""
 
     @cached_property
     def writable(self) -> Tokens:
-        """The tokens that are owned and not frozen."""
+        """The tokens that the partition owns and that are not frozen."""
         tokens = self.owned
         for each in self.frozen:
             tokens = tokens.without(each.span)
@@ -116,24 +116,28 @@ class Ownership:
 
     @property
     def has_foreign_rows(self) -> bool:
-        """True if the state contains rows that are not owned."""
+        """True if the engine contains rows that the partition does not own."""
         return bool(self.imports or self.released)
 
     def import_of(self, move: int) -> ImportedRange | None:
+        """Return the range that this move imports, or None."""
         return _find(self.imports, move)
 
     def frozen_by(self, move: int) -> FrozenRange | None:
+        """Return the range that this move has frozen, or None."""
         return _find(self.frozen, move)
 
     def released_by(self, move: int) -> ReleasedRange | None:
+        """Return the range that this move has released, or None."""
         return _find(self.released, move)
 
     def released_at(self, token: int) -> ReleasedRange | None:
-        """Return the release that gave the token away, as long as its rows are here."""
+        """Return the release that gave the token away. Returns None if the token was not given away, or if its rows
+        have been dropped."""
         return next((each for each in self.released if each.span.holds(token)), None)
 
     def droppable(self, move: int) -> tuple[bytes, bytes] | None:
-        """Return the range of row keys that the Drops of this move still have to remove."""
+        """Return the range [first, second) of row keys that the DROP records of this move still have to remove."""
         part = self.released_by(move) or self.import_of(move)
         if part is None:
             return None
@@ -142,8 +146,9 @@ class Ownership:
     # ── what records change ───────────────────────────────────────────────────────────────────────────────────────────
 
     def after(self, record: MoveRecord, position: Position, seq: int, time_ms: int) -> Ownership:
-        """Return the ownership after the record at `position`, written at sequence `seq` and `time_ms`. Raises
-        Corrupted for a record that no leader may have written; serving_ranges.py has the rules for leaders."""
+        """Return the ownership after the record at `position`, which was written at sequence `seq` and record time
+        `time_ms`. Raises Corrupted for a record that no leader may write; serving_ranges.py has the rules for
+        leaders."""
         match record:
             case Founded(spans):
                 self._want(not self.is_founded, record)
@@ -232,14 +237,14 @@ class Ownership:
     # ── its row ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def encode(self) -> bytes:
-        """Encode the engine's row. An ownership that was never founded has none."""
+        """Encode the ownership as an engine row. An ownership that was never founded has no row."""
         row = _Row(self.owned.spans, self.imports, self.frozen, self.released, self.newest)
         return _head.pack(FORMAT) + msgspec.msgpack.encode(row)
 
     @staticmethod
     def decode(row: bytes) -> Ownership:
-        """Decode the engine's row. Unknown fields are ignored, and lost with the next change. Raises WrittenByNewer for
-        an unknown format, Corrupted for a malformed row."""
+        """Decode the engine row. Unknown fields are ignored, and lost with the next change. Raises WrittenByNewer for
+        an unknown format, and Corrupted for a malformed row."""
         if row[0] != FORMAT:
             raise WrittenByNewer(f"expected the ownership row in format {FORMAT}, got format {row[0]}")
         try:

@@ -31,7 +31,8 @@ _HEADERS = pinned_page.HEADER_BYTES
 
 # docs/protocol.md K6
 class PinnedScan:
-    """One read. Call `step` until it returns True because a page is full or everything has been read, then `page`."""
+    """One read of a pinned view. Call `step` until it returns True, because a page is full or everything has been read,
+    and then call `page`."""
 
     def __init__(
         self,
@@ -44,7 +45,8 @@ class PinnedScan:
         keys_only: bool = False,
         page_bytes: int,
     ) -> None:
-        """`after` is a row key behind which to begin. Raises ViewClosed."""
+        """Read the keys in [start, end) whose tokens are in `span`, from the row after row key `after`. A page has
+        about `page_bytes` bytes. Raises ViewClosed."""
         self._held, self._start, self._end = held, start, end
         self._keys_only, self._page_bytes = keys_only, page_bytes
         few = _few(held.view, start, end) if start or end else None
@@ -66,7 +68,7 @@ class PinnedScan:
         self._seen = 0
 
     def step(self) -> bool:
-        """Read some more. Return True if there is a page to send. Raises ViewClosed, OSError."""
+        """Read some more rows. Returns True once a page can be sent. Raises ViewClosed, or OSError."""
         if self._cursor is not None:
             self._read(self._cursor)
         return self._cursor is None or self._bytes >= self._page_bytes or self._seen >= 128 * STEP_ROWS
@@ -94,7 +96,7 @@ class PinnedScan:
         return [key for key, _ in pairs], [row for _, row in pairs]
 
     def page(self) -> data_pb2.PinnedPage:
-        """Take the rows read since the last page."""
+        """Return a page with the rows that were read since the last page."""
         time_ms = self._held.time_ms if self._held.hides_expired else 0
         page = pinned_page.encode(self._keys, self._rows, time_ms, self._last, ends=self._cursor is None)
         self._begin_page()
@@ -141,8 +143,8 @@ class _PickedRows:
 
 
 def sizes(held: PinnedView, samples: list[Sample], split_bytes: int) -> tuple[int, list[int]]:
-    """Estimate from samples of all stretches how many bytes of keys and values the state has, and at which tokens to
-    split it. Return the bytes, and the last tokens of splits of about `split_bytes` each, without the last split."""
+    """Estimate the size of the view and where to split it, from samples of all its stretches. Returns the number of
+    bytes of keys and values, and the last token of each split of about `split_bytes` bytes except the last split."""
     rows = sum(each.rows * each.width for each in samples)
     total = round(held.records * sum(each.bytes * each.width for each in samples) / rows) if rows else 0
     wanted = min(-(-total // split_bytes), SPLITS_MAX) if split_bytes else 1
@@ -154,7 +156,7 @@ def sizes(held: PinnedView, samples: list[Sample], split_bytes: int) -> tuple[in
 
 
 class Sample(NamedTuple):
-    """A stretch of tokens, with the records and bytes per token that its first rows show."""
+    """A stretch of tokens, with the number of records and bytes per token, estimated from its first rows."""
 
     span: TokenSpan
     rows: float
@@ -166,7 +168,7 @@ class Sample(NamedTuple):
 
 
 def stretches(held: PinnedView) -> list[TokenSpan]:
-    """Divide the owned tokens into parts of equal width."""
+    """Divide the view's tokens into stretches of equal width."""
     step = max(1, -(-sum(last - first + 1 for first, last in held.owned.spans) // SAMPLES))
     return [
         TokenSpan(begin, min(begin + step - 1, last))

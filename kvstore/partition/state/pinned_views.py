@@ -1,7 +1,8 @@
-"""Keeps states of a partition as they were at pinned positions. Decides only.
+"""Keeps the states of a partition as they were at pinned positions. Decides only.
 
-Every replica that applies a MARK keeps its state as it is there, so all replicas serve the same rows. A kept state ends
-with its deadline, with the pin, or with the state itself (docs/protocol.md, Pinned reads).
+Every replica that applies a MARK keeps its state as it is at the MARK, so all replicas serve the same rows. The replica
+drops a kept state at its deadline, when its pin ends, or when the replica's state is replaced (docs/protocol.md, Pinned
+reads).
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ notebook that loads one data frame after another has as many views as it loads w
 
 @dataclass(slots=True)
 class PinnedView:
-    """A state at one position."""
+    """A partition's state at one position."""
 
     pin: str
     deadline_ms: int
     position: Position
     seq: Seq
     time_ms: int
-    """Record time: records that expire at it or before are absent."""
+    """Record time at the position. Records that expire at or before this time are absent."""
     owned: Tokens
     records: int
-    """Number of records, those past their expiry included."""
+    """Number of records, including expired ones."""
     view: View
     hides_expired: bool
-    """True if the view contains expired records, which are absent."""
+    """True if the view contains expired records, which readers must treat as absent."""
 
 
 class PinnedViews:
@@ -61,7 +62,7 @@ class PinnedViews:
     def apply(
         self, mark: MarkRecord, *, position: Position, seq: Seq, time_ms: int, owned: Tokens, records: int
     ) -> None:
-        """Apply a MARK that is in the state. The arguments describe the state at the MARK."""
+        """Apply a MARK that the state contains. The other arguments describe the state at the MARK."""
         self.expire(time_ms)
         if not mark.takes:
             self._move_deadline(mark)
@@ -88,20 +89,20 @@ class PinnedViews:
             self.drop(mark.pin)
 
     def taken(self, pin: str, position: Position) -> PinnedView:
-        """Return the view of a MARK that is in the state now. Raises Overloaded if there were too many views, otherwise
-        like `get`."""
+        """Return the view of a MARK that was just applied. Raises Overloaded if there were too many views to keep it,
+        and NoSuchPin as `get` does."""
         if pin not in self.by_pin:
             self.check_capacity(pin)
         return self.get(pin, position)
 
     def check_capacity(self, pin: str) -> None:
-        """Raise Overloaded unless this pin can be kept besides the others."""
+        """Raise Overloaded if there are too many views to keep one more for this pin."""
         others = len(self.by_pin) - (pin in self.by_pin)
         if others >= HELD_MAX:
             raise Overloaded(f"partition {self._partition}: {others} of at most {HELD_MAX} pins are in use")
 
     def get(self, pin: str, position: Position) -> PinnedView:
-        """Return the view of the pin. Raises NoSuchPin."""
+        """Return the view of the pin at `position`. Raises NoSuchPin if it is not kept here."""
         found = self.by_pin.get(pin)
         if found is None or found.position != position:
             raise NoSuchPin(f"partition {self._partition}: pin {pin!r} at {tuple(position)} has ended here")

@@ -30,8 +30,8 @@ def decode_result(encoded: bytes) -> Result | StoreError:
 
 
 def fits(op: Op, result: Result | StoreError) -> bool:
-    """Return True if `result` may be the result of `op`. The result remembered under a request id may be another
-    operation's."""
+    """Return True if `result` can be the result of `op`. If it cannot, the request id was used for another
+    operation."""
     match op[0]:
         case Code.PUT if op[4] & Flag.RETURN_OLD:
             return _is_tuple(result, bool, int, Record | None)
@@ -59,7 +59,7 @@ def fits(op: Op, result: Result | StoreError) -> bool:
 
 
 def misused(request: RequestId) -> InvalidRequest:
-    """Make the error for a request id under which another operation's result is remembered."""
+    """Return the error for a request id that was used for another operation."""
     return InvalidRequest(f"request {request[1]} was used for another operation on this key; use a new request id")
 
 

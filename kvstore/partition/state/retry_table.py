@@ -1,13 +1,15 @@
-"""Remembers request ids, so that a retried mutation is applied once. Decides only.
+"""Remembers request ids, so that a mutation that a client retries is applied once. Decides only.
 
-The table is a function of the log: (client, sequence, hash of the key) → result. Each request of a client carries the
-sequence below which the client has received all answers. Results below it are dropped, and a request below it is a late
-duplicate and refused. A client without requests for a window of record time is forgotten, and a request that carries a
-leader time older than record time less the window is refused: every forgotten request carried such a time, so it is
-never applied again (docs/protocol.md, Retries). The table's bounds hold whatever a client sends (P33).
+The table is a function of the log: (client, sequence, hash of the key) → result. Each request carries the sequence
+below which its client has received all answers. The table drops results below that sequence, and refuses later requests
+below it as late duplicates.
 
-In the engine an entry's request ids are one row. The row stays while one of its results is remembered, or while it is
-the latest row of a client. The table is rebuilt from these rows at start.
+A client is forgotten after it has sent no requests for a window of record time. The table refuses a request that
+carries a leader time older than record time minus the window. Every forgotten request carried such an old time, so it
+can never be applied again (docs/protocol.md, Retries). The table's bounds hold whatever a client sends (P33).
+
+In the engine, the request ids of one entry are one row. The row stays while one of its results is remembered, or while
+it is the latest row of a client. The table is rebuilt from these rows at start.
 """
 
 from __future__ import annotations
@@ -46,17 +48,17 @@ _Chain = tuple[int, Remembered, int, int, Any]
 
 
 def key_hash(key: bytes) -> int:
-    """Combine the key's token and a second hash of the key."""
+    """Return a hash of the key, combined from its token and a second hash."""
     return token_of(key) << 32 | mmh3_32_uintdigest(key, 1)
 
 
 def hash_at_hand(key: bytes, row_key: bytes) -> int:
-    """Return `key_hash` of a key whose token is known from its row key."""
+    """Return `key_hash` of a key, using the token in its row key."""
     return int.from_bytes(row_key[1:5], "big") << 32 | mmh3_32_uintdigest(key, 1)
 
 
 def hashes_at_hand(keys: list[bytes], row_keys: list[bytes]) -> list[int]:
-    """Return `key_hash` of many such keys."""
+    """Return `key_hash` of many keys, using the tokens in their row keys."""
     tokens = unpack(f">{len(keys)}I", b"".join([row_key[1:5] for row_key in row_keys]))
     seconds = map(mmh3_32_uintdigest, keys, repeat(1))
     return [token << 32 | second for token, second in zip(tokens, seconds, strict=True)]
@@ -92,7 +94,7 @@ class _ClientResults:
 
 # docs/protocol.md P16
 class RetryTable:
-    """The retry table of one replica. Only the records of the log change it; the leader reads it."""
+    """The retry table of one replica. Only records of the log change it; the leader also reads it."""
 
     def __init__(self, *, window_ms: int, bytes_max: int, results_max: int) -> None:
         self.bytes = 0
@@ -111,9 +113,11 @@ class RetryTable:
 
     # docs/protocol.md P12, P14, P15
     def find(self, request: RequestId, hash_of_key: int, now_ms: int) -> Remembered | None:
-        """Return the request's result if it was applied before, or None if it is new: see `admit`.
+        """Return the result of a request that was applied before, or None if the request is new. A new request must
+        also pass `admit`.
 
-        Raises RequestExpired for a request that may have been forgotten or answered.
+        Raises RequestExpired for a request that may have been forgotten, or whose answer the client has already
+        acknowledged.
         """
         client_id, sequence, _, carried_ms = request
         if carried_ms < now_ms - self._window_ms:
@@ -133,8 +137,9 @@ class RetryTable:
         return None
 
     def are_new(self, oldest: RequestId, sequences: Sequence[int], now_ms: int) -> bool:
-        """Return True if `find` would find none of one client's requests and refuse none. `oldest` has the lowest
-        sequence and carries the earliest time of all. May return False if only `find` can tell."""
+        """Return True if `find` would find none of these requests of one client, and would refuse none. `oldest` is the
+        request with the lowest sequence, and carries the earliest time of all. May return False for new requests if
+        only `find` can tell."""
         client_id, lowest, _, carried_ms = oldest
         if carried_ms < now_ms - self._window_ms:
             return False
@@ -142,10 +147,10 @@ class RetryTable:
         return client is None or (lowest >= client.first_unacked and client.results.keys().isdisjoint(sequences))
 
     def admit(self, request: RequestId, now_ms: int, pending: int, pending_bytes: int) -> None:
-        """Raise Overloaded unless the result of a new request can be remembered, and InvalidRequest if the request
-        carries a time so far ahead that its client could not be forgotten. `pending` is the number of results of this
-        client that are on their way into the table; `pending_bytes` is the size of all clients' results on their
-        way."""
+        """Check that the result of a new request can be remembered. `pending` is the number of this client's results in
+        flight, and `pending_bytes` the size of all clients' results in flight. Raises Overloaded if a bound is reached.
+        Raises InvalidRequest if the request carries a time so far in the future that its client could never be
+        forgotten."""
         client_id, _, first_unacked, carried_ms = request
         if carried_ms > now_ms + self._window_ms:
             raise InvalidRequest(f"the request carries leader time {carried_ms}, which is ahead of {now_ms}")
@@ -170,8 +175,8 @@ class RetryTable:
         pending: int,
         pending_bytes: int,
     ) -> None:
-        """Like `admit`, for new requests of one client, in this order. `carried_ms` is the latest time that one of them
-        carries; `pending_bytes` includes the cost of all of them."""
+        """Like `admit`, for new requests of one client, in order. `carried_ms` is the latest time that any of them
+        carries. `pending_bytes` includes the cost of all of them."""
         count, client = len(first_unacked), self._clients.get(client_id)
         if pending + count + (0 if client is None else client.count) > self._results_max:
             last = {first: place for place, first in enumerate(first_unacked)}
@@ -183,9 +188,9 @@ class RetryTable:
     # ── what the log changes ──────────────────────────────────────────────────────────────────────────────────────────
 
     def apply(self, first_seq: int, time_ms: int, requests: Requests, *, is_reload: bool = False) -> list[int]:
-        """Take in the request ids of the entry that begins with `first_seq`, as row `first_seq`. Return the rows that
-        are no longer needed. If `is_reload`, the row is one of this table's own, and its bounds were enforced when it
-        was written."""
+        """Record the request ids of the entry that begins with `first_seq`, as row `first_seq`. Returns the rows that
+        are no longer needed. With `is_reload`, the row is one that this table wrote earlier, so its bounds have already
+        been enforced."""
         self._rows[first_seq] = 1
         clients = [
             self._touch(client_id, first_seq, time_ms, first_unacked, seen_ms)
@@ -247,8 +252,8 @@ class RetryTable:
             self._drop(client, [sequence])
 
     def row(self, time_ms: int, requests: Requests) -> bytes:
-        """Encode the engine row of request ids that were just applied. It contains each client's largest values so far,
-        because the rows that brought them may be gone when the table is rebuilt."""
+        """Encode the engine row for request ids that were just applied. The row contains each client's largest values
+        so far, because the rows that brought them may be gone when the table is rebuilt."""
         clients = [self._clients[each] for each in requests.clients]
         message = entry_pb2.Requests()
         message.CopyFrom(requests.message or requests_message(requests))
@@ -257,8 +262,8 @@ class RetryTable:
         return _row_head.pack(ROW_FORMAT, time_ms) + message.SerializeToString()
 
     def forget(self, time_ms: int, most: int = FORGOTTEN_PER_ENTRY_MAX) -> list[int]:
-        """Forget clients that have been idle for the window at record time `time_ms`. Return the rows that are no
-        longer needed."""
+        """Forget up to `most` clients that have been idle for the whole window at record time `time_ms`. Returns the
+        rows that are no longer needed."""
         horizon = time_ms - self._window_ms
         idle = self.idle
         while idle and idle[0][0] < horizon and most:
@@ -404,8 +409,8 @@ def _holds(link: _Chain | None, hash_of_key: int) -> bool:
 
 
 def decode_row(row: bytes) -> tuple[int, Requests]:
-    """Decode a row that `RetryTable.row` has made into record time and request ids. Raises Corrupted; WrittenByNewer
-    for an unknown format."""
+    """Decode a row that `RetryTable.row` has encoded. Returns its record time and request ids. Raises Corrupted, or
+    WrittenByNewer for an unknown format."""
     row_format, time_ms = _row_head.unpack_from(row)
     if row_format != ROW_FORMAT:
         raise WrittenByNewer(f"expected request ids in format {ROW_FORMAT}, got format {row_format}")

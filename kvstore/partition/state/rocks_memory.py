@@ -1,14 +1,14 @@
 """Divides one memory budget among all engines of a node.
 
-Three things take memory. *Write buffers* hold data that is not in a file yet. If they exceed half of the budget, the
-largest are flushed; if they exceed three quarters, writers wait for these flushes. *Indexes and filters* of files are
-kept in memory completely, because looking them up in a cache would make reads a third slower. *Blocks* of files get the
-rest: the cache is charged with the write buffers and shrunk by the indexes. So nothing has to be divided up front,
-however many engines there are, and an engine that alone is written to has the whole budget, within its own
-`write_buffer_bytes`.
+Memory has three uses. *Write buffers* hold data that is not in a file yet. If they exceed half of the budget, the
+largest buffers are flushed. If they exceed three quarters of the budget, writers wait for these flushes. *Indexes and
+filters* of files are kept in memory completely, because looking them up in a cache would make reads a third slower. The
+remaining memory caches *blocks* of files: write buffers are charged to the cache, and the cache shrinks by the size of
+the indexes. The budget is therefore never divided up front, however many engines there are. If only one engine receives
+writes, it can use the whole budget, within its own `write_buffer_bytes`.
 
-RocksDB itself would flush the buffer of the engine that is written to, however small. If idle engines filled the
-budget, every write would create a file.
+RocksDB itself would flush the buffer of the engine that receives a write, however small that buffer is. If idle engines
+filled the budget, every write would create a file.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class BudgetedEngine(Protocol):
 
 
 class RocksMemory:
-    """The block cache and the write-buffer count that all engines share. Calls are made on the event loop."""
+    """The block cache and the write-buffer count that all engines of a node share. Methods are called on the event
+    loop."""
 
     def __init__(self, budget_bytes: int = BUDGET_BYTES, now: Callable[[], float] | None = None) -> None:
         self.budget_bytes = budget_bytes
@@ -72,8 +73,8 @@ class RocksMemory:
         self._engines.pop(engine, None)
 
     def flush_excess(self) -> None:
-        """Flush the largest write buffers if together they are too large, and shrink the cache to leave memory for the
-        indexes. Cheap if called again at once."""
+        """If the write buffers together are too large, flush the largest. Also shrink the cache to leave memory for the
+        indexes. Cheap if called again right away."""
         now = self._now()
         if now >= self._index_at:
             self._index_at = now + INDEX_S
@@ -89,12 +90,12 @@ class RocksMemory:
                 self._flush(engine)
 
     def is_over(self) -> bool:
-        """Return True if the write buffers are so large that writers must wait. Writers wait only for a running flush
-        that frees memory, because pinned views may hold more than the budget for hours."""
+        """Return True if the write buffers are so large that writers must wait. Writers wait only while a running flush
+        will free memory, because pinned views may hold more than the budget for hours."""
         return bool(self._flushing) and self.buffers.get_usage() >= self.budget_bytes * PAUSE_SHARE
 
     def statistics(self) -> dict[str, int]:
-        """Return the bytes of each kind in the budget, and the budget."""
+        """Return the budget in bytes, and the bytes of each kind of memory in it."""
         buffers = self.buffers.get_usage()
         return {
             "memory_budget_bytes": self.budget_bytes,

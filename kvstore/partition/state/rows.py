@@ -59,8 +59,8 @@ def origins_of(row: bytes | None) -> frozenset[ServerId]:
 
 
 class ReportedDifference(NamedTuple):
-    """A difference that another replica reported: the sequence of its first difference, and whether this replica is
-    barred for it."""
+    """A difference that another replica reported: the sequence of the first difference, and whether this replica is
+    barred because of it."""
 
     since: Seq
     is_barred: bool
@@ -95,7 +95,8 @@ def encode_version(version: int) -> bytes:
 
 
 def version_of(row: bytes | None) -> int:
-    """Decode the row. Raises WrittenByNewer for an unknown format."""
+    """Decode the row of a log's version; the first version if there is no row. Raises WrittenByNewer for an unknown
+    format."""
     if row is None:
         return versions.FIRST
     if row[0] != FORMAT:
@@ -136,25 +137,27 @@ def data_keys_of(keys: list[bytes]) -> list[bytes]:
 
 
 def data_keys_at(tokens: list[int], keys: list[bytes]) -> list[bytes]:
-    """Return the row keys of records whose tokens are known."""
+    """Return the row keys of records whose tokens the caller already knows."""
     return list(map(add, map(pack_data_key, repeat(b"d"), tokens), keys))
 
 
 def token_bound(token: int) -> bytes:
-    """Return the lowest row key of `token`. Token 2**32 gives the end of all records."""
+    """Return the lowest possible row key of a token. The bound of token 2**32 is the end of all records."""
     return pack_data_key(b"d", token) if token < 1 << 32 else ALL_DATA[1]
 
 
 def key_of_data(row_key: bytes) -> bytes:
+    """Return the key of a record, from its row key."""
     return row_key[5:]
 
 
 def token_of_data(row_key: bytes) -> int:
+    """Return the token of a record, from its row key."""
     return int.from_bytes(row_key[1:5], "big")
 
 
 def expiry_key(expires_ms: int, key: bytes) -> bytes:
-    """Return the key's row in the expiry index."""
+    """Return the row key of the key's entry in the expiry index."""
     return _pack_expiry_key(b"x", expires_ms) + key
 
 
@@ -201,7 +204,7 @@ VALUE_AT = (_header[0].size, _header[AGED].size)
 
 
 def expiry_of(row: bytes) -> int:
-    """Return the expiry of the record in a row; 0: never."""
+    """Return the expiry in ms of the record in a row; 0 means never."""
     flags = row[0]
     if not flags & EXPIRES:
         return 0
@@ -214,7 +217,7 @@ _meta = Struct(">BqqQQQQIB")
 
 
 class StateMeta(NamedTuple):
-    """The state's place in the log, written with the effects of each entry."""
+    """The position of the state in the log. It is written together with the effects of each entry."""
 
     position: Position
     seq: Seq

@@ -1,9 +1,9 @@
-"""Binds operations on everything that a partition holds to the tokens that the ring gave it when they arrived. Decides
-only.
+"""Limits operations without a key, such as scans and counts, to the tokens that the ring gave the partition when the
+operation arrived. Decides only.
 
-A caller that asks all partitions, each for its part, uses one version of the ring. A partition answers for the tokens
-that this version gives it, if it owns all of them, and for no others. So no key is missed, and none is found twice.
-Otherwise the partition answers Moved, and the caller starts again with the next version (docs/protocol.md M14).
+A caller that asks each partition for its part uses one version of the ring. A partition answers for exactly the tokens
+that this version gives it, provided that it owns all of them. Every key is then found exactly once. Otherwise, the
+partition answers Moved, and the caller starts again with the next version (docs/protocol.md M14).
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ ELSEWHERE = Moved("", 0)
 
 
 class Bound(tuple[Any, ...]):
-    """An operation as a plain tuple, with the tokens that it concerns."""
+    """An operation as a plain tuple, together with the tokens to which it is limited."""
 
     assigned: Tokens
 
 
 def bound(op: Op, assigned: Tokens) -> Op:
+    """Return the operation, limited to the tokens in `assigned`."""
     found = Bound(op)
     found.assigned = assigned
     return found
 
 
 def scope(op: Op, readable: Tokens) -> Tokens | None:
-    """Return the readable tokens for which `op` is to be answered; None if some of its tokens may not be read."""
+    """Return the tokens for which to answer `op`. Returns None if the operation needs tokens that may not be read."""
     assigned = getattr(op, "assigned", None)
     if assigned is None:
         return readable

@@ -1,9 +1,11 @@
-"""A partition's state: its log, folded into an engine. Decides only, and is deterministic: no clock, no randomness.
+"""A partition's state: the result of applying the partition's log to an engine. Decides only, and is deterministic: it
+uses no clock and no randomness.
 
     state' = apply(state, entry)
 
-Effects are applied without reading, in one engine batch together with the position, so that after a crash the engine
-contains the state at some entry. Only acknowledged entries are applied (docs/protocol.md, State).
+An entry's effects are applied without reading, in one engine batch together with the entry's position. After a crash,
+the engine therefore contains the state exactly as it was after some entry. Only acknowledged entries are applied
+(docs/protocol.md, State).
 """
 
 from __future__ import annotations
@@ -46,16 +48,16 @@ CRCS_REMEMBERED = 64
 
 
 class ReplicaState:
-    """The state of one partition on this replica. The attributes hold what is known without reading the engine."""
+    """The state of one partition on one replica. Its attributes hold what can be known without reading the engine."""
 
     def __init__(
         self, partition: PartitionId, engine: Engine, config: PartitionConfig, can: int = versions.LATEST
     ) -> None:
         """`can` is the highest cluster version that this server supports. Raises WrittenByNewer if the engine's rows
-        have an unknown format, ClusterTooNew if the log was written by a higher version."""
+        have an unknown format, and ClusterTooNew if the log was written under a higher cluster version."""
         self.can = can
         self.log_version = versions.FIRST
-        """The cluster version that writes the log, as far as it is applied."""
+        """The cluster version under which the log is written, according to the applied entries."""
         self.partition = partition
         self.engine = engine
         self._config = config
@@ -103,16 +105,16 @@ class ReplicaState:
 
     # docs/protocol.md P1
     def apply(self, entry: LogEntry) -> None:
-        """Apply the next entry of the log; an entry at or below `position` is ignored. If the entry's check shows that
-        this state differs from the writer's, `doubt` says so afterwards. Raises Corrupted if the entry does not
+        """Apply the next entry of the log. An entry at or below `position` is ignored. If the entry carries a checksum
+        and this state's checksum differs, `doubt` records the difference. Raises Corrupted if the entry does not
         continue this state."""
         if self.position is None or entry.position > self.position:
             self.apply_decoded(entry.position, entries.decode(entry.payload), None)
 
     # docs/protocol.md P3
     def apply_all(self, logged: Sequence[LogEntry]) -> None:
-        """Apply the next entries of the log. Adjacent entries that only change keys share one engine batch. If an entry
-        is refused, all entries before it have been applied."""
+        """Apply the next entries of the log, in order. Adjacent entries that only change keys share one engine batch.
+        If an entry is refused, all entries before it have been applied."""
         if len(logged) == 1 or self._digests:
             for each in logged:
                 self.apply(each)
@@ -143,9 +145,9 @@ class ReplicaState:
                 self.apply_decoded(position, entry, None)
 
     def apply_run(self, run: Sequence[tuple[Position, Entry]]) -> None:
-        """Apply entries that only change keys, in one batch. The engine's position is then that of the last
-        of them, that of the last before a refused one, or unchanged. No intermediate state is visible, because nothing
-        is read from the state meanwhile."""
+        """Apply entries that only change keys, in one batch. If an entry is refused, either the entries before it have
+        been applied or none has; the engine's position says which. No intermediate state is visible, because nothing
+        reads the state during the call."""
         batch, count, crc = self.engine.batch(), self.key_count, self.crc
         position, seq, epoch, time_ms = self.position, int(self.seq), self.epoch, self.record_time_ms
         stood: list[tuple[int, int]] = []
@@ -174,7 +176,8 @@ class ReplicaState:
             raise refused
 
     def apply_decoded(self, position: Position, entry: Entry, data_keys: list[bytes] | None) -> None:
-        """Apply a decoded entry. `data_keys` are the row keys of its keys, if known."""
+        """Apply an entry that is already decoded. `data_keys` are the row keys of the entry's keys, if the caller has
+        them."""
         self._admit(position, entry, self.seq, self.epoch, self.record_time_ms)
         checked = self._crc_at(entry.check_seq) if entry.check_seq and entry.check_encoding == ENCODING else None
         batch = self.engine.batch()
@@ -232,7 +235,8 @@ class ReplicaState:
 
     # docs/protocol.md V4
     def admit_version(self, version: int, release: str = "") -> None:
-        """Raise ClusterTooNew unless this build reads logs of that version."""
+        """Raise ClusterTooNew if this build cannot read logs of cluster version `version`. `release` is the oldest
+        release that can, for the message."""
         if version > self.can:
             raise ClusterTooNew(
                 f"{self.partition}: its log is written by cluster version {version}, this server supports {self.can}: "
@@ -288,8 +292,8 @@ class ReplicaState:
             self.engine.write(batch)
 
     def mark_confirmed(self) -> None:
-        """Mark the state as confirmed: replicas that are no copies of one another agree with it (docs/protocol.md,
-        P35)."""
+        """Mark the state as confirmed, because replicas whose states were not copied from one another agree with it
+        (docs/protocol.md, P35)."""
         self.origins = frozenset()
         batch = self.engine.batch()
         batch.delete(rows.ORIGINS_KEY)
@@ -297,8 +301,8 @@ class ReplicaState:
             self.engine.write(batch)
 
     def keep_reported(self, reported: ReportedDifference) -> None:
-        """Store a reported difference so that it survives a restart, durable with the next flush. If the write fails,
-        the attribute keeps its old value and the caller retries."""
+        """Store a difference that another replica has reported, so that it survives a restart. It becomes durable with
+        the next flush. If the write fails, the attribute keeps its old value and the caller retries."""
         if reported == self.reported:
             return
         batch = self.engine.batch()
@@ -341,8 +345,8 @@ class ReplicaState:
     # ── durability ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def submit_flush(self, done: Callable[[OSError | None], None]) -> None:
-        """Make the applied entries durable, off the event loop. When `done` is called on it, `durable_seq` has
-        advanced."""
+        """Make all applied entries durable, without blocking the event loop. Calls `done` on the event loop after
+        `durable_seq` has advanced, or with the error."""
         seq, life = self.seq, self._life
 
         def flushed(error: OSError | None) -> None:
@@ -353,7 +357,7 @@ class ReplicaState:
         self.engine.flush(flushed)
 
     def load(self) -> None:
-        """Set the attributes from the engine. Without a meta row, the engine's rows are the remains of an unfinished
+        """Set the attributes from the engine. If the engine has no meta row, its rows are left over from an unfinished
         import and are removed."""
         self._life = getattr(self, "_life", 0) + 1
         self._digests.clear()
@@ -386,9 +390,9 @@ class ReplicaState:
         self.is_whole = True
 
     def recover(self) -> None:
-        """Set the attributes from the engine after a write that it refused, without treating anything more as durable.
-        An engine that has stopped takes writes again, and its position may be an earlier one: the log has the rest.
-        Raises OSError."""
+        """Set the attributes from the engine after it has refused a write. An engine that has stopped accepts writes
+        again. The position may then be an earlier one, because the log still has the entries that were lost.
+        `durable_seq` does not advance. Raises OSError."""
         durable_seq = self.durable_seq
         self.engine.resume()
         self.load()
@@ -408,7 +412,8 @@ class ReplicaState:
     # ── reading ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def get(self, key: bytes) -> Record | None:
-        """Return the key's record; None if it is absent or past its expiry at this state's record time."""
+        """Return the record of a key. Returns None if the key is absent or if its expiry is at or before this state's
+        record time."""
         row = self.engine.get(data_key(key))
         if row is None:
             return None
@@ -416,17 +421,18 @@ class ReplicaState:
         return None if 0 < record.expires_ms <= self.record_time_ms else record
 
     def watch(self, digest: RangeDigest) -> None:
-        """Report every change to the digest, made in this step, until `unwatch` or until the state starts from
-        nothing."""
+        """Report every change to the digest, in the same step as the change, until `unwatch` is called or the state is
+        replaced or emptied."""
         self._digests.append(digest)
 
     def unwatch(self, digest: RangeDigest) -> None:
+        """Stop reporting changes to the digest. Does nothing if it is not watched."""
         if digest in self._digests:
             self._digests.remove(digest)
 
     def fingerprint(self) -> int:
-        """Return the CRC32C of all rows but the meta row and request ids, to compare replicas at one position. Reads
-        everything; for tests and checks."""
+        """Return the CRC32C of all rows except the meta row and request ids, to compare replicas at the same position.
+        Reads the whole engine, so use it only in tests and checks."""
         crc = 0
         its_own = ((rows.OWNERSHIP_KEY, b"u"), (rows.VERSION_KEY, b"w"))
         for begin, end in (rows.ALL_DATA, rows.ALL_ORDER, rows.ALL_EXPIRY, *its_own):

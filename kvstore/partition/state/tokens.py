@@ -1,4 +1,4 @@
-"""Sets of tokens, as ranges, with a fast check whether they contain a key's token. Decides only."""
+"""Sets of tokens, stored as ranges, with a fast check of whether a set contains a key's token. Decides only."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ class TokenSpan(NamedTuple):
     last: int
 
     def holds(self, token: int) -> bool:
+        """Return True if the span contains the token."""
         return self.first <= token <= self.last
 
     def meets(self, other: TokenSpan) -> bool:
-        """Return True if both spans contain a token."""
+        """Return True if the two spans have a token in common."""
         return self.first <= other.last and other.first <= self.last
 
 
@@ -44,7 +45,7 @@ class Tokens:
     __slots__ = ("_bounds", "is_everything", "slices", "spans")
 
     def __init__(self, spans: Iterable[TokenSpan]) -> None:
-        """Spans may touch, but must have no token in common."""
+        """Spans may be adjacent but must not overlap."""
         merged: list[TokenSpan] = []
         for span in sorted(spans):
             if merged and span.first <= merged[-1].last:
@@ -64,6 +65,7 @@ class Tokens:
         self.slices = bytes(slices)
 
     def holds(self, token: int) -> bool:
+        """Return True if the set contains the token."""
         return bisect_right(self._bounds, token) & 1 == 1
 
     def holds_row(self, row_key: bytes) -> bool:
@@ -90,14 +92,15 @@ class Tokens:
         return self.spans == others.spans or all(map(self.covers, others.spans))
 
     def meets(self, span: TokenSpan) -> bool:
-        """Return True if the set contains any token of `span`."""
+        """Return True if the set contains at least one token of `span`."""
         return any(span.meets(each) for each in self.spans)
 
     def with_(self, span: TokenSpan) -> Tokens:
-        """Return the set with `span`. Raises ValueError if the set contains a token of `span` already."""
+        """Return this set plus `span`. Raises ValueError if the set already contains a token of `span`."""
         return Tokens([*self.spans, span])
 
     def without(self, span: TokenSpan) -> Tokens:
+        """Return this set without the tokens of `span`."""
         left: list[TokenSpan] = []
         for first, last in self.spans:
             if first <= min(last, span.first - 1):
@@ -117,7 +120,7 @@ class Tokens:
 
 
 def spans_of(ring: Ring, partition: PartitionId) -> tuple[TokenSpan, ...]:
-    """Return the tokens that the ring gives to a partition."""
+    """Return the tokens that the ring gives to the partition."""
     spans: list[TokenSpan] = []
     for start, end, owner in ring.ranges():
         if owner != partition:

@@ -1,6 +1,7 @@
 """The traits of operations, by code: one table, and the sets derived from it. Decides only.
 
-Code that asks "is it one of those that …" uses a set from here. A new operation needs only its row in TRAITS.
+Code that needs to know whether an operation has a trait uses one of these sets. A new operation needs only a row in
+TRAITS.
 """
 
 from __future__ import annotations
@@ -15,25 +16,25 @@ from kvstore.partition.state.commands import Code, Flag, Op
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
-    """The traits of all operations of one code."""
+    """The traits of all operations with one code."""
 
     needs: tuple[Right, ...]
-    """The rights that a user needs on the operation's keys (docs/design/0014). A batch needs the rights of its
-    operations."""
+    """The rights that a user needs on the operation's keys (docs/design/0014). A batch needs the rights of the
+    operations in it."""
     level_at: int | None = None
-    """Index of a read's level in its tuple. An operation without one is a write: the leader carries it out once, in
-    order. A read may be retried elsewhere, whatever became of it."""
+    """Index of the read level in the operation's tuple. An operation without a level is a write: the leader carries it
+    out once, in order. A read may be retried on another replica, whatever happened to the first attempt."""
     seq_at: int | None = None
-    """Index of the sequence that a read requires to be applied, if the read has one."""
+    """Index of the sequence that a read requires the replica to have applied; None if the read has no such field."""
     is_keyless: bool = False
-    """The operation goes to a partition rather than to the owner of a key. Its key may be empty, and the partition
-    answers for the tokens that the ring gave it when the operation arrived."""
+    """True if the operation goes to a partition rather than to the owner of a key. Its key may be empty, and the
+    partition answers for the tokens that the ring gave it when the operation arrived."""
     is_in_batch: bool = False
-    """The operation may be in a batch."""
+    """True if the operation may be part of a batch."""
     has_value: bool = False
-    """The third field is a value, whose size counts."""
+    """True if the third field is a value, whose size counts."""
     is_versioned: bool = False
-    """The result is a version, and nothing else unless a record is requested."""
+    """True if the result is only a version, unless the caller requests a record."""
     flags: Flag = Flag.NONE
     """The flags that the operation supports. A request with any other flag is refused, because the operation would not
     do what was requested."""
@@ -93,9 +94,9 @@ _EXCLUSIVE = (
 
 
 def check_options(code: int, flags: int, expires_ms: int = 0, version: int = 0) -> int:
-    """Return `flags` if the operation supports these options. The requests of every endpoint pass here. Raises
-    InvalidRequest for a flag, an expiry or a version that the operation does not support, and for options that
-    contradict each other."""
+    """Return `flags` if the operation supports these options. Every endpoint checks its requests here. Raises
+    InvalidRequest if the operation does not support a flag, an expiry or a version, or if options contradict each
+    other."""
     if not (flags or expires_ms or version):
         return flags
     if unknown := flags & ~FLAGS[code]:
@@ -122,7 +123,8 @@ def _names(flags: int) -> str:
 
 
 def version_of(op: Op) -> int:
-    """Return the first cluster version in which every server knows the operation; for a batch, all operations in it."""
+    """Return the first cluster version in which every server knows the operation. For a batch, return the highest such
+    version of the operations in it."""
     if op[0] == Code.BATCH:
         return max((SINCE.get(each[0], versions.FIRST) for each in op[2]), default=versions.FIRST)
     return SINCE.get(op[0], versions.FIRST)

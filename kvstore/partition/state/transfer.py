@@ -1,8 +1,8 @@
-"""Transfers a whole state to another replica: chunks of rows, as they were at one position.
+"""Transfers a replica's complete state to another replica, in chunks of rows as they were at one position.
 
-The ownership comes first. Records and request ids travel as they are in the engine; the receiver rebuilds the indexes
-from the records. The meta row comes last, and an engine without a meta row counts as empty, so an interrupted import
-leaves nothing that looks like a state.
+The ownership comes first. Records and request ids are transferred as they are in the engine; the receiver rebuilds the
+indexes from the records. The meta row comes last. An engine without a meta row counts as empty, so an interrupted
+import leaves nothing that could be taken for a state.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ STEP_ROWS, STEP_BYTES = 64, 64 << 10
 
 
 class StateExport:
-    """A copy of the replica's state in chunks, taken when the export is created. It does not contain later writes. The
-    engine keeps the exported rows until `close`."""
+    """A replica's state in chunks, as it is when the export is created. Later writes are not included. The engine keeps
+    the exported rows on disk until `close`."""
 
     def __init__(self, state: ReplicaState) -> None:
         assert state.position is not None, "an empty state needs no export"
@@ -60,8 +60,8 @@ class StateExport:
         """True if the last chunk has been returned."""
 
     def next_chunk(self, limit_bytes: int) -> bytes | None:
-        """Return the next rows, about `limit_bytes` of them (a single row may be larger); None after the last chunk.
-        Raises ViewClosed if the state has been replaced meanwhile."""
+        """Return the next rows, encoded, in a chunk of about `limit_bytes` bytes; a single row may be larger. Returns
+        None after the last chunk. Raises ViewClosed if the state has been replaced in the meantime."""
         if self.has_ended:
             return None
         chunk = entry_pb2.Chunk(format=FORMAT)
@@ -79,7 +79,7 @@ class StateExport:
         return chunk.SerializeToString()
 
     def close(self) -> None:
-        """Release the engine's space."""
+        """Release the disk space that the export holds."""
         self.has_ended = True
         self._rows = iter(())
         self._view.close()
@@ -91,9 +91,9 @@ def _taken(cursor: ViewCursor) -> Iterator[tuple[bytes, bytes]]:
 
 
 class StateImport:
-    """Replaces a state by another replica's. The first chunk empties the state, unless the chunk is of a log that this
-    server cannot read (docs/protocol.md V4). `origins` are the donor and the replicas through which the donor's own
-    state came."""
+    """Replaces a replica's state by another replica's. The first chunk empties the state, unless this server cannot
+    read the log that the chunk comes from (docs/protocol.md V4). `origins` are the donor and the replicas from which
+    the donor's own state was copied."""
 
     def __init__(self, state: ReplicaState, origins: frozenset[ServerId]) -> None:
         self._origins = origins
@@ -105,9 +105,10 @@ class StateImport:
         self._is_begun = False
 
     def add(self, chunk: bytes) -> bool:
-        """Take in the next chunk. Return True if it was the last one: the state then has the exporter's position,
-        not yet durably. Raises Corrupted for a chunk that does not continue those before it, WrittenByNewer and
-        ClusterTooNew; the state is then empty, or as it was before the first chunk."""
+        """Add the next chunk. Returns True if it was the last one; the state is then at the exporter's position, but
+        not yet durable. Raises Corrupted if the chunk does not continue the previous ones, WrittenByNewer if its format
+        is unknown, and ClusterTooNew if this server cannot read the log. After an error, the state is empty or as it
+        was before the first chunk."""
         message = _parse(chunk)
         self._check_crc(message)  # before anything in the chunk is used, since the first chunk replaces the state
         if not self._is_begun:
