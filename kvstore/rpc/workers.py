@@ -198,7 +198,7 @@ def is_worker() -> bool:
 
 
 def run_within(function: Callable[[], object], wait_s: float) -> None:
-    """Call a function that may hang. It runs in another worker thread, and the caller waits at most `wait_s` seconds."""
+    """Call a function that may hang, in another worker thread. The caller waits for at most `wait_s` seconds."""
     job = Job(function)
     try:
         start(job)
