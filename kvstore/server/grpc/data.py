@@ -136,7 +136,7 @@ class Data(data_pb2_grpc.DataServicer):
 
     async def _held(self, request: data_pb2.ReadPinnedRequest) -> tuple[PinnedView, ReplicaState]:
         """Return the pinned view and its replica's state, after waiting until the local replica has reached the
-        pinned position. Raises NoSuchPin, Unavailable."""
+        pinned position. Raises NoSuchPin, NotCaughtUp."""
         partition = PartitionId(request.partition)
         position = Position(LedgerId(request.ledger), EntryId(request.entry))
         until = self._env.clock.now() + CATCH_UP_S
