@@ -136,8 +136,7 @@ def next_ids(ring: Ring, count: int) -> list[PartitionId]:
 
 
 def usual_replicas(ring: Ring) -> int:
-    """Return the number of replicas that the existing partitions have. A newcomer and the replica that it replaces
-    count once."""
+    """Return the largest number of replicas of a partition. A newcomer and the replica that it replaces count once."""
     return max(len(member.replicas) - len(member.replacing) for member in ring.partitions.values())
 
 
